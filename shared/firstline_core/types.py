@@ -264,8 +264,8 @@ class AuditNote(Struct, frozen=True, rename=lambda name: f"audit_{name}"):
     """A device's report of an audited edge answer: one row. The gateway computes its loss from `edge_outputs`.
 
     Args:
-        propensity: the probability with which this answer was drawn for an audit, in (0, 1]; of a source whose audits
-            are spaced, the share of its answers that are audited.
+        propensity: the probability with which this answer was drawn for an audit, in (0, 1], before it was known
+            whether its source pauses after another audit; see `routing/sampling.py`.
         floor: the smallest probability with which any answer would then have been drawn; see `routing/audit.py`.
         epsilon: the share of disagreement that the audits test, in (0, 1); with events, the largest of theirs.
         threshold: the score that the edge answer reached at least.

@@ -78,7 +78,7 @@ async def _only_tightens(
                     if kind == "audit":
                         sample = Sample(monitored.key, "m", "3", 0.0, first, second, propensity, kept=True)
                         drawn_at = monitored.threshold if first >= monitored.threshold else CERTIFIED
-                        scene.certificates.audited(monitored, sample, threshold=drawn_at, floor=sample.propensity)
+                        scene.certificates.audited(monitored, sample, threshold=drawn_at)
                     else:
                         scene.certificates.apply_notice(
                             scene.held, ContractNotice(bool(first), second, int(propensity))

@@ -191,7 +191,7 @@ class NoAudits:
     def observe_decisions(self, request: InferRequest, model: DeviceModel, rows: Sequence[Row]) -> None:
         pass
 
-    def observe_escalations(self, source: str, model: DeviceModel, rows: Sequence[Row]) -> None:
+    def observe_escalations(self, model: DeviceModel, rows: Sequence[Row]) -> None:
         pass
 
 

@@ -45,7 +45,6 @@ class Audit:
         score: the edge model's.
         edge: the outputs that it gave.
         propensity: the probability with which it was drawn; see `AuditNote`.
-        floor: the smallest that any answer could have had; see `AuditNote`.
         threshold: in use at that time.
         covered: whether that threshold covers it, so that its audit tests the certificate.
     """
@@ -59,7 +58,6 @@ class Audit:
     score: float
     edge: Arrays
     propensity: float
-    floor: float
     threshold: float
     covered: bool
 
@@ -202,7 +200,7 @@ class AuditSender:
         )
         notice = response.answer.contract if response.answer is not None else None
         self._certificates.count_fleet(audit.monitored, notice)  # before its result, which is tested at that level
-        self._certificates.audited(audit.monitored, sample, threshold=audit.threshold, floor=audit.floor)
+        self._certificates.audited(audit.monitored, sample, threshold=audit.threshold)
         # After its own result: what the gateway says may be due to it, and begins a test that must not count it.
         self._certificates.apply_notice(audit.monitored.model, notice)
 

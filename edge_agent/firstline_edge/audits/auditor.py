@@ -4,10 +4,10 @@ Every answer that reaches the certificate's threshold can be drawn, even if the 
 accept fewer edge answers than the certificate allows (`policy.min_threshold`, the policy `value`). Its audits still
 test the same promise as those of every other device of the fleet.
 
-A row is drawn with a probability that depends only on past traffic, its source and the budget, before its loss is
-known. Two audits of one source are some time apart. The caller never waits for an audit. A drawn row is sent even if
-this device already knows the full model's answer: the gateway pools the audits of all devices, and would otherwise
-receive only new inputs, whose risk differs from the promised one.
+Every answer has the same chance to be audited, which depends only on past traffic and the budget: its propensity. Two
+audits of one source are some time apart all the same (`routing/sampling.py`). The caller never waits for an audit. A
+drawn row is sent even if this device already knows the full model's answer: the gateway pools the audits of all
+devices, and would otherwise receive only new inputs, whose risk differs from the promised one.
 The result is cached like any other output of the full model.
 """
 
@@ -15,9 +15,8 @@ from __future__ import annotations
 
 import math
 import random
+from collections import deque
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
 
 from msgspec.structs import replace
 
@@ -26,7 +25,7 @@ from firstline_core.ids import new_request_id
 from firstline_core.routing import sampling
 from firstline_core.routing.certificate import Contract
 from firstline_core.routing.policy import CERTIFIED
-from firstline_core.routing.sampling import Allowance, AuditBudget
+from firstline_core.routing.sampling import Allowance, AuditBudget, Odds, Peak
 from firstline_core.types import AuditNote, InferRequest, Privacy, Reason
 from firstline_edge.audits.audit_sender import Audit, AuditSender
 from firstline_edge.audits.certificate_states import CertificateStates, Comparison, MonitoredCertificate
@@ -37,45 +36,57 @@ from firstline_edge.requests.full_answers import escalation_of
 from firstline_edge.settings.settings import AuditSection
 
 _BY_SCORE = (Reason.CONFIDENT, Reason.UNCERTAIN, Reason.VALUABLE)
-_SOURCES = 1024  # whose latest audits are remembered; no further source is audited meanwhile
-_LEAST_WEIGHT = 0.1  # of an audit, so that a burst of one source does not silence the alarms about all others
+_SOURCES = 1024  # with answers within the last pause length; further sources are not audited meanwhile
+_SLOTS = 8  # of a pause, by which the answers of a source are counted
+_LEAST_SHARE = 0.01  # of the audits that the budget allows, so that one burst does not end the audits of other answers
 _SHARE_S = 0.1  # a propensity is used for so long, or until an answer is drawn: finding a new one takes a microsecond
+_NEVER = Odds(0.0, 0.0)
 
 
-class Odds(NamedTuple):
-    """The chance of the next answer to be audited.
+class _Slot:
+    """The answers of a source in one slot of time: their number, and the sum of their propensities."""
 
-    Attributes:
-        draw: the probability of drawing it now.
-        propensity: the share of its source's answers that are audited: `draw`, less the answers that pass while the
-            source pauses. Audits are weighted by it, because a busy source passes more of them.
-        floor: the smallest propensity of any source, but at least a tenth of `propensity`. So an audit's weight,
-            floor / propensity, is at least 0.1, and a source over ten times as busy as another counts too little.
-    """
+    __slots__ = ("answers", "number", "taken")
 
-    draw: float
-    propensity: float
-    floor: float
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.answers = 0
+        self.taken = 0.0
 
 
-_NEVER = Odds(0.0, 1.0, 1.0)
-
-
-@dataclass(slots=True)
 class _Source:
-    """A source that was audited.
+    """The recent answers of a source.
 
     Attributes:
-        until_s: end of its pause.
-        seen_s: time of its latest answer.
-        passed: answers in the pause that it is in, or that ended last.
-        passed_before: answers in the pause before that.
+        drawn: the slot of the latest audit.
+        slots: those with answers of the last pause length, oldest first.
+        answers, taken: sums of all slots.
     """
 
-    until_s: float
-    seen_s: float
-    passed: int = 0
-    passed_before: int = 0
+    __slots__ = ("answers", "drawn", "slots", "taken")
+
+    def __init__(self) -> None:
+        self.drawn = -math.inf
+        self.slots: deque[_Slot] = deque()
+        self.answers = 0
+        self.taken = 0.0
+
+    def add_answer(self, slot: int) -> int:
+        """Adds an answer in the current slot; returns the number of answers within the last pause length."""
+        if not self.slots or self.slots[-1].number != slot:
+            while self.slots and self.slots[0].number < slot - _SLOTS:  # their audits are no reason to pause any more
+                self.slots.popleft()
+            self.answers = sum(one.answers for one in self.slots)
+            self.taken = sum(one.taken for one in self.slots)
+            self.slots.append(_Slot(slot))
+        self.slots[-1].answers += 1
+        self.answers += 1
+        return self.answers
+
+    def take(self, propensity: float) -> None:
+        """Adds the propensity of the answer that was added last."""
+        self.slots[-1].taken += propensity
+        self.taken += propensity
 
 
 class AuditRate:
@@ -94,7 +105,8 @@ class AuditRate:
         self._share = 0.0
         self._share_until_s = -math.inf
         self._sources: dict[str, _Source] = {}
-        self._most_passed = 0
+        self._searched_slot = -1
+        self._peak = Peak()
         self._uncounted_rows = self._uncounted_bytes = 0
 
     def adopt(self, settings: AuditSection) -> None:
@@ -103,6 +115,7 @@ class AuditRate:
         if settings.spacing_s != self._spacing_s:
             self._spacing_s = settings.spacing_s
             self._sources.clear()
+            self._searched_slot, self._peak = -1, Peak()
         self._share_until_s = -math.inf
 
     @property
@@ -111,61 +124,64 @@ class AuditRate:
         limits = {"audit.per_hour": self._allowance.per_hour, "audit.bytes_per_hour": self._allowance.bytes_per_hour}
         return next((name for name, limit in limits.items() if not limit), "")
 
-    def odds(self, source: str, *, has_room: bool) -> Odds:
-        """Returns the chance of the next answer; none without room for an audit, or soon after another of its source.
+    def propensity(self, *, has_room: bool) -> float:
+        """Returns the share of answers that are audited now; 0 without room for an audit."""
+        return self._spaced_share(self._share_at(self._clock.monotonic_s(), has_room=has_room))
+
+    def count(self, source: str, size_bytes: int, *, has_room: bool) -> Odds:
+        """Counts an answer that could be drawn, and returns its chance."""
+        now_s = self._clock.monotonic_s()
+        share = self._share_at(now_s, has_room=has_room)
+        self._uncounted_rows += 1
+        self._uncounted_bytes += size_bytes
+        if not self._spacing_s:
+            return Odds(share, share)
+        slot = self._slot(now_s)
+        known = self._sources.get(source)
+        if known is None:
+            if not self._has_place(slot):
+                return _NEVER
+            known = self._sources[source] = _Source()
+        self._peak = self._peak.with_number(known.add_answer(slot), now_s)
+        odds = sampling.spaced(self._spaced_share(share), known.taken)
+        known.take(odds.propensity)
+        return odds if slot - known.drawn > _SLOTS else _NEVER
+
+    def _spaced_share(self, share: float) -> float:
+        """Returns the share that leaves each source enough pauses, of the one that the budget allows."""
+        return min(share, max(1 / max(1, self._peak.value), _LEAST_SHARE * share))
+
+    def _share_at(self, now_s: float, *, has_room: bool) -> float:
+        """Returns the share of answers that the budget allows to audit.
 
         The value is used for 0.1 s, so it may stay 0 for so long after room was made. It is computed again after a draw
         and after new settings.
         """
-        now_s = self._clock.monotonic_s()
         if now_s >= self._share_until_s:
             budget = sampling.add_answers(self._budget, self._uncounted_rows, self._uncounted_bytes)
             self._uncounted_rows = self._uncounted_bytes = 0
             self._budget = sampling.after_time(budget, now_s, self._allowance)
             self._share = sampling.propensity(self._budget, self._allowance) if has_room else 0.0
             self._share_until_s = now_s + _SHARE_S
-            self._forget_sources(now_s)
-        known = self._sources.get(source)
-        if known is None:
-            may_draw, passed = not self._spacing_s or len(self._sources) < _SOURCES, 0
-        else:
-            may_draw, passed = now_s >= known.until_s, known.passed
-        if not (may_draw and self._share):
-            return _NEVER
-        # A pause of `passed` answers is followed by 1 / share others on average, of which one is drawn.
-        share, most = self._share, max(self._most_passed, passed)
-        propensity = share / (1 + share * passed)
-        return Odds(share, propensity, max(share / (1 + share * most), _LEAST_WEIGHT * propensity))
-
-    def count(self, source: str, size_bytes: int) -> None:
-        """Counts an answer that could be drawn, for later propensities."""
-        self._uncounted_rows += 1
-        self._uncounted_bytes += size_bytes
-        known = self._sources.get(source)
-        if known is not None:
-            known.seen_s = self._clock.monotonic_s()
-            known.passed += known.seen_s < known.until_s
+        return self._share
 
     def charge(self, source: str, size_bytes: int) -> None:
         """Pays for an answer that was drawn."""
         self._budget = sampling.charge(self._budget, size_bytes)
-        now_s = self._clock.monotonic_s()
-        if self._spacing_s:
-            before = self._sources.get(source)
-            passed_before = 0 if before is None else before.passed
-            self._sources[source] = _Source(now_s + self._spacing_s, now_s, passed_before=passed_before)
+        if source in self._sources:
+            self._sources[source].drawn = self._slot(self._clock.monotonic_s())
         self._share_until_s = -math.inf
 
-    def _forget_sources(self, now_s: float) -> None:
-        """Forgets sources without answers for a while, and finds how many answers pass in the busiest one's pause."""
-        silent = [
-            name
-            for name, known in self._sources.items()
-            if now_s >= known.until_s and now_s - known.seen_s > sampling.HORIZON_S
-        ]
-        for name in silent:
-            del self._sources[name]
-        self._most_passed = max((max(one.passed, one.passed_before) for one in self._sources.values()), default=0)
+    def _slot(self, now_s: float) -> int:
+        return int(now_s * _SLOTS / self._spacing_s)
+
+    def _has_place(self, slot: int) -> bool:
+        """Forgets the sources that are silent for a pause length, once in a slot, if there are too many."""
+        if len(self._sources) >= _SOURCES and slot != self._searched_slot:
+            self._searched_slot = slot
+            recent = slot - _SLOTS
+            self._sources = {name: one for name, one in self._sources.items() if one.slots[-1].number >= recent}
+        return len(self._sources) < _SOURCES
 
 
 def _allowance_of(settings: AuditSection) -> Allowance:
@@ -248,16 +264,16 @@ class Auditor:
             covered = monitored.is_auditable(row.score, model.group(row.edge))
             if covered or (row.answer is not None and row.answer.reason is Reason.BUDGET):
                 if may_draw and (covered or self._is_ample()):
-                    odds = self._rate.odds(request.source, has_room=self._sender.has_room)
-                    self._rate.count(request.source, _row_bytes(request, model.full_inputs, row.position))
+                    size_bytes = _row_bytes(request, model.full_inputs, row.position)
+                    odds = self._rate.count(request.source, size_bytes, has_room=self._sender.has_room)
                     if self._rng.random() < odds.draw:
-                        drawn = _audit_of(monitored, request, row, row.edge, odds, covered=covered)
+                        drawn = _audit_of(monitored, request, row, row.edge, odds.propensity, covered=covered)
                         self._rate.charge(request.source, drawn.sent.size_bytes)
                         self._sender.add(drawn)
             elif row.answer is not None:
                 fully_answered.append(row)
         if fully_answered:
-            self.observe_escalations(request.source, model, fully_answered)
+            self.observe_escalations(model, fully_answered)
 
     def _observe_for_rollout(self, request: InferRequest, model: DeviceModel, rows: Sequence[Row]) -> None:
         """Draws audits of edge answers that test no certificate, while a rollout compares them."""
@@ -268,18 +284,16 @@ class Auditor:
         for row in rows:
             if row.edge is None or row.output is not row.edge or row.reason not in _BY_SCORE:
                 continue
-            odds = self._rate.odds(request.source, has_room=self._sender.has_room)
             size_bytes = _row_bytes(request, model.full_inputs, row.position)
-            self._rate.count(request.source, size_bytes)
+            odds = self._rate.count(request.source, size_bytes, has_room=self._sender.has_room)
             if self._rng.random() < odds.draw:
                 self._rate.charge(request.source, size_bytes)
                 self._sender.add(_rollout_audit_of(model, request, row, row.edge, odds.propensity))
 
-    def observe_escalations(self, source: str, model: DeviceModel, rows: Sequence[Row]) -> None:
+    def observe_escalations(self, model: DeviceModel, rows: Sequence[Row]) -> None:
         """Samples answers that the full model gave, with the propensity of audits, so that both can be joined.
 
         Args:
-            source: of the request; see `InferRequest`.
             model: of both answers.
             rows: answered by the full model; the edge model may have answered them too.
         """
@@ -291,10 +305,10 @@ class Auditor:
                 continue
             if monitored.is_auditable(row.score, model.group(row.edge)):  # already drawn, or not, as an audit
                 continue
-            odds = self._rate.odds(source, has_room=self._sender.has_room)
-            if self._rng.random() < odds.draw:
+            propensity = self._rate.propensity(has_room=self._sender.has_room)
+            if self._rng.random() < propensity:
                 compared = Comparison.of(model, row.edge.outputs, row.output.outputs)
-                sample = monitored.sample(self._clock.wall_s(), row.score, compared, odds.propensity, kept=False)
+                sample = monitored.sample(self._clock.wall_s(), row.score, compared, propensity, kept=False)
                 self._certificates.add_sample(sample)
 
     def _may_draw(self, monitored: MonitoredCertificate) -> bool:
@@ -307,7 +321,13 @@ class Auditor:
 
 
 def _audit_of(
-    monitored: MonitoredCertificate, request: InferRequest, row: Row, edge: ModelOutput, odds: Odds, *, covered: bool
+    monitored: MonitoredCertificate,
+    request: InferRequest,
+    row: Row,
+    edge: ModelOutput,
+    propensity: float,
+    *,
+    covered: bool,
 ) -> Audit:
     """Returns the audit of a drawn row.
 
@@ -316,15 +336,15 @@ def _audit_of(
         request: of which it is a row.
         row: drawn.
         edge: the edge model's output.
-        odds: with which it was drawn.
+        propensity: with which it was drawn.
         covered: whether the threshold in use covers it.
     """
     certificate = monitored.certificate
     # Only the certificate's threshold was promised anything: a stricter part may be riskier than the whole, and would
     # raise a false alarm for the whole fleet. A tightened one is this device's own affair.
     note = AuditNote(
-        propensity=odds.propensity,
-        floor=odds.floor,
+        propensity=propensity,
+        floor=propensity,
         epsilon=max(monitored.bounds.values()),
         threshold=certificate.threshold,
         edge_digest=certificate.edge_digest,
@@ -346,14 +366,13 @@ def _audit_of(
         content=row.content,
         score=row.score,
         edge=edge.outputs,
-        propensity=odds.propensity,
-        floor=odds.floor,
+        propensity=propensity,
         threshold=monitored.threshold,
         covered=covered,
     )
 
 
-def _rollout_audit_of(model: DeviceModel, request: InferRequest, row: Row, edge: ModelOutput, share: float) -> Audit:
+def _rollout_audit_of(model: DeviceModel, request: InferRequest, row: Row, edge: ModelOutput, propensity: float) -> Audit:
     """Returns the audit of a drawn row that tests no certificate; see `_audit_of`."""
     escalation = escalation_of(
         request.take([row.position]), model.version, model.manifest.full_digest, model.full_inputs
@@ -367,8 +386,7 @@ def _rollout_audit_of(model: DeviceModel, request: InferRequest, row: Row, edge:
         content=row.content,
         score=row.score,
         edge=edge.outputs,
-        propensity=share,
-        floor=share,
+        propensity=propensity,
         threshold=math.nan,
         covered=False,
     )

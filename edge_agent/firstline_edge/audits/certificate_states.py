@@ -333,7 +333,7 @@ class CertificateStates:
             known = notice.event in monitored.bounds
             self._alarm(monitored, _FLEET, [notice.event] if known else list(monitored.bounds))
 
-    def audited(self, monitored: MonitoredCertificate, sample: Sample, *, threshold: float, floor: float) -> None:
+    def audited(self, monitored: MonitoredCertificate, sample: Sample, *, threshold: float) -> None:
         """Counts the result of one audit.
 
         Args:
@@ -341,7 +341,6 @@ class CertificateStates:
             sample: the result.
             threshold: in use when the answer was drawn. Where it was tightened since, the new test leaves the audit
                 out, for its loss may be what began that test.
-            floor: the smallest propensity that the sample could have had; see `routing/audit.py`.
         """
         if sample.agree == 1:
             monitored.record.agreed += 1
@@ -349,17 +348,17 @@ class CertificateStates:
             monitored.record.disagreed += 1
         self._samples.add(sample)
         if sample.kept and threshold == monitored.threshold:
-            self._test(monitored, sample, floor)
+            self._test(monitored, sample)
         self.save()
 
-    def _test(self, monitored: MonitoredCertificate, sample: Sample, floor: float) -> None:
+    def _test(self, monitored: MonitoredCertificate, sample: Sample) -> None:
         """Updates the tests of the events that can occur in an audit; alarms if any shows a broken promise."""
         record, broken = monitored.record, list[str]()
         for event, each in record.events.items():
             loss = sample.loss(event)
             if loss is None:
                 continue
-            each.test = audit.update(each.test, loss, propensity=sample.propensity, floor=floor)
+            each.test = audit.update(each.test, loss, propensity=sample.propensity, floor=sample.propensity)
             each.counted += 1
             each.lost += loss > 0
             if audit.alarm(each.test, self.level(monitored)):

@@ -37,8 +37,8 @@ class Audits(Protocol):
         """Every row is decided; rows that the cache, a hedge or the edge model has answered have their answers."""
         ...
 
-    def observe_escalations(self, source: str, model: DeviceModel, rows: Sequence[Row]) -> None:
-        """The full model has answered these rows, of a request from this source."""
+    def observe_escalations(self, model: DeviceModel, rows: Sequence[Row]) -> None:
+        """The full model has answered these rows."""
         ...
 
 
@@ -106,7 +106,7 @@ class Escalation:
         try:
             self._client.check_time(request, model, escalated if has_answer else (), asked_until_s)
             await self._client.answer_rows(request, model, escalated, asked_until_s, context.attempts)
-            self._audits.observe_escalations(request.source, model, escalated)
+            self._audits.observe_escalations(model, escalated)
             return context.answer(model.version)
         except FirstlineError as error:
             if isinstance(error, InvalidTensorError) and not _certifiable(edge, escalated):

@@ -32,11 +32,9 @@ Nothing here needs losses of 0 and 1. The risk is the mean loss; any loss in [0,
 segmentation, for f >= 1 - b * epsilon > 0 at a loss of 0 already, and the mean of f depends on that of the loss alone.
 
 Assumed: given all audits before, the next answer's loss is at most epsilon on average; and whether and when
-an audit's result comes does not depend on its loss. If a device's sources differ in risk and pause in turn after their
-audits, the first assumption holds on average over their turns at most. The weights bring that average near the mean
-over all answers while each source's rate changes little from pause to pause and none is over ten times as busy as
-another. The answers of a pause are charged to the source's next audit. So with bursts whose risk differs from that of
-quiet times, the quiet times count too much, and an alarm may be false more often than the level says.
+an audit's result comes does not depend on its loss. If sources differ in risk, or bursts from quiet times, the first
+assumption holds over their turns: a device audits all its answers with the same propensity (`sampling.spaced`), so
+the sum of propensity * (loss - epsilon) over the turns is at most 0 on average while all answers keep the promise.
 """
 
 from __future__ import annotations

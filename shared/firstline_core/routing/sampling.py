@@ -1,7 +1,6 @@
 """The probability with which the next edge answer is audited, computed from a budget and past traffic only.
 
-The propensity does not depend on the answer itself (score, size, correctness). So audits need no weights unless sources
-pause after an audit; the device weights those by the answers that pass in the pauses. For the same
+The propensity does not depend on the answer itself (score, size, correctness), so audits need no weights. For the same
 reason an answer and its audit are charged to the budget only after its propensity is fixed, and one propensity may be
 used for several answers. A cost beyond the remaining budget becomes a debt that later answers pay.
 
@@ -9,6 +8,13 @@ The budget is one token bucket for audits and one for bytes. Each fills at 3/4 o
 1/4 of it, so that no hour exceeds the allowance by more than one payload. The propensity spends the content of the
 buckets over the next `HORIZON_S` at the recent rate of traffic; spending and filling balance at half-full buckets. They
 start empty, so that frequent restarts do not spend more.
+
+A source pauses after an audit, so that two of its audits are some time apart (`spaced`). To give each of its answers the
+same propensity p nevertheless, an answer outside a pause is drawn with the probability p / (1 - s), where s is the sum
+of the propensities of the source's answers within the last pause length. The source pauses if one of those was drawn.
+No two of them can both be, so the probability of a pause is s, and that of drawing the answer is (1 - s) * p / (1 - s)
+= p, however the rate and the risk of the source change. This needs s + p <= 1. So p is at most 1 / n, where n is the
+largest number of answers that a source had within a pause length (`Peak`).
 """
 
 from __future__ import annotations
@@ -21,6 +27,7 @@ HORIZON_S = 600.0
 """Time constant of the traffic estimate (seconds)."""
 
 _HOUR_S = 3600.0
+_LEAST_FREE = 1e-6  # probability of no pause below which rounding decides, so that no answer is drawn
 _FILL, _HOLD = 0.75, 0.25  # of the hourly allowance; together the maximum of any hour
 
 
@@ -37,6 +44,44 @@ class Allowance:
     per_hour: float
     bytes_per_hour: float
     max_share: float
+
+
+class Odds(NamedTuple):
+    """The chance of an answer to be audited.
+
+    Attributes:
+        draw: the probability of drawing it now, unless its source pauses.
+        propensity: the probability before it is known whether the source pauses.
+    """
+
+    draw: float
+    propensity: float
+
+
+class Peak(NamedTuple):
+    """The largest of the numbers in this hour and the one before.
+
+    Attributes:
+        hour: the number of this hour, on the clock of the caller.
+        latest: the largest number in this hour.
+        earlier: the largest number in the hour before.
+    """
+
+    hour: int = 0
+    latest: int = 0
+    earlier: int = 0
+
+    @property
+    def value(self) -> int:
+        """The largest number; 0 without any."""
+        return max(self.latest, self.earlier)
+
+    def with_number(self, number: int, now_s: float) -> Peak:
+        """Returns the peak after one more number."""
+        hour = int(now_s // _HOUR_S)
+        if hour == self.hour:
+            return self if number <= self.latest else self._replace(latest=number)
+        return Peak(hour, number, self.latest if hour == self.hour + 1 else 0)
 
 
 class AuditBudget(NamedTuple):
@@ -93,6 +138,21 @@ def propensity(budget: AuditBudget, allowance: Allowance) -> float:
     if budget.audit_bytes < share * budget.size_bytes:
         share = budget.audit_bytes / budget.size_bytes
     return share
+
+
+def spaced(target: float, taken: float) -> Odds:
+    """Returns the chance of an answer of a source whose audits are some time apart.
+
+    Args:
+        target: the propensity of all answers, at most 1 / `Peak.value`.
+        taken: the sum of the propensities of the source's answers within the last pause length. It leaves less than the
+            target only while the source has more answers than ever before.
+    """
+    free = 1 - taken
+    if free < _LEAST_FREE:
+        return Odds(0.0, 0.0)
+    propensity = min(target, free)
+    return Odds(propensity / free, propensity)
 
 
 def add_answers(budget: AuditBudget, rows: int, size_bytes: int) -> AuditBudget:

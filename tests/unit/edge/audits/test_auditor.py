@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -317,12 +317,12 @@ async def test_audits_keep_their_spacing(make_scene: MakeScene) -> None:
         await scene.infer(SURE, SURE, SURE)
         await asyncio.sleep(0)
         drawn_at_s += [clock.monotonic_s()] * (len(scene.findings) - before)
-    assert len(drawn_at_s) == 10
+    assert len(drawn_at_s) in (9, 10)  # a pause is up to an eighth longer
     assert min(after - before for before, after in itertools.pairwise(drawn_at_s)) >= 10
     scene.auditor.adopt(ALL, ("disagreement",))
     clock._now_s += 20  # type: ignore[attr-defined]
     await scene.infer(SURE, SURE, SURE)
-    assert await ended(scene, 13)
+    assert len(await ended(scene, len(drawn_at_s) + 3)) == len(drawn_at_s) + 3
 
 
 async def test_audits_of_each_source_keep_their_spacing(make_scene: MakeScene) -> None:
@@ -336,46 +336,93 @@ async def test_audits_of_each_source_keep_their_spacing(make_scene: MakeScene) -
             await scene.infer(SURE, source=source)
             await asyncio.sleep(0)
             drawn.extend([clock.monotonic_s()] * (len(scene.findings) - before))
-    assert [len(drawn) for drawn in drawn_at_s.values()] == [5, 5]
+    assert {len(drawn) for drawn in drawn_at_s.values()} <= {4, 5}
     for drawn in drawn_at_s.values():
         assert min(after - before for before, after in itertools.pairwise(drawn)) >= 10
     assert {request.source for request in scene.cloud.requests} == {"gate", "yard"}
 
 
+BURSTS = ((30.0, 2.0), (30.0, 0.1))
+"""Seconds, and answers per second: of 21 answers, 20 are from a burst."""
+
+
+def drawn_in_bursts(settings: AuditSection, seed: int, cycles: int) -> Iterator[tuple[int, float]]:
+    """Yields the phase of each audit of one source whose bursts and quiet times alternate, and its propensity."""
+    clock, rng = SimulatedClock(), random.Random(seed)
+    rate = AuditRate(settings, clock)
+    clock._now_s += 600
+    for _ in range(cycles):
+        for phase, (lasts_s, per_s) in enumerate(BURSTS):
+            for _ in range(round(lasts_s * per_s)):
+                clock._now_s += 1 / per_s
+                odds = rate.count("gate", 1, has_room=True)
+                if rng.random() < odds.draw:
+                    rate.charge("gate", 1)
+                    yield phase, odds.propensity
+
+
+@pytest.mark.parametrize(
+    ("risks", "share_of_alarms"), [((0.0, 0.953), (0.0, 0.05)), ((0.12, 0.953), (0.95, 1.0))], ids=["holds", "broken"]
+)
+def test_audits_of_bursts_alarm_only_if_the_promise_is_broken(
+    risks: tuple[float, float], share_of_alarms: tuple[float, float]
+) -> None:
+    """The answers of bursts and of quiet times differ in risk: 4.54 % of all are wrong, or 16 %."""
+    settings, rng, alarms = msgspec.structs.replace(ALL, spacing_s=10.0, max_share=0.1), random.Random(2), list[bool]()
+    for seed in range(30):
+        drawn = list(drawn_in_bursts(settings, seed, cycles=60))
+        for _ in range(10):
+            state = audit.begin(0.05)
+            for phase, propensity in drawn:
+                loss = float(rng.random() < risks[phase])
+                state = audit.update(state, loss, propensity=propensity, floor=propensity)
+            alarms.append(audit.alarm(state, 0.05))
+    assert share_of_alarms[0] <= sum(alarms) / len(alarms) <= share_of_alarms[1]
+
+
+@pytest.mark.parametrize("per_hour", [1e9, 200.0])
+def test_bursts_and_quiet_times_are_audited_in_proportion_to_their_answers(per_hour: float) -> None:
+    settings = msgspec.structs.replace(ALL, spacing_s=10.0, max_share=0.1, per_hour=per_hour)
+    cycles, runs, weights = 40, 60, [0.0, 0.0]
+    for seed in range(runs):
+        for phase, propensity in drawn_in_bursts(settings, seed, cycles):
+            weights[phase] += 1 / propensity
+    answers = [cycles * runs * lasts_s * per_s for lasts_s, per_s in BURSTS]
+    assert weights == pytest.approx(answers, rel=0.1)
+    assert weights[1] / sum(weights) == pytest.approx(1 / 21, rel=0.1)
+
+
 @pytest.mark.parametrize("max_share", [1.0, 0.02])
 def test_a_busy_source_does_not_count_less_than_its_traffic(max_share: float) -> None:
-    """Nine of ten answers are from one source. Without weights, both sources would have as many audits."""
+    """Nine of ten answers are from one source. With the same pauses, both would have as many audits."""
     clock, rng = SimulatedClock(), random.Random(1)
     rate = AuditRate(msgspec.structs.replace(ALL, spacing_s=10.0, max_share=max_share), clock)
-    weights, floors = {"busy": 0.0, "quiet": 0.0}, {"busy": 0.0, "quiet": 0.0}
+    audits, weights = {"busy": 0, "quiet": 0}, {"busy": 0.0, "quiet": 0.0}
     clock._now_s += 600
     for number in range(200_000):
         source = "quiet" if number % 10 == 0 else "busy"
         clock._now_s += 0.1
-        odds = rate.odds(source, has_room=True)
-        rate.count(source, 1)
+        odds = rate.count(source, 1, has_room=True)
         if rng.random() < odds.draw:
-            assert 0 < odds.floor <= odds.propensity <= odds.draw
+            assert 0 < odds.propensity <= odds.draw
             rate.charge(source, 1)
+            audits[source] += 1
             weights[source] += 1 / odds.propensity
-            floors[source] += odds.floor / odds.propensity
-    assert weights["busy"] / sum(weights.values()) == pytest.approx(0.9, abs=0.02)
-    assert floors["busy"] / sum(floors.values()) == pytest.approx(0.9, abs=0.03)
+    assert audits["busy"] / sum(audits.values()) == pytest.approx(0.9, abs=0.03)
+    assert weights["busy"] / sum(weights.values()) == pytest.approx(0.9, abs=0.03)
     assert sum(weights.values()) == pytest.approx(200_000, rel=0.1)
 
 
-def test_a_burst_of_one_source_leaves_the_others_a_useful_weight() -> None:
+def test_a_burst_of_one_source_does_not_end_the_audits_of_the_others() -> None:
     clock = SimulatedClock()
     rate = AuditRate(msgspec.structs.replace(ALL, spacing_s=10.0, max_share=0.05), clock)
     clock._now_s += 600
-    rate.charge("busy", 1)
     for _ in range(20_000):
         clock._now_s += 5 / 20_000
-        rate.count("busy", 1)
-    for source, weight in (("quiet", 0.1), ("busy", 1.0)):
-        clock._now_s += 6
-        odds = rate.odds(source, has_room=True)
-        assert odds.floor / odds.propensity == pytest.approx(weight)
+        rate.count("busy", 1, has_room=True)
+    assert rate.count("quiet", 1, has_room=True).propensity == pytest.approx(0.05 / 100)
+    clock._now_s += 2 * 3600
+    assert rate.count("quiet", 1, has_room=True).propensity == 0.05
 
 
 @pytest.mark.parametrize("spacing_s", [0.0, 1.0])
@@ -384,13 +431,14 @@ def test_a_new_spacing_forgets_the_pauses_of_the_old_one(spacing_s: float) -> No
     settings = msgspec.structs.replace(ALL, spacing_s=10.0, max_share=0.1)
     rate = AuditRate(settings, clock)
     clock._now_s += 600
+    rate.count("gate", 1, has_room=True)
     rate.charge("gate", 1)
     for _ in range(1000):
-        rate.count("gate", 1)
+        assert rate.count("gate", 1, has_room=True).draw == 0
     rate.adopt(settings)
-    assert rate.odds("gate", has_room=True).draw == 0
+    assert rate.count("gate", 1, has_room=True).draw == 0
     rate.adopt(msgspec.structs.replace(settings, spacing_s=spacing_s))
-    assert rate.odds("gate", has_room=True) == (0.1, 0.1, 0.1)
+    assert rate.count("gate", 1, has_room=True) == (0.1, 0.1)
 
 
 def test_the_remembered_sources_are_bounded() -> None:
@@ -399,12 +447,12 @@ def test_the_remembered_sources_are_bounded() -> None:
     clock._now_s += 600
     drawn = 0
     for number in range(2000):
-        if rate.odds(f"lane {number}", has_room=True).draw:
+        if rate.count(f"lane {number}", 1, has_room=True).draw:
             drawn += 1
             rate.charge(f"lane {number}", 1)
     assert drawn == 1024
-    clock._now_s += 700  # silent sources are forgotten
-    assert rate.odds("another", has_room=True).draw == 1
+    clock._now_s += 12  # silent sources are forgotten
+    assert rate.count("another", 1, has_room=True).draw == 1
 
 
 async def test_an_audit_of_events_names_them(make_scene: MakeScene) -> None:

@@ -66,7 +66,7 @@ def audited(scene: Scene, score: float, agree: float) -> None:
     """One audit ends that was drawn at the threshold in use."""
     monitored = monitored_in(scene)
     sample = Sample(monitored.key, "m", "3", 0.0, score, agree, 1.0, kept=True)
-    states_of(scene).audited(monitored, sample, threshold=monitored.threshold, floor=sample.propensity)
+    states_of(scene).audited(monitored, sample, threshold=monitored.threshold)
 
 
 def feed(scene: Scene, *results: tuple[float, float]) -> int:
@@ -188,7 +188,7 @@ def feed_events(scene: Scene, *results: tuple[float, dict[str, float]]) -> None:
         if monitored.record.alarmed:
             return
         sample = monitored.sample(0.0, score, Comparison(max(events.values(), default=0.0), events), 1.0, kept=True)
-        states_of(scene).audited(monitored, sample, threshold=monitored.threshold, floor=sample.propensity)
+        states_of(scene).audited(monitored, sample, threshold=monitored.threshold)
 
 
 async def test_only_audits_in_which_an_event_can_occur_test_its_promise(make_scene: MakeScene) -> None:
