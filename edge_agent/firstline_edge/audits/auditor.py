@@ -25,7 +25,7 @@ from firstline_core.ids import new_request_id
 from firstline_core.routing import sampling
 from firstline_core.routing.certificate import Contract
 from firstline_core.routing.policy import CERTIFIED
-from firstline_core.routing.sampling import Allowance, AuditBudget, Odds, Peak
+from firstline_core.routing.sampling import Allowance, AuditBudget, Peak
 from firstline_core.types import AuditNote, InferRequest, Privacy, Reason
 from firstline_edge.audits.audit_sender import Audit, AuditSender
 from firstline_edge.audits.certificate_states import CertificateStates, Comparison, MonitoredCertificate
@@ -39,8 +39,9 @@ _BY_SCORE = (Reason.CONFIDENT, Reason.UNCERTAIN, Reason.VALUABLE)
 _SOURCES = 1024  # with answers within the last pause length; further sources are not audited meanwhile
 _SLOTS = 8  # of a pause, by which the answers of a source are counted
 _LEAST_SHARE = 0.01  # of the audits that the budget allows, so that one burst does not end the audits of other answers
-_SHARE_S = 0.1  # a propensity is used for so long, or until an answer is drawn: finding a new one takes a microsecond
-_NEVER = Odds(0.0, 0.0)
+_PROPENSITY_S = (
+    0.1  # a propensity is used for so long, or until an answer is drawn: finding a new one takes a microsecond
+)
 
 
 class _Slot:
@@ -59,7 +60,7 @@ class _Source:
 
     Attributes:
         drawn: the slot of the latest audit.
-        slots: those with answers of the last pause length, oldest first.
+        slots: those with answers within the last pause length, oldest first.
         answers, taken: sums of all slots.
     """
 
@@ -68,25 +69,14 @@ class _Source:
     def __init__(self) -> None:
         self.drawn = -math.inf
         self.slots: deque[_Slot] = deque()
-        self.answers = 0
-        self.taken = 0.0
 
-    def add_answer(self, slot: int) -> int:
-        """Adds an answer in the current slot; returns the number of answers within the last pause length."""
-        if not self.slots or self.slots[-1].number != slot:
-            while self.slots and self.slots[0].number < slot - _SLOTS:  # their audits are no reason to pause any more
-                self.slots.popleft()
-            self.answers = sum(one.answers for one in self.slots)
-            self.taken = sum(one.taken for one in self.slots)
-            self.slots.append(_Slot(slot))
-        self.slots[-1].answers += 1
-        self.answers += 1
-        return self.answers
-
-    def take(self, propensity: float) -> None:
-        """Adds the propensity of the answer that was added last."""
-        self.slots[-1].taken += propensity
-        self.taken += propensity
+    def begin(self, number: int) -> None:
+        """Begins a slot, and forgets those whose audits cannot make the source pause any more."""
+        while self.slots and self.slots[0].number < number - _SLOTS:
+            self.slots.popleft()
+        self.answers = sum(slot.answers for slot in self.slots)
+        self.taken = sum(slot.taken for slot in self.slots)
+        self.slots.append(_Slot(number))
 
 
 class AuditRate:
@@ -102,11 +92,11 @@ class AuditRate:
         self._spacing_s = settings.spacing_s
         self._clock = clock
         self._budget = AuditBudget(clock.monotonic_s())
-        self._share = 0.0
-        self._share_until_s = -math.inf
+        self._propensity = 0.0
+        self._propensity_until_s = -math.inf
         self._sources: dict[str, _Source] = {}
         self._searched_slot = -1
-        self._peak = Peak()
+        self._peak, self._most_answers = Peak(), 0
         self._uncounted_rows = self._uncounted_bytes = 0
 
     def adopt(self, settings: AuditSection) -> None:
@@ -115,8 +105,8 @@ class AuditRate:
         if settings.spacing_s != self._spacing_s:
             self._spacing_s = settings.spacing_s
             self._sources.clear()
-            self._searched_slot, self._peak = -1, Peak()
-        self._share_until_s = -math.inf
+            self._searched_slot, self._peak, self._most_answers = -1, Peak(), 0
+        self._propensity_until_s = -math.inf
 
     @property
     def switched_off_by(self) -> str:
@@ -125,62 +115,66 @@ class AuditRate:
         return next((name for name, limit in limits.items() if not limit), "")
 
     def propensity(self, *, has_room: bool) -> float:
-        """Returns the share of answers that are audited now; 0 without room for an audit."""
-        return self._spaced_share(self._share_at(self._clock.monotonic_s(), has_room=has_room))
+        """Returns the share of answers that are audited now; 0 without room for an audit.
 
-    def count(self, source: str, size_bytes: int, *, has_room: bool) -> Odds:
-        """Counts an answer that could be drawn, and returns its chance."""
+        The budget and the traffic are looked at every 0.1 s, so the value may stay 0 for so long after room was made;
+        also after a draw and after new settings.
+        """
         now_s = self._clock.monotonic_s()
-        share = self._share_at(now_s, has_room=has_room)
+        if now_s >= self._propensity_until_s:
+            self._find_propensity(now_s, has_room=has_room)
+        return self._propensity
+
+    def count(self, source: str, size_bytes: int, *, has_room: bool) -> tuple[float, float]:
+        """Counts an answer that could be drawn; returns the probability of drawing it now, and its propensity."""
+        now_s = self._clock.monotonic_s()
+        if now_s >= self._propensity_until_s:
+            self._find_propensity(now_s, has_room=has_room)
         self._uncounted_rows += 1
         self._uncounted_bytes += size_bytes
         if not self._spacing_s:
-            return Odds(share, share)
-        slot = self._slot(now_s)
+            return self._propensity, self._propensity
+        number = int(now_s * _SLOTS / self._spacing_s)
         known = self._sources.get(source)
         if known is None:
-            if not self._has_place(slot):
-                return _NEVER
+            if not self._has_place(number):
+                return 0.0, 0.0
             known = self._sources[source] = _Source()
-        self._peak = self._peak.with_number(known.add_answer(slot), now_s)
-        odds = sampling.spaced(self._spaced_share(share), known.taken)
-        known.take(odds.propensity)
-        return odds if slot - known.drawn > _SLOTS else _NEVER
-
-    def _spaced_share(self, share: float) -> float:
-        """Returns the share that leaves each source enough pauses, of the one that the budget allows."""
-        return min(share, max(1 / max(1, self._peak.value), _LEAST_SHARE * share))
-
-    def _share_at(self, now_s: float, *, has_room: bool) -> float:
-        """Returns the share of answers that the budget allows to audit.
-
-        The value is used for 0.1 s, so it may stay 0 for so long after room was made. It is computed again after a draw
-        and after new settings.
-        """
-        if now_s >= self._share_until_s:
-            budget = sampling.add_answers(self._budget, self._uncounted_rows, self._uncounted_bytes)
-            self._uncounted_rows = self._uncounted_bytes = 0
-            self._budget = sampling.after_time(budget, now_s, self._allowance)
-            self._share = sampling.propensity(self._budget, self._allowance) if has_room else 0.0
-            self._share_until_s = now_s + _SHARE_S
-        return self._share
+        if not known.slots or known.slots[-1].number != number:
+            known.begin(number)
+        slot = known.slots[-1]
+        slot.answers += 1
+        known.answers += 1
+        self._most_answers = max(self._most_answers, known.answers)
+        draw, propensity = sampling.spaced(self._propensity, known.taken)
+        slot.taken += propensity
+        known.taken += propensity
+        return draw if number - known.drawn > _SLOTS else 0.0, propensity
 
     def charge(self, source: str, size_bytes: int) -> None:
-        """Pays for an answer that was drawn."""
+        """Pays for an answer that was drawn, the latest of its source."""
         self._budget = sampling.charge(self._budget, size_bytes)
-        if source in self._sources:
-            self._sources[source].drawn = self._slot(self._clock.monotonic_s())
-        self._share_until_s = -math.inf
+        if self._spacing_s:
+            known = self._sources[source]
+            known.drawn = known.slots[-1].number
+        self._propensity_until_s = -math.inf
 
-    def _slot(self, now_s: float) -> int:
-        return int(now_s * _SLOTS / self._spacing_s)
+    def _find_propensity(self, now_s: float, *, has_room: bool) -> None:
+        """Finds the propensity that the budget allows, and that leaves the busiest source enough pauses."""
+        budget = sampling.add_answers(self._budget, self._uncounted_rows, self._uncounted_bytes)
+        self._uncounted_rows = self._uncounted_bytes = 0
+        self._budget = sampling.after_time(budget, now_s, self._allowance)
+        self._peak, self._most_answers = self._peak.with_number(self._most_answers, now_s), 0
+        share = sampling.propensity(self._budget, self._allowance) if has_room else 0.0
+        self._propensity = min(share, max(1 / max(1, self._peak.value), _LEAST_SHARE * share))
+        self._propensity_until_s = now_s + _PROPENSITY_S
 
-    def _has_place(self, slot: int) -> bool:
+    def _has_place(self, number: int) -> bool:
         """Forgets the sources that are silent for a pause length, once in a slot, if there are too many."""
-        if len(self._sources) >= _SOURCES and slot != self._searched_slot:
-            self._searched_slot = slot
-            recent = slot - _SLOTS
-            self._sources = {name: one for name, one in self._sources.items() if one.slots[-1].number >= recent}
+        if len(self._sources) >= _SOURCES and number != self._searched_slot:
+            self._searched_slot = number
+            first = number - _SLOTS
+            self._sources = {name: one for name, one in self._sources.items() if one.slots[-1].number >= first}
         return len(self._sources) < _SOURCES
 
 
@@ -265,9 +259,9 @@ class Auditor:
             if covered or (row.answer is not None and row.answer.reason is Reason.BUDGET):
                 if may_draw and (covered or self._is_ample()):
                     size_bytes = _row_bytes(request, model.full_inputs, row.position)
-                    odds = self._rate.count(request.source, size_bytes, has_room=self._sender.has_room)
-                    if self._rng.random() < odds.draw:
-                        drawn = _audit_of(monitored, request, row, row.edge, odds.propensity, covered=covered)
+                    draw, propensity = self._rate.count(request.source, size_bytes, has_room=self._sender.has_room)
+                    if self._rng.random() < draw:
+                        drawn = _audit_of(monitored, request, row, row.edge, propensity, covered=covered)
                         self._rate.charge(request.source, drawn.sent.size_bytes)
                         self._sender.add(drawn)
             elif row.answer is not None:
@@ -285,10 +279,10 @@ class Auditor:
             if row.edge is None or row.output is not row.edge or row.reason not in _BY_SCORE:
                 continue
             size_bytes = _row_bytes(request, model.full_inputs, row.position)
-            odds = self._rate.count(request.source, size_bytes, has_room=self._sender.has_room)
-            if self._rng.random() < odds.draw:
+            draw, propensity = self._rate.count(request.source, size_bytes, has_room=self._sender.has_room)
+            if self._rng.random() < draw:
                 self._rate.charge(request.source, size_bytes)
-                self._sender.add(_rollout_audit_of(model, request, row, row.edge, odds.propensity))
+                self._sender.add(_rollout_audit_of(model, request, row, row.edge, propensity))
 
     def observe_escalations(self, model: DeviceModel, rows: Sequence[Row]) -> None:
         """Samples answers that the full model gave, with the propensity of audits, so that both can be joined.
@@ -372,7 +366,9 @@ def _audit_of(
     )
 
 
-def _rollout_audit_of(model: DeviceModel, request: InferRequest, row: Row, edge: ModelOutput, propensity: float) -> Audit:
+def _rollout_audit_of(
+    model: DeviceModel, request: InferRequest, row: Row, edge: ModelOutput, propensity: float
+) -> Audit:
     """Returns the audit of a drawn row that tests no certificate; see `_audit_of`."""
     escalation = escalation_of(
         request.take([row.position]), model.version, model.manifest.full_digest, model.full_inputs

@@ -9,12 +9,12 @@ The budget is one token bucket for audits and one for bytes. Each fills at 3/4 o
 buckets over the next `HORIZON_S` at the recent rate of traffic; spending and filling balance at half-full buckets. They
 start empty, so that frequent restarts do not spend more.
 
-A source pauses after an audit, so that two of its audits are some time apart (`spaced`). To give each of its answers the
-same propensity p nevertheless, an answer outside a pause is drawn with the probability p / (1 - s), where s is the sum
-of the propensities of the source's answers within the last pause length. The source pauses if one of those was drawn.
-No two of them can both be, so the probability of a pause is s, and that of drawing the answer is (1 - s) * p / (1 - s)
-= p, however the rate and the risk of the source change. This needs s + p <= 1. So p is at most 1 / n, where n is the
-largest number of answers that a source had within a pause length (`Peak`).
+A source pauses after an audit, so that two of its audits are some time apart (`spaced`). An answer outside a pause is
+drawn with the probability p / (1 - s), where s is the sum of the propensities of the source's answers within the last
+pause length. The source pauses if one of those was drawn. No two of them can both be, so the probability of a pause is
+s. The probability of drawing the answer is (1 - s) * p / (1 - s) = p, however the rate and the risk of the source
+change. This needs s + p <= 1. So p is at most 1 / n, where n is the largest number of answers that a source had within
+a pause length (`Peak`).
 """
 
 from __future__ import annotations
@@ -46,18 +46,6 @@ class Allowance:
     max_share: float
 
 
-class Odds(NamedTuple):
-    """The chance of an answer to be audited.
-
-    Attributes:
-        draw: the probability of drawing it now, unless its source pauses.
-        propensity: the probability before it is known whether the source pauses.
-    """
-
-    draw: float
-    propensity: float
-
-
 class Peak(NamedTuple):
     """The largest of the numbers in this hour and the one before.
 
@@ -80,7 +68,7 @@ class Peak(NamedTuple):
         """Returns the peak after one more number."""
         hour = int(now_s // _HOUR_S)
         if hour == self.hour:
-            return self if number <= self.latest else self._replace(latest=number)
+            return self if number <= self.latest else Peak(hour, number, self.earlier)
         return Peak(hour, number, self.latest if hour == self.hour + 1 else 0)
 
 
@@ -140,19 +128,23 @@ def propensity(budget: AuditBudget, allowance: Allowance) -> float:
     return share
 
 
-def spaced(target: float, taken: float) -> Odds:
+def spaced(target: float, taken: float) -> tuple[float, float]:
     """Returns the chance of an answer of a source whose audits are some time apart.
 
     Args:
         target: the propensity of all answers, at most 1 / `Peak.value`.
         taken: the sum of the propensities of the source's answers within the last pause length. It leaves less than the
-            target only while the source has more answers than ever before.
+            target only while the source has more answers than any before.
+
+    Returns:
+        The probability with which the answer is drawn unless its source pauses, and its propensity; 0 and 0 if the
+        source certainly pauses.
     """
     free = 1 - taken
     if free < _LEAST_FREE:
-        return Odds(0.0, 0.0)
+        return 0.0, 0.0
     propensity = min(target, free)
-    return Odds(propensity / free, propensity)
+    return propensity / free, propensity
 
 
 def add_answers(budget: AuditBudget, rows: int, size_bytes: int) -> AuditBudget:
