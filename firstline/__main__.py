@@ -6,7 +6,7 @@ import gc
 import sys
 
 from firstline.cli import interrupt
-from firstline_core.errors import missing_package
+from firstline_core.errors import ConfigError, missing_package
 
 
 def main() -> int:
@@ -16,21 +16,18 @@ def main() -> int:
         0 done; 1 a check failed; 2 wrong usage or configuration; 130 interrupted.
     """
     interrupt.start_command_line()
-    alone = sys.argv[1:2] == ["console"]  # a service of its own, which starts without the workbench
     gc.disable()  # nothing of an import is garbage, and searching for it takes a fifth of the start
     try:
-        if alone:
-            from firstline.cli.console import run
-        else:
-            from firstline.cli.app import run
+        from firstline.cli.app import run
+
+        return run()
     except ModuleNotFoundError as error:
-        program, extra = ("firstline console", "console") if alone else ("firstline", "workbench")
-        sys.stderr.write(f"{missing_package(error, program, extra).message}\n")
-        return 2
-    finally:
-        gc.freeze()
-        gc.enable()
-    return run()
+        alone = sys.argv[1:2] == ["console"]  # a service of its own, which needs no workbench
+        try:
+            raise missing_package(error, *(("firstline console", "console") if alone else ("firstline", "workbench")))
+        except ConfigError as lacking:
+            sys.stderr.write(f"{lacking.message}\n")
+            return 2
 
 
 if __name__ == "__main__":

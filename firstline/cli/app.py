@@ -1,61 +1,49 @@
-"""The command `firstline`, with its commands."""
+"""The command `firstline`: its commands by panel. The module of a command is imported when it is needed."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+from importlib import import_module
 from importlib.metadata import version
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.main import get_command
 
-from firstline.cli import (
-    audit,
-    bundle,
-    certify,
-    compress,
-    config,
-    device,
-    evaluate,
-    fleet,
-    job,
-    keys,
-    model,
-    predict,
-    profile,
-    rollout,
-    split,
-    stored_profiles,
-)
-from firstline.cli.command import command, command_line, run_command_line
-from firstline.cli.console import console
-from firstline.cli.demo import demo
-from firstline.cli.infer import infer_command
-from firstline.cli.pair import pair_command
-from firstline.cli.run import run_command
+from firstline.cli.command import Group, command_line, run_command_line
 
-app = command_line()
-app.add_typer(bundle.app, name="bundle")
-app.add_typer(device.app, name="device")
-app.add_typer(job.app, name="job")
-app.add_typer(keys.app, name="keys")
-app.add_typer(model.app, name="model")
-app.add_typer(model.alias_app, name="alias")
-app.add_typer(stored_profiles.app, name="profile")
-app.add_typer(config.app, name="config")
-app.add_typer(rollout.app, name="rollout")
-app.add_typer(fleet.app, name="fleet")
-app.add_typer(audit.app, name="audit")
-command(app, "evaluate")(evaluate.evaluate_bundle)
-command(app, "certify")(certify.certify_command)
-command(app, "compress")(compress.compress_command)
-command(stored_profiles.app, "create")(profile.profile_command)
-command(stored_profiles.app, "cancel")(profile.cancel_command)
-command(stored_profiles.app, "predict")(predict.predict_command)
-command(stored_profiles.app, "split")(split.split_command)
-command(app, "pair")(pair_command)
-command(app, "infer")(infer_command)
-command(app, "run")(run_command)
-command(app, "console")(console)
-command(app, "demo")(demo)
+PANELS = {
+    "Workflow": ("demo", "pair", "run", "infer", "certify", "evaluate", "compress"),
+    "Bundles": ("bundle", "model", "alias", "profile"),
+    "Fleet": ("device", "config", "rollout", "fleet", "job"),
+    "Operate": ("console", "context", "keys", "audit"),
+}
+"""Verbs are commands, nouns are groups of commands; each is a module of this package with an `app`."""
+
+
+class _Commands(Group):
+    """The commands by panel, each made of its module when it is asked for."""
+
+    commands: Any
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.commands = dict.fromkeys(name for names in PANELS.values() for name in names)  # for suggestions
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(self.commands)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name in self.commands and self.commands[cmd_name] is None:
+            self.commands[cmd_name] = get_command(import_module(f"firstline.cli.{cmd_name}").app)
+            self.commands[cmd_name].name = cmd_name
+        return self.commands.get(cmd_name)
+
+    def panels(self) -> Mapping[str, Iterable[str]]:
+        return PANELS
+
+
+app = command_line(_Commands)
 
 
 def _version(wanted: bool) -> None:
@@ -71,7 +59,7 @@ def firstline(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    """Tiered inference: make bundles, evaluate them, see the whole line run."""
+    """Make pairs of models, certify them, and operate a fleet of devices that run them."""
 
 
 def run() -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
@@ -12,15 +12,17 @@ from firstline.cli.command import Report, command, command_group
 from firstline.cli.options import GatewayOptions
 from firstline.cli.output import date, table
 from firstline_core.errors import ConfigError
-from firstline_core.fleet.audit_log import Head, verify_log
 from firstline_core.telemetry.wording import counted
+
+if TYPE_CHECKING:
+    from firstline_core.fleet.audit_log import Head, verify_log
 
 _HEAD_BYTES = 64 * 1024
 
 app = command_group("Show and verify the audit log of fleet decisions.")
 
 
-@command(app, "list")
+@command(app, "list", example="firstline audit list --subject rollout:ID")
 def list_entries(
     gateway: GatewayOptions,
     subject: Annotated[str, typer.Option(help="Only entries about this subject, e.g. rollout:ID.")] = "",
@@ -32,7 +34,7 @@ def list_entries(
     return Report(entries, table(">number", "when", "who", "what", "to", rows=rows))
 
 
-@command(app, "verify")
+@command(app, "verify", example="firstline audit verify --keep head.json")
 def verify(
     gateway: GatewayOptions,
     head: Annotated[Path | None, typer.Option(metavar="FILE", help="Saved head that the log must contain.")] = None,

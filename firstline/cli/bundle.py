@@ -5,23 +5,27 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
-from rich.table import Table
 
 from firstline.cli.command import EXIT_FAILED, Report, command, command_group
 from firstline.cli.options import DATA_HELP, BundleArgument, DataReading, require_bundle
 from firstline.cli.output import progress, rows_checked_sentence, table, warn
-from firstline.workbench.bundle import create_bundle
-from firstline.workbench.calibrate import Against, Calibration, calibrate
-from firstline.workbench.inspect import Summary, summarise, verify, with_single_rows
-from firstline.workbench.spec import BundleSpec, ModelSpec, PolicySpec, parse_score, read_labels, read_recipe
-from firstline.workbench.step_syntax import USAGE, parse_postprocess, parse_preprocess
-from firstline_core.bundle.manifest import Policy
-from firstline_core.bundle.store import Bundle, open_bundle
+from firstline.workbench.step_usage import USAGE
 from firstline_core.errors import ConfigError
 from firstline_core.telemetry.wording import counted
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from firstline.workbench.bundle import create_bundle
+    from firstline.workbench.calibrate import Calibration, calibrate
+    from firstline.workbench.inspect import Summary, summarise, verify, with_single_rows
+    from firstline.workbench.spec import BundleSpec, ModelSpec, PolicySpec, parse_score, read_labels, read_recipe
+    from firstline.workbench.step_syntax import parse_postprocess, parse_preprocess
+    from firstline_core.bundle.manifest import Policy
+    from firstline_core.bundle.store import Bundle, open_bundle
 
 # "\b" keeps the lines of a paragraph as they are.
 STEPS_HELP = "\n".join(
@@ -94,9 +98,9 @@ class CalibrationOptions:
     target_disagreement: Annotated[
         float, typer.Option(help="With --calibrate: share of edge answers that may differ from the full model's.")
     ] = 0.01
-    against: Annotated[Against, typer.Option(help="With --calibrate: what the temperature takes as the truth.")] = (
-        "labels"
-    )
+    against: Annotated[
+        Literal["labels", "full"], typer.Option(help="With --calibrate: what the temperature takes as the truth.")
+    ] = "labels"
 
     def calibrate(self, bundle: Bundle, reading: DataReading, *, keep_temperature: bool) -> Calibration:
         """Chooses the policy; with `keep_temperature` only its threshold."""
@@ -112,7 +116,12 @@ class CalibrationOptions:
             )
 
 
-@command(app, "create", epilog=STEPS_HELP)
+@command(
+    app,
+    "create",
+    example="firstline bundle create --name digits --edge edge.onnx --full full.onnx --labels labels.txt --out digits",
+    epilog=STEPS_HELP,
+)
 def create(
     flags: ModelFlags,
     calibration_options: CalibrationOptions,
@@ -231,14 +240,14 @@ def _calibration_text(calibration: Calibration) -> Iterator[str]:
         )
 
 
-@command(app, "get")
+@command(app, "get", example="firstline bundle get digits")
 def get(path: BundleArgument) -> Report:
     """Show a bundle's models, digests, steps and policy."""
     summary = summarise(open_bundle(require_bundle(path)))
     return Report(summary, _summary_text(path, summary))
 
 
-@command(app, "verify")
+@command(app, "verify", example="firstline bundle verify digits")
 def verify_bundle(
     path: BundleArgument,
     *,

@@ -8,54 +8,59 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.table import Table
 
-from firstline.cli.command import EXIT_FAILED, Report
-from firstline.cli.options import DataReading, require_bundle
+from firstline.cli.command import EXIT_FAILED, Report, command, command_group
+from firstline.cli.options import PROMISE_EXAMPLE, DataReading, require_bundle
 from firstline.cli.output import percent, progress, rows_checked_sentence, table, warn
-from firstline.cli.promises import caveats, promises_text
-from firstline.cli.score_table import read_table
-from firstline.client.sync_client import Client
-from firstline.workbench.bundle import refuse_overwriting
-from firstline.workbench.certify import (
-    Certification,
-    GroupsResult,
-    Terms,
-    certify_bundle,
-    certify_by,
-    certify_classes,
-    certify_field,
-    certify_field_promises,
-    certify_stream_bundle,
-    voided,
-    write_certified,
-)
-from firstline.workbench.data.dataset import Dataset, read_groups
-from firstline.workbench.evidence import Evidence, gather, gather_from_agent
-from firstline.workbench.promises import EXAMPLE, parse_promises, require_event
-from firstline.workbench.row_checks import require_independent_rows
-from firstline.workbench.selection import (
-    BEST,
-    LEARNED,
-    SELECT_FRACTION,
-    Selection,
-    can_learn,
-    check_score,
-    default_fraction,
-    is_graded,
-)
-from firstline_core.bundle.manifest import Manifest, valid_certificate
-from firstline_core.bundle.store import Bundle, open_bundle
 from firstline_core.errors import ConfigError
-from firstline_core.routing.certificate import points, promise_text
-from firstline_core.routing.certification import CertificationResult, check_share
-from firstline_core.routing.contracts import EventsResult, certify_weighted
 from firstline_core.storage.secrets import read_secret
-from firstline_core.tasks.arrays import labelled_rows
 from firstline_core.telemetry.wording import counted
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from firstline.cli.promises import caveats, promises_text
+    from firstline.cli.score_table import read_table
+    from firstline.client.sync_client import Client
+    from firstline.workbench.bundle import refuse_overwriting
+    from firstline.workbench.certify import (
+        Certification,
+        GroupsResult,
+        Terms,
+        certify_bundle,
+        certify_by,
+        certify_classes,
+        certify_field,
+        certify_field_promises,
+        certify_stream_bundle,
+        voided,
+        write_certified,
+    )
+    from firstline.workbench.data.dataset import Dataset, read_groups
+    from firstline.workbench.evidence import Evidence, gather, gather_from_agent
+    from firstline.workbench.promises import parse_promises, require_event
+    from firstline.workbench.row_checks import require_independent_rows
+    from firstline.workbench.selection import (
+        BEST,
+        LEARNED,
+        SELECT_FRACTION,
+        Selection,
+        can_learn,
+        check_score,
+        default_fraction,
+        is_graded,
+    )
+    from firstline_core.bundle.manifest import Manifest, valid_certificate
+    from firstline_core.bundle.store import Bundle, open_bundle
+    from firstline_core.routing.certificate import points, promise_text
+    from firstline_core.routing.certification import CertificationResult, check_share
+    from firstline_core.routing.contracts import EventsResult, certify_weighted
+    from firstline_core.tasks.arrays import labelled_rows
+
+app = command_group()
 
 # The longest that a tier may stay silent: a slow device runs a model meanwhile.
 _TIMEOUT_S = 70.0
@@ -109,7 +114,8 @@ class ContractOptions:
         list[str] | None,
         typer.Option(
             metavar="TEXT",
-            help=f"Instead of --epsilon and --delta: a promise about an event, such as '{EXAMPLE}'; may be repeated.",
+            help=f"Instead of --epsilon and --delta: a promise about an event, such as '{PROMISE_EXAMPLE}'; may be "
+            "repeated.",
         ),
     ] = None
     groups: Annotated[
@@ -212,6 +218,11 @@ def _client(stack: ExitStack, url_option: str, url: str | None, token_option: st
     return stack.enter_context(Client(url, token=token, timeout_s=_TIMEOUT_S))
 
 
+@command(
+    app,
+    "certify",
+    example="firstline certify digits --data digits/test --epsilon 0.05 --delta 0.05 --out digits-certified",
+)
 def certify_command(
     contract: ContractOptions,
     tiers: TierOptions,
@@ -246,7 +257,7 @@ def certify_command(
             help="Score to certify: 'best' on the rows set aside, 'bundle' for the bundle's own, 'learned', or one of "
             "the task's by name."
         ),
-    ] = BEST,
+    ] = "best",
     seed: Annotated[int, typer.Option(min=0, help="Seed of the random split.")] = 0,
     select: Annotated[
         float | None,

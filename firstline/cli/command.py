@@ -1,22 +1,34 @@
-"""How commands are declared: option groups, one report as text or JSON, and errors as one sentence and an exit code."""
+"""How commands are declared: option groups, an example each, one report as text or JSON, and errors as one sentence.
+
+The module of a command is imported for its help and for completion too. Imports that only the running command needs
+stand under `if TYPE_CHECKING:` in it, and are carried out before its function is called: no help loads numpy.
+"""
 
 from __future__ import annotations
 
+import ast
+import gc
 import inspect
-from collections.abc import Callable, Iterable
+import sys
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, fields, is_dataclass
-from typing import Any, NamedTuple, TypeVar, get_type_hints
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, get_type_hints
 
 import typer
-from rich.table import Table
 from typer.core import TyperGroup
 
 from firstline.cli import interrupt
 from firstline.cli.output import Output, OutputOption, print_json, print_table
 from firstline_core.errors import ConfigError, FirstlineError
 
+if TYPE_CHECKING:
+    from rich.table import Table
+
 EXIT_FAILED = 1
 EXIT_USAGE = 2
+_SUMMARY = 200  # characters: all of the first sentence
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -35,11 +47,23 @@ class Report(NamedTuple):
     exit_code: int = 0
 
 
-class _ReportingGroup(TyperGroup):
-    """Prints a `FirstlineError` as one sentence; any other error keeps its traceback."""
+class Group(TyperGroup):
+    """Lists its commands by panel, and prints a `FirstlineError` as one sentence; another error keeps its traceback."""
+
+    def panels(self) -> Mapping[str, Iterable[str]]:
+        """Returns the names of the commands by the title of their panel."""
+        return {"Commands": self.commands}
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        width = max(map(len, self.commands))
+        for title, names in self.panels().items():
+            with formatter.section(title):
+                listed = {name: self.get_command(ctx, name) for name in names}
+                formatter.write_dl(
+                    [(name.ljust(width), each.get_short_help_str(_SUMMARY)) for name, each in listed.items() if each]
+                )
 
     def invoke(self, ctx: Any) -> Any:
-        interrupt.start_command()
         try:
             return super().invoke(ctx)
         except FirstlineError as error:
@@ -47,22 +71,21 @@ class _ReportingGroup(TyperGroup):
             ctx.exit(EXIT_USAGE if isinstance(error, ConfigError) else EXIT_FAILED)
 
 
-def command_line() -> typer.Typer:
+def command_line(group: type[Group]) -> typer.Typer:
     """Returns the application `firstline` without commands."""
     return typer.Typer(
         name="firstline",
-        cls=_ReportingGroup,
+        cls=group,
         no_args_is_help=True,
         pretty_exceptions_enable=False,
-        add_completion=False,
         rich_markup_mode=None,  # plain help and plain errors: a sentence, not a box
         context_settings={"help_option_names": ["-h", "--help"]},
     )
 
 
-def command_group(explanation: str) -> typer.Typer:
-    """Returns a group of commands, such as `firstline model`."""
-    return typer.Typer(no_args_is_help=True, rich_markup_mode=None, help=explanation)
+def command_group(explanation: str = "") -> typer.Typer:
+    """Returns a group of commands, such as `firstline model`; without an explanation, the place of one command."""
+    return typer.Typer(cls=Group, no_args_is_help=True, rich_markup_mode=None, add_completion=False, help=explanation)
 
 
 def run_command_line(app: typer.Typer) -> int:
@@ -74,7 +97,9 @@ def run_command_line(app: typer.Typer) -> int:
     return 0
 
 
-def command(app: typer.Typer, name: str, **settings: Any) -> Callable[[_Function], _Function]:
+def command(
+    app: typer.Typer, name: str, *, example: str, epilog: str = "", **settings: Any
+) -> Callable[[_Function], _Function]:
     """Adds the decorated function to an application as a command.
 
     A parameter whose type is a dataclass is an option group: each field, declared with `typer.Option`, becomes an
@@ -83,11 +108,14 @@ def command(app: typer.Typer, name: str, **settings: Any) -> Callable[[_Function
     Args:
         app: the application or a group.
         name: of the command.
+        example: a complete command line.
+        epilog: more at the end of the help.
         **settings: see `typer.Typer.command`.
     """
+    end = "\n\n".join(filter(None, (f"\b\nExample:\n  {example}", epilog)))  # "\b" keeps the lines as they are
 
     def add(function: _Function) -> _Function:
-        app.command(name, **settings)(_expanded(function))
+        app.command(name, epilog=end, **settings)(_expanded(function))
         return function
 
     return add
@@ -115,6 +143,7 @@ def _expanded(function: Callable[..., Any]) -> Callable[..., None]:
         output = arguments.pop("output") if reports else Output.TEXT
         for name, group in groups.items():
             arguments[name] = group(**{field.name: arguments.pop(field.name) for field in fields(group)})
+        _start(function)
         report = function(**arguments)
         if reports:
             print_report(report, output)
@@ -138,6 +167,39 @@ def _options_of(group: Any) -> list[inspect.Parameter]:
     ]
 
 
+def _start(function: Callable[..., Any]) -> None:
+    """Carries out the imports of a command that is about to run; from then on Ctrl-C raises KeyboardInterrupt."""
+    if (name := function.__module__) not in _COMPLETE:
+        _import_deferred(sys.modules[name])
+        _COMPLETE.add(name)
+    if not gc.isenabled():  # as `main` left it
+        gc.freeze()
+        gc.enable()
+    interrupt.start_command()
+
+
+_COMPLETE: set[str] = set()
+"""The modules of commands whose imports were carried out."""
+
+
+def _import_deferred(module: ModuleType) -> None:
+    """Carries out the imports that stand under `if TYPE_CHECKING:` in a module's source."""
+    blocks = [
+        block
+        for block in ast.parse(inspect.getsource(module)).body
+        if isinstance(block, ast.If) and isinstance(block.test, ast.Name) and block.test.id == "TYPE_CHECKING"
+    ]
+    for node in (node for block in blocks for node in block.body):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            package = import_module(node.module)
+            for each in node.names:
+                found = getattr(package, each.name, None) or import_module(f"{node.module}.{each.name}")
+                setattr(module, each.asname or each.name, found)
+        elif isinstance(node, ast.Import):
+            for each in node.names:
+                setattr(module, each.asname or each.name, import_module(each.name))
+
+
 def print_report(report: Report, output: Output) -> None:
     """Prints a report in the format that the user has chosen.
 
@@ -147,7 +209,8 @@ def print_report(report: Report, output: Output) -> None:
     if output is Output.JSON:
         print_json(report.value)
     else:
-        for part in (report.text,) if isinstance(report.text, str | Table) else report.text:
+        text = report.text
+        for part in text if isinstance(text, Iterable) and not isinstance(text, str) else (text,):
             typer.echo(part) if isinstance(part, str) else print_table(part)
     if report.exit_code:
         raise typer.Exit(report.exit_code)

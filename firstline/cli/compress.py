@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
-from rich.table import Table
 
-from firstline.cli.command import Report
+from firstline.cli.command import Report, command, command_group
 from firstline.cli.options import (
     DATA_HELP,
+    PROMISE_EXAMPLE,
     BundleArgument,
     DataReading,
     GatewayOptions,
@@ -21,25 +21,31 @@ from firstline.cli.options import (
     require_bundle,
 )
 from firstline.cli.output import confidence, percent, progress, rows_checked_sentence, size, table, warn
-from firstline.cli.profile_source import load_profile
-from firstline.cli.promises import caveats
-from firstline.cli.work_folder import work_folder
-from firstline.workbench.bundle import refuse_existing, require_writable
-from firstline.workbench.certify import Terms
-from firstline.workbench.compress.candidates import Candidate
-from firstline.workbench.compress.compression import Compression, Rule, compress, promise_of, source_of
-from firstline.workbench.compress.costs import Target
-from firstline.workbench.compress.judge import Figures
-from firstline.workbench.compress.next_version import Preference, next_version, write_compressed
-from firstline.workbench.compress.student import Lesson, require_training, start_of
-from firstline.workbench.promises import EXAMPLE, parse_promises
-from firstline_core.bundle.manifest import Manifest, Model
-from firstline_core.bundle.store import open_bundle
 from firstline_core.errors import ConfigError
-from firstline_core.hardware.readings import Absent, Modelled, Reading
-from firstline_core.profile.summary import DISTURBED
-from firstline_core.routing.certification import check_share
-from firstline_core.runtime.select import RuntimeOptions
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from firstline.cli.profile_source import load_profile
+    from firstline.cli.promises import caveats
+    from firstline.cli.work_folder import work_folder
+    from firstline.workbench.bundle import refuse_existing, require_writable
+    from firstline.workbench.certify import Terms
+    from firstline.workbench.compress.candidates import Candidate
+    from firstline.workbench.compress.compression import Compression, Rule, compress, promise_of, source_of
+    from firstline.workbench.compress.costs import Target
+    from firstline.workbench.compress.judge import Figures
+    from firstline.workbench.compress.next_version import Preference, next_version, write_compressed
+    from firstline.workbench.compress.student import Lesson, require_training, start_of
+    from firstline.workbench.promises import parse_promises
+    from firstline_core.bundle.manifest import Manifest, Model
+    from firstline_core.bundle.store import open_bundle
+    from firstline_core.hardware.readings import Absent, Modelled, Reading
+    from firstline_core.profile.summary import DISTURBED
+    from firstline_core.routing.certification import check_share
+    from firstline_core.runtime.select import RuntimeOptions
+
+app = command_group()
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +110,8 @@ class RuleOptions:
         list[str] | None,
         typer.Option(
             metavar="TEXT",
-            help=f"Instead of --epsilon and --delta: a promise about an event, such as '{EXAMPLE}'; may be repeated. "
+            help=f"Instead of --epsilon and --delta: a promise about an event, such as '{PROMISE_EXAMPLE}'; may be "
+            "repeated. "
             "Default: those of the first variant.",
         ),
     ] = None
@@ -154,9 +161,9 @@ class OutOptions:
     """The next version of the bundle."""
 
     prefer: Annotated[
-        Preference,
+        Literal["kept", "latency", "size", "energy"],
         typer.Option(help="Order of the variants: a device takes the first that it can load. Energy needs --for."),
-    ] = Preference.KEPT
+    ] = "kept"
     out: Annotated[
         Path | None,
         typer.Option(help="Folder of the next version, if a candidate is taken; without it none is written."),
@@ -164,6 +171,7 @@ class OutOptions:
     force: Annotated[bool, typer.Option("--force", help="Take refused candidates too.")] = False
 
 
+@command(app, "compress", example="firstline compress digits --data digits/test --for press-7 --out digits-next")
 def compress_command(
     bundle: BundleArgument,
     *,
@@ -185,7 +193,7 @@ def compress_command(
     another machine only the points of its profile count. A candidate that is not better is refused, with the numbers;
     the exit code is 0 all the same.
     """
-    opened = open_bundle(require_bundle(bundle))
+    opened, prefer = open_bundle(require_bundle(bundle)), Preference(next_.prefer)
     if next_.out is not None:
         refuse_existing(next_.out)  # before the models run for minutes
         require_writable(next_.out)
@@ -193,7 +201,7 @@ def compress_command(
     if lesson is not None:
         start_of(opened.manifest, source, lesson.start)
         require_training()
-    if next_.prefer is Preference.ENERGY and not run.for_:
+    if next_.prefer == "energy" and not run.for_:
         raise ConfigError("--prefer energy orders by measured energy, which needs --for PROFILE.")
     profile = load_profile(run.for_, opened.manifest.name, gateway) if run.for_ else None
     dataset, options = reading.open(data, opened.manifest.inputs, run.limit), RuntimeOptions(threads=run.threads)
@@ -215,7 +223,7 @@ def compress_command(
         judged = [one for one in found.candidates if one.model and one.verdict]
         refused = [one for one in judged if one.verdict and not one.verdict.accepted]
         taken = [one.model.id for one in judged if one.model and (next_.force or one not in refused)]
-        after = next_version(opened.manifest, found, taken, next_.prefer) if taken else None
+        after = next_version(opened.manifest, found, taken, prefer) if taken else None
         written = write_compressed(opened, after, folder, next_.out, options) if after and next_.out else None
     if next_.force and refused:
         warn(f"--force takes {len(refused)} that the rule refuses.")
@@ -223,7 +231,7 @@ def compress_command(
     def text() -> Iterator[str | Table]:
         yield from found_text(found)
         if after is not None:
-            yield from order_text(after.edge, taken, next_.prefer)
+            yield from order_text(after.edge, taken, prefer)
         if written is not None:
             order, manifest = ", ".join(model.id for model in written.manifest.edge), written.manifest
             yield f"{written.path}: {manifest.name} version {manifest.version}; edge variants in order: {order}."

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from firstline.cli.command import Report, command, command_group
 from firstline.cli.options import GatewayOptions, KeysFolder, SigningKeys
 from firstline.cli.output import table
-from firstline.release.publishing import push_configuration, remove_configuration
-from firstline.release.pulling import read_configuration
-from firstline_core.bundle.trust import Trust
-from firstline_core.fleet.configuration import parse_configuration
+
+if TYPE_CHECKING:
+    from firstline.release.publishing import push_configuration, remove_configuration
+    from firstline.release.pulling import read_configuration
+    from firstline_core.bundle.trust import Trust
+    from firstline_core.fleet.configuration import parse_configuration
 
 app = command_group("Push configurations of agents to a gateway's registry, list and read them.")
 
@@ -22,7 +24,7 @@ NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The configura
 VersionArgument = Annotated[int, typer.Argument(metavar="VERSION", min=1, help="A number.")]
 
 
-@command(app, "push")
+@command(app, "push", example="firstline config push quiet-nights.toml")
 def push(
     file: Annotated[Path, typer.Argument(metavar="TOML", help="File with a name, a version and settings.")],
     keys: SigningKeys,
@@ -36,7 +38,7 @@ def push(
     return Report(pushed._asdict(), f"{pushed.name} version {pushed.version}: {state}.")
 
 
-@command(app, "list")
+@command(app, "list", example="firstline config list")
 def list_configurations(
     gateway: GatewayOptions,
     name: Annotated[str, typer.Argument(metavar="[NAME]", help="Only this configuration.")] = "",
@@ -48,7 +50,7 @@ def list_configurations(
     return Report(entries, table("configuration", ">version", "digest", rows=rows))
 
 
-@command(app, "get")
+@command(app, "get", example="firstline config get quiet-nights 2")
 def get(name: NameArgument, version: VersionArgument, keys: KeysFolder, gateway: GatewayOptions) -> Report:
     """Print a signed configuration, verified as on a device."""
     keyring = keys.keyring()
@@ -62,7 +64,7 @@ def get(name: NameArgument, version: VersionArgument, keys: KeysFolder, gateway:
     )
 
 
-@command(app, "delete")
+@command(app, "delete", example="firstline config delete quiet-nights 1")
 def delete(name: NameArgument, version: VersionArgument, keys: SigningKeys, gateway: GatewayOptions) -> Report:
     """Withdraw the signature of a configuration: no further device takes it; devices that run it keep it."""
     keyring = keys.keyring()

@@ -9,16 +9,19 @@ from typing import Annotated
 import msgspec
 import typer
 
-from firstline.cli.command import command, command_line, run_command_line
+from firstline.cli.command import command, command_group
 from firstline.cli.options import GatewayOptions
 from firstline.cli.output import Output, OutputOption
 from firstline.console.settings import DEFAULT_PORT, Settings
 from firstline_core.errors import missing_package
 from firstline_core.storage.secrets import read_secret
 
+app = command_group()
+
 _PASSWORD = "FIRSTLINE_CONSOLE_PASSWORD"  # noqa: S105 (the name of a variable)
 
 
+@command(app, "console", example="firstline console --gateway https://gateway:8080 --key-file ops.key")
 def console(
     *,
     gateway: GatewayOptions,
@@ -42,8 +45,8 @@ def console(
     """Serve a web page with devices, rollouts and shares of the tiers, until it is stopped."""
     settings = Settings(
         gateway=gateway.required_url(),
-        key=gateway.api_key(),
-        ca_file=gateway.ca_file,
+        key=gateway.required_key(),
+        ca_file=gateway.found_ca,
         host=host,
         port=port,
         password=read_secret(password_file, "--password-file") or os.environ.get(_PASSWORD, ""),
@@ -63,11 +66,3 @@ def _print_url(url: str, output: Output) -> None:
         typer.echo(msgspec.json.encode({"event": "ready", "url": url}))
     else:
         typer.echo(f"The console is at {url}")
-
-
-def run() -> int:
-    """Runs this command without the workbench, and returns its exit code."""
-    app = command_line()
-    app.callback()(lambda: None)  # else the only command would have no name
-    command(app, "console")(console)
-    return run_command_line(app)

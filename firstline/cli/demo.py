@@ -2,29 +2,35 @@
 
 from __future__ import annotations
 
-import asyncio
-import shlex
 import signal
 import sys
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
-from rich.console import Console, Group
-from rich.live import Live
-from rich.table import Table
-from rich.text import Text
 
-from firstline.cli.command import EXIT_FAILED, Report
+from firstline.cli.command import EXIT_FAILED, Report, command, command_group
 from firstline.cli.output import table
-from firstline.cli.signals import until_signalled
-from firstline.demo.scenario import KINDS, Record, accuracy, percentiles_ms, run
-from firstline.demo.site import digits_folder
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from rich.console import Console, Group
+    from rich.live import Live
+    from rich.table import Table
+    from rich.text import Text
+
+    from firstline.cli.signals import until_signalled
+    from firstline.demo.scenario import KINDS, Record, accuracy, percentiles_ms, run
+    from firstline.demo.site import digits_folder, next_commands
+
+app = command_group()
 
 _REFRESH_S = 0.1
 
 
+@command(app, "demo", example="firstline demo")
 def demo() -> Report:
     """Run both tiers here, send real traffic, cut the link, restore it, and count.
 
@@ -41,15 +47,6 @@ def demo() -> Report:
         "\n".join(["Type next:", *(f"  {each}" for each in commands)]),
     )
     return Report(summary | {"next": list(commands)}, text, EXIT_FAILED if summary["lost"] else 0)
-
-
-def next_commands() -> tuple[str, str, str]:
-    """Returns what to type after the demo: serve these models, certify one's own, configure a device."""
-    return (
-        f"firstline run {shlex.quote(str(digits_folder() / 'bundle'))}",
-        "firstline pair --edge small.onnx --full large.onnx --data images --out pair",
-        "edge-agent init",
-    )
 
 
 class _Screen:

@@ -6,22 +6,23 @@ import csv
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
-from msgspec.structs import asdict
 
 from firstline.cli.command import Report, command, command_group
 from firstline.cli.options import GatewayOptions, check_name
 from firstline.cli.output import Output, OutputOption, date, print_json, table
-from firstline.fleet import wording
-from firstline.workbench.csv_files import open_csv
 from firstline_core.errors import ConfigError
-from firstline_core.fleet.rest import FleetDevice, Tag
-from firstline_core.fleet.twin import Desired
-from firstline_core.hardware.catalogue import catalogue_lines
-from firstline_core.protocol.enrolment import DeviceState, Invitation
+
+if TYPE_CHECKING:
+    from firstline.fleet import wording
+    from firstline.fleet.client import ListedDevice
+    from firstline.workbench.csv_files import open_csv
+    from firstline_core.fleet.rest import FleetDevice, Tag
+    from firstline_core.hardware.catalogue import catalogue_lines
+    from firstline_core.protocol.enrolment import Invitation
 
 _CSV_LIMIT_BYTES = 16 * 1024 * 1024
 _DAY_S = 86_400.0
@@ -32,7 +33,7 @@ NameArgument = Annotated[str, typer.Argument(help="The device.")]
 NamesArgument = Annotated[list[str], typer.Argument(metavar="NAME...", help="The devices.")]
 
 
-@command(app, "enroll")
+@command(app, "enroll", example="firstline device enroll press-7 > press-7.token")
 def enroll(
     gateway: GatewayOptions,
     *,
@@ -70,25 +71,14 @@ def enroll(
             typer.echo(f"{invitation.device} {invitation.token}")
 
 
-class _Listed(FleetDevice, frozen=True):
-    """A device with its access; see `DeviceState`. One that was only invited has never been seen."""
-
-    enrolled_s: float | None = None
-    certificate_expires_s: float | None = None
-    revoked_s: float | None = None
-    invited_until_s: float | None = None
-
-
-@command(app, "list")
+@command(app, "list", example="firstline device list --selector site=berlin")
 def list_devices(
     gateway: GatewayOptions,
     selector: Annotated[str, typer.Option(help="Only devices with these tags, e.g. site=berlin,!test.")] = "",
 ) -> Report:
     """List devices: their access, when they were last seen, and the models that they run."""
     with gateway.fleet() as fleet:
-        devices = {device.name: device for device in fleet.fleet(selector)}
-        access = {state.device: state for state in fleet.devices() if not selector or state.device in devices}
-    listed = [_listed(name, devices.get(name), access.get(name)) for name in sorted({*devices, *access})]
+        listed = fleet.listed(selector)
     rows = (
         (
             device.name,
@@ -105,17 +95,7 @@ def list_devices(
     return Report(listed, table(*columns, rows=rows))
 
 
-def _listed(name: str, device: FleetDevice | None, access: DeviceState | None) -> _Listed:
-    fields = asdict(device or FleetDevice(name, {}, False, False, None, None, None, Desired(0)))
-    return _Listed(
-        **(
-            fields
-            | ({} if access is None else {key: value for key, value in asdict(access).items() if key != "device"})
-        )
-    )
-
-
-@command(app, "revoke")
+@command(app, "revoke", example="firstline device revoke press-7")
 def revoke(names: NamesArgument, gateway: GatewayOptions, output: OutputOption = Output.TEXT) -> None:
     """Revoke devices' access and close their connections; invite a device again to let it return."""
     with gateway.fleet() as fleet:
@@ -127,7 +107,7 @@ def revoke(names: NamesArgument, gateway: GatewayOptions, output: OutputOption =
         print_json({"revoked": names})
 
 
-@command(app, "get")
+@command(app, "get", example="firstline device get press-7")
 def get(name: NameArgument, gateway: GatewayOptions) -> Report:
     """Show one device."""
     with gateway.fleet() as fleet:
@@ -135,7 +115,7 @@ def get(name: NameArgument, gateway: GatewayOptions) -> Report:
     return Report(device, _device_text(device))
 
 
-@command(app, "tag")
+@command(app, "tag", example="firstline device tag press-7 site=berlin test-")
 def tag(
     name: NameArgument,
     tags: Annotated[list[str], typer.Argument(metavar="KEY=VALUE|KEY-...", help="Tags to set; KEY- removes one.")],
@@ -148,7 +128,7 @@ def tag(
     return Report(device, f"{device.name}: {wording.tags(device)}")
 
 
-@command(app, "accept")
+@command(app, "accept", example="firstline device accept press-7")
 def accept(names: NamesArgument, gateway: GatewayOptions) -> Report:
     """Accept devices that have been seen (fleet.accept = "by_hand")."""
     with gateway.fleet() as fleet:
@@ -157,7 +137,7 @@ def accept(names: NamesArgument, gateway: GatewayOptions) -> Report:
     return Report({"accepted": names}, f"accepted {', '.join(names)}")
 
 
-@command(app, "decommission")
+@command(app, "decommission", example="firstline device decommission press-7")
 def decommission(names: NamesArgument, gateway: GatewayOptions) -> Report:
     """Decommission devices: revoke their access and delete everything stored about them."""
     with gateway.fleet() as fleet:
@@ -255,7 +235,7 @@ def _private(path: Path) -> int:
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
 
 
-def _state(device: _Listed) -> str:
+def _state(device: ListedDevice) -> str:
     revoked = f"revoked {date(device.revoked_s)}" if device.revoked_s is not None else "revoked" * device.revoked
     invited = f"invited until {date(device.invited_until_s)}" if device.invited_until_s is not None else ""
     joined = "" if device.enrolled_s is None or revoked or invited else f"joined {date(device.enrolled_s)}"

@@ -4,24 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.table import Table
 
-from firstline.cli.command import Report
+from firstline.cli.command import Report, command, command_group
 from firstline.cli.options import DATA_HELP, BundleArgument, DataReading, LimitOption, ThreadsOption, require_bundle
 from firstline.cli.output import progress, table
-from firstline.workbench.evaluate import Evaluation, EventFigures, Latency, figures, measure
-from firstline.workbench.report import require_drawing, write_report
-from firstline_core.bundle.store import open_bundle
-from firstline_core.runtime.select import RuntimeOptions
-from firstline_core.tasks.classification import Classification
 from firstline_core.telemetry.wording import counted
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from firstline.workbench.evaluate import Evaluation, EventFigures, Latency, figures, measure
+    from firstline.workbench.report import require_drawing, write_report
+    from firstline_core.bundle.store import open_bundle
+    from firstline_core.runtime.select import RuntimeOptions
+    from firstline_core.tasks.classification import Classification
+
+app = command_group()
 
 _EVENTS_SHOWN = 12
 
 
+@command(app, "evaluate", example="firstline evaluate digits --data digits/test")
 def evaluate_bundle(
     bundle: BundleArgument,
     *,

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import time
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from firstline.cli.command import Report, command, command_group
 from firstline.cli.options import GatewayOptions
-from firstline_core.fleet.twin import Brake
 from firstline_core.telemetry.wording import counted
+
+if TYPE_CHECKING:
+    from firstline_core.fleet.twin import Brake
 
 app = command_group("Brake the whole fleet's escalation, and lift the brake.")
 
 
-@command(app, "brake")
+@command(app, "brake", example='firstline fleet brake --reason "the gateway is being moved" --per-hour 10')
 def brake(
     gateway: GatewayOptions,
     reason: Annotated[str, typer.Option(help="Reason that each device's status shows.")],
@@ -27,7 +29,7 @@ def brake(
     return _set(gateway, limit, "braked")
 
 
-@command(app, "lift")
+@command(app, "lift", example="firstline fleet lift")
 def lift(gateway: GatewayOptions) -> Report:
     """Lift the brake."""
     return _set(gateway, None, "lifted")

@@ -8,19 +8,14 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 import typer
-from PIL import Image
 
-from firstline.cli.command import EXIT_FAILED
-from firstline.cli.options import CaOption, require_bundle
+from firstline.cli.command import EXIT_FAILED, command, command_group
+from firstline.cli.options import CaOption, KeyFileOption, api_key, require_bundle
 from firstline.cli.output import Output, OutputOption, progress
-from firstline.client.results import Detections, Segmentation, own_members, prediction_from
-from firstline.client.sync_client import Client
-from firstline.workbench.infer import files_of, open_models, upright_image
-from firstline_core.bundle.store import open_bundle
 from firstline_core.errors import (
     ConfigError,
     FirstlineError,
@@ -31,13 +26,20 @@ from firstline_core.errors import (
     UnauthorizedError,
     UnknownModelError,
 )
-from firstline_core.protocol.file_inference import answer_json
-from firstline_core.storage.secrets import read_secret
-from firstline_core.tasks import describe
-from firstline_core.tasks.drawing import caption
-from firstline_core.types import Route
 
-_TOKEN = "FIRSTLINE_TOKEN"  # noqa: S105 (the name of a variable)
+if TYPE_CHECKING:
+    from PIL import Image
+
+    from firstline.client.results import Detections, Segmentation, own_members, prediction_from
+    from firstline.client.sync_client import Client
+    from firstline.workbench.infer import files_of, open_models, upright_image
+    from firstline_core.bundle.store import open_bundle
+    from firstline_core.protocol.file_inference import answer_json
+    from firstline_core.tasks import describe
+    from firstline_core.tasks.drawing import caption
+    from firstline_core.types import Route
+
+app = command_group()
 
 # Nothing can be right for the next file either.
 _STOPS = (UnknownModelError, UnauthorizedError, ForbiddenError)
@@ -50,12 +52,11 @@ class TierOptions:
     """A running tier, and the API key for it."""
 
     url: Annotated[str, typer.Option(metavar="URL", help="Ask this running tier instead of a bundle's files.")] = ""
-    key_file: Annotated[
-        str, typer.Option(metavar="FILE", help=f"File with an API key for --url; default: {_TOKEN}.")
-    ] = ""
+    key_file: KeyFileOption = ""
     ca_file: CaOption = None
 
 
+@command(app, "infer", example="firstline infer digits scan.png")
 def infer_command(
     model: Annotated[
         str, typer.Argument(metavar="MODEL", help="Folder of a bundle, or with --url the name of a model.")
@@ -63,7 +64,9 @@ def infer_command(
     places: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Files, and folders of files.")],
     *,
     tier: TierOptions,
-    route: Annotated[Route, typer.Option(help="auto, or the model that answers: edge or cloud.")] = Route.AUTO,
+    route: Annotated[
+        Literal["auto", "edge", "cloud"], typer.Option(help="auto, or the model that answers: edge or cloud.")
+    ] = "auto",
     draw: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Write each image with its answer drawn into this folder.")
     ] = None,
@@ -80,7 +83,7 @@ def infer_command(
     files = files_of(places)
     drawn = _drawn(files.values())
     failed = 0
-    with _opened(model, tier, route, draw) as infer, progress("Inferring") as bar:
+    with _opened(model, tier, Route(route), draw) as infer, progress("Inferring") as bar:
         for done, (file, name) in enumerate(files.items()):
             try:
                 answer = infer(file, drawn[name])
@@ -101,13 +104,13 @@ def infer_command(
 def _opened(model: str, tier: TierOptions, route: Route, draw: Path | None) -> Iterator[Infer]:
     """Yields the function that answers a file, given its path and the path of its drawing below `draw`."""
     if not tier.url:
-        if tier.key_file or tier.ca_file is not None:
+        environment = (os.environ.get("FIRSTLINE_KEY_FILE", ""), os.environ.get("FIRSTLINE_CA", ""))
+        if (tier.key_file, str(tier.ca_file or "")) != environment:  # so a flag was given
             raise ConfigError("--key-file and --ca go with --url.")
         with _opened_bundle(require_bundle(Path(model)), route, draw) as infer:
             yield infer
         return
-    token = read_secret(tier.key_file, "--key-file") or os.environ.get(_TOKEN, "")
-    with Client(tier.url, token=token, ca_file=str(tier.ca_file or "")) as client:
+    with Client(tier.url, token=api_key(tier.key_file), ca_file=str(tier.ca_file or "")) as client:
 
         def infer(file: Path, name: Path) -> dict[str, Any]:
             body = _read(file)

@@ -2,50 +2,32 @@
 
 from __future__ import annotations
 
-import os
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
-import numpy as np
 import typer
 
 from firstline.cli.command import Report, command, command_group
-from firstline.cli.options import CaOption
+from firstline.cli.options import GatewayOptions
 from firstline.cli.output import Output, OutputOption, print_json
-from firstline.client.results import Prediction
-from firstline.client.sync_client import Client
 from firstline_core.errors import FirstlineError
-from firstline_core.storage.secrets import read_secret
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from firstline.client.results import Prediction
 
 app = command_group("Submit requests to a gateway now, and fetch their answers later.")
 
 JobsArgument = Annotated[list[str], typer.Argument(metavar="JOB...", help="Ids that `job create` printed.")]
 
 
-@dataclass(frozen=True, slots=True)
-class JobGateway:
-    """The gateway that runs the jobs."""
-
-    url: Annotated[
-        str, typer.Option("--gateway", metavar="URL", help="URL of the gateway, such as https://gateway.example.com.")
-    ]
-    key_file: Annotated[
-        str, typer.Option(metavar="FILE", help="File with an API key with the scope infer; default: FIRSTLINE_TOKEN.")
-    ] = ""
-    ca_file: CaOption = None
-
-    def client(self) -> Client:
-        token = read_secret(self.key_file, "--key-file") or os.environ.get("FIRSTLINE_TOKEN")
-        return Client(self.url, token=token, ca_file=self.ca_file)
-
-
-@command(app, "create")
+@command(app, "create", example="firstline job create digits scan.png")
 def create(
     model: Annotated[str, typer.Argument(help="The bundle's name.")],
     files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Images or JSON files; one job each.")],
-    gateway: JobGateway,
+    gateway: GatewayOptions,
     output: OutputOption = Output.TEXT,
 ) -> None:
     """Create a job for each file, and print its id once the gateway has stored it."""
@@ -61,10 +43,10 @@ def create(
             print_json({"jobs": jobs})
 
 
-@command(app, "get")
+@command(app, "get", example="firstline job get 01a2019f-6dd1-704a-a261-d1635d589c27")
 def get(
     jobs: JobsArgument,
-    gateway: JobGateway,
+    gateway: GatewayOptions,
     timeout_s: Annotated[float, typer.Option(min=0, help="How long to wait for each (seconds).")] = 30.0,
     output: OutputOption = Output.TEXT,
 ) -> None:
@@ -88,8 +70,8 @@ def get(
         raise typer.Exit(1)
 
 
-@command(app, "delete")
-def delete(jobs: JobsArgument, gateway: JobGateway) -> Report:
+@command(app, "delete", example="firstline job delete 01a2019f-6dd1-704a-a261-d1635d589c27")
+def delete(jobs: JobsArgument, gateway: GatewayOptions) -> Report:
     """Delete jobs and their answers from the gateway."""
     with gateway.client() as client:
         for job in jobs:

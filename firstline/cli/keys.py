@@ -3,29 +3,32 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
 import typer
-from rich.table import Table
-from tuf.api.metadata import Root, Targets
 
 from firstline.cli.command import EXIT_FAILED, Report, command, command_group
 from firstline.cli.options import GatewayOptions, KeysFolder, RootKeys, SigningKeys
 from firstline.cli.output import date, table, warn
-from firstline.release import publishing, roles
-from firstline.release.keyring import Keyring, short
-from firstline.release.registry import Registry
 from firstline_core.errors import ConfigError
-from firstline_core.fleet.registry import OnlineKey, expiry_warnings
 from firstline_core.telemetry.wording import counted
+
+if TYPE_CHECKING:
+    from rich.table import Table
+    from tuf.api.metadata import Root, Targets
+
+    from firstline.release import publishing, roles
+    from firstline.release.keyring import Keyring, short
+    from firstline.release.registry import Registry
+    from firstline_core.fleet.registry import OnlineKey, expiry_warnings
 
 app = command_group("Create, check, rotate and revoke the signing keys of a fleet.")
 
 
-@command(app, "init")
+@command(app, "init", example="firstline keys init")
 def init(
     keys: SigningKeys,
     gateway: GatewayOptions,
@@ -84,11 +87,11 @@ class _Status(msgspec.Struct):
     warnings: list[str]
 
 
-@command(app, "get")
+@command(app, "get", example="firstline keys get")
 def get(keys: KeysFolder, gateway: GatewayOptions) -> Report:
     """Show keys, versions and expiries, here and at a gateway. Exits 1 with a warning if one expires soon."""
     local = _local_status(keys.keyring())
-    if gateway.url:
+    if gateway.found_url:
         with gateway.registry() as registry:
             remote = registry.status()
         local.published = {role.role: role.version for role in remote.roles}
@@ -142,7 +145,7 @@ def _status_text(status: _Status) -> Iterator[str | Table]:
         warn(sentence)
 
 
-@command(app, "rotate")
+@command(app, "rotate", example="firstline keys rotate targets")
 def rotate(
     role: Annotated[Literal["root", "targets", "online"], typer.Argument(help="Role whose key is replaced.")],
     keys: RootKeys,
@@ -150,24 +153,22 @@ def rotate(
     key: Annotated[
         str, typer.Option(metavar="ID", help="Id of the key, as `keys get` shows it; default: the first.")
     ] = "",
-) -> None:
+) -> Report:
     """Replace a key by a new one, and publish the change."""
     keyring = keys.keyring()
     if role == "online":
         with gateway.registry() as registry:
             keyring.name_online(registry.online_key(fresh=True), time.time())
-            _publish(keyring, registry)
-        return
-    _exchange(keyring, role, _complete_id(keyring, role, key), revoke=False)
-    _publish_complete(keyring, gateway)
+            return _published(keyring, registry)
+    return _exchange(keyring, gateway, role, _complete_id(keyring, role, key), revoke=False)
 
 
-@command(app, "revoke")
+@command(app, "revoke", example="firstline keys revoke 352907fd")
 def revoke(
     key: Annotated[str, typer.Argument(metavar="ID", help="Id of the key, as `keys get` shows it.")],
     keys: RootKeys,
     gateway: GatewayOptions,
-) -> None:
+) -> Report:
     """Revoke a key that was lost or stolen, and replace it by a new one."""
     keyring = keys.keyring()
     root: Root = keyring.root().signed
@@ -176,12 +177,11 @@ def revoke(
         raise ConfigError(f"{key} is the gateway's online key; exchange it with `firstline keys rotate online`.")
     if not role:
         raise ConfigError(f"The root names no key {key[:80]!a}; `firstline keys get` shows those that it names.")
-    _exchange(keyring, role, _complete_id(keyring, role, key), revoke=True)
-    _publish_complete(keyring, gateway)
+    return _exchange(keyring, gateway, role, _complete_id(keyring, role, key), revoke=True)
 
 
-@command(app, "renew")
-def renew(keys: RootKeys, gateway: GatewayOptions) -> None:
+@command(app, "renew", example="firstline keys renew")
+def renew(keys: RootKeys, gateway: GatewayOptions) -> Report:
     """Sign root and targets again with the same keys, to extend their expiry; without root keys only the targets."""
     keyring = keys.keyring()
     root: Root = keyring.root().signed
@@ -189,23 +189,23 @@ def renew(keys: RootKeys, gateway: GatewayOptions) -> None:
         keyring.renew_root(time.time())
         _warn_of_draft(keyring)
     with gateway.registry() as registry:
-        _publish(keyring, registry, renew=True)
+        return _published(keyring, registry, renew=True)
 
 
-@command(app, "sign")
-def sign(keys: RootKeys, gateway: GatewayOptions) -> None:
+@command(app, "sign", example="firstline keys sign --root-key /media/stick/root-b1ec3e2a.key")
+def sign(keys: RootKeys, gateway: GatewayOptions) -> Report:
     """Add the signatures of this machine's root keys to a draft, and publish it once it is complete."""
     keyring = keys.keyring()
     keyring.sign(keyring.open_draft())
-    _publish_complete(keyring, gateway)
+    return _publish_complete(keyring, gateway)
 
 
-@command(app, "publish")
-def publish(keys: SigningKeys, gateway: GatewayOptions) -> None:
+@command(app, "publish", example="firstline keys publish")
+def publish(keys: SigningKeys, gateway: GatewayOptions) -> Report:
     """Publish this machine's signed metadata to a gateway, e.g. after its store was restored from a backup."""
     keyring = keys.keyring()
     with gateway.registry() as registry:
-        _publish(keyring, registry, recover=True)
+        return _published(keyring, registry, recover=True)
 
 
 def _complete_id(keyring: Keyring, role: str, key: str) -> str:
@@ -217,10 +217,11 @@ def _complete_id(keyring: Keyring, role: str, key: str) -> str:
     return matches[0]
 
 
-def _exchange(keyring: Keyring, role: str, old: str, *, revoke: bool) -> None:
+def _exchange(keyring: Keyring, gateway: GatewayOptions, role: str, old: str, *, revoke: bool) -> Report:
     file = keyring.exchange(role, old, time.time(), never=old if revoke else "")
-    typer.echo(f"{file} takes the place of {role} key {short(old)}.")
+    typer.echo(f"{file} takes the place of {role} key {short(old)}.", err=True)
     _warn_of_draft(keyring)
+    return _publish_complete(keyring, gateway, {"role": role, "key": old, "by": str(file)})
 
 
 def _warn_of_draft(keyring: Keyring) -> None:
@@ -237,23 +238,29 @@ def _missing_signatures(keyring: Keyring) -> str:
     )
 
 
-def _publish_complete(keyring: Keyring, gateway: GatewayOptions) -> None:
+def _publish_complete(keyring: Keyring, gateway: GatewayOptions, replaced: Mapping[str, str] | None = None) -> Report:
     """Publishes if a gateway is named and no signature is missing."""
-    if keyring.draft.exists():
-        return
-    if not gateway.url:
+    if not keyring.draft.exists() and gateway.found_url:
+        with gateway.registry() as registry:
+            return _published(keyring, registry, replaced)
+    if not keyring.draft.exists():
         typer.echo("It is not published yet: `firstline keys publish --gateway URL`.", err=True)
-        return
-    with gateway.registry() as registry:
-        _publish(keyring, registry)
+    return Report({"replaced": replaced, "published": None, "lacking": keyring.lacking()}, ())
 
 
-def _publish(keyring: Keyring, registry: Registry, *, renew: bool = False, recover: bool = False) -> None:
+def _published(
+    keyring: Keyring,
+    registry: Registry,
+    replaced: Mapping[str, str] | None = None,
+    *,
+    renew: bool = False,
+    recover: bool = False,
+) -> Report:
     versions = publishing.publish(keyring, registry, time.time(), renew=renew, recover=recover)
-    if versions is None:
-        typer.echo("The registry is up to date.")
-    else:
-        typer.echo(f"Published: root {versions[Root.type]}, targets {versions[Targets.type]}.")
+    text = "The registry is up to date."
+    if versions is not None:
+        text = f"Published: root {versions[Root.type]}, targets {versions[Targets.type]}."
+    return Report({"replaced": replaced, "published": versions, "lacking": keyring.lacking()}, text)
 
 
 def _online_key(file: Path) -> OnlineKey:

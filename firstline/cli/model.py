@@ -6,36 +6,37 @@ import re
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.table import Table
 
 from firstline.cli.command import Report, command, command_group
 from firstline.cli.options import BundleArgument, GatewayOptions, KeysFolder, SigningKeys, require_bundle
-from firstline.cli.output import bytes_progress, date, size, table
-from firstline.release.publishing import push_bundle, remove_bundle
-from firstline.release.pulling import pull_bundle
-from firstline.release.registry import Registry
-from firstline_core.bundle.manifest import Manifest, valid_certificate
-from firstline_core.bundle.store import open_bundle
-from firstline_core.bundle.trust import Trust
+from firstline.cli.output import bytes_progress, size, table
 from firstline_core.errors import ConfigError, NotFoundError
-from firstline_core.fleet.registry import AliasChange, BundleEntry
-from firstline_core.fleet.target import ExtraNeeds
 from firstline_core.telemetry.wording import counted
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from firstline.release.publishing import push_bundle, remove_bundle
+    from firstline.release.pulling import pull_bundle
+    from firstline.release.registry import Registry
+    from firstline_core.bundle.manifest import Manifest, valid_certificate
+    from firstline_core.bundle.store import open_bundle
+    from firstline_core.bundle.trust import Trust
+    from firstline_core.fleet.registry import BundleEntry
+    from firstline_core.fleet.target import ExtraNeeds
 
 _NEEDS = re.compile(r"(?P<variant>[A-Za-z0-9][A-Za-z0-9._-]*):(?P<what>arch|memory_mb)=(?P<value>[A-Za-z0-9_,-]+)")
 
 app = command_group("Push bundles to a gateway's registry; list, fetch and name them.")
-alias_app = command_group("Name versions: champion, canary, and so on.")
 
 ModelArgument = Annotated[str, typer.Argument(metavar="MODEL", help="The bundle's name.")]
 VersionArgument = Annotated[str, typer.Argument(metavar="VERSION", help="A number, or an alias, e.g. champion.")]
-AliasArgument = Annotated[str, typer.Argument(metavar="ALIAS", help="For example champion.")]
 
 
-@command(app, "push")
+@command(app, "push", example="firstline model push bundles/digits-2")
 def push(
     bundle: BundleArgument,
     keys: SigningKeys,
@@ -84,7 +85,7 @@ def _unseen(manifest: Manifest) -> Iterator[str]:
         )
 
 
-@command(app, "list")
+@command(app, "list", example="firstline model list")
 def list_bundles(
     gateway: GatewayOptions,
     model: Annotated[str, typer.Argument(metavar="[MODEL]", help="Only this model.")] = "",
@@ -114,7 +115,7 @@ def list_bundles(
     )
 
 
-@command(app, "get")
+@command(app, "get", example="firstline model get digits champion")
 def get(model: ModelArgument, version: VersionArgument, gateway: GatewayOptions) -> Report:
     """Show a signed bundle: variants, their requirements, certificates."""
     with gateway.registry() as registry:
@@ -122,7 +123,7 @@ def get(model: ModelArgument, version: VersionArgument, gateway: GatewayOptions)
     return Report(entry, _entry_text(entry))
 
 
-@command(app, "pull")
+@command(app, "pull", example="firstline model pull digits champion pulled")
 def pull(
     model: ModelArgument,
     version: VersionArgument,
@@ -154,7 +155,7 @@ def pull(
     )
 
 
-@command(app, "delete")
+@command(app, "delete", example="firstline model delete digits 1")
 def delete(
     model: ModelArgument,
     version: Annotated[int, typer.Argument(metavar="VERSION", min=1, help="A number.")],
@@ -168,68 +169,6 @@ def delete(
     return Report(
         {"removed": {"model": model, "version": version}}, f"{model} version {version} is no longer signed for."
     )
-
-
-@command(alias_app, "set")
-def set_alias(
-    model: ModelArgument,
-    alias: AliasArgument,
-    version: Annotated[int, typer.Argument(metavar="VERSION", min=1)],
-    gateway: GatewayOptions,
-) -> Report:
-    """Point an alias to a version."""
-    with gateway.registry() as registry:
-        return _alias_report(registry.set_alias(model, alias, version))
-
-
-@command(alias_app, "revert")
-def revert_alias(model: ModelArgument, alias: AliasArgument, gateway: GatewayOptions) -> Report:
-    """Point an alias back to the version before its last change."""
-    with gateway.registry() as registry:
-        return _alias_report(registry.revert_alias(model, alias))
-
-
-@command(alias_app, "delete")
-def delete_alias(model: ModelArgument, alias: AliasArgument, gateway: GatewayOptions) -> Report:
-    """Delete an alias; its history is kept."""
-    with gateway.registry() as registry:
-        return _alias_report(registry.remove_alias(model, alias))
-
-
-@command(alias_app, "list")
-def list_aliases(
-    gateway: GatewayOptions,
-    model: Annotated[str, typer.Argument(metavar="[MODEL]", help="Only aliases of this model.")] = "",
-) -> Report:
-    """List aliases and their versions."""
-    with gateway.registry() as registry:
-        return _aliases_report(registry.aliases(model))
-
-
-@command(alias_app, "history")
-def alias_history(model: ModelArgument, alias: AliasArgument, gateway: GatewayOptions) -> Report:
-    """Show the versions of an alias and who changed it, the newest first."""
-    with gateway.registry() as registry:
-        return _aliases_report(registry.alias_history(model, alias))
-
-
-def _alias_report(change: AliasChange) -> Report:
-    version = f"version {change.version}" if change.version is not None else "nothing"
-    return Report(change, f"{change.model} {change.alias} points to {version}.")
-
-
-def _aliases_report(changes: Sequence[AliasChange]) -> Report:
-    rows = (
-        (
-            change.model,
-            change.alias,
-            str(change.version) if change.version is not None else "-",
-            date(change.at_s),
-            change.by,
-        )
-        for change in changes
-    )
-    return Report(changes, table("model", "alias", ">version", "since", "by", rows=rows))
 
 
 def _extra_needs(needs: Sequence[str]) -> dict[str, ExtraNeeds]:

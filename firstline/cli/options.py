@@ -10,24 +10,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import msgspec
 import typer
 
+from firstline.cli.contexts import Context, context_in_use
 from firstline.cli.output import warn
-from firstline.fleet.client import Fleet, open_fleet
-from firstline.workbench.data.dataset import EVERY, Dataset, open_dataset
-from firstline_core.bundle.manifest import MANIFEST_NAME
 from firstline_core.errors import ConfigError
-from firstline_core.processing.steps import InputSpec
 from firstline_core.storage.secrets import read_secret
-from firstline_core.tasks.arrays import LABEL
-from firstline_core.types import Name, TensorSpec
 
-if TYPE_CHECKING:  # a command that uses a gateway's fleet API alone needs no python-tuf
+if TYPE_CHECKING:
+    from firstline.client.sync_client import Client
+    from firstline.fleet.client import Fleet
     from firstline.release.keyring import Keyring
     from firstline.release.registry import Registry
+    from firstline.workbench.data.dataset import Dataset
+    from firstline_core.processing.steps import InputSpec
+    from firstline_core.types import TensorSpec
 
-_GATEWAY, _KEY, _PASSPHRASE = "FIRSTLINE_GATEWAY", "FIRSTLINE_TOKEN", "FIRSTLINE_KEY_PASSPHRASE"
+_KEY, _PASSPHRASE = "FIRSTLINE_TOKEN", "FIRSTLINE_KEY_PASSPHRASE"
 
 BundleArgument = Annotated[Path, typer.Argument(metavar="BUNDLE", help="Folder of the bundle.", show_default=False)]
 LimitOption = Annotated[int | None, typer.Option(min=1, help="Use this many rows, spread evenly over the data.")]
@@ -35,30 +34,55 @@ DATA_HELP = (
     "Images, recordings, videos, labelled boxes, masks or a table: a folder or a file, with or without labels; see "
     "docs/reference/data.md."
 )
+PortOption = Annotated[
+    int, typer.Option(min=0, max=65535, help="Port of the tier that answers; 0 lets the system choose.")
+]
+PROMISE_EXAMPLE = "missed person 5% at 90%"
 ThreadsOption = Annotated[int, typer.Option(min=0, help="Threads for each model; 0 uses the runtime's default.")]
+GatewayOption = Annotated[
+    str,
+    typer.Option("--gateway", envvar="FIRSTLINE_GATEWAY", show_envvar=False, metavar="URL", help="URL of the gateway."),
+]
+KeyFileOption = Annotated[
+    str,
+    typer.Option(
+        "--key-file",
+        envvar="FIRSTLINE_KEY_FILE",
+        show_envvar=False,
+        metavar="FILE",
+        help="File with the API key; FIRSTLINE_TOKEN may contain the key itself.",
+    ),
+]
 CaOption = Annotated[
-    Path | None, typer.Option("--ca", metavar="FILE", help="CA certificate used to verify the gateway (PEM).")
+    Path | None,
+    typer.Option(
+        "--ca",
+        envvar="FIRSTLINE_CA",
+        show_envvar=False,
+        metavar="FILE",
+        help="CA certificate used to verify the gateway (PEM).",
+    ),
 ]
 
 
 @dataclass(frozen=True, slots=True)
 class GatewayOptions:
-    """The gateway and the API key that a command uses."""
+    """The gateway and the API key that a command uses: of the flags, the environment, or the context in use."""
 
-    url: Annotated[
-        str,
-        typer.Option(
-            "--gateway",
-            envvar=_GATEWAY,
-            show_envvar=False,
-            metavar="URL",
-            help=f"URL of the gateway; default: {_GATEWAY}.",
-        ),
-    ] = ""
-    key_file: Annotated[
-        str, typer.Option(metavar="FILE", help=f"File with an API key with the scope fleet; default: {_KEY}.")
-    ] = ""
+    url: GatewayOption = ""
+    key_file: KeyFileOption = ""
     ca_file: CaOption = None
+
+    @property
+    def _context(self) -> Context:
+        """The context in use; its key and its CA go to no other gateway than its own."""
+        found = context_in_use()
+        return found if self.url in ("", found.gateway) else Context()
+
+    @property
+    def found_url(self) -> str:
+        """The gateway's URL; "" if none is named."""
+        return self.url or self._context.gateway
 
     def required_url(self) -> str:
         """Returns the gateway's URL.
@@ -66,19 +90,37 @@ class GatewayOptions:
         Raises:
             ConfigError: none is named.
         """
-        if not self.url:
-            raise ConfigError(f"No gateway is named; name it with --gateway URL, or in {_GATEWAY}.")
-        return self.url
+        if not (url := self.found_url):
+            raise ConfigError(
+                "No gateway is named; name it with --gateway URL, in FIRSTLINE_GATEWAY, or in a context: "
+                "firstline context create NAME --gateway URL."
+            )
+        return url
 
-    def api_key(self) -> str:
-        """Returns the API key, which is not a command-line argument because other users could read it.
+    @property
+    def found_ca(self) -> Path | None:
+        """The CA certificate; None for those that this system trusts."""
+        return self.ca_file or (Path(ca) if (ca := self._context.ca) else None)
+
+    def found_key(self) -> str:
+        """Returns the API key, which is not a command-line argument because other users could read it; "" for none.
+
+        Raises:
+            ConfigError: its file cannot be read.
+        """
+        return api_key(self.key_file) or read_secret(self._context.key_file, "The context's key file")
+
+    def required_key(self) -> str:
+        """Returns the API key.
 
         Raises:
             ConfigError: there is none.
         """
-        key = read_secret(self.key_file, "--key-file") or os.environ.get(_KEY, "")
-        if not key:
-            raise ConfigError(f"There is no API key; name its file with --key-file, or put it into {_KEY}.")
+        if not (key := self.found_key()):
+            raise ConfigError(
+                f"There is no API key; name its file with --key-file, in FIRSTLINE_KEY_FILE or in a context, or put "
+                f"the key into {_KEY}."
+            )
         return key
 
     @contextmanager
@@ -88,7 +130,9 @@ class GatewayOptions:
         Raises:
             ConfigError: no gateway is named, or there is no API key.
         """
-        with open_fleet(self.required_url(), self.api_key(), self.ca_file) as fleet:
+        from firstline.fleet.client import open_fleet
+
+        with open_fleet(self.required_url(), self.required_key(), self.found_ca) as fleet:
             yield fleet
 
     @contextmanager
@@ -100,8 +144,27 @@ class GatewayOptions:
         """
         from firstline.release.registry import open_registry
 
-        with open_registry(self.required_url(), self.api_key(), self.ca_file) as registry:
+        with open_registry(self.required_url(), self.required_key(), self.found_ca) as registry:
             yield registry
+
+    def client(self) -> Client:
+        """Returns the client of the inference API, without a key if none is named.
+
+        Raises:
+            ConfigError: no gateway is named.
+        """
+        from firstline.client.sync_client import Client
+
+        return Client(self.required_url(), token=self.found_key() or None, ca_file=self.found_ca)
+
+
+def api_key(key_file: str) -> str:
+    """Returns the API key in a file, otherwise in the environment; "" for none.
+
+    Raises:
+        ConfigError: the file cannot be read.
+    """
+    return read_secret(key_file, "--key-file") or os.environ.get(_KEY, "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +173,8 @@ class DataReading:
 
     label: Annotated[
         str, typer.Option("--label-column", metavar="NAME", help="Column of labels.csv or of a table with the label.")
-    ] = LABEL
-    every: Annotated[int, typer.Option(min=1, metavar="N", help="Of videos, take one frame in N.")] = EVERY
+    ] = "label"
+    every: Annotated[int, typer.Option(min=1, metavar="N", help="Of videos, take one frame in N.")] = 30
 
     def open(self, path: Path, inputs: Iterable[InputSpec | TensorSpec], limit: int | None = None) -> Dataset:
         """Opens a data set, and warns of arrays that are not used; see `open_dataset`.
@@ -121,6 +184,8 @@ class DataReading:
             inputs: of the bundle or the models.
             limit: number of samples; None for all.
         """
+        from firstline.workbench.data.dataset import open_dataset
+
         names = {spec.name for spec in inputs}
         found = open_dataset(path, limit, label=self.label, every=self.every, inputs=names)
         if found.table is not None and found.table.unused:
@@ -187,6 +252,10 @@ def is_there(path: Path) -> bool:
 
 def is_name(text: str) -> bool:
     """Whether the text is a valid name of a bundle, a device or a machine."""
+    import msgspec
+
+    from firstline_core.types import Name
+
     try:
         msgspec.convert(text, Name)
     except msgspec.ValidationError:
@@ -212,6 +281,8 @@ def require_bundle(path: Path) -> Path:
     Raises:
         ConfigError: there is no manifest.
     """
+    from firstline_core.bundle.manifest import MANIFEST_NAME
+
     if os.path.isfile(path):  # noqa: PTH113 (as `is_there`)
         raise ConfigError(
             f"{str(path)[:200]} is a file, and no bundle; make one of a model: firstline pair --edge MODEL --data DATA."

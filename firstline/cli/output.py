@@ -8,23 +8,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-import msgspec
 import typer
-from rich import box
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    MofNCompleteColumn,
-    Progress,
-    ProgressColumn,
-    TextColumn,
-    TimeRemainingColumn,
-    TransferSpeedColumn,
-)
-from rich.table import Table
+
+if TYPE_CHECKING:
+    from rich.progress import ProgressColumn
+    from rich.table import Table
 
 # A bar that flashes by tells nothing.
 _SILENT_S = 2.0
@@ -41,6 +31,8 @@ OutputOption = Annotated[Output, typer.Option("--output", "-o", help="Format of 
 
 
 def print_json(value: object) -> None:
+    import msgspec
+
     typer.echo(msgspec.json.format(msgspec.json.encode(value), indent=1))
 
 
@@ -55,6 +47,9 @@ def confidence(delta: float) -> str:
 
 def table(*columns: str, rows: Iterable[Sequence[str]] = ()) -> Table:
     """Returns a plain table; columns whose names start with '>' are right-aligned."""
+    from rich import box
+    from rich.table import Table
+
     made = Table(box=box.SIMPLE, pad_edge=False)
     for column in columns:
         made.add_column(
@@ -66,6 +61,8 @@ def table(*columns: str, rows: Iterable[Sequence[str]] = ()) -> Table:
 
 
 def print_table(made: Table) -> None:
+    from rich.console import Console
+
     width = None if sys.stdout.isatty() else _PIPE_COLUMNS
     Console(file=sys.stdout, width=width, highlight=False, markup=False).print(made)
 
@@ -101,16 +98,23 @@ def progress(what: str) -> AbstractContextManager[Callable[[int, int], None]]:
     Yields:
         A function that takes the progress and the total.
     """
+    from rich.progress import MofNCompleteColumn
+
     return _bar(what, MofNCompleteColumn())
 
 
 def bytes_progress(what: str) -> AbstractContextManager[Callable[[int, int], None]]:
     """Yields the same for bytes."""
+    from rich.progress import DownloadColumn, TransferSpeedColumn
+
     return _bar(what, DownloadColumn(), TransferSpeedColumn())
 
 
 @contextmanager
 def _bar(what: str, *columns: ProgressColumn) -> Iterator[Callable[[int, int], None]]:
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
     console = Console(stderr=True)
     bar = Progress(TextColumn(what), BarColumn(), *columns, TimeRemainingColumn(), console=console, transient=True)
     task = bar.add_task(what, total=None)

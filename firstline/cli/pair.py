@@ -5,31 +5,34 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from firstline.cli.command import EXIT_FAILED, print_report
+from firstline.cli.command import EXIT_FAILED, command, command_group, print_report
 from firstline.cli.command import Report as Printed
-from firstline.cli.options import DataReading, ThreadsOption
+from firstline.cli.options import PROMISE_EXAMPLE, DataReading, PortOption, ThreadsOption
 from firstline.cli.output import Output, OutputOption, progress, warn
-from firstline.cli.promises import caveats, promises_text
-from firstline.cli.run import PortOption, serve
-from firstline.workbench.bundle import refuse_overwriting, require_writable, write_version
-from firstline.workbench.certify import Certification, write_certified
-from firstline.workbench.evaluate import Measured, measure
-from firstline.workbench.pairing.certifying import as_certified, certify_pair
-from firstline.workbench.pairing.pair import draft_of, label_lists, larger_edge, read_files, read_pair, split
-from firstline.workbench.pairing.recipe import EDGE, FULL
-from firstline.workbench.pairing.report import PairReport, draw_disagreements, report_of, summary_lines
-from firstline.workbench.pairing.sources import open_data
-from firstline.workbench.pairing.specification import BUNDLE, PairSpec
-from firstline.workbench.promises import EXAMPLE
-from firstline.workbench.spec import read_labels
 from firstline_core.errors import ConfigError
-from firstline_core.routing.contracts import EventsResult
-from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.telemetry.wording import counted
+
+if TYPE_CHECKING:
+    from firstline.cli.promises import caveats, promises_text
+    from firstline.cli.serving import serve
+    from firstline.workbench.bundle import refuse_overwriting, require_writable, write_version
+    from firstline.workbench.certify import Certification, write_certified
+    from firstline.workbench.evaluate import Measured, measure
+    from firstline.workbench.pairing.certifying import as_certified, certify_pair
+    from firstline.workbench.pairing.pair import draft_of, label_lists, larger_edge, read_files, read_pair, split
+    from firstline.workbench.pairing.recipe import EDGE, FULL
+    from firstline.workbench.pairing.report import PairReport, draw_disagreements, report_of, summary_lines
+    from firstline.workbench.pairing.sources import open_data
+    from firstline.workbench.pairing.specification import BUNDLE, PairSpec
+    from firstline.workbench.spec import read_labels
+    from firstline_core.routing.contracts import EventsResult
+    from firstline_core.runtime.select import RuntimeOptions
+
+app = command_group()
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +43,8 @@ class PairDecisions:
         list[str] | None,
         typer.Option(
             metavar="TEXT",
-            help=f"What to certify, such as '{EXAMPLE}'; may be repeated. Default: 5% at 90% of disagreement, or of "
-            "missing what the full model reports most often.",
+            help=f"What to certify, such as '{PROMISE_EXAMPLE}'; may be repeated. Default: 5% at 90% of disagreement, "
+            "or of missing what the full model reports most often.",
         ),
     ] = None
     labels: Annotated[
@@ -76,6 +79,7 @@ class PairDecisions:
         )
 
 
+@command(app, "pair", example="firstline pair --edge edge.onnx --full full.onnx --data digits/test")
 def pair_command(
     *,
     reading: DataReading,

@@ -1,33 +1,40 @@
-"""`firstline profile create`: measures the cost of a bundle's models on this machine or on a device."""
+"""`firstline profile`: measures what models cost on machines, and stores, lists and uses the profiles."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from firstline.cli.command import Report
-from firstline.cli.device_profiling import bundle_named, profile_on
+from firstline.cli.command import Report, command, command_group
 from firstline.cli.options import DATA_HELP, DataReading, GatewayOptions, check_name, require_bundle
-from firstline.cli.output import Output, OutputOption, progress
-from firstline.cli.profile_source import print_profile
-from firstline.workbench.quality import qualities_on
-from firstline_core.bundle.store import Bundle, open_bundle
+from firstline.cli.output import Output, OutputOption, date, progress, size, table
+from firstline.cli.profile_predict import predict_command
+from firstline.cli.profile_split import split_command
 from firstline_core.errors import ConfigError
-from firstline_core.fleet.profiles import NewProfileRequest
-from firstline_core.profile.files import profile_path
-from firstline_core.profile.measure import (
-    ProfileOptions,
-    check_share,
-    machine_name,
-    measure_profile,
-)
-from firstline_core.profile.summary import accuracies
-from firstline_core.runtime.select import CPU
-from firstline_core.types import Sha256
+from firstline_core.telemetry.wording import counted
+
+if TYPE_CHECKING:
+    from firstline.cli.device_profiling import bundle_named, profile_on
+    from firstline.cli.profile_source import print_profile, profile_in
+    from firstline.workbench.quality import qualities_on
+    from firstline_core.bundle.store import Bundle, open_bundle
+    from firstline_core.fleet.profiles import NewProfileRequest
+    from firstline_core.profile.files import profile_path
+    from firstline_core.profile.measure import (
+        ProfileOptions,
+        check_share,
+        machine_name,
+        measure_profile,
+    )
+    from firstline_core.profile.summary import accuracies
+    from firstline_core.runtime.select import CPU
+    from firstline_core.types import Sha256
+
+app = command_group("Measure what models cost on machines; store, list and use the profiles.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +140,8 @@ class DeviceOptions:
     )
 
 
-def profile_command(
+@command(app, "create", example="firstline profile create digits --on press-7")
+def create(
     bundle: Annotated[
         Path,
         typer.Argument(metavar="BUNDLE", help="Folder of the bundle; with --on also its name.", show_default=False),
@@ -196,7 +204,8 @@ def profile_command(
         raise typer.Exit(1)
 
 
-def cancel_command(
+@command(app, "cancel", example="firstline profile cancel digits --on press-7")
+def cancel(
     bundle: Annotated[Path, typer.Argument(metavar="BUNDLE", help="Folder or name of the bundle.", show_default=False)],
     on: Annotated[str, typer.Option(metavar="DEVICE", help="Device of the fleet.")],
     gateway: GatewayOptions,
@@ -206,6 +215,83 @@ def cancel_command(
     with gateway.fleet() as fleet:
         fleet.profiles.cancel(on, name)
     return Report({"cancelled": {"device": on, "bundle": name}}, f"{on} no longer measures {name}.")
+
+
+BundleArgument = Annotated[str, typer.Argument(metavar="BUNDLE", help="The bundle's name.")]
+VersionArgument = Annotated[int, typer.Argument(metavar="VERSION", min=1, help="A number.")]
+MachineArgument = Annotated[str, typer.Argument(metavar="MACHINE", help="A device, or another machine's name.")]
+
+
+@command(app, "push", example="firstline profile push profiles/digits@bench.json")
+def push(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Profile that `firstline profile create` wrote.")],
+    gateway: GatewayOptions,
+) -> Report:
+    """Store a profile on the gateway, in place of the one of the same bundle, version and machine."""
+    profile = profile_in(file)
+    with gateway.fleet() as fleet:
+        entry = fleet.profiles.put(profile)
+    content = f"{counted(entry.points, 'point')}, {size(entry.size_bytes)}"
+    return Report(entry, f"{entry.bundle} version {entry.version} on {entry.machine}: {content}.")
+
+
+@command(app, "list", example="firstline profile list digits")
+def list_profiles(
+    gateway: GatewayOptions,
+    bundle: Annotated[str, typer.Argument(metavar="[BUNDLE]", help="Only this bundle.")] = "",
+    machine: Annotated[str, typer.Option(help="Only of this device or machine.")] = "",
+) -> Report:
+    """List the profiles on the gateway."""
+    with gateway.fleet() as fleet:
+        entries = list(fleet.profiles.all(bundle, machine))
+    rows = (
+        (
+            entry.bundle,
+            str(entry.version),
+            entry.machine,
+            entry.board,
+            f"{entry.points}{f' ({entry.refused} refused)' if entry.refused else ''}",
+            date(entry.made_s or None),
+            entry.by,
+            entry.fingerprint[:12],
+        )
+        for entry in entries
+    )
+    columns = ("bundle", ">version", "machine", "board", ">points", "measured", "by", "fingerprint")
+    return Report(entries, table(*columns, rows=rows))
+
+
+@command(app, "get", example="firstline profile get digits 1 press-7")
+def get(
+    bundle: Annotated[
+        Path,
+        typer.Argument(metavar="BUNDLE", help="Name of the bundle; or its folder, for the accuracy of its models."),
+    ],
+    version: VersionArgument,
+    machine: MachineArgument,
+    *,
+    gateway: GatewayOptions,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Print a profile."""
+    named = bundle_named(bundle)
+    accuracy = accuracies(named.manifest) if named.manifest is not None else {}
+    with gateway.fleet() as fleet:
+        profile = fleet.profiles.get(named.name, version, machine)
+    print_profile(profile, accuracy, output)
+
+
+@command(app, "delete", example="firstline profile delete digits 1 bench")
+def delete(
+    bundle: BundleArgument, version: VersionArgument, machine: MachineArgument, gateway: GatewayOptions
+) -> Report:
+    """Delete a profile from the gateway."""
+    with gateway.fleet() as fleet:
+        fleet.profiles.remove(bundle, version, machine)
+    return Report(
+        {"removed": {"bundle": bundle, "version": version, "machine": machine}},
+        f"The profile of {bundle} version {version} on {machine} is forgotten.",
+    )
 
 
 def _refuse_local_options(local: LocalOptions) -> None:
@@ -229,3 +315,9 @@ def _numbers(text: str, option: str, least: int) -> tuple[int, ...]:
     if any(not least <= one <= 1024 for one in found):
         raise ConfigError(f"{option} {text}: each number is from {least} to 1024.")
     return found
+
+
+command(app, "predict", example="firstline profile predict profiles/digits@bench.json edge=500 full=100 --within 5")(
+    predict_command
+)
+command(app, "split", example="firstline profile split digits --data digits/test --round-trip 20")(split_command)

@@ -56,7 +56,7 @@ def load_profile(name: str, bundle: str, gateway: GatewayOptions) -> Profile:
             f"{name[:200]!a} is neither a file nor the name of a stored profile, which is MACHINE or "
             "BUNDLE/VERSION/MACHINE."
         )
-    if not gateway.url:
+    if not gateway.found_url:
         raise ConfigError(f"There is no file {name[:200]}, and no gateway is named; name one with --gateway.")
     with gateway.fleet() as fleet:
         if len(parts) == 3:

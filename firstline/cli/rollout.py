@@ -8,20 +8,23 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.table import Table
 
 from firstline.cli.command import Report, command, command_group
 from firstline.cli.interrupt import pause
 from firstline.cli.options import GatewayOptions
 from firstline.cli.output import date, size, table
-from firstline.fleet.rollouts import Rollouts
 from firstline_core.errors import CapacityError, ConfigError, FirstlineError, LinkError
-from firstline_core.fleet.rollout import Look, Plan, RolloutSummary
-from firstline_core.storage.files import read_text
 from firstline_core.telemetry.wording import counted
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from firstline.fleet.rollouts import Rollouts
+    from firstline_core.fleet.rollout import Look, Plan, RolloutSummary
+    from firstline_core.storage.files import read_text
 
 EXIT_ENDED_OTHERWISE = 1
 EXIT_NEEDS_DECISION = 3
@@ -153,7 +156,7 @@ def _seconds(text: str) -> float:
     return duration_s
 
 
-@command(app, "plan")
+@command(app, "plan", example="firstline rollout plan digits 3 --stages 1,10,100 --soak 8h")
 def plan(
     bundle: BundleArgument,
     version: VersionArgument,
@@ -167,7 +170,7 @@ def plan(
     return Report(plan, _plan_text(plan))
 
 
-@command(app, "create")
+@command(app, "create", example="firstline rollout create digits 3 --stages 1,10,100 --soak 8h")
 def create(
     bundle: BundleArgument,
     version: VersionArgument,
@@ -186,7 +189,7 @@ def create(
     return Report(rollout, rollout.id)
 
 
-@command(app, "list")
+@command(app, "list", example="firstline rollout list --bundle digits")
 def list_rollouts(
     gateway: GatewayOptions, bundle: Annotated[str, typer.Option(help="Only rollouts of this bundle.")] = ""
 ) -> Report:
@@ -208,7 +211,7 @@ def list_rollouts(
     return Report(rollouts, table("id", "brings", ">version", "state", "stage", "made", "by", rows=rows))
 
 
-@command(app, "get")
+@command(app, "get", example="firstline rollout get 01a206a7-da17-7214-88d4-6df427d34c0a")
 def get(
     rollout: IdArgument,
     gateway: GatewayOptions,
@@ -218,7 +221,7 @@ def get(
         return _report(fleet.rollouts, fleet.rollouts.get(rollout))
 
 
-@command(app, "watch")
+@command(app, "watch", example="firstline rollout watch 01a206a7-da17-7214-88d4-6df427d34c0a")
 def watch(rollout: IdArgument, gateway: GatewayOptions) -> Report:
     """Wait until a rollout ends; exits 0 if it is complete, 3 if it needs a decision, 1 otherwise."""
     with gateway.fleet() as fleet:
@@ -266,7 +269,7 @@ def _add(name: str, explanation: str) -> None:
     def run(rollout: IdArgument, gateway: GatewayOptions) -> Report:
         return _apply(name, rollout, gateway)
 
-    command(app, name, help=explanation)(run)
+    command(app, name, example=f"firstline rollout {name} 01a206a7-da17-7214-88d4-6df427d34c0a", help=explanation)(run)
 
 
 _add("start", "Start a rollout that was created and not started.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shlex
 import shutil
 import socket
 from collections.abc import AsyncIterator
@@ -182,3 +183,12 @@ def digits_folder() -> Path:
         if (folder / "bundle" / "manifest.json").is_file():
             return folder
     raise ConfigError("The demo's digits bundle is missing from this installation; reinstall firstline[workbench].")
+
+
+def next_commands() -> tuple[str, str, str]:
+    """Returns what to type after the demo: serve these models, certify one's own, configure a device."""
+    return (
+        f"firstline run {shlex.quote(str(digits_folder() / 'bundle'))}",
+        "firstline pair --edge small.onnx --full large.onnx --data images --out pair",
+        "edge-agent init",
+    )

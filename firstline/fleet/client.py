@@ -10,6 +10,7 @@ from typing import Any
 from urllib.parse import quote
 
 import httpx
+from msgspec.structs import asdict
 
 from firstline.client import connection
 from firstline.fleet.profiles import Profiles
@@ -25,7 +26,7 @@ from firstline_core.fleet.rest import (
     Sort,
     TierHistory,
 )
-from firstline_core.fleet.twin import Brake
+from firstline_core.fleet.twin import Brake, Desired
 from firstline_core.protocol.enrolment import (
     DEVICES_PATH,
     DeviceList,
@@ -37,6 +38,15 @@ from firstline_core.protocol.enrolment import (
 
 _TIMEOUT_S = 30.0
 _AT_ONCE = 1000  # names in one request, or devices in one answer
+
+
+class ListedDevice(FleetDevice, frozen=True):
+    """A device with its access; see `DeviceState`. A device that was only invited has never been seen."""
+
+    enrolled_s: float | None = None
+    certificate_expires_s: float | None = None
+    revoked_s: float | None = None
+    invited_until_s: float | None = None
 
 
 class Fleet:
@@ -93,6 +103,22 @@ class Fleet:
         """
         for page in pages(lambda after: self.page(after, selector)):
             yield from page.devices
+
+    def listed(self, selector: str = "") -> list[ListedDevice]:
+        """Returns the devices of `fleet` with their access, by name; without a selector also those only invited.
+
+        Raises:
+            FirstlineError: the gateway's error.
+        """
+        devices = {device.name: device for device in self.fleet(selector)}
+        access = {state.device: state for state in self.devices() if not selector or state.device in devices}
+        listed = []
+        for name in sorted({*devices, *access}):
+            never_seen = FleetDevice(name, {}, False, False, None, None, None, Desired(0))
+            fields = asdict(devices.get(name, never_seen)) | (asdict(access[name]) if name in access else {})
+            fields.pop("device", None)
+            listed.append(ListedDevice(**fields))
+        return listed
 
     def page(
         self,

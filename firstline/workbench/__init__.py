@@ -3,6 +3,7 @@
 Create a bundle
     spec          the description of a bundle, from code or a TOML recipe
     step_syntax   the short form of processing steps in flags and recipes
+    step_usage    that form of each step, with its meaning
     bundle        copies, hashes and checks model files, and puts the bundle into place
     ports         the input and output of a model file, and outputs that are not a classifier's
     model_checks  checks that processing, model, labels and value ranges fit together

@@ -47,6 +47,8 @@ Adapters translate foreign exceptions once, with `raise ... from`. Only a proces
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from difflib import get_close_matches
 from typing import ClassVar
 
 from firstline_core.ids import new_request_id
@@ -251,6 +253,12 @@ BY_CODE: dict[str, type[FirstlineError]] = _leaves(FirstlineError)
 """Every class by its code, so that a client can raise the server's error."""
 
 __all__ = [error.__name__ for error in BY_CODE.values()]
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Returns the end of a sentence about an unknown name: the most similar known one, or a full stop."""
+    close = get_close_matches(name, list(known), n=1)
+    return f"; did you mean '{close[0]}'?" if close else "."
 
 
 def missing_package(error: ModuleNotFoundError, program: str, extra: str) -> ConfigError:

@@ -18,7 +18,7 @@ from typing import Annotated, Any, TypeVar, get_args, get_type_hints
 import msgspec
 from msgspec import Meta
 
-from firstline_core.errors import ConfigError
+from firstline_core.errors import ConfigError, did_you_mean
 from firstline_core.storage import files
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -344,10 +344,8 @@ def _warn_about_ignored(ignored: list[str], known: set[str], prefix: str, warn: 
 
 
 def _suggest(key: str, known: list[str]) -> str:
-    close = difflib.get_close_matches(key, known, n=1)
-    if close:
-        return f"; did you mean '{close[0]}'?"
-    return f"; known here: {', '.join(known)}." if known else "."
+    end = did_you_mean(key, known)
+    return f"; known here: {', '.join(known)}." if known and end == "." else end
 
 
 def _from_text(value: str) -> object:

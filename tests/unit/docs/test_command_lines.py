@@ -20,7 +20,7 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from firstline.cli.app import app
-from firstline.cli.demo import next_commands
+from firstline.demo.site import next_commands
 from firstline_edge.cli.parser import parse
 from firstline_gateway import __main__ as gateway
 
@@ -169,7 +169,7 @@ def _commands() -> Any:
 def _firstline(arguments: list[str]) -> None:
     command = _commands()
     while isinstance(command, TyperGroup) and arguments and arguments[0] in command.commands:
-        command = command.commands[arguments.pop(0)]
+        command = command.get_command(None, arguments.pop(0))
     if not isinstance(command, TyperGroup):
         command.callback = lambda **_: None
     command.main(arguments)

@@ -8,10 +8,12 @@ import typing
 from dataclasses import is_dataclass
 from enum import Enum
 
+import pytest
 from msgspec import Struct
 
 import firstline
 import firstline.errors
+import firstline.exports
 import firstline_core.errors
 
 
@@ -25,10 +27,13 @@ def _named(hint: object) -> set[type]:
 def test_all_is_what_is_there() -> None:
     public = {
         name
-        for name, value in vars(firstline).items()
+        for name, value in vars(firstline.exports).items()
         if not name.startswith("_") and not isinstance(value, types.ModuleType) and name != "annotations"
     }
     assert sorted(firstline.__all__) == sorted({*public, "errors"})
+    assert set(firstline.__all__) <= set(dir(firstline))
+    with pytest.raises(AttributeError, match="module 'firstline' has no attribute 'Cleint'"):
+        firstline.Cleint  # noqa: B018
 
 
 def test_what_the_clients_give_can_be_imported_from_where_they_are() -> None:

@@ -5,18 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from firstline.cli.command import Report
 from firstline.cli.options import GatewayOptions, is_there
 from firstline.cli.output import percent
-from firstline.cli.profile_source import load_profile
 from firstline_core.errors import ConfigError
-from firstline_core.profile.predict import Prediction, Stream, highest, predict, utilisation
-from firstline_core.profile.profile import HALF_LOAD, Point, Profile
-from firstline_core.profile.summary import DISTURBED
+
+if TYPE_CHECKING:
+    from firstline.cli.profile_source import load_profile
+    from firstline_core.profile.predict import Prediction, Stream, highest, predict, utilisation
+    from firstline_core.profile.profile import HALF_LOAD, Point, Profile
+    from firstline_core.profile.summary import DISTURBED
 
 _FULL = 1.0
 _LOWER_RATES = (0.9, 0.7, 0.5, 0.3, 0.2, 0.1, 0.05, 0.01)

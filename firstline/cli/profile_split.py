@@ -4,21 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.table import Table
 
 from firstline.cli.command import Report
 from firstline.cli.options import DATA_HELP, BundleArgument, DataReading, LimitOption, ThreadsOption, require_bundle
 from firstline.cli.output import progress, size, table
-from firstline.workbench.bundle import staged_folder
-from firstline.workbench.splitting.measure import AUTO, halves, measure_splits
-from firstline_core.bundle.store import Bundle, open_bundle
 from firstline_core.errors import ConfigError
-from firstline_core.planning.plan import describe_bandwidths, describe_way
-from firstline_core.planning.split import Splits, Surroundings, encode, stretches, ways
-from firstline_core.runtime.select import RuntimeOptions
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from firstline.workbench.bundle import staged_folder
+    from firstline.workbench.splitting.measure import halves, measure_splits
+    from firstline_core.bundle.store import Bundle, open_bundle
+    from firstline_core.planning.plan import describe_bandwidths, describe_way
+    from firstline_core.planning.split import Splits, Surroundings, encode, stretches, ways
+    from firstline_core.runtime.select import RuntimeOptions
 
 DOCUMENT = "split.json"
 
@@ -27,7 +30,7 @@ def split_command(
     bundle: BundleArgument,
     *,
     data: Annotated[Path, typer.Option(help=DATA_HELP)],
-    at: Annotated[str, typer.Option(help="Tensor to cut at, or 'auto': those narrower than all before them.")] = AUTO,
+    at: Annotated[str, typer.Option(help="Tensor to cut at, or 'auto': those narrower than all before them.")] = "auto",
     reading: DataReading,
     limit: LimitOption = 200,
     threads: ThreadsOption = 1,

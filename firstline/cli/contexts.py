@@ -1,0 +1,100 @@
+"""Contexts: names for gateways, each with the files of its API key and its CA certificate, in a file of the user."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from firstline_core.errors import ConfigError, did_you_mean
+from firstline_core.storage.files import make_folder, read_limited, write_whole
+
+SELECTS = "FIRSTLINE_CONTEXT"
+_LIMIT_BYTES = 1024 * 1024
+
+
+class Context(Struct, frozen=True):
+    """One gateway; it names the file of the key, and contains no secret.
+
+    Attributes:
+        gateway: URL.
+        key_file: path of the API key; "" for none.
+        ca: path of the CA certificate used to verify the gateway; "" for those that this system trusts.
+    """
+
+    gateway: str = ""
+    key_file: str = ""
+    ca: str = ""
+
+
+class Contexts(Struct):
+    """The content of the file.
+
+    Attributes:
+        current: name of the context in use; "" for none.
+        contexts: by name.
+    """
+
+    current: str = ""
+    contexts: dict[str, Context] = {}
+
+    def get(self, name: str) -> Context:
+        """Returns a context.
+
+        Raises:
+            ConfigError: there is no such context.
+        """
+        if name not in self.contexts:
+            raise ConfigError(
+                f"There is no context {name[:80]!a} in {contexts_file()}{did_you_mean(name, self.contexts)} "
+                f"`firstline context create {name[:80]} --gateway URL` creates it."
+            )
+        return self.contexts[name]
+
+
+def contexts_file() -> Path:
+    """Returns the file, in the folder of the user's configuration (XDG)."""
+    folder = os.environ.get("XDG_CONFIG_HOME", "")
+    return (Path(folder) if Path(folder).is_absolute() else Path.home() / ".config") / "firstline" / "contexts.json"
+
+
+def read_contexts() -> Contexts:
+    """Returns all contexts; none if there is no file.
+
+    Raises:
+        ConfigError: the file cannot be read.
+    """
+    file = contexts_file()
+    try:
+        return msgspec.json.decode(read_limited(file, _LIMIT_BYTES), type=Contexts)
+    except FileNotFoundError:
+        return Contexts()
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, ValueError) as error:
+        raise ConfigError(f"{file} cannot be read: {error}; correct or delete it.") from error
+
+
+def write_contexts(contexts: Contexts) -> None:
+    """Replaces the file; only this user can read it.
+
+    Raises:
+        ConfigError: the file cannot be written.
+    """
+    file = contexts_file()
+    try:
+        make_folder(file.parent)
+        write_whole(file, msgspec.json.format(msgspec.json.encode(contexts)))
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be written: {error.strerror}.") from error
+
+
+def context_in_use() -> Context:
+    """Returns the context that `FIRSTLINE_CONTEXT` names, otherwise the current one; without both an empty one.
+
+    Raises:
+        ConfigError: the file cannot be read, or there is no such context.
+    """
+    contexts = read_contexts()
+    name = os.environ.get(SELECTS, "") or contexts.current
+    return contexts.get(name) if name else Context()

@@ -1,0 +1,80 @@
+"""All commands: their help, their examples, and what a mistyped one says."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from typer.core import TyperGroup
+from typer.main import get_command
+from typer.testing import CliRunner
+
+from firstline.cli.app import PANELS, app
+
+_HEAVY = ("numpy", "httpx", "onnxruntime", "PIL", "tuf", "cryptography", "sqlalchemy", "nicegui", "rich", "asyncio")
+_SCRIPT = f"""
+import sys
+from typer.testing import CliRunner
+from firstline.cli.app import app
+for path in sys.stdin.read().splitlines():
+    result = CliRunner().invoke(app, [*path.split(), "--help"])
+    assert result.exit_code == 0, result.output
+    assert not (loaded := [name for name in {_HEAVY} if name in sys.modules]), (path, loaded)
+"""
+
+
+def _leaves(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    if isinstance(command, TyperGroup):
+        for name in command.list_commands(None):  # type: ignore[arg-type]
+            yield from _leaves(command.get_command(None, name), (*path, name))  # type: ignore[arg-type]
+    else:
+        yield path, command
+
+
+LEAVES = dict(_leaves(get_command(app)))
+
+
+def test_help_loads_no_large_package() -> None:
+    """In a process of its own, because this one has loaded them."""
+    paths = "\n".join(["", *PANELS["Operate"], *(" ".join(path) for path in LEAVES)])
+    done = subprocess.run([sys.executable, "-c", _SCRIPT], input=paths, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize("path", LEAVES, ids=" ".join)
+def test_the_example_of_a_command_is_taken(path: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    command = LEAVES[path]
+    program, *words = shlex.split(command.epilog.split("Example:\n  ")[1].partition("\n")[0].partition(" > ")[0])
+    assert (program, tuple(words[: len(path)])) == ("firstline", path)
+    command.make_context(path[-1], words[len(path) :])
+
+
+@pytest.mark.parametrize("path", LEAVES, ids=" ".join)
+def test_a_command_answers_in_json(path: tuple[str, ...]) -> None:
+    assert {"-o", "--output"} <= {option for each in LEAVES[path].params for option in each.opts}
+
+
+def test_commands_are_listed_by_panel() -> None:
+    text = CliRunner().invoke(app, ["--help"]).stdout
+    places = [text.index(f"\n{panel}:\n") for panel in PANELS]
+    assert places == sorted(places)
+    assert text.index("\n  certify ") < places[1] < text.index("\n  model ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "meant"),
+    [(["rolout"], "'rollout'"), (["device", "lst"], "'list'"), (["device", "list", "--selektor", "x"], "--selector")],
+)
+def test_a_mistyped_word_is_recognised(arguments: list[str], meant: str) -> None:
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 2
+    assert meant in result.stderr.splitlines()[-1]
+
+
+def test_the_shell_completes_commands() -> None:
+    environment = {"_FIRSTLINE_COMPLETE": "complete_bash", "COMP_WORDS": "firstline roll", "COMP_CWORD": "1"}
+    assert CliRunner().invoke(app, [], env=environment, prog_name="firstline").stdout.split() == ["rollout"]

@@ -1,0 +1,100 @@
+"""Contexts, and the order of flag, environment and context."""
+
+from __future__ import annotations
+
+import json
+import stat
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from firstline.cli.app import app
+from firstline.cli.contexts import contexts_file
+from firstline.cli.options import GatewayOptions
+from firstline_core.errors import ConfigError
+
+_VARIABLES = "FIRSTLINE_GATEWAY", "FIRSTLINE_KEY_FILE", "FIRSTLINE_CA", "FIRSTLINE_TOKEN", "FIRSTLINE_CONTEXT"
+
+
+@pytest.fixture(autouse=True)
+def _empty_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in _VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.chdir(tmp_path)
+    for name in ("factory", "flag"):
+        (tmp_path / f"{name}.key").write_text(f"key-of-{name}\n")
+
+
+def run(*arguments: str, code: int = 0) -> Result:
+    result = CliRunner().invoke(app, ["context", *arguments])
+    assert result.exit_code == code, result.output
+    return result
+
+
+def factory() -> Result:
+    return run("create", "factory", "--gateway", "https://factory:8080", "--key-file", "factory.key", "--ca", "ca.pem")
+
+
+def test_a_context_is_created_listed_used_and_deleted(tmp_path: Path) -> None:
+    factory()
+    run("create", "lab", "--gateway", "http://127.0.0.1:8080")
+    found = json.loads(run("list", "-o", "json").stdout)
+    assert found["current"] == "lab" and sorted(found["contexts"]) == ["factory", "lab"]
+    assert run("use", "factory").stdout == "The context factory is in use: https://factory:8080.\n"
+    shown = json.loads(run("get", "factory", "-o", "json").stdout)
+    assert shown["key_file"] == str(tmp_path / "factory.key") and shown["ca"] == str(tmp_path / "ca.pem")
+    assert any(line.split()[:2] == ["*", "factory"] for line in run("list").stdout.splitlines())
+    run("delete", "factory")
+    assert json.loads(run("list", "-o", "json").stdout)["current"] == ""
+
+
+def test_the_file_is_private_and_has_no_secret() -> None:
+    factory()
+    assert stat.S_IMODE(contexts_file().stat().st_mode) == 0o600
+    assert "key-of-factory" not in contexts_file().read_text()
+
+
+def test_a_flag_wins_over_the_environment_and_that_over_the_context(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match=r"--gateway URL, in FIRSTLINE_GATEWAY, or in a context: firstline context"):
+        GatewayOptions().required_url()
+    factory()
+    found = GatewayOptions()
+    assert (found.required_url(), found.required_key()) == ("https://factory:8080", "key-of-factory")
+    assert found.found_ca is not None and found.found_ca.name == "ca.pem"
+    monkeypatch.setenv("FIRSTLINE_TOKEN", "key-of-the-environment")
+    assert GatewayOptions().required_key() == "key-of-the-environment"
+    assert GatewayOptions(key_file="flag.key").required_key() == "key-of-flag"
+
+
+def test_a_contexts_key_goes_to_no_other_gateway() -> None:
+    factory()
+    other = GatewayOptions("https://other:8080")
+    assert other.found_ca is None
+    with pytest.raises(ConfigError, match=r"There is no API key; name its file with --key-file"):
+        other.required_key()
+    assert GatewayOptions("https://factory:8080").required_key() == "key-of-factory"
+
+
+def test_the_environment_reaches_a_command_and_selects_a_context(monkeypatch: pytest.MonkeyPatch) -> None:
+    run("create", "lab", "--gateway", "http://127.0.0.1:8080")
+    factory()
+    monkeypatch.setenv("FIRSTLINE_CONTEXT", "lab")
+    assert GatewayOptions().required_url() == "http://127.0.0.1:8080"
+    for name, value in zip(_VARIABLES, ("http://127.0.0.1:9", "flag.key", "nowhere.pem"), strict=False):
+        monkeypatch.setenv(name, value)
+    refused = CliRunner().invoke(app, ["device", "list"])
+    assert "nowhere.pem cannot be used" in refused.stderr
+    flag = CliRunner().invoke(app, ["device", "list", "--key-file", "absent.key"])
+    assert "--key-file: absent.key cannot be read" in flag.stderr
+
+
+def test_an_unknown_context_and_a_damaged_file_are_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+    factory()
+    assert "; did you mean 'factory'? `firstline context create" in run("use", "factroy", code=2).stderr
+    monkeypatch.setenv("FIRSTLINE_CONTEXT", "gone")
+    with pytest.raises(ConfigError, match="There is no context 'gone' in"):
+        GatewayOptions().required_url()
+    contexts_file().write_text("{")
+    assert "correct or delete it" in run("list", code=2).stderr
