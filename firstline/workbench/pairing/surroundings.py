@@ -19,6 +19,7 @@ from firstline.workbench.recognition import Surroundings, Truth, start_of, token
 from firstline.workbench.trial import most_tokens
 from firstline_core.errors import ConfigError, RequestError
 from firstline_core.processing.steps import Kind
+from firstline_core.types import TensorSpec
 
 _TOKENIZER = "tokenizer.json"
 _LIMIT_BYTES = 64 << 20
@@ -92,6 +93,12 @@ def unknown(role: str, file: ModelFile, near: Surroundings) -> str:
             f"The {role} model {file.name} takes {_listed(absent)}, and the data have no column of this name; they "
             f"have {_listed(near.columns)}. Name other data with --data, or rename the columns."
         )
+    if held == "image" and (boxes := _anchors(file.outputs)):
+        return (
+            f"The {role} model {file.name} gives {boxes} boxes and scores of anchors, as SSD does, and its file does "
+            "not hold the anchors. Export it with decoding and suppression inside: of TensorFlow with the operator "
+            "TFLite_Detection_PostProcess, of PyTorch with its post-processing in the graph."
+        )
     inputs, outputs = (
         ", ".join(f"'{spec.name}' {spec.datatype} {list(spec.shape)}" for spec in specs[:4])
         for specs in (file.inputs, file.outputs)
@@ -103,6 +110,15 @@ def unknown(role: str, file: ModelFile, near: Surroundings) -> str:
         f"The {role} model {file.name} is of no family that `firstline pair` knows for {_DATA[held]} (inputs {inputs}; "
         f"outputs {outputs}). {advice}."
     )
+
+
+def _anchors(outputs: Sequence[TensorSpec]) -> int:
+    """Returns the number of boxes of a detector whose outputs are offsets of anchors, and scores; 0 of others."""
+    shapes = sorted((spec.shape for spec in outputs), key=lambda shape: shape[-1:] != (4,))
+    if len(shapes) != 2 or any(len(shape) != 3 for shape in shapes):
+        return 0
+    offsets, scores = shapes
+    return max(offsets[1], 0) if offsets[2] == 4 != scores[2] and offsets[1] == scores[1] else 0
 
 
 def _listed(names: Sequence[str]) -> str:
