@@ -6,15 +6,15 @@ exceeds the best device's share, and their product counts a scene twice if two c
 
 Assumption: given all earlier audits of all devices, the next edge answer is wrong with a probability of at most
 epsilon. Devices that look at the same scene at the same moment violate it: one wrong answer makes the others likely.
-Only one of those audits may count, chosen before its loss is known; `contracts.audit_spacing_s` selects it by time,
-among the audits of one source. This leaves out more audits of a busy source than of a quiet one, and no weight corrects
-it: the pool's risk then counts the busy source too little. Set the devices' `audit.spacing_s` at least as long, so that
-the gateway leaves out only audits of sources that several devices share.
+Only one of those audits may count, chosen before its loss is known. `contracts.audit_spacing_s` selects it at random
+among the audits of one source. All audits of a promise have the same chance to count, so a source that many devices
+share counts as much as its audits (`routing/sampling.py`). A second audit of the same device within the spacing is left
+out in any case. Set the devices' `audit.spacing_s` at least as long, so that they draw it themselves.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from firstline_core.bundle.manifest import Manifest, valid_certificate
@@ -22,11 +22,13 @@ from firstline_core.fleet.rest import Standing
 from firstline_core.routing import audit
 from firstline_core.routing.audit import AuditState
 from firstline_core.routing.certificate import ALL_ROWS
+from firstline_core.routing.sampling import NO_PEAK, Peak
+from firstline_core.routing.sampling import spaced as spaced_chance
 from firstline_core.telemetry.wording import counted
 from firstline_core.types import AuditNote, ModelKey
 
-_SOURCES = 256  # whose latest audits a pool remembers; audits of further sources do not count meanwhile
-_SOURCES_PER_DEVICE = 16  # of these, so that a few devices with many names do not keep out all others
+_RECENT = 256  # audits that a pool remembers; further ones do not count meanwhile
+_RECENT_OF_DEVICE = 16  # of these, so that a few devices with many sources do not keep out all others
 
 
 class PoolKey(NamedTuple):
@@ -43,6 +45,24 @@ class PoolKey(NamedTuple):
     event: str = ALL_ROWS
 
 
+class RecentAudit(NamedTuple):
+    """An audit within the spacing.
+
+    Attributes:
+        service_s: when it came, in seconds of the store's service.
+        device: that sent it.
+        source: see `InferRequest`.
+        propensity: the probability with which it was to count.
+        counts: whether it did.
+    """
+
+    service_s: float
+    device: str
+    source: str
+    propensity: float
+    counts: bool
+
+
 @dataclass(frozen=True, slots=True)
 class Pool:
     """The result of the audits of one promise so far.
@@ -54,8 +74,8 @@ class Pool:
         lost_weight: sum of the audits' losses times their weights.
         first_s, last_s: wall time of the first and the latest audit.
         alarmed_s: wall time of the alarm, which later audits do not clear; None without an alarm.
-        counted: by source, when its latest audit was counted, in seconds of the store's service, and for which device;
-            only audits that can still be too close to the next one, see `spaced`.
+        recent: the audits that can be too close to the next one of their source, oldest first; see `spaced`.
+        peak: the most devices that audited one source within the spacing.
     """
 
     key: PoolKey
@@ -66,7 +86,8 @@ class Pool:
     weight: float = 0.0
     lost_weight: float = 0.0
     alarmed_s: float | None = None
-    counted: dict[str, tuple[float, str]] = field(default_factory=dict)
+    recent: tuple[RecentAudit, ...] = ()
+    peak: Peak = NO_PEAK
 
     @property
     def risk(self) -> float | None:
@@ -146,11 +167,13 @@ def with_audit(pool: Pool, note: AuditNote, loss: float, *, now_s: float, delta:
     )
 
 
-def spaced(pool: Pool, device: str, source: str, spacing_s: float, *, service_s: float) -> Pool | None:
-    """Returns the pool with the time of one more audit of a source; None if it comes too soon after another.
+def spaced(
+    pool: Pool, device: str, source: str, spacing_s: float, *, service_s: float, draw: float
+) -> tuple[Pool, bool]:
+    """Returns the pool that remembers one more audit of a source, and whether that audit counts.
 
-    Also None while the device, or all devices together, have audits of too many other sources. No source is forgotten
-    within the spacing, because its next audit could then count too soon.
+    It does not count after another within the spacing that counted, nor while too many other audits are remembered, of
+    the device or of all. None is forgotten within the spacing, because the next one could then count too soon.
 
     Args:
         pool: the pool after the earlier audits.
@@ -158,14 +181,20 @@ def spaced(pool: Pool, device: str, source: str, spacing_s: float, *, service_s:
         source: of the audit; see `InferRequest`. Audits without one share the source "".
         spacing_s: minimum time between counted audits of one source.
         service_s: now, in seconds of the store's service.
+        draw: a random number in [0, 1).
     """
     if not spacing_s:
-        return pool
-    recent = {name: latest for name, latest in pool.counted.items() if service_s - latest[0] < spacing_s}
-    of_device = sum(name == device for _, name in recent.values())
-    if source in recent or len(recent) >= _SOURCES or of_device >= _SOURCES_PER_DEVICE:
-        return None
-    return replace(pool, counted=recent | {source: (service_s, device)})
+        return pool, True
+    recent = [one for one in pool.recent if service_s - one.service_s < spacing_s]
+    known = [one for one in recent if one.source == source]
+    of_device = [one.source for one in recent if one.device == device]
+    if source in of_device or len(of_device) >= _RECENT_OF_DEVICE or len(recent) >= _RECENT:
+        return pool, False
+    peak = pool.peak.with_number(len(known) + 1, service_s)
+    chance, propensity = spaced_chance(1 / peak.value, sum(one.propensity for one in known))
+    counts = draw < chance and not any(one.counts for one in known)
+    latest = RecentAudit(service_s, device, source, propensity, counts)
+    return replace(pool, recent=(*recent, latest), peak=peak), counts
 
 
 def promises(manifest: Manifest) -> bool:

@@ -8,6 +8,7 @@ share its pools: counting locks the pool's row, so that all audits form one sequ
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -76,6 +77,7 @@ log = logger(__name__)
 
 HOUR_S = 3600.0
 _DAY_S = 86_400.0
+_RNG = random.SystemRandom()
 _EVIDENCE_HOURS = 60 * 24
 
 
@@ -263,7 +265,7 @@ class Skipped(StrEnum):
 
     REPEATED = "repeated"  # this request was counted before
     DEVICE_LIMIT = "device_limit"  # this device had its share of the hour
-    SPACING = "spacing"  # an audit of this source, or of too many others, was counted a moment ago
+    SPACING = "spacing"  # chance chose another audit of this source, or too many audits came within the spacing
     NOT_PROMISED = "not_promised"  # the bundle here makes no such promise
     DISK = "disk"  # the store refuses, and unstored audits do not count
     NO_ANSWER = "no_answer"  # the full model's outputs are not as declared
@@ -311,21 +313,25 @@ def count(
         return Skipped.REPEATED
     if count_since(connection, one.device, service_s - HOUR_S) >= settings.audits_per_device_hour:
         return Skipped.DEVICE_LIMIT
-    found = []
+    found, left_out = [], []
     for key in sorted(one.losses):  # every replica locks in this order
         pool = locked(connection, key)
         pool = new_pool(key, now_s) if pool is None else pool
-        due = spaced(pool, one.device, one.source, settings.audit_spacing_s, service_s=service_s)
-        if due is None:
-            continue
-        loss = one.losses[key]
-        after = with_audit(due, one.note, loss, now_s=now_s, delta=settings.delta)
-        found.append((pool, after, loss > 0))
-    if one.losses and not found:
+        spacing_s, draw = settings.audit_spacing_s, _RNG.random()
+        due, counts = spaced(pool, one.device, one.source, spacing_s, service_s=service_s, draw=draw)
+        if counts:
+            loss = one.losses[key]
+            found.append((pool, with_audit(due, one.note, loss, now_s=now_s, delta=settings.delta), loss > 0))
+        else:
+            left_out.append(due)
+    if found or not left_out:
+        after_audit = [(after, lost) for _, after, lost in found]
+        if not add_audit(connection, one.device, one.request_id, after_audit, service_s=service_s):
+            return Skipped.REPEATED
+    for due in left_out:
+        replace_pool(connection, due)
+    if left_out and not found:
         return Skipped.SPACING
-    after_audit = [(after, lost) for _, after, lost in found]
-    if not add_audit(connection, one.device, one.request_id, after_audit, service_s=service_s):
-        return Skipped.REPEATED
     return [
         Counted(
             after,

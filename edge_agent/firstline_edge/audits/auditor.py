@@ -25,7 +25,7 @@ from firstline_core.ids import new_request_id
 from firstline_core.routing import sampling
 from firstline_core.routing.certificate import Contract
 from firstline_core.routing.policy import CERTIFIED
-from firstline_core.routing.sampling import Allowance, AuditBudget, Peak
+from firstline_core.routing.sampling import NO_PEAK, Allowance, AuditBudget
 from firstline_core.types import AuditNote, InferRequest, Privacy, Reason
 from firstline_edge.audits.audit_sender import Audit, AuditSender
 from firstline_edge.audits.certificate_states import CertificateStates, Comparison, MonitoredCertificate
@@ -96,7 +96,7 @@ class AuditRate:
         self._propensity_until_s = -math.inf
         self._sources: dict[str, _Source] = {}
         self._searched_slot = -1
-        self._peak, self._most_answers = Peak(), 0
+        self._peak, self._most_answers = NO_PEAK, 0
         self._uncounted_rows = self._uncounted_bytes = 0
 
     def adopt(self, settings: AuditSection) -> None:
@@ -105,7 +105,7 @@ class AuditRate:
         if settings.spacing_s != self._spacing_s:
             self._spacing_s = settings.spacing_s
             self._sources.clear()
-            self._searched_slot, self._peak, self._most_answers = -1, Peak(), 0
+            self._searched_slot, self._peak, self._most_answers = -1, NO_PEAK, 0
         self._propensity_until_s = -math.inf
 
     @property

@@ -72,6 +72,9 @@ class Peak(NamedTuple):
         return Peak(hour, number, self.latest if hour == self.hour + 1 else 0)
 
 
+NO_PEAK = Peak()
+
+
 class AuditBudget(NamedTuple):
     """The remaining allowance, and an estimate of the recent traffic.
 

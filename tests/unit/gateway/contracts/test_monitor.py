@@ -443,9 +443,18 @@ async def test_devices_with_one_scene_may_be_counted_apart(store_settings: Store
         bench.audit(f"cam{number}", label=4)
     assert bench.counted() == 1
     assert bench.skipped(Skipped.SPACING) == 19
+    for turn in range(2, 8):
+        await bench.clock.advance(10)
+        for number in range(20):
+            bench.audit(f"cam{number}", label=4)
+        assert bench.counted() <= turn
+    assert bench.counted() == 7  # all twenty share the chance of one
+    await bench.clock.advance(3 * 3600)
+    bench.audit("cam0", label=4)
+    before = bench.counted()
     await bench.clock.advance(10)
     bench.audit("cam0", label=4)
-    assert bench.counted() == 2
+    assert bench.counted() == before + 1  # no other device has audited the scene for two hours
     bench.close()
 
 

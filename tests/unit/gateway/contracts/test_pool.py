@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 
 import msgspec
@@ -10,7 +11,7 @@ from support.audits import EPSILON, EVENTS, THRESHOLD, certified_detector, certi
 
 from firstline_core.routing import audit
 from firstline_core.runtime.select import RuntimeOptions
-from firstline_gateway.contracts.pool import Pool, PoolKey, new_pool, promises_of, with_audit
+from firstline_gateway.contracts.pool import Pool, PoolKey, new_pool, promises_of, spaced, with_audit
 from firstline_gateway.models.folder import load_repository
 from firstline_gateway.models.repository import ServedModel
 
@@ -46,6 +47,30 @@ def test_audits_drawn_more_often_have_less_weight(served: ServedModel) -> None:
     pool = with_audit(new_pool(KEY, 0), note_of(served, propensity=0.8, floor=0.1), 1.0, now_s=0, delta=0.05)
     pool = with_audit(pool, note_of(served, propensity=0.1, floor=0.1), 0.0, now_s=0, delta=0.05)
     assert pool.risk == pytest.approx(1 / 9)
+
+
+def test_each_audit_of_a_scene_counts_with_the_same_chance() -> None:
+    """Scenes that one, two and four devices share, at different times of a minute; at most one audit of each counts."""
+    rng, pool, minutes = random.Random(3), new_pool(KEY, 0), 2000
+    scenes = {"gate": [("a", 0.0)], "yard": [("b", 0.0), ("c", 9.0)], "hall": [(name, 4.0) for name in "defg"]}
+    counted = dict.fromkeys((device for devices in scenes.values() for device, _ in devices), 0)
+    for minute in range(minutes):
+        of_scene = dict.fromkeys(scenes, 0)
+        for source, devices in scenes.items():
+            for device, second in devices:
+                pool, counts = spaced(pool, device, source, 10.0, service_s=60.0 * minute + second, draw=rng.random())
+                counted[device] += counts
+                of_scene[source] += counts
+        assert max(of_scene.values()) <= 1
+    assert list(counted.values()) == pytest.approx([minutes / 4] * 7, rel=0.15)
+
+
+def test_many_audits_of_one_device_leave_the_chance_of_the_others() -> None:
+    pool = new_pool(KEY, 0)
+    for number in range(1000):
+        pool, _ = spaced(pool, "liar", f"scene {number % 3}", 10.0, service_s=number / 100, draw=0.0)
+    assert len(pool.recent) == 3
+    assert spaced(pool, "cam", "gate", 10.0, service_s=10.0, draw=0.999)[1]
 
 
 def test_a_broken_contract_alarms_once_and_for_good(served: ServedModel) -> None:
