@@ -1,19 +1,23 @@
-"""Measures what each extra of the built wheel takes on disk, and the memory of a running agent.
+"""Measures what each extra of the built wheel takes on disk, the memory of an agent, and the time to a first answer.
 
     python -m bench.size dist/firstline-*.whl
 
 Each extra is installed into an environment of its own, with the locked versions. The agent runs from the environment
-of `firstline[edge]` with the digits bundle and the settings of `edge-agent init`.
+of `firstline[edge]` with the digits bundle and the settings of `edge-agent init`. The first answer comes from
+`firstline run`, with an empty home, no program on the path, and packages that are downloaded again.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import subprocess
 import sys
 import tempfile
+import time
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 from urllib.request import Request, urlopen
@@ -22,8 +26,10 @@ from bench.figures import Figure, plain, report
 from bench.resolve import extras
 
 CHECKOUT = Path(__file__).parents[1]
+DIGITS = CHECKOUT / "models" / "digits"
 EDGE_LIMIT_MB = 215
 AGENT_LIMIT_MB = 100
+FIRST_ANSWER_LIMIT_S = 60
 # PyTorch brings several GB of CUDA libraries, which depend on the machine.
 NOT_MEASURED = {"train"}
 # Extras whose packages contradict those of the development environment.
@@ -70,35 +76,66 @@ def agent_mb(environment: Path) -> float:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         subprocess.run([command, "init"], cwd=folder, check=True, stdout=subprocess.DEVNULL)
-        (folder / "models" / "digits").symlink_to(CHECKOUT / "models" / "digits" / "bundle")
-        agent = subprocess.Popen(
-            [command, "run", "--config", "edge-agent.toml", "--port", "0", "-o", "json"],
-            cwd=folder,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-        )
-        with agent:
-            try:
-                assert agent.stdout is not None
-                url = json.loads(agent.stdout.readline())["url"]
-                for image in _images(REQUESTS):
-                    urlopen(Request(f"{url}/firstline/v1/models/digits/infer", image)).read()
-                status = Path(f"/proc/{agent.pid}/status").read_text()
-            finally:
-                agent.terminate()
+        (folder / "models" / "digits").symlink_to(DIGITS / "bundle")
+        run: list[str | Path] = [command, "run", "--config", "edge-agent.toml", "--port", "0", "-o", "json"]
+        with _serving(run, folder) as (url, pid):
+            for image in _images(REQUESTS):
+                _ask(url, image)
+            status = Path(f"/proc/{pid}/status").read_text()
     (line,) = (line for line in status.splitlines() if line.startswith("VmRSS:"))
     return int(line.split()[1]) * 1024 / 1e6
 
 
+def first_answer_s(wheel: Path) -> float:
+    """Returns the seconds from an empty environment to the first answer of the wheel's demo models."""
+    uv = Path(sys.executable).with_name("uv")
+    (image,) = _images(1)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        environ = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+        environ |= {"HOME": str(folder), "PATH": "", "XDG_CACHE_HOME": str(folder / "cache")}
+        python = folder / "env" / "bin" / "python"
+        begun_s = time.monotonic()
+        subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder / "env"], check=True, env=environ)
+        install: list[str | Path] = [uv, "pip", "install", "--quiet", "--python", python, f"{wheel.resolve()}[workbench]"]
+        subprocess.run(install, check=True, env=environ)
+        find = "from firstline.demo.site import digits_folder; print(digits_folder() / 'bundle')"
+        bundle = subprocess.run([python, "-c", find], check=True, env=environ, capture_output=True, text=True).stdout
+        run: list[str | Path] = [python.with_name("firstline"), "run", bundle.strip(), "-o", "json"]
+        with _serving(run, folder, environ) as (url, _):
+            _ask(url, image)
+            return time.monotonic() - begun_s
+
+
+@contextlib.contextmanager
+def _serving(
+    command: Sequence[str | Path], folder: Path, environ: Mapping[str, str] | None = None
+) -> Iterator[tuple[str, int]]:
+    """Runs a command that prints its address as JSON; yields the address and the process's id."""
+    process = subprocess.Popen(command, cwd=folder, env=environ, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    with process:
+        try:
+            assert process.stdout is not None
+            yield json.loads(process.stdout.readline())["url"], process.pid
+        finally:
+            process.terminate()
+
+
+def _ask(url: str, image: bytes) -> None:
+    with urlopen(Request(f"{url}/firstline/v1/models/digits/infer", image)) as answer:
+        answer.read()
+
+
 def _images(count: int) -> list[bytes]:
-    with zipfile.ZipFile(CHECKOUT / "models" / "digits" / "heldout" / "images.zip") as archive:
+    with zipfile.ZipFile(DIGITS / "heldout" / "images.zip") as archive:
         names = [name for name in archive.namelist() if name.endswith(".png")]
         return [archive.read(names[index % len(names)]) for index in range(count)]
 
 
 def figures(wheel: Path) -> list[Figure]:
-    """Returns the size of each extra, and the agent's memory."""
-    found = [plain("no extra installed", installed(wheel, "", lambda _: None)[0], "MB", 1)]
+    """Returns the size of each extra, the agent's memory and the time to a first answer."""
+    found = [_below("first answer from the wheel", first_answer_s(wheel), FIRST_ANSWER_LIMIT_S, "s")]
+    found += [plain("no extra installed", installed(wheel, "", lambda _: None)[0], "MB", 1)]
     for extra in extras():
         if extra in NOT_MEASURED:
             continue
@@ -112,8 +149,8 @@ def figures(wheel: Path) -> list[Figure]:
     return found
 
 
-def _below(name: str, value: float, limit: float) -> Figure:
-    return plain(name, value, "MB", 1)._replace(aim=f"< {limit:g}", holds=value < limit)
+def _below(name: str, value: float, limit: float, unit: str = "MB") -> Figure:
+    return plain(name, value, unit, 1)._replace(aim=f"< {limit:g}", holds=value < limit)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """The built wheel, installed where other people's `shared`, `models` and `tests` lie, is complete and works."""
 
+import json
 import re
 import subprocess
 import sys
@@ -8,8 +9,9 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
-from support.installed import make_environment, run
+from support.installed import make_environment, outside, run
 
 CHECKOUT = Path(__file__).parents[2]
 PROJECT: dict[str, Any] = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]
@@ -93,15 +95,22 @@ def test_its_commands_answer(environment: Path, elsewhere: Path, command: str, f
     assert (PROJECT["version"] if flag == "--version" else command) in printed
 
 
-def test_its_demo_bundle_opens(environment: Path, elsewhere: Path) -> None:
-    code = (
-        "from importlib.resources import files\n"
-        "from pathlib import Path\n"
-        "import firstline.demo\n"
-        "from firstline_core.bundle.store import open_bundle\n"
-        "bundle = open_bundle(Path(str(files('firstline.demo') / 'digits' / 'bundle')))\n"
-        "print(bundle.path, bundle.missing(bundle.manifest.full))\n"
-    )
-    path, missing = run(environment / "bin" / "python", "-c", code, cwd=elsewhere).split(maxsplit=1)
-    assert Path(path).is_relative_to(environment)
-    assert missing.strip() == "()"
+def test_the_wheel_alone_gives_a_first_answer(environment: Path, elsewhere: Path) -> None:
+    """With processes: only they show that scripts, models and samples of the wheel are found from any folder."""
+    home = elsewhere / "home"
+    home.mkdir()
+    nothing = {"HOME": str(home), "PATH": ""}
+    find = "from firstline.demo.site import digits_folder; print(digits_folder())"
+    digits = Path(run(environment / "bin" / "python", "-c", find, cwd=elsewhere, **nothing).strip())
+    assert digits.is_relative_to(environment)
+    with zipfile.ZipFile(digits / "heldout" / "images.zip") as archive:
+        image = archive.read("digit_0001.png")
+    command = [environment / "bin" / "firstline", "run", digits / "bundle", "-o", "json"]
+    with subprocess.Popen(command, cwd=elsewhere, env=outside() | nothing, stdout=subprocess.PIPE) as running:
+        try:
+            assert running.stdout is not None
+            ready = json.loads(running.stdout.readline())
+            answer = httpx.post(f"{ready['url']}/firstline/v1/models/digits/infer", content=image, trust_env=False)
+            assert (answer.json()["label"], answer.json()["tier"]) == ("one", "edge")
+        finally:
+            running.terminate()
