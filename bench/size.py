@@ -97,7 +97,15 @@ def first_answer_s(wheel: Path) -> float:
         python = folder / "env" / "bin" / "python"
         begun_s = time.monotonic()
         subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder / "env"], check=True, env=environ)
-        install: list[str | Path] = [uv, "pip", "install", "--quiet", "--python", python, f"{wheel.resolve()}[workbench]"]
+        install: list[str | Path] = [
+            uv,
+            "pip",
+            "install",
+            "--quiet",
+            "--python",
+            python,
+            f"{wheel.resolve()}[workbench]",
+        ]
         subprocess.run(install, check=True, env=environ)
         find = "from firstline.demo.site import digits_folder; print(digits_folder() / 'bundle')"
         bundle = subprocess.run([python, "-c", find], check=True, env=environ, capture_output=True, text=True).stdout
