@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection, inspect, text
 
 from firstline_core.errors import ConfigError
 from firstline_core.telemetry.logs import logger
@@ -12,6 +12,8 @@ from firstline_core.telemetry.logs import logger
 MIGRATIONS = Path(__file__).with_name("migrations")
 VERSION_TABLE = "alembic_version"
 """The table in which Alembic stores the schema's number."""
+HEAD = "0001"
+"""The number of this version's schema, the last in `MIGRATIONS`."""
 # An arbitrary number that no other user of the server is likely to choose for a lock.
 _LOCK = 0x6669727374
 
@@ -44,34 +46,36 @@ def lock(connection: Connection) -> None:
 
 def schema_of(connection: Connection) -> str | None:
     """Returns the schema's number; None if there is no schema."""
-    from alembic.runtime.migration import MigrationContext
+    if not inspect(connection).has_table(VERSION_TABLE):
+        return None
+    number: str | None = connection.execute(text("SELECT version_num FROM alembic_version")).scalar()
+    return number
 
-    return MigrationContext.configure(connection).get_current_revision()
 
-
-def migrate(connection: Connection, to: str = "head") -> None:
+def migrate(connection: Connection, to: str = HEAD) -> None:
     """Runs the migrations up to a schema, within the caller's transaction.
 
     Raises:
         ConfigError: this version does not know that schema, or the one that there is.
     """
-    # Imported here: a gateway's other commands open no database.
+    found = schema_of(connection)
+    if found == to == HEAD:
+        return
+    # Imported here, because almost every start finds the schema as it must be.
     from alembic import command
     from alembic.config import Config
     from alembic.script import ScriptDirectory
 
     config = Config()
     config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
-    scripts = ScriptDirectory.from_config(config)
-    known = {script.revision for script in scripts.walk_revisions()}
-    head, found = scripts.get_current_head(), schema_of(connection)
-    for schema in (found, head if to == "head" else to):
+    known = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
+    for schema in (found, to):
         if schema is not None and schema not in known:
             raise ConfigError(
-                f"Its schema is {schema}; this version of Firstline knows up to {head}. Install the version that wrote "
+                f"Its schema is {schema}; this version of Firstline knows up to {HEAD}. Install the version that wrote "
                 "it, or name another store."
             )
-    if found != head:
+    if found != HEAD:
         config.attributes["connection"] = connection
         command.upgrade(config, to)
         log.info("store brought up to date", schema_before=found, schema=schema_of(connection))
