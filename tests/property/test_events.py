@@ -146,7 +146,7 @@ def test_another_promise_never_loosens_the_threshold(population: Population, see
         alone = certify_events({name: one}, starts=starts)
         if both.threshold is not None:
             assert alone.threshold is not None
-            assert np.ceil(alone.threshold) <= np.ceil(both.threshold)
+            assert alone.events[name].kept >= both.events[name].kept  # thresholds between the same rows may differ
             assert (both.events[name].risk_upper or 1) <= _EPSILON
         weaker = certify_events({**rows, name: replace(one, epsilon=0.2)}, starts=starts)
         _no_stricter(weaker, both)

@@ -14,10 +14,11 @@ Floats = NDArray[np.float64]
 
 _NEGLIGIBLE = 1e-17
 _BLOCK = 64  # terms at a time
+_POINTS = 32  # of an interval that are evaluated at a time
 _LOG_2PI = math.log(2 * math.pi)
 
 
-def cdf(errors: ArrayLike, trials: ArrayLike, rate: float) -> Floats:
+def cdf(errors: ArrayLike, trials: ArrayLike, rate: ArrayLike) -> Floats:
     """P(X <= errors) for X ~ Binomial(trials, rate), elementwise.
 
     Args:
@@ -28,16 +29,16 @@ def cdf(errors: ArrayLike, trials: ArrayLike, rate: float) -> Floats:
     Returns:
         Array of the arguments' common shape, in [0, 1], with a relative error of about 1e-10 at most.
     """
-    k, n = np.broadcast_arrays(np.asarray(errors, np.float64), np.asarray(trials, np.float64))
+    k, n, p = np.broadcast_arrays(*(np.asarray(each, np.float64) for each in (errors, trials, rate)))
     found = np.ones(k.shape)
     inside = k < n
-    k, n = k[inside], n[inside]
-    low = k < n * rate
+    k, n, p = k[inside], n[inside], p[inside]
+    low = k < n * p
     tail = np.empty(k.shape)
     if low.any():
-        tail[low] = _lower_tail(k[low], n[low], rate)
+        tail[low] = _lower_tail(k[low], n[low], p[low])
     if not low.all():
-        tail[~low] = 1 - _lower_tail(n[~low] - k[~low] - 1, n[~low], 1 - rate)  # successes instead of errors
+        tail[~low] = 1 - _lower_tail((n - k - 1)[~low], n[~low], 1 - p[~low])  # successes instead of errors
     found[inside] = np.clip(tail, 0, 1)
     return found
 
@@ -52,11 +53,9 @@ def upper_bound(errors: int, trials: int, level: float) -> float:
         return 1.0
     low, high = errors / trials, 1.0
     while high - low > 1e-10 * high:
-        middle = (low + high) / 2
-        if float(cdf(errors, trials, middle)) > level:
-            low = middle
-        else:
-            high = middle
+        rates = np.linspace(low, high, _POINTS + 2)
+        above = 1 + int(np.count_nonzero(cdf(errors, trials, rates[1:-1]) > level))
+        low, high = float(rates[above - 1]), float(rates[above])
     return high
 
 
@@ -65,24 +64,21 @@ def rows_needed(errors: int, rate: float, level: float) -> int:
 
     Without errors that is ln(1/level) / ln(1/(1 - rate)): 299 for 1 % at 95 %.
     """
-    low, high = errors, errors + 1
-    while float(cdf(errors, high, rate)) > level:
-        low, high = high, 2 * high
-    while high - low > 1:
-        middle = (low + high) // 2
-        if float(cdf(errors, middle, rate)) > level:
-            low = middle
-        else:
-            high = middle
-    return high
+    low, trials = errors, errors + 2 ** np.arange(40)
+    while True:
+        above = int(np.count_nonzero(cdf(errors, trials[:-1], rate) > level))
+        low, high = int(trials[above - 1]) if above else low, int(trials[above])
+        if high - low == 1:
+            return high
+        trials = np.unique(np.linspace(low, high, _POINTS + 2).astype(np.int64))[1:]
 
 
-def _lower_tail(k: Floats, n: Floats, rate: float) -> Floats:
+def _lower_tail(k: Floats, n: Floats, rate: Floats) -> Floats:
     """P(X <= k) for k below the mean: P(X = k) times 1 + r_k + r_k r_(k-1) + ..., r_j being P(X = j - 1) / P(X = j).
 
     All terms are positive and fall at least geometrically, so that nothing cancels.
     """
-    odds = (1 - rate) / rate
+    odds = ((1 - rate) / rate)[:, None]
     last, total = np.ones(k.shape), np.ones(k.shape)
     first = 0
     while (last > _NEGLIGIBLE * total).any():
@@ -94,7 +90,7 @@ def _lower_tail(k: Floats, n: Floats, rate: float) -> Floats:
     return _pmf(k, n, rate) * total
 
 
-def _pmf(k: Floats, n: Floats, rate: float) -> Floats:
+def _pmf(k: Floats, n: Floats, rate: Floats) -> Floats:
     """P(X = k), by Loader 2000, "Fast and Accurate Computation of Binomial Probabilities".
 
     Differences of log-factorials would lose nine digits at a million trials; deviances lose none.
@@ -108,7 +104,7 @@ def _pmf(k: Floats, n: Floats, rate: float) -> Floats:
             - _deviance(n - k, n * (1 - rate))
             + (np.log(n) - np.log(k) - np.log(n - k) - _LOG_2PI) / 2
         )
-    log = np.where(k == 0, n * math.log1p(-rate), np.where(k == n, n * math.log(rate), log))
+    log = np.where(k == 0, n * np.log1p(-rate), np.where(k == n, n * np.log(rate), log))
     return np.exp(log)
 
 
