@@ -15,8 +15,9 @@ import re
 import struct
 import zlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Literal, NamedTuple
+
+from msgspec import Struct
 
 from firstline_core.errors import InvalidTensorError, PayloadTooLargeError
 from firstline_core.processing.audio_header import MeasuredClip
@@ -80,8 +81,7 @@ _ROW_POINTER_BYTES = 8
 _COEFFICIENT_BYTES = 2
 
 
-@dataclass(frozen=True, slots=True)
-class ImageHeader:
+class ImageHeader(Struct, frozen=True):
     """The declarations of a file about its image.
 
     Args:
@@ -148,8 +148,7 @@ class MeasuredImage(NamedTuple):
     result_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class ImageCost:
+class ImageCost(Struct, frozen=True):
     """The cost of processing the images, or the audio clips, of a request.
 
     Args:
@@ -438,7 +437,9 @@ def _jpeg_header(encoded: bytes, where: str, *, whole: bool) -> ImageHeader:
             scans += 1
             if scans > JPEG_SCANS_LIMIT:
                 raise _costly(where, f"is a JPEG of more than {JPEG_SCANS_LIMIT} scans")
-            if not whole:
+            # libjpeg decodes no other scan of a sequential image whose first one has all channels (`initial_setup`).
+            one = frame is not None and frame[0] not in _PROGRESSIVE and encoded[start : start + 1] == bytes(frame[4:])
+            if one or not whole:
                 break
         elif marker in _FRAMES and frame is None and end - start >= 6:
             frame = (marker, *struct.unpack_from(">BHHB", encoded, start))

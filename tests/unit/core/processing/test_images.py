@@ -4,11 +4,11 @@ import base64
 import io
 import struct
 import zlib
-from dataclasses import replace
 
 import numpy as np
 import pytest
 from msgspec import UNSET, UnsetType
+from msgspec.structs import replace
 from PIL import Image
 from support.images import encode, images
 
@@ -93,6 +93,14 @@ def test_large_pictures_in_many_scans_are_refused() -> None:
     check_limits(twelve, DEFAULT_IMAGE_LIMITS, "Row 0")
     with pytest.raises(PayloadTooLargeError, match=r"in 26 scans, which takes too long to read"):
         check_limits(nineteen, DEFAULT_IMAGE_LIMITS, "Row 0")
+
+
+def test_scans_after_a_complete_one_are_not_decoded() -> None:
+    scan = JPEG[JPEG.index(b"\xff\xda") : -2]
+    repeated = JPEG[:-2] + scan * 100 + JPEG[-2:]
+    assert read_header(repeated, "Row 0").scans == 1
+    with pytest.raises(InvalidTensorError, match="Row 0 is a broken JPEG"):
+        decode(repeated, Decode(), "Row 0")
 
 
 def test_a_second_picture_after_the_end_does_not_count() -> None:
