@@ -7,6 +7,7 @@ take files, inputs of text take UTF-8, and all others take JSON numbers.
 from __future__ import annotations
 
 import binascii
+import math
 from base64 import b64decode
 from collections.abc import Mapping, Sequence
 from email.message import Message
@@ -199,10 +200,10 @@ def _names(metadata: ModelMetadata) -> str:
 
 def _files(spec: TensorSpec, contents: Sequence[bytes], metadata: ModelMetadata, limits: Limits) -> Tensor:
     """Returns files as rows of one element each."""
-    elements = int(np.prod([size for size in spec.shape[1:] if size != -1]))
+    elements = math.prod([size for size in spec.shape[1:] if size != -1])
     if elements != 1 or (spec.shape and spec.shape[0] not in (-1, len(contents))):
         raise InvalidTensorError(
-            f"Input '{spec.name}' takes {abs(int(np.prod(spec.shape)))} elements a row and the body is one; use "
+            f"Input '{spec.name}' takes {abs(math.prod(spec.shape))} elements a row and the body is one; use "
             f"/v2/models/{metadata.name}/infer."
         )
     shape = tensors.parse_shape(f"Input '{spec.name}'", [len(contents), *(1 for _ in spec.shape[1:])], limits)

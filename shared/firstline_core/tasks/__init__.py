@@ -31,7 +31,7 @@ from firstline_core.tasks.segmentation import Segmentation
 from firstline_core.tasks.tensors import Tensors
 from firstline_core.tasks.text import Text
 from firstline_core.tasks.view import WHOLE, View
-from firstline_core.types import DATATYPES, PROBABILITIES, Arrays
+from firstline_core.types import DATATYPES, PROBABILITIES, Arrays, row_count
 
 AnyTask = Classification | Detection | Regression | Segmentation | Anomaly | Embedding | Tensors | Text
 """The tasks of this package. A manifest may also name one of another package, see `installed.py`."""
@@ -57,8 +57,7 @@ def describe(task: Task | None, outputs: Arrays, view: View = WHOLE) -> list[dic
         return [labelled(row, ()) for row in found]
     if not describes(task, outputs):
         return None
-    rows = range(len(outputs[task.outputs[0].name]))
-    return [view.size(row) | task.describe(outputs, row, view) for row in rows]
+    return [view.size(row) | task.describe(outputs, row, view) for row in range(row_count(outputs))]
 
 
 def describes(task: Task, outputs: Arrays) -> bool:

@@ -20,6 +20,8 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, Literal, NamedTuple, Protocol, TypeVar
 
+from msgspec import Struct
+
 from firstline_core.runtime.batch_times import BatchTimes, size_of
 from firstline_core.types import ModelKey
 
@@ -108,8 +110,7 @@ class Forecast:
         self._learned_s = now_s
 
 
-@dataclass(slots=True, eq=False)
-class RunningBatch:
+class RunningBatch(Struct, eq=False):
     """A batch on an executor.
 
     Args:
@@ -285,8 +286,7 @@ class Memory:
         return not self._budget_bytes or self.models_bytes + size_bytes <= self._budget_bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate(Generic[E]):
+class Candidate(Struct, Generic[E], frozen=True):
     """An executor, as it is for one batch.
 
     Args:

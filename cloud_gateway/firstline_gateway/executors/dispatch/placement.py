@@ -12,8 +12,9 @@ import math
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
+
+from msgspec import Struct
 
 from firstline_core.errors import BudgetExceededError, EngineUnavailableError, FirstlineError, PayloadTooLargeError
 from firstline_core.runtime.batch_times import GAIN
@@ -29,8 +30,7 @@ _ANY_ROWS = 1 << 20
 _RETRY_AFTER_S = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class ExecutorTimes:
+class ExecutorTimes(Struct, frozen=True):
     """Times of batches of one model on one executor; see `Times`.
 
     Args:
@@ -59,8 +59,7 @@ class IdleShare(NamedTuple):
     skip_rows: int
 
 
-@dataclass(frozen=True, slots=True)
-class Placement:
+class Placement(Struct, frozen=True):
     """Where the next batch of a model runs.
 
     Args:

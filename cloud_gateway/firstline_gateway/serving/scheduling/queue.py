@@ -10,10 +10,12 @@ from __future__ import annotations
 import asyncio
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from operator import attrgetter
 from types import MappingProxyType
 from typing import NamedTuple
+
+from msgspec import Struct, field
 
 from firstline_core.clock import Timer
 from firstline_core.types import LOWEST_PRIORITY, Arrays, InferRequest, ModelKey
@@ -42,8 +44,7 @@ def _future() -> asyncio.Future[Arrays]:
     return asyncio.get_running_loop().create_future()
 
 
-@dataclass(slots=True, eq=False)
-class PendingRequest:
+class PendingRequest(Struct, eq=False):
     """One request that was admitted.
 
     Args:
@@ -82,7 +83,7 @@ class PendingRequest:
     inputs: Arrays = field(default_factory=dict)
     expiry: Timer | None = None
     answered: asyncio.Future[Arrays] = field(default_factory=_future)
-    rows: int = field(init=False)
+    rows: int = 0
 
     def __post_init__(self) -> None:
         self.rows = self.request.rows
