@@ -6,7 +6,7 @@ import asyncio
 import os
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from cryptography.exceptions import UnsupportedAlgorithm
@@ -86,11 +86,35 @@ def last(connection: Connection) -> tuple[int, str]:
     return (row.number, row.sha256) if row is not None else (0, FIRST)
 
 
-def page(connection: Connection, after: int, limit: int, subject: str = "") -> list[Entry]:
-    """Returns entries by number, from the first one after `after` on; of one subject, or of all."""
-    query = select(ENTRIES).where(ENTRIES.c.number > after).order_by(ENTRIES.c.number).limit(limit)
-    if subject:
-        query = query.where(ENTRIES.c.subject == subject)
+class Wanted(NamedTuple):
+    """The entries of a list.
+
+    Attributes:
+        after: number; the list has the entries after it.
+        subject: "" for all.
+        action: its beginning, such as "rollout."; "" for all.
+        since_s: wall time of the first.
+        before: the list has the entries before this number, the newest first; None for the oldest first.
+    """
+
+    after: int = 0
+    subject: str = ""
+    action: str = ""
+    since_s: float = 0.0
+    before: int | None = None
+
+
+def page(connection: Connection, wanted: Wanted, limit: int) -> list[Entry]:
+    """Returns entries."""
+    number = ENTRIES.c.number
+    query = select(ENTRIES).where(number > wanted.after, ENTRIES.c.at_s >= wanted.since_s).limit(limit)
+    query = query.order_by(number if wanted.before is None else number.desc())
+    if wanted.before is not None:
+        query = query.where(number < wanted.before)
+    if wanted.subject:
+        query = query.where(ENTRIES.c.subject == wanted.subject)
+    if wanted.action:
+        query = query.where(ENTRIES.c.action.startswith(wanted.action, autoescape=True))
     return [Entry(**row._mapping) for row in connection.execute(query)]
 
 
@@ -111,9 +135,9 @@ class AuditLog:
         self._directory = directory
         self._clock = clock
 
-    async def page(self, after: int, limit: int, subject: str) -> AuditPage:
+    async def page(self, wanted: Wanted, limit: int) -> AuditPage:
         """Returns entries by number."""
-        entries = await self._store.read(partial(page, after=after, limit=limit, subject=subject))
+        entries = await self._store.read(partial(page, wanted=wanted, limit=limit))
         return AuditPage(tuple(entries), entries[-1].number if len(entries) == limit else None)
 
     async def head(self) -> Head:

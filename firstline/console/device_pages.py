@@ -7,70 +7,127 @@ from typing import NamedTuple
 from nicegui import ui
 from nicegui.elements.mixins.text_element import TextElement
 
+from firstline.console import audit_page, profiles_view
 from firstline.console import devices_view as view
-from firstline.console import profiles_view
-from firstline.console.cells import address
-from firstline.console.page import Frame, PagedTable, Table, put, search_form, text
+from firstline.console.cells import Cell, address, rows
+from firstline.console.dialogs import Action, carry_out, confirm_button
+from firstline.console.page import (
+    Frame,
+    PagedTable,
+    Table,
+    button,
+    button_link,
+    card,
+    choices,
+    grid,
+    put,
+    search_form,
+    text,
+)
 from firstline.console.polling import Watch
 from firstline.fleet.client import Fleet
+from firstline_core.errors import RequestError
+from firstline_core.fleet.audit_log import Entry
 from firstline_core.fleet.profiles import ProfileEntry, ProfileRequest
-from firstline_core.fleet.rest import FleetDevice, FleetDevicePage
+from firstline_core.fleet.rest import FleetDevice, FleetDevicePage, Presence, Sort
 
 ROWS = 50
 """Maximum number of devices on a page."""
+_DECISIONS = 10
 
 
 def add_pages(watch: Watch) -> None:
     """Adds the pages to the application."""
 
     @ui.page("/devices")
-    def _devices(selector: str = "", model: str = "", after: str = "") -> None:
+    def _devices(
+        *,
+        search: str = "",
+        selector: str = "",
+        model: str = "",
+        presence: Presence | None = None,
+        accepted: bool | None = None,
+        sort: Sort = Sort.NAME,
+        after: str = "",
+    ) -> None:
+        chosen = view.Chosen(search, selector, model, presence, accepted, sort)
         frame = Frame("Devices", "/devices")
         with frame.main:
-            search_form(
-                "/devices",
-                "Choose devices",
-                {
-                    "selector": ("Tags, such as site=berlin,!test", selector),
-                    "model": ("Model, such as digits or digits 2", model),
-                },
-            )
-            back = address("/devices", selector=selector, model=model) if after else ""
-            table = PagedTable("Devices", view.DEVICES, "No device here.", "More devices", back)
-
-        def show(page: FleetDevicePage) -> None:
-            table.show_page(view.device_rows(page, selector=selector, model=model))
+            fields = {
+                "search": ("Part of the name", search),
+                "selector": ("Tags, such as site=berlin,!test", selector),
+                "model": ("Model, such as digits or digits 2", model),
+            }
+            search_form("/devices", "Choose devices", fields, {"presence": presence or "", "sort": sort})
+            choices("Presence", view.presence_links(chosen))
+            choices("Order", view.order_links(chosen))
+            with card():
+                back = view.page_of(chosen) if after else ""
+                table = PagedTable("Devices", view.DEVICES, "No device here.", "More devices", back, selectable=True)
+                _BulkCommands(frame, watch, table)
 
         def fetch(fleet: Fleet) -> FleetDevicePage:
             name, version = view.model_of(model)
-            return fleet.page(after, selector, model=name, version=version, limit=ROWS)
+            return fleet.page(
+                after,
+                selector,
+                search=search.strip(),
+                model=name,
+                version=version,
+                presence=presence,
+                accepted=accepted,
+                sort=sort,
+                limit=ROWS,
+            )
 
-        frame.follow(lambda: watch.ask(("devices", after, selector, model), fetch), show)
+        frame.follow(
+            lambda: watch.ask(("devices", after, *map(str, chosen)), fetch),
+            lambda page: table.show_page(view.device_rows(page, chosen)),
+        )
 
     @ui.page("/devices/{name}")
     def _device(name: str) -> None:
         frame = Frame(name, "/devices")
         with frame.main:
-            facts = Facts()
-            text("h2", "Models")
-            models = Table("Models that answer", view.MODELS, "It says of no model that it answers.")
-            text("h2", "Updates")
-            updates = Table("Updates", view.UPDATES, "It says of no update.")
-            text("h2", "Profiles")
-            requests = Table("Asked to measure", profiles_view.REQUESTS, "It is asked to measure nothing.")
-            profiles = Table("Profiles", profiles_view.PROFILES, "No profile of it is kept.")
-            text("h2", "Hardware")
-            hardware = Table("Hardware", view.HARDWARE, "It has not said what it is.")
+            shown = _DeviceTables(frame, watch, name)
+        frame.follow(lambda: watch.ask(("device", name), lambda fleet: _fetch(fleet, name)), shown.show)
 
-        def show(data: DeviceData) -> None:
-            facts.show(data.device)
-            models.show(view.model_rows(data.device))
-            updates.show(view.update_rows(data.device))
-            requests.show(profiles_view.request_rows(data.requests))
-            profiles.show(profiles_view.profile_rows(data.profiles))
-            hardware.show(view.hardware_rows(data.device))
 
-        frame.follow(lambda: watch.ask(("device", name), lambda fleet: _fetch(fleet, name)), show)
+class _BulkCommands:
+    """The tags and the acceptance of all selected devices."""
+
+    def __init__(self, frame: Frame, watch: Watch, table: Table) -> None:
+        self._frame, self._watch, self._table = frame, watch, table
+        with (
+            ui.element("div")
+            .props('role="group" aria-label="Selected devices"')
+            .classes("flex flex-wrap gap-3 items-center mt-4")
+        ):
+            self._tags = ui.input("Tags for selected devices: site=kiel test-").props("outlined dense")
+            self._tags.classes("grow basis-64 max-w-md")
+            button("Tag", self._tag)
+            button("Accept", self._accept)
+            button_link("Enrol devices", "/devices/enrol", "primary")
+
+    async def _tag(self) -> None:
+        try:
+            tags = view.tags_of(self._tags.value)
+        except RequestError as error:
+            self._frame.say(error.message)
+            return
+        await self._each("tagged", lambda fleet, name: fleet.tag(name, tags))
+
+    async def _accept(self) -> None:
+        await self._each("accepted", lambda fleet, name: fleet.accept(name))
+
+    async def _each(self, word: str, do: view.DeviceCommand) -> None:
+        names = self._table.selected
+        if not names:
+            self._frame.say("Select devices in the table first.")
+            return
+        done = f"{len(names)} of {len(names)} selected devices: {word}."
+        action = Action("", "", "", lambda fleet: [do(fleet, name) for name in names], done)
+        await carry_out(self._frame, self._watch, action)
 
 
 class DeviceData(NamedTuple):
@@ -79,26 +136,105 @@ class DeviceData(NamedTuple):
     Attributes:
         requests: its requests to measure bundles.
         profiles: of the device, or of another machine of the same name.
+        decisions: the latest entries of the audit log about it, newest first.
     """
 
     device: FleetDevice
     requests: tuple[ProfileRequest, ...]
     profiles: tuple[ProfileEntry, ...]
+    decisions: tuple[Entry, ...]
 
 
 def _fetch(fleet: Fleet, name: str) -> DeviceData:
-    return DeviceData(fleet.device(name), fleet.profiles.requests(name), fleet.profiles.page(machine=name).profiles)
+    return DeviceData(
+        fleet.device(name),
+        fleet.profiles.requests(name),
+        fleet.profiles.page(machine=name).profiles,
+        fleet.rollouts.audit_page(subject=f"device:{name}", limit=_DECISIONS).entries,
+    )
+
+
+class _DeviceTables:
+    """The content of a device's page."""
+
+    def __init__(self, frame: Frame, watch: Watch, name: str) -> None:
+        with grid("xl:grid-cols-2"):
+            with card("State"):
+                self._facts = Facts()
+                with ui.element("div").classes("flex flex-wrap gap-3 mt-4"):
+                    for action in _actions(name):
+                        confirm_button(frame, watch, action)
+            with card("Health"):
+                self._health = Facts()
+        with card("Models and answers", "mb-4"):
+            self._models = Table("Models that answer", view.MODELS, "It says of no model that it answers.")
+            self._answers = Table("Answers", view.ANSWERS, "It has counted no answer yet.")
+        with card("Updates", "mb-4"):
+            self._updates = Table("Updates", view.UPDATES, "It says of no update.")
+        with grid("xl:grid-cols-2"):
+            with card("Hardware"):
+                self._hardware = Table("Hardware", view.HARDWARE, "It has not said what it is.")
+            with card("Profiles"):
+                empty = "It is asked to measure nothing."
+                self._requests = Table("Asked to measure", profiles_view.REQUESTS, empty)
+                self._profiles = Table("Profiles", profiles_view.PROFILES, "No profile of it is kept.")
+        with card("Decisions"):
+            self._decisions = Table("Decisions", audit_page.ENTRIES, "Nothing was decided about it.")
+            ui.link("All in the audit log", address("/audit", subject=f"device:{name}"))
+
+    def show(self, data: DeviceData) -> None:
+        """Shows the data."""
+        self._facts.show(view.facts(data.device))
+        self._health.show(view.health(data.device))
+        self._models.show(view.model_rows(data.device))
+        self._answers.show(view.answer_rows(data.device))
+        self._updates.show(view.update_rows(data.device))
+        self._requests.show(profiles_view.request_rows(data.requests))
+        self._profiles.show(profiles_view.profile_rows(data.profiles))
+        self._hardware.show(view.hardware_rows(data.device))
+        self._decisions.show(rows(audit_page.ENTRIES, data.decisions, lambda entry: str(entry.number)))
+
+
+def _actions(name: str) -> tuple[Action, ...]:
+    return (
+        Action(
+            "Accept",
+            f"Accept {name}?",
+            "It belongs to the fleet from then on, and gets models and configurations.",
+            lambda fleet: fleet.accept(name),
+            f"{name} is accepted.",
+        ),
+        Action(
+            "Revoke",
+            f"Revoke {name}?",
+            "The gateway refuses it and closes its connections. It answers alone from then on. To let it in again, "
+            "enrol it with a new token.",
+            lambda fleet: fleet.revoke(name),
+            f"{name} is revoked.",
+            danger=True,
+        ),
+        Action(
+            "Decommission",
+            f"Decommission {name}?",
+            "Its access is revoked, and everything that is stored about it is deleted. This cannot be undone.",
+            lambda fleet: fleet.decommission(name),
+            f"{name} is decommissioned.",
+            danger=True,
+            then=lambda _: ui.navigate.to("/devices"),
+        ),
+    )
 
 
 class Facts:
-    """The facts of a device, as names and values."""
+    """Facts as names and values."""
 
     def __init__(self) -> None:
         self._list = ui.element("dl").classes("facts")
         self._values: dict[str, TextElement] = {}
 
-    def show(self, device: FleetDevice) -> None:
-        for name, cell in view.facts(device):
+    def show(self, facts: list[tuple[str, Cell]]) -> None:
+        """Shows other values."""
+        for name, cell in facts:
             if name not in self._values:
                 with self._list:
                     text("dt", name)

@@ -2,21 +2,97 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
-from firstline.console.cells import Cell, Column, Listing, Row, Tone, address, device_page, moment, rollout_page, rows
+from firstline.console.cells import (
+    Cell,
+    Column,
+    Listing,
+    Row,
+    Tone,
+    address,
+    device_page,
+    duration,
+    moment,
+    number,
+    rollout_page,
+    rows,
+)
+from firstline.console.overview_view import PRESENCES
 from firstline.fleet import wording
+from firstline.fleet.client import Fleet
 from firstline_core.errors import RequestError
-from firstline_core.fleet.rest import FleetDevice, FleetDevicePage
+from firstline_core.fleet.rest import FleetDevice, FleetDevicePage, Presence, Sort
+from firstline_core.fleet.telemetry import ModelCounts
 from firstline_core.fleet.twin import RunningModel, Update
 from firstline_core.fleet.update import UNSUCCESSFUL, UpdateState
 from firstline_core.hardware.catalogue import catalogue_facts
 
-SILENT_S = 900.0
-"""A device that was last seen longer ago is shown as silent; also the default of rollouts."""
-
+DeviceCommand = Callable[[Fleet, str], object]
+"""Sends a command for one device."""
+_LOW_DISK_SHARE = 0.05
 _ENDED_WELL = UpdateState.COMMITTED
 _UNDONE = frozenset({UpdateState.CANCELLED, UpdateState.EXPIRED})
+
+
+class Chosen(NamedTuple):
+    """The devices of a page."""
+
+    search: str = ""
+    selector: str = ""
+    model: str = ""
+    presence: Presence | None = None
+    accepted: bool | None = None
+    sort: Sort = Sort.NAME
+
+
+def page_of(chosen: Chosen, after: str = "") -> str:
+    """Returns the address of a page of devices."""
+    return address(
+        "/devices",
+        search=chosen.search,
+        selector=chosen.selector,
+        model=chosen.model,
+        presence=chosen.presence or "",
+        accepted="" if chosen.accepted is None else str(chosen.accepted).lower(),
+        sort="" if chosen.sort is Sort.NAME else chosen.sort,
+        after=after,
+    )
+
+
+def presence_links(chosen: Chosen) -> list[tuple[str, str, bool]]:
+    """Returns the links that choose a presence: text, address, and whether it is chosen."""
+    links: list[tuple[str, Presence | None, bool | None]] = [("All", None, None)]
+    links += [(label, presence, None) for presence, (label, _) in PRESENCES.items()]
+    links.append(("Not accepted", None, False))
+    return [
+        (label, page_of(chosen._replace(presence=presence, accepted=accepted)), chosen[3:5] == (presence, accepted))
+        for label, presence, accepted in links
+    ]
+
+
+def order_links(chosen: Chosen) -> list[tuple[str, str, bool]]:
+    """Returns the links that choose an order."""
+    names = {Sort.NAME: "By name", Sort.LAST_SEEN: "Longest silent first"}
+    return [(label, page_of(chosen._replace(sort=sort)), chosen.sort is sort) for sort, label in names.items()]
+
+
+def tags_of(text: str) -> dict[str, str | None]:
+    """Reads typed tags: `site=kiel` sets one, `test-` removes one.
+
+    Raises:
+        RequestError: a word is neither.
+    """
+    found: dict[str, str | None] = {}
+    for word in text.replace(",", " ").split():
+        key, equals, value = word.partition("=")
+        if not equals and not word.endswith("-"):
+            raise RequestError(f"{word[:80]!a} is not a tag; write KEY=VALUE to set one, and KEY- to remove one.")
+        found[key if equals else word.removesuffix("-")] = value if equals else None
+    if not found:
+        raise RequestError("Write the tags first, such as site=kiel test-.")
+    return found
 
 
 def model_of(text: str) -> tuple[str, int | None]:
@@ -32,19 +108,12 @@ def model_of(text: str) -> tuple[str, int | None]:
 
 
 def last_seen(device: FleetDevice) -> Cell:
-    """Returns when a device was last seen, and whether it is online."""
-    age = wording.age(device.last_seen_age_s)
-    if device.revoked:
-        return Cell(wording.last_seen(device), tone=Tone.BAD)
-    if not device.accepted:
+    """Returns when a device was last seen, and its presence if it is not online."""
+    age = wording.age(device.last_seen_age_s) + (" ago" if device.last_seen_age_s is not None else "")
+    label, tone = PRESENCES[device.presence]
+    if not device.accepted and not device.revoked:
         return Cell(f"{age}, not accepted", tone=Tone.BUSY)
-    if device.last_seen_age_s is None:
-        return Cell(age)
-    if not device.online:
-        return Cell(f"{age} ago, gone", tone=Tone.BAD)
-    if device.last_seen_age_s > SILENT_S:
-        return Cell(f"{age} ago, silent", tone=Tone.BAD)
-    return Cell(f"{age} ago", tone=Tone.GOOD)
+    return Cell(age if device.presence is Presence.ONLINE else f"{age}, {label.lower()}", tone=tone)
 
 
 def _latest(device: FleetDevice) -> Cell:
@@ -102,6 +171,37 @@ def _capabilities(items: Iterable[tuple[str, object]]) -> Iterable[str]:
         yield f"{name}: {' '.join(map(str, value)) if isinstance(value, tuple) else value}"
 
 
+def health(device: FleetDevice) -> list[tuple[str, Cell]]:
+    """Returns the condition of a device, as its latest telemetry reports it."""
+    latest = device.latest
+    if latest is None:
+        return [("Telemetry", Cell("none yet"))]
+    state = latest.health
+    waiting = Cell(f"{latest.outbox_items}, the oldest for {duration(state.outbox_oldest_s)}", tone=Tone.BUSY)
+    disk, heat = state.disk_free_share, state.hottest_c
+    return [
+        ("Running for", Cell(duration(latest.uptime_s))),
+        ("Starts", Cell(f"{latest.starts}, {latest.unclean} of them after a crash")),
+        ("Corrections waited for", waiting if latest.outbox_items else Cell("none", tone=Tone.GOOD)),
+        ("Links down", Cell(str(state.links_down), tone=Tone.BAD if state.links_down else Tone.GOOD)),
+        ("Disk free", Cell("-") if disk is None else Cell(f"{100 * disk:.0f} %", tone=_low(disk))),
+        ("Hottest sensor", Cell("-" if heat is None else f"{heat:.0f} °C")),
+        ("Throttled", Cell("yes", tone=Tone.BAD) if state.throttled else Cell("no", tone=Tone.GOOD)),
+        ("Certificate ends (UTC)", Cell(moment(state.certificate_ends_s))),
+        ("Sent to the gateway", Cell(f"{latest.payload_bytes / 1e6:,.1f} MB")),
+    ]
+
+
+def _low(share: float) -> Tone:
+    return Tone.BAD if share < _LOW_DISK_SHARE else Tone.GOOD
+
+
+def answer_rows(device: FleetDevice) -> list[Row]:
+    """Returns a device's answers by model, since its agent started."""
+    counts = device.latest.models if device.latest is not None else ()
+    return rows(ANSWERS, counts, lambda model: f"{model.name} {model.version}")
+
+
 def model_rows(device: FleetDevice) -> list[Row]:
     """Returns the models that a device runs."""
     return rows(MODELS, device.reported.models if device.reported is not None else (), lambda model: model.name)
@@ -120,9 +220,9 @@ def hardware_rows(device: FleetDevice) -> list[Row]:
     return rows(HARDWARE, facts_, lambda fact: str(fact[0]))
 
 
-def device_rows(page: FleetDevicePage, **query: str) -> Listing:
-    """Returns a page of devices; `query` has the search parameters."""
-    following = address("/devices", **query, after=page.after) if page.after is not None else ""
+def device_rows(page: FleetDevicePage, chosen: Chosen) -> Listing:
+    """Returns a page of devices."""
+    following = page_of(chosen, page.after) if page.after is not None else ""
     return Listing(rows(DEVICES, page.devices, lambda device: device.name), following)
 
 
@@ -140,6 +240,22 @@ MODELS: tuple[Column[RunningModel], ...] = (
     Column("certified", "Certified", lambda model: Cell("yes", tone=Tone.GOOD) if model.certified else "no"),
     Column("digest", "Digest", lambda model: model.edge_digest[:12] or "-"),
 )
+ANSWERS: tuple[Column[ModelCounts], ...] = (
+    Column("model", "Answers of", lambda model: f"{model.name} {model.version}"),
+    Column("rows", "Rows", lambda model: f"{model.rows:,}", number=True),
+    Column("kept", "On the device", lambda model: f"{100 * model.kept / max(1, model.rows):.1f} %", number=True),
+    Column("errors", "Without answer", lambda model: f"{model.errors:,}", number=True),
+    Column("latency", "Mean latency", lambda model: _latency(model.latency, model.latency_sum_ms), number=True),
+    Column("audits", "Audits", lambda model: f"{model.audited:,}", number=True),
+    Column("disagreed", "Disagreed", lambda model: f"{model.disagreed:,}", number=True),
+    Column("alarm", "Alarm", lambda model: Cell("alarm", tone=Tone.BAD) if model.alarm else Cell("none")),
+)
+
+
+def _latency(bins: tuple[int, ...], sum_ms: float) -> str:
+    return f"{number(sum_ms / sum(bins))} ms" if sum(bins) else "-"
+
+
 UPDATES: tuple[Column[Update], ...] = (
     Column("update", "Update", _what),
     Column("state", "State", lambda update: Cell(update.state.replace("_", " "), tone=_tone(update.state))),

@@ -62,9 +62,9 @@ class Frame:
                 self._heard = text("p").classes("text-soft text-sm")
             self._notice = text("p", "").props('role="status"').classes("notice")
             self._loading = text("p", "Loading…").props('role="status"').classes("card loading")
-        self._stale_handlers: list[Callable[[bool], None]] = []
+        self._stale_handlers: list[Callable[[bool], object]] = []
 
-    def on_stale(self, handler: Callable[[bool], None]) -> None:
+    def on_stale(self, handler: Callable[[bool], object]) -> None:
         """Registers a function that receives whether the data is stale."""
         self._stale_handlers.append(handler)
 
@@ -165,7 +165,7 @@ class Redrawn:
         build: adds the elements for the data.
     """
 
-    def __init__(self, build: Callable[[Any], None], classes: str = "") -> None:
+    def __init__(self, build: Callable[[Any], object], classes: str = "") -> None:
         self._build = build
         self._shown: Any = None
         self._place = ui.element("div").classes(classes)

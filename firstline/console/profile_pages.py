@@ -6,7 +6,7 @@ from nicegui import ui
 
 from firstline.console import profiles_view as view
 from firstline.console.cells import address
-from firstline.console.page import Frame, PagedTable, Table, search_form, text
+from firstline.console.page import Frame, PagedTable, Table, card, search_form, text
 from firstline.console.polling import Answer, Watch
 from firstline_core.errors import NotFoundError
 from firstline_core.fleet.profiles import ProfilePage
@@ -29,7 +29,8 @@ def add_pages(watch: Watch) -> None:
             }
             search_form("/profiles", "Choose profiles", fields)
             back = address("/profiles", bundle=bundle, machine=machine) if after else ""
-            table = PagedTable("Profiles", view.PROFILES, "No profile is kept here.", "More profiles", back)
+            with card():
+                table = PagedTable("Profiles", view.PROFILES, "No profile is kept here.", "More profiles", back)
 
         def show(page: ProfilePage) -> None:
             table.show_page(view.profile_listing(page, bundle=bundle, machine=machine))
@@ -41,7 +42,8 @@ def add_pages(watch: Watch) -> None:
     def _profile(bundle: str, version: int, machine: str) -> None:
         frame = Frame(f"{bundle} {version} on {machine}", "/profiles")
         with frame.main:
-            points = Table("Points", view.POINTS, "No point was measured.")
+            with card():
+                points = Table("Points", view.POINTS, "No point was measured.")
             remarks = ui.element("div")
         shown: list[str] = []
 

@@ -9,12 +9,13 @@ from itertools import islice
 from nicegui import ui
 
 from firstline.console import rollouts_view as view
-from firstline.console.page import Frame, PagedTable, Table, put, text
+from firstline.console.cells import rows
+from firstline.console.page import Frame, PagedTable, Table, button, button_link, card, put, text
 from firstline.console.polling import Answer, Watch
 from firstline.fleet.client import Fleet
 from firstline_core.errors import ConflictError, FirstlineError
 from firstline_core.fleet.audit_log import Entry
-from firstline_core.fleet.rollout import Look, RolloutPage, RolloutSummary
+from firstline_core.fleet.rollout import Look, RolloutDevice, RolloutPage, RolloutSummary
 
 ROWS = 50
 """Maximum number of rollouts on a page."""
@@ -29,6 +30,7 @@ class _Evidence:
 
     looks: tuple[Look, ...]
     decisions: tuple[Entry, ...]
+    failed: tuple[RolloutDevice, ...]
 
 
 def add_pages(watch: Watch) -> None:
@@ -36,10 +38,13 @@ def add_pages(watch: Watch) -> None:
 
     @ui.page("/rollouts")
     def _rollouts(after: str = "") -> None:
-        frame = Frame("Rollouts", "/rollouts")
+        frame = Frame("Rollouts", "/rollouts", "Signed bundles and configurations on their way to devices, in stages.")
         with frame.main:
-            empty = "No rollout yet; `firstline rollout create` makes one."
-            table = PagedTable("Rollouts", view.ROLLOUTS, empty, "Older rollouts", "/rollouts" if after else "")
+            with ui.element("div").classes("mb-4"):
+                button_link("New rollout", "/rollouts/new", "primary")
+            empty, back = "There is no rollout yet.", "/rollouts" if after else ""
+            with card():
+                table = PagedTable("Rollouts", view.ROLLOUTS, empty, "Older rollouts", back)
 
         def show(page: RolloutPage) -> None:
             table.show_page(view.rollout_rows(page))
@@ -50,10 +55,13 @@ def add_pages(watch: Watch) -> None:
     def _rollout(rollout: str) -> None:
         frame = Frame("Rollout", "/rollouts")
         with frame.main:
-            progress = _Progress()
-            commands = Commands(frame, watch, rollout)
-            text("h2", "Stages")
-            stages = Table("Stages", view.STAGES, "It has no stages.")
+            with card(classes="mb-4"):
+                progress = _Progress()
+                commands = Commands(frame, watch, rollout)
+            with card("Devices that failed", "mb-4"):
+                failed = Table("Failed devices", view.FAILED, "No device failed.")
+            with card("Stages", "mb-4"):
+                stages = Table("Stages", view.STAGES, "It has no stages.")
             evidence_tables = _EvidenceTables()
 
         async def ask() -> Answer[tuple[RolloutSummary, _Evidence]]:
@@ -73,13 +81,15 @@ def add_pages(watch: Watch) -> None:
             commands.show(summary)
             stages.show(view.stage_rows(summary))
             evidence_tables.show(evidence)
+            failed.show(rows(view.FAILED, evidence.failed, lambda one: one.device))
 
         frame.follow(ask, show)
 
 
 def _evidence(fleet: Fleet, rollout: str) -> _Evidence:
     entries = islice(fleet.rollouts.audit_log(f"rollout:{rollout}"), _ENTRIES)
-    return _Evidence(fleet.rollouts.looks(rollout), tuple(entries)[-view.LOOKS :])
+    failed = tuple(one for state in view.FAILED_STATES for one in fleet.rollouts.devices(rollout, state))
+    return _Evidence(fleet.rollouts.looks(rollout), tuple(entries)[-view.LOOKS :], failed)
 
 
 class _Progress:
@@ -105,17 +115,14 @@ class _EvidenceTables:
 
     def __init__(self) -> None:
         self._looks: tuple[Look, ...] = ()
-        text("h2", "Evidence")
-        self._verdicts = Table(
-            "Looks", view.LOOK_COLUMNS, "Nobody has looked yet: the first look comes while it observes."
-        )
-        self._choice = (
-            ui.select({}, label="Numbers of", on_change=self._numbers).props("outlined dense").classes("choice")
-        )
-        self._choice.set_visibility(False)
-        self._findings = Table("Numbers of a look", view.FINDINGS, "")
-        text("h2", "Decisions")
-        self._decisions = Table("Decisions", view.DECISIONS, "Nothing was decided yet.")
+        with card("Evidence", "mb-4"):
+            empty = "No stage was evaluated yet: the first evaluation comes while a stage is observed."
+            self._verdicts = Table("Looks", view.LOOK_COLUMNS, empty)
+            self._choice = ui.select({}, label="Numbers of", on_change=self._numbers)
+            self._choice.props("outlined dense").classes("w-64 max-w-full my-4").set_visibility(False)
+            self._findings = Table("Numbers of a look", view.FINDINGS, "")
+        with card("Decisions"):
+            self._decisions = Table("Decisions", view.DECISIONS, "Nothing was decided yet.")
 
     def show(self, evidence: _Evidence) -> None:
         if evidence.looks != self._looks or not self._looks:
@@ -154,38 +161,37 @@ class Commands:
         self._summary: RolloutSummary | None = None
         self._command = ""
         self._doing = False
-        with ui.element("div").props('role="group" aria-label="What can be done"').classes("commands"):
+        with ui.element("div").props('role="group" aria-label="What can be done"').classes("flex flex-wrap gap-3 mt-4"):
             self._buttons = {command: self._button(command) for command in _COMMANDS}
-        with ui.dialog() as self._dialog, ui.element("div").classes("dialog"):
+        with ui.dialog() as self._dialog, ui.element("div").classes("card w-full max-w-lg"):
             self._title = text("h2")
             self._title.props["id"] = self._title.html_id
-            self._consequence = text("p").props('aria-live="polite"')
-            with ui.element("div").classes("commands"):
+            self._consequence = text("p").props('aria-live="polite"').classes("my-3")
+            with ui.element("div").classes("flex flex-wrap gap-3"):
                 # It has the focus at first: a second Enter must not stop a fleet.
-                ui.button("Do nothing", on_click=self._dialog.close).props("no-caps outline autofocus")
-                self._do = ui.button(on_click=self._confirmed).props("no-caps")
+                button("Do nothing", self._dialog.close).props("autofocus")
+                self._do = button("", self._confirmed)
         self._dialog.props["aria-labelledby"] = self._title.html_id
         frame.on_stale(self._lock)
 
     def show(self, rollout: RolloutSummary) -> None:
         """Shows the allowed commands; an open dialog shows the present effect of its command."""
         self._summary = rollout
-        for command, button in self._buttons.items():
-            button.set_visibility(command in rollout.consequences)
+        for command, each in self._buttons.items():
+            each.set_visibility(command in rollout.consequences)
         if self._dialog.value:
             self._explain()
 
     def _button(self, command: str) -> ui.button:
-        colour = "negative" if command in _GRAVE else "primary"
-        button = ui.button(f"{command.capitalize()}…", on_click=lambda: self._open(command), color=colour)
-        button.set_visibility(False)
-        return button.props("no-caps outline")
+        found = button(f"{command.capitalize()}…", lambda: self._open(command), "danger" if command in _GRAVE else "")
+        found.set_visibility(False)
+        return found
 
     def _open(self, command: str) -> None:
         if self._summary is not None:
             self._command = command
             self._do.set_text(command.capitalize())
-            self._do.props["color"] = "negative" if command in _GRAVE else "primary"
+            self._do.classes(replace=f"btn btn-{'danger' if command in _GRAVE else 'primary'}")
             self._title.set_text(f"{command.capitalize()} {view.title(self._summary)}?")
             self._explain()
             self._dialog.open()
@@ -216,5 +222,5 @@ class Commands:
 
     def _lock(self, stale: bool) -> None:
         """Disables the commands while the data is stale."""
-        for button in (*self._buttons.values(), self._do):
-            button.set_enabled(not stale)
+        for each in (*self._buttons.values(), self._do):
+            each.set_enabled(not stale)

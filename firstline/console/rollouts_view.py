@@ -14,6 +14,7 @@ from firstline.console.cells import (
     Row,
     Tone,
     address,
+    device_page,
     duration,
     moment,
     number,
@@ -21,8 +22,9 @@ from firstline.console.cells import (
     rows,
 )
 from firstline_core.fleet.audit_log import Entry
-from firstline_core.fleet.rollout import FindingState, Look, RolloutPage, RolloutSummary
+from firstline_core.fleet.rollout import FindingState, Look, Plan, RolloutDevice, RolloutPage, RolloutSummary
 
+_DETAILS = 300  # characters
 LOOKS = 20
 """Number of the latest evaluations and decisions shown; `firstline rollout get` and `firstline audit list` show all."""
 
@@ -77,12 +79,18 @@ def look_name(look: Look) -> str:
     return f"stage {look.stage + 1}, look {look.look}"
 
 
-def _decision_text(entry: Entry) -> str:
+def decision_text(entry: Entry) -> str:
+    """Returns the details of an entry of the audit log in words."""
     details: dict[str, Any] = msgspec.json.decode(entry.details, type=dict[str, Any])
     if "sentence" in details:
         return str(details["sentence"])
     stage = [f"stage {details['stage'] + 1}"] if "stage" in details else []
-    return ", ".join(stage + [f"{details[name]} {name}" for name in ("devices", "control") if name in details]) or "-"
+    if {"bundle", "version"} <= details.keys():
+        return f"{details['bundle']} {details['version']}"
+    words = stage + [f"{details[name]} {name}" for name in ("devices", "control") if name in details]
+    if not words and entry.action.split(".")[0] != "rollout":
+        words = [f"{name}: {msgspec.json.encode(value).decode()}" for name, value in details.items()]
+    return ", ".join(words)[:_DETAILS] or "-"
 
 
 def _stages(rollout: RolloutSummary) -> Iterable[_Stage]:
@@ -95,6 +103,20 @@ def _stages(rollout: RolloutSummary) -> Iterable[_Stage]:
     if held_back := rollout.definition.get("held_back", 0.0):
         state_ = _stage_state(rollout, len(rollout.definition.get("stages", ())))
         yield _Stage("rest", "held back", state_, held_back, "all", "-", "as the last stage")
+
+
+def plan_facts(plan: Plan) -> list[tuple[str, str]]:
+    """Returns the numbers of a plan by name."""
+    stages = ", ".join(f"{stage.devices:,}" for stage in plan.stages)
+    return [
+        ("Devices", f"{plan.devices:,}"),
+        ("In the stages", stages or "-"),
+        ("Held back", f"{plan.rest:,}"),
+        ("Download", "-" if plan.bytes is None else f"{plan.bytes / 1e6:,.1f} MB"),
+        ("Complete at the earliest", "unknown" if plan.earliest_s is None else f"after {duration(plan.earliest_s)}"),
+        ("If it is aborted", plan.abort),
+        ("If it is rolled back", plan.rollback),
+    ]
 
 
 class _Stage(NamedTuple):
@@ -148,11 +170,18 @@ FINDINGS: tuple[Column[FindingState], ...] = (
     Column("find", "Is to find", lambda one: number(one.must_detect), number=True),
     Column("devices", "Devices with / without", lambda one: f"{one.devices[0]} / {one.devices[1]}", number=True),
 )
+FAILED: tuple[Column[RolloutDevice], ...] = (
+    Column("device", "Device", lambda one: Cell(one.device, device_page(one.device))),
+    Column("stage", "Stage", lambda one: str(one.stage + 1), number=True),
+    Column("state", "State", lambda one: Cell(one.state.replace("_", " "), tone=Tone.BAD)),
+    Column("reason", "Reason", lambda one: Cell(one.reason.replace("_", " ") or "no reason given", tone=Tone.BAD)),
+)
+FAILED_STATES = ("failed", "silent", "stranded")
 DECISIONS: tuple[Column[Entry], ...] = (
     Column("when", "When (UTC)", lambda entry: moment(entry.at_s)),
     Column("who", "Who", lambda entry: entry.actor),
     Column("what", "What", lambda entry: entry.action.removeprefix("rollout.")),
-    Column("said", "Saying", _decision_text),
+    Column("said", "Saying", decision_text),
 )
 
 

@@ -14,7 +14,18 @@ from fastapi import FastAPI
 from nicegui import ui
 from starlette.types import ASGIApp
 
-from firstline.console import answers_page, device_pages, overview_page, profile_pages, rollout_pages
+from firstline.console import (
+    answers_page,
+    audit_page,
+    contract_pages,
+    device_pages,
+    enrol_page,
+    overview_page,
+    profile_pages,
+    rollout_form,
+    rollout_pages,
+    settings_page,
+)
 from firstline.console.access import Guard
 from firstline.console.polling import Watch
 from firstline.console.settings import Settings
@@ -54,7 +65,7 @@ def run(settings: Settings, ready: Callable[[str], None]) -> None:
 
 async def _serve(settings: Settings, fleet: Fleet, listening: socket.socket, ready: Callable[[str], None]) -> None:
     config = uvicorn.Config(
-        Guard(application(Watch(fleet)), settings.password),
+        Guard(application(Watch(fleet), settings), settings.password),
         log_level="warning",
         access_log=False,
         server_header=False,
@@ -70,9 +81,20 @@ async def _serve(settings: Settings, fleet: Fleet, listening: socket.socket, rea
     await server.serve(sockets=[listening])
 
 
-def application(watch: Watch) -> ASGIApp:
+def application(watch: Watch, settings: Settings) -> ASGIApp:
     """Returns the application; NiceGUI supports one per process."""
-    for module in (overview_page, device_pages, rollout_pages, answers_page, profile_pages):
+    enrol_page.add_pages(watch, settings.gateway)  # its path also fits the pattern of a device's
+    settings_page.add_pages(watch, settings)
+    for module in (
+        overview_page,
+        contract_pages,
+        rollout_form,  # before the pattern of a rollout's page
+        rollout_pages,
+        device_pages,
+        answers_page,
+        profile_pages,
+        audit_page,
+    ):
         module.add_pages(watch)
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
     ui.run_with(

@@ -17,7 +17,9 @@ from firstline.fleet.profiles import Profiles
 from firstline.fleet.request import pages, send
 from firstline.fleet.rollouts import Rollouts
 from firstline_core.fleet import rest
+from firstline_core.fleet.registry import BUNDLES_PATH, REGISTRY_PATH, BundleEntry, BundlePage, RegistryStatus
 from firstline_core.fleet.rest import (
+    BrakeState,
     ContractStates,
     FleetDevice,
     FleetDevicePage,
@@ -183,6 +185,42 @@ class Fleet:
         """
         path = f"{rest.CONTRACTS_PATH}/{quote(bundle, safe='')}" if bundle else rest.CONTRACTS_PATH
         return send(self._client, "GET", path, ContractStates)
+
+    def end_alarm(self, bundle: str, version: str) -> None:
+        """Ends the alarms of a version: its audits are deleted, and the test starts again.
+
+        Raises:
+            FirstlineError: the gateway's error.
+        """
+        path = f"{rest.CONTRACTS_PATH}/{quote(bundle, safe='')}/versions/{quote(version, safe='')}"
+        send(self._client, "DELETE", path, dict)
+
+    def bundles(self) -> tuple[BundleEntry, ...]:
+        """Returns the signed bundles of the gateway's registry, by name and version.
+
+        Raises:
+            NotFoundError: the gateway has no registry.
+            FirstlineError: the gateway's error.
+        """
+        found = pages(lambda after: send(self._client, "GET", BUNDLES_PATH, BundlePage, params={"after": after}))
+        return tuple(entry for page in found for entry in page.bundles)
+
+    def registry(self) -> RegistryStatus:
+        """Returns the state of the gateway's registry.
+
+        Raises:
+            NotFoundError: the gateway has no registry.
+            FirstlineError: the gateway's error.
+        """
+        return send(self._client, "GET", REGISTRY_PATH, RegistryStatus)
+
+    def braked(self) -> Brake | None:
+        """Returns the limit on the escalations of the whole fleet; None without one.
+
+        Raises:
+            FirstlineError: the gateway's error.
+        """
+        return send(self._client, "GET", rest.BRAKE_PATH, BrakeState).brake
 
     def device(self, name: str) -> FleetDevice:
         """Returns one device.

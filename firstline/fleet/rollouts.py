@@ -19,6 +19,8 @@ from firstline_core.fleet.rollout import (
     Look,
     LookList,
     Plan,
+    RolloutDevice,
+    RolloutDevices,
     RolloutPage,
     RolloutSummary,
 )
@@ -80,6 +82,16 @@ class Rollouts:
         return send(
             self._client, "POST", f"{_path(rollout)}/{quote(command, safe='')}", RolloutSummary, headers=headers
         )
+
+    def devices(self, rollout: str, state: str = "", limit: int = 100) -> tuple[RolloutDevice, ...]:
+        """Returns the first devices of a rollout by name, in one state or in all."""
+        params = {"limit": str(limit)} | ({"state": state} if state else {})
+        return send(self._client, "GET", f"{_path(rollout)}/devices", RolloutDevices, params=params).devices
+
+    def audit_page(self, before: int = 2**53, subject: str = "", action: str = "", limit: int = 50) -> AuditPage:
+        """Returns a page of the audit log, the newest entries first."""
+        params = {"before": str(before), "subject": subject, "action": action, "limit": str(limit)}
+        return send(self._client, "GET", AUDIT_PATH, AuditPage, params=params)
 
     def audit_log(self, subject: str = "") -> Iterator[Entry]:
         """Yields the entries of the audit log from the first one on, about one subject or all."""

@@ -176,7 +176,7 @@ def test_devices_are_found_by_tag_and_model_page_by_page(page: Page, url: str, f
     rows = page.get_by_role("group", name="Devices").locator("tbody tr")
     expect(rows).to_have_count(len(NAMES))
     expect(rows.first).to_contain_text(re.compile(r"cam-00.*\d s|min ago.*digits"))
-    page.get_by_label("Tags").fill("site=berlin")
+    page.get_by_label("Tags, such as").fill("site=berlin")
     page.keyboard.press("Enter")
     expect(rows).to_have_count(1)
     expect(rows).to_contain_text("site=berlin")

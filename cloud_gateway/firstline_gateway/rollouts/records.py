@@ -180,6 +180,14 @@ def assignments(connection: Connection, rollout_id: str) -> dict[str, Assignment
     return {row.device: row.record for row in connection.execute(query)}
 
 
+def page_of_devices(connection: Connection, rollout_id: str, state: str, after: str, limit: int) -> list[Assignment]:
+    """Returns devices of a rollout by name, from the first one after a name on; in one state, or in all for ""."""
+    query = select(_A.record).where(_A.rollout == rollout_id, _A.device > after).order_by(_A.device).limit(limit)
+    if state:
+        query = query.where(_A.state == state)
+    return list(connection.execute(query).scalars())
+
+
 def assignment_texts(connection: Connection, rollout_id: str) -> Iterable[tuple[str, str]]:
     """Yields the devices of a rollout with their encoded assignments."""
     text = type_coerce(_A.record, Text).label("text")

@@ -14,7 +14,15 @@ from sqlalchemy import Connection
 
 from firstline_core.clock import Clock
 from firstline_core.errors import ConflictError, ForbiddenError, NotFoundError
-from firstline_core.fleet.rollout import Look, LookList, Plan, RolloutPage, RolloutSummary
+from firstline_core.fleet.rollout import (
+    Look,
+    LookList,
+    Plan,
+    RolloutDevice,
+    RolloutDevices,
+    RolloutPage,
+    RolloutSummary,
+)
 from firstline_core.ids import new_request_id
 from firstline_gateway import audit_log
 from firstline_gateway.fleet import devices
@@ -150,6 +158,21 @@ class Rollouts:
 
         found = await self._store.read(read)
         return LookList(tuple(found), f"{found[-1].stage}.{found[-1].look}" if len(found) == limit else None)
+
+    async def devices(self, rollout_id: str, state: str, after: str, limit: int) -> RolloutDevices:
+        """Returns a page of the devices of a rollout, in one state or in all.
+
+        Raises:
+            NotFoundError: the rollout is unknown.
+        """
+
+        def read(connection: Connection) -> list[RolloutDevice]:
+            _existing(connection, rollout_id)
+            found = records.page_of_devices(connection, rollout_id, state, after, limit)
+            return [RolloutDevice(one.device, one.stage, one.state.value, one.reason) for one in found]
+
+        found = await self._store.read(read)
+        return RolloutDevices(tuple(found), found[-1].device if len(found) == limit else None)
 
     async def command(self, rollout_id: str, command: Command, by: str, revision: int | None = None) -> RolloutSummary:
         """Applies a command to a rollout.

@@ -61,6 +61,28 @@ class RolloutPage(Struct, frozen=True):
     after: str | None
 
 
+class RolloutDevice(Struct, frozen=True):
+    """One device of a rollout.
+
+    Attributes:
+        stage: from 0, in which it takes the model or is in the control group.
+        state: see `docs/concepts/fleet.md`.
+        reason: the device's reason for a failure; "" without one.
+    """
+
+    device: str
+    stage: int
+    state: str
+    reason: str
+
+
+class RolloutDevices(Struct, frozen=True):
+    """A page of the devices of a rollout, by name; `after` is the cursor of the next page, None at the end."""
+
+    devices: tuple[RolloutDevice, ...]
+    after: str | None
+
+
 class FindingState(Struct, frozen=True):
     """The finding: the result for one figure in one evaluation of a stage.
 

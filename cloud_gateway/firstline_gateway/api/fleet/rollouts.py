@@ -13,6 +13,7 @@ from firstline_gateway.api.auth import Access, Operator
 from firstline_gateway.api.messages import (
     PAGE,
     OptionalBundleName,
+    OptionalDeviceName,
     OptionalRolloutId,
     PageLimit,
     RolloutId,
@@ -20,9 +21,9 @@ from firstline_gateway.api.messages import (
     body_of,
     body_schema,
 )
-from firstline_gateway.audit_log import AuditLog
+from firstline_gateway.audit_log import AuditLog, Wanted
 from firstline_gateway.rollouts.commands import Command
-from firstline_gateway.rollouts.rollout import Definition
+from firstline_gateway.rollouts.rollout import Definition, DeviceState
 from firstline_gateway.rollouts.rollouts import Rollouts
 
 _ONE = wire.ROLLOUTS_PATH + "/{rollout_id}"
@@ -77,6 +78,13 @@ def rollout_routes(rollouts: Rollouts, access: Access) -> APIRouter:
         behind = (int(stage), int(look)) if after else (-1, 0)
         return answer(await rollouts.looks(rollout_id, behind, limit))
 
+    @router.get(_ONE + "/devices")
+    async def read_devices(
+        rollout_id: RolloutId, state: DeviceState | None = None, after: OptionalDeviceName = "", limit: PageLimit = PAGE
+    ) -> Response:
+        """The devices of a rollout by name, with the reasons of failures; in one state, or in all."""
+        return answer(await rollouts.devices(rollout_id, state.value if state is not None else "", after, limit))
+
     @router.post(_ONE + "/{command}")
     async def command_rollout(request: Request, principal: Operator, rollout_id: RolloutId, command: str) -> Response:
         """approve, start, pause, resume, promote, abort, retry or rollback; with If-Match only if unchanged."""
@@ -104,12 +112,17 @@ def audit_log_routes(audit_log: AuditLog, access: Access) -> APIRouter:
 
     @router.get(wire.AUDIT_PATH)
     async def read_audit(
+        *,
         after: Annotated[int, Query(ge=0, le=2**53)] = 0,
         limit: PageLimit = PAGE,
         subject: Annotated[str, Query(max_length=256)] = "",
+        action: Annotated[str, Query(max_length=64)] = "",
+        since_s: Annotated[float, Query(ge=0)] = 0.0,
+        before: Annotated[int | None, Query(ge=1, le=2**53, description="List the newest first, below it.")] = None,
     ) -> Response:
-        """The decisions of all principals, by number; of one subject, or of all."""
-        return answer(await audit_log.page(after, limit, subject))
+        """The decisions of all principals, by number; of one subject, or with one beginning of the action."""
+        wanted = Wanted(after, subject, action, since_s, before)
+        return answer(await audit_log.page(wanted, limit))
 
     @router.get(wire.AUDIT_HEAD_PATH)
     async def read_head() -> Response:

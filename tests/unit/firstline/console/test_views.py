@@ -6,7 +6,15 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from firstline.console import answers_view, devices_view, overview_view, profiles_view, rollouts_view
+from firstline.console import (
+    answers_view,
+    audit_page,
+    contracts_view,
+    devices_view,
+    overview_view,
+    profiles_view,
+    rollouts_view,
+)
 from firstline.console.cells import Cell, Tone, address, duration, number, plain
 from firstline_core.errors import RequestError
 from firstline_core.fleet.audit_log import Entry
@@ -14,6 +22,7 @@ from firstline_core.fleet.profiles import ProfileRequest
 from firstline_core.fleet.rest import (
     ContractState,
     ContractStates,
+    Evidence,
     ExpiringCertificate,
     FleetDevice,
     FleetDevicePage,
@@ -24,7 +33,8 @@ from firstline_core.fleet.rest import (
     TierCounts,
     TierHistory,
 )
-from firstline_core.fleet.rollout import FindingState, Look, RolloutPage, RolloutSummary
+from firstline_core.fleet.rollout import AuditPage, FindingState, Look, RolloutPage, RolloutSummary
+from firstline_core.fleet.telemetry import Health, ModelCounts, Telemetry
 from firstline_core.fleet.twin import (
     Desired,
     DesiredModel,
@@ -49,6 +59,9 @@ DEVICE = FleetDevice(
 )
 
 
+CHOSEN = devices_view.Chosen(selector="site=berlin")
+
+
 def updating(*updates: Update) -> FleetDevice:
     assert DEVICE.reported is not None
     return replace(DEVICE, reported=replace(DEVICE.reported, updates=updates))
@@ -58,11 +71,11 @@ def updating(*updates: Update) -> FleetDevice:
     ("device", "words", "tone"),
     [
         (DEVICE, "12 s ago", Tone.GOOD),
-        (replace(DEVICE, last_seen_age_s=901.0), "15 min ago, silent", Tone.BAD),
-        (replace(DEVICE, online=False), "12 s ago, gone", Tone.BAD),
-        (replace(DEVICE, revoked=True), "12 s, revoked", Tone.BAD),
-        (replace(DEVICE, accepted=False), "12 s, not accepted", Tone.BUSY),
-        (replace(DEVICE, last_seen_age_s=None), "never", Tone.PLAIN),
+        (replace(DEVICE, last_seen_age_s=901.0), "15 min ago, late", Tone.BAD),
+        (replace(DEVICE, online=False), "12 s ago, late", Tone.BAD),
+        (replace(DEVICE, revoked=True), "12 s ago, revoked", Tone.BAD),
+        (replace(DEVICE, accepted=False), "12 s ago, not accepted", Tone.BUSY),
+        (replace(DEVICE, last_seen_age_s=None), "never, asleep", Tone.BUSY),
     ],
 )
 def test_only_an_online_device_has_the_good_tone(device: FleetDevice, words: str, tone: Tone) -> None:
@@ -70,7 +83,7 @@ def test_only_an_online_device_has_the_good_tone(device: FleetDevice, words: str
 
 
 def test_the_row_of_a_device() -> None:
-    listing = devices_view.device_rows(FleetDevicePage((DEVICE,), "cam/1"), selector="site=berlin", model="")
+    listing = devices_view.device_rows(FleetDevicePage((DEVICE,), "cam/1"), CHOSEN)
     assert listing.following == "/devices?selector=site%3Dberlin&after=cam%2F1"
     (row,) = listing.rows
     assert row["device"] == Cell("cam/1", "/devices/cam%2F1")
@@ -81,13 +94,13 @@ def test_the_row_of_a_device() -> None:
         "tags": "site=berlin",
     }
     assert set(plain(row)) == {"key", *(column.name for column in devices_view.DEVICES)}
-    assert devices_view.device_rows(FleetDevicePage((), None)).following == ""
+    assert devices_view.device_rows(FleetDevicePage((), None), CHOSEN).following == ""
 
 
 @pytest.mark.parametrize("state", UpdateState)
 def test_every_state_of_an_update_has_a_text(state: UpdateState) -> None:
     update = Update("digits", 2, state, received_bytes=1, total_bytes=4, reason="disk" if state == "failed" else "")
-    cell = devices_view.device_rows(FleetDevicePage((updating(update),), None)).rows[0]["update"]
+    cell = devices_view.device_rows(FleetDevicePage((updating(update),), None), CHOSEN).rows[0]["update"]
     assert cell.text.startswith(f"digits 2 {state.replace('_', ' ')}")
     assert (cell.tone is Tone.GOOD) is (state is UpdateState.COMMITTED)
     assert ("25%" in cell.text) is (state is UpdateState.DOWNLOADING)
@@ -96,7 +109,7 @@ def test_every_state_of_an_update_has_a_text(state: UpdateState) -> None:
 
 def test_the_worst_of_several_updates_determines_the_tone() -> None:
     device = updating(Update("a", 2, UpdateState.COMMITTED), Update("b", 2, UpdateState.REJECTED))
-    assert devices_view.device_rows(FleetDevicePage((device,), None)).rows[0]["update"].tone is Tone.BAD
+    assert devices_view.device_rows(FleetDevicePage((device,), None), CHOSEN).rows[0]["update"].tone is Tone.BAD
 
 
 def test_the_page_of_a_device() -> None:
@@ -311,6 +324,67 @@ def test_the_figures_of_all_answers() -> None:
         "Without answer": "10",
     }
     assert dict(overview_view.answer_figures(history()))["Mean latency"] == "-"
+
+
+def test_promises_are_listed_with_what_to_do() -> None:
+    alarmed = replace(PROMISE, state=Standing.ALARMED, bundle="door", alarmed_since="2026-11-21", risk=0.12)
+    early = replace(PROMISE, state=Standing.TOO_LITTLE_EVIDENCE, audits=13)
+    unaudited = replace(PROMISE, state=Standing.NOT_AUDITED, audits=0, bundle="gate")
+    states = ContractStates((PROMISE, early, alarmed), (unaudited,), delta=0.05)
+    rows = contracts_view.contract_rows(states)
+    assert [row["state"].text for row in rows] == ["Alarmed", "Holds", "Too little evidence", "Not audited"]
+    assert rows[0]["promise"].href == "/contracts/door" and rows[0]["risk"].text == "12 %"
+    assert [row["audits"].text for row in rows] == ["900", "900", "13 of 313", "0 of 313"]
+    assert len(contracts_view.contract_rows(states, "alarmed")) == 1
+    words = {one.state: " ".join(contracts_view.advice(one)) for one in (PROMISE, alarmed, early, unaudited)}
+    assert "certify the bundle again" in words[Standing.ALARMED]
+    assert "300 further audits" in words[Standing.TOO_LITTLE_EVIDENCE]
+    assert "audit.per_hour" in words[Standing.NOT_AUDITED] and words[Standing.HOLDS].startswith("Nothing")
+
+
+def test_the_chart_of_the_evidence_has_the_level_of_the_alarm() -> None:
+    drawn = contracts_view.chart(
+        replace(PROMISE, evidence=(Evidence(0.0, 9, 0.5, 0.1), Evidence(3600.0, 20, 44.0, 0.1))), 0.05
+    )
+    (series,) = drawn["series"]
+    assert series["data"] == [[0.0, 0.5], [3_600_000.0, 44.0]] and series["markLine"]["data"][0]["yAxis"] == 20
+    assert drawn["yAxis"]["max"] == 100
+
+
+def test_links_choose_presence_and_order() -> None:
+    presences = {label: (href, chosen) for label, href, chosen in devices_view.presence_links(CHOSEN)}
+    assert presences["All"] == ("/devices?selector=site%3Dberlin", True)
+    assert presences["Late"] == ("/devices?selector=site%3Dberlin&presence=late", False)
+    assert presences["Not accepted"][0].endswith("accepted=false")
+    assert [chosen for _, _, chosen in devices_view.order_links(CHOSEN)] == [True, False]
+
+
+def test_typed_tags() -> None:
+    assert devices_view.tags_of("site=kiel, test- line=") == {"site": "kiel", "test": None, "line": ""}
+    for words in ("", "site"):
+        with pytest.raises(RequestError, match="tag"):
+            devices_view.tags_of(words)
+
+
+def test_the_health_and_the_answers_of_a_device() -> None:
+    counts = ModelCounts("digits", 1, rows=100, kept=80, escalated=19, errors=1, latency=(9, 1), latency_sum_ms=50.0)
+    health = Health(outbox_oldest_s=90.0, links_down=1, disk_free_share=0.02, hottest_c=71.4)
+    latest = Telemetry("s", 1, 7200.0, (counts,), starts=3, unclean=1, outbox_items=4, health=health)
+    device = replace(DEVICE, latest=latest)
+    told = dict(devices_view.health(device))
+    assert told["Corrections waited for"] == Cell("4, the oldest for 1.5 min", tone=Tone.BUSY)
+    assert told["Links down"].tone is told["Disk free"].tone is Tone.BAD and told["Hottest sensor"].text == "71 °C"
+    (row,) = devices_view.answer_rows(device)
+    assert (row["kept"].text, row["latency"].text, row["alarm"].text) == ("80.0 %", "5 ms", "none")
+    assert devices_view.health(DEVICE) == [("Telemetry", Cell("none yet"))] and devices_view.answer_rows(DEVICE) == []
+
+
+def test_the_audit_log_links_its_subjects() -> None:
+    entry = Entry(7, 1.7e9, "application:ops", "device.tag", "device:cam/1", '{"tags": {"site": "kiel"}}', "0" * 64)
+    listing = audit_page.entry_rows(AuditPage((entry,), 7), "", "device.")
+    assert listing.following == "/audit?action=device.&before=7"
+    assert listing.rows[0]["subject"].href == "/devices/cam%2F1" and "kiel" in listing.rows[0]["said"].text
+    assert audit_page.entry_rows(AuditPage((entry,), None), "", "").following == ""
 
 
 def test_formats() -> None:

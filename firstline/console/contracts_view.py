@@ -1,0 +1,143 @@
+"""View models of contracts: pure functions of the gateway's answers."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from firstline.console.cells import Cell, Column, Row, Tone, contract_page, device_page, number, rows
+from firstline.console.overview_view import STANDINGS
+from firstline_core.fleet.rest import ContractState, ContractStates, Contribution, DeviceAlarm, Standing
+from firstline_core.telemetry.wording import counted
+
+_TEXT, _LINE = "#7b8794", "#7b879433"  # readable in both themes
+
+
+def state(one: ContractState) -> Cell:
+    """Returns what the audits show, in a word or two."""
+    label, tone = STANDINGS[one.state]
+    return Cell(label, tone=tone)
+
+
+def listed(states: ContractStates, wanted: str = "") -> list[ContractState]:
+    """Returns the promises, those that alarm first; only those in one state if it is given."""
+    order = list(Standing)
+    order.insert(0, order.pop(order.index(Standing.ALARMED)))
+    found = [one for one in (*states.contracts, *states.unaudited) if wanted in ("", one.state)]
+    return sorted(found, key=lambda one: (not one.served, order.index(one.state), one.bundle, one.version))
+
+
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{100 * share:.3g} %"
+
+
+def _audits(one: ContractState) -> str:
+    missing = one.audits < one.audits_needed
+    return f"{one.audits:,} of {one.audits_needed:,}" if missing else f"{one.audits:,}"
+
+
+CONTRACTS: tuple[Column[ContractState], ...] = (
+    Column("promise", "Promise", lambda one: Cell(one.promise, contract_page(one.bundle))),
+    Column("state", "State", state),
+    Column("risk", "Observed", lambda one: _percent(one.risk), number=True),
+    Column("promised", "Promised", lambda one: _percent(one.epsilon), number=True),
+    Column("audits", "Audits", _audits, number=True),
+    Column("devices", "Devices", lambda one: str(one.devices), number=True),
+    Column("served", "Served", lambda one: "yes" if one.served else "no"),
+)
+
+
+def contract_rows(states: ContractStates, wanted: str = "") -> list[Row]:
+    """Returns the promises, those that alarm first."""
+    return rows(CONTRACTS, listed(states, wanted), key)
+
+
+def key(one: ContractState) -> str:
+    """Returns a text that identifies a promise."""
+    return f"{one.bundle}/{one.version}/{one.variant}/{one.event}/{one.epsilon}"
+
+
+def advice(one: ContractState) -> list[str]:
+    """Returns what a person can do about a promise, in sentences."""
+    missing = max(0, one.audits_needed - one.audits)
+    if one.state is Standing.ALARMED:
+        return [
+            f"The alarm was raised on {one.alarmed_since}. Devices accept only what their latest audits still support, "
+            "and send the rest to the full model.",
+            "Look at the devices with the most disagreements. If a few have most of them, check their lens, light or "
+            "sensor.",
+            "If the inputs have changed, certify the bundle again with current data and roll the new version out. If "
+            "the model is wrong, roll back.",
+            "If the cause was not the model and is removed, end the alarm: its audits are deleted and the test starts "
+            "again.",
+        ]
+    if one.state is Standing.TOO_LITTLE_EVIDENCE:
+        return [
+            f"About {counted(missing, 'further audit')} are needed until twice the promised share of errors would have "
+            "been noticed. They come by themselves; `audit.per_hour` of the devices sets their rate."
+        ]
+    if one.state is Standing.NOT_AUDITED:
+        return [
+            "No device has audited this promise. Check that devices run this version, that they reach the gateway, and "
+            "that `audit.per_hour` is above 0."
+        ]
+    return ["Nothing. The audits go on."]
+
+
+def figures(one: ContractState, delta: float) -> list[tuple[str, str]]:
+    """Returns the numbers of a promise by name."""
+    return [
+        ("Observed", _percent(one.risk)),
+        ("Promised", _percent(one.epsilon)),
+        ("Audits", f"{one.audits:,}"),
+        ("Evidence against it", f"{number(one.e_value)} of {number(1 / delta)}"),
+        ("Devices", str(one.devices)),
+        ("Latest audit", one.last_audit or "-"),
+    ]
+
+
+CONTRIBUTIONS: tuple[Column[Contribution], ...] = (
+    Column("device", "Device", lambda one: Cell(one.device, device_page(one.device))),
+    Column("audits", "Audits", lambda one: str(one.audits), number=True),
+    Column("disagreements", "Disagreements", lambda one: str(one.disagreements), number=True),
+    Column("share", "Share", lambda one: _percent(one.disagreements / one.audits if one.audits else None), number=True),
+    Column("last", "Latest audit", lambda one: one.last_audit),
+)
+ALARMS: tuple[Column[DeviceAlarm], ...] = (
+    Column("device", "Device", lambda one: Cell(one.device, device_page(one.device))),
+    Column("version", "Version", lambda one: one.version),
+    Column("since", "Alarm since", lambda one: Cell(one.since, tone=Tone.PLAIN if one.ended else Tone.BAD)),
+    Column("ended", "Ended", lambda one: one.ended or "-"),
+)
+
+
+def chart(one: ContractState, delta: float) -> dict[str, Any]:
+    """Returns the options of a chart of the evidence against a promise over time, with the level of the alarm."""
+    points = [[1000 * each.at_s, max(each.e_value, 1e-3)] for each in one.evidence]
+    level = {"yAxis": 1 / delta, "label": {"formatter": "alarm", "color": _TEXT, "position": "insideEndTop"}}
+    return {
+        "aria": {"enabled": True, "label": {"description": f"Evidence against the promise over time. {one.finding}"}},
+        "useUTC": True,
+        "animation": False,
+        "grid": {"left": 56, "right": 24, "top": 24, "bottom": 32},
+        "tooltip": {"trigger": "axis"},
+        "xAxis": {"type": "time", "axisLabel": {"color": _TEXT, "hideOverlap": True}},
+        "yAxis": {
+            "type": "log",
+            "max": 10 ** math.ceil(math.log10(max([2 / delta, *(value for _, value in points)]))),
+            "axisLabel": {"color": _TEXT},
+            "splitLine": {"lineStyle": {"color": _LINE}},
+        },
+        "series": [
+            {
+                "name": "evidence",
+                "type": "line",
+                "step": "end",
+                "showSymbol": len(points) < 3,
+                "lineStyle": {"color": "#0072b2"},
+                "itemStyle": {"color": "#0072b2"},
+                "data": points,
+                "markLine": {"symbol": "none", "lineStyle": {"color": "#d55e00", "type": "dashed"}, "data": [level]},
+            }
+        ],
+    }

@@ -1,0 +1,110 @@
+"""The page that plans and creates a rollout."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nicegui import ui
+
+from firstline.console import rollouts_view as view
+from firstline.console.cells import rollout_page
+from firstline.console.dialogs import Action, carry_out
+from firstline.console.page import Frame, Redrawn, button, card, empty, text
+from firstline.console.polling import Watch
+from firstline_core.errors import FirstlineError, RequestError
+from firstline_core.fleet.registry import BundleEntry
+from firstline_core.fleet.rollout import Plan, RolloutSummary
+
+
+def add_pages(watch: Watch) -> None:
+    """Adds the page to the application."""
+
+    @ui.page("/rollouts/new")
+    def _new(bundle: str = "") -> None:
+        lead = "A rollout brings a signed bundle to devices in stages, and judges each stage before the next begins."
+        frame = Frame("New rollout", "/rollouts", lead)
+        with frame.main:
+            form = Redrawn(lambda bundles: _Form(frame, watch, bundles, bundle))
+        frame.follow(lambda: watch.ask(("bundles",), lambda fleet: fleet.bundles()), form.show)
+
+
+class _Form:
+    """The fields of a rollout, its plan, and the button that creates it."""
+
+    def __init__(self, frame: Frame, watch: Watch, bundles: tuple[BundleEntry, ...], bundle: str) -> None:
+        self._frame = frame
+        self._watch = watch
+        self._bundles = {f"{one.name} {one.version}": one for one in reversed(bundles)}
+        if not bundles:
+            empty("The registry has no signed bundle.", "firstline model push BUNDLE --gateway URL")
+            return
+        chosen = next((title for title, one in self._bundles.items() if one.name == bundle), next(iter(self._bundles)))
+        with card(classes="max-w-3xl mb-4"), ui.element("div").classes("grid gap-4 sm:grid-cols-2"):
+            self._bundle = ui.select(list(self._bundles), value=chosen, label="Bundle").props("outlined dense")
+            self._selector = _field("Devices by tags; empty for all", "")
+            self._shares = _field("Stages, in percent of the devices", "1, 10, 100")
+            self._soak = _field("Observe each stage for (hours)", "1")
+            self._held_back = _field("Hold back as a control group, in percent", "5")
+            self._approval = ui.checkbox("A second person must approve it")
+        with ui.element("div").classes("flex flex-wrap gap-3 mb-4"):
+            button("Show the plan", self._show_plan)
+            button("Create", self._create, "primary")
+        self._plan = Redrawn(_show)
+
+    def _definition(self) -> dict[str, Any]:
+        entry = self._bundles[self._bundle.value]
+        soak_s = 3600 * _number(self._soak.value, "the hours of observation")
+        shares = [_number(each, "a stage's share") / 100 for each in self._shares.value.split(",")]
+        return {
+            "bundle": entry.name,
+            "version": entry.version,
+            "manifest_sha256": entry.manifest_sha256,
+            "selector": self._selector.value.strip(),
+            "stages": [{"share": share, "soak_s": soak_s} for share in shares],
+            "held_back": _number(self._held_back.value, "the control group's share") / 100,
+            "approval": self._approval.value,
+        }
+
+    async def _show_plan(self) -> None:
+        try:
+            definition, size_bytes = self._definition(), self._bundles[self._bundle.value].size_bytes
+            self._plan.show(await self._watch.do(lambda fleet: fleet.rollouts.plan(definition, size_bytes)))
+            self._frame.say("")
+        except FirstlineError as error:
+            self._frame.say(error.message)
+
+    async def _create(self) -> None:
+        try:
+            definition = self._definition()
+        except RequestError as error:
+            self._frame.say(error.message)
+            return
+
+        def opened(rollout: RolloutSummary) -> None:
+            ui.navigate.to(rollout_page(rollout.id))
+
+        create = Action("Create", "", "", lambda fleet: fleet.rollouts.create(definition), "Created.", then=opened)
+        await carry_out(self._frame, self._watch, create)
+
+
+def _field(label: str, value: str) -> ui.input:
+    return ui.input(label, value=value).props("outlined dense")
+
+
+def _number(text_: str, what: str) -> float:
+    try:
+        return float(text_.replace("%", "").strip())
+    except ValueError as error:
+        raise RequestError(f"{text_[:20]!a} is not a number; write {what} such as 10.") from error
+
+
+def _show(plan: Plan) -> None:
+    with card("Plan", "max-w-3xl"):
+        with ui.element("dl").classes("facts mb-3"):
+            for name, value in view.plan_facts(plan):
+                text("dt", name)
+                text("dd", value)
+        for sentence in plan.warnings:
+            text("p", sentence).classes("tone-bad")
+        for sentence in filter(None, (plan.detects, plan.false_aborts, plan.audits, plan.unaudited)):
+            text("p", sentence).classes("my-2")
