@@ -20,10 +20,10 @@ import soundfile
 from bench.fuzzing.mutation import damaged
 from firstline_core.processing.audio import AudioProcessing
 from firstline_core.processing.steps import AudioStep, Crop, DecodeAudio, Mono, Resample, Windows
-from firstline_core.protocol.limits import ImageLimits
+from firstline_core.protocol.limits import DecodingLimits
 from firstline_core.types import Tensor
 
-_LIMITS = ImageLimits(memory_bytes=4 << 20)
+_LIMITS = DecodingLimits(memory_bytes=4 << 20)
 _OWN_KIB = 32 << 10  # that the decoders and the process may take beyond it
 _FORMS = (
     ("WAV", "PCM_16"),

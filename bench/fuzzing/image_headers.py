@@ -18,10 +18,10 @@ from PIL import Image
 
 from firstline_core.processing.images import ImageProcessing
 from firstline_core.processing.steps import CenterCrop, Decode, Resize
-from firstline_core.protocol.limits import ImageLimits
+from firstline_core.protocol.limits import DecodingLimits
 from firstline_core.types import Tensor
 
-_LIMITS = ImageLimits(pixels=100_000, side=5000, memory_bytes=1 << 20)
+_LIMITS = DecodingLimits(pixels=100_000, side=5000, memory_bytes=1 << 20)
 _SIZES = (0, 1, 2, 8, 9, 255, 4999, 5001, 65_500, 65_535, 2**31 - 1, 2**31, 2**32 - 1)
 _DEPTHS = (0, 1, 2, 3, 4, 8, 8, 8, 12, 16, 16, 255)
 _KINDS = ((0, 1), (0, 2), (0, 4), (0, 8), (0, 16), (2, 8), (2, 16), (3, 1), (3, 8), (4, 8), (4, 16), (6, 8), (6, 16))

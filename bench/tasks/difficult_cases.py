@@ -23,7 +23,7 @@ from bench.figures import Figure, plain
 from bench.tasks.detection import images, labels_of, run
 from firstline_core.processing.boxes import BOXES, CANDIDATE, CLASSES, COUNT, SCORES
 from firstline_core.processing.images import checked_header
-from firstline_core.protocol.limits import DEFAULT_IMAGE_LIMITS
+from firstline_core.protocol.limits import DEFAULT_DECODING_LIMITS
 from firstline_core.tasks.detection import Detection
 from firstline_core.types import Arrays
 
@@ -94,7 +94,7 @@ def _table(edge: Arrays, full: Arrays, data: Path) -> Table:
     ]
     found, missed, invented = (np.array([one[column].sum(axis=1) for one in counted], float) for column in range(3))
     files = [(file.name, file.read_bytes()) for file in images(data)]
-    areas = [np.prod(checked_header(content, DEFAULT_IMAGE_LIMITS, name).upright_size) for name, content in files]
+    areas = [np.prod(checked_header(content, DEFAULT_DECODING_LIMITS, name).upright_size) for name, content in files]
     taken = np.prod(boxes[..., 2:] - boxes[..., :2], axis=-1) / np.array(areas, float)[:, None]
     certain = task.score("product", edge, edge).astype(float)
     sizes = np.array([len(content) for _, content in files], float)

@@ -13,7 +13,7 @@ from firstline_core.clock import SYSTEM_CLOCK, Clock
 from firstline_core.errors import ConfigError
 from firstline_core.file_route import FileRoute
 from firstline_core.fleet.twin import LIMIT_BYTES
-from firstline_core.processing.decoding import ImageDecoding
+from firstline_core.processing.decoding import FileDecoding
 from firstline_core.protocol.cors import with_cors
 from firstline_core.protocol.http import BodyBudget
 from firstline_core.protocol.http_server import HttpServer, ServerLimits
@@ -188,7 +188,7 @@ class Gateway:
             clock=clock,
             service=service,
         )
-        self.decoding = ImageDecoding(settings.sessions, settings.images.total_memory_bytes, clock)
+        self.decoding = FileDecoding(settings.sessions, settings.decoding.total_memory_bytes, clock)
         self.deliveries = Deliveries(self.store, settings.store, metrics=self.metrics, clock=clock, service=service)
         store.register_metrics(self.metrics, self.store)
         self.plane = GatewayDataPlane(
@@ -205,7 +205,7 @@ class Gateway:
             decoding=self.decoding,
             looks_after_fleet=bool(settings.registry.blobs),
         )
-        self.files = FileRoute(self.plane, self.decoding, settings.images.limits)
+        self.files = FileRoute(self.plane, self.decoding, settings.decoding.limits)
 
     def _build_broker(self) -> None:
         """Builds the MQTT clients, after the broker's files, which contain the password of the clients."""
@@ -554,7 +554,7 @@ def runtime_options(settings: Settings) -> RuntimeOptions:
     Raises:
         ConfigError: this onnxruntime does not offer an execution provider.
     """
-    options = RuntimeOptions(providers=settings.providers, threads=1, images=settings.images.limits)
+    options = RuntimeOptions(providers=settings.providers, threads=1, decoding=settings.decoding.limits)
     check_options(options, "execution.providers")
     return options
 

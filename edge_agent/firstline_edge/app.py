@@ -22,7 +22,7 @@ from firstline_core.clock import SYSTEM_CLOCK, Clock
 from firstline_core.file_route import FileRoute
 from firstline_core.hardware.kernel_files import Tree
 from firstline_core.hardware.readings import limited
-from firstline_core.processing.decoding import ImageDecoding
+from firstline_core.processing.decoding import FileDecoding
 from firstline_core.runtime.select import RuntimeOptions, check_options
 from firstline_core.telemetry import logs
 from firstline_core.telemetry.logs import logger
@@ -180,8 +180,8 @@ class EdgeAgent:
 
     def _open_state(self, opened: AsyncExitStack) -> None:
         models = self.settings.models
-        images = self.settings.images.limits
-        self._options = RuntimeOptions(providers=models.providers, threads=models.threads, images=images)
+        decoding = self.settings.decoding.limits
+        self._options = RuntimeOptions(providers=models.providers, threads=models.threads, decoding=decoding)
         check_options(self._options, "models.providers")
         self.state = StateDirectory(self.settings.state_dir)
         opened.callback(self.state.close)
@@ -363,7 +363,7 @@ class EdgeAgent:
             settings=DeliverySettings(settings.outbox.max_age_s),
             on_correction=self.recorder.corrected,
         )
-        self.decoding = ImageDecoding(settings.models.workers, settings.images.total_memory_bytes, clock)
+        self.decoding = FileDecoding(settings.models.workers, settings.decoding.total_memory_bytes, clock)
         opened.callback(self.decoding.close)
         edge_runs = EdgeRuns(self.cache, spending, self.decoding, clock)
         opened.push_async_callback(edge_runs.close)
@@ -513,7 +513,7 @@ class EdgeAgent:
             recorder=self.recorder,
             clock=self._clock,
         )
-        self.files = FileRoute(self.data_plane, self.decoding, self.settings.images.limits)
+        self.files = FileRoute(self.data_plane, self.decoding, self.settings.decoding.limits)
         self.operations = Operations(
             self.data_plane,
             status=status,

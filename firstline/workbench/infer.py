@@ -17,7 +17,7 @@ from firstline_core.errors import ConfigError, InvalidTensorError
 from firstline_core.ids import new_request_id
 from firstline_core.processing.images import checked_header
 from firstline_core.protocol.file_inference import request_from_file
-from firstline_core.protocol.limits import DEFAULT_IMAGE_LIMITS
+from firstline_core.protocol.limits import DEFAULT_DECODING_LIMITS
 from firstline_core.routing.policy import Decision, covered, threshold_in_use
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.types import (
@@ -152,7 +152,7 @@ def upright_image(encoded: bytes, where: str) -> Image.Image:
     Raises:
         InvalidTensorError, PayloadTooLargeError: it is not an image, or too large.
     """
-    checked_header(encoded, DEFAULT_IMAGE_LIMITS, where)
+    checked_header(encoded, DEFAULT_DECODING_LIMITS, where)
     try:
         opened: Image.Image = ImageOps.exif_transpose(Image.open(BytesIO(encoded)))
         return opened.convert("RGB")

@@ -15,14 +15,14 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from firstline_core.errors import InferenceError, NotAcceptableError, RequestError
-from firstline_core.processing.decoding import ImageDecoding
-from firstline_core.processing.image_header import ImageCost, check_limits, is_encoded_image, read_header
+from firstline_core.processing.decoding import FileDecoding
+from firstline_core.processing.image_header import DecodingCost, check_limits, is_encoded_image, read_header
 from firstline_core.processing.steps import Decode, Resize
 from firstline_core.protocol import file_inference
 from firstline_core.protocol.asgi import Request
 from firstline_core.protocol.data_plane import DataPlane
 from firstline_core.protocol.http import CONTENT_TYPE, JSON_TYPE, Reply, header, json_reply
-from firstline_core.protocol.limits import ImageLimits
+from firstline_core.protocol.limits import DecodingLimits
 from firstline_core.protocol.parameters import SEVERAL, VIEW
 from firstline_core.protocol.tensors import shown
 from firstline_core.tasks import describe, describes
@@ -64,7 +64,7 @@ class Sketch(NamedTuple):
 
     image: Tensor
     processing: ImageProcessing
-    cost: ImageCost
+    cost: DecodingCost
 
 
 class FileRoute:
@@ -76,7 +76,7 @@ class FileRoute:
         limits: of one image.
     """
 
-    def __init__(self, plane: FilePlane, decoding: ImageDecoding, limits: ImageLimits) -> None:
+    def __init__(self, plane: FilePlane, decoding: FileDecoding, limits: DecodingLimits) -> None:
         self._plane = plane
         self._decoding = decoding
         self._limits = limits

@@ -21,7 +21,7 @@ from firstline_core.bundle.store import Bundle
 from firstline_core.clock import SYSTEM_CLOCK, Clock
 from firstline_core.errors import FirstlineError, InferenceError, InvalidTensorError, ProtocolError
 from firstline_core.ids import new_request_id
-from firstline_core.processing.decoding import ImageDecoding
+from firstline_core.processing.decoding import FileDecoding
 from firstline_core.processing.steps import InputSpec, ModelInput
 from firstline_core.routing import policy
 from firstline_core.routing.certificate import Histogram
@@ -292,7 +292,7 @@ class Scene:
             traffic=traffic,
         )
         self.hedging = Hedging(self.gateway, clock, hedge, spending)
-        self.edge_runs = EdgeRuns(self.cache, spending, ImageDecoding(1, 1 << 28, clock), clock)
+        self.edge_runs = EdgeRuns(self.cache, spending, FileDecoding(1, 1 << 28, clock), clock)
         audits = self.auditor or NoAudits()
         self.cascade = Cascade(
             models=self.models,

@@ -60,7 +60,7 @@ def open_executors(
             load = partial(
                 load_full,
                 options=RuntimeOptions(
-                    providers=found.providers or settings.execution.providers, images=settings.images.limits
+                    providers=found.providers or settings.execution.providers, decoding=settings.decoding.limits
                 ),
             )
         taken = taken or found.engine == "local"

@@ -29,7 +29,7 @@ from firstline_core.errors import (
     RequestError,
     UnknownModelError,
 )
-from firstline_core.processing.decoding import ImageDecoding
+from firstline_core.processing.decoding import FileDecoding
 from firstline_core.protocol.data_plane import EXTENSIONS, ModelState
 from firstline_core.protocol.extensions import config_json
 from firstline_core.protocol.limits import Limits
@@ -211,7 +211,7 @@ class GatewayDataPlane:
         residency: Residency,
         limits: Limits,
         clock: Clock,
-        decoding: ImageDecoding,
+        decoding: FileDecoding,
         cache: ResponseCache | None = None,
         looks_after_fleet: bool = False,
     ) -> None:

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct, field
 
 from firstline_core.protocol.cors import Origin
-from firstline_core.protocol.limits import DEFAULT_IMAGE_LIMITS, DEFAULT_LIMITS, ImageLimits, Limits
+from firstline_core.protocol.limits import DEFAULT_DECODING_LIMITS, DEFAULT_LIMITS, DecodingLimits, Limits
 from firstline_core.storage.settings import AuthoritiesPath, FilePath
 from firstline_core.types import Name
 
@@ -163,20 +163,20 @@ class ExecutorOf(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Power limit, as an average over a minute (watts); excess batches go elsewhere. 0 for no limit."""
 
 
-class Images(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    pixels_limit: Count = DEFAULT_IMAGE_LIMITS.pixels
+class Decoding(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    pixels_limit: Count = DEFAULT_DECODING_LIMITS.pixels
     """The most pixels of one image; it is refused by its header, before it is decoded."""
-    side_limit: Count = DEFAULT_IMAGE_LIMITS.side
+    side_limit: Count = DEFAULT_DECODING_LIMITS.side
     """The most pixels of a side of an image."""
-    memory_limit_bytes: Count = DEFAULT_IMAGE_LIMITS.memory_bytes
-    """The most working memory of one image: decoding, conversions and steps, by its header (bytes)."""
+    memory_limit_bytes: Count = DEFAULT_DECODING_LIMITS.memory_bytes
+    """The most working memory of one image or recording: decoding, conversions and steps, by its header (bytes)."""
     total_memory_bytes: Count = 1 << 30
-    """Working memory of all large images under way; one client may hold half, others wait for it (bytes)."""
+    """Working memory of all large files under way; one client may hold half, others wait for it (bytes)."""
 
     @property
-    def limits(self) -> ImageLimits:
-        """The limits on one image."""
-        return ImageLimits(self.pixels_limit, self.side_limit, self.memory_limit_bytes)
+    def limits(self) -> DecodingLimits:
+        """The limits of one image or recording."""
+        return DecodingLimits(self.pixels_limit, self.side_limit, self.memory_limit_bytes)
 
 
 class Cache(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -357,7 +357,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     executors: dict[Name, ExecutorOf] = field(default_factory=dict)
     """Several executors by name, instead of `execution.engine`; each batch goes to the one that is expected to finish
     it first. See docs/how-to/scale.md."""
-    images: Images = Images()
+    decoding: Decoding = Decoding()
     cache: Cache = Cache()
     oip: Oip = Oip()
     ray: Ray = Ray()

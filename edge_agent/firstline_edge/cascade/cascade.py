@@ -30,7 +30,7 @@ from firstline_core.errors import (
     QueueFullError,
     SheddingError,
 )
-from firstline_core.processing.decoding import ImageDecoding, is_light
+from firstline_core.processing.decoding import FileDecoding, is_light
 from firstline_core.processing.image_header import NO_COST
 from firstline_core.routing import policy
 from firstline_core.routing.policy import CERTIFIED, Decision, Policy, PolicyState, RowEvidence
@@ -209,7 +209,7 @@ class EdgeRuns:
         clock: for deadlines.
     """
 
-    def __init__(self, cache: ResultCache, spending: Spending | None, decoding: ImageDecoding, clock: Clock) -> None:
+    def __init__(self, cache: ResultCache, spending: Spending | None, decoding: FileDecoding, clock: Clock) -> None:
         self._cache = cache
         self._spending = spending
         self._decoding = decoding

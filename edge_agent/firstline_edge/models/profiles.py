@@ -76,7 +76,7 @@ def fastest_options(profile: Profile, options: RuntimeOptions, model: Model) -> 
         return options
     key = quickest(points, lambda point: (point.query.p50_ms, point.key.threads)).key
     providers = (key.provider,) if model.runtime == "onnx" else options.providers
-    return RuntimeOptions(providers, key.threads, options.images)
+    return RuntimeOptions(providers, key.threads, options.decoding)
 
 
 def known_point(profile: Profile, loaded: LoadedModel, options: RuntimeOptions) -> Point | None:

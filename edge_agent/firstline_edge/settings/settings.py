@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Meta
 
 from firstline_core.protocol.cors import Origin
-from firstline_core.protocol.limits import DEFAULT_IMAGE_LIMITS, DEFAULT_LIMITS, ImageLimits, Limits
+from firstline_core.protocol.limits import DEFAULT_DECODING_LIMITS, DEFAULT_LIMITS, DecodingLimits, Limits
 from firstline_core.routing.policy import PolicyKind
 from firstline_core.storage.seals import CREDENTIAL
 from firstline_core.storage.settings import AuthoritiesPath, FilePath, expanded
@@ -113,20 +113,20 @@ class ModelsSection(Section, frozen=True, kw_only=True):
     cloud."""
 
 
-class ImagesSection(Section, frozen=True, kw_only=True):
-    pixels_limit: Positive = DEFAULT_IMAGE_LIMITS.pixels
+class DecodingSection(Section, frozen=True, kw_only=True):
+    pixels_limit: Positive = DEFAULT_DECODING_LIMITS.pixels
     """Most pixels of one image; it is refused by its header, before it is decoded."""
-    side_limit: Positive = DEFAULT_IMAGE_LIMITS.side
+    side_limit: Positive = DEFAULT_DECODING_LIMITS.side
     """Most pixels of a side of an image."""
-    memory_limit_bytes: Positive = DEFAULT_IMAGE_LIMITS.memory_bytes
-    """Most working memory of one image: decoding, conversions and steps, by its header."""
+    memory_limit_bytes: Positive = DEFAULT_DECODING_LIMITS.memory_bytes
+    """Most working memory of one image or recording: decoding, conversions and steps, by its header."""
     total_memory_bytes: Positive = 256 * _MIB
-    """Working memory of all large images under way; one caller may hold half of it, or one image."""
+    """Working memory of all large files under way; one caller may hold half of it, or one file."""
 
     @property
-    def limits(self) -> ImageLimits:
-        """The limits on one image."""
-        return ImageLimits(self.pixels_limit, self.side_limit, self.memory_limit_bytes)
+    def limits(self) -> DecodingLimits:
+        """The limits of one image or recording."""
+        return DecodingLimits(self.pixels_limit, self.side_limit, self.memory_limit_bytes)
 
 
 class CacheSection(Section, frozen=True, kw_only=True):
@@ -391,7 +391,7 @@ class EdgeSettings(Section, frozen=True, kw_only=True):
     grpc: GrpcSection = GrpcSection()
     encryption: EncryptionSection = EncryptionSection()
     models: ModelsSection = ModelsSection()
-    images: ImagesSection = ImagesSection()
+    decoding: DecodingSection = DecodingSection()
     cache: CacheSection = CacheSection()
     policy: PolicySection = PolicySection()
     budget: BudgetSection = BudgetSection()

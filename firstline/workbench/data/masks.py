@@ -13,7 +13,7 @@ from firstline_core.errors import ConfigError, RequestError
 from firstline_core.processing.boxes import InputSize
 from firstline_core.processing.image_header import check_limits, read_header
 from firstline_core.processing.masks import IGNORED, fitted
-from firstline_core.protocol.limits import DEFAULT_IMAGE_LIMITS
+from firstline_core.protocol.limits import DEFAULT_DECODING_LIMITS
 from firstline_core.storage.files import read_limited
 
 
@@ -39,7 +39,7 @@ def read_mask(file: Path, size: tuple[int, int], classes: int) -> NDArray[np.uin
         return np.full(size[::-1], IGNORED, np.uint8)
     try:
         content = read_limited(file, FILE_LIMIT_BYTES)
-        check_limits(read_header(content, str(file)), DEFAULT_IMAGE_LIMITS, str(file))
+        check_limits(read_header(content, str(file)), DEFAULT_DECODING_LIMITS, str(file))
         with Image.open(io.BytesIO(content), formats=("PNG",)) as image:
             if image.mode not in ("L", "P", "1"):
                 raise ConfigError(

@@ -13,7 +13,7 @@ import numpy as np
 from firstline.workbench.data.files import Where
 from firstline.workbench.data.sample import Sample
 from firstline_core.errors import ConfigError
-from firstline_core.protocol.limits import DEFAULT_IMAGE_LIMITS
+from firstline_core.protocol.limits import DEFAULT_DECODING_LIMITS
 
 SUFFIXES = (".mp4", ".m4v", ".mov", ".mkv", ".webm", ".avi", ".mpg", ".mpeg", ".ts")
 
@@ -119,7 +119,7 @@ def _video_stream(container: Any, path: Path) -> Any:
 
 
 def _check_size(width: int, height: int, path: Path) -> None:
-    limits = DEFAULT_IMAGE_LIMITS
+    limits = DEFAULT_DECODING_LIMITS
     if width * height > limits.pixels or max(width, height) > limits.side:
         raise ConfigError(
             f"{path} has frames of {width}x{height}; at most {limits.pixels:,} pixels and {limits.side:,} a side are "

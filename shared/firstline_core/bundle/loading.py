@@ -22,7 +22,7 @@ from firstline_core.errors import InferenceError, InvalidTensorError, ModelLoadE
 from firstline_core.processing.boxes import InputSize
 from firstline_core.processing.compile import Preprocess, Step, check_needs, compile_preprocess
 from firstline_core.processing.decoding import MeasuredInputs, PreparedRows
-from firstline_core.processing.image_header import NO_COST, ImageCost
+from firstline_core.processing.image_header import NO_COST, DecodingCost
 from firstline_core.processing.steps import (
     CenterCrop,
     Decode,
@@ -88,7 +88,7 @@ class LoadedInput(Struct, frozen=True, eq=False):
             raise InvalidTensorError(f"The model needs input '{spec.name}'; it was given: {', '.join(inputs)}.")
         return check_input(spec, array, takes_pixels=self.takes_pixels)
 
-    def prepare(self, tensor: Tensor, cost: ImageCost | None, model: str, shared: Shared) -> Arrays:
+    def prepare(self, tensor: Tensor, cost: DecodingCost | None, model: str, shared: Shared) -> Arrays:
         """Returns the rows of the model's input, and the side arrays, by name.
 
         Args:
@@ -159,7 +159,7 @@ class LoadedModel:
         self.output_names = post.reads
         self._resources = resources
 
-    def prepare(self, inputs: Arrays, cost: ImageCost | None = None) -> Arrays:
+    def prepare(self, inputs: Arrays, cost: DecodingCost | None = None) -> Arrays:
         """Preprocesses the bundle's inputs into rows for `run`.
 
         Numbers are converted to the declared datatype if they keep their values within rounding: floats of another
@@ -168,7 +168,7 @@ class LoadedModel:
         Args:
             inputs: by name, as declared in the manifest; others than those that the model reads are ignored. Encoded
                 images may also be pixels, UINT8 [rows, height, width, channels].
-            cost: from `image_cost`, of these inputs; None to read the headers of the images now.
+            cost: from `decoding_cost`, of these inputs; None to read the headers of the images now.
 
         Returns:
             The model's inputs by name, and the arrays that its postprocessing needs, such as `GEOMETRY`. If clips are
@@ -187,7 +187,7 @@ class LoadedModel:
                 )
             inputs = inputs.sent  # the same model on another executor may name its inputs otherwise
         if cost is None and self._decoders:
-            cost = inputs.cost if isinstance(inputs, MeasuredInputs) else self.image_cost(inputs)
+            cost = inputs.cost if isinstance(inputs, MeasuredInputs) else self.decoding_cost(inputs)
         rows: dict[str, Array] = {}
         shared: Shared = {}
         decoded = 0
@@ -198,14 +198,14 @@ class LoadedModel:
             rows |= each.prepare(each.check(inputs), of_input, self.model.id, shared)
         return rows
 
-    def image_cost(self, inputs: Arrays) -> ImageCost:
+    def decoding_cost(self, inputs: Arrays) -> DecodingCost:
         """Returns what decoding the rows of a request costs, from their headers; `NO_COST` for numbers.
 
         Raises:
             InvalidTensorError, PayloadTooLargeError: see `prepare`, as far as the headers tell.
         """
         costs = [each.pre.decoder.cost(each.check(inputs)) for each in self._decoders if each.pre.decoder is not None]
-        return ImageCost.joined(costs) if costs else NO_COST
+        return DecodingCost.joined(costs) if costs else NO_COST
 
     def trial_inputs(self) -> Arrays | None:
         """Returns one row of zeros of each of the bundle's inputs that the model reads; None for free sizes."""
@@ -354,7 +354,7 @@ def load_around(runtime: Runtime, bundle: Bundle, model: Model, options: Runtime
 
         def compile_steps(steps: Sequence[PreStep], spec: InputSpec) -> Preprocess:
             return compile_preprocess(
-                steps, spec, load_graph, options.images, lambda step: load_encoder(step.without_part)
+                steps, spec, load_graph, options.decoding, lambda step: load_encoder(step.without_part)
             )
 
         post = bundle.manifest.task.postprocess(

@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 
 from firstline_core.errors import InvalidTensorError, PayloadTooLargeError
 from firstline_core.processing.audio_header import AudioHeader, MeasuredClip, check_format
-from firstline_core.processing.image_header import ImageCost
+from firstline_core.processing.image_header import DecodingCost
 from firstline_core.processing.memory import steps_memory
 from firstline_core.processing.steps import AudioStep, Crop, DecodeAudio, Mono, Pad, PreStep, Resample, Windows
-from firstline_core.protocol.limits import DEFAULT_IMAGE_LIMITS, ImageLimits
+from firstline_core.protocol.limits import DEFAULT_DECODING_LIMITS, DecodingLimits
 from firstline_core.types import Array, Tensor
 
 ENCODED_LIMIT_BYTES = 64 << 20
@@ -61,14 +61,17 @@ class AudioProcessing:
     """
 
     def __init__(
-        self, steps: Sequence[AudioStep], limits: ImageLimits = DEFAULT_IMAGE_LIMITS, later: Sequence[PreStep] = ()
+        self,
+        steps: Sequence[AudioStep],
+        limits: DecodingLimits = DEFAULT_DECODING_LIMITS,
+        later: Sequence[PreStep] = (),
     ) -> None:
         self._later = later
         self._steps = [step for step in steps if not isinstance(step, DecodeAudio | Windows)]
         self._windows = next((step for step in steps if isinstance(step, Windows)), None)
         self._limits = limits
 
-    def cost(self, tensor: Tensor) -> ImageCost:
+    def cost(self, tensor: Tensor) -> DecodingCost:
         """Returns what the clips of a request cost, from their headers.
 
         Raises:
@@ -93,9 +96,11 @@ class AudioProcessing:
                 )
         # The result of each clip, its copy among those of all clips, and what the later steps make of it.
         more_bytes = windows * (window_bytes + later_bytes)
-        return ImageCost(clips=tuple([clip._replace(result_bytes=clip.result_bytes + more_bytes) for clip in measured]))
+        return DecodingCost(
+            clips=tuple([clip._replace(result_bytes=clip.result_bytes + more_bytes) for clip in measured])
+        )
 
-    def run(self, tensor: Tensor, cost: ImageCost | None = None) -> Array:
+    def run(self, tensor: Tensor, cost: DecodingCost | None = None) -> Array:
         """Runs the steps.
 
         Args:
@@ -135,7 +140,7 @@ class AudioProcessing:
             stacked[row, : len(each)] = each
         return stacked
 
-    def counts(self, cost: ImageCost) -> NDArray[np.int64]:
+    def counts(self, cost: DecodingCost) -> NDArray[np.int64]:
         """Returns the number of windows of each clip, (rows,).
 
         Args:
@@ -182,8 +187,8 @@ class AudioProcessing:
         if working_bytes > self._limits.memory_bytes:
             raise PayloadTooLargeError(
                 f"{where} has {header.frames} samples in {header.channels} channels, which take {working_bytes} bytes "
-                f"of memory; at most {self._limits.memory_bytes} are used (images.memory_limit_bytes). Send a shorter "
-                "clip."
+                f"of memory; at most {self._limits.memory_bytes} are used (decoding.memory_limit_bytes). Send a "
+                "shorter clip."
             )
         return MeasuredClip(header, working_bytes, _FLOAT_BYTES * result), windows, later.row_bytes
 

@@ -21,7 +21,7 @@ from firstline_core.errors import (
     absent_package,
 )
 from firstline_core.processing.geometry import GEOMETRY
-from firstline_core.processing.image_header import ImageCost
+from firstline_core.processing.image_header import DecodingCost
 from firstline_core.processing.memory import steps_memory
 from firstline_core.processing.signals import compile_signal
 from firstline_core.processing.standardize import OBSERVED, STANDARDIZATION, in_units_of, split_observed, standardize
@@ -63,7 +63,7 @@ from firstline_core.processing.steps import (
 )
 from firstline_core.processing.text import Encoder, Shared, TextProcessing, Tokens
 from firstline_core.processing.windows import WINDOWS
-from firstline_core.protocol.limits import DEFAULT_IMAGE_LIMITS, ImageLimits
+from firstline_core.protocol.limits import DEFAULT_DECODING_LIMITS, DecodingLimits
 from firstline_core.types import Array, Arrays, Tensor
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ class Preprocess(NamedTuple):
     text: TextProcessing | None = None
     observed: int = 0
     steps: Sequence[PreStep] = ()
-    memory_bytes: int = DEFAULT_IMAGE_LIMITS.memory_bytes
+    memory_bytes: int = DEFAULT_DECODING_LIMITS.memory_bytes
 
     @property
     def decoder(self) -> ImageProcessing | AudioProcessing | None:
@@ -132,7 +132,7 @@ class Preprocess(NamedTuple):
     def run(
         self,
         tensor: Tensor,
-        cost: ImageCost | None = None,
+        cost: DecodingCost | None = None,
         needs: Collection[str] = (),
         shared: Shared | None = None,
     ) -> Prepared:
@@ -182,7 +182,7 @@ class Preprocess(NamedTuple):
         if (total_bytes := rows * memory.row_bytes + memory.once_bytes) > self.memory_bytes:
             raise PayloadTooLargeError(
                 f"Input '{tensor.name}' has {rows} rows of shape {list(shape)}, whose steps take {total_bytes} bytes "
-                f"of memory; at most {self.memory_bytes} are used (images.memory_limit_bytes). Send fewer or shorter "
+                f"of memory; at most {self.memory_bytes} are used (decoding.memory_limit_bytes). Send fewer or shorter "
                 "rows."
             )
 
@@ -216,7 +216,7 @@ def compile_preprocess(
     steps: Sequence[PreStep],
     spec: InputSpec,
     load_graph: GraphLoader,
-    limits: ImageLimits = DEFAULT_IMAGE_LIMITS,
+    limits: DecodingLimits = DEFAULT_DECODING_LIMITS,
     load_encoder: Callable[[Tokenize], Encoder] = _no_encoder,
 ) -> Preprocess:
     """Returns a model's preprocessing.
@@ -278,7 +278,7 @@ def compile_preprocess(
 
 
 def _compile_audio(
-    steps: Sequence[PreStep], spec: InputSpec, load_graph: GraphLoader, limits: ImageLimits
+    steps: Sequence[PreStep], spec: InputSpec, load_graph: GraphLoader, limits: DecodingLimits
 ) -> Preprocess:
     """Returns the preprocessing of encoded audio; see `compile_preprocess`."""
     audio = [step for step in steps if isinstance(step, AudioStep)]

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 from firstline_core.clock import Clock
 from firstline_core.errors import DeadlineExceededError, PayloadTooLargeError, QueueFullError
-from firstline_core.processing.image_header import ImageCost
+from firstline_core.processing.image_header import DecodingCost
 from firstline_core.runtime.priority import use_low_priority_in_thread
 from firstline_core.types import Array, Arrays, row_count
 
@@ -62,7 +62,7 @@ class MeasuredInputs(dict[str, Array]):
         cost: of these inputs.
     """
 
-    def __init__(self, inputs: Arrays, cost: ImageCost) -> None:
+    def __init__(self, inputs: Arrays, cost: DecodingCost) -> None:
         super().__init__(inputs)
         self.cost = cost
 
@@ -78,12 +78,12 @@ class Preparing(Protocol):
     @property
     def row_s(self) -> float: ...
 
-    def image_cost(self, inputs: Arrays) -> ImageCost: ...
+    def decoding_cost(self, inputs: Arrays) -> DecodingCost: ...
 
-    def prepare(self, inputs: Arrays, cost: ImageCost) -> Arrays: ...
+    def prepare(self, inputs: Arrays, cost: DecodingCost) -> Arrays: ...
 
 
-def is_light(cost: ImageCost, row_s: float = 0.0) -> bool:
+def is_light(cost: DecodingCost, row_s: float = 0.0) -> bool:
     """Returns whether images are decoded where their model runs.
 
     A model that runs in threads for longer than its images take is not delayed much by them. Decoded in another thread,
@@ -134,7 +134,7 @@ class MemoryBudget:
         if size_bytes > self._limit_bytes:
             raise PayloadTooLargeError(
                 f"Decoding the request's files takes {size_bytes} bytes of memory; at most {self._limit_bytes} are "
-                "used (images.total_memory_bytes). Send fewer rows, or smaller images or recordings."
+                "used (decoding.total_memory_bytes). Send fewer rows, or smaller images or recordings."
             )
         waiting = _Waiting(principal, size_bytes, asyncio.get_running_loop().create_future())
         self._waiting.append(waiting)
@@ -152,7 +152,7 @@ class MemoryBudget:
                 self._grant()
             if isinstance(error, TimeoutError):
                 raise QueueFullError(
-                    "Files of other requests take the memory for decoding (images.total_memory_bytes); try again.",
+                    "Files of other requests take the memory for decoding (decoding.total_memory_bytes); try again.",
                     retry_after_s=1.0,
                 ) from error
             raise
@@ -274,8 +274,8 @@ class FairThreads:
             self._start()
 
 
-class ImageDecoding:
-    """Prepares the images of requests. Belongs to one event loop.
+class FileDecoding:
+    """Prepares the images and recordings of requests. Belongs to one event loop.
 
     Args:
         threads: images of one caller that are decoded at the same moment; there is one more thread for the others.
@@ -288,7 +288,7 @@ class ImageDecoding:
         self.budget = MemoryBudget(memory_bytes)
         self._clock = clock
 
-    async def cost(self, model: Preparing, inputs: Arrays, size_bytes: int, principal: str) -> ImageCost:
+    async def cost(self, model: Preparing, inputs: Arrays, size_bytes: int, principal: str) -> DecodingCost:
         """Returns what decoding a request's images costs, from their headers.
 
         Args:
@@ -298,17 +298,17 @@ class ImageDecoding:
             principal: the caller.
 
         Raises:
-            InvalidTensorError, PayloadTooLargeError: see `LoadedModel.image_cost`.
+            InvalidTensorError, PayloadTooLargeError: see `LoadedModel.decoding_cost`.
         """
         encoded = any(array.dtype.hasobject for array in inputs.values())
         inline_bytes = _INLINE_ROW_BYTES if row_count(inputs) <= 1 else _INLINE_BYTES
         if size_bytes <= inline_bytes or not encoded:
-            return model.image_cost(inputs)
-        return await asyncio.wrap_future(self._threads.submit(principal, partial(model.image_cost, inputs)))
+            return model.decoding_cost(inputs)
+        return await asyncio.wrap_future(self._threads.submit(principal, partial(model.decoding_cost, inputs)))
 
     @asynccontextmanager
     async def prepared(
-        self, model: Preparing, inputs: Arrays, cost: ImageCost, principal: str, deadline_s: float | None
+        self, model: Preparing, inputs: Arrays, cost: DecodingCost, principal: str, deadline_s: float | None
     ) -> AsyncIterator[Arrays]:
         """Decodes large images, and holds their memory until the end of the `with`.
 
@@ -372,7 +372,7 @@ class ImageDecoding:
         """Waits for images that are being decoded, and drops the others."""
         self._threads.close()
 
-    def _prepare(self, model: Preparing, inputs: Arrays, cost: ImageCost, deadline_s: float | None) -> Arrays:
+    def _prepare(self, model: Preparing, inputs: Arrays, cost: DecodingCost, deadline_s: float | None) -> Arrays:
         if deadline_s is not None and self._clock.monotonic_s() >= deadline_s:
             raise DeadlineExceededError("The request's deadline passed before its files were decoded; allow more time.")
         return model.prepare(inputs, cost)

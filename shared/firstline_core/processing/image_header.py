@@ -23,7 +23,7 @@ from firstline_core.errors import InvalidTensorError, PayloadTooLargeError
 from firstline_core.processing.audio_header import MeasuredClip
 from firstline_core.processing.geometry import ImageStep, crop_side
 from firstline_core.processing.steps import CHANNELS, CenterCrop, Decode, Resize
-from firstline_core.protocol.limits import ImageLimits
+from firstline_core.protocol.limits import DecodingLimits
 
 JPEG_PIECES_LIMIT = 4096
 """Segments."""
@@ -148,7 +148,7 @@ class MeasuredImage(NamedTuple):
     result_bytes: int
 
 
-class ImageCost(Struct, frozen=True):
+class DecodingCost(Struct, frozen=True):
     """The cost of processing the images, or the audio clips, of a request.
 
     Args:
@@ -159,15 +159,15 @@ class ImageCost(Struct, frozen=True):
 
     images: tuple[MeasuredImage, ...] = ()
     clips: tuple[MeasuredClip, ...] = ()
-    parts: tuple[ImageCost, ...] = ()
+    parts: tuple[DecodingCost, ...] = ()
 
     @staticmethod
-    def joined(parts: Sequence[ImageCost]) -> ImageCost:
+    def joined(parts: Sequence[DecodingCost]) -> DecodingCost:
         """Returns the cost of all inputs of a request that are decoded, of which there is at least one."""
         if len(parts) == 1:
             return parts[0]
         images = [image for part in parts for image in part.images]
-        return ImageCost(tuple(images), tuple([clip for part in parts for clip in part.clips]), tuple(parts))
+        return DecodingCost(tuple(images), tuple([clip for part in parts for clip in part.clips]), tuple(parts))
 
     @property
     def rows(self) -> Sequence[MeasuredImage | MeasuredClip]:
@@ -185,19 +185,19 @@ class ImageCost(Struct, frozen=True):
         largest = max((row.working_bytes for row in self.rows), default=0)
         return largest + (sum(row.result_bytes for row in self.rows) if len(self.rows) > 1 else 0)
 
-    def take(self, rows: Sequence[int]) -> ImageCost:
+    def take(self, rows: Sequence[int]) -> DecodingCost:
         """Returns the cost of some of the rows, in the given order."""
         if self.parts:
-            return ImageCost.joined([part.take(rows) for part in self.parts])
+            return DecodingCost.joined([part.take(rows) for part in self.parts])
         if not self.rows:
             return self
-        return ImageCost(
+        return DecodingCost(
             tuple([self.images[row] for row in rows]) if self.images else (),
             tuple([self.clips[row] for row in rows]) if self.clips else (),
         )
 
 
-NO_COST = ImageCost()
+NO_COST = DecodingCost()
 
 
 def read_header(encoded: bytes, where: str, *, whole: bool = True) -> ImageHeader:
@@ -234,7 +234,7 @@ def is_encoded_image(content: bytes) -> bool:
     return content.startswith((_JPEG, _PNG))
 
 
-def check_limits(header: ImageHeader, limits: ImageLimits, where: str) -> None:
+def check_limits(header: ImageHeader, limits: DecodingLimits, where: str) -> None:
     """Checks the declared size of an image.
 
     Raises:
@@ -246,11 +246,11 @@ def check_limits(header: ImageHeader, limits: ImageLimits, where: str) -> None:
         raise InvalidTensorError(f"{where} is a broken {header.kind}: it declares {size}.")
     if header.pixels > limits.pixels:
         raise PayloadTooLargeError(
-            f"{where} has {size}; at most {limits.pixels} are decoded (images.pixels_limit). Send it smaller."
+            f"{where} has {size}; at most {limits.pixels} are decoded (decoding.pixels_limit). Send it smaller."
         )
     if max(header.width, header.height) > limits.side:
         raise PayloadTooLargeError(
-            f"{where} has {size}; a side has at most {limits.side} (images.side_limit). Send it smaller."
+            f"{where} has {size}; a side has at most {limits.side} (decoding.side_limit). Send it smaller."
         )
     if header.scans > 1 and header.pixels * header.scans > _SCANNED_PIXELS:
         raise PayloadTooLargeError(

@@ -23,7 +23,7 @@ from firstline_core.errors import InvalidTensorError, PayloadTooLargeError
 from firstline_core.processing.geometry import ImageStep, crop_side, geometry, placed
 from firstline_core.processing.image_header import (
     NO_COST,
-    ImageCost,
+    DecodingCost,
     ImageHeader,
     MeasuredImage,
     as_four_channels,
@@ -34,7 +34,7 @@ from firstline_core.processing.image_header import (
     read_header,
 )
 from firstline_core.processing.steps import CHANNELS, CenterCrop, Decode, Mode, Resize
-from firstline_core.protocol.limits import DEFAULT_IMAGE_LIMITS, ImageLimits
+from firstline_core.protocol.limits import DEFAULT_DECODING_LIMITS, DecodingLimits
 from firstline_core.types import Array, Tensor
 
 PIXELS_LIMIT = 40_000_000
@@ -43,7 +43,7 @@ PIXELS_LIMIT = 40_000_000
 SOURCE_PIXELS_LIMIT = 160_000_000
 """Maximum pixels of all rows of a request before any step reduces them: about two seconds of one core.
 
-A larger limit of one image (`ImageLimits.pixels`) replaces it.
+A larger limit of one image (`DecodingLimits.pixels`) replaces it.
 """
 
 Pixels = Array  # uint8 [height, width, channels]
@@ -99,7 +99,7 @@ class ImageProcessing:
         self,
         decode: Decode | None,
         steps: tuple[ImageStep, ...],
-        limits: ImageLimits = DEFAULT_IMAGE_LIMITS,
+        limits: DecodingLimits = DEFAULT_DECODING_LIMITS,
         later_bytes: int = 0,
     ) -> None:
         self._decode = decode
@@ -109,7 +109,7 @@ class ImageProcessing:
         self._later_bytes = later_bytes
         self._transform = _transform(steps)
 
-    def cost(self, tensor: Tensor) -> ImageCost:
+    def cost(self, tensor: Tensor) -> DecodingCost:
         """Returns what the images of a request cost, from their headers; `NO_COST` if they need no step.
 
         Raises:
@@ -136,9 +136,9 @@ class ImageProcessing:
                         f"Input '{tensor.name}' has more than {limit} pixels by row {row}; send fewer or smaller "
                         "images."
                     )
-        return ImageCost(tuple(measured))
+        return DecodingCost(tuple(measured))
 
-    def run(self, tensor: Tensor, cost: ImageCost | None = None) -> Array:
+    def run(self, tensor: Tensor, cost: DecodingCost | None = None) -> Array:
         """Runs the steps.
 
         Args:
@@ -164,7 +164,7 @@ class ImageProcessing:
             done.append(found)
         return done[0][None] if len(done) == 1 else np.stack(done)
 
-    def geometry(self, tensor: Tensor, cost: ImageCost) -> NDArray[np.float32]:
+    def geometry(self, tensor: Tensor, cost: DecodingCost) -> NDArray[np.float32]:
         """Returns where the result of `run` lies in the upright images: FP32 (rows, 6), see `processing/geometry.py`.
 
         Args:
@@ -193,7 +193,7 @@ class ImageProcessing:
         if image.working_bytes > self._limits.memory_bytes:
             raise PayloadTooLargeError(
                 f"{where} has {header.width}x{header.height} pixels, which take {image.working_bytes} bytes of memory; "
-                f"at most {self._limits.memory_bytes} are used (images.memory_limit_bytes). Send it smaller."
+                f"at most {self._limits.memory_bytes} are used (decoding.memory_limit_bytes). Send it smaller."
             )
         return image
 
@@ -204,7 +204,7 @@ class ImageProcessing:
         return _in_mode(image, self._mode) if self._mode else image
 
 
-def decode(encoded: bytes, step: Decode, where: str, limits: ImageLimits = DEFAULT_IMAGE_LIMITS) -> Image.Image:
+def decode(encoded: bytes, step: Decode, where: str, limits: DecodingLimits = DEFAULT_DECODING_LIMITS) -> Image.Image:
     """Decodes one JPEG or PNG.
 
     Args:
@@ -244,7 +244,7 @@ def _loaded(encoded: bytes, header: ImageHeader, where: str) -> Image.Image:
     return image
 
 
-def checked_header(encoded: bytes, limits: ImageLimits, where: str) -> ImageHeader:
+def checked_header(encoded: bytes, limits: DecodingLimits, where: str) -> ImageHeader:
     """Returns the header of an image within the limits; see `read_header` and `check_limits`."""
     header = read_header(encoded, where)
     check_limits(header, limits, where)

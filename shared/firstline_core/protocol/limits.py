@@ -10,12 +10,12 @@ MIB = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class ImageLimits:
-    """Upper bounds for one encoded image, checked against its header; above one it is `PayloadTooLargeError`.
+class DecodingLimits:
+    """Upper bounds for one encoded image or recording, checked by its header; above one: `PayloadTooLargeError`.
 
     Args:
-        pixels: width times height.
-        side: the longer side, in pixels.
+        pixels: width times height of an image.
+        side: the longer side of an image, in pixels.
         memory_bytes: estimate of the most memory that decoding and the image steps hold at one moment.
     """
 
@@ -24,7 +24,7 @@ class ImageLimits:
     memory_bytes: int = 256 * MIB
 
 
-DEFAULT_IMAGE_LIMITS = ImageLimits()
+DEFAULT_DECODING_LIMITS = DecodingLimits()
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from firstline_core.protocol.limits import DEFAULT_IMAGE_LIMITS, ImageLimits
+from firstline_core.protocol.limits import DEFAULT_DECODING_LIMITS, DecodingLimits
 from firstline_core.runtime.base import Runtime
 from firstline_core.runtime.litert import LiteRtRuntime
 from firstline_core.runtime.onnx import OnnxRuntime, check_providers
@@ -24,12 +24,12 @@ class RuntimeOptions:
     Args:
         providers: ONNX Runtime's execution providers by name, preferred first; an absent one is an error.
         threads: that one run may use; 0 leaves it to the runtime.
-        images: limits of each image that is decoded for a model.
+        decoding: limits of each image and recording that is decoded for a model.
     """
 
     providers: tuple[str, ...] = (CPU,)
     threads: int = 1
-    images: ImageLimits = DEFAULT_IMAGE_LIMITS
+    decoding: DecodingLimits = DEFAULT_DECODING_LIMITS
 
 
 def check_options(options: RuntimeOptions, setting: str) -> None:

@@ -17,7 +17,7 @@ from chaos.simulation.models import full_says, served
 from chaos.simulation.plan import Plan
 from firstline_core.clock import Clock
 from firstline_core.errors import FirstlineError, InferenceError, LinkDownError
-from firstline_core.processing.decoding import ImageDecoding
+from firstline_core.processing.decoding import FileDecoding
 from firstline_core.protocol.limits import DEFAULT_LIMITS
 from firstline_core.telemetry.metrics import RequestMetrics
 from firstline_core.types import PROBABILITIES, Arrays, InferRequest, InferResponse, ModelKey
@@ -121,7 +121,7 @@ class Cloud:
         )
         statistics = ServingStatistics(metrics, self._clock)
         residency = Residency(self._repository, executor, clock=self._clock)
-        decoding = ImageDecoding(1, 1 << 20, self._clock)  # its threads start with the first image
+        decoding = FileDecoding(1, 1 << 20, self._clock)  # its threads start with the first image
         self._plane = GatewayDataPlane(
             self._repository,
             batcher,

@@ -18,7 +18,7 @@ from chaos.simulation.plan import Plan
 from chaos.simulation.wire import CorrectionPublisher, GatewayLink
 from firstline_core.clock import Clock
 from firstline_core.errors import FirstlineError
-from firstline_core.processing.decoding import ImageDecoding
+from firstline_core.processing.decoding import FileDecoding
 from firstline_core.types import InferRequest
 from firstline_edge.adaptation.variants import Chooser
 from firstline_edge.cache.results import ResultCache
@@ -101,7 +101,7 @@ class Device:
         settings = DeliverySettings(max_age_s=plan.max_age_s)
         delivery = Delivery(self.outbox, stored, client, chain, clock=clock, rng=rng, settings=settings)
         promises = _Promises(self.outbox, stored)
-        edge_runs = EdgeRuns(cache, None, ImageDecoding(1, 1 << 28, clock), clock)
+        edge_runs = EdgeRuns(cache, None, FileDecoding(1, 1 << 28, clock), clock)
         self._cascade = Cascade(
             models=held,
             chooser=Chooser(gateway, clock, _RESERVE_S, lambda _: 0.0),

@@ -22,10 +22,10 @@ from firstline_core.errors import (
     RequestError,
 )
 from firstline_core.file_route import FileRoute, image_of, read_view, wants_picture, with_sizes
-from firstline_core.processing.decoding import ImageDecoding
+from firstline_core.processing.decoding import FileDecoding
 from firstline_core.protocol.asgi import Request, query_parameters
 from firstline_core.protocol.http import Reply
-from firstline_core.protocol.limits import DEFAULT_IMAGE_LIMITS, DEFAULT_LIMITS, ImageLimits
+from firstline_core.protocol.limits import DEFAULT_DECODING_LIMITS, DEFAULT_LIMITS, DecodingLimits
 from firstline_core.tasks import describe
 from firstline_core.tasks.classification import Classification
 from firstline_core.tasks.detection import Detection
@@ -36,8 +36,8 @@ TASK = Detection(("cat", "dog"), k=2)
 
 
 @pytest.fixture
-async def decoding() -> AsyncIterator[ImageDecoding]:
-    found = ImageDecoding(1, 1 << 30, SYSTEM_CLOCK)
+async def decoding() -> AsyncIterator[FileDecoding]:
+    found = FileDecoding(1, 1 << 30, SYSTEM_CLOCK)
     yield found
     found.close()
 
@@ -118,16 +118,16 @@ def asking_for(accept: str, query: bytes = b"") -> Request:
 
 
 async def drawn(
-    decoding: ImageDecoding,
+    decoding: FileDecoding,
     content: bytes,
     box: tuple[float, ...],
     query: bytes = b"",
 ) -> Reply:
-    route = FileRoute(Plane(response(box)), decoding, DEFAULT_IMAGE_LIMITS)  # type: ignore[arg-type]
+    route = FileRoute(Plane(response(box)), decoding, DEFAULT_DECODING_LIMITS)  # type: ignore[arg-type]
     return await route.answer(request(content), asking_for("image/jpeg", query))
 
 
-async def test_picture_is_upright_and_has_the_boxes(decoding: ImageDecoding) -> None:
+async def test_picture_is_upright_and_has_the_boxes(decoding: FileDecoding) -> None:
     replies = [await drawn(decoding, sideways(), (5, 20, 25, 38), query) for query in (b"", b"classes=cat")]
     seen = [np.asarray(Image.open(BytesIO(reply.body))) for reply in replies]
     assert seen[0].shape == (40, 30, 3)
@@ -136,14 +136,14 @@ async def test_picture_is_upright_and_has_the_boxes(decoding: ImageDecoding) -> 
     assert decoding.budget.held_bytes == 0
 
 
-async def test_fields_of_the_answer_are_a_header(decoding: ImageDecoding) -> None:
+async def test_fields_of_the_answer_are_a_header(decoding: FileDecoding) -> None:
     found = await drawn(decoding, sideways(), (0, 0, 4, 4))
     facts = json.loads(found.headers["Firstline-Answer"].encode("ascii"))
     assert (facts["model"], facts["tier"], facts["id"]) == ("pets", "edge", "\u00fcber")
     assert "objects" not in facts and found.headers["Content-Type"] == "image/jpeg"
 
 
-async def test_large_images_are_drawn_smaller(decoding: ImageDecoding) -> None:
+async def test_large_images_are_drawn_smaller(decoding: FileDecoding) -> None:
     found = await drawn(decoding, encode(np.zeros((3000, 100, 3), np.uint8)), (0, 2900, 100, 3000))
     image = np.asarray(Image.open(BytesIO(found.body)))
     assert image.shape == (1920, 64, 3)
@@ -160,24 +160,24 @@ async def test_large_images_are_drawn_smaller(decoding: ImageDecoding) -> None:
     ],
 )
 async def test_impossible_pictures_are_refused_before_the_model_runs(
-    decoding: ImageDecoding, inputs: Tensor, task: Detection | None, error: type[RequestError], says: str
+    decoding: FileDecoding, inputs: Tensor, task: Detection | None, error: type[RequestError], says: str
 ) -> None:
     plane = Plane(response((0, 0, 4, 4)), task)
-    route = FileRoute(plane, decoding, ImageLimits(memory_bytes=200_000))  # type: ignore[arg-type]
+    route = FileRoute(plane, decoding, DecodingLimits(memory_bytes=200_000))  # type: ignore[arg-type]
     with pytest.raises(error, match=says):
         await route.answer(InferRequest("pets", (inputs,), ""), asking_for("image/jpeg"))
     assert not plane.asked
 
 
-async def test_other_answers_are_not_drawn(decoding: ImageDecoding) -> None:
+async def test_other_answers_are_not_drawn(decoding: FileDecoding) -> None:
     other = InferResponse("pets", "1", (Tensor("y", np.zeros(1, np.float32)),), answer=answer())
-    route = FileRoute(Plane(other), decoding, DEFAULT_IMAGE_LIMITS)  # type: ignore[arg-type]
+    route = FileRoute(Plane(other), decoding, DEFAULT_DECODING_LIMITS)  # type: ignore[arg-type]
     with pytest.raises(InferenceError, match="cannot be drawn"):
         await route.answer(request(sideways()), asking_for("image/jpeg"))
 
 
-async def test_values_of_a_query_may_have_line_breaks(decoding: ImageDecoding) -> None:
-    route = FileRoute(Plane(response((0, 0, 4, 4))), decoding, DEFAULT_IMAGE_LIMITS)  # type: ignore[arg-type]
+async def test_values_of_a_query_may_have_line_breaks(decoding: FileDecoding) -> None:
+    route = FileRoute(Plane(response((0, 0, 4, 4))), decoding, DEFAULT_DECODING_LIMITS)  # type: ignore[arg-type]
     metadata = ModelMetadata("pets", (), "", (TensorSpec("image", "BYTES", (-1,)),), (), files=("image",))
 
     async def read(query: bytes) -> InferRequest:

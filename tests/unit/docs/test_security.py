@@ -16,7 +16,7 @@ from firstline_core.fleet import configuration, registry, twin
 from firstline_core.processing import image_header, images
 from firstline_core.protocol import http, mqtt_connection, mqtt_messages
 from firstline_core.protocol.http_server import ServerLimits
-from firstline_core.protocol.limits import DEFAULT_IMAGE_LIMITS, DEFAULT_LIMITS, MIB
+from firstline_core.protocol.limits import DEFAULT_DECODING_LIMITS, DEFAULT_LIMITS, MIB
 from firstline_core.storage import secrets, settings
 from firstline_edge.fleet import report
 from firstline_edge.settings.settings import EdgeSettings
@@ -52,8 +52,8 @@ LIMITS = {
     ),
     "`id`": (f"{DEFAULT_LIMITS.id_chars} characters",),
     "image": (
-        f"{DEFAULT_IMAGE_LIMITS.pixels // 1_000_000} million pixels, {DEFAULT_IMAGE_LIMITS.side:,} a side",
-        f"{DEFAULT_IMAGE_LIMITS.memory_bytes // MIB} MiB of working memory",
+        f"{DEFAULT_DECODING_LIMITS.pixels // 1_000_000} million pixels, {DEFAULT_DECODING_LIMITS.side:,} a side",
+        f"{DEFAULT_DECODING_LIMITS.memory_bytes // MIB} MiB of working memory",
         f"{images.PIXELS_LIMIT // 1_000_000} million after the steps",
         f"{images.SOURCE_PIXELS_LIMIT // 1_000_000} million for all rows",
     ),

@@ -8,7 +8,7 @@ from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from firstline_core.protocol.limits import ImageLimits
+from firstline_core.protocol.limits import DecodingLimits
 from firstline_core.types import Arrays
 from firstline_gateway import __version__
 from firstline_gateway.executors.base import Outcome
@@ -35,7 +35,7 @@ class Deployment:
         replica_cores: cores of a replica, and batches that it runs side by side.
         replica_gpus: GPUs of a replica.
         busy: batches under way for each replica, above which Ray adds some.
-        images: limits of each image that it decodes.
+        decoding: limits of each image and recording that it decodes.
     """
 
     name: str
@@ -48,7 +48,7 @@ class Deployment:
     replica_cores: int
     replica_gpus: float
     busy: float
-    images: ImageLimits
+    decoding: DecodingLimits
 
     @property
     def fingerprint(self) -> str:
@@ -121,5 +121,5 @@ def deployment_of(served: ServedModel, settings: Settings) -> Deployment:
         replica_cores=found.replica_cores,
         replica_gpus=found.replica_gpus,
         busy=found.in_flight * found.replica_cores * _BUSY,
-        images=settings.images.limits,
+        decoding=settings.decoding.limits,
     )

@@ -28,7 +28,7 @@ class Replica:
     """
 
     def __init__(self, deployment: Deployment) -> None:
-        options = RuntimeOptions(providers=deployment.providers, threads=1, images=deployment.images)
+        options = RuntimeOptions(providers=deployment.providers, threads=1, decoding=deployment.decoding)
         check_options(options, "execution.providers")
         bundle = open_bundle(Path(deployment.bundle))
         full, digest = bundle.manifest.full, bundle.manifest.full_digest

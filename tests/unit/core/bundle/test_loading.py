@@ -65,7 +65,7 @@ def test_encoded_images_to_probabilities(tmp_path: Path) -> None:
 def test_headers_of_measured_images_are_not_read_again(tmp_path: Path) -> None:
     loaded = load_edge(colour_bundle(tmp_path), OPTIONS)
     image = encode(solid(1, 6), "JPEG")
-    cost = loaded.image_cost(by_name(images(image)))
+    cost = loaded.decoding_cost(by_name(images(image)))
     segments = by_name(images(image[:2] + b"\xff\xe5\0\3x" * 10_000 + image[2:]))
     with pytest.raises(PayloadTooLargeError, match="segments"):
         loaded.prepare(segments)

@@ -25,20 +25,20 @@ from firstline_core.processing.steps import (
     Windows,
 )
 from firstline_core.processing.windows import WINDOWS, combine_windows
-from firstline_core.protocol.limits import ImageLimits
+from firstline_core.protocol.limits import DecodingLimits
 
 AUDIO = InputSpec("audio", "BYTES", (-1,), "audio")
 START = (DecodeAudio(), Mono(), Resample(8000))
 
 
-def compiled(*steps: PreStep, limits: ImageLimits = ImageLimits(), spec: InputSpec = AUDIO) -> Any:  # noqa: B008
+def compiled(*steps: PreStep, limits: DecodingLimits = DecodingLimits(), spec: InputSpec = AUDIO) -> Any:  # noqa: B008
     def no_graph(step: Graph) -> Any:
         raise AssertionError(step)
 
     return compile_preprocess(steps, spec, no_graph, limits)
 
 
-def run(*steps: PreStep, of: bytes | tuple[bytes, ...], limits: ImageLimits = ImageLimits()) -> Any:  # noqa: B008
+def run(*steps: PreStep, of: bytes | tuple[bytes, ...], limits: DecodingLimits = DecodingLimits()) -> Any:  # noqa: B008
     return compiled(*steps, limits=limits).run(clips(*((of,) if isinstance(of, bytes) else of))).rows
 
 
@@ -173,8 +173,8 @@ def test_a_clip_over_a_limit_is_refused_by_its_header(
 
 def test_memory_and_the_clips_of_a_request_are_limited() -> None:
     minute = clip(np.zeros(480_000), form="FLAC")
-    with pytest.raises(PayloadTooLargeError, match=r"images\.memory_limit_bytes"):
-        run(*START, of=minute, limits=ImageLimits(memory_bytes=1 << 20))
+    with pytest.raises(PayloadTooLargeError, match=r"decoding\.memory_limit_bytes"):
+        run(*START, of=minute, limits=DecodingLimits(memory_bytes=1 << 20))
     with pytest.raises(PayloadTooLargeError, match="more than 60000000 samples or 4096 windows by row 125"):
         compiled(*START).audio.cost(clips(*[minute] * 200))
     with pytest.raises(PayloadTooLargeError, match="by row 0"):

@@ -33,7 +33,7 @@ from firstline_core.processing.steps import (
     Softmax,
     Standardize,
 )
-from firstline_core.protocol.limits import DEFAULT_IMAGE_LIMITS, ImageLimits
+from firstline_core.protocol.limits import DEFAULT_DECODING_LIMITS, DecodingLimits
 from firstline_core.storage.artefact import Artefact
 from firstline_core.types import Tensor
 
@@ -46,7 +46,7 @@ def no_graph(step: Graph) -> Any:
     raise AssertionError(step)
 
 
-def pre(*steps: PreStep, spec: InputSpec = IMAGES, limits: ImageLimits = DEFAULT_IMAGE_LIMITS) -> Any:
+def pre(*steps: PreStep, spec: InputSpec = IMAGES, limits: DecodingLimits = DEFAULT_DECODING_LIMITS) -> Any:
     run = compile_preprocess(steps, spec, no_graph, limits).run
     return lambda tensor: run(tensor).rows
 
@@ -195,7 +195,7 @@ def _png_header(width: int, height: int) -> bytes:
 
 
 def test_too_many_pixels_are_refused_from_the_header() -> None:
-    side = int(ImageLimits().pixels ** 0.5) + 1
+    side = int(DecodingLimits().pixels ** 0.5) + 1
     with pytest.raises(PayloadTooLargeError, match=f"Row 0 of input 'image' has {side}x{side} pixels; at most"):
         pre(Decode(), Resize(8, 8))(images(_png_header(side, side)))
     with pytest.raises(PayloadTooLargeError, match="65000x65000"):
@@ -206,7 +206,7 @@ def test_large_images_are_limited_before_they_are_resized(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("firstline_core.processing.images.SOURCE_PIXELS_LIMIT", 1000)
-    run = pre(Decode(), Resize(3, 3), limits=ImageLimits(pixels=1000))
+    run = pre(Decode(), Resize(3, 3), limits=DecodingLimits(pixels=1000))
     with pytest.raises(PayloadTooLargeError, match="more than 1000 pixels by row 7"):
         run(images(*[GOOD_PNG] * 100))
     pixels = np.zeros((8, 14, 10, 3), np.uint8)

@@ -15,20 +15,20 @@ from firstline_core.processing.decoding import (
     LIGHT_BYTES,
     LIGHT_PIXELS,
     FairThreads,
-    ImageDecoding,
+    FileDecoding,
     MeasuredInputs,
     MemoryBudget,
     PreparedRows,
 )
-from firstline_core.processing.image_header import ImageCost, ImageHeader, MeasuredImage
+from firstline_core.processing.image_header import DecodingCost, ImageHeader, MeasuredImage
 from firstline_core.types import Arrays
 
 MIB = 1 << 20
 PICTURE = by_name(images(b"picture"))
 
 
-def cost_of(pixels: int, working_bytes: int) -> ImageCost:
-    return ImageCost((MeasuredImage(ImageHeader("PNG", pixels, 1, 1), pixels, working_bytes, 0),))
+def cost_of(pixels: int, working_bytes: int) -> DecodingCost:
+    return DecodingCost((MeasuredImage(ImageHeader("PNG", pixels, 1, 1), pixels, working_bytes, 0),))
 
 
 HEAVY = cost_of(LIGHT_PIXELS + 1, 40 * MIB)
@@ -43,11 +43,11 @@ class Model:
         self.go, self.began = threading.Event(), threading.Event()
         self.threads: list[str] = []
 
-    def image_cost(self, inputs: Arrays) -> ImageCost:
+    def decoding_cost(self, inputs: Arrays) -> DecodingCost:
         self.threads.append(threading.current_thread().name)
         return HEAVY
 
-    def prepare(self, inputs: Arrays, cost: ImageCost) -> Arrays:
+    def prepare(self, inputs: Arrays, cost: DecodingCost) -> Arrays:
         self.threads.append(threading.current_thread().name)
         self.began.set()
         self.go.wait()
@@ -64,19 +64,19 @@ def model() -> Iterator[Model]:
 
 
 @pytest.fixture
-def decoding(model: Model) -> Iterator[ImageDecoding]:
-    made = ImageDecoding(2, 100 * MIB, SYSTEM_CLOCK)
+def decoding(model: Model) -> Iterator[FileDecoding]:
+    made = FileDecoding(2, 100 * MIB, SYSTEM_CLOCK)
     yield made
     model.go.set()
     made.close()
 
 
-async def prepare(decoding: ImageDecoding, model: Model, cost: ImageCost = HEAVY, inputs: Arrays = PICTURE) -> Arrays:
+async def prepare(decoding: FileDecoding, model: Model, cost: DecodingCost = HEAVY, inputs: Arrays = PICTURE) -> Arrays:
     async with decoding.prepared(model, inputs, cost, "a", None) as prepared:
         return prepared
 
 
-async def test_a_small_image_is_left_to_its_model(decoding: ImageDecoding, model: Model) -> None:
+async def test_a_small_image_is_left_to_its_model(decoding: FileDecoding, model: Model) -> None:
     light = cost_of(LIGHT_PIXELS, MIB)
     left = await prepare(decoding, model, cost=light)
     assert isinstance(left, MeasuredInputs) and left == PICTURE and left.cost is light
@@ -87,7 +87,7 @@ async def test_a_small_image_is_left_to_its_model(decoding: ImageDecoding, model
     ("row_s", "pixels", "left"), [(0.004, 16 * LIGHT_PIXELS, True), (0.003, 16 * LIGHT_PIXELS, False)]
 )
 async def test_an_image_that_takes_little_compared_with_its_model_is_left_to_it(
-    decoding: ImageDecoding, model: Model, row_s: float, pixels: int, left: bool
+    decoding: FileDecoding, model: Model, row_s: float, pixels: int, left: bool
 ) -> None:
     model.row_s = row_s
     model.go.set()
@@ -95,20 +95,20 @@ async def test_an_image_that_takes_little_compared_with_its_model_is_left_to_it(
     assert isinstance(await prepare(decoding, model, cost_of(pixels, 17 * MIB)), PreparedRows)
 
 
-async def test_tiny_images_that_become_large_are_counted(decoding: ImageDecoding, model: Model) -> None:
+async def test_tiny_images_that_become_large_are_counted(decoding: FileDecoding, model: Model) -> None:
     model.go.set()
     prepared = await prepare(decoding, model, cost=cost_of(790, LIGHT_BYTES + 1))
     assert isinstance(prepared, PreparedRows)
 
 
-async def test_many_tiny_images_are_prepared_in_a_thread(decoding: ImageDecoding, model: Model) -> None:
+async def test_many_tiny_images_are_prepared_in_a_thread(decoding: FileDecoding, model: Model) -> None:
     model.go.set()
-    few, many = (ImageCost(cost_of(1, 100).images * count) for count in (8, 10))
+    few, many = (DecodingCost(cost_of(1, 100).images * count) for count in (8, 10))
     assert isinstance(await prepare(decoding, model, cost=few), MeasuredInputs)
     assert isinstance(await prepare(decoding, model, cost=many), PreparedRows)
 
 
-async def test_a_large_image_is_prepared_in_a_thread_of_its_own(decoding: ImageDecoding, model: Model) -> None:
+async def test_a_large_image_is_prepared_in_a_thread_of_its_own(decoding: FileDecoding, model: Model) -> None:
     model.go.set()
     prepared = await prepare(decoding, model)
     assert isinstance(prepared, PreparedRows)
@@ -118,14 +118,14 @@ async def test_a_large_image_is_prepared_in_a_thread_of_its_own(decoding: ImageD
     assert decoding.budget.held_bytes == 0
 
 
-async def test_many_headers_are_read_in_a_thread(decoding: ImageDecoding, model: Model) -> None:
+async def test_many_headers_are_read_in_a_thread(decoding: FileDecoding, model: Model) -> None:
     await decoding.cost(model, PICTURE, 100, "a")
     await decoding.cost(model, by_name(images(*[b"picture"] * 100)), 70_000, "a")
     await decoding.cost(model, PICTURE, 2 * MIB, "a")
     assert [name.startswith("images") for name in model.threads] == [False, True, True]
 
 
-async def test_an_error_returns_the_memory(decoding: ImageDecoding, model: Model) -> None:
+async def test_an_error_returns_the_memory(decoding: FileDecoding, model: Model) -> None:
     model.go.set()
     with pytest.raises(InvalidTensorError):
         await prepare(decoding, model, inputs=by_name(images(b"", name="bad")))
@@ -134,7 +134,7 @@ async def test_an_error_returns_the_memory(decoding: ImageDecoding, model: Model
 
 
 async def test_a_caller_who_leaves_holds_its_memory_until_the_thread_is_done(
-    decoding: ImageDecoding, model: Model
+    decoding: FileDecoding, model: Model
 ) -> None:
     asking = asyncio.create_task(prepare(decoding, model))
     await asyncio.to_thread(model.began.wait)
@@ -148,7 +148,7 @@ async def test_a_caller_who_leaves_holds_its_memory_until_the_thread_is_done(
 
 
 async def test_one_caller_leaves_a_thread_to_one_who_comes_later(model: Model) -> None:
-    decoding, other = ImageDecoding(1, 100 * MIB, SYSTEM_CLOCK), Model()
+    decoding, other = FileDecoding(1, 100 * MIB, SYSTEM_CLOCK), Model()
     greedy = [asyncio.create_task(prepare(decoding, model)) for _ in range(2)]
     await asyncio.to_thread(model.began.wait)
     other.go.set()
@@ -190,7 +190,7 @@ async def test_memory_that_is_not_free_in_time_is_a_full_queue() -> None:
 
 
 async def test_more_than_the_whole_budget_is_refused_at_once() -> None:
-    with pytest.raises(PayloadTooLargeError, match=r"images\.total_memory_bytes.*smaller images or recordings"):
+    with pytest.raises(PayloadTooLargeError, match=r"decoding\.total_memory_bytes.*smaller images or recordings"):
         await MemoryBudget(100).take("a", 101, 10.0)
 
 

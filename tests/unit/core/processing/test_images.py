@@ -13,10 +13,10 @@ from PIL import Image
 from support.images import encode, images
 
 from firstline_core.errors import FirstlineError, InvalidTensorError, PayloadTooLargeError
-from firstline_core.processing.image_header import ImageCost, ImageHeader, check_limits, read_header
+from firstline_core.processing.image_header import DecodingCost, ImageHeader, check_limits, read_header
 from firstline_core.processing.images import ImageProcessing, decode
 from firstline_core.processing.steps import Decode, Resize
-from firstline_core.protocol.limits import DEFAULT_IMAGE_LIMITS, ImageLimits
+from firstline_core.protocol.limits import DEFAULT_DECODING_LIMITS, DecodingLimits
 
 
 def encoded(kind: str, side: int = 64, **options: object) -> bytes:
@@ -90,9 +90,9 @@ def test_padding_between_segments_is_skipped() -> None:
 
 def test_large_pictures_in_many_scans_are_refused() -> None:
     twelve, nineteen = (ImageHeader("JPEG", width, width * 3 // 4, 3, scans=26) for width in (3500, 5000))
-    check_limits(twelve, DEFAULT_IMAGE_LIMITS, "Row 0")
+    check_limits(twelve, DEFAULT_DECODING_LIMITS, "Row 0")
     with pytest.raises(PayloadTooLargeError, match=r"in 26 scans, which takes too long to read"):
-        check_limits(nineteen, DEFAULT_IMAGE_LIMITS, "Row 0")
+        check_limits(nineteen, DEFAULT_DECODING_LIMITS, "Row 0")
 
 
 def test_scans_after_a_complete_one_are_not_decoded() -> None:
@@ -199,7 +199,7 @@ def test_the_largest_photo_within_the_limits_costs_as_much_as_allowed() -> None:
 
 
 def test_a_larger_limit_of_one_image_replaces_that_of_all_rows() -> None:
-    larger, fewer = (ImageProcessing(Decode("L"), (Resize(8, 8),), ImageLimits(most)) for most in (10**9, 10**8))
+    larger, fewer = (ImageProcessing(Decode("L"), (Resize(8, 8),), DecodingLimits(most)) for most in (10**9, 10**8))
     content = png(16_000, 12_500)
     assert larger.cost(images(content)).pixels == 200_000_000
     with pytest.raises(PayloadTooLargeError, match="at most 100000000 are decoded"):
@@ -214,7 +214,7 @@ def test_headers_that_were_read_are_not_read_again() -> None:
     cost = processing.cost(tensor)
     np.testing.assert_array_equal(processing.run(tensor, cost), processing.run(tensor))
     turned = cost.images[0]._replace(header=replace(cost.images[0].header, orientation=3))
-    found = processing.run(images(PNG, JPEG), ImageCost((turned, *cost.images[1:])).take([0, 1]))
+    found = processing.run(images(PNG, JPEG), DecodingCost((turned, *cost.images[1:])).take([0, 1]))
     np.testing.assert_array_equal(found[0], processing.run(images(PNG))[0][::-1, ::-1])
 
 

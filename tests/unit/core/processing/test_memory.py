@@ -39,7 +39,7 @@ from firstline_core.processing.steps import (
     Welch,
     Windows,
 )
-from firstline_core.protocol.limits import ImageLimits
+from firstline_core.protocol.limits import DecodingLimits
 from firstline_core.types import Tensor
 
 RNG = np.random.default_rng(3)
@@ -80,7 +80,7 @@ CLIPS: list[tuple[PreStep, ...]] = [
 
 
 def compiled(steps: tuple[PreStep, ...], spec: InputSpec, limit_bytes: int = 1 << 30) -> Any:
-    return compile_preprocess(steps, spec, lambda _: lambda a: a, ImageLimits(memory_bytes=limit_bytes))
+    return compile_preprocess(steps, spec, lambda _: lambda a: a, DecodingLimits(memory_bytes=limit_bytes))
 
 
 def peak_bytes(run: Callable[[], object]) -> int:
@@ -124,7 +124,7 @@ def test_steps_of_audio_hold_what_is_counted(steps: tuple[PreStep, ...], rows: i
     assert measured <= cost.memory_bytes + 40_000
     assert cost.memory_bytes <= 6 * measured
     largest = max(row.working_bytes for row in cost.rows)
-    with pytest.raises(PayloadTooLargeError, match=r"images\.memory_limit_bytes"):
+    with pytest.raises(PayloadTooLargeError, match=r"decoding\.memory_limit_bytes"):
         compiled(steps, AUDIO, largest - 1).run(of)
 
 

@@ -19,7 +19,7 @@ from firstline_core.errors import (
     RequestError,
     UnknownModelError,
 )
-from firstline_core.processing.decoding import ImageDecoding
+from firstline_core.processing.decoding import FileDecoding
 from firstline_core.protocol.limits import Limits
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.telemetry.metrics import RequestMetrics
@@ -91,7 +91,7 @@ class Bench:
         )
         statistics = ServingStatistics(self.metrics, self.clock)
         residency = Residency(repository, self.executor, clock=self.clock)
-        decoding = ImageDecoding(1, 1 << 28, self.clock)
+        decoding = FileDecoding(1, 1 << 28, self.clock)
         self.plane = GatewayDataPlane(
             repository,
             batcher,

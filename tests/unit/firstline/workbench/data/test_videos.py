@@ -11,7 +11,7 @@ from PIL import Image
 from firstline.workbench.data import videos
 from firstline.workbench.data.dataset import open_dataset
 from firstline_core.errors import ConfigError
-from firstline_core.protocol.limits import ImageLimits
+from firstline_core.protocol.limits import DecodingLimits
 
 
 def _video(path: Path, frames: int, size: tuple[int, int] = (64, 48)) -> Path:
@@ -64,7 +64,7 @@ def test_damaged_video_is_named(tmp_path: Path) -> None:
 
 
 def test_large_frames_are_refused_before_decoding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(videos, "DEFAULT_IMAGE_LIMITS", ImageLimits(pixels=64 * 47))
+    monkeypatch.setattr(videos, "DEFAULT_DECODING_LIMITS", DecodingLimits(pixels=64 * 47))
     with pytest.raises(ConfigError, match=r"clip\.mp4 has frames of 64x48; at most 3,008 pixels"):
         open_dataset(_video(tmp_path / "clip.mp4", 2))
 

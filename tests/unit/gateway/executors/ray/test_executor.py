@@ -22,7 +22,7 @@ from firstline_core.errors import (
     LinkDownError,
     RemoteTimeoutError,
 )
-from firstline_core.protocol.limits import ImageLimits
+from firstline_core.protocol.limits import DecodingLimits
 from firstline_core.types import Arrays, ModelKey
 from firstline_gateway.executors.base import Outcome
 from firstline_gateway.executors.ray.deployment import Deployment, State, deployment_of
@@ -250,10 +250,10 @@ async def test_the_last_state_of_a_silent_cluster_holds_for_a_while() -> None:
 
 def test_the_bundle_path_is_that_of_the_cluster_and_the_limits_are_the_gateways() -> None:
     served = replace(SERVED, path=Path("models/m/3").absolute())
-    overrides = {"ray.models_directory": "/srv/models", "models.directory": "models", "images.side_limit": 5000}
+    overrides = {"ray.models_directory": "/srv/models", "models.directory": "models", "decoding.side_limit": 5000}
     found = deployment_of(served, load(None, environ={}, overrides=overrides))
-    assert found.images.side == 5000
-    assert found.fingerprint != replace(found, images=ImageLimits()).fingerprint
+    assert found.decoding.side == 5000
+    assert found.fingerprint != replace(found, decoding=DecodingLimits()).fingerprint
     assert (found.bundle, found.name) == ("/srv/models/m/3", f"firstline-m-3-{SERVED.digest[:12]}")
 
 
