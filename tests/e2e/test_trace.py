@@ -1,4 +1,4 @@
-"""One trace from an application to the full model: in the lines of both tiers, whatever carries it, and whenever."""
+"""One trace from an application to the full model: in the lines and spans of both tiers, whatever carries it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.collector import Collector, collector
 from support.digits import scans
 
 from bench.support.line import line
@@ -19,6 +20,7 @@ from firstline_edge.state import StatePaths
 JSON = {"FIRSTLINE_EDGE_LOG__FORMAT": "json", "FIRSTLINE_GATEWAY_LOG__FORMAT": "json"}
 CALLER = "b7ad6b7169203331"
 PATIENT_MS = 60_000.0
+DEVICE, GATEWAY = "firstline-edge", "firstline-gateway"
 
 
 def lines_of(log: Path) -> dict[str, list[dict[str, Any]]]:
@@ -35,7 +37,8 @@ def test_trace_is_logged_by_both_tiers(tmp_path: Path, transport: Transport) -> 
     escalated, kept, private = (f"{number:032x}" for number in range(1, 4))
     contents = scans(150)
     with (
-        line(tmp_path, transport=transport, environ=JSON) as running,
+        collector() as exported,
+        line(tmp_path, transport=transport, environ=JSON | _exporting_to(exported)) as running,
         Client(running.agent.url, timeout_s=60) as client,
         Client(running.gateway.url, token=running.gateway.token, timeout_s=60) as direct,
     ):
@@ -65,10 +68,39 @@ def test_trace_is_logged_by_both_tiers(tmp_path: Path, transport: Transport) -> 
     assert len({*spans, CALLER}) == 4, "the caller, the device and each request to the gateway are spans of their own"
     assert kept not in gateway and private not in gateway
     _check_deferred(agent.get(deferred, []), gateway.get(deferred, []), final)
+    _check_spans(exported, escalated, kept, deferred)
+    assert not exported.of_trace(private) and {span.trace_id for span in exported.spans} <= {
+        f"{n:032x}" for n in range(1, 300)
+    }
 
     log = StatePaths(tmp_path / f"state-{transport}").decisions_path
     decision = decisions.find(log, request_id)
     assert [(each["trace_id"], each["span_id"]) for each in decision] == [(escalated, agent[escalated][0]["span_id"])]
+
+
+def _exporting_to(spans: Collector) -> dict[str, str]:
+    """Spans of the traces that the caller samples, and of no others."""
+    settings = {"ENDPOINT": spans.endpoint, "SAMPLE": "0"}
+    return {
+        f"FIRSTLINE_{tier}_TRACING__{key}": value for tier in ("EDGE", "GATEWAY") for key, value in settings.items()
+    }
+
+
+def _check_spans(spans: Collector, escalated: str, kept: str, deferred: str) -> None:
+    """Each tier's span is the parent of its other spans, and the device's of the gateway's."""
+    answered = ["batch", "execute", "queue", "request"]
+    assert spans.of_trace(kept) == {DEVICE: ["model", "request"]}
+    assert spans.of_trace(escalated) == {DEVICE: ["escalation", "request"], GATEWAY: sorted(2 * answered)}
+    request = spans.one(escalated, DEVICE, "request")
+    assert request.parent_id == CALLER
+    parents = [span.parent_id for span in spans.spans if (span.trace_id, span.service) == (escalated, GATEWAY)]
+    assert {request.span_id, CALLER} < set(parents)  # the device asked once, and the test once itself
+    found = spans.of_trace(deferred)
+    assert set(found[DEVICE]) >= {"correction", "model", "outbox", "request"} and set(found[GATEWAY]) == set(answered)
+    promised, corrected = spans.one(deferred, DEVICE, "request"), spans.one(deferred, DEVICE, "correction")
+    assert corrected.parent_id == promised.span_id and corrected.ends_s >= promised.ends_s
+    known = {"error", "executor", "model", "outcome", "reason", "request_id", "rows", "status", "tier", "version"}
+    assert {key for span in spans.spans for key in span.attributes} <= known
 
 
 def _check_deferred(agent: list[dict[str, Any]], gateway: list[dict[str, Any]], final: InferResponse) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fastapi import APIRouter, Depends
+from starlette.requests import Request
 from starlette.responses import Response
 
 from firstline_core.telemetry.metrics import RequestMetrics
@@ -18,10 +19,10 @@ def metrics_routes(metrics: RequestMetrics, access: Access) -> APIRouter:
     router = APIRouter(tags=["health"], dependencies=[Depends(access.metrics)])
 
     @router.get("/metrics")
-    async def read_metrics() -> Response:
+    async def read_metrics(request: Request) -> Response:
         """Prometheus metrics, for an API key of any scope; for all callers if api.open_metrics is set."""
-        content, content_type = metrics.render()
-        return Response(content, media_type=content_type)
+        content, content_type = metrics.render(request.headers.get("accept", ""))
+        return Response(content, headers={"Content-Type": content_type})
 
     return router
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from firstline_core.clock import SYSTEM_CLOCK
-from firstline_core.telemetry import logs
+from firstline_core.telemetry import logs, tracing
 from firstline_gateway.commands.base import add_command, settings_of, show
 
 
@@ -38,6 +38,7 @@ def _run(arguments: argparse.Namespace) -> int:
     read = partial(settings_of, arguments, api__host=arguments.host, api__port=arguments.port)
     settings = read()
     logs.configure(settings.log.level, settings.log.format)
+    tracing.configure("firstline-gateway", settings.tracing.endpoint, settings.tracing.sample)
     bound = sockets.bind(settings.api.host, settings.api.port)
     url = sockets.url_of(bound, tls=settings.tls.enabled)
     sockets.raise_descriptor_limit()
@@ -50,6 +51,7 @@ def _run(arguments: argparse.Namespace) -> int:
             read,
         )
     )
+    tracing.close()
     if not ended:
         # No thread can be made to stop, and the interpreter's own end would wait for it.
         sys.stdout.flush()

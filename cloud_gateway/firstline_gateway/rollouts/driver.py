@@ -14,6 +14,7 @@ from sqlalchemy import Connection
 from firstline_core.clock import Clock
 from firstline_core.errors import CapacityError, FirstlineError
 from firstline_core.ids import new_request_id
+from firstline_core.telemetry import tracing
 from firstline_core.telemetry.logs import logger
 from firstline_gateway.background import PeriodicTask
 from firstline_gateway.rollouts import records
@@ -121,9 +122,12 @@ class RolloutDriver:
     async def _step(self, make: partial[_Computed]) -> bool:
         """Carries out one step of one rollout; returns whether the next is due at once."""
         now = Now(self._service.now_s(), self._clock.wall_s())
+        started_s = self._clock.monotonic_s()
         computed = await self._read(partial(make, now=now))
         if computed is None:
             return False
+        seconds = self._clock.monotonic_s() - started_s
+        tracing.record("rollout step", tracing.begin(), seconds, own=True, rollout=computed[0].id)
         before, changes = computed
 
         def carry_out(connection: Connection) -> Rollout | None:

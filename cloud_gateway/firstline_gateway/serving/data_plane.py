@@ -36,7 +36,7 @@ from firstline_core.protocol.limits import Limits
 from firstline_core.protocol.oip import EDGE_OUTPUT
 from firstline_core.protocol.tensors import shown
 from firstline_core.tasks.base import Task, check_outputs
-from firstline_core.telemetry import logs
+from firstline_core.telemetry import logs, tracing
 from firstline_core.telemetry.metrics import RequestMetrics
 from firstline_core.telemetry.statistics import ModelStatistics
 from firstline_core.types import (
@@ -55,6 +55,7 @@ from firstline_core.types import (
     Status,
     Tensor,
     Tier,
+    TraceContext,
 )
 from firstline_gateway import __version__
 from firstline_gateway.executors.dispatch.dispatcher import Dispatcher
@@ -106,9 +107,11 @@ class ServingStatistics:
             found = self._models[key] = ModelStatistics(key.name, str(key.version))
         return found
 
-    def answered(self, key: ModelKey, response: InferResponse, seconds: float) -> None:
+    def answered(
+        self, key: ModelKey, response: InferResponse, seconds: float, trace: TraceContext | None = None
+    ) -> None:
         """Counts an answer, which took so long."""
-        self._metrics.observe(response, seconds)
+        self._metrics.observe(response, seconds, trace)
         self.of(key).answered(seconds, self._clock.wall_s())
 
     def started(self, rows: int) -> None:
@@ -242,7 +245,10 @@ class GatewayDataPlane:
             CapacityError: there is no room, no time, or no store to record a delivery; the caller may retry later.
             InferenceError: the model failed.
         """
+        if tracing.active and request.trace is None and (trace := tracing.begin()) is not None:
+            request = replace(request, trace=trace)
         logs.FACTS.set(partial(facts_of, request))
+        started_s = self._clock.monotonic_s() if request.trace is not None else 0.0
         try:
             if self.draining:
                 raise _shutting_down()
@@ -254,9 +260,17 @@ class GatewayDataPlane:
         except FirstlineError as error:
             # The requests of a batch may share the error: each reads the id before it awaits again.
             error.request_id = request.request_id
+            self._trace(request, started_s, error.code)
             raise
+        self._trace(request, started_s, "")
         logs.FACTS.set(partial(facts_of, request, response))
         return response
+
+    def _trace(self, request: InferRequest, started_s: float, error: str) -> None:
+        if request.trace is not None:
+            seconds = self._clock.monotonic_s() - started_s
+            request_id, model = request.request_id, request.model
+            tracing.record("request", request.trace, seconds, own=True, request_id=request_id, model=model, error=error)
 
     def check(self, request: InferRequest) -> None:
         """Checks a request against its model without running it.
@@ -307,7 +321,7 @@ class GatewayDataPlane:
                 contract=self._contracts.notice(request, served),
             ),
         )
-        self._statistics.answered(served.key, response, seconds)
+        self._statistics.answered(served.key, response, seconds, request.trace)
         return response
 
     async def _run(self, request: InferRequest, served: ServedModel) -> tuple[Arrays, ServedModel]:
@@ -343,6 +357,7 @@ class GatewayDataPlane:
         cached = cache.get(key)
         lookup_s = self._clock.monotonic_s() - started_s
         if cached is not None:
+            tracing.record("cache", request.trace, lookup_s)
             statistics.cache_hit.add(lookup_s)
             return cached, served
         outputs, ran_on = await self._run(request, served)

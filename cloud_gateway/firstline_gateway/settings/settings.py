@@ -339,6 +339,13 @@ class Contracts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     Requests may name their scene with `source`; then it is the time between those of one source."""
 
 
+class Tracing(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    endpoint: Annotated[str, Meta(pattern="^(https?://.+)?$")] = ""
+    """URL of an OpenTelemetry collector (OTLP over HTTP), such as "http://localhost:4318"; "" exports no spans."""
+    sample: Annotated[float, Meta(ge=0, le=1)] = 0.01
+    """Share of the requests without a trace that begin one (0 to 1); the caller decides about all others."""
+
+
 class Log(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     level: Literal["debug", "info", "warning", "error"] = "info"
     """At "info" each request is one line."""
@@ -368,6 +375,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     jobs: Jobs = Jobs()
     fleet: Fleet = Fleet()
     contracts: Contracts = Contracts()
+    tracing: Tracing = Tracing()
     log: Log = Log()
 
     @property

@@ -286,8 +286,8 @@ class _Handlers:
     async def purge(self, request: Request, _principal: str) -> Reply:
         return await purge_reply(self._operations.erasure, request)
 
-    async def metrics(self, _request: Request, _principal: str) -> Reply:
-        text, content_type = self._operations.exposition()
+    async def metrics(self, request: Request, _principal: str) -> Reply:
+        text, content_type = self._operations.exposition(request.headers.get("accept", ""))
         return Reply(200, {http.CONTENT_TYPE: content_type}, text)
 
 

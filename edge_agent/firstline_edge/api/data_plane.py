@@ -16,6 +16,7 @@ from firstline_core.protocol.data_plane import EXTENSIONS, ModelState
 from firstline_core.protocol.extensions import config_json
 from firstline_core.protocol.tensors import shown
 from firstline_core.tasks.base import Task
+from firstline_core.telemetry import tracing
 from firstline_core.telemetry.statistics import ModelStatistics
 from firstline_core.telemetry.wording import counted
 from firstline_core.types import InferRequest, InferResponse, ModelMetadata, TensorSpec, TraceContext
@@ -175,6 +176,8 @@ class EdgeDataPlane:
         """Answers one request; see `Cascade.infer` for the errors, which carry the request's id."""
         if self._stopping:
             raise NotReadyError("The agent is starting or stopping; try again in a moment.", retry_after_s=1.0)
+        if tracing.active and request.trace is None and (trace := tracing.begin()) is not None:
+            request = replace(request, trace=trace)
         started_s = self._clock.monotonic_s()
         deadline_s = started_s + self._default_timeout_s if request.deadline_s is None else request.deadline_s
         context = RequestContext(request, deadline_s)

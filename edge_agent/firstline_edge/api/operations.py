@@ -68,10 +68,10 @@ class Operations:
         """Returns the status of the agent; see `AgentStatus`."""
         return self._status.describe(ready=self._plane.ready(), uptime_s=self._clock.monotonic_s() - self._started_s)
 
-    def exposition(self) -> tuple[bytes, str]:
-        """Returns the metrics in Prometheus' form, and its content type."""
+    def exposition(self, accept: str = "") -> tuple[bytes, str]:
+        """Returns the metrics in a form that the `Accept` header names, and its content type."""
         self._recorder.flush()
-        return self._metrics.render()
+        return self._metrics.render(accept)
 
     async def roll_back(self, model: str) -> None:
         """Rolls a model back to the one before the fleet's latest update.

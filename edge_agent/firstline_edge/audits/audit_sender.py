@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from firstline_core.clock import Clock
 from firstline_core.errors import FirstlineError, LinkDownError
+from firstline_core.telemetry import tracing
 from firstline_core.telemetry.logs import logger
 from firstline_core.types import Arrays, Attempt, InferRequest
 from firstline_edge.audits.certificate_states import CertificateStates, Comparison, MonitoredCertificate
@@ -184,7 +185,8 @@ class AuditSender:
         if self._cloud is None:
             raise LinkDownError("This device has no link to a gateway.")
         manifest, attempts = audit.model.manifest, list[Attempt]()
-        sent = replace(audit.sent, alarm=self._certificates.alarm_of(audit.model))
+        trace, started_s = tracing.begin(), self._clock.monotonic_s()
+        sent = replace(audit.sent, alarm=self._certificates.alarm_of(audit.model), trace=trace)
         declared = manifest.outputs_of(manifest.full)
         response = await self._cloud.infer(sent, self._clock.monotonic_s() + _TIMEOUT_S, attempts, declared)
         full = response.arrays_of(manifest.task.outputs)
@@ -192,6 +194,7 @@ class AuditSender:
         compared = Comparison.of(audit.model, audit.edge, full)
         # Before its own result can raise an alarm: the certificate was valid when the note was sent.
         outcome = "agreed" if compared.agree else "disagreed"
+        tracing.record("audit", trace, self._clock.monotonic_s() - started_s, own=True, outcome=outcome)
         self._on_finding(Finding(audit, outcome, loss=compared.loss, events=compared.events))
         if audit.monitored is None:
             return

@@ -6,7 +6,7 @@ import argparse
 import asyncio
 from functools import partial
 
-from firstline_core.telemetry import logs
+from firstline_core.telemetry import logs, tracing
 from firstline_edge.app import run_agent
 from firstline_edge.cli.output import print_error, print_json, print_line
 from firstline_edge.cli.parser import FAILED, OK
@@ -37,7 +37,14 @@ def command(arguments: argparse.Namespace) -> int:
         if problem:
             log.error("configuration invalid", why=problem)
         problems = {arguments.config: problem} if problem else {}
-        asyncio.run(run_agent(settings, ready, partial(load, arguments.config, overrides=overrides), problems=problems))
+        found = settings.tracing
+        tracing.configure("firstline-edge", found.endpoint, found.sample, instance=settings.device_id)
+        try:
+            asyncio.run(
+                run_agent(settings, ready, partial(load, arguments.config, overrides=overrides), problems=problems)
+            )
+        finally:
+            tracing.close()
     except OSError as error:
         print_error(f"The agent stopped: {error}; `edge-agent doctor` says what this device lacks.")
         return FAILED

@@ -18,6 +18,7 @@ from typing import Protocol
 from firstline_core.clock import Clock, first_of
 from firstline_core.errors import CapacityError, FirstlineError, RemoteTimeoutError
 from firstline_core.protocol.backoff import full_jitter_s
+from firstline_core.telemetry import tracing
 from firstline_core.telemetry.logs import logger
 from firstline_core.types import InferResponse, Reason, TraceContext
 from firstline_edge.cloud.breaker import RetryBudget
@@ -223,7 +224,9 @@ class Delivery:
         request_id, began_s = item.request.request_id, self._clock.monotonic_s()
         try:
             final, cause = await self._client.correct(item)
-            self._pace.answered(self._clock.monotonic_s() - began_s)
+            seconds = self._clock.monotonic_s() - began_s
+            self._pace.answered(seconds)
+            tracing.record("correction", item.request.trace, seconds, request_id=request_id)
             await self._end(item, final, cause)
         except FirstlineError as error:
             self._warn(item, error)
@@ -246,6 +249,8 @@ class Delivery:
         await self._outbox.finish(request_id, final)
         self._order.ended(request_id)
         self._client.ended(request_id)
+        waited_s = max(0.0, self._clock.wall_s() - item.created_wall_s)
+        tracing.record("outbox", item.request.trace, waited_s, request_id=request_id)
         self._on_correction(final, cause, item.request.trace)
 
 

@@ -372,6 +372,13 @@ class FleetSection(Section, frozen=True, kw_only=True):
     """Settings that no configuration of the fleet changes: sections or keys, e.g. ["policy", "audit.per_hour"]."""
 
 
+class TracingSection(Section, frozen=True, kw_only=True):
+    endpoint: Annotated[str, Meta(pattern="^(https?://.+)?$")] = ""
+    """URL of an OpenTelemetry collector (OTLP over HTTP), such as "http://localhost:4318"; "" exports no spans."""
+    sample: Annotated[float, Meta(ge=0, le=1)] = 0.01
+    """Share of the requests without a trace that begin one (0 to 1); the caller decides about all others."""
+
+
 class LogSection(Section, frozen=True, kw_only=True):
     level: Literal["debug", "info", "warning", "error"] = "info"
     """The least important lines that are written: debug, info, warning or error."""
@@ -408,6 +415,7 @@ class EdgeSettings(Section, frozen=True, kw_only=True):
     outbox: OutboxSection = OutboxSection()
     audit: AuditSection = AuditSection()
     fleet: FleetSection = FleetSection()
+    tracing: TracingSection = TracingSection()
     log: LogSection = LogSection()
 
     @property

@@ -17,6 +17,7 @@ from msgspec import Struct, structs
 
 from firstline_core.clock import Clock
 from firstline_core.errors import FirstlineError
+from firstline_core.telemetry import tracing
 from firstline_core.telemetry.decisions import DecisionLog, about
 from firstline_core.telemetry.logs import logger
 from firstline_core.telemetry.metrics import RequestMetrics
@@ -41,6 +42,7 @@ _DELAY_S, _BATCH_LIMIT = 0.05, 32
 _SCHEDULING_SIZES = (1, _BATCH_LIMIT)
 _LOCAL_ONLY = Privacy.LOCAL_ONLY
 _EDGE, _CACHE = Tier.EDGE, Tier.CACHE
+_SPANS = {Tier.CACHE: "cache", Tier.EDGE: "model", Tier.CLOUD: "escalation"}
 _NO_WAIT_S = (0.0,)
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
@@ -103,6 +105,29 @@ class _Answered(Struct, frozen=True, eq=False):
         """Returns the record for the decision log."""
         record = {**about(self.response, wall_s=self.at_s, ms=self.ms), "event": "answered", **self.facts}
         return record if self.request.trace is None else record | self.request.trace.facts()
+
+    def trace(self, ago_s: float) -> None:
+        """Records the spans of the request and its attempts: they end one after the other, the last with the answer."""
+        request, answer = self.request, self.response.answer
+        if answer is None or not tracing.is_sampled(request.trace):
+            return
+        facts = {"request_id": answer.request_id, "model": self.response.model, "version": self.response.version}
+        tier, reason, status = answer.tier.value, answer.reason.value, answer.status.value
+        tracing.record(
+            "request",
+            request.trace,
+            self.seconds,
+            ago_s=ago_s,
+            own=True,
+            tier=tier,
+            reason=reason,
+            status=status,
+            **facts,
+        )
+        for attempt in reversed(answer.attempts):
+            seconds = attempt.ms / 1000
+            tracing.record(_SPANS[attempt.tier], request.trace, seconds, ago_s=ago_s, outcome=attempt.outcome)
+            ago_s += seconds
 
     def log(self) -> None:
         """Writes the log line."""
@@ -282,6 +307,7 @@ class Recorder:
             "ms": round(seconds * 1000, 3),
             **_traced(request.trace),
         }
+        tracing.record("request", request.trace, seconds, own=True, model=request.model, error=error.code)
         if self._log_requests:
             log.info("refused", **facts)
         self._add(
@@ -349,12 +375,14 @@ class Recorder:
         logs = self._log_requests and logging.getLogger(_NAME).isEnabledFor(logging.INFO)
         for entry in pending:
             if isinstance(entry, _Answered):
-                self._metrics.observe(entry.response, entry.seconds)
+                self._metrics.observe(entry.response, entry.seconds, entry.request.trace)
                 self._statistics.answered(entry.request, entry.response, entry.seconds, entry.at_s)
                 if self._listener is not None:
                     self._listener.answered(entry.request, entry.response, entry.seconds, entry.rows)
                 if logs:
                     entry.log()
+                if tracing.active and entry.request.trace is not None:
+                    entry.trace(max(0.0, self._clock.wall_s() - entry.at_s))
         try:
             self._decisions.append(*(entry.record() if isinstance(entry, _Answered) else entry for entry in pending))
         except OSError as error:  # a full disk must not stop answers; it is logged once

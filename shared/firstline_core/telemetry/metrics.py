@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import time
 from bisect import bisect_left
 from collections import Counter as CounterDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate
+from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
-from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
+from prometheus_client.samples import Exemplar
 
 from firstline_core.errors import FirstlineError
-from firstline_core.types import Answer, InferResponse, Reason, Status, Tier
+from firstline_core.telemetry import tracing
+from firstline_core.types import Answer, InferResponse, Reason, Status, Tier, TraceContext
 
 # Seconds: from a cache hit (tens of microseconds) to a request that waits for its deadline.
 LATENCY_BUCKETS_S = (
@@ -37,10 +41,12 @@ class RequestMetrics:
         self._answers = _AnswerCollector(self._prefix)
         self.registry.register(self._answers)
 
-    def observe(self, response: InferResponse, seconds: float) -> None:
-        """Counts one answer and its time from the request's arrival."""
+    def observe(self, response: InferResponse, seconds: float, trace: TraceContext | None = None) -> None:
+        """Counts one answer and its time from the request's arrival; an exported trace is an exemplar of that time."""
         if response.answer is not None:
             self._answers.count(response.answer, seconds)
+            if tracing.active and trace is not None:
+                self._answers.show(response.answer.tier, seconds, trace)
 
     def count_error(self, error: FirstlineError) -> None:
         """Counts one refusal or failure."""
@@ -79,9 +85,14 @@ class RequestMetrics:
         family = CounterMetricFamily if counts else GaugeMetricFamily
         self.registry.register(_Readings(lambda: family(f"{self._prefix}_{name}", description, labels=labels), read))
 
-    def render(self) -> tuple[bytes, str]:
-        """Returns the exposition text and its content type."""
-        return generate_latest(self.registry), CONTENT_TYPE_LATEST
+    def render(self, accept: str = "") -> tuple[bytes, str]:
+        """Returns the exposition text and its content type; exemplars are part of OpenMetrics only.
+
+        Args:
+            accept: the `Accept` header of the request.
+        """
+        encode, content_type = choose_encoder(accept)
+        return encode(self.registry), content_type
 
 
 class _AnswerCollector(Collector):
@@ -95,6 +106,7 @@ class _AnswerCollector(Collector):
         self._prefix = prefix
         self._answers: CounterDict[tuple[Tier, Reason, Status]] = CounterDict()
         self._times: dict[Tier, tuple[list[int], list[float]]] = {}  # counts by bucket, and the sum in seconds
+        self._exemplars: dict[tuple[Tier, int], Exemplar] = {}  # the latest, by bucket
 
     def count(self, answer: Answer, seconds: float) -> None:
         """Counts one answer."""
@@ -104,6 +116,12 @@ class _AnswerCollector(Collector):
             times = self._times[answer.tier] = [0] * (len(LATENCY_BUCKETS_S) + 1), [0.0]
         times[0][bisect_left(LATENCY_BUCKETS_S, seconds)] += 1
         times[1][0] += seconds
+
+    def show(self, tier: Tier, seconds: float, trace: TraceContext) -> None:
+        """Notes the trace of an answer that took so long."""
+        if tracing.is_sampled(trace):
+            exemplar = Exemplar({"trace_id": trace.trace_id}, seconds, time.time())
+            self._exemplars[tier, bisect_left(LATENCY_BUCKETS_S, seconds)] = exemplar
 
     def collect(self) -> Iterable[Metric]:
         answers = CounterMetricFamily(
@@ -120,7 +138,9 @@ class _AnswerCollector(Collector):
         )
         bounds = [*map(str, LATENCY_BUCKETS_S), "+Inf"]
         for tier, (counts, (sum_s,)) in tuple(self._times.items()):
-            latencies.add_metric((tier,), list(zip(bounds, accumulate(counts), strict=True)), sum_s)
+            exemplars = [self._exemplars.get((tier, bucket)) for bucket in range(len(bounds))]
+            buckets: list[Any] = list(zip(bounds, accumulate(counts), exemplars, strict=True))
+            latencies.add_metric((tier,), buckets, sum_s)
         return [answers, latencies]
 
 

@@ -3,8 +3,8 @@
     https://www.w3.org/TR/trace-context-2/
 
 Each tier is one span of a trace. The incoming headers name the caller's span; this tier gets its own span id, which its
-log lines show and which it sends on. No trace starts here. Malformed headers are ignored, as the specification
-requires, and never fail a request. No metric has a label from a trace.
+log lines show and which it sends on. `tracing` begins traces and exports spans. Malformed headers are ignored, as the
+specification requires, and never fail a request. No metric has a label from a trace.
 """
 
 from __future__ import annotations

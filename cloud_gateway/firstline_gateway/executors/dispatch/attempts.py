@@ -26,7 +26,9 @@ from firstline_core.errors import (
     SheddingError,
 )
 from firstline_core.routing.token_bucket import TokenBucket
+from firstline_core.telemetry import tracing
 from firstline_core.telemetry.logs import logger
+from firstline_core.telemetry.trace import CURRENT
 from firstline_core.types import Arrays, ModelKey, row_count
 from firstline_gateway.executors.base import Outcome, SplitsBatches
 from firstline_gateway.executors.dispatch.forecast import RunningBatch, earliest_completion
@@ -227,6 +229,9 @@ class Attempts:
             member.free(attempt.running, now_s)
             self._notify()
             return unclear[0].message
+        if tracing.active:  # in the context of the batch, which the callback of its end has kept
+            started_s = attempt.running.started_s
+            tracing.record("execute", CURRENT.get(), now_s - started_s, executor=member.name)
         was_ejected = member.is_ejected(key)
         member.end(attempt.running, "refused" if errors else "answered", now_s)
         if was_ejected and not member.is_ejected(key):

@@ -25,6 +25,7 @@ from typing import NamedTuple
 from firstline_core.clock import Clock, Timer
 from firstline_core.errors import DeadlineExceededError, FirstlineError
 from firstline_core.runtime.batch_times import BatchTimes, LoopTimes
+from firstline_core.telemetry import tracing
 from firstline_core.telemetry.logs import logger
 from firstline_core.telemetry.metrics import RequestMetrics
 from firstline_core.telemetry.trace import CURRENT
@@ -533,6 +534,18 @@ class Batcher:
                 item.settle(outcome)
         waits_s = [max(0.0, batch.started_s - item.admitted_s) for item in batch.items]
         self._on_ran(batch.key, batch.rows, now_s - batch.started_s, waits_s)
+        if tracing.active:
+            self._trace(batch, now_s, waits_s)
+
+    def _trace(self, batch: _Batch, now_s: float, waits_s: Sequence[float]) -> None:
+        """Records the spans of the requests of a batch that ended. On the event loop, it is executed as a whole."""
+        seconds = now_s - batch.started_s
+        for item, wait_s in zip(batch.items, waits_s, strict=True):
+            trace = item.request.trace
+            tracing.record("queue", trace, wait_s, ago_s=seconds)
+            tracing.record("batch", trace, seconds, rows=str(batch.rows))
+            if batch.run is None:
+                tracing.record("execute", trace, seconds)
 
     def _expire_in_time(self, item: PendingRequest) -> None:
         if item.expiry is None and item.request.deadline_s is not None:

@@ -1,0 +1,84 @@
+"""Spans: sampled by the caller or by chance, exported with their parents, and exemplars of latencies."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+
+import pytest
+from support.collector import Collector, collector
+from support.edge import full_answer, request
+
+from firstline_core.errors import ConfigError
+from firstline_core.telemetry import tracing
+from firstline_core.telemetry.metrics import RequestMetrics
+from firstline_core.telemetry.trace import received
+from firstline_core.types import TraceContext
+
+SAMPLED = received("00-" + "1" * 32 + "-" + "2" * 16 + "-01")
+UNSAMPLED = received("00-" + "3" * 32 + "-" + "2" * 16 + "-00")
+OPENMETRICS = "application/openmetrics-text;version=1.0.0"
+
+
+@pytest.fixture
+def received_spans() -> Iterator[Collector]:
+    with collector() as found:
+        tracing.configure("service", found.endpoint, 1.0, instance="device-1")
+        yield found
+        tracing.close()
+
+
+def test_nothing_is_exported_by_default() -> None:
+    tracing.configure("service", "", 1.0)
+    assert not tracing.active and tracing.begin() is None and not tracing.is_sampled(SAMPLED)
+    tracing.record("request", SAMPLED, 1.0, own=True)
+    tracing.close()
+
+
+def test_a_span_has_its_parent_its_time_and_no_empty_attribute(received_spans: Collector) -> None:
+    assert SAMPLED is not None
+    tracing.record("request", SAMPLED, 2.0, ago_s=1.0, own=True, tier="edge", error="")
+    tracing.record("model", SAMPLED, 0.5, ago_s=1.0)
+    tracing.record("request", UNSAMPLED, 1.0, own=True)
+    tracing.record("request", None, 1.0, own=True)
+    tracing.close()
+    request, model = received_spans.spans
+    assert (request.span_id, request.parent_id) == (SAMPLED.span_id, "2" * 16)
+    assert (request.service, request.attributes) == ("service", {"tier": "edge"})
+    assert (model.trace_id, model.parent_id) == ("1" * 32, SAMPLED.span_id) and model.span_id != SAMPLED.span_id
+    assert request.ends_s - request.begins_s == pytest.approx(2.0) and model.ends_s == pytest.approx(
+        request.ends_s, abs=0.1
+    )
+
+
+@pytest.mark.parametrize("sample", [0.0, 1.0])
+def test_traces_begin_by_chance(sample: float) -> None:
+    with collector() as found:
+        tracing.configure("service", found.endpoint, sample)
+        began = [tracing.begin() for _ in range(50)]
+        tracing.close()
+    assert all((each is not None) == (sample == 1.0) for each in began)
+    assert len({each.trace_id for each in began if each is not None}) in (0, 50)
+    for each in filter(None, began):
+        assert received(each.traceparent) is not None and each.parent_id == ""
+
+
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
+    with pytest.raises(ConfigError, match=r"opentelemetry.*firstline\[otel\]"):
+        tracing.configure("service", "http://127.0.0.1:1", 1.0)
+    assert not tracing.active
+
+
+@pytest.mark.parametrize("trace", [SAMPLED, UNSAMPLED, None])
+def test_an_exported_trace_is_an_exemplar_of_its_latency(received_spans: Collector, trace: TraceContext | None) -> None:
+    metrics = RequestMetrics("edge")
+    asked = request(0.5)
+    metrics.observe(full_answer(asked, "0" * 64), 0.003, trace)
+    text, content_type = metrics.render(OPENMETRICS)
+    assert content_type.startswith("application/openmetrics-text")
+    shown = [line for line in text.decode().splitlines() if "# {" in line]
+    assert len(shown) == (trace is SAMPLED)
+    assert all('le="0.005"' in line and f'trace_id="{"1" * 32}"' in line for line in shown)
+    plain, content_type = metrics.render()
+    assert b"trace_id" not in plain and content_type.startswith("text/plain")
