@@ -9,10 +9,10 @@ from msgspec.structs import replace
 from firstline_core.bundle.manifest import Manifest
 from firstline_core.clock import Clock
 from firstline_core.errors import FirstlineError, RequestError, RuntimeFailure, UnauthorizedError
-from firstline_core.tasks import classification
-from firstline_core.tasks.base import DeclaredOutputs, LikeOutputs, Task
+from firstline_core.tasks import like
+from firstline_core.tasks.base import DeclaredOutputs, Task
 from firstline_core.telemetry.logs import logger
-from firstline_core.types import PROBABILITIES, Attempt, InferResponse, Reason
+from firstline_core.types import Attempt, InferResponse, Reason
 from firstline_edge.cloud.client import Contracts, ModelRefusals
 from firstline_edge.cloud.link import Uplink
 from firstline_edge.models.models import DeviceModel, Models
@@ -113,12 +113,8 @@ class CorrectionClient:
 
 def _declared_outputs(item: OutboxItem, model: DeviceModel | None) -> DeclaredOutputs:
     """Returns what the full model's outputs satisfy; the device may have replaced the bundle since the promise."""
-    held, before = _held(item, model), item.provisional.arrays
-    if held is not None:
-        return held.outputs_of(held.full)
-    if PROBABILITIES in before:
-        return classification.independent(before[PROBABILITIES].shape[1])
-    return LikeOutputs(before)
+    held = _held(item, model)
+    return held.outputs_of(held.full) if held is not None else like(item.provisional.arrays)
 
 
 def _held(item: OutboxItem, model: DeviceModel | None) -> Manifest | None:

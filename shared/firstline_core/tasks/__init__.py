@@ -22,8 +22,8 @@ from __future__ import annotations
 from typing import Any
 
 from firstline_core.tasks.anomaly import Anomaly
-from firstline_core.tasks.base import Task
-from firstline_core.tasks.classification import Classification, labelled
+from firstline_core.tasks.base import DeclaredOutputs, LikeOutputs, Task
+from firstline_core.tasks.classification import Classification, independent, labelled
 from firstline_core.tasks.detection import Detection
 from firstline_core.tasks.embedding import Embedding
 from firstline_core.tasks.regression import Regression
@@ -35,6 +35,16 @@ from firstline_core.types import DATATYPES, PROBABILITIES, Arrays, row_count
 
 AnyTask = Classification | Detection | Regression | Segmentation | Anomaly | Embedding | Tensors | Text
 """The tasks of this package. A manifest may also name one of another package, see `installed.py`."""
+
+
+def like(outputs: Arrays) -> DeclaredOutputs:
+    """Returns the declaration of a model whose bundle is gone: its outputs are like an earlier answer of its task.
+
+    Args:
+        outputs: canonical outputs of that answer.
+    """
+    found = outputs.get(PROBABILITIES)
+    return LikeOutputs(outputs) if found is None or found.ndim != 2 else independent(found.shape[1])
 
 
 def describe(task: Task | None, outputs: Arrays, view: View = WHOLE) -> list[dict[str, Any]] | None:
