@@ -94,7 +94,12 @@ def calibrate(
     fits_temperature = not keep_temperature and isinstance(manifest.task, Classification)
     truth = None
     if fits_temperature and against == "labels":
-        truth = dataset.required_truth(manifest.task, manifest.inputs)[LABEL]
+        try:
+            truth = dataset.required_truth(manifest.task, manifest.inputs)[LABEL]
+        except ConfigError as error:
+            raise ConfigError(
+                f"{error} Without labels, fit the score to the full model's answers: --against full."
+            ) from None
 
     with ExitStack() as stack:
         models = [load_model(bundle, model, options) for model in manifest.models]

@@ -72,7 +72,19 @@ def left_for_git(folder: Path) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    "page", ["reference/bundles.md", "how-to/enrol-devices.md", "concepts/policies.md", "reference/storage.md"]
+    "page",
+    [
+        "reference/bundles.md",
+        "how-to/enrol-devices.md",
+        "how-to/mqtt-brokers.md",
+        "how-to/restore-a-backup.md",
+        "how-to/metered-links.md",
+        "how-to/certify-without-labels.md",
+        "how-to/from-triton.md",
+        "how-to/rotate-keys.md",
+        "concepts/policies.md",
+        "reference/storage.md",
+    ],
 )
 def test_the_pages_are_true(reader: Reader, page: str) -> None:
     reader.follow((CHECKOUT / "docs" / page).read_text())

@@ -33,7 +33,7 @@ _KINDS = ("toml", "python", "javascript", "console", "sh", "text")
 _FILE = re.compile(r"(?:#|//) ([\w.-]+\.\w+)(, continued)?$")
 _SERVER = re.compile(r"(edge-agent|firstline-gateway|firstline) run\b")
 # What a reader copies from one output into the next command.
-_COPIED = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|fl[tk]_[\w-]+")
+_COPIED = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|fl[tk]_[\w-]+|(?<=-)[0-9a-f]{8}(?=\.key)")
 # What a run computes from the files here alone; spelt in letters it is not a number any more, and stays.
 _SAME = re.compile(r"\d+(?:\.\d+)? ?%|\b(?:at least|kept from(?: a score of)?|temperature|threshold) \d+(?:\.\d+)?")
 _SPELT = str.maketrans("0123456789", "abcdefghij")
@@ -41,7 +41,7 @@ _SHAPES: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...
     (_COPIED, "ID"),
     (re.compile(r"\d{4}-\d\d-\d\dT[\d:.]+(?:Z|\+00:00)"), "TIME"),
     (re.compile(r"\b(?=[a-f]*\d)[0-9a-f]{12,}\b"), "DIGEST"),
-    (re.compile(r"-[0-9a-f]{8}\.key\b"), "-ID.key"),
+    (re.compile(r"\b(?=[a-f]*\d)(?=\d*[a-f])[0-9a-f]{8}\b"), "ID"),  # of a signing key; not a number of 8 digits
     (re.compile(r"(?<![\w.:/])/[\w./-]+"), "PATH"),
     (re.compile(r"\b(?:x86_64|aarch64)\b"), "PROCESSOR"),
     (_SAME, lambda found: found[0].translate(_SPELT)),
