@@ -36,6 +36,7 @@ from firstline_core.types import (
     Answer,
     Attempt,
     AuditNote,
+    ContractAlarm,
     InferRequest,
     InferResponse,
     Privacy,
@@ -91,7 +92,7 @@ REQUESTS = (
         wait=Wait.FIRST,
         deadline_s=2.5,
         full_model_digest="b" * 64,
-        alarm="c" * 64,
+        alarm=ContractAlarm("c" * 64, "missed person"),
     ),
 )
 ANSWER = Answer(

@@ -46,8 +46,8 @@ _PROBABILITIES = Tensor("probabilities", np.array([[0.75, 0.25]], np.float32))
 class NoContracts:
     """Contracts that never alarm."""
 
-    def alarm_of(self, model: DeviceModel) -> str:
-        return ""
+    def alarm_of(self, model: DeviceModel) -> None:
+        return None
 
     def apply_notice(self, model: DeviceModel, notice: ContractNotice | None) -> None:
         pass

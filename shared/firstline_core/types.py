@@ -286,6 +286,18 @@ class AuditNote(Struct, frozen=True, rename=lambda name: f"audit_{name}"):
         return self.events or {"": self.epsilon}
 
 
+class ContractAlarm(Struct, frozen=True, omit_defaults=True, rename=lambda name: f"alarm_{name}"):
+    """A device's report that its own audits found the contract of an edge variant broken.
+
+    Args:
+        edge_digest: `Model.digest` of the edge variant, as its certificate names it.
+        event: the event whose promise is broken, such as "missed person"; "" without one.
+    """
+
+    edge_digest: Sha256
+    event: str = ""
+
+
 class ContractNotice(Struct, frozen=True, omit_defaults=True):
     """A gateway's notice to a device about the accuracy contract of its bundle version.
 
@@ -340,8 +352,7 @@ class InferRequest(Struct, frozen=True):
         priority: under overload 1 goes first and `LOWEST_PRIORITY` last; 0 is the default.
         source: the camera, microphone or machine that the input comes from, of at most `SOURCE_LIMIT` characters; "" if
             the caller names none. Audits of one source keep a minimum distance in time.
-        alarm: of a device's request, the edge variant (`Model.digest`, as in its certificate) whose contract this
-            device's own audits found broken; "" otherwise.
+        alarm: of a device's request, the alarm of this device's own audits; None without one.
         promised: of a device's request for a promised correction: it takes effect once, however often it is sent.
         trace: with this tier's span; None without a trace.
     """
@@ -363,7 +374,7 @@ class InferRequest(Struct, frozen=True):
     edge_outputs: Arrays = {}
     priority: int = 0
     source: str = ""
-    alarm: str = ""
+    alarm: ContractAlarm | None = None
     promised: bool = False
     trace: TraceContext | None = None
 

@@ -22,6 +22,7 @@ from firstline_core.types import (
     Array,
     Attempt,
     AuditNote,
+    ContractAlarm,
     ContractNotice,
     InferRequest,
     InferResponse,
@@ -101,9 +102,9 @@ notes = st.builds(
 notices = st.builds(ContractNotice, st.booleans(), st.none() | st.floats(0, 1e9), st.integers(1, 2**31 - 1))
 
 
-@given(st.none() | notes, st.just("") | digests, st.booleans(), st.booleans())
+@given(st.none() | notes, st.none() | st.builds(ContractAlarm, digests, st.text()), st.booleans(), st.booleans())
 def test_notes_alarms_and_promises_survive_a_round_trip(
-    note: AuditNote | None, alarm: str, promised: bool, binary: bool
+    note: AuditNote | None, alarm: ContractAlarm | None, promised: bool, binary: bool
 ) -> None:
     inputs = (Tensor("x", np.zeros((1, 1), np.float32)),)
     sent = InferRequest("m", inputs, REQUEST_ID, audit=note, alarm=alarm, promised=promised)
@@ -111,7 +112,7 @@ def test_notes_alarms_and_promises_survive_a_round_trip(
     device = decode_request("m", encoded.body, encoded.header_length, trust_request_id=True)
     assert (device.audit, device.alarm, device.promised) == (note, alarm, promised)
     other = decode_request("m", encoded.body, encoded.header_length)
-    assert (other.audit, other.alarm, other.promised) == (None, "", False)
+    assert (other.audit, other.alarm, other.promised) == (None, None, False)
 
 
 @given(st.data(), notes, st.booleans())

@@ -198,8 +198,8 @@ class NoAudits:
 class NoContracts:
     """Contracts that never alarm."""
 
-    def alarm_of(self, model: DeviceModel) -> str:
-        return ""
+    def alarm_of(self, model: DeviceModel) -> None:
+        return None
 
     def apply_notice(self, model: DeviceModel, notice: ContractNotice | None) -> None:
         pass

@@ -185,6 +185,7 @@ def _device_alarms(repository: Repository, alarms: Sequence[DeviceAlarm]) -> lis
             "version": str(alarm.model.version),
             "variant": _variant(repository, alarm.model, alarm.edge_digest),
             "edge_digest": alarm.edge_digest,
+            "event": alarm.event or None,
             "device": alarm.device,
             "since": iso_time(alarm.since_s),
             "last_said": iso_time(alarm.last_s),

@@ -143,7 +143,7 @@ def _device_alarm_lines(alarms: list[dict[str, Any]]) -> list[str]:
     under_way = [alarm for alarm in alarms if alarm["ended"] is None]
     lines = [
         f"device alarm: {alarm['bundle']} version {alarm['version']} {alarm['variant'] or alarm['edge_digest']}: "
-        f"{alarm['device']}, by its own audits, since {alarm['since']}"
+        f"{alarm['device']}, {alarm['event'] + ', ' if alarm['event'] else ''}by its own audits, since {alarm['since']}"
         for alarm in under_way[:_ALARMS_SHOWN]
     ]
     more = len(under_way) - _ALARMS_SHOWN

@@ -8,12 +8,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from firstline_core.telemetry.logs import logger
-from firstline_core.types import ModelKey
+from firstline_core.types import ContractAlarm, ModelKey
 from firstline_gateway.contracts.pool import PoolKey, model_of
 from firstline_gateway.contracts.records import HOUR_S, Contribution
 
 _DAY_S = 86_400.0
 _ALARMS = 100_000
+_EVENT_LIMIT = 256  # characters
 
 log = logger(__name__)
 
@@ -123,6 +124,7 @@ class DeviceAlarm:
         since_s: wall time of the first report.
         last_s: wall time of the latest report.
         ended_s: wall time of the first request without the alarm; None while it lasts.
+        event: whose promise is broken, as the device reports it; "" for the promise about all rows.
     """
 
     model: ModelKey
@@ -131,6 +133,7 @@ class DeviceAlarm:
     since_s: float
     last_s: float
     ended_s: float | None = None
+    event: str = ""
 
 
 class DeviceAlarms:
@@ -145,30 +148,33 @@ class DeviceAlarms:
             OrderedDict()
         )  # oldest report first
 
-    def report(self, model: ModelKey, device: str, edge_digest: str, now_s: float, *, monotonic_s: float) -> None:
+    def report(
+        self, model: ModelKey, device: str, alarm: ContractAlarm | None, now_s: float, *, monotonic_s: float
+    ) -> None:
         """Takes the alarm that a request reports.
 
         Args:
             model: that the request asks for.
             device: that sent the request.
-            edge_digest: of the variant whose promise the device's own audits broke; "" without an alarm.
+            alarm: of the device's own audits; None without one.
             now_s: wall time, to be shown.
             monotonic_s: monotonic time, by which alarms expire.
         """
         before = self._alarms[(model, device)][0] if (model, device) in self._alarms else None
-        if edge_digest:
-            lasting = before is not None and before.ended_s is None and before.edge_digest == edge_digest
+        if alarm is not None:
+            lasting = before is not None and before.ended_s is None and before.edge_digest == alarm.edge_digest
             since_s = before.since_s if before is not None and lasting else now_s
-            alarm = DeviceAlarm(model, device, edge_digest, since_s, now_s)
-            self._put(alarm, monotonic_s)
+            event = alarm.event[:_EVENT_LIMIT]
+            reported = DeviceAlarm(model, device, alarm.edge_digest, since_s, now_s, event=event)
+            self._put(reported, monotonic_s)
             if not lasting:
-                log.error("device contract broken by its own audits", **_log_fields(alarm))
+                log.error("device contract broken by its own audits", **_log_fields(reported))
             while len(self._alarms) > _ALARMS:
                 self._alarms.popitem(last=False)
         elif before is not None and before.ended_s is None:
-            alarm = replace(before, last_s=now_s, ended_s=now_s)
-            self._put(alarm, monotonic_s)
-            log.warning("device alarm ended", **_log_fields(alarm))
+            ended = replace(before, last_s=now_s, ended_s=now_s)
+            self._put(ended, monotonic_s)
+            log.warning("device alarm ended", **_log_fields(ended))
 
     def listed(self, now_s: float) -> list[DeviceAlarm]:
         """Returns lasting alarms, then those that ended within the last day, the latest to begin first.
@@ -189,4 +195,10 @@ class DeviceAlarms:
 
 def _log_fields(alarm: DeviceAlarm) -> dict[str, object]:
     model = alarm.model
-    return {"device": alarm.device, "model": model.name, "version": model.version, "edge_digest": alarm.edge_digest}
+    return {
+        "device": alarm.device,
+        "model": model.name,
+        "version": model.version,
+        "edge_digest": alarm.edge_digest,
+        "contract_event": alarm.event or None,
+    }

@@ -37,7 +37,7 @@ from firstline_core.tasks.field import field_events, field_losses
 from firstline_core.telemetry.logs import logger
 from firstline_core.telemetry.metrics import RequestMetrics
 from firstline_core.telemetry.wording import counted, iso_time
-from firstline_core.types import Arrays, ContractNotice
+from firstline_core.types import Arrays, ContractAlarm, ContractNotice
 from firstline_edge.audits import records
 from firstline_edge.audits.records import EventRecord, Record, RecordFile, begun, key_of
 from firstline_edge.audits.samples import Sample, SampleLog
@@ -300,15 +300,15 @@ class CertificateStates:
         devices = max(self._settings.fleet_devices, monitored.record.fleet_devices)
         return monitored.certificate.delta / devices / len(monitored.bounds)
 
-    def alarm_of(self, model: DeviceModel) -> str:
-        """Returns the edge variant whose contract this device's own audits found broken; "" if there is none."""
+    def alarm_of(self, model: DeviceModel) -> ContractAlarm | None:
+        """Returns the alarm that this device's own audits raised; None if they raised none."""
         monitored = self.find(model)
         if monitored is None or not monitored.record.alarmed:
-            return ""
+            return None
         cause = monitored.record.cause
         if cause in _NO_EVIDENCE or cause.endswith(_FLEET):
-            return ""
-        return monitored.certificate.edge_digest
+            return None
+        return ContractAlarm(monitored.certificate.edge_digest, monitored.record.event)
 
     def count_fleet(self, monitored: MonitoredCertificate, notice: ContractNotice | None) -> None:
         """Raises the number of devices that audit the promise; it never falls."""
@@ -463,7 +463,7 @@ class CertificateStates:
         if events := ", ".join(filter(None, broken)):
             cause = f"{events}: {cause}"
         if record.cause in _NO_EVIDENCE:
-            record.cause, record.alarmed_wall_s = cause, self._clock.wall_s()
+            record.cause, record.event, record.alarmed_wall_s = cause, broken[0], self._clock.wall_s()
         record.alarmed = True
         record.escalates_all = after == EVERYTHING
         record.tightened = None if record.escalates_all else after

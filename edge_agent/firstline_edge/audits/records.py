@@ -15,7 +15,7 @@ import msgspec
 from firstline_core.errors import ConfigError, IntegrityError
 from firstline_core.routing import audit
 from firstline_core.routing.audit import AuditState
-from firstline_core.routing.certificate import Certificate
+from firstline_core.routing.certificate import ALL_ROWS, Certificate
 from firstline_core.routing.tightening import EVERYTHING
 from firstline_core.storage.files import DAMAGED, read_checked
 from firstline_core.telemetry.logs import logger
@@ -25,7 +25,7 @@ log = logger(__name__)
 
 FORMAT = 1
 _UNKNOWN = "Whether there was an alarm is not known, so answers are not certified until a newly certified bundle comes."
-_ALARM = ("alarmed", "cause", "alarmed_wall_s", "tightened", "escalates_all", "escalations_per_hour")
+_ALARM = ("alarmed", "cause", "event", "alarmed_wall_s", "tightened", "escalates_all", "escalations_per_hour")
 _RECORDS_KEPT = 64  # records of absent bundles: the alarm applies again when the folder returns
 
 
@@ -52,6 +52,7 @@ class Record(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         events: by the keys of `Certificate.audit_bounds`.
         alarmed: the audits of this device or of the fleet found the contract broken, or the findings are lost.
         cause: sentence that gives the alarm's cause.
+        event: whose promise was the first to be found broken; `ALL_ROWS` for that about all rows, and without an alarm.
         alarmed_wall_s: wall time of the alarm; 0 without one.
         tightened: raised threshold for accepting edge answers; None for the certificate's.
         escalates_all: no edge answer is accepted.
@@ -67,6 +68,7 @@ class Record(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     events: dict[str, EventRecord]
     alarmed: bool = False
     cause: str = ""
+    event: str = ALL_ROWS
     alarmed_wall_s: float = 0.0
     tightened: float | None = None
     escalates_all: bool = False

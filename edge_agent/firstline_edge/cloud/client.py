@@ -30,6 +30,7 @@ from firstline_core.telemetry.logs import logger
 from firstline_core.types import (
     Answer,
     Attempt,
+    ContractAlarm,
     ContractNotice,
     InferRequest,
     InferResponse,
@@ -64,8 +65,8 @@ _LATE = "The full model's answer did not come before the request's deadline."
 class Contracts(Protocol):
     """The state of this device's certificates; `audits/certificate_states.py` implements it."""
 
-    def alarm_of(self, model: DeviceModel) -> str:
-        """Returns the edge variant whose certificate this device's own audits refuted; "" for none."""
+    def alarm_of(self, model: DeviceModel) -> ContractAlarm | None:
+        """Returns the alarm of this device's own audits; None without one."""
         ...
 
     def apply_notice(self, model: DeviceModel, notice: ContractNotice | None) -> None:

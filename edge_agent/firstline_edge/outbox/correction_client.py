@@ -99,7 +99,7 @@ class CorrectionClient:
     async def _ask(self, item: OutboxItem) -> InferResponse:
         """Returns the gateway's answer with the tries of this call, and applies its notice about the contract."""
         device_model = self._models.find(item.request.model, item.request.version)
-        alarm = self._contracts.alarm_of(device_model) if device_model is not None else ""
+        alarm = self._contracts.alarm_of(device_model) if device_model is not None else None
         attempts: list[Attempt] = []
         request = replace(item.request, alarm=alarm, promised=True)
         ends_s = self._clock.monotonic_s() + _TIMEOUT_S

@@ -22,6 +22,7 @@ from firstline_core.tasks.base import DeclaredOutputs, Task, check_outputs
 from firstline_core.tasks.field import field_losses
 from firstline_core.types import (
     Arrays,
+    ContractAlarm,
     InferRequest,
     InferResponse,
     Reason,
@@ -37,7 +38,11 @@ from firstline_edge.requests.context import summarise
 
 
 def escalation_of(
-    request: InferRequest, version: str, full_digest: str, inputs: Collection[str] | None = None, alarm: str = ""
+    request: InferRequest,
+    version: str,
+    full_digest: str,
+    inputs: Collection[str] | None = None,
+    alarm: ContractAlarm | None = None,
 ) -> InferRequest:
     """Returns the request to the gateway: this version, this full model, all outputs, without the caller's preferences.
 
@@ -46,7 +51,7 @@ def escalation_of(
         version: of the bundle.
         full_digest: of the full model that the bundle names.
         inputs: names of those that the full model reads; None for all of the request.
-        alarm: the edge variant whose promise this device's own audits broke; "" for none.
+        alarm: of this device's own audits; None without one.
     """
     return replace(
         request,

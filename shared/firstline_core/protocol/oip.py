@@ -161,7 +161,7 @@ def request_of(
         principal=principal,
         audit=audit,
         edge_outputs=edge_outputs,
-        alarm=params.read_alarm(parameters) if trust_request_id else "",
+        alarm=params.read_alarm(parameters) if trust_request_id else None,
         # Without the device's own id a repeated request could not be recognised.
         promised=bool(request_id) and bool(params.flag(parameters, "promised")),
         trace=trace,

@@ -16,7 +16,7 @@ import msgspec
 
 from firstline_core.errors import InvalidTensorError, RequestError
 from firstline_core.protocol.tensors import shown
-from firstline_core.types import LOWEST_PRIORITY, SOURCE_LIMIT, AuditNote, Privacy, Route, Sha256, Wait
+from firstline_core.types import LOWEST_PRIORITY, SOURCE_LIMIT, AuditNote, ContractAlarm, Privacy, Route, Wait
 
 _Choice = TypeVar("_Choice", bound=StrEnum)
 _T = TypeVar("_T")
@@ -218,7 +218,7 @@ def _source(parameters: Mapping[str, object]) -> str:
 
 _EVENTS = "audit_events"
 _NOTE = tuple(name for name in AuditNote.__struct_encode_fields__ if name != _EVENTS)
-_ALARM = "alarm_edge_digest"
+_ALARM = ContractAlarm.__struct_encode_fields__
 
 
 def note_parameters(note: AuditNote) -> dict[str, str | int | float]:
@@ -267,29 +267,23 @@ def _events(parameters: Mapping[str, object]) -> dict[str, object]:
         ) from error
 
 
-def alarm_parameters(edge_digest: str) -> dict[str, str]:
-    """Returns a device's alarm as request `parameters`; none for ""."""
-    return {_ALARM: edge_digest} if edge_digest else {}
+def alarm_parameters(alarm: ContractAlarm | None) -> dict[str, str]:
+    """Returns a device's alarm as request `parameters`; none without an alarm."""
+    parameters: dict[str, str] = {} if alarm is None else msgspec.to_builtins(alarm)
+    return parameters
 
 
-def read_alarm(parameters: Mapping[str, object]) -> str:
-    """Returns the edge variant whose contract the device's own audits found broken, "" without an alarm.
+def read_alarm(parameters: Mapping[str, object]) -> ContractAlarm | None:
+    """Returns the alarm of the device's own audits, None without one.
 
     Args:
         parameters: parameters of a request whose sender may audit; a null value counts as absent.
 
     Raises:
-        RequestError: the value is not a digest.
+        RequestError: a value is missing or of the wrong kind.
     """
-    value = parameters.get(_ALARM)
-    if value is None:
-        return ""
-    try:
-        return msgspec.convert(value, Sha256)
-    except msgspec.ValidationError as error:
-        raise RequestError(
-            f"Parameter '{_ALARM}' is {shown(value)}; use the edge variant's sha256, as its certificate names it."
-        ) from error
+    values = {name: value for name in _ALARM if (value := parameters.get(name)) is not None}
+    return convert_parameters(values, ContractAlarm, "Parameter", RequestError) if values else None
 
 
 def convert_parameters(values: Mapping[str, object], kind: type[_T], what: str, refusal: type[RequestError]) -> _T:

@@ -13,7 +13,17 @@ from firstline_core.errors import InvalidTensorError, RequestError
 from firstline_core.protocol.answer import from_dict, from_parameters, to_dict, to_parameters
 from firstline_core.protocol.oip import decode_request, encode_request
 from firstline_core.protocol.parameters import alarm_parameters, note_parameters, read_alarm, read_note
-from firstline_core.types import Answer, AuditNote, ContractNotice, InferRequest, Reason, Status, Tensor, Tier
+from firstline_core.types import (
+    Answer,
+    AuditNote,
+    ContractAlarm,
+    ContractNotice,
+    InferRequest,
+    Reason,
+    Status,
+    Tensor,
+    Tier,
+)
 
 NOTE = AuditNote(propensity=0.5, floor=0.25, epsilon=0.05, threshold=0.9, edge_digest="0a" * 32)
 ANSWER = Answer("id", Status.FINAL, True, False, Tier.CLOUD, Reason.REQUESTED, None, "d")
@@ -93,15 +103,17 @@ def test_a_request_without_an_audit_has_no_audit_parameters() -> None:
     body = encode_request(request, binary=False).body
     assert b"audit" not in body and b"alarm" not in body
     assert read_note({}, rows=5) is None
-    assert read_alarm({}) == read_alarm({"alarm_edge_digest": None}) == ""
+    assert read_alarm({}) is read_alarm({"alarm_edge_digest": None}) is None
 
 
-def test_alarms_are_accepted_only_from_callers_that_may_audit() -> None:
-    sent = InferRequest("m", (Tensor("x", np.zeros((3, 1), np.float32)),), "", alarm=NOTE.edge_digest)
+@pytest.mark.parametrize("event", [{}, {"alarm_event": "missed person"}])
+def test_alarms_are_accepted_only_from_callers_that_may_audit(event: dict[str, str]) -> None:
+    alarm = ContractAlarm(NOTE.edge_digest, event.get("alarm_event", ""))
+    sent = InferRequest("m", (Tensor("x", np.zeros((3, 1), np.float32)),), "", alarm=alarm)
     encoded = encode_request(sent)
-    assert alarm_parameters(sent.alarm) == {"alarm_edge_digest": NOTE.edge_digest}
-    assert decode_request("m", encoded.body, encoded.header_length, trust_request_id=True).alarm == NOTE.edge_digest
-    assert decode_request("m", encoded.body, encoded.header_length).alarm == ""
+    assert alarm_parameters(alarm) == {"alarm_edge_digest": NOTE.edge_digest} | event
+    assert decode_request("m", encoded.body, encoded.header_length, trust_request_id=True).alarm == alarm
+    assert decode_request("m", encoded.body, encoded.header_length).alarm is None
 
 
 @pytest.mark.parametrize("value", ["", "0A" * 32, "0a" * 31, True, 7, ["0a" * 32]])

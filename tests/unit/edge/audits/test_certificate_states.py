@@ -19,7 +19,7 @@ from firstline_core.routing import audit, policy
 from firstline_core.routing.certificate import Histogram
 from firstline_core.routing.drift import bins_of
 from firstline_core.storage.files import DAMAGED
-from firstline_core.types import PROBABILITIES, ContractNotice, Privacy, Reason, Status, Tier
+from firstline_core.types import PROBABILITIES, ContractAlarm, ContractNotice, Privacy, Reason, Status, Tier
 from firstline_edge.audits import records
 from firstline_edge.audits.certificate_states import CertificateStates, Comparison, MonitoredCertificate, ScoreHistogram
 from firstline_edge.audits.samples import Sample
@@ -226,6 +226,8 @@ async def test_an_event_tightens_by_the_audits_in_which_it_can_occur(make_scene:
     low = [(0.9, {"missed a": 0.0})] * 4 + [(0.82, {"missed a": 1.0}), (0.82, {}), (0.95, {"invented b": 0.0})]
     feed_events(scene, *low * 100)
     assert monitored_in(scene).record.cause.startswith("missed a: ")
+    digest = monitored_in(scene).certificate.edge_digest
+    assert states_of(scene).alarm_of(scene.held) == ContractAlarm(digest, "missed a")
     assert monitored_in(scene).threshold == 0.9
     assert all(each.test == audit.begin(PROMISED[name]) for name, each in monitored_in(scene).record.events.items())
     rare = make_scene(events=PROMISED, certified=0.81)
@@ -241,7 +243,7 @@ async def test_the_gateways_alarm_names_the_event(make_scene: MakeScene) -> None
     states_of(scene).apply_notice(scene.held, notice)
     assert monitored_in(scene).record.cause.startswith("missed a: the audits of all devices")
     assert monitored_in(scene).threshold == 0.9
-    assert states_of(scene).alarm_of(scene.held) == ""
+    assert states_of(scene).alarm_of(scene.held) is None
 
 
 async def test_the_gateways_alarm_is_as_good_as_ones_own(make_scene: MakeScene) -> None:
@@ -310,20 +312,20 @@ async def test_the_devices_own_alarm_is_sent_with_each_request(make_scene: MakeS
     certificate = monitored_in(scene).certificate
     await scene.infer(0.61)
     await scene.infer(0.62, privacy=Privacy.LOCAL_ONLY)
-    assert [sent.alarm for sent in scene.cloud.requests] == ["", certificate.edge_digest]
+    assert [sent.alarm for sent in scene.cloud.requests] == [None, ContractAlarm(certificate.edge_digest)]
     again = await restarted(scene, make_scene)
     await again.infer(0.61)
-    assert [sent.alarm for sent in again.cloud.requests] == [certificate.edge_digest]
+    assert [sent.alarm for sent in again.cloud.requests] == [ContractAlarm(certificate.edge_digest)]
     fresh = await restarted(again, make_scene, certified=0.82)
     await fresh.infer(0.61)
-    assert [sent.alarm for sent in fresh.cloud.requests] == [""]
+    assert [sent.alarm for sent in fresh.cloud.requests] == [None]
 
 
 async def test_a_fleet_alarm_is_not_reported_back(make_scene: MakeScene) -> None:
     scene = make_scene()
     states_of(scene).apply_notice(scene.held, ContractNotice(alarm=True, escalations_per_hour=None))
     assert monitored_in(scene).record.alarmed
-    assert states_of(scene).alarm_of(scene.held) == ""
+    assert states_of(scene).alarm_of(scene.held) is None
 
 
 async def test_an_alarm_and_the_evidence_survive_a_restart(make_scene: MakeScene) -> None:

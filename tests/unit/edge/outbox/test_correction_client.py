@@ -39,8 +39,8 @@ class Cloud:
 
 
 class Contracts:
-    def alarm_of(self, model: object) -> str:
-        return ""
+    def alarm_of(self, model: object) -> None:
+        return None
 
     def apply_notice(self, model: object, notice: object) -> None:
         pass

@@ -29,7 +29,7 @@ from firstline_core.clock import SimulatedClock
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.tasks.classification import Classification
 from firstline_core.telemetry.metrics import RequestMetrics
-from firstline_core.types import PROBABILITIES, ContractNotice, InferRequest, ModelKey
+from firstline_core.types import PROBABILITIES, ContractAlarm, ContractNotice, InferRequest, ModelKey
 from firstline_gateway.contracts import monitor
 from firstline_gateway.contracts.monitor import ContractMonitor
 from firstline_gateway.contracts.records import Contribution, Skipped
@@ -341,10 +341,11 @@ async def test_a_devices_own_alarm_is_shown_and_alarms_no_other_device(bench: Be
     digest = certificate_of(bench.served()).edge_digest
     gauge = 'firstline_gateway_contract_device_alarms{model="digits",version="1"}'
     for _ in range(3):
-        bench.answer(request_from("cam", alarm=digest))
+        bench.answer(request_from("cam", alarm=ContractAlarm(digest, "missed person")))
         await bench.clock.advance(60)
     (shown,) = bench.monitor.device_alarms()
-    assert (shown.device, shown.edge_digest, shown.last_s - shown.since_s) == ("cam", digest, 120)
+    assert (shown.device, shown.edge_digest, shown.event) == ("cam", digest, "missed person")
+    assert shown.last_s - shown.since_s == 120
     assert bench.metric(gauge) == 1
     assert bench.answer(request_from("yard")) == ContractNotice(alarm=False, escalations_per_hour=None)
     bench.answer(request_from("cam"))
@@ -356,9 +357,11 @@ async def test_a_devices_own_alarm_is_shown_and_alarms_no_other_device(bench: Be
 def test_only_a_device_can_alarm_and_only_for_itself(bench: Bench) -> None:
     digest = certificate_of(bench.served()).edge_digest
     for principal in ("application:shop", "operator:anna"):
-        bench.answer(request_from("", alarm=digest, principal=principal))
+        bench.answer(request_from("", alarm=ContractAlarm(digest, "missed person"), principal=principal))
     assert bench.monitor.device_alarms() == []
-    bench.answer(request_from("", alarm=digest))  # without authentication it is unknown which device stopped reporting
+    bench.answer(
+        request_from("", alarm=ContractAlarm(digest, "missed person"))
+    )  # without authentication it is unknown which device stopped reporting
     bench.answer(request_from(""))
     (shown,) = bench.monitor.device_alarms()
     assert (shown.device, shown.ended_s) == ("anybody", None)

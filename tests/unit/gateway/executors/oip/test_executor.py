@@ -122,7 +122,7 @@ async def test_a_batch_travels_as_one_request_and_each_gets_its_own_rows() -> No
         assert request.rows == 3
         assert request.full_model_digest == MANIFEST.full_digest
         assert request.binary_output
-        assert (request.promised, request.audit, request.alarm) == (False, None, "")
+        assert (request.promised, request.audit, request.alarm) == (False, None, None)
 
 
 async def test_more_rows_than_a_batch_may_have_travel_in_steps() -> None:

@@ -15,7 +15,17 @@ from support.gateway import request_of
 from firstline_core.clock import SimulatedClock
 from firstline_core.errors import InferenceError, ReusedRequestIdError, StoreUnavailableError
 from firstline_core.telemetry.metrics import RequestMetrics
-from firstline_core.types import Answer, ContractNotice, InferRequest, InferResponse, Reason, Status, Tensor, Tier
+from firstline_core.types import (
+    Answer,
+    ContractAlarm,
+    ContractNotice,
+    InferRequest,
+    InferResponse,
+    Reason,
+    Status,
+    Tensor,
+    Tier,
+)
 from firstline_gateway.serving.deliveries.deliveries import Deliveries
 from firstline_gateway.serving.deliveries.records import ANSWER_LIMIT_BYTES, DELIVERIES, content_of
 from firstline_gateway.settings.settings import Store
@@ -293,7 +303,7 @@ async def test_a_store_that_refuses_leaves_the_promise_to_the_device(start: Star
 def test_the_content_is_what_is_asked_to_the_last_bit() -> None:
     request = delivery_of(1, 2)
     assert content_of(request) == content_of(
-        replace(request, deadline_s=5.0, id="x", alarm="a" * 64, binary_output=True)
+        replace(request, deadline_s=5.0, id="x", alarm=ContractAlarm("a" * 64), binary_output=True)
     )
     array = request.inputs[0].array
 
