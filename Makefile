@@ -12,7 +12,7 @@ PEERS := bargain bentoml litserve mlserver pytriton rayserve
 # An interpreter without a tflite-runtime wheel (Python 3.12 and later) leaves that environment out.
 TFLITE := $(if $(shell $(TFLITE_PYTHON) -c 'import sys; print(sys.version_info[:2] == (3, 11) or "")' 2>/dev/null),tflite)
 
-.PHONY: help demo test check docs format bench clients wheel lock clean rewritten tflite
+.PHONY: help demo test check reference docs format bench clients wheel lock clean rewritten tflite
 
 help: ## list these targets
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
@@ -43,6 +43,9 @@ check: .venv/test.stamp ## check format, lint, types, layers and, if Vale is ins
 
 docs: .venv/test.stamp ## build the documentation site into site/, and refuse broken links
 	$(BIN)/zensical build --strict
+
+reference: .venv/test.stamp ## write the example settings and the reference of settings and commands from the code
+	PYTHONPATH=tests $(BIN)/python -m support.reference
 
 format: .venv/test.stamp ## format the code and apply ruff's fixes
 	$(BIN)/ruff format .

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 from types import FrameType
 
+from firstline_core.command_line import Parser
 from firstline_core.errors import ConfigError, FirstlineError, missing_package
 from firstline_gateway import __version__
 
@@ -38,15 +39,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> Parser:
     """Returns the parser of all commands."""
     # Imported here, so that `main` reports a missing package.
     from firstline_gateway.commands import authority, broker, init, keys, run, status
     from firstline_gateway.commands.backup import command as backup
 
-    root = argparse.ArgumentParser(
-        prog="firstline-gateway", description="Run full models for devices and applications."
-    )
+    root = Parser(prog="firstline-gateway", description="Run full models for devices and applications.")
     root.add_argument("--version", action="version", version=f"firstline-gateway {__version__}")
     commands = root.add_subparsers(required=True, metavar="COMMAND")
 

@@ -1,6 +1,5 @@
 """Generates the commented configuration files from the documentation and defaults in the settings of both tiers.
-
-PYTHONPATH=tests python -m support.example_settings
+`reference` writes them.
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ from firstline_gateway.settings import settings as gateway
 _CHECKOUT = Path(__file__).parents[2]
 EDGE_FILE = _CHECKOUT / "edge_agent" / "edge-agent.toml"
 GATEWAY_FILE = _CHECKOUT / "cloud_gateway" / "gateway.toml"
-ADVICE = "run: PYTHONPATH=tests python -m support.example_settings"
 _HEAD = """\
 The {process}'s settings. Every key below shows its default, so this file changes nothing until you do.
 Any key can come from the environment instead: {prefix}_SECTION__KEY, e.g. {prefix}_API__PORT=9000.
@@ -37,30 +35,30 @@ _Documentation = Mapping[tuple[str, str], str]
 
 def edge_example() -> str:
     """Returns the content of the device's file."""
-    documentation = _documentation(edge)
+    texts = documentation(edge)
     lines = _head("edge agent", "FIRSTLINE_EDGE")
     for field in msgspec.structs.fields(edge.EdgeSettings):
         lines.append("")
         if field.name == "links":
-            lines += _comment(documentation["EdgeSettings", "links"])
+            lines += _comment(texts["EdgeSettings", "links"])
             for values in _LINKS.values():
-                lines += ["#", *(f"# {line}" for line in _link(documentation, values))]
+                lines += ["#", *(f"# {line}" for line in _link(texts, values))]
         else:
-            lines += [f"[{field.name}]", *_section(documentation, field.type)]
+            lines += [f"[{field.name}]", *_section(texts, field.type)]
     return "\n".join(lines) + "\n"
 
 
 def gateway_example() -> str:
     """Returns the content of the gateway's file."""
-    documentation = _documentation(gateway)
+    texts = documentation(gateway)
     lines = [*_head("gateway", "FIRSTLINE_GATEWAY"), "# `firstline-gateway check --config gateway.toml` tries it."]
     for field in msgspec.structs.fields(gateway.Settings):
         lines.append("")
         if field.name == "executors":
-            lines += [*_comment(documentation["Settings", "executors"]), "[executors]", "# [executors.gpu]"]
-            lines += [f"# {line}" for line in _section(documentation, gateway.ExecutorOf)]
+            lines += [*_comment(texts["Settings", "executors"]), "[executors]", "# [executors.gpu]"]
+            lines += [f"# {line}" for line in _section(texts, gateway.ExecutorOf)]
         else:
-            lines += [f"[{field.name}]", *_section(documentation, field.type)]
+            lines += [f"[{field.name}]", *_section(texts, field.type)]
     return "\n".join(lines) + "\n"
 
 
@@ -68,44 +66,44 @@ def _head(process: str, prefix: str) -> list[str]:
     return [f"# {line}" for line in _HEAD.format(process=process, prefix=prefix).split("\n")]
 
 
-def _section(documentation: _Documentation, section: type[msgspec.Struct]) -> Iterator[str]:
-    if (text := documentation.get((section.__name__, ""))) is not None:
+def _section(texts: _Documentation, section: type[msgspec.Struct]) -> Iterator[str]:
+    if (text := texts.get((section.__name__, ""))) is not None:
         yield from (*_comment(text), "")
     for field in msgspec.structs.fields(section):
-        yield from _comment(documentation[section.__name__, field.name])
+        yield from _comment(texts[section.__name__, field.name])
         default = field.default if field.default is not msgspec.NODEFAULT else field.default_factory()
-        yield f"{field.name} = {_value(field.name, default)}"
+        yield f"{field.name} = {value_text(field.name, default)}"
 
 
-def _link(documentation: _Documentation, values: dict[str, object]) -> Iterator[str]:
+def _link(texts: _Documentation, values: dict[str, object]) -> Iterator[str]:
     """Yields the keys of one kind of link; a text that begins with `For KIND:` is about that kind alone."""
     yield "[[links]]"
     for field in msgspec.structs.fields(edge.LinkSection):
-        text = documentation["LinkSection", field.name]
+        text = texts["LinkSection", field.name]
         kind = re.match(r"For (\w+): ", text)
         if kind is None or kind[1] == values["kind"]:
             text = text.removeprefix(kind[0]) if kind is not None else text
             yield from _comment(text[:1].upper() + text[1:])
-            yield f"{field.name} = {_value(field.name, values.get(field.name, field.default))}"
+            yield f"{field.name} = {value_text(field.name, values.get(field.name, field.default))}"
 
 
 def _comment(text: str) -> list[str]:
     return [f"# {line}" for line in textwrap.wrap(text, 115)]
 
 
-def _value(name: str, value: object) -> str:
+def value_text(name: str, value: object) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, str):
         return f'"{value}"'
     if isinstance(value, tuple):
-        return f"[{', '.join(_value(name, each) for each in value)}]"
+        return f"[{', '.join(value_text(name, each) for each in value)}]"
     if isinstance(value, dict):
         return "{}"  # no table has entries by default
     return str(value) if name.endswith("port") else f"{value:_}"
 
 
-def _documentation(module: ModuleType) -> _Documentation:
+def documentation(module: ModuleType) -> _Documentation:
     """Returns the docstrings of fields by class and name; that of a section has the name ""."""
     found = {}
     for node in ast.parse(inspect.getsource(module)).body:
@@ -117,8 +115,3 @@ def _documentation(module: ModuleType) -> _Documentation:
                     assert isinstance(field.target, ast.Name)
                     found[node.name, field.target.id] = " ".join(ast.literal_eval(doc.value).split())
     return found
-
-
-if __name__ == "__main__":
-    EDGE_FILE.write_text(edge_example())
-    GATEWAY_FILE.write_text(gateway_example())

@@ -6,29 +6,31 @@ import argparse
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from firstline_core.command_line import add_group
 from firstline_core.errors import ConfigError
-from firstline_core.protocol.enrolment import public_key_hash
-from firstline_gateway.commands.base import add_command, settings_of, show
+from firstline_gateway.commands.base import add_action, settings_of, show
 
 if TYPE_CHECKING:
+    from firstline_core.command_line import Commands
     from firstline_gateway.identity.ca import Authority
 
 Action = Callable[[argparse.Namespace, Path], None]
 
 
-def add_commands(commands: Any) -> None:
+def add_commands(commands: Commands) -> None:
     """Adds the commands to a parser."""
-    parser = commands.add_parser("ca", help="create, show and replace the certificate authority")
-    actions = parser.add_subparsers(required=True, metavar="ACTION")
+    actions = add_group(commands, "ca", "create, show and replace the certificate authority")
 
-    def add(name: str, action: Action, text: str) -> argparse.ArgumentParser:
-        return add_command(actions, name, lambda arguments: _run(arguments, action), text)
+    def add(name: str, action: Action, purpose: str, options: str = "") -> argparse.ArgumentParser:
+        return add_action(actions, name, lambda arguments: _run(arguments, action), purpose, f"ca {name}{options}")
 
     _add_files(add("init", _init, "create the authority now, instead of when it is first needed"))
     add("get", _check_exists, "show the trusted authorities and their expiry")
-    _add_files(add("prepare", _prepare, "add a trusted authority that will sign later"))
+    _add_files(
+        add("prepare", _prepare, "add a trusted authority that will sign later", " --certificate ca.pem --key ca.key")
+    )
     add("switch", _switch, "sign with the next authority from now on")
     add("retire", _retire, "stop trusting the previous authority")
 
@@ -42,6 +44,7 @@ def _add_files(parser: argparse.ArgumentParser) -> None:
 
 def _run(arguments: argparse.Namespace, action: Action) -> int:
     """Runs an action, and prints the authorities."""
+    from firstline_core.protocol.enrolment import public_key_hash
     from firstline_gateway.identity import authorities
 
     directory = Path(settings_of(arguments).identity.directory)

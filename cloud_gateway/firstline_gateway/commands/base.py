@@ -7,22 +7,27 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-from firstline_gateway.settings.load import load
-from firstline_gateway.settings.settings import Settings
+from firstline_core.command_line import Parser, add_command
+
+if TYPE_CHECKING:
+    from firstline_core.command_line import Commands
+    from firstline_gateway.settings.settings import Settings
 
 
-def add_command(
-    commands: Any, name: str, command: Callable[[argparse.Namespace], int], text: str, *, config: bool = True
-) -> argparse.ArgumentParser:
-    """Adds a command to a parser's; `text` says in the imperative what it does."""
-    parser: argparse.ArgumentParser = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
-    if config:
-        parser.add_argument("--config", type=Path, metavar="FILE", help="a TOML file; the defaults apply without it")
-    parser.add_argument("-o", "--output", choices=("text", "json"), default="text", help="output format")
-    parser.set_defaults(command=command)
-    return parser
+def add_action(
+    commands: Commands,
+    name: str,
+    action: Callable[[argparse.Namespace], int],
+    purpose: str,
+    example: str,
+) -> Parser:
+    """Adds a command with the option `--config`, which a function carries out; see `add_command`."""
+    command = add_command(commands, name, purpose, example=f"firstline-gateway {example}")
+    command.add_argument("--config", type=Path, metavar="FILE", help="a TOML file; the defaults apply without it")
+    command.set_defaults(command=action)
+    return command
 
 
 def settings_of(arguments: argparse.Namespace, **overrides: object) -> Settings:
@@ -35,6 +40,8 @@ def settings_of(arguments: argparse.Namespace, **overrides: object) -> Settings:
     Raises:
         ConfigError: they make no sense.
     """
+    from firstline_gateway.settings.load import load
+
     return load(
         arguments.config,
         environ=os.environ,

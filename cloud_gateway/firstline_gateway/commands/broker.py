@@ -7,24 +7,25 @@ import os
 import time
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from firstline_core.clock import SYSTEM_CLOCK
+from firstline_core.command_line import add_group
 from firstline_core.errors import ConfigError
-from firstline_gateway.broker import config
-from firstline_gateway.commands.base import add_command, show
-from firstline_gateway.settings.load import load
-from firstline_gateway.settings.settings import BROKER_AUTHORITIES_FILE, BROKER_USER
+from firstline_gateway.commands.base import add_action, show
+
+if TYPE_CHECKING:
+    from firstline_core.command_line import Commands
 
 
-def add_commands(commands: Any) -> None:
+def add_commands(commands: Commands) -> None:
     """Adds it to the parser's."""
-    broker = commands.add_parser("broker", help="configure the MQTT broker")
-    command = add_command(
-        broker.add_subparsers(required=True, metavar="ACTION"),
+    command = add_action(
+        add_group(commands, "broker", "configure the MQTT broker"),
         "configure",
         _write,
         "write the files of a Mosquitto broker, as a gateway with [broker] does itself",
+        "broker configure --config gateway.toml",
     )
     command.add_argument("directory", nargs="?", metavar="DIR", help="instead of broker.directory")
     command.add_argument(
@@ -36,9 +37,12 @@ def add_commands(commands: Any) -> None:
 
 
 def _write(arguments: argparse.Namespace) -> int:
+    from firstline_gateway.broker import config
     from firstline_gateway.broker.files import broker_folder
     from firstline_gateway.identity.authorities import AuthorityFolder
     from firstline_gateway.identity.credentials import Credentials, read_changes
+    from firstline_gateway.settings.load import load
+    from firstline_gateway.settings.settings import BROKER_AUTHORITIES_FILE, BROKER_USER
     from firstline_gateway.store.database import open_database
 
     overrides: dict[str, object] = {"broker.hosts": arguments.host}

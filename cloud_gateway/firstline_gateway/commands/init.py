@@ -5,10 +5,13 @@ from __future__ import annotations
 import argparse
 import shlex
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-from firstline_core.storage.settings import create_initial
-from firstline_gateway.commands.base import add_command, show
+from firstline_core.command_line import add_command
+from firstline_gateway.commands.base import show
+
+if TYPE_CHECKING:
+    from firstline_core.command_line import Commands
 
 CONFIGURATION = """\
 # Settings of this gateway. Paths start at this file's folder. `firstline-gateway check --config FILE` checks them.
@@ -26,16 +29,19 @@ directory = "models"                  # each subfolder with a manifest.json is a
 """
 
 
-def add_commands(commands: Any) -> None:
+def add_commands(commands: Commands) -> None:
     """Adds it to the parser's."""
     text = "write a first configuration with the five settings that matter"
-    init = add_command(commands, "init", _init, text, config=False)
+    init = add_command(commands, "init", text, example="firstline-gateway init --config gateway.toml")
+    init.set_defaults(command=_init)
     init.add_argument(
         "--config", type=Path, default=Path("gateway.toml"), metavar="FILE", help="file to write; default: gateway.toml"
     )
 
 
 def _init(arguments: argparse.Namespace) -> int:
+    from firstline_core.storage.settings import create_initial
+
     file = arguments.config
     create_initial(file, CONFIGURATION, "models")
     then = f"firstline-gateway run --config {shlex.quote(str(file))}"

@@ -7,30 +7,34 @@ import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from firstline_core.clock import SYSTEM_CLOCK
+from firstline_core.command_line import add_group
 from firstline_core.errors import ConfigError
 from firstline_core.telemetry.wording import iso_time
-from firstline_gateway.commands.base import add_command, settings_of, show
-from firstline_gateway.identity.principals import SCOPES
+from firstline_gateway.commands.base import add_action, settings_of, show
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
+    from firstline_core.command_line import Commands
+
 _DAY_S = 86_400.0
+_SCOPES = ("infer", "fleet", "admin")  # those of `principals`, which need more imports
 
 
-def add_commands(commands: Any) -> None:
+def add_commands(commands: Commands) -> None:
     """Adds them to the parser's."""
-    key = commands.add_parser("key", help="create, list and revoke API keys")
-    actions = key.add_subparsers(required=True, metavar="ACTION")
-    create = add_command(actions, "create", _create, "create an API key and print it once")
+    actions = add_group(commands, "key", "create, list and revoke API keys")
+    create = add_action(
+        actions, "create", _create, "create an API key and print it once", "key create ops --scope fleet > ops.key"
+    )
     create.add_argument("name", metavar="NAME", help="name of the key")
     create.add_argument(
         "--scope",
         action="append",
-        choices=SCOPES,
+        choices=_SCOPES,
         help="permission, may be repeated: infer (the default), fleet (load and unload models, invite, list "
         "and revoke devices, read "
         "contracts), admin (change contracts)",
@@ -38,8 +42,8 @@ def add_commands(commands: Any) -> None:
     create.add_argument("--device", action="store_true", help="a key for the device NAME, which has no certificate")
     create.add_argument("--expires-days", type=float, metavar="DAYS", help="validity in days; unlimited if absent")
     create.add_argument("--requests-per-s", type=float, metavar="N", help="rate limit on each gateway")
-    add_command(actions, "list", _list, "list names, scopes and dates")
-    revoke = add_command(actions, "revoke", _revoke, "refuse a key from now on")
+    add_action(actions, "list", _list, "list names, scopes and dates", "key list")
+    revoke = add_action(actions, "revoke", _revoke, "refuse a key from now on", "key revoke ops")
     revoke.add_argument("name", metavar="NAME")
 
 

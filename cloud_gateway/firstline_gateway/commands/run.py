@@ -9,19 +9,23 @@ import os
 import sys
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from firstline_core.clock import SYSTEM_CLOCK
-from firstline_core.telemetry import logs, tracing
-from firstline_gateway.commands.base import add_command, settings_of, show
+from firstline_gateway.commands.base import add_action, settings_of, show
+
+if TYPE_CHECKING:
+    from firstline_core.command_line import Commands
 
 
-def add_commands(commands: Any) -> None:
+def add_commands(commands: Commands) -> None:
     """Adds both to the parser's."""
-    run = add_command(commands, "run", _run, "serve until SIGTERM; SIGHUP reloads the configuration")
+    purpose = "serve until SIGTERM; SIGHUP reloads the configuration"
+    run = add_action(commands, "run", _run, purpose, "run --config gateway.toml")
     run.add_argument("--host", help="address to listen on, instead of api.host")
     run.add_argument("--port", type=int, help="port to listen on, instead of api.port; 0 lets the system choose")
-    add_command(commands, "check", _check, "try the configuration and load every bundle, without serving")
+    purpose = "try the configuration and load every bundle, without serving"
+    add_action(commands, "check", _check, purpose, "check --config gateway.toml")
 
 
 def _run(arguments: argparse.Namespace) -> int:
@@ -29,6 +33,7 @@ def _run(arguments: argparse.Namespace) -> int:
     try:
         import uvloop
 
+        from firstline_core.telemetry import logs, tracing
         from firstline_gateway.api import sockets
         from firstline_gateway.app import open_gateway
         from firstline_gateway.commands.serve import run_gateway
@@ -62,6 +67,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 def _check(arguments: argparse.Namespace) -> int:
     from firstline_core.errors import ModelLoadError
+    from firstline_core.telemetry import logs
     from firstline_gateway.app import check_files, runtime_options
     from firstline_gateway.identity.authorities import AuthorityFolder
     from firstline_gateway.models.folder import load_repository

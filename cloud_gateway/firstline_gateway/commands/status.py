@@ -6,13 +6,15 @@ import argparse
 import os
 import ssl
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from firstline_core.errors import ConfigError
-from firstline_core.fleet.rest import CONTRACTS_PATH
 from firstline_core.protocol.loopback import is_loopback
 from firstline_core.telemetry.wording import counted
-from firstline_gateway.commands.base import add_command, settings_of, show
+from firstline_gateway.commands.base import add_action, settings_of, show
+
+if TYPE_CHECKING:
+    from firstline_core.command_line import Commands
 
 _TIMEOUT_S = 5.0
 _ALARMS_SHOWN = 10
@@ -20,14 +22,17 @@ _ALARMS_SHOWN = 10
 _LONG_S = 1.0
 
 
-def add_commands(commands: Any) -> None:
+def add_commands(commands: Commands) -> None:
     """Adds it to the parser's."""
-    status = add_command(commands, "status", _status, "ask a running gateway for its state")
+    status = add_action(
+        commands, "status", _status, "ask a running gateway for its state", "status https://gateway:8080 --ca ca.pem"
+    )
     status.add_argument("url", nargs="?", metavar="URL", help="(default: what --config says, on this machine)")
     status.add_argument("--ca", type=Path, metavar="FILE", help="CA certificate used to verify an https:// URL (PEM)")
 
 
 def _status(arguments: argparse.Namespace) -> int:
+    from firstline_core.fleet.rest import CONTRACTS_PATH
     from firstline_core.protocol.http_client import HTTP_FAILURES, ClientSettings, open_client
 
     url, ca = (arguments.url, arguments.ca) if arguments.url is not None else _configured(arguments)

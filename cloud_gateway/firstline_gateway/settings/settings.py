@@ -34,6 +34,14 @@ Port = Annotated[int, Meta(ge=0, le=65535)]
 Count = Annotated[int, Meta(ge=1)]
 Seconds = Annotated[float, Meta(ge=0, le=86_400)]
 
+BASIC = frozenset(
+    {
+        *("api.host", "api.port", "tls.enabled", "tls.hosts", "identity.directory", "models.directory", "auth.mode"),
+        *("store.url", "execution.providers", "mqtt.enabled", "broker.directory", "registry.blobs", "log.level"),
+    }
+)
+"""The keys that most installations set; all others are advanced."""
+
 
 class Api(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     host: str = "127.0.0.1"
@@ -264,7 +272,7 @@ class Jobs(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The most callers that may wait for answers to jobs, by `Prefer: wait` or an event stream; one client may have
     half."""
     age_s: Annotated[float, Meta(gt=0)] = 86_400.0
-    """Time to keep the answer to a job, and the longest wait of a job for capacity (seconds of service)."""
+    """Time for which the answer to a job is stored, and the longest wait of a job for capacity (seconds of service)."""
 
 
 class Fleet(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

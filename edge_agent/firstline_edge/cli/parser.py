@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
+
+from firstline_core.command_line import Parser, add_command, add_group
 
 if TYPE_CHECKING:
+    from firstline_core.command_line import Commands
     from firstline_edge.settings.settings import EdgeSettings
-
-    Commands: TypeAlias = argparse._SubParsersAction[argparse.ArgumentParser]
 
 OK = 0
 FAILED = 1
@@ -34,19 +35,23 @@ and from a flag, which wins: --set api.port=9000; lists are JSON: --set 'models.
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """Reads the command line; ends the process with exit code 2 if it is invalid."""
-    parser = argparse.ArgumentParser(
+    return parser().parse_args(arguments)
+
+
+def parser() -> Parser:
+    """Returns the parser of all commands."""
+    root = Parser(
         prog="edge-agent",
         description="Answers inference requests on this device, and through a gateway if the device cannot.",
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--version", action="version", version=f"edge-agent {version('firstline')}")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    root.add_argument("--version", action="version", version=f"edge-agent {version('firstline')}")
+    commands = root.add_subparsers(required=True, metavar="COMMAND")
     _add_init(commands)
     _add_agent_commands(commands)
     _add_fleet_commands(commands)
     _add_hardware_commands(commands)
-    return parser.parse_args(arguments)
+    return root
 
 
 def load_settings(arguments: argparse.Namespace, **overrides: object) -> EdgeSettings:
@@ -66,7 +71,7 @@ def load_settings(arguments: argparse.Namespace, **overrides: object) -> EdgeSet
 
 def _add_init(commands: Commands) -> None:
     purpose = "write a first configuration with the five settings that matter"
-    init = commands.add_parser("init", help=purpose, description=purpose[0].upper() + purpose[1:] + ".")
+    init = add_command(commands, "init", purpose, example="edge-agent init --config edge-agent.toml")
     init.set_defaults(module="init", command=init.prog)
     init.add_argument(
         "--config",
@@ -75,29 +80,47 @@ def _add_init(commands: Commands) -> None:
         metavar="FILE",
         help="file to write; default: edge-agent.toml",
     )
-    init.add_argument("-o", "--output", choices=("text", "json"), default="text", help="format of the output")
 
 
 def _add_agent_commands(commands: Commands) -> None:
-    run = _command(commands, "run", "run", "answer requests until SIGTERM or SIGINT")
+    run = _command(
+        commands, "run", "run", "answer requests until SIGTERM or SIGINT", example="run --config edge-agent.toml"
+    )
     run.add_argument("--port", type=int, help="TCP port instead of api.port; 0 lets the system choose")
     run.add_argument("--socket", type=Path, metavar="PATH", help="Unix socket to listen on too, instead of api.socket")
 
-    status = _command(commands, "status", "status", "print the status of the running agent")
+    status = _command(
+        commands,
+        "status",
+        "status",
+        "print the status of the running agent",
+        example="status --config edge-agent.toml",
+    )
     status.add_argument("--url", help="the agent's address, if not the one that the configuration leads to")
 
-    explain = _command(commands, "explain", "explain", "explain how one request was decided")
+    explain = _command(
+        commands,
+        "explain",
+        "explain",
+        "explain how one request was decided",
+        example="explain 01a2019f-6dd1-704a-a261-d1635d589c27",
+    )
     explain.add_argument("request_id", metavar="REQUEST_ID", help="request id from an answer's parameters")
 
     _command(
-        commands, "doctor", "doctor", "find errors on this device and what could be better, and print what to type"
+        commands,
+        "doctor",
+        "doctor",
+        "find errors on this device and what could be better, and print what to type",
+        example="doctor --config edge-agent.toml",
     )
 
     audits = _command(
-        _group(commands, "audit", "list the audited answers"),
+        add_group(commands, "audit", "list the audited answers"),
         "list",
         "audits",
         "print audited and escalated answers for `firstline certify --scores`",
+        example="audit list --model digits --since 2026-11-21T19:30:00Z",
         forms=("csv", "json"),
     )
     audits.add_argument("--model", help="a bundle's name; required if there are several")
@@ -105,7 +128,13 @@ def _add_agent_commands(commands: Commands) -> None:
         "--since", type=_parse_time, metavar="TIME", help="leaves out what is older, such as 2026-11-21T19:30:00Z"
     )
 
-    purge = _command(commands, "purge", "purge", "erase stored requests, answers, results, scores and the decision log")
+    purge = _command(
+        commands,
+        "purge",
+        "purge",
+        "erase stored requests, answers, results, scores and the decision log",
+        example="purge --what cache --yes",
+    )
     purge.add_argument("--yes", action="store_true", help="erase; without this, only print what would be erased")
     purge.add_argument(
         "--what",
@@ -116,17 +145,33 @@ def _add_agent_commands(commands: Commands) -> None:
 
 
 def _add_fleet_commands(commands: Commands) -> None:
-    join = _command(commands, "join", "join", "register this device with a gateway, once, with a join token")
+    join = _command(
+        commands,
+        "join",
+        "join",
+        "register this device with a gateway, once, with a join token",
+        example="join https://gateway:8080 --token-file press-7.token",
+    )
     join.add_argument("url", metavar="URL", help="the gateway, https://HOST:PORT")
     join.add_argument("--token-file", required=True, metavar="FILE", help="holds the join token; - reads it from stdin")
     join.add_argument("--proxy", default="", metavar="URL", help="HTTP proxy on the way to the gateway")
     join.add_argument("--force", action="store_true", help="join again, although this device has an identity")
 
-    updates = _group(commands, "update", "list and roll back the fleet's updates of models and configuration")
-    _command(updates, "list", "updates", "print the state of the fleet's updates of models and configuration")
+    updates = add_group(commands, "update", "list and roll back the fleet's updates of models and configuration")
+    _command(
+        updates,
+        "list",
+        "updates",
+        "print the state of the fleet's updates of models and configuration",
+        example="update list",
+    )
 
     rollback = _command(
-        updates, "rollback", "rollback", "roll a model or the configuration back to the previous version"
+        updates,
+        "rollback",
+        "rollback",
+        "roll a model or the configuration back to the previous version",
+        example="update rollback digits",
     )
     what = rollback.add_mutually_exclusive_group(required=True)
     what.add_argument("model", metavar="MODEL", nargs="?", help="the model's name, see `edge-agent update list`")
@@ -134,8 +179,14 @@ def _add_fleet_commands(commands: Commands) -> None:
 
 
 def _add_hardware_commands(commands: Commands) -> None:
-    hardware = _group(commands, "hardware", "print or record the hardware of this device")
-    read = _command(hardware, "get", "hardware", "print the hardware of this device and its sensor readings")
+    hardware = add_group(commands, "hardware", "print or record the hardware of this device")
+    read = _command(
+        hardware,
+        "get",
+        "hardware",
+        "print the hardware of this device and its sensor readings",
+        example="hardware get --measure",
+    )
     read.add_argument(
         "--measure",
         action="store_true",
@@ -146,14 +197,16 @@ def _add_hardware_commands(commands: Commands) -> None:
         "record",
         "recording",
         "write the contents of this board's files as a test fixture, without serial numbers, MACs and names",
+        example="hardware record my-board.txt",
     )
     record.add_argument("file", type=Path, metavar="FILE", help="file to write")
 
     planning = _command(
-        _group(commands, "plan", "plan how models run best on this device"),
+        add_group(commands, "plan", "plan how models run best on this device"),
         "explain",
         "plan",
         "explain how a model runs best on this device",
+        example="plan explain digits --bandwidth 8 --round-trip 20",
     )
     planning.add_argument("model", metavar="MODEL", nargs="?", help="only this model; default: all models")
     planning.add_argument(
@@ -169,10 +222,11 @@ def _add_hardware_commands(commands: Commands) -> None:
     planning.add_argument("--round-trip", type=float, metavar="MS", help="round-trip time to the gateway")
 
     profile = _command(
-        _group(commands, "profile", "measure models on this device"),
+        add_group(commands, "profile", "measure models on this device"),
         "create",
         "profile",
         "measure what each model of a bundle costs on this device",
+        example="profile create digits --quick",
     )
     profile.add_argument("model", metavar="MODEL|BUNDLE", help="a name below models.directories, or a bundle's folder")
     profile.add_argument(
@@ -229,26 +283,17 @@ def _parse_override(text: str) -> tuple[str, str]:
     return key.strip(), value
 
 
-def _group(commands: Commands, name: str, purpose: str) -> Commands:
-    """Adds the noun of several commands, and returns its commands."""
-    group = commands.add_parser(name, help=purpose, description=purpose[0].upper() + purpose[1:] + ".")
-    return group.add_subparsers(required=True, metavar="COMMAND")
-
-
 def _command(
     commands: Commands,
     name: str,
     module: str,
     purpose: str,
+    *,
+    example: str,
     forms: tuple[str, ...] = ("text", "json"),
-) -> argparse.ArgumentParser:
-    command = commands.add_parser(
-        name,
-        help=purpose,
-        description=purpose[0].upper() + purpose[1:] + ".",
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+) -> Parser:
+    """Adds a command, which the function `command` of a module carries out."""
+    command = add_command(commands, name, purpose, example=f"edge-agent {example}", epilog=_EPILOG, forms=forms)
     command.set_defaults(module=module, command=command.prog)
     command.add_argument("--config", type=Path, metavar="FILE", help="settings (TOML); without it the defaults")
     command.add_argument(
@@ -260,5 +305,4 @@ def _command(
         metavar="SECTION.KEY=VALUE",
         help="one setting, which wins over file and environment; may be repeated",
     )
-    command.add_argument("-o", "--output", choices=forms, default=forms[0], help="format of the output")
     return command

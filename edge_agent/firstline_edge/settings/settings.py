@@ -33,6 +33,14 @@ KeyPath = Annotated[str, Meta(extra={"path": (CREDENTIAL,)})]
 # A name in MQTT topics: no slash, no wildcard.
 DeviceId = Annotated[str, Meta(pattern=r"^([A-Za-z0-9][A-Za-z0-9._-]{0,63})?$")]
 
+BASIC = frozenset(
+    {
+        *("agent.device_id", "agent.state_dir", "api.host", "api.port", "api.token_file", "models.directories"),
+        *("models.threads", "links.kind", "links.url", "links.token_file", "links.host", "policy.kind", "log.level"),
+    }
+)
+"""The keys that most installations set; all others are advanced."""
+
 
 class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A table of the file; an unknown key is an error."""

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
-from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from firstline_core.errors import IntegrityError
 from firstline_core.types import Sha256
+
+if TYPE_CHECKING:  # a health check and a command's help need no cryptography
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 FIRST = "0" * 64
 """The previous hash of the first entry."""
@@ -82,6 +83,9 @@ class Head(Struct, frozen=True):
         Raises:
             IntegrityError: the signature is not from that key.
         """
+        from cryptography.exceptions import InvalidSignature
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
         try:
             key = Ed25519PublicKey.from_public_bytes(bytes.fromhex(self.public_key))
             key.verify(bytes.fromhex(self.signature), self._signed_bytes())

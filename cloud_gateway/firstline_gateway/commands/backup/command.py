@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from firstline_core.telemetry.wording import counted
-from firstline_gateway.commands.base import add_command, settings_of, show
+from firstline_gateway.commands.base import add_action, settings_of, show
+
+if TYPE_CHECKING:
+    from firstline_core.command_line import Commands
 
 
-def add_commands(commands: Any) -> None:
+def add_commands(commands: Commands) -> None:
     """Adds them to the parser's."""
-    backup = add_command(commands, "backup", _backup, "write the store and the certificate authority into one file")
+    purpose = "write the store and the certificate authority into one file"
+    backup = add_action(commands, "backup", _backup, purpose, "backup gateway.backup --config gateway.toml")
     backup.add_argument("file", type=Path, metavar="FILE", help="file to write; must not exist; contains private keys")
-    restore = add_command(commands, "restore", _restore, "restore a backup where there is no store and no authority")
+    purpose = "restore a backup where there is no store and no authority"
+    restore = add_action(commands, "restore", _restore, purpose, "restore gateway.backup --config gateway.toml")
     restore.add_argument("file", type=Path, metavar="FILE")
     one = restore.add_mutually_exclusive_group()
     one.add_argument("--authority-only", action="store_true", help="restore only the authority, keep the store")

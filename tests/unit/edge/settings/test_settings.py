@@ -11,7 +11,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from support.example_settings import ADVICE, edge_example
 from support.example_settings import EDGE_FILE as EXAMPLE
 
 from firstline_core.errors import ConfigError, UnauthorizedError
@@ -25,10 +24,6 @@ def test_the_example_changes_nothing() -> None:
     found = load(EXAMPLE, environ={})
     anchored = msgspec.structs.replace(defaults.agent, state_dir=str(defaults.state_dir))
     assert found == msgspec.structs.replace(defaults, agent=anchored)
-
-
-def test_the_example_is_generated_from_the_settings() -> None:
-    assert EXAMPLE.read_text() == edge_example(), ADVICE
 
 
 def test_the_uncommented_example_links_are_valid(tmp_path: Path) -> None:

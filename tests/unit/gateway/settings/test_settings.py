@@ -5,16 +5,11 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from support.example_settings import ADVICE, gateway_example
 from support.example_settings import GATEWAY_FILE as EXAMPLE
 
 from firstline_core.errors import ConfigError
 from firstline_gateway.settings.load import load
 from firstline_gateway.settings.settings import Settings
-
-
-def test_the_example_is_generated_from_the_settings() -> None:
-    assert EXAMPLE.read_text() == gateway_example(), ADVICE
 
 
 def test_the_example_shows_every_key_with_its_default() -> None:

@@ -1,0 +1,231 @@
+"""Generates the files that describe settings and commands, from the code: `make reference`.
+
+These are the example settings of both tiers, and the pages configuration.md and cli.md of the reference.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import inspect
+from support.example_settings import EDGE_FILE, GATEWAY_FILE, documentation, edge_example, gateway_example, value_text
+from typer.core import TyperGroup
+from typer.main import get_command
+
+from firstline.cli.app import PANELS, app
+from firstline_core.command_line import Parser
+from firstline_edge.cli import parser as edge_commands
+from firstline_edge.settings import settings as edge
+from firstline_gateway import __main__ as gateway_commands
+from firstline_gateway.settings import settings as gateway
+
+_PAGES = Path(__file__).parents[2] / "docs" / "reference"
+CONFIGURATION_FILE = _PAGES / "configuration.md"
+COMMANDS_FILE = _PAGES / "cli.md"
+_SHARED = {"--gateway", "--key-file", "--ca", "-o", "-h", "--config", "--set", "--version"}
+"""Options that the page explains once for each program."""
+
+_CONFIGURATION_HEAD = """\
+# Configuration
+
+Both tiers read one TOML file, which `--config FILE` names. Every key has a default, so a file contains only what
+differs. `edge-agent init` and `firstline-gateway init` write a first one. Keys marked **basic** are those that most
+installations set. The others are advanced: their defaults suit most.
+
+A flag wins over the environment, the environment over the file, and the file over the default. The variable of a
+key is `FIRSTLINE_EDGE_SECTION__KEY` or `FIRSTLINE_GATEWAY_SECTION__KEY`, with lists and tables in JSON. Relative
+paths start at the file's folder. The files `edge_agent/edge-agent.toml` and `cloud_gateway/gateway.toml` contain
+every key with its default.
+"""
+_COMMANDS_HEAD = """\
+# Command lines
+
+Three programs have commands: `firstline` on the workstation, `edge-agent` on a device and `firstline-gateway` on
+the gateway's machine. Verbs at the top are workflows, or act on the tier itself. All other commands are a noun and
+a verb. Each command explains itself with `--help`. A mistyped command or option is answered with the similar one.
+
+Data goes to stdout, progress and warnings go to stderr. `-o json` prints JSON. Exit codes: 0 done, 1 failed, 2
+wrong usage or configuration, 130 interrupted; a command that has others names them.
+"""
+_FIRSTLINE_HEAD = """
+Commands that talk to a gateway share three options. Each is read from the flag, otherwise from the environment,
+otherwise from the context in use.
+
+| option | environment | context | meaning |
+|---|---|---|---|
+| `--gateway URL` | `FIRSTLINE_GATEWAY` | `gateway` | URL of the gateway |
+| `--key-file FILE` | `FIRSTLINE_KEY_FILE`, or the key in `FIRSTLINE_TOKEN` | `key_file` | file with the API key |
+| `--ca FILE` | `FIRSTLINE_CA` | `ca` | CA certificate used to verify the gateway (PEM) |
+
+`firstline context create NAME --gateway URL --key-file FILE` stores a context and uses it, and `firstline context
+use NAME` changes to another one. `FIRSTLINE_CONTEXT` selects one for a single command. Contexts are in
+`firstline/contexts.json` of the user's configuration folder (`XDG_CONFIG_HOME`, or `~/.config`), with mode 0600 and
+without secrets. The key and the CA of a context go to its own gateway only. `firstline --install-completion`
+installs completion for the current shell.
+"""
+_EDGE_HEAD = """
+All commands but `init` take `--config FILE` for the settings, `--set SECTION.KEY=VALUE` for single ones, and `-o
+json`.
+"""
+_GATEWAY_HEAD = """
+All commands take `--config FILE` for the settings, and `-o json`.
+"""
+
+
+def configuration_page() -> str:
+    """Returns the page about all keys of both tiers."""
+    lines = [_CONFIGURATION_HEAD]
+    for title, module, root in (
+        ("Edge agent", edge, edge.EdgeSettings),
+        ("Gateway", gateway, gateway.Settings),
+    ):
+        texts = documentation(module)
+        lines += [f"## {title}", ""]
+        for field in msgspec.structs.fields(root):
+            name, section = field.name, field.type
+            if not (isinstance(section, type) and issubclass(section, msgspec.Struct)):
+                lines += [texts[root.__name__, name], ""]
+                section = module.LinkSection if name == "links" else module.ExecutorOf
+                heading = f"`[[{name}]]`" if name == "links" else f"`[{name}.NAME]`"
+            else:
+                heading = f"`[{name}]`"
+            lines += [f"### {heading}", ""]
+            if (text := texts.get((section.__name__, ""))) is not None:
+                lines += [text, ""]
+            lines += ["| key | type | default | level | meaning |", "|---|---|---|---|---|"]
+            for key in msgspec.structs.fields(section):
+                default = "" if key.required else f"`{value_text(key.name, _default(key))}`"
+                level = "**basic**" if f"{name}.{key.name}" in module.BASIC else "advanced"
+                cells = (
+                    f"`{key.name}`",
+                    _type(inspect.type_info(key.type)),
+                    default,
+                    level,
+                    texts[section.__name__, key.name],
+                )
+                lines.append(_row(cells))
+            lines.append("")
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _default(field: Any) -> Any:
+    return field.default if field.default is not msgspec.NODEFAULT else field.default_factory()
+
+
+def _type(info: Any) -> str:
+    """Returns the type of a key in words, with its limits."""
+    match info:
+        case inspect.Metadata():
+            return "path" if "path" in (info.extra or {}) else _type(info.type)
+        case inspect.BoolType():
+            return "true or false"
+        case inspect.IntType() | inspect.FloatType():
+            low = "" if info.ge is None else f" from {info.ge:g}"
+            low = f" above {info.gt:g}" if info.gt is not None else low
+            high = "" if info.le is None else f" to {info.le}" if isinstance(info.le, int) else f" to {info.le:g}"
+            high = f" below {info.lt:g}" if info.lt is not None else high
+            return f"{'integer' if isinstance(info, inspect.IntType) else 'number'}{low}{high}"
+        case inspect.LiteralType():
+            return ", ".join(f"`{each}`" for each in info.values)
+        case inspect.EnumType():
+            return ", ".join(f"`{each.value}`" for each in info.cls)
+        case inspect.VarTupleType():
+            return f"list of {_type(info.item_type)}"
+        case inspect.DictType():
+            return f"table of {_type(info.value_type)}"
+        case inspect.UnionType():
+            return " or ".join(_type(each) for each in info.types)
+        case _:
+            return "text"
+
+
+def commands_page() -> str:
+    """Returns the page about all commands."""
+    lines = [_COMMANDS_HEAD, "## `firstline`", _FIRSTLINE_HEAD]
+    root: Any = get_command(app)
+    for panel, names in PANELS.items():
+        lines += [f"### {panel}", ""]
+        for name in names:
+            for path, command in _leaves(root.get_command(None, name), name):
+                lines += _command(f"firstline {path}", _help(command), _example(command.epilog), _click_rows(command))
+    for program, root, head in (
+        ("edge-agent", edge_commands.parser(), _EDGE_HEAD),
+        ("firstline-gateway", gateway_commands.parser(), _GATEWAY_HEAD),
+    ):
+        lines += [f"## `{program}`", head]
+        for command in _parsers(root):
+            lines += _command(command.prog, command.description or "", command.example, _argparse_rows(command))
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _leaves(command: Any, path: str) -> Iterator[tuple[str, Any]]:
+    if isinstance(command, TyperGroup):
+        for name, each in command.commands.items():
+            yield from _leaves(each, f"{path} {name}")
+    else:
+        yield path, command
+
+
+def _parsers(parser: Parser) -> Iterator[Parser]:
+    """Yields the parsers of commands; not those of nouns."""
+    groups = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
+    for each in groups[0].choices.values() if groups else ():
+        yield from _parsers(each)
+    if not groups:
+        yield parser
+
+
+def _command(title: str, summary: str, example: str, rows: Sequence[tuple[str, str]]) -> Iterator[str]:
+    yield from (f"#### `{title}`", "", summary, "", "```", example, "```", "")
+    if rows:
+        yield from (
+            "| argument or option | meaning |",
+            "|---|---|",
+            *(_row((f"`{name}`", text)) for name, text in rows),
+            "",
+        )
+
+
+def _help(command: Any) -> str:
+    return "\n\n".join(" ".join(part.split()) for part in (command.help or "").split("\n\n"))
+
+
+def _example(epilog: str) -> str:
+    return epilog.partition("Example:\n  ")[2].partition("\n")[0]
+
+
+def _click_rows(command: Any) -> list[tuple[str, str]]:
+    context = command.make_context("", [], resilient_parsing=True)
+    records = [each.get_help_record(context) for each in command.params if not _SHARED & set(each.opts)]
+    return [(name.strip(), " ".join(text.split())) for name, text in filter(None, records)]
+
+
+def _argparse_rows(parser: Parser) -> list[tuple[str, str]]:
+    rows = []
+    for action in parser._actions:
+        if _SHARED & set(action.option_strings):
+            continue
+        choices = "{" + ",".join(map(str, action.choices)) + "}" if action.choices else ""
+        value = "" if action.nargs == 0 else str(action.metavar or choices or action.dest.upper())
+        rows.append((f"{', '.join(action.option_strings)} {value}".strip(), action.help or ""))
+    return rows
+
+
+def _row(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+
+
+FILES: Mapping[Path, Any] = {
+    EDGE_FILE: edge_example,
+    GATEWAY_FILE: gateway_example,
+    CONFIGURATION_FILE: configuration_page,
+    COMMANDS_FILE: commands_page,
+}
+
+if __name__ == "__main__":
+    for file, content in FILES.items():
+        file.write_text(content())
