@@ -181,6 +181,12 @@ def test_only_errors_of_the_gateway_use_up_its_budget() -> None:
         assert bool(re.fullmatch(pattern, code)) == (status_of(kind("x")) < 500), code
 
 
+def test_the_rules_use_metrics_that_exist() -> None:
+    documented = (CHECKOUT / "docs" / "reference" / "metrics.md").read_text()  # complete: `test_docs.py`
+    used = set(re.findall(r"firstline_gateway_\w+", RULES.read_text()))
+    assert used and {name for name in used if f"`{name}`" not in documented} == set()
+
+
 def test_each_fault_fires_its_alert_in_time_and_the_alert_clears(tmp_path: Path) -> None:
     tests = []
     for fault in FAULTS:

@@ -1,4 +1,4 @@
-"""Debian's Prometheus with the shipped configuration, next to both tiers: the query of every panel returns data."""
+"""Debian's Prometheus with the shipped configuration, next to both tiers: panels show data, reports raise alerts."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 
 import httpx
 import yaml
+from msgspec.structs import replace
 from support import needs
 from support.agent import edge_settings
 from support.broker import free_port
@@ -26,6 +27,22 @@ from firstline_edge.app import EdgeAgent
 from firstline_gateway.app import Gateway
 
 MONITORING = Path(__file__).parents[2] / "cloud_gateway" / "monitoring"
+WELL = Health(disk_free_share=0.5, hottest_c=51.0)
+ILL = Health(
+    outbox_oldest_s=4000.0,
+    links_down=1,
+    disk_free_share=0.01,
+    hottest_c=95.0,
+    throttled=True,
+    certificate_ends_s=3 * 86_400,
+)
+ALERTS = {
+    "FirstlineDeviceCertificateExpiry",
+    "FirstlineDiskFull",
+    "FirstlineHeat",
+    "FirstlineLinkDown",
+    "FirstlineOutboxOld",
+}
 PANELS = {
     f"{dashboard.stem}: {panel['title']}": target["expr"]
     for dashboard in sorted((MONITORING / "grafana" / "dashboards").glob("*.json"))
@@ -65,11 +82,19 @@ async def prometheus(folder: Path, gateway_url: str, key: str) -> AsyncIterator[
         await running.wait()
 
 
-async def report_of_another_device(gateway: Gateway) -> None:
-    """A device with sensors and a certificate, which this machine may lack."""
-    health = Health(disk_free_share=0.5, hottest_c=51.0, certificate_ends_s=gateway.clock.wall_s() + 80 * 86_400)
-    await gateway.fleet.report("cam", Reported("s", 1, agent_version="0.1"))
-    await gateway.fleet.count("cam", Telemetry("s", 2, outbox_items=1, health=health))
+async def report_of_another_device(gateway: Gateway, sequence: int, health: Health) -> None:
+    """What a device with sensors and a certificate reports, which this machine may lack."""
+    ends_s = gateway.clock.wall_s() + (health.certificate_ends_s or 80 * 86_400)
+    await gateway.fleet.report("cam", Reported("s", sequence, agent_version="0.1"))
+    telemetry = Telemetry("s", sequence + 1, outbox_items=1, health=replace(health, certificate_ends_s=ends_s))
+    assert await gateway.fleet.count("cam", telemetry)
+    await gateway.fleet_gauges.refresh()
+
+
+async def alerts(client: httpx.AsyncClient) -> set[str]:
+    """The alerts whose condition holds; most fire only after it has held for minutes."""
+    answer = (await client.get("/api/v1/alerts")).json()
+    return {each["labels"]["alertname"] for each in answer["data"]["alerts"]}
 
 
 async def empty_panels(client: httpx.AsyncClient) -> dict[str, object]:
@@ -86,7 +111,7 @@ async def empty_panels(client: httpx.AsyncClient) -> dict[str, object]:
     return found
 
 
-async def test_every_panel_shows_data_after_real_traffic(tmp_path: Path) -> None:
+async def test_panels_show_real_traffic_and_reports_of_a_device_raise_alerts(tmp_path: Path) -> None:
     async with serving_gateway(tmp_path, registry__blobs=str(tmp_path / "blobs")) as (gateway, url):
         settings = edge_settings(
             tmp_path / "state",
@@ -102,7 +127,7 @@ async def test_every_panel_shows_data_after_real_traffic(tmp_path: Path) -> None
         assert gateway.registry is not None
         await asyncio.to_thread(gateway.identity.folder.open)  # creates the devices' authority
         await gateway.registry.maintain()
-        await report_of_another_device(gateway)
+        await report_of_another_device(gateway, 1, WELL)
         async with EdgeAgent(settings) as agent, prometheus(tmp_path, url, key) as client:
             unseen = iter(scans(1000) * 10)
             empty: dict[str, object] = {}
@@ -119,3 +144,12 @@ async def test_every_panel_shows_data_after_real_traffic(tmp_path: Path) -> None
                 await until(shown, 60)
             except (TimeoutError, AssertionError):
                 raise AssertionError(f"{sorted(empty)}: {list(empty.values())[:2]}") from None
+
+            assert await alerts(client) == set()
+            for sequence, health, expected in ((3, ILL, ALERTS), (5, WELL, set())):
+                await report_of_another_device(gateway, sequence, health)
+
+                async def seen(expected: set[str] = expected) -> bool:
+                    return await alerts(client) == expected
+
+                await until(seen, 30)
