@@ -106,6 +106,7 @@ CONTRIBUTIONS: tuple[Column[Contribution], ...] = (
 ALARMS: tuple[Column[DeviceAlarm], ...] = (
     Column("device", "Device", lambda one: Cell(one.device, device_page(one.device))),
     Column("version", "Version", lambda one: one.version),
+    Column("event", "Broken promise", lambda one: one.event or "all rows"),
     Column("since", "Alarm since", lambda one: Cell(one.since, tone=Tone.PLAIN if one.ended else Tone.BAD)),
     Column("ended", "Ended", lambda one: one.ended or "-"),
 )

@@ -107,9 +107,11 @@ async def test_a_blind_detector_alarms_by_its_missed_objects(tmp_path: Path, alo
             answer = (await camera.ask(60)).answer
             assert answer is not None and answer.certified == (answer.tier == "cloud")
         async with client_of(gateway, url, "anna", "operator") as client:
-            (shown,) = (await client.get("/firstline/v1/contracts/small")).json()["contracts"]
+            states = (await client.get("/firstline/v1/contracts/small")).json()
+        (shown,) = states["contracts"]
         assert (shown["event"], shown["epsilon"], shown["audits"]) == ("missed dog", 0.05, seen)
         assert shown["finding"] == f"missed dog: 100 % of {seen} audits in which it can occur; promised 5 %"
+        assert [each["event"] for each in states["device_alarms"]] == ["missed dog"] * alone
 
 
 async def test_audits_renew_a_promise_about_an_event(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -222,13 +222,19 @@ class ContractState(Struct, frozen=True):
 
 
 class DeviceAlarm(Struct, frozen=True):
-    """The alarm that the audits of one device raised, as it says; `ended` is None while it lasts."""
+    """The alarm that the audits of one device raised, as the device reports it.
+
+    Attributes:
+        ended: None while it lasts.
+        event: whose promise is broken; None for the promise about all rows.
+    """
 
     bundle: str
     version: str
     device: str
     since: str
     ended: str | None
+    event: str | None = None
 
 
 class ContractStates(Struct, frozen=True):

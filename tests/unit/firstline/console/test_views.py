@@ -15,13 +15,14 @@ from firstline.console import (
     profiles_view,
     rollouts_view,
 )
-from firstline.console.cells import Cell, Tone, address, duration, number, plain
+from firstline.console.cells import Cell, Tone, address, duration, number, plain, rows
 from firstline_core.errors import RequestError
 from firstline_core.fleet.audit_log import Entry
 from firstline_core.fleet.profiles import ProfileRequest
 from firstline_core.fleet.rest import (
     ContractState,
     ContractStates,
+    DeviceAlarm,
     Evidence,
     ExpiringCertificate,
     FleetDevice,
@@ -340,6 +341,12 @@ def test_promises_are_listed_with_what_to_do() -> None:
     assert "certify the bundle again" in words[Standing.ALARMED]
     assert "300 further audits" in words[Standing.TOO_LITTLE_EVIDENCE]
     assert "audit.per_hour" in words[Standing.NOT_AUDITED] and words[Standing.HOLDS].startswith("Nothing")
+
+
+def test_the_alarm_of_a_device_names_the_broken_promise() -> None:
+    (event, for_all) = (DeviceAlarm("door", "1", "cam", "2026-11-21", None, name) for name in ("missed person", None))
+    shown = rows(contracts_view.ALARMS, (event, for_all), lambda one: one.event or "")
+    assert [row["event"].text for row in shown] == ["missed person", "all rows"]
 
 
 def test_the_chart_of_the_evidence_has_the_level_of_the_alarm() -> None:
