@@ -11,11 +11,14 @@ Steps are separated by commas and carried out in order; a step's arguments are s
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import msgspec
+from msgspec import Struct
+from msgspec.inspect import TupleType, VarTupleType
 
 from firstline.workbench.step_usage import USAGE
 from firstline_core.errors import ConfigError, did_you_mean
@@ -39,133 +42,14 @@ class StepOfFile(NamedTuple):
 PlainPre = PreStep | Path | StepOfFile
 PlainPost = PostStep | Path | StepOfFile
 
-_ARGUMENTS: Mapping[str, tuple[str, ...]] = {
-    "decode": ("mode", "background", "bits"),
-    "center_crop": ("fraction",),
-    "resize": ("size", "filter", "letterbox", "pad", "rounding"),
-    "detrend": ("kind",),
-    "welch": ("rate_hz", "samples", "hop"),
-    "band_energies": ("rate_hz", "edges_hz"),
-    "mel": ("rate_hz", "samples", "hop", "bands", "low_hz", "high_hz", "log", "frames"),
-    "decode_text": ("form", "lower", "strip"),
-    "tokenize": ("file", "part", "length", "padding", "truncate"),
-    "ctc": ("file", "blank", "axes"),
-    "confidence": ("output",),
-    "resample": ("rate_hz",),
-    "crop": ("samples", "keep"),
-    "pad": ("samples", "side"),
-    "windows": ("samples", "hop", "combine"),
-    "scale": ("mean", "std"),
-    "layout": ("to",),
-    "columns": ("indices",),
-    "spread": ("output", "columns"),
-    "reconstruction": ("of",),
-    "observed": ("samples",),
-    "residual": ("of", "spread"),
-    "threshold": ("value", "side", "scale"),
-    "gallery": ("file", "least"),
-    "argmax": ("layout",),
-    "class_scores": ("output", "of", "layout"),
-    "label_offset": ("offset",),
-    "binary": ("of",),
-    "yolox": ("strides",),
-    "yolo": ("objectness", "unit"),
-    "detr": ("logits", "boxes", "activation"),
-    "ssd": ("boxes", "classes", "scores", "count", "corners", "unit"),
-    "box_rows": ("unit", "numbered"),
-    "class_map": ("to",),
-    "suppress": ("score", "iou", "floor", "limit"),
-}
-# Arguments that are only given by name.
-_BY_NAME = frozenset(
-    {
-        "background",
-        "bits",
-        "letterbox",
-        "pad",
-        "rounding",
-        "columns",
-        "objectness",
-        "corners",
-        "iou",
-        "floor",
-        "limit",
-        "scale",
-        "spread",
-        "least",
-        "lower",
-        "strip",
-        "truncate",
-        "padding",
-        "log",
-        "frames",
-        "numbered",
-    }
-)
-_AUDIO = ("decode_audio", "mono", "resample", "crop", "pad", "windows")
-_SIGNALS = ("detrend", "welch", "band_energies", "envelope", "mel")
-_TEXT = ("decode_text", "tokenize")
-_BEFORE = (
-    "decode",
-    "center_crop",
-    "resize",
-    *_AUDIO,
-    *_TEXT,
-    *_SIGNALS,
-    "observed",
-    "standardize",
-    "scale",
-    "layout",
-    "flatten",
-    "graph",
-)
-_DETECTION = ("yolox", "fastestdet", "yolo", "detr", "ssd", "box_rows", "class_map", "suppress")
-_AFTER = (
-    "softmax",
-    "sigmoid",
-    "ctc",
-    "confidence",
-    "columns",
-    "spread",
-    "unstandardize",
-    "reconstruction",
-    "residual",
-    "threshold",
-    "gallery",
-    "argmax",
-    "class_scores",
-    "label_offset",
-    "binary",
-    "graph",
-    *_DETECTION,
-)
-_NUMBERS = {
-    "fraction": float,
-    "bands": int,
-    "low_hz": float,
-    "high_hz": float,
-    "samples": int,
-    "hop": int,
-    "length": int,
-    "blank": int,
-    "offset": int,
-    "value": float,
-    "least": float,
-    "scale": float,
-    "bits": int,
-    "pad": int,
-    "score": float,
-    "iou": float,
-    "floor": float,
-    "limit": int,
-}
-_SWITCHES = ("objectness", "numbered", "lower", "strip", "truncate", "log")
 _NO_FILE = Artefact("file", "0" * 64, 0)
-_INTEGERS = ("background", "strides", "indices", "columns")
 _COCO_UNUSED = (0, 12, 26, 29, 30, 45, 66, 68, 69, 71, 83)
 _COCO_91 = tuple(-1 if i in _COCO_UNUSED else i - sum(unused < i for unused in _COCO_UNUSED) for i in range(91))
 _CLASS_MAPS = {"coco91": _COCO_91, "coco90": _COCO_91[1:]}
 _COLON = re.compile(r"(?<!\\):")
+_NO_NUMBER = re.compile(r"Expected `(int|float)`, got `str` - at `\$\.(\w+)")
+# Steps with arguments that few models need: they are spelled without those that have their defaults.
+_TERSE = ("decode_text", "ssd", "spread", "residual", "box_rows")
 
 
 def parse_preprocess(text: str, folder: Path = Path()) -> tuple[PlainPre, ...]:
@@ -178,12 +62,12 @@ def parse_preprocess(text: str, folder: Path = Path()) -> tuple[PlainPre, ...]:
     Raises:
         ConfigError: a step is not valid; names it and the right form.
     """
-    return _parse(text, folder, _BEFORE, "before", PreStep)
+    return _parse(text, folder, "before", PreStep)
 
 
 def parse_postprocess(text: str, folder: Path = Path()) -> tuple[PlainPost, ...]:
     """Parses the steps after a model, as `parse_preprocess`."""
-    return _parse(text, folder, _AFTER, "after", PostStep)
+    return _parse(text, folder, "after", PostStep)
 
 
 def spell(steps: Sequence[PreStep | PostStep]) -> str:
@@ -191,11 +75,12 @@ def spell(steps: Sequence[PreStep | PostStep]) -> str:
     return ",".join(_spell_step(step) for step in steps)
 
 
-def _parse(text: str, folder: Path, known: Sequence[str], side: str, kind: Any) -> tuple[Any, ...]:
-    return tuple(_step(part.strip(), folder, known, side, kind) for part in text.split(",") if part.strip())
+def _parse(text: str, folder: Path, side: str, union: Any) -> tuple[Any, ...]:
+    known = {kind.__struct_config__.tag: kind for kind in get_args(union)}
+    return tuple(_step(part.strip(), folder, known, side) for part in text.split(",") if part.strip())
 
 
-def _step(text: str, folder: Path, known: Sequence[str], side: str, kind: Any) -> Any:
+def _step(text: str, folder: Path, known: Mapping[str, type[Struct]], side: str) -> Any:
     op, *arguments = (part.replace("\\:", ":") for part in _COLON.split(text))
     if op not in known:
         end = did_you_mean(op, known)
@@ -206,57 +91,58 @@ def _step(text: str, folder: Path, known: Sequence[str], side: str, kind: Any) -
         if not file:
             raise ConfigError("The step 'graph' needs a file: graph:FILE.onnx.")
         return folder / file
-    fields: dict[str, object] = {"op": op}
+    takes, given = _arguments(known[op]), dict[str, str]()
     for position, argument in enumerate(arguments):
-        name, value = _named(op, position, argument, text)
-        if name == "size":
-            fields |= _size(value, text)
-        else:
-            fields[name] = _value(op, name, value, text)
+        name, value = _named(op, list(takes), position, argument, text)
+        given[name] = value
+    fields: dict[str, object] = {name: value.split("/") if takes[name] else value for name, value in given.items()}
+    if op == "class_map" and given.get("to") in _CLASS_MAPS:
+        fields["to"] = _CLASS_MAPS[given["to"]]
+    if "size" in fields:
+        fields |= _size(str(fields.pop("size")), text)
     file = str(fields.pop("file", ""))
-    if "file" in _ARGUMENTS.get(op, ()):
+    if "file" in takes:
         if not file:
             raise ConfigError(f"The step '{op}' needs a file; it is spelled {USAGE[op][0]}.")
         fields["artefact"] = msgspec.to_builtins(_NO_FILE)
     try:
-        step = msgspec.convert(fields, kind)
+        step: Any = msgspec.convert(fields, known[op], strict=False)
         return StepOfFile(folder / file, step) if file else step
     except msgspec.ValidationError as error:
+        if found := _NO_NUMBER.match(str(error)):
+            number, name = "a whole number" if found[1] == "int" else "a number", found[2]
+            raise ConfigError(f"The step '{text}' needs {number} for '{name}', not '{given[name]}'.") from error
         raise ConfigError(
             f"The step '{text}' is not valid: {_lowered(error)}; it is spelled {USAGE[op][0]}."
         ) from error
 
 
-def _named(op: str, position: int, argument: str, text: str) -> tuple[str, str]:
+@cache
+def _arguments(kind: type[Struct]) -> dict[str, bool]:
+    """Returns the names of a step's arguments in their order, and whether each is a list."""
+    found: dict[str, bool] = {}
+    for field in msgspec.inspect.type_info(kind).fields:  # type: ignore[attr-defined]
+        name = {"artefact": "file", "width": "size", "height": "size"}.get(field.name, field.name)
+        found[name] = any(
+            isinstance(each, TupleType | VarTupleType) for each in getattr(field.type, "types", [field.type])
+        )
+    return found
+
+
+def _by_name(op: str) -> set[str]:
+    """Returns the arguments of a step that are only given by name."""
+    return set(re.findall(r"(\w+)=", USAGE[op][0]))
+
+
+def _named(op: str, names: Sequence[str], position: int, argument: str, text: str) -> tuple[str, str]:
     name, equals, value = argument.partition("=")
-    names = _ARGUMENTS.get(op, ())
     if not equals:
-        if position >= len(names) or names[position] in _BY_NAME:
+        if position >= len(names) or names[position] in _by_name(op):
             raise ConfigError(f"The step '{text}' has too many arguments; it is spelled {USAGE[op][0]}.")
         return names[position], argument
     if name not in names:
         raise ConfigError(f"The step '{text}' takes no '{name}'; it is spelled {USAGE[op][0]}.")
     return name, value
-
-
-def _value(op: str, name: str, value: str, text: str) -> object:
-    try:
-        if name == "rate_hz":
-            return int(value) if value.isdecimal() else float(value)
-        if name in ("mean", "std", "edges_hz"):
-            return tuple(float(part) for part in value.split("/"))
-        if name in _INTEGERS:
-            return tuple(int(part) for part in value.split("/"))
-        if (op, name) == ("class_map", "to"):
-            return _CLASS_MAPS.get(value) or tuple(int(part) for part in value.split("/"))
-        if name in _SWITCHES:
-            return {"true": True, "false": False}.get(value, value)
-        if op in ("ssd", "detr"):
-            return value
-        convert: Callable[[str], object] = _NUMBERS.get(name, str)
-        return convert(value)
-    except ValueError as error:
-        raise ConfigError(f"The step '{text}' needs a number for '{name}', not '{value}'.") from error
 
 
 def _size(value: str, text: str) -> dict[str, object]:
@@ -279,16 +165,15 @@ def _spell_step(step: PreStep | PostStep) -> str:
     op = fields.pop("op")
     if isinstance(step, WithFile):
         fields = {"file": fields.pop("artefact")["file"], **fields}
-    if op == "decode_text":
-        fields = {name: value for name, value in fields.items() if value}
+    if op in _TERSE:
+        usual = {field.name: field.default for field in msgspec.structs.fields(type(step))}
+        fields = {name: value for name, value in fields.items() if value != usual[name]}
     if op == "class_map":
         names = [name for name, to in _CLASS_MAPS.items() if to == tuple(fields["to"])]
         fields = {"to": names[0]} if names else fields
-    if op in ("ssd", "spread", "residual"):
-        fields = {name: value for name, value in fields.items() if value and value not in ("yxyx", "fractions")}
     if op == "resize":
         fields = {"size": f"{fields.pop('width')}x{fields.pop('height')}", **fields}
-    named = set(fields) if op == "scale" else _BY_NAME | {"unit"} if op == "ssd" else _BY_NAME
+    named = set(fields) if op == "scale" else _by_name(op)
     return ":".join([op, *(f"{name}={_text(v)}" if name in named else _text(v) for name, v in fields.items())])
 
 

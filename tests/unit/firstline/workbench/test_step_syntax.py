@@ -89,6 +89,7 @@ def test_graph_path_is_relative_to_the_folder(tmp_path: Path) -> None:
         ("scale:middle=3", "takes no 'middle'"),
         ("scale:a/b", "needs a number for 'mean'"),
         ("flatten:2", "too many arguments"),
+        ("resample:8000.5", "needs a whole number for 'rate_hz', not '8000.5'"),
         ("graph:", "graph:FILE.onnx"),
     ],
 )
