@@ -28,21 +28,21 @@ def set_alias(
     gateway: GatewayOptions,
 ) -> Report:
     """Point an alias to a version."""
-    with gateway.registry() as registry:
+    with gateway.registry(model) as registry:
         return _alias_report(registry.set_alias(model, alias, version))
 
 
 @command(app, "revert", example="firstline alias revert digits champion")
 def revert_alias(model: ModelArgument, alias: AliasArgument, gateway: GatewayOptions) -> Report:
     """Point an alias back to the version before its last change."""
-    with gateway.registry() as registry:
+    with gateway.registry(model) as registry:
         return _alias_report(registry.revert_alias(model, alias))
 
 
 @command(app, "delete", example="firstline alias delete digits champion")
 def delete_alias(model: ModelArgument, alias: AliasArgument, gateway: GatewayOptions) -> Report:
     """Delete an alias; its history is kept."""
-    with gateway.registry() as registry:
+    with gateway.registry(model) as registry:
         return _alias_report(registry.remove_alias(model, alias))
 
 
@@ -59,7 +59,7 @@ def list_aliases(
 @command(app, "history", example="firstline alias history digits champion")
 def alias_history(model: ModelArgument, alias: AliasArgument, gateway: GatewayOptions) -> Report:
     """Show the versions of an alias and who changed it, the newest first."""
-    with gateway.registry() as registry:
+    with gateway.registry(model) as registry:
         return _aliases_report(registry.alias_history(model, alias))
 
 

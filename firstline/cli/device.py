@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,10 +15,11 @@ from firstline.cli.command import Report, command, command_group
 from firstline.cli.options import GatewayOptions, check_name
 from firstline.cli.output import Output, OutputOption, date, print_json, table
 from firstline_core.errors import ConfigError
+from firstline_core.telemetry.wording import counted
 
 if TYPE_CHECKING:
     from firstline.fleet import wording
-    from firstline.fleet.client import ListedDevice
+    from firstline.fleet.client import Fleet, ListedDevice
     from firstline.workbench.csv_files import open_csv
     from firstline_core.fleet.rest import FleetDevice, Tag
     from firstline_core.hardware.catalogue import catalogue_lines
@@ -60,8 +61,10 @@ def enroll(
         invitations = fleet.invite(list(dict.fromkeys(devices)), max(60.0, valid_days * _DAY_S))
     if out is not None:
         _write(out, invitations)
-        tokens = f"{len(invitations)} join token{'s' * (len(invitations) != 1)}"
+        tokens = counted(len(invitations), "join token")
         typer.echo(f"{tokens} in {out}, until {date(invitations[0].expires_s)}", err=True)
+        if output is Output.JSON:
+            print_json([{"device": each.device, "expires_s": each.expires_s, "out": str(out)} for each in invitations])
     elif output is Output.JSON:
         print_json(invitations)
     elif len(invitations) == 1:
@@ -98,19 +101,13 @@ def list_devices(
 @command(app, "revoke", example="firstline device revoke press-7")
 def revoke(names: NamesArgument, gateway: GatewayOptions, output: OutputOption = Output.TEXT) -> None:
     """Revoke devices' access and close their connections; invite a device again to let it return."""
-    with gateway.fleet() as fleet:
-        for name in names:
-            fleet.revoke(name)
-            if output is Output.TEXT:
-                typer.echo(f"revoked {name}")
-    if output is Output.JSON:
-        print_json({"revoked": names})
+    _each(names, gateway, Fleet.revoke, "revoked", output)
 
 
 @command(app, "get", example="firstline device get press-7")
 def get(name: NameArgument, gateway: GatewayOptions) -> Report:
     """Show one device."""
-    with gateway.fleet() as fleet:
+    with gateway.fleet(name) as fleet:
         device = fleet.device(name)
     return Report(device, _device_text(device))
 
@@ -123,27 +120,34 @@ def tag(
 ) -> Report:
     """Set and remove tags of a device."""
     changes = dict(_tag_change(text) for text in tags)
-    with gateway.fleet() as fleet:
+    with gateway.fleet(name) as fleet:
         device = fleet.tag(name, changes)
     return Report(device, f"{device.name}: {wording.tags(device)}")
 
 
 @command(app, "accept", example="firstline device accept press-7")
-def accept(names: NamesArgument, gateway: GatewayOptions) -> Report:
+def accept(names: NamesArgument, gateway: GatewayOptions, output: OutputOption = Output.TEXT) -> None:
     """Accept devices that have been seen (fleet.accept = "by_hand")."""
-    with gateway.fleet() as fleet:
-        for name in names:
-            fleet.accept(name)
-    return Report({"accepted": names}, f"accepted {', '.join(names)}")
+    _each(names, gateway, Fleet.accept, "accepted", output)
 
 
 @command(app, "decommission", example="firstline device decommission press-7")
-def decommission(names: NamesArgument, gateway: GatewayOptions) -> Report:
+def decommission(names: NamesArgument, gateway: GatewayOptions, output: OutputOption = Output.TEXT) -> None:
     """Decommission devices: revoke their access and delete everything stored about them."""
-    with gateway.fleet() as fleet:
-        for name in names:
-            fleet.decommission(name)
-    return Report({"decommissioned": names}, f"decommissioned {', '.join(names)}")
+    _each(names, gateway, Fleet.decommission, "decommissioned", output)
+
+
+def _each(
+    names: Sequence[str], gateway: GatewayOptions, act: Callable[[Fleet, str], object], done: str, output: Output
+) -> None:
+    """Does something to one device after the other, and prints each name at once."""
+    for name in names:
+        with gateway.fleet(name) as fleet:
+            act(fleet, name)
+        if output is Output.TEXT:
+            typer.echo(f"{done} {name}")
+    if output is Output.JSON:
+        print_json({done: names})
 
 
 def _device_text(device: FleetDevice) -> Iterator[str]:

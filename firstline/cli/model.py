@@ -118,7 +118,7 @@ def list_bundles(
 @command(app, "get", example="firstline model get digits champion")
 def get(model: ModelArgument, version: VersionArgument, gateway: GatewayOptions) -> Report:
     """Show a signed bundle: variants, their requirements, certificates."""
-    with gateway.registry() as registry:
+    with gateway.registry(model) as registry:
         entry = registry.bundle(model, _version(registry, model, version))
     return Report(entry, _entry_text(entry))
 
@@ -146,7 +146,7 @@ def pull(
             f"{anchor} cannot be read: {error.strerror}; name the first root metadata with --root, which whoever keeps "
             "the keys has."
         ) from error
-    with gateway.registry() as registry, bytes_progress("fetching") as report:
+    with gateway.registry(model) as registry, bytes_progress("fetching") as report:
         trust = Trust(trust_folder, registry.metadata, anchor=anchor_content, now_s=time.time)
         pulled = pull_bundle(trust, registry, model, _version(registry, model, version), folder, report=report)
     return Report(
@@ -164,7 +164,7 @@ def delete(
 ) -> Report:
     """Withdraw the signature of a bundle: no further device installs it. Its files are deleted a day later."""
     keyring = keys.keyring()
-    with gateway.registry() as registry:
+    with gateway.registry(model) as registry:
         remove_bundle(keyring, registry, model, version, time.time())
     return Report(
         {"removed": {"model": model, "version": version}}, f"{model} version {version} is no longer signed for."

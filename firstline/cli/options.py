@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import os.path
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +14,7 @@ import typer
 
 from firstline.cli.contexts import Context, context_in_use
 from firstline.cli.output import warn
-from firstline_core.errors import ConfigError
+from firstline_core.errors import ConfigError, NotFoundError, similar_name
 from firstline_core.storage.secrets import read_secret
 
 if TYPE_CHECKING:
@@ -124,27 +124,39 @@ class GatewayOptions:
         return key
 
     @contextmanager
-    def fleet(self) -> Iterator[Fleet]:
+    def fleet(self, device: str = "") -> Iterator[Fleet]:
         """Opens the gateway's fleet API.
+
+        Args:
+            device: that the command names; if it is unknown, the error names a similar one.
 
         Raises:
             ConfigError: no gateway is named, or there is no API key.
         """
         from firstline.fleet.client import open_fleet
 
-        with open_fleet(self.required_url(), self.required_key(), self.found_ca) as fleet:
+        with (
+            open_fleet(self.required_url(), self.required_key(), self.found_ca) as fleet,
+            _suggesting(device, lambda: (each.name for each in fleet.listed())),
+        ):
             yield fleet
 
     @contextmanager
-    def registry(self) -> Iterator[Registry]:
+    def registry(self, model: str = "") -> Iterator[Registry]:
         """Opens the gateway's registry.
+
+        Args:
+            model: that the command names; if it is unknown, the error names a similar one.
 
         Raises:
             ConfigError: no gateway is named, or there is no API key.
         """
         from firstline.release.registry import open_registry
 
-        with open_registry(self.required_url(), self.required_key(), self.found_ca) as registry:
+        with (
+            open_registry(self.required_url(), self.required_key(), self.found_ca) as registry,
+            _suggesting(model, lambda: (each.name for each in registry.bundles())),
+        ):
             yield registry
 
     def client(self) -> Client:
@@ -156,6 +168,18 @@ class GatewayOptions:
         from firstline.client.sync_client import Client
 
         return Client(self.required_url(), token=self.found_key() or None, ca_file=self.found_ca)
+
+
+@contextmanager
+def _suggesting(name: str, known: Callable[[], Iterable[str]]) -> Iterator[None]:
+    """Adds the most similar known name to the error about an unknown one."""
+    try:
+        yield
+    except NotFoundError as error:
+        names = set(known()) if name else {name}
+        if name not in names and (close := similar_name(name, names)):
+            raise NotFoundError(f"{error.message} Did you mean '{close}'?") from error
+        raise
 
 
 def api_key(key_file: str) -> str:

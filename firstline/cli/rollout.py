@@ -101,7 +101,7 @@ class RolloutOptions:
         made = {"bundle": bundle, "version": version} | self._stages() | more | self._file_content()
         if "manifest_sha256" in made:
             return made, None
-        with gateway.registry() as registry:
+        with gateway.registry("" if made.get("what") == "configuration" else bundle) as registry:
             if made.get("what") == "configuration":
                 signed = registry.configuration(bundle, version)
                 return made | {"manifest_sha256": signed.sha256}, signed.size_bytes

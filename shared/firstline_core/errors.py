@@ -255,10 +255,15 @@ BY_CODE: dict[str, type[FirstlineError]] = _leaves(FirstlineError)
 __all__ = [error.__name__ for error in BY_CODE.values()]
 
 
+def similar_name(name: str, known: Iterable[str]) -> str:
+    """Returns the known name that is most similar to an unknown one; "" if none is similar."""
+    return next(iter(get_close_matches(name, list(known), n=1)), "")
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Returns the end of a sentence about an unknown name: the most similar known one, or a full stop."""
-    close = get_close_matches(name, list(known), n=1)
-    return f"; did you mean '{close[0]}'?" if close else "."
+    close = similar_name(name, known)
+    return f"; did you mean '{close}'?" if close else "."
 
 
 def missing_package(error: ModuleNotFoundError, program: str, extra: str) -> ConfigError:

@@ -78,6 +78,7 @@ async def test_keys_push_alias_and_removal(site: RegistrySite, tmp_path: Path) -
     found = json.loads((await run(site, "model", "list", "digits", "-o", "json")).stdout)
     assert [(one["version"], one["aliases"]) for one in found] == [(1, ["champion"])]
     assert "digits" in (await run(site, "model", "list")).stdout
+    assert "Did you mean 'digits'?" in (await run(site, "model", "get", "digts", "1", code=1)).stderr
     assert (await run(site, "alias", "delete", "digits", "champion")).stdout.endswith("points to nothing.\n")
 
 

@@ -13,7 +13,7 @@ import msgspec
 from msgspec.structs import replace
 
 from firstline_core.bundle.store import Bundle, declared, open_bundle
-from firstline_core.errors import ConfigError, FirstlineError
+from firstline_core.errors import ConfigError, FirstlineError, similar_name
 from firstline_core.hardware.catalogue import Catalogue
 from firstline_core.hardware.kernel_files import Tree, read_in_time
 from firstline_core.hardware.survey import describe_device
@@ -78,12 +78,15 @@ def _profile(
 
 def _bundles(settings: EdgeSettings, model: str | None) -> list[Bundle]:
     folders = list(bundle_paths(Path(folder) for folder in settings.models.directories))
-    matching = [folder for folder in folders if (bundle := declared(folder)) is not None and model in (None, bundle[0])]
+    named = {folder: bundle[0] for folder in folders if (bundle := declared(folder)) is not None}
+    matching = [folder for folder, name in named.items() if model in (None, name)]
     if not matching:
-        named = f"no model '{model}'" if model is not None else "no model"
+        lacks = "no model" if model is None else f"no model '{model}'"
+        close = similar_name(model or "", named.values())
         raise ConfigError(
-            f"models.directories names {named}; it names {', '.join(map(str, folders)) or 'nothing'}. Name a bundle's "
-            "folder there, or with --set 'models.directories=[\"FOLDER\"]'."
+            f"models.directories names {lacks}; it names {', '.join(map(str, folders)) or 'nothing'}. "
+            + (f"Did you mean '{close}'? " if close else "")
+            + "Name a bundle's folder there, or with --set 'models.directories=[\"FOLDER\"]'."
         )
     return [open_bundle(folder) for folder in matching]
 
