@@ -1,4 +1,4 @@
-"""Videos: one frame in N, encoded as JPEG. Each video is one cluster. Read by PyAV: `firstline[data]`."""
+"""Videos: one frame in N, encoded as JPEG. Each video is one cluster. Read by PyAV: `firstline[video]`."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def _library() -> Any:
     try:
         import av
     except ImportError as error:
-        raise ConfigError("Videos are read by PyAV: pip install 'firstline[data]'.") from error
+        raise ConfigError("Videos are read by PyAV: pip install 'firstline[video]'.") from error
     av.logging.set_level(None)  # its warnings about damaged frames would fill the terminal
     return av
 
