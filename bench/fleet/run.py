@@ -80,7 +80,7 @@ DETECTORS = {
 
 
 FRESH = 10_000
-"""The first seed of the rollouts of detectors: the limits of objects were chosen on seeds below it."""
+"""The first seed: the limits of figures were chosen on seeds below it."""
 
 
 class Effort(NamedTuple):
@@ -118,7 +118,7 @@ def measure(effort: Effort, only: frozenset[str]) -> dict[str, Any]:
 def _many(name: str, one: Callable[[int], Ended], effort: Effort) -> dict[str, Any]:
     started_s, ended = time.monotonic(), []
     with ProcessPoolExecutor(effort.processes) as pool:
-        for each in pool.map(one, range(effort.rollouts), chunksize=4):
+        for each in pool.map(one, range(FRESH, FRESH + effort.rollouts), chunksize=4):
             ended.append(each)
             if len(ended) % 100 == 0:
                 progress(f"{name}: {len(ended)} of {effort.rollouts} rollouts judged")
@@ -137,7 +137,8 @@ def _alarms(effort: Effort) -> dict[str, Any]:
     started_s = time.monotonic()
     with ProcessPoolExecutor(effort.processes) as pool:
         # Some end before an alarm: they are paused, because they wait for devices or for data.
-        ended = list(pool.map(alarmed, range(effort.rollouts + effort.rollouts // 2), chunksize=8))
+        seeds = range(FRESH, FRESH + effort.rollouts + effort.rollouts // 2)
+        ended = list(pool.map(alarmed, seeds, chunksize=8))
     found = [each for each in ended if each.alarmed][: effort.rollouts]
     progress(f"bad bundles: {len(found)} rollouts alarmed")
     return {
@@ -197,7 +198,7 @@ async def _simulate(case: Case, devices: int) -> dict[str, Any]:
     async with AsyncExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         store = Store(url=f"sqlite:///{Path(folder) / 'gateway.db'}")
-        there = await stack.enter_async_context(world(devices, 1, case.effect, corrupt=case.corrupt))
+        there = await stack.enter_async_context(world(devices, FRESH, case.effect, corrupt=case.corrupt))
         room = await stack.enter_async_context(driven(store, there))
         ended = await room.run(definition(*stages, manifest_sha256=there.manifest_sha256), 60)
         last = (await room.rollouts.looks(ended.id)).looks[-1]
