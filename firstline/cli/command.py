@@ -193,8 +193,9 @@ def _import_deferred(module: ModuleType) -> None:
         if isinstance(node, ast.ImportFrom) and node.module:
             package = import_module(node.module)
             for each in node.names:
-                found = getattr(package, each.name, None) or import_module(f"{node.module}.{each.name}")
-                setattr(module, each.asname or each.name, found)
+                if not hasattr(package, each.name):
+                    import_module(f"{node.module}.{each.name}")  # a module of the package
+                setattr(module, each.asname or each.name, getattr(package, each.name))
         elif isinstance(node, ast.Import):
             for each in node.names:
                 setattr(module, each.asname or each.name, import_module(each.name))

@@ -10,7 +10,7 @@ from typing import Any
 from firstline_core.errors import BudgetExceededError, UnauthorizedError
 from firstline_core.telemetry.decisions import find
 from firstline_core.types import HEDGED, Reason, Status, Wait
-from firstline_edge.cli.output import explained_refusal, print_error, print_json, print_lines
+from firstline_edge.cli.output import explained_refusal, print_error, show
 from firstline_edge.cli.parser import FAILED, OK, load_settings
 from firstline_edge.state import StatePaths
 
@@ -43,10 +43,7 @@ def command(arguments: argparse.Namespace) -> int:
             "was local_only (these are never logged), or was refused before it had an id."
         )
         return FAILED
-    if arguments.output == "json":
-        print_json(lines)
-    else:
-        print_lines(sentence for line in lines for sentence in describe(line))
+    show(arguments, lines, (sentence for line in lines for sentence in describe(line)))
     return OK
 
 

@@ -16,7 +16,7 @@ from firstline_core.hardware.sensors import read_twice
 from firstline_core.hardware.survey import describe_device, measure_device, with_measurements
 from firstline_core.storage.files import make_folder
 from firstline_edge.budgets.from_settings import device_sensors
-from firstline_edge.cli.output import print_json, print_lines, print_progress
+from firstline_edge.cli.output import print_progress, show
 from firstline_edge.cli.parser import OK, load_settings
 from firstline_edge.hardware.surveyor import Surveyor
 from firstline_edge.settings.settings import EdgeSettings
@@ -35,10 +35,8 @@ def command(arguments: argparse.Namespace) -> int:
     settings = load_settings(arguments)
     catalogue = _catalogue(settings, measure=arguments.measure)
     now = limited(read_twice(device_sensors(settings), _BETWEEN_S))
-    if arguments.output == "json":
-        print_json({"catalogue": msgspec.to_builtins(catalogue), "sensors": msgspec.to_builtins(now)})
-    else:
-        print_lines((*catalogue_lines(catalogue), "", *sensor_lines(now)))
+    value = {"catalogue": msgspec.to_builtins(catalogue), "sensors": msgspec.to_builtins(now)}
+    show(arguments, value, (*catalogue_lines(catalogue), "", *sensor_lines(now)))
     return OK
 
 

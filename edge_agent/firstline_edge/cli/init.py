@@ -6,7 +6,7 @@ import argparse
 import shlex
 
 from firstline_core.storage.settings import create_initial
-from firstline_edge.cli.output import print_json, print_line
+from firstline_edge.cli.output import show
 from firstline_edge.cli.parser import OK
 
 CONFIGURATION = """\
@@ -30,8 +30,6 @@ def command(arguments: argparse.Namespace) -> int:
     file = arguments.config
     create_initial(file, CONFIGURATION, "models")
     then = f"edge-agent run --config {shlex.quote(str(file))}"
-    if arguments.output == "json":
-        print_json({"event": "written", "file": str(file), "next": then})
-    else:
-        print_line(f"wrote {file}; copy a bundle into {file.parent / 'models'}, then type:\n  {then}")
+    text = f"wrote {file}; copy a bundle into {file.parent / 'models'}, then type:\n  {then}"
+    show(arguments, {"event": "written", "file": str(file), "next": then}, [text])
     return OK

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import json
 import sys
@@ -25,6 +26,14 @@ def print_lines(lines: Iterable[str]) -> None:
 def print_json(value: object, *, indent: int | None = 2) -> None:
     """Writes a value as JSON to stdout."""
     print_line(json.dumps(value, indent=indent))
+
+
+def show(arguments: argparse.Namespace, value: object, lines: Iterable[str]) -> None:
+    """Writes the result of a command to stdout: a value as JSON, or lines, as `--output` says."""
+    if arguments.output == "json":
+        print_json(value)
+    else:
+        print_lines(lines)
 
 
 def print_error(sentence: str) -> None:

@@ -24,7 +24,7 @@ from firstline_core.profile.files import bundled_profiles, profile_of_machine
 from firstline_core.profile.profile import Profile
 from firstline_core.storage.files import read_limited
 from firstline_edge.cli.agent_api import agent_status
-from firstline_edge.cli.output import print_json, print_lines
+from firstline_edge.cli.output import show
 from firstline_edge.cli.parser import OK, load_settings
 from firstline_edge.hardware.surveyor import Surveyor
 from firstline_edge.models.loading import bundle_paths
@@ -52,10 +52,8 @@ def command(arguments: argparse.Namespace) -> int:
         measured, damaged = _profile(bundle, catalogue, arguments.profile, settings)
         planned = _plan(bundle, catalogue, link, arguments.splits, measured)
         plans.append(replace(planned, open=(*planned.open, *assumed, *damaged)))
-    if arguments.output == "json":
-        print_json(json.loads(msgspec.json.encode(plans)))  # endless bandwidth is null
-    else:
-        print_lines(line for plan_ in plans for line in plan_lines(plan_))
+    value = json.loads(msgspec.json.encode(plans))  # endless bandwidth is null
+    show(arguments, value, (line for plan_ in plans for line in plan_lines(plan_)))
     return OK
 
 

@@ -20,7 +20,7 @@ from firstline_core.profile.measure import (
 )
 from firstline_core.profile.summary import accuracies, profile_lines
 from firstline_edge.budgets.from_settings import device_sensors
-from firstline_edge.cli.output import print_json, print_line, print_lines, print_progress
+from firstline_edge.cli.output import print_progress, show
 from firstline_edge.cli.parser import FAILED, OK, load_settings
 from firstline_edge.models.loading import bundle_paths
 from firstline_edge.profiling.gate import CHECK_S, bounds_of, cause_to_wait, never
@@ -52,11 +52,9 @@ def command(arguments: argparse.Namespace) -> int:
     path = StatePaths(settings.state_dir).device_profile_path(bundle.manifest.name)
     may = (lambda needed: "") if arguments.alone else _waiting(settings)
     profile = measure_profile(bundle, path, options, progress=_progress, permit=may, warn=print_progress)
-    if arguments.output == "json":
-        print_json(msgspec.to_builtins(profile))
-    else:
-        print_lines(profile_lines(profile, accuracies(bundle.manifest)))
-        print_line(f"Written: {path}. The agent uses it from the next time that it loads the model.")
+    written = f"Written: {path}. The agent uses it from the next time that it loads the model."
+    lines = (*profile_lines(profile, accuracies(bundle.manifest)), written)
+    show(arguments, msgspec.to_builtins(profile), lines)
     return OK if profile.points else FAILED
 
 

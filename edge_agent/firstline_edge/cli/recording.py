@@ -13,7 +13,7 @@ from firstline_core.hardware.recording import Recording
 from firstline_core.hardware.sensors import Sensors
 from firstline_core.hardware.survey import describe_device
 from firstline_core.telemetry.wording import counted
-from firstline_edge.cli.output import print_json, print_line
+from firstline_edge.cli.output import show
 from firstline_edge.cli.parser import OK, load_settings
 
 _SOURCES = (
@@ -39,10 +39,10 @@ def command(arguments: argparse.Namespace) -> int:
     except OSError as error:
         raise ConfigError(f"{path} cannot be written: {error.strerror}; name another file.") from error
     unread = sum(line.startswith("#") for line in lines)
-    summary = f"{path}: {counted(len(lines) - unread, 'file')} of this board"
-    if arguments.output == "json":
-        print_json({"file": str(path), "files": len(lines) - unread, "unread": unread})
-        return OK
-    print_line(summary + (f"; {unread} more could not be read, and are remarks in it" if unread else ""))
-    print_line("Serial numbers, UUIDs, MACs and the host's name are left out; look through it before you hand it on.")
+    more = f"; {unread} more could not be read, and are remarks in it" if unread else ""
+    text = (
+        f"{path}: {counted(len(lines) - unread, 'file')} of this board{more}",
+        "Serial numbers, UUIDs, MACs and the host's name are left out; look through it before you hand it on.",
+    )
+    show(arguments, {"file": str(path), "files": len(lines) - unread, "unread": unread}, text)
     return OK

@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 from firstline_core.storage.structs import write_struct
 from firstline_edge.cli.agent_api import agent_url, call_agent
-from firstline_edge.cli.output import explained_refusal, print_json, print_line
+from firstline_edge.cli.output import explained_refusal, show
 from firstline_edge.cli.parser import OK, load_settings
 from firstline_edge.fleet.configuration.configuration_store import read_state
 from firstline_edge.fleet.updates.model_store import ModelStore
@@ -32,10 +32,8 @@ def command(arguments: argparse.Namespace) -> int:
         call_agent(settings, url, "POST", path, timeout_s=_TIMEOUT_S, advice=advice)
     else:
         _roll_back_on_disk(settings, model)
-    if arguments.output == "json":
-        print_json({"rolled_back": model or "configuration"})
-    else:
-        print_line(f"{model or 'configuration'}: rolled back to the previous version")
+    what = model or "configuration"
+    show(arguments, {"rolled_back": what}, [f"{what}: rolled back to the previous version"])
     return OK
 
 

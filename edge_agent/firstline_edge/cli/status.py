@@ -8,7 +8,7 @@ from typing import Any
 from firstline_core.errors import CapacityError
 from firstline_core.telemetry.wording import counted
 from firstline_edge.cli.agent_api import NOT_AN_AGENT, agent_status
-from firstline_edge.cli.output import print_error, print_json, print_lines
+from firstline_edge.cli.output import print_error, show
 from firstline_edge.cli.parser import OK
 from firstline_edge.settings.load import load_or_last_good
 
@@ -26,10 +26,7 @@ def command(arguments: argparse.Namespace) -> int:
         lines = describe(url, status)
     except (KeyError, TypeError, AttributeError) as error:
         raise CapacityError(NOT_AN_AGENT.format(url=url)) from error
-    if arguments.output == "json":
-        print_json({"url": url, **status})
-    else:
-        print_lines(lines)
+    show(arguments, {"url": url, **status}, lines)
     return OK
 
 

@@ -14,7 +14,7 @@ from firstline_core.errors import missing_package
     ("module", "arguments", "absent", "sentence"),
     [
         ("firstline", "--help", "typer", "firstline needs the package 'typer', which is not installed: pip install {}"),
-        ("firstline", "console", "rich", "firstline console needs the package 'rich', which is not installed: "),
+        ("firstline", "console", "typer", "firstline console needs the package 'typer', which is not installed: "),
         (
             "firstline_edge",
             "run",
