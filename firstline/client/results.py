@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from base64 import b64decode
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -183,9 +185,9 @@ class Embedding(Prediction):
         embedding: FP32 (size,); empty with a gallery, whose answers state the neighbour.
     """
 
-    neighbour: str | None
-    similarity: float | None
-    embedding: NDArray[np.float32]
+    neighbour: str | None = None
+    similarity: float | None = None
+    embedding: NDArray[np.float32] = field(default_factory=lambda: np.zeros(0, np.float32))
 
     def __str__(self) -> str:
         if self.similarity is None:
@@ -326,7 +328,7 @@ def prediction_from(document: Mapping[str, Any], source: str, sent_id: str = "")
         if "results" in document:
             return Rows(**common, rows=tuple(_read(row, common) for row in document["results"]))
         return _read(document, common)
-    except (AttributeError, KeyError, TypeError, ValueError, InvalidTensorError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError, InvalidTensorError, msgspec.ValidationError) as error:
         raise ProtocolError(f"{source} did not answer as a Firstline server does: {error}.") from error
 
 
@@ -381,6 +383,12 @@ def _read(row: Mapping[str, Any], common: dict[str, Any]) -> Prediction:
     return read(row, common) if read is not None else Fields(**common, fields=row)
 
 
+def _plain(kind: type[Prediction], row: Mapping[str, Any], common: dict[str, Any]) -> Prediction:
+    """Returns an answer whose members in JSON have the names and types of its fields."""
+    dtype = np.float32 if kind is Embedding else None
+    return msgspec.convert({**row, **common}, kind, dec_hook=lambda _, values: np.array(values, dtype))
+
+
 def _classification(row: Mapping[str, Any], common: dict[str, Any]) -> Classification:
     return Classification(
         **common,
@@ -402,24 +410,6 @@ def _detections(row: Mapping[str, Any], common: dict[str, Any]) -> Detections:
         ).reshape(-1, 4),
         width=int(row.get("width", 0)),
         height=int(row.get("height", 0)),
-    )
-
-
-def _values(row: Mapping[str, Any], common: dict[str, Any]) -> Values:
-    return Values(**common, values={name: float(value) for name, value in row["values"].items()})
-
-
-def _anomaly(row: Mapping[str, Any], common: dict[str, Any]) -> Anomaly:
-    return Anomaly(**common, anomalous=bool(row["anomalous"]), score=float(row["score"]))
-
-
-def _embedding(row: Mapping[str, Any], common: dict[str, Any]) -> Embedding:
-    similarity = row.get("similarity")
-    return Embedding(
-        **common,
-        neighbour=row.get("neighbour"),
-        similarity=None if similarity is None else float(similarity),
-        embedding=np.array(row.get("embedding", []), np.float32),
     )
 
 
@@ -450,20 +440,16 @@ def _mask(mask: Mapping[str, Any]) -> NDArray[np.uint8]:
         return np.asarray(image, np.uint8).reshape(shape)
 
 
-def _tensors(row: Mapping[str, Any], common: dict[str, Any]) -> Tensors:
-    return Tensors(**common, outputs={name: np.array(values) for name, values in row["outputs"].items()})
-
-
 _READERS: Mapping[str, Callable[[Mapping[str, Any], dict[str, Any]], Prediction]] = {
     "objects": _detections,
-    "values": _values,
-    "anomalous": _anomaly,
-    "similarity": _embedding,
-    "embedding": _embedding,
+    "values": partial(_plain, Values),
+    "anomalous": partial(_plain, Anomaly),
+    "similarity": partial(_plain, Embedding),
+    "embedding": partial(_plain, Embedding),
     "mask": _segmentation,
-    "outputs": _tensors,
+    "outputs": partial(_plain, Tensors),
     "top": _classification,
-    "text": lambda row, common: Text(**common, text=row["text"], keywords=tuple(row.get("keywords", ()))),
+    "text": partial(_plain, Text),
 }
 """What reads an answer, by a key that only answers of its task have."""
 

@@ -79,6 +79,7 @@ def test_an_embedding_has_a_neighbour() -> None:
     alone = read(Embedding(2, tolerance=0.1), {"embedding": outputs["embedding"]})
     assert isinstance(alone, firstline.Embedding)
     assert (alone.neighbour, alone.embedding.tolist()) == (None, [3, 4])
+    assert alone.embedding.dtype == np.float32
     assert str(alone) == "embedding of 2 numbers"
 
 
