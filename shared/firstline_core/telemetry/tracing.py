@@ -7,12 +7,15 @@ without a trace begins one with the configured probability. Spans have names, ti
 
 from __future__ import annotations
 
+import logging
+import math
 import random
 import time
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from firstline_core.errors import ConfigError
+from firstline_core.telemetry.logs import logger
 from firstline_core.types import TraceContext
 
 if TYPE_CHECKING:
@@ -20,12 +23,48 @@ if TYPE_CHECKING:
     from opentelemetry.trace import SpanContext
 
 _SAMPLED, _RANDOM = 0x01, 0x02
-_TIMEOUT_S = 5.0
+_TIMEOUT_S = 2.0
 _SCHEDULE_MS = 1000.0
+
+log = logger(__name__)
 
 active = False
 """Whether this process exports spans."""
 _exporter: _Exporter | None = None
+
+
+class _Sender:
+    """Sends spans to the collector, for OpenTelemetry's processor. A failure is logged once until it sends again.
+
+    Args:
+        exporter: OpenTelemetry's.
+        failure: its result of a failure.
+
+    Attributes:
+        until_s: monotonic time after which it drops spans.
+    """
+
+    def __init__(self, exporter: Any, failure: object) -> None:
+        self._exporter = exporter
+        self._failure = failure
+        self._fails = False
+        self.until_s = math.inf
+
+    def export(self, spans: Sequence[Any]) -> object:
+        """Sends spans, and returns the exporter's result; a collector that does not answer costs these spans."""
+        if time.monotonic() > self.until_s:
+            return self._failure
+        result = self._exporter.export(spans)
+        fails = result is self._failure
+        if fails and not self._fails:
+            log.warning("spans not exported; see tracing.endpoint")
+        elif self._fails and not fails:
+            log.info("spans exported again")
+        self._fails = fails
+        return result
+
+    def shutdown(self) -> None:
+        self._exporter.shutdown()
 
 
 class _Exporter:
@@ -43,7 +82,7 @@ class _Exporter:
             from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
             from opentelemetry.sdk.resources import Resource
             from opentelemetry.sdk.trace import ReadableSpan
-            from opentelemetry.sdk.trace.export import BatchSpanProcessor
+            from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExportResult
             from opentelemetry.trace import SpanContext, TraceFlags
         except ModuleNotFoundError as error:
             raise ConfigError(
@@ -53,16 +92,24 @@ class _Exporter:
         self._span, self._context, self._flags = ReadableSpan, SpanContext, TraceFlags(TraceFlags.SAMPLED)
         self._resource = Resource({"service.name": service, **({"service.instance.id": instance} if instance else {})})
         url = f"{endpoint.rstrip('/')}/v1/traces"
-        self.processor: BatchSpanProcessor = BatchSpanProcessor(
-            OTLPSpanExporter(url, timeout=_TIMEOUT_S), schedule_delay_millis=_SCHEDULE_MS
+        logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)  # it logs each try; `_Sender` logs changes
+        self._sender = _Sender(OTLPSpanExporter(url, timeout=_TIMEOUT_S), SpanExportResult.FAILURE)
+        self._processor: BatchSpanProcessor = BatchSpanProcessor(
+            self._sender,  # type: ignore[arg-type]
+            schedule_delay_millis=_SCHEDULE_MS,
         )
+
+    def close(self) -> None:
+        """Sends what is recorded; starts no further batch after `_TIMEOUT_S`."""
+        self._sender.until_s = time.monotonic() + _TIMEOUT_S
+        self._processor.shutdown()  # type: ignore[no-untyped-call]
 
     def export(
         self, name: str, trace: TraceContext, *, own: bool, end_s: float, seconds: float, attributes: Mapping[str, str]
     ) -> None:
         """Exports one span; see `record`."""
         span_id, parent_id = (trace.span_id, trace.parent_id) if own else (_new_id(64), trace.span_id)
-        self.processor.on_end(
+        self._processor.on_end(
             self._span(
                 name,
                 context=self._place(trace, span_id),
@@ -100,7 +147,7 @@ def close() -> None:
     global active, _exporter
     exporter, _exporter, active = _exporter, None, False
     if exporter is not None:
-        exporter.processor.shutdown()  # type: ignore[no-untyped-call]
+        exporter.close()
 
 
 def begin() -> TraceContext | None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Iterator
 
 import pytest
 from support.collector import Collector, collector
 from support.edge import full_answer, request
+from support.logs import captured_lines
 
 from firstline_core.errors import ConfigError
 from firstline_core.telemetry import tracing
@@ -68,6 +70,19 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match=r"opentelemetry.*firstline\[otel\]"):
         tracing.configure("service", "http://127.0.0.1:1", 1.0)
     assert not tracing.active
+
+
+def test_a_collector_that_is_away_costs_spans_and_one_line() -> None:
+    with collector() as gone:
+        pass
+    tracing.configure("service", gone.endpoint, 1.0)
+    with captured_lines("info") as lines:
+        for _ in range(3000):  # several batches
+            tracing.record("request", SAMPLED, 1.0, own=True)
+        began_s = time.monotonic()
+        tracing.close()
+    assert [line["event"] for line in lines] == ["spans not exported; see tracing.endpoint"]
+    assert time.monotonic() - began_s < 10
 
 
 @pytest.mark.parametrize("trace", [SAMPLED, UNSAMPLED, None])
