@@ -4,9 +4,9 @@
 PYTHON ?= python3.11
 TFLITE_PYTHON ?= python3.11
 PYTEST_ARGS ?= -q
-# Half of the tests wait for processes that they start, so three workers keep two cores busy. The tests of a file share
-# processes and stay together. The folders' order starts the long end-to-end tests first.
-PARALLEL ?= -n 3 --dist loadfile --no-loadscope-reorder
+# Half of the tests wait for processes that they start, so four workers keep two cores busy. The tests of a file share
+# processes and stay together. `tests/conftest.py` decides the order of the files.
+PARALLEL ?= -n 4 --dist loadfile --no-loadscope-reorder
 SEED ?= 1
 
 SHELL := /bin/bash

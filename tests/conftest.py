@@ -31,6 +31,7 @@ settings.load_profile("any machine")
 BrokerStarter = Callable[..., Broker]
 
 _CHECKOUT = Path(__file__).parents[1]
+_UNIT, _PROPERTY = (Path(__file__).parent / folder for folder in ("unit", "property"))
 _CLIENTS_PYTHON = _CHECKOUT / ".venv-clients" / "bin" / "python"
 
 
@@ -51,6 +52,18 @@ def pytest_collection() -> Iterator[None]:
         gc.enable()
         gc.freeze()
         gc.set_threshold(10_000, 10, 10)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Lets files that wait for processes alternate with files that compute, so that the workers keep all cores busy."""
+    if not hasattr(config, "workerinput"):
+        return
+    files = dict.fromkeys(item.path for item in items)
+    computing = [file for file in files if file.is_relative_to(_UNIT) or file.is_relative_to(_PROPERTY)]
+    turns = {file: turn / len(computing) for turn, file in enumerate(computing)}
+    waiting = [file for file in files if file not in turns]
+    turns |= {file: turn / len(waiting) for turn, file in enumerate(waiting)}
+    items.sort(key=lambda item: turns[item.path])
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
