@@ -9,20 +9,14 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.processes import hear_signals
 
 _DIGITS = Path(__file__).parents[2] / "models/digits"
-
-
-def _hears() -> None:
-    """The parent process may ignore signals (nohup, a shell's background), which children would too."""
-    for number in (signal.SIGHUP, signal.SIGINT):
-        signal.signal(number, signal.SIG_DFL)
 
 
 @pytest.mark.parametrize(
     ("phase", "number", "code"),
     [
-        ("static-int8: sensitivity ...", signal.SIGTERM, 143),
         ("Certifying ...", signal.SIGTERM, 143),
         ("static-int8: sensitivity ...", signal.SIGINT, 130),
         ("static-int8: sensitivity ...", signal.SIGHUP, 129),
@@ -35,7 +29,7 @@ def test_a_signal_removes_all_temporary_files(tmp_path: Path, phase: str, number
     process = subprocess.Popen(
         [sys.executable, "-m", "firstline", *map(str, arguments)],
         env=os.environ | {"TMPDIR": str(work)},
-        preexec_fn=_hears,  # noqa: PLW1509 (nothing of ours runs in another thread here)
+        preexec_fn=hear_signals,  # noqa: PLW1509 (nothing of ours runs in another thread here)
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

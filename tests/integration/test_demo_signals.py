@@ -29,7 +29,6 @@ def _runs(pid: int) -> bool:
     [
         ("measuring both models alone", signal.SIGTERM),
         ("measuring both models alone", signal.SIGHUP),
-        ("HTTP: online", signal.SIGTERM),
         ("HTTP: online", signal.SIGINT),
     ],
 )

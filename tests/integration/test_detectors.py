@@ -34,13 +34,13 @@ def test_detector_that_returns_nothing_is_not_certified(shared_data: Path, tmp_p
     (tmp_path / "recipe.toml").write_text(recipe.replace("suppress:0.6:", "suppress:1:"), encoding="utf-8")
     spec = read_recipe(tmp_path / "recipe.toml", data)
     bundle = create_bundle(replace(spec, edge=spec.edge[:1]), tmp_path / "bundle")
-    evidence = gather(bundle, open_dataset(data / "dev").some(40))
+    evidence = gather(bundle, open_dataset(data / "dev").some(24))
     assert not evidence.edge.outputs["count"].any()
     for promises in ({"missed person": EventBound(0.5, 0.4)}, {"invented person": EventBound(0.5, 0.4)}):
         assert certify_bundle(bundle, evidence, Terms(0, 0).about(promises)).certificate is None
 
     # Nor with suppression inside, which returns no candidates either.
     nothing = {name: np.zeros_like(array) for name, array in evidence.edge.evidence.items()}
-    silent = replace(evidence, edge=replace(evidence.edge, evidence=nothing), scores=np.zeros(40))
-    with pytest.raises(ConfigError, match="is 0 for all 40 rows, so it cannot tell which answers to accept"):
+    silent = replace(evidence, edge=replace(evidence.edge, evidence=nothing), scores=np.zeros(24))
+    with pytest.raises(ConfigError, match="is 0 for all 24 rows, so it cannot tell which answers to accept"):
         certify_bundle(bundle, silent, Terms(0, 0).about({"missed person": EventBound(0.5, 0.4)}))

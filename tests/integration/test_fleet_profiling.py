@@ -23,6 +23,7 @@ from support.broker import Broker
 from support.commands import firstline
 from support.gateway import http_link, mqtt_link, serving_gateway
 from support.keys import bearer, create_key
+from support.processes import hear_signals
 from support.profiles import profile
 from support.sample_bundles import variant_bundle
 from support.waiting import until
@@ -375,6 +376,7 @@ async def test_an_interrupted_command_leaves_the_request(site: Site) -> None:
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "firstline", "profile", "create", "two", "--on", "device-1", "--quick"),
         env={**os.environ, "FIRSTLINE_GATEWAY": site.url, "FIRSTLINE_TOKEN": site.operator},
+        preexec_fn=hear_signals,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )

@@ -6,7 +6,7 @@ import asyncio
 import random
 import statistics
 from collections.abc import Sequence
-from functools import partial
+from functools import cache, partial
 from itertools import accumulate
 
 import pytest
@@ -109,9 +109,15 @@ def test_overload_costs_no_goodput(times_capacity: float) -> None:
 def test_overload_of_unequal_executors_makes_no_request_late(others: list[tuple[float, int]], timeout_s: float) -> None:
     """As if the slow ones were as quick, what they cannot do in time would be admitted, too."""
     _, ended = played(poisson(1, 300, 3.0, timeout_s=timeout_s), others=others)
-    _, alone = played(poisson(1, 300, 3.0, timeout_s=timeout_s))
     assert sum(each.late for each in ended) <= 0.002 * sum(not each.refused for each in ended)
-    assert sum(not each.refused for each in ended) >= sum(not each.refused for each in alone)
+    assert sum(not each.refused for each in ended) >= answered_alone(timeout_s)
+
+
+@cache
+def answered_alone(timeout_s: float) -> int:
+    """The number of these requests that one executor answers."""
+    _, ended = played(poisson(1, 300, 3.0, timeout_s=timeout_s))
+    return sum(not each.refused for each in ended)
 
 
 def share_of(ended: list[Ended], principal: str) -> float:
@@ -121,7 +127,7 @@ def share_of(ended: list[Ended], principal: str) -> float:
 
 @pytest.mark.parametrize("timeout_s", [0.2, None])
 @given(seed=st.integers(0, 1000))
-@settings(max_examples=2, deadline=None)
+@settings(max_examples=1, deadline=None)
 @example(seed=771)
 def test_greedy_client_does_not_starve_others(timeout_s: float | None, seed: int) -> None:
     refused: list[bool] = []

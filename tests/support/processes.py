@@ -14,6 +14,12 @@ Module = Literal["firstline_edge", "firstline_gateway"]
 _END_S = 30.0
 
 
+def hear_signals() -> None:
+    """Called in a child process: the tests may run where signals are ignored (nohup, a shell's background)."""
+    for number in (signal.SIGHUP, signal.SIGINT):
+        signal.signal(number, signal.SIG_DFL)
+
+
 class TierProcess:
     """`python -m MODULE run` with these arguments; runs within its `with` block, and is killed if that leaves it.
 
