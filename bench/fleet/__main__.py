@@ -10,7 +10,7 @@ from pathlib import Path
 from bench.fleet.run import PARTS, Effort, measure, store
 from bench.page import refill
 
-PAGE = Path(__file__).parents[2] / "docs" / "concepts" / "fleet.md"
+PAGE = Path(__file__).parents[2] / "docs" / "concepts" / "rollouts.md"
 
 
 def main() -> None:

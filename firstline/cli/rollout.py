@@ -79,7 +79,7 @@ class RolloutOptions:
         typer.Option(
             "--file",
             metavar="TOML",
-            help="File with parts of the definition (docs/concepts/fleet.md); it overrides the options.",
+            help="File with parts of the definition (docs/concepts/rollouts.md); it overrides the options.",
         ),
     ] = None
 

@@ -37,7 +37,7 @@ class Rollouts:
         """Creates a rollout; it begins with `command(id, "start")`.
 
         Args:
-            definition: bundle, version, manifest_sha256 and the optional fields in docs/concepts/fleet.md.
+            definition: bundle, version, manifest_sha256 and the optional fields in docs/concepts/rollouts.md.
         """
         headers = {"Idempotency-Key": new_request_id()}
         return send(self._client, "POST", ROLLOUTS_PATH, RolloutSummary, dict(definition), headers=headers)

@@ -16,7 +16,11 @@ CHECKOUT = Path(__file__).parents[2]
 README = (CHECKOUT / "README.md").read_text()
 INSTALL = (CHECKOUT / "docs" / "get-started" / "install.md").read_text()
 TUTORIALS = ("get-started/first-answer.md", "get-started/connect-a-gateway.md", "get-started/call-it.md")
-REFERENCES = ("reference/protocol.md", "reference/client.md", "reference/answers.md", "how-to/run-both-tiers.md")
+REFERENCES = (
+    *(f"reference/{page}.md" for page in ("protocol", "file-route", "errors", "mqtt", "client", "answers")),
+    *(f"how-to/{page}.md" for page in ("run-both-tiers", "run-models-elsewhere", "networks")),
+)
+BUNDLES = tuple(f"reference/{page}.md" for page in ("bundles", "steps", "certificates", "manifest"))
 
 
 @pytest.fixture
@@ -51,6 +55,11 @@ def test_the_tutorials_are_true(reader: Reader) -> None:
     assert left_for_git(reader.folder) == ours
 
 
+def test_the_pages_about_bundles_are_true(reader: Reader) -> None:
+    reader.follow(*((CHECKOUT / "docs" / page).read_text() for page in BUNDLES))
+    assert reader.executed
+
+
 def test_rollout_guide_takes_ten_commands(reader: Reader) -> None:
     page = (CHECKOUT / "docs" / "get-started" / "first-rollout.md").read_text()
     ended = re.search(r"firstline rollout rollback (\S+)", page)
@@ -74,7 +83,6 @@ def left_for_git(folder: Path) -> set[str]:
 @pytest.mark.parametrize(
     "page",
     [
-        "reference/bundles.md",
         "how-to/enrol-devices.md",
         "how-to/mqtt-brokers.md",
         "how-to/restore-a-backup.md",

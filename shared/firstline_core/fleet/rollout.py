@@ -66,7 +66,7 @@ class RolloutDevice(Struct, frozen=True):
 
     Attributes:
         stage: from 0, in which it takes the model or is in the control group.
-        state: see `docs/concepts/fleet.md`.
+        state: see `docs/concepts/rollouts.md`.
         reason: the device's reason for a failure; "" without one.
     """
 

@@ -29,9 +29,9 @@ from firstline_gateway.settings.settings import Mqtt, Settings, Store
 
 CHECKOUT = Path(__file__).parents[3]
 PAGES = [CHECKOUT / "README.md", *sorted((CHECKOUT / "docs").rglob("*.md"))]
-ANSWERS, BUNDLES, METRICS, PROTOCOL = (
-    (CHECKOUT / "docs" / f"{name}.md").read_text()
-    for name in ("reference/answers", "reference/bundles", "reference/metrics", "reference/protocol")
+ANSWERS, ERRORS, MANIFEST, METRICS, MQTT, PROTOCOL, STEPS = (
+    (CHECKOUT / "docs" / "reference" / f"{name}.md").read_text()
+    for name in ("answers", "errors", "manifest", "metrics", "mqtt", "protocol", "steps")
 )
 
 
@@ -62,8 +62,7 @@ def test_no_unknown_reason_is_explained() -> None:
 
 
 def test_every_error_has_its_status() -> None:
-    section = PROTOCOL.partition("## Errors")[2].partition("\n## ")[0]
-    said = re.findall(r"^\| `(\w+)` \| (\d+) \|", section, re.MULTILINE)
+    said = re.findall(r"^\| `(\w+)` \| (\d+) \|", ERRORS, re.MULTILINE)
     rows = dict(said)
     assert len(said) == len(rows)  # each once
     assert rows == {code: str(status_of(kind("x"))) for code, kind in BY_CODE.items()}
@@ -101,14 +100,14 @@ async def test_every_address_of_either_tier_is_in_the_table(tmp_path: Path) -> N
 def test_every_topic_and_user_property_is_named() -> None:
     topics = Topics("device", "firstline/v1")
     for topic in (topics.response, topics.results, topics.birth, topics.state, topics.request("{model}")):
-        assert "{prefix}/{device}" + topic.removeprefix("firstline/v1/device") in PROTOCOL
+        assert "{prefix}/{device}" + topic.removeprefix("firstline/v1/device") in MQTT
     properties = {
         mqtt_messages.HEADER_LENGTH,
         mqtt_messages.MODEL_VERSION,
         mqtt_messages.DEADLINE_MS,
         mqtt_messages.STATUS,
     }
-    assert properties | {mqtt_messages.TRACEPARENT} <= listed(PROTOCOL)
+    assert properties | {mqtt_messages.TRACEPARENT} <= listed(MQTT)
 
 
 async def test_every_metric_is_named(tmp_path: Path) -> None:
@@ -123,8 +122,8 @@ async def test_every_metric_is_named(tmp_path: Path) -> None:
 
 def test_every_step_and_manifest_key_is_named() -> None:
     for spelling, meaning in USAGE.values():
-        assert f"| `{spelling.replace('|', chr(92) + '|')}` | {meaning} |" in BUNDLES
-    assert {*Manifest.__struct_fields__, *Model.__struct_fields__} <= listed(BUNDLES)
+        assert f"| `{spelling.replace('|', chr(92) + '|')}` | {meaning} |" in STEPS
+    assert {*Manifest.__struct_fields__, *Model.__struct_fields__} <= listed(MANIFEST)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
