@@ -99,7 +99,7 @@ class CalibrationOptions:
         float, typer.Option(help="With --calibrate: share of edge answers that may differ from the full model's.")
     ] = 0.01
     against: Annotated[
-        Literal["labels", "full"], typer.Option(help="With --calibrate: what the temperature takes as the truth.")
+        Literal["labels", "full"], typer.Option(help="With --calibrate: the truth for the temperature.")
     ] = "labels"
 
     def calibrate(self, bundle: Bundle, reading: DataReading, *, keep_temperature: bool) -> Calibration:

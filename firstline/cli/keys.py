@@ -233,7 +233,7 @@ def _warn_of_draft(keyring: Keyring) -> None:
 def _missing_signatures(keyring: Keyring) -> str:
     most = max(keyring.lacking().values(), default=0)
     return (
-        f"{keyring.draft} lacks {counted(most, 'signature')}: take it to whoever has another root key, for "
+        f"{keyring.draft} lacks {counted(most, 'signature')}: take it to a holder of another root key, for "
         "`firstline keys sign --root-key FILE`. Until then nothing changes."
     )
 

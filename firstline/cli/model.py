@@ -143,8 +143,8 @@ def pull(
         anchor_content = anchor.read_bytes()
     except OSError as error:
         raise ConfigError(
-            f"{anchor} cannot be read: {error.strerror}; name the first root metadata with --root, which whoever keeps "
-            "the keys has."
+            f"{anchor} cannot be read: {error.strerror}; name the first root metadata with --root, which lies with the "
+            "signing keys."
         ) from error
     with gateway.registry(model) as registry, bytes_progress("fetching") as report:
         trust = Trust(trust_folder, registry.metadata, anchor=anchor_content, now_s=time.time)

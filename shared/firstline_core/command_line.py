@@ -66,7 +66,7 @@ def add_command(
     Args:
         commands: of the program, or of a noun.
         name: of the command.
-        purpose: what it does, in the imperative, without capital and full stop.
+        purpose: of the command, in the imperative, without capital and full stop.
         example: a complete command line.
         epilog: more at the end of the help.
         forms: of the output; the first is the default.
