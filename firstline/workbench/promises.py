@@ -151,7 +151,7 @@ def usual_answer(evidence: Evidence, epsilon: float) -> UsualAnswer | None:
 def unpromised(
     evidence: Evidence, rows: NDArray[np.intp], promises: Mapping[str, EventBound], seed: int
 ) -> dict[str, Unpromised]:
-    """Returns what was seen of the groups that no promise is about, those with the most observations first.
+    """Returns what was seen of the classes that no promise is about, those with the most observations first.
 
     Args:
         evidence: of the data.
@@ -163,7 +163,7 @@ def unpromised(
     weakest = max(bound.epsilon for bound in promises.values()), max(bound.delta for bound in promises.values())
     needed = binomial.rows_needed(0, *weakest)
     found: dict[str, Unpromised] = {}
-    for name, reported in zip(task.group_names, (task.occurrences(evidence.full) > 0).T, strict=True):
+    for name, reported in zip(task.event_classes, (task.occurrences(evidence.full) > 0).T, strict=True):
         seen = len(evidence.units(rows[reported[rows]], seed))
         if seen and f"{MISSED} {name}" in task.events and f"{MISSED} {name}" not in promises:
             found[f"{MISSED} {name}"] = Unpromised(seen, max(needed - seen, 0))

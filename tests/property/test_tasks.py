@@ -244,12 +244,12 @@ def test_losses_are_a_measure_of_difference(case: Answers, seed: int, rows: int)
     if case.symmetric:
         np.testing.assert_allclose(case.task.loss(full, edge), losses, atol=1e-6)
     edge_reports, full_reports = (case.task.occurrences(outputs) > 0 for outputs in (edge, full))
-    assert case.task.events == event_names(case.task.group_names)
+    assert case.task.events == event_names(case.task.event_classes)
     found = case.task.events_of(case.task.events, edge, full)
     assert tuple(found) == case.task.events
     for name, event in found.items():
-        direction, group = event_of(name, case.task.group_names)
-        assert event.counts.tolist() == (full_reports if direction == MISSED else edge_reports)[:, group].tolist()
+        direction, column = event_of(name, case.task.event_classes)
+        assert event.counts.tolist() == (full_reports if direction == MISSED else edge_reports)[:, column].tolist()
         assert event.loss.shape == (rows,) and set(event.loss.tolist()) <= {0, 1}
         assert not event.loss[~event.counts].any()
         assert not case.task.events_of([name], edge, edge)[name].loss.any()
@@ -264,7 +264,7 @@ def test_outputs_pass_their_own_check_and_are_described(case: Answers, seed: int
     assert case.task.difference(outputs, outputs) == 0
     assert json.loads(json.dumps(case.task.describe(outputs, 0), allow_nan=False))
     assert {spec.name for spec in case.task.evidence} >= set(evidence)
-    assert case.task.occurrences(outputs).shape == (rows, len(case.task.group_names))
+    assert case.task.occurrences(outputs).shape == (rows, len(case.task.event_classes))
     assert len(case.task.groups(outputs)) == rows
     assert case.task.draw(Image.new("RGB", (64, 64)), outputs, 0).size == (64, 64)
 

@@ -303,7 +303,7 @@ class FleetCounts:
             task = device_model.manifest.task if device_model is not None else None
             if task is not None and task.events and not finding.events:
                 sums.audited_empty += 1
-            if task is None or len(task.group_names) <= GROUPS_LIMIT:
+            if task is None or len(task.event_classes) <= GROUPS_LIMIT:
                 sums.event_audits.update(finding.events.keys())
                 sums.event_losses.update(name for name, loss in finding.events.items() if loss > 0)
 
@@ -337,7 +337,7 @@ class FleetCounts:
 
 def _add_objects(sums: _Sums, task: Task, rows: Sequence[AnsweredRow]) -> None:
     """Counts what the edge model reported, also in rows that the full model answers."""
-    if len(task.group_names) > GROUPS_LIMIT:
+    if len(task.event_classes) > GROUPS_LIMIT:
         return
     for row in rows:
         if row.edge is not None:

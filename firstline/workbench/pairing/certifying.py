@@ -36,7 +36,7 @@ def certify_pair(bundle: Bundle, measured: Measured, promises: Mapping[str, Even
         if not task.events:
             require_event(bundle.manifest)
         reported = (task.occurrences(evidence.full) > 0).sum(axis=0)
-        bounds = {f"{MISSED} {task.group_names[int(reported.argmax())]}": EventBound(EPSILON, DELTA)}
+        bounds = {f"{MISSED} {task.event_classes[int(reported.argmax())]}": EventBound(EPSILON, DELTA)}
     terms = Terms(EPSILON, DELTA)
     return certify_bundle(bundle, evidence, terms.about(bounds) if bounds else terms)
 

@@ -81,7 +81,7 @@ class Anomaly(ConfiguredTask, frozen=True, tag="anomaly"):
         )
 
     @property
-    def group_names(self) -> tuple[str, ...]:
+    def event_classes(self) -> tuple[str, ...]:
         return self.labels[1:]
 
     @property

@@ -57,26 +57,26 @@ class Event(NamedTuple):
     loss: Scores
 
 
-def event_names(groups: Sequence[str]) -> tuple[str, ...]:
-    """Returns the events of groups, such as "missed person" and "invented person"."""
-    return tuple(f"{direction} {group}" for group in groups for direction in (MISSED, INVENTED))
+def event_names(classes: Sequence[str]) -> tuple[str, ...]:
+    """Returns the events of classes, such as "missed person" and "invented person"."""
+    return tuple(f"{direction} {each}" for each in classes for direction in (MISSED, INVENTED))
 
 
-def event_of(name: str, groups: Sequence[str]) -> tuple[str, int]:
-    """Returns the direction of an event, and the number of its group.
+def event_of(name: str, classes: Sequence[str]) -> tuple[str, int]:
+    """Returns the direction of an event, and the number of its class.
 
     Args:
-        name: one of `event_names(groups)`.
-        groups: of the task.
+        name: one of `event_names(classes)`.
+        classes: see `Task.event_classes`.
 
     Raises:
         ConfigError: no such event.
     """
-    direction, _, group = name.partition(" ")
-    if direction not in (MISSED, INVENTED) or group not in groups:
-        known = ", ".join(event_names(groups)[:8])
+    direction, _, found = name.partition(" ")
+    if direction not in (MISSED, INVENTED) or found not in classes:
+        known = ", ".join(event_names(classes)[:8])
         raise ConfigError(f"There is no event '{name}'; there are: {known}." if known else "The task has no events.")
-    return direction, groups.index(group)
+    return direction, classes.index(found)
 
 
 def events_in(
@@ -85,16 +85,16 @@ def events_in(
     missed: tuple[NDArray[np.bool_], NDArray[np.bool_]],
     invented: tuple[NDArray[np.bool_], NDArray[np.bool_]],
 ) -> dict[str, Event]:
-    """Returns the events of some groups, by name.
+    """Returns the events of some classes, by name.
 
     Args:
         columns: `event_of` of each event.
-        missed: where each group counts, and where it is lost if it counts; bool (n, groups) each.
+        missed: where each class counts, and where it is lost if it counts; bool (n, classes) each.
         invented: the same for the other direction.
     """
     found = {}
-    for name, (direction, group) in columns.items():
-        counts, lost = (each[:, group] for each in (missed if direction == MISSED else invented))
+    for name, (direction, column) in columns.items():
+        counts, lost = (each[:, column] for each in (missed if direction == MISSED else invented))
         found[name] = Event(counts, (counts & lost).astype(np.float32))
     return found
 
@@ -220,7 +220,7 @@ class Task:
     """A task, with the configuration of one bundle. Its types derive from `ConfiguredTask`.
 
     `outputs` and `loss` are what a task must define. Everything else has a default, which holds for outputs about which
-    only names, datatypes and shapes are known. A task that has groups also defines `occurrences`.
+    only names, datatypes and shapes are known. A task with `event_classes` also defines `occurrences`.
 
     Attributes:
         kind: its name in manifests, the tag of its struct.
@@ -235,7 +235,8 @@ class Task:
         evidence: tensors that a model of the task may give for scoring only.
         truth: the labels of a data set. Its first axis is the rows; -1 elsewhere is any size.
         labels: of the classes, in their order; () if the task has none.
-        group_names: the classes, or groups of classes, that contracts and rollouts tell apart; () if there are none.
+        event_classes: the classes, or groups of classes, with events, which contracts and rollouts tell apart; () if
+            there are none.
         events: names of the conditional losses, see `events_of`.
         feature_count: number of columns of `features`.
     """
@@ -269,12 +270,12 @@ class Task:
         return ()
 
     @property
-    def group_names(self) -> tuple[str, ...]:
+    def event_classes(self) -> tuple[str, ...]:
         return ()
 
     @property
     def events(self) -> tuple[str, ...]:
-        return event_names(self.group_names)
+        return event_names(self.event_classes)
 
     @property
     def digest(self) -> str:
@@ -382,13 +383,15 @@ class Task:
     def groups(self, outputs: Arrays) -> Sequence[str]:
         """Returns, for each row, the class that a certificate by class refers to; "" without one.
 
-        The default is the first group that the row reports, in the order of the groups.
+        The default is the first of `event_classes` that the row reports.
         """
         counts = self.occurrences(outputs)
-        return [next((name for name, count in zip(self.group_names, row, strict=True) if count), "") for row in counts]
+        return [
+            next((name for name, count in zip(self.event_classes, row, strict=True) if count), "") for row in counts
+        ]
 
     def occurrences(self, outputs: Arrays) -> NDArray[np.int64]:
-        """Returns how often each row reports each group, (n, len(group_names))."""
+        """Returns how often each row reports each class, (n, len(event_classes))."""
         return np.zeros((row_count(outputs), 0), np.int64)
 
     @abstractmethod
@@ -398,8 +401,8 @@ class Task:
     def events_of(self, names: Iterable[str], edge: Arrays, full: Arrays) -> dict[str, Event]:
         """Returns the rows in which each event can occur, and where it occurred, by name.
 
-        "missed G" counts the rows in which the full model reports the group G, and loses those in which the edge model
-        does not. "invented G" is the reverse.
+        "missed C" counts the rows in which the full model reports the class C, and loses those in which the edge model
+        does not. "invented C" is the reverse.
 
         Args:
             names: some of `events`.
@@ -409,7 +412,7 @@ class Task:
         Raises:
             ConfigError: no such event.
         """
-        columns = {name: event_of(name, self.group_names) for name in names}
+        columns = {name: event_of(name, self.event_classes) for name in names}
         ours, theirs = (self.occurrences(outputs) > 0 for outputs in (edge, full))
         return events_in(columns, missed=(theirs, ~ours), invented=(ours, ~theirs))
 

@@ -91,7 +91,7 @@ class Classification(ConfiguredTask, frozen=True, tag="classification"):
         return (TensorSpec(LABEL, "INT64", (-1,)),)
 
     @property
-    def group_names(self) -> tuple[str, ...]:
+    def event_classes(self) -> tuple[str, ...]:
         return self.labels
 
     @property

@@ -136,7 +136,7 @@ class Detection(ConfiguredTask, frozen=True, tag="detection"):
         )
 
     @property
-    def group_names(self) -> tuple[str, ...]:
+    def event_classes(self) -> tuple[str, ...]:
         """Returns the groups in the order of their first labels."""
         group_of = {label: name for name, labels in self.class_groups.items() for label in labels}
         return tuple(dict.fromkeys(group_of.get(label, label) for label in self.labels))
@@ -216,7 +216,7 @@ class Detection(ConfiguredTask, frozen=True, tag="detection"):
 
     @property
     def feature_count(self) -> int:
-        return _MEASURES + (len(self.group_names) if len(self.labels) <= _CLASSES_AT_MOST else 0)
+        return _MEASURES + (len(self.event_classes) if len(self.labels) <= _CLASSES_AT_MOST else 0)
 
     def features(self, outputs: Arrays, evidence: Arrays) -> NDArray[np.float32]:
         """Returns the inputs of learned scores, (n, feature_count).
@@ -243,14 +243,14 @@ class Detection(ConfiguredTask, frozen=True, tag="detection"):
 
     def groups(self, outputs: Arrays) -> Sequence[str]:
         """Returns the group of each row's best detection; "" without detections."""
-        index, names = self._group_index(), self.group_names
+        index, names = self._group_index(), self.event_classes
         best = zip(outputs[COUNT].tolist(), outputs[CLASSES][:, 0].tolist(), strict=True)
         return [names[index[label]] if count else "" for count, label in best]
 
     def occurrences(self, outputs: Arrays) -> NDArray[np.int64]:
         """Returns the number of objects of at least `least_side` of each group, (n, groups)."""
         index = self._group_index()
-        found = np.zeros((len(outputs[COUNT]), len(self.group_names)), np.int64)
+        found = np.zeros((len(outputs[COUNT]), len(self.event_classes)), np.int64)
         rows, columns = np.nonzero(_used(outputs) & (_mean_side(outputs[BOXES]) >= self.least_side))
         np.add.at(found, (rows, index[outputs[CLASSES][rows, columns]]), 1)
         return found
@@ -275,9 +275,9 @@ class Detection(ConfiguredTask, frozen=True, tag="detection"):
     def events_of(self, names: Iterable[str], edge: Arrays, full: Arrays) -> dict[str, Event]:
         """Returns the rows that count for each event, and its loss, by name.
 
-        "missed G" counts rows in which the full model detects the group G; its loss is 1 if the edge model lacks a
-        match for one of these objects. "invented G" counts rows in which the edge model detects G; its loss is 1 if the
-        full model lacks a match.
+        "missed C" counts rows in which the full model detects the class C, or one of a group C; its loss is 1 if the
+        edge model lacks a match for one of these objects. "invented C" counts rows in which the edge model detects C;
+        its loss is 1 if the full model lacks a match.
 
         Args:
             names: some of `events`.
@@ -287,7 +287,7 @@ class Detection(ConfiguredTask, frozen=True, tag="detection"):
         Raises:
             ConfigError: no such event.
         """
-        columns = {name: event_of(name, self.group_names) for name in names}
+        columns = {name: event_of(name, self.event_classes) for name in names}
         objects = self.objects(edge, full)
         return events_in(
             columns,
@@ -303,7 +303,7 @@ class Detection(ConfiguredTask, frozen=True, tag="detection"):
             full: canonical outputs, or labelled boxes.
         """
         index = self._group_index()
-        shape = len(edge[COUNT]), len(self.group_names)
+        shape = len(edge[COUNT]), len(self.event_classes)
         result = Objects(np.zeros(shape, np.int64), np.zeros(shape, np.int64), np.zeros(shape, np.int64))
         for row in np.flatnonzero((edge[COUNT] > 0) | (full[COUNT] > 0)).tolist():
             ours, theirs = detections(edge, row), detections(full, row)
@@ -362,7 +362,7 @@ class Detection(ConfiguredTask, frozen=True, tag="detection"):
 
     def _group_index(self) -> NDArray[np.int64]:
         """Returns the number of each label's group."""
-        numbers = {name: number for number, name in enumerate(self.group_names)}
+        numbers = {name: number for number, name in enumerate(self.event_classes)}
         group_of = {label: name for name, labels in self.class_groups.items() for label in labels}
         return np.array([numbers[group_of.get(label, label)] for label in self.labels], np.int64)
 

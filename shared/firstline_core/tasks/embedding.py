@@ -83,7 +83,7 @@ class Embedding(ConfiguredTask, frozen=True, tag="embedding"):
         return (TensorSpec(LABEL, "INT64", (-1,)),)
 
     @property
-    def group_names(self) -> tuple[str, ...]:
+    def event_classes(self) -> tuple[str, ...]:
         """Returns `event_labels`, or all different labels; () if there are too many to tell apart."""
         names = self.event_labels or tuple(dict.fromkeys(self.labels))
         return names if len(names) <= _GROUPS_AT_MOST else ()
@@ -219,8 +219,8 @@ class Embedding(ConfiguredTask, frozen=True, tag="embedding"):
         return np.asarray((1 - self.score("margin", outputs, evidence)) / 2, np.float32)
 
     def occurrences(self, outputs: Arrays) -> NDArray[np.int64]:
-        """Returns whether the label of the neighbour has events, (n, group_names)."""
-        columns = {name: column for column, name in enumerate(self.group_names)}
+        """Returns whether the label of the neighbour has events, (n, event_classes)."""
+        columns = {name: column for column, name in enumerate(self.event_classes)}
         if not columns:
             return super().occurrences(outputs)
         found = [columns.get(self.labels[row], -1) if row >= 0 else -1 for row in outputs[NEIGHBOUR].tolist()]

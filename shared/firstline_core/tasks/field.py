@@ -47,7 +47,7 @@ def field_losses(task: Task, edge: Arrays, full: Arrays) -> Scores:
 
 
 def field_events(task: Task, edge: Arrays, full: Arrays) -> dict[str, float]:
-    """Returns the losses of the events that can occur in one row; these are events of groups that a model reports.
+    """Returns the losses of the events that can occur in one row; these are events of classes that a model reports.
 
     Args:
         task: of both answers.
@@ -57,7 +57,7 @@ def field_events(task: Task, edge: Arrays, full: Arrays) -> dict[str, float]:
 
     def names() -> tuple[str, ...]:
         reported = (task.occurrences(edge)[0] + task.occurrences(full)[0]).tolist()
-        return event_names([name for name, number in zip(task.group_names, reported, strict=True) if number])
+        return event_names([name for name, number in zip(task.event_classes, reported, strict=True) if number])
 
     possible = _or_else(task, names, task.events)
 
@@ -98,10 +98,10 @@ def field_group(task: Task, outputs: Arrays) -> str:
 
 
 def field_occurrences(task: Task, outputs: Arrays) -> dict[str, int]:
-    """Returns how often the only row reports each group that it reports."""
+    """Returns how often the only row reports each class that it reports."""
 
     def occurrences() -> dict[str, int]:
-        reported = zip(task.group_names, task.occurrences(outputs)[0].tolist(), strict=True)
+        reported = zip(task.event_classes, task.occurrences(outputs)[0].tolist(), strict=True)
         return {name: number for name, number in reported if number}
 
     return _or_else(task, occurrences, {}, _UNKNOWN)

@@ -137,6 +137,6 @@ def _unfit(loaded: object, kind: str) -> str:
     if not config.frozen or (config.tag_field, config.tag) != ("kind", kind):
         return f"needs frozen=True, tag_field='kind' and tag='{kind}'"
     missing = [name for name in dir(loaded) if getattr(getattr(loaded, name), "__isabstractmethod__", False)]
-    if loaded.group_names is not Task.group_names and loaded.occurrences is Task.occurrences:
+    if loaded.event_classes is not Task.event_classes and loaded.occurrences is Task.occurrences:
         missing.append("occurrences")
     return f"lacks {', '.join(missing)} of {_BASE}" if missing else ""

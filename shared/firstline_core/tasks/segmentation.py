@@ -117,7 +117,7 @@ class Segmentation(ConfiguredTask, frozen=True, tag="segmentation"):
         return (TensorSpec(MASK, "UINT8", (-1, self.height, self.width)),)
 
     @property
-    def group_names(self) -> tuple[str, ...]:
+    def event_classes(self) -> tuple[str, ...]:
         return self.labels
 
     def fault(self, outputs: Arrays) -> str:

@@ -72,7 +72,7 @@ class Text(ConfiguredTask, frozen=True, tag="text"):
         return (TensorSpec(MEAN, "FP32", (-1,)), TensorSpec(LOWEST, "FP32", (-1,)))
 
     @property
-    def group_names(self) -> tuple[str, ...]:
+    def event_classes(self) -> tuple[str, ...]:
         return self.keywords
 
     def fault(self, outputs: Arrays) -> str:

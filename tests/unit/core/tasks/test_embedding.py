@@ -59,7 +59,7 @@ def test_another_label_is_a_loss_and_another_row_of_it_is_none() -> None:
     assert (invented.counts.tolist(), invented.loss.tolist()) == ([True, True, False, False, False], [0, 1, 0, 0, 0])
     assert PEOPLE.groups(edge) == ["ann", "ann", "bob", "", ""]
     assert PEOPLE.occurrences(edge).tolist() == [[1, 0], [1, 0], [0, 1], [0, 0], [0, 0]]
-    assert PEOPLE.group_names == ("ann", "bob")
+    assert PEOPLE.event_classes == ("ann", "bob")
 
 
 def test_a_large_gallery_has_events_of_the_labels_that_the_recipe_names() -> None:

@@ -88,7 +88,7 @@ def test_an_unfit_task_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         ("class Unlike(ConfiguredTask, frozen=True, tag='triage'):\n    x: int", "lacks loss, outputs of firstline"),
         (
             "class Unlike(ConfiguredTask, frozen=True, tag='triage'):\n"
-            "    outputs, group_names = (), ()\n"
+            "    outputs, event_classes = (), ()\n"
             "    def loss(self, edge, full): ...",
             "lacks occurrences of firstline_core",
         ),
