@@ -6,6 +6,7 @@ Modules
     broker          the fleet over MQTT: reads reports, publishes desired documents
     devices         devices in the store: desired and reported documents, tags
     totals          the counts of devices, added up over their processes
+    overview        the state of all devices at one moment, added up
     gauges          metrics of all devices together
     tiers           the answers by tier, for all devices together, over time
 """
