@@ -132,17 +132,23 @@ def prefer(pid: int) -> None:
 
 
 @contextlib.contextmanager
-def undisturbed() -> Iterator[None]:
+def undisturbed() -> Iterator[bool]:
     """Runs this thread, and what it starts meanwhile, before all other work of the machine, where that is allowed.
 
     `prefer` is not enough for a server with more threads than cores: Linux leaves a thread that is to run behind
     another one of its process for milliseconds, while another core does other work. Real-time threads move at once.
+
+    Yields:
+        Whether it is allowed; otherwise the measurement competes with the machine's other work.
     """
     before = os.sched_getscheduler(0), os.sched_getparam(0)
-    with contextlib.suppress(PermissionError):
-        os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(os.sched_get_priority_min(os.SCHED_RR)))
     try:
-        yield
+        os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(os.sched_get_priority_min(os.SCHED_RR)))
+        allowed = True
+    except PermissionError:
+        allowed = False
+    try:
+        yield allowed
     finally:
         os.sched_setscheduler(0, *before)
 

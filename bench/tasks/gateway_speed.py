@@ -53,7 +53,7 @@ def figures(data: Path) -> Iterator[Figure]:
     keep_freed_memory()  # as the gateway does; what the loop takes would depend on earlier parts
     for name in _MODELS:
         with ExitStack() as opened:
-            opened.enter_context(undisturbed())
+            alone = opened.enter_context(undisturbed())
             folder = Path(opened.enter_context(TemporaryDirectory()))
             at = folder / "models" / "m"
             at.mkdir(parents=True)
@@ -75,6 +75,7 @@ def figures(data: Path) -> Iterator[Figure]:
         (of_loop, of_bare), spread = np.median(ratios, axis=0), np.subtract(*np.percentile(ratios[:, 0], (75, 25)))
         yield at_least(f"{name}: throughput of a gateway, relative to the tuned loop", float(of_loop), 0.9)
         yield plain(f"{name}: interquartile range of that in {_TURNS} turns", float(spread))
+        yield plain(f"{name}: measured before all other work of the machine (1: yes, 0: not allowed)", float(alone))
         yield plain(f"{name}: throughput of a gateway, relative to the bare server", float(of_bare))
 
 

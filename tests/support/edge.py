@@ -86,7 +86,7 @@ def _model(name: str, digit: str, reads: tuple[str, ...] = ("x",)) -> Model:
 class Echo:
     """An edge model whose input is the probability of "yes"; negative inputs are invalid, inputs above 1 fail."""
 
-    decodes_images = False
+    has_costs = False
     row_s = 0.0
 
     def __init__(self, manifest: Manifest) -> None:

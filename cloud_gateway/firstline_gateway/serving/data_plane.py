@@ -335,9 +335,9 @@ class GatewayDataPlane:
             self._memory.release(place)
 
     async def _submit(self, request: InferRequest, served: ServedModel) -> Arrays:
-        """Runs a request in a batch, after its images are decoded if they are large."""
+        """Runs a request in a batch, after its inputs are prepared if that takes much memory or time."""
         model, inputs = self._dispatcher.loaded_model(served.key), served.inputs_of(request)
-        if model is None or not model.decodes_images:
+        if model is None or not model.has_costs:
             return await self._batcher.submit(served.key, request, inputs)
         cost = await self._decoding.cost(model, inputs, request.size_bytes, request.principal)
         async with self._decoding.prepared(model, inputs, cost, request.principal, request.deadline_s) as prepared:

@@ -179,7 +179,7 @@ class Decoding(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     memory_limit_bytes: Count = DEFAULT_DECODING_LIMITS.memory_bytes
     """The most working memory of one image or recording: decoding, conversions and steps, by its header (bytes)."""
     total_memory_bytes: Count = 1 << 30
-    """Working memory of all large files under way; one client may hold half, others wait for it (bytes)."""
+    """Working memory of all large inputs under way; one client may hold half, others wait for it (bytes)."""
 
     @property
     def limits(self) -> DecodingLimits:

@@ -267,7 +267,7 @@ class EdgeRuns:
         """Runs the edge model, on the event loop or in a thread; equal rows in threads are computed once."""
         request, inputs = context.request, context.inputs
         cost, light = NO_COST, True
-        if edge.loaded.decodes_images:
+        if edge.loaded.has_costs:
             cost = await self._decoding.cost(edge.loaded, inputs, request.size_bytes, request.principal)
             light = is_light(cost)
         if light and edge.quick(request):

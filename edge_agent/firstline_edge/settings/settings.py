@@ -129,7 +129,7 @@ class DecodingSection(Section, frozen=True, kw_only=True):
     memory_limit_bytes: Positive = DEFAULT_DECODING_LIMITS.memory_bytes
     """Most working memory of one image or recording: decoding, conversions and steps, by its header."""
     total_memory_bytes: Positive = 256 * _MIB
-    """Working memory of all large files under way; one caller may hold half of it, or one file."""
+    """Working memory of all large inputs under way; one caller may hold half of it, or one input."""
 
     @property
     def limits(self) -> DecodingLimits:

@@ -13,6 +13,7 @@ from typing import Protocol
 
 import numpy as np
 from msgspec import Struct
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from firstline_core.bundle.inputs import check_input, sizes
@@ -21,7 +22,7 @@ from firstline_core.bundle.store import Bundle
 from firstline_core.errors import InferenceError, InvalidTensorError, ModelLoadError, RequestError
 from firstline_core.processing.boxes import InputSize
 from firstline_core.processing.compile import Preprocess, Step, check_needs, compile_preprocess
-from firstline_core.processing.decoding import MeasuredInputs, PreparedRows
+from firstline_core.processing.decoding import LIGHT_BYTES, MeasuredInputs, PreparedRows
 from firstline_core.processing.image_header import NO_COST, DecodingCost
 from firstline_core.processing.steps import (
     CenterCrop,
@@ -38,6 +39,7 @@ from firstline_core.processing.steps import (
 from firstline_core.processing.text import Encoder, Shared, read_encoder
 from firstline_core.processing.trial import trial_input, typical_row
 from firstline_core.processing.windows import WINDOWS, combine_windows
+from firstline_core.protocol.limits import DEFAULT_LIMITS
 from firstline_core.runtime.base import RowByRow, Runtime, fits, pick_port
 from firstline_core.runtime.onnx import OnnxRuntime
 from firstline_core.runtime.select import RuntimeOptions, load_runtime
@@ -112,12 +114,19 @@ class LoadedInput(Struct, frozen=True, eq=False):
         return {port.name: rows, **side}
 
 
+def _computes_much(loaded: LoadedInput) -> bool:
+    """Returns whether the steps of an input of numbers may hold more memory than is left uncounted."""
+    rows = (DEFAULT_LIMITS.rows, *loaded.spec.shape[1:])
+    return bool(loaded.pre.steps) and (-1 in rows or loaded.pre.steps_bytes(rows) > LIGHT_BYTES)
+
+
 class LoadedModel:
     """One model of a bundle, ready to run. `load_model` creates it.
 
     Attributes:
         digest: of the model, see `Model.digest`.
         decodes_images: whether its preprocessing has image or audio steps.
+        has_costs: whether `decoding_cost` matters: it reads files, or has steps on many numbers.
         batch: of the model, see `Model.batch`; `run` obeys it.
         by_row: whether rows gain nothing by being joined, because the model runs one at a time.
         task: of the bundle.
@@ -155,6 +164,8 @@ class LoadedModel:
         self.input_names = model.input_names
         self._decoders = tuple([each for each in inputs if each.pre.decoder is not None])
         self.decodes_images = bool(self._decoders)
+        self._computing = tuple([each for each in inputs if _computes_much(each)])
+        self.has_costs = bool(self._decoders or self._computing)
         self._post = post
         self.output_names = post.reads
         self._resources = resources
@@ -199,13 +210,16 @@ class LoadedModel:
         return rows
 
     def decoding_cost(self, inputs: Arrays) -> DecodingCost:
-        """Returns what decoding the rows of a request costs, from their headers; `NO_COST` for numbers.
+        """Returns what preparing the rows of a request costs, from the headers of files and the shapes of numbers.
 
         Raises:
             InvalidTensorError, PayloadTooLargeError: see `prepare`, as far as the headers tell.
         """
         costs = [each.pre.decoder.cost(each.check(inputs)) for each in self._decoders if each.pre.decoder is not None]
-        return DecodingCost.joined(costs) if costs else NO_COST
+        cost = DecodingCost.joined(costs) if costs else NO_COST
+        given = [each for each in self._computing if each.spec.name in inputs]
+        numbers_bytes = sum([each.pre.steps_bytes(inputs[each.spec.name].shape) for each in given])
+        return replace(cost, numbers_bytes=numbers_bytes) if numbers_bytes else cost
 
     def trial_inputs(self) -> Arrays | None:
         """Returns one row of zeros of each of the bundle's inputs that the model reads; None for free sizes."""

@@ -161,7 +161,7 @@ class Preprocess(NamedTuple):
                 return Prepared(done.reshape(*array.shape[:2], *done.shape[1:]), {WINDOWS: self.audio.counts(cost)})
         elif self.text is not None:
             array = self.text.run(tensor, {} if shared is None else shared)
-        else:
+        elif self.steps:
             self._check_memory(tensor)
         if self.observed:
             array, side[OBSERVED] = split_observed(array, self.observed)
@@ -177,14 +177,19 @@ class Preprocess(NamedTuple):
         Raises:
             PayloadTooLargeError: as said.
         """
-        rows, shape = len(tensor.array), tensor.array.shape[1:]
-        memory = steps_memory(self.steps, shape)
-        if (total_bytes := rows * memory.row_bytes + memory.once_bytes) > self.memory_bytes:
+        rows, *shape = tensor.array.shape
+        if (total_bytes := self.steps_bytes(tensor.array.shape)) > self.memory_bytes:
             raise PayloadTooLargeError(
-                f"Input '{tensor.name}' has {rows} rows of shape {list(shape)}, whose steps take {total_bytes} bytes "
-                f"of memory; at most {self.memory_bytes} are used (decoding.memory_limit_bytes). Send fewer or shorter "
+                f"Input '{tensor.name}' has {rows} rows of shape {shape}, whose steps take {total_bytes} bytes of "
+                f"memory; at most {self.memory_bytes} are used (decoding.memory_limit_bytes). Send fewer or shorter "
                 "rows."
             )
+
+    def steps_bytes(self, shape: tuple[int, ...]) -> int:
+        """Returns the most memory that the steps on numbers of this shape hold; 0 for files and texts."""
+        rows, *row_shape = shape
+        memory = steps_memory(self.steps, tuple(row_shape))
+        return rows * memory.row_bytes + memory.once_bytes
 
     def gives(self, side: str) -> bool:
         """Returns whether `run` can give this side array."""
@@ -261,6 +266,8 @@ def compile_preprocess(
     standardizes = bool(array_steps) and isinstance(array_steps[0], Standardize)
     if (image_steps and standardizes) or any(isinstance(step, Standardize) for step in array_steps[1:]):
         raise ModelLoadError("Preprocessing: standardize comes first, once, and takes numbers that are no image.")
+    if image_steps and any(isinstance(step, SignalStep) for step in array_steps):
+        raise ModelLoadError("Preprocessing: steps for signals take numbers that are no image.")
     apply = chain(_array_steps(array_steps[standardizes:], channels, load_graph))
     if not image_steps:
         return Preprocess(

@@ -133,8 +133,8 @@ class MemoryBudget:
         """
         if size_bytes > self._limit_bytes:
             raise PayloadTooLargeError(
-                f"Decoding the request's files takes {size_bytes} bytes of memory; at most {self._limit_bytes} are "
-                "used (decoding.total_memory_bytes). Send fewer rows, or smaller images or recordings."
+                f"Preparing the request takes {size_bytes} bytes of memory; at most {self._limit_bytes} are used "
+                "(decoding.total_memory_bytes). Send fewer rows, or smaller images, recordings or arrays."
             )
         waiting = _Waiting(principal, size_bytes, asyncio.get_running_loop().create_future())
         self._waiting.append(waiting)
@@ -152,7 +152,7 @@ class MemoryBudget:
                 self._grant()
             if isinstance(error, TimeoutError):
                 raise QueueFullError(
-                    "Files of other requests take the memory for decoding (decoding.total_memory_bytes); try again.",
+                    "Other requests take the memory for preparing inputs (decoding.total_memory_bytes); try again.",
                     retry_after_s=1.0,
                 ) from error
             raise
@@ -374,5 +374,5 @@ class FileDecoding:
 
     def _prepare(self, model: Preparing, inputs: Arrays, cost: DecodingCost, deadline_s: float | None) -> Arrays:
         if deadline_s is not None and self._clock.monotonic_s() >= deadline_s:
-            raise DeadlineExceededError("The request's deadline passed before its files were decoded; allow more time.")
+            raise DeadlineExceededError("The request's deadline passed before its preparation; allow more time.")
         return model.prepare(inputs, cost)

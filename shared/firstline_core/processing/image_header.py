@@ -18,6 +18,7 @@ from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from firstline_core.errors import InvalidTensorError, PayloadTooLargeError
 from firstline_core.processing.audio_header import MeasuredClip
@@ -149,17 +150,19 @@ class MeasuredImage(NamedTuple):
 
 
 class DecodingCost(Struct, frozen=True):
-    """The cost of processing the images, or the audio clips, of a request.
+    """The cost of processing the inputs of a request: images, audio clips and numbers.
 
     Args:
         images: one for each row of each image input; none if there is nothing to process.
         clips: the same, of inputs of audio.
         parts: the cost of each input that is decoded, if there are several.
+        numbers_bytes: the most memory that the steps of inputs of numbers hold.
     """
 
     images: tuple[MeasuredImage, ...] = ()
     clips: tuple[MeasuredClip, ...] = ()
     parts: tuple[DecodingCost, ...] = ()
+    numbers_bytes: int = 0
 
     @staticmethod
     def joined(parts: Sequence[DecodingCost]) -> DecodingCost:
@@ -183,17 +186,18 @@ class DecodingCost(Struct, frozen=True):
     def memory_bytes(self) -> int:
         """The most that is held at one moment while the rows are processed one after the other."""
         largest = max((row.working_bytes for row in self.rows), default=0)
-        return largest + (sum(row.result_bytes for row in self.rows) if len(self.rows) > 1 else 0)
+        results = sum(row.result_bytes for row in self.rows) if len(self.rows) > 1 else 0
+        return largest + results + self.numbers_bytes
 
     def take(self, rows: Sequence[int]) -> DecodingCost:
-        """Returns the cost of some of the rows, in the given order."""
+        """Returns the cost of some of the rows, in the given order; of numbers, at most the cost of all rows."""
         if self.parts:
-            return DecodingCost.joined([part.take(rows) for part in self.parts])
-        if not self.rows:
-            return self
-        return DecodingCost(
-            tuple([self.images[row] for row in rows]) if self.images else (),
-            tuple([self.clips[row] for row in rows]) if self.clips else (),
+            taken = DecodingCost.joined([part.take(rows) for part in self.parts])
+            return replace(taken, numbers_bytes=self.numbers_bytes)
+        return replace(
+            self,
+            images=tuple([self.images[row] for row in rows]) if self.images else (),
+            clips=tuple([self.clips[row] for row in rows]) if self.clips else (),
         )
 
 

@@ -69,7 +69,7 @@ MANIFESTS = {name: _manifest(name, digit) for name, digit in ((CERTIFIED, "1"), 
 class _Echo:
     """What `EdgeModel` needs of a `LoadedModel`."""
 
-    decodes_images = False
+    has_costs = False
     row_s = 0.0
 
     def __init__(self, model: Model, task: Task) -> None:

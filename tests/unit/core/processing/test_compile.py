@@ -20,6 +20,7 @@ from firstline_core.processing.steps import (
     CenterCrop,
     Columns,
     Decode,
+    Detrend,
     Flatten,
     Graph,
     InputSpec,
@@ -317,6 +318,7 @@ def test_a_graph_is_a_step() -> None:
         ((Decode(), Scale((1.0, 2.0), (1.0, 2.0, 3.0))), IMAGES, "2 means and 3 stds"),
         ((Decode("L"), Scale((1.0, 2.0, 3.0))), IMAGES, "3 channels, but the input has 1"),
         ((Decode(), Layout("NCHW"), Scale((1.0, 2.0, 3.0))), IMAGES, "by channel comes before layout"),
+        ((Decode("L"), Detrend()), IMAGES, "signals take numbers that are no image"),
     ],
 )
 def test_steps_that_make_no_sense_are_refused_at_load(steps: Any, spec: InputSpec, message: str) -> None:

@@ -190,7 +190,7 @@ async def test_memory_that_is_not_free_in_time_is_a_full_queue() -> None:
 
 
 async def test_more_than_the_whole_budget_is_refused_at_once() -> None:
-    with pytest.raises(PayloadTooLargeError, match=r"decoding\.total_memory_bytes.*smaller images or recordings"):
+    with pytest.raises(PayloadTooLargeError, match=r"decoding\.total_memory_bytes.*smaller images, recordings"):
         await MemoryBudget(100).take("a", 101, 10.0)
 
 
