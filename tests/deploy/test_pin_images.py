@@ -27,9 +27,9 @@ def copies(tmp_path: Path) -> list[Path]:
 
 
 def test_every_image_is_pinned_and_later_updated(copies: list[Path]) -> None:
-    images = {"eclipse-mosquitto:2.0", "python:3.11-slim"}
-    assert set(pin_images.pin(copies, lambda _: OLD)) == images
-    assert set(pin_images.pin(copies, lambda _: NEW)) == images
+    images = pin_images.pin(copies, lambda _: OLD)
+    assert {"eclipse-mosquitto:2.0", "python:3.11-slim"} <= set(images)
+    assert pin_images.pin(copies, lambda _: NEW) == dict.fromkeys(images, NEW)
     for copy in copies:
         lines = [line.strip() for line in copy.read_text().splitlines() if line.strip().startswith(("FROM", "image:"))]
         assert lines
