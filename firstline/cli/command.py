@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import gc
 import inspect
+import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, fields, is_dataclass
@@ -21,13 +22,14 @@ from typer.core import TyperGroup
 
 from firstline.cli import interrupt
 from firstline.cli.output import Output, OutputOption, print_json, print_table
-from firstline_core.errors import ConfigError, FirstlineError
+from firstline_core.errors import ConfigError, FirstlineError, did_you_mean
 
 if TYPE_CHECKING:
     from rich.table import Table
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
+_CHOICES = re.compile(r"'([^']*)' is not one of (.*)")
 _SUMMARY = 200  # characters: all of the first sentence
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -69,6 +71,18 @@ class Group(TyperGroup):
         except FirstlineError as error:
             typer.echo(error.message, err=True)
             ctx.exit(EXIT_USAGE if isinstance(error, ConfigError) else EXIT_FAILED)
+        except typer.BadParameter as error:
+            error.message = _reworded(error.message)
+            raise
+
+
+def _reworded(message: str) -> str:
+    """Returns a message about an option's value without the words of the library that converts it."""
+    text = message.removeprefix("Value error, ").partition(", unable to parse")[0]
+    if choices := _CHOICES.fullmatch(text):
+        end = did_you_mean(choices[1], re.findall(r"'([^']+)'", choices[2]))
+        return text if end == "." else text.removesuffix(".") + end
+    return text.replace("Input should be ", "it must be ")
 
 
 def command_line(group: type[Group]) -> typer.Typer:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,6 +12,10 @@ from firstline.cli.command import Report, command, command_group
 from firstline.cli.contexts import SELECTS, Context, contexts_file, read_contexts, write_contexts
 from firstline.cli.options import GatewayOptions, check_name
 from firstline.cli.output import table
+from firstline_core.storage.secrets import read_secret
+
+if TYPE_CHECKING:
+    from firstline.client.connection import base_url
 
 app = command_group("Name gateways, and choose the one that commands use.")
 
@@ -23,8 +27,10 @@ def create(name: NameArgument, gateway: GatewayOptions) -> Report:
     """Create or replace a context, and use it. The file names the key's file, and contains no secret."""
     check_name(name, "The context's name")
     files = (str(Path(file).expanduser().absolute()) if file else "" for file in (gateway.key_file, gateway.ca_file))
+    url = str(base_url(gateway.required_url())).rstrip("/")
+    read_secret(gateway.key_file, "--key-file")
     contexts = read_contexts()
-    contexts.contexts[name] = Context(gateway.required_url(), *files)
+    contexts.contexts[name] = Context(url, *files)
     contexts.current = name
     write_contexts(contexts)
     return _report(name, contexts.contexts[name], f"The context {name} is in use; it is stored in {contexts_file()}.")

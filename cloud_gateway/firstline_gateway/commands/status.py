@@ -54,7 +54,7 @@ def _status(arguments: argparse.Namespace) -> int:
             if (reply := client.get(CONTRACTS_PATH)).is_success:
                 found |= {name: reply.json()[name] for name in ("contracts", "quotas", "device_alarms")}
     except (*HTTP_FAILURES, ConfigError, ValueError, KeyError) as error:
-        found["error"] = f"{url} does not answer as a gateway: {error or type(error).__name__}"
+        found["error"] = f"{url} does not answer as a gateway: {error or type(error).__name__}; is it running there?"
     show(arguments, "\n".join(_lines(found, has_token=bool(token))), found)
     return 0 if found["ready"] else 1
 

@@ -75,6 +75,20 @@ def test_a_mistyped_word_is_recognised(arguments: list[str], meant: str) -> None
     assert meant in result.stderr.splitlines()[-1]
 
 
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["rollout", "create", "digits", "two"], "Invalid value for 'VERSION': it must be a valid integer"),
+        (["profile", "get", "digits", "0", "cam"], "'VERSION': it must be greater than or equal to 1"),
+        (["device", "list", "-o", "jsn"], "'jsn' is not one of 'text', 'json'; did you mean 'json'?"),
+    ],
+)
+def test_a_value_that_does_not_fit_is_explained(arguments: list[str], sentence: str) -> None:
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 2
+    assert sentence in result.stderr.splitlines()[-1]
+
+
 def test_the_shell_completes_commands() -> None:
     environment = {"_FIRSTLINE_COMPLETE": "complete_bash", "COMP_WORDS": "firstline roll", "COMP_CWORD": "1"}
     assert CliRunner().invoke(app, [], env=environment, prog_name="firstline").stdout.split() == ["rollout"]

@@ -50,6 +50,13 @@ def test_a_context_is_created_listed_used_and_deleted(tmp_path: Path) -> None:
     assert json.loads(run("list", "-o", "json").stdout)["current"] == ""
 
 
+def test_a_context_that_cannot_work_is_refused() -> None:
+    assert "is not the URL of a server" in run("create", "lab", "--gateway", "lab:8080", code=2).stderr
+    absent = run("create", "lab", "--gateway", "http://127.0.0.1:8080", "--key-file", "absent.key", code=2)
+    assert "--key-file: absent.key cannot be read" in absent.stderr
+    assert json.loads(run("list", "-o", "json").stdout)["contexts"] == {}
+
+
 def test_the_file_is_private_and_has_no_secret() -> None:
     factory()
     assert stat.S_IMODE(contexts_file().stat().st_mode) == 0o600
