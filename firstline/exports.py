@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from firstline import errors
 from firstline.client.async_client import AsyncClient
 from firstline.client.results import (
     Anomaly,
@@ -21,6 +20,7 @@ from firstline.client.results import (
 )
 from firstline.client.retries import Outcome
 from firstline.client.sync_client import Client
+from firstline_core import errors
 from firstline_core.errors import FirstlineError
 from firstline_core.types import (
     Answer,

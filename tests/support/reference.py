@@ -1,11 +1,13 @@
 """Generates the files that describe settings and commands, from the code: `make reference`.
 
-These are the example settings of both tiers, and the pages configuration.md and cli.md of the reference.
+These are the example settings of both tiers, the pages configuration.md and cli.md of the reference, and llms.txt, the
+index of all pages in the form of https://llmstxt.org.
 """
 
 from __future__ import annotations
 
 import argparse
+import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,9 +25,10 @@ from firstline_edge.settings import settings as edge
 from firstline_gateway import __main__ as gateway_commands
 from firstline_gateway.settings import settings as gateway
 
-_PAGES = Path(__file__).parents[2] / "docs" / "reference"
-CONFIGURATION_FILE = _PAGES / "configuration.md"
-COMMANDS_FILE = _PAGES / "cli.md"
+_DOCS = Path(__file__).parents[2] / "docs"
+CONFIGURATION_FILE = _DOCS / "reference" / "configuration.md"
+COMMANDS_FILE = _DOCS / "reference" / "cli.md"
+INDEX_FILE = _DOCS / "llms.txt"
 _SHARED = {"--gateway", "--key-file", "--ca", "-o", "-h", "--config", "--set", "--version"}
 """Options that the page explains once for each program."""
 
@@ -219,11 +222,25 @@ def _row(cells: Sequence[str]) -> str:
     return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
 
 
+def pages_index() -> str:
+    """Returns a list of all pages of the site, by section."""
+    site = tomllib.loads((_DOCS.parent / "zensical.toml").read_text())["project"]
+    lines = [f"# {site['site_name']}", "", f"> {site['site_description']}"]
+    for entry in site["nav"]:
+        [(section, pages)] = entry.items() if isinstance(entry, dict) else [("", entry)]
+        lines += ["", f"## {section}", ""] if isinstance(pages, list) else [""]
+        for page in [pages] if isinstance(pages, str) else pages:
+            title = (_DOCS / page).read_text().partition("\n")[0].removeprefix("# ")
+            lines.append(f"- [{title}]({page})")
+    return "\n".join(lines) + "\n"
+
+
 FILES: Mapping[Path, Any] = {
     EDGE_FILE: edge_example,
     GATEWAY_FILE: gateway_example,
     CONFIGURATION_FILE: configuration_page,
     COMMANDS_FILE: commands_page,
+    INDEX_FILE: pages_index,
 }
 
 if __name__ == "__main__":
