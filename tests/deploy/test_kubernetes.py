@@ -156,10 +156,10 @@ def test_every_path_of_the_configuration_is_mounted() -> None:
         assert mounts[file.parent]["readOnly"] is True
     assert mounts[Path(SETTINGS.models.directory)]["readOnly"] is True
     assert "emptyDir" in volumes[mounts[Path(SETTINGS.identity.directory).parent]["name"]]
-    readme = (FOLDER / "README.md").read_text()
+    page = (CHECKOUT / "docs" / "how-to" / "kubernetes.md").read_text()
     for volume in volumes.values():
         if "secret" in volume:
-            assert f"`Secret` `{volume['secret']['secretName']}`" in readme
+            assert f"`Secret` `{volume['secret']['secretName']}`" in page
     command = (CHECKOUT / "cloud_gateway" / "Dockerfile").read_text().partition("CMD ")[2]
     assert Path(json.loads(command.splitlines()[0])[-1]).parent in mounts
 
