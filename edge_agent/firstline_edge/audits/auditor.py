@@ -39,9 +39,7 @@ _BY_SCORE = (Reason.CONFIDENT, Reason.UNCERTAIN, Reason.VALUABLE)
 _SOURCES = 1024  # with answers within the last pause length; further sources are not audited meanwhile
 _SLOTS = 8  # of a pause, by which the answers of a source are counted
 _LEAST_SHARE = 0.01  # of the audits that the budget allows, so that one burst does not end the audits of other answers
-_PROPENSITY_S = (
-    0.1  # a propensity is used for so long, or until an answer is drawn: finding a new one takes a microsecond
-)
+_PROPENSITY_S = 0.1  # a propensity is used for so long, or until an answer is drawn: a new one takes a microsecond
 
 
 class _Slot:
