@@ -26,7 +26,7 @@ from firstline.workbench.golden import answered_golden, read_inputs
 from firstline_core.bundle.manifest import Manifest, Model, Policy
 from firstline_core.bundle.store import Bundle, open_bundle
 from firstline_core.fleet.twin import Desired
-from firstline_core.processing.steps import InputSpec, Softmax
+from firstline_core.processing.steps import InputSpec, ModelInput, Softmax
 from firstline_core.routing.certificate import Histogram
 from firstline_core.routing.drift import histogram
 from firstline_core.runtime.select import RuntimeOptions
@@ -193,4 +193,4 @@ def _certified() -> tuple[float, Histogram]:
 
 
 def _as_model(file: Path, folder: Path) -> Model:
-    return model(file, folder, postprocess=(Softmax(),))
+    return model(file, folder, inputs=(ModelInput("x"),), postprocess=(Softmax(),))
