@@ -151,13 +151,22 @@ def _in_batches(answer: Answer, rows: Array, order: NDArray[np.intp], size: int)
 def _difference(expected: Arrays, found: Arrays | None, compare: Compare) -> Difference:
     if found is None or any(array.shape != found[name].shape for name, array in expected.items()):
         return Difference(0, float("inf"))
-    rows = range(row_count(expected))
-    pairs = ((slice_rows(expected, row, row + 1), slice_rows(found, row, row + 1)) for row in rows)
-    sizes = [0.0 if _identical(*pair) else compare(*pair) for pair in pairs]
-    worst = max(rows, key=sizes.__getitem__)
+    same = _same_rows(expected, found)
+    sizes = [
+        0.0 if same[row] else compare(slice_rows(expected, row, row + 1), slice_rows(found, row, row + 1))
+        for row in range(len(same))
+    ]
+    worst = int(np.argmax(sizes))
     return Difference(worst, sizes[worst])
 
 
-def _identical(some: Arrays, others: Arrays) -> bool:
-    """Returns whether all outputs are equal; NaN, which made-up inputs may cause, equals NaN."""
-    return all(np.array_equal(array, others[name], equal_nan=array.dtype.kind == "f") for name, array in some.items())
+def _same_rows(some: Arrays, others: Arrays) -> NDArray[np.bool_]:
+    """Returns for each row whether all outputs are equal; NaN, which made-up inputs may cause, equals NaN."""
+    same = np.ones(row_count(some), np.bool_)
+    for name, array in some.items():
+        other = others[name]
+        equal = array == other
+        if array.dtype.kind == "f":
+            equal |= np.isnan(array) & np.isnan(other)
+        same &= equal.reshape(len(array), -1).all(axis=1)
+    return same
