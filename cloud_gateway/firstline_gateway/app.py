@@ -330,7 +330,7 @@ class Gateway:
 
     def control_plane(self) -> FastAPI:
         """Returns the HTTP application for all requests except those for inference."""
-        access = Access(self.identity, open_metrics=self.settings.api.open_metrics)
+        access = Access(self.identity, self.fleet.tags, self.audit_log, open_metrics=self.settings.api.open_metrics)
         return create_app(
             (
                 models.health_routes(self.plane),
@@ -351,6 +351,7 @@ class Gateway:
                 devices.twin_routes(self.fleet, access),
                 rollouts.rollout_routes(self.rollouts, access),
                 rollouts.audit_log_routes(self.audit_log, access),
+                rollouts.sign_in_routes(self.audit_log, access),
                 profiles.profile_routes(self.profiles, access),
                 profiles.request_routes(self.profile_requests, access),
                 profiles.own_profile_routes(self.profiles, access),

@@ -34,7 +34,7 @@ ENTRIES = Table(
     METADATA,
     Column("number", BigInteger, primary_key=True, autoincrement=False),
     Column("at_s", Double, nullable=False),
-    Column("actor", String(128), nullable=False),
+    Column("actor", String(160), nullable=False),
     Column("action", String(64), nullable=False),
     Column("subject", String(256), nullable=False, index=True),
     Column("details", Text, nullable=False),
@@ -139,6 +139,13 @@ class AuditLog:
         """Returns entries by number."""
         entries = await self._store.read(partial(page, wanted=wanted, limit=limit))
         return AuditPage(tuple(entries), entries[-1].number if len(entries) == limit else None)
+
+    async def note(self, actor: str, action: str, subject: str, details: dict[str, Any]) -> None:
+        """Adds an entry about something that changes nothing else in the store."""
+        now_s = self._clock.wall_s()
+        await self._store.write(
+            lambda on: add(on, at_s=now_s, actor=actor, action=action, subject=subject, details=details)
+        )
 
     async def head(self) -> Head:
         """Returns the signed head: how far the log goes now.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,9 +16,17 @@ from firstline_core.errors import ConfigError
 from firstline_core.telemetry.wording import counted
 
 if TYPE_CHECKING:
-    from firstline_core.fleet.audit_log import Head, verify_log
+    from firstline_core.fleet.audit_log import Head
 
 _HEAD_BYTES = 64 * 1024
+
+
+class Form(StrEnum):
+    """The format of an export."""
+
+    JSONL = "jsonl"
+    CSV = "csv"
+
 
 app = command_group("Show and verify the audit log of fleet decisions.")
 
@@ -37,12 +46,26 @@ def list_entries(
 @command(app, "verify", example="firstline audit verify --keep head.json")
 def verify(
     gateway: GatewayOptions,
+    file: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Verify this export and the head next to it instead.")
+    ] = None,
     head: Annotated[Path | None, typer.Option(metavar="FILE", help="Saved head that the log must contain.")] = None,
     keep: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Save the current head to this file, for the next verification.")
     ] = None,
 ) -> Report:
-    """Verify the whole audit log; exits 1 if it was changed."""
+    """Verify the whole audit log, or an export without the gateway; exits 1 if it was changed."""
+    from firstline_core.fleet.audit_log import verify_log
+
+    if file is not None:
+        from firstline.fleet.audit_export import head_of, verify_export
+
+        signed = _read(head or head_of(file))
+        count, sha256 = verify_export(file, signed)
+        text = (
+            f"{counted(count, 'entry', 'entries')}, none changed; signed on {date(signed.at_s)} by {signed.public_key}"
+        )
+        return Report({"entries": count, "sha256": sha256, "head": signed}, text)
     saved = _read(head) if head is not None else None
     with gateway.fleet() as fleet:
         # The head first: what is added meanwhile comes after it.
@@ -64,7 +87,28 @@ def verify(
     )
 
 
+@command(app, "export", example="firstline audit export --since 2026-01-01 -o csv")
+def export(
+    gateway: GatewayOptions,
+    since: Annotated[
+        str, typer.Option(metavar="DATE", help="Only entries since this day or time (ISO 8601, UTC).")
+    ] = "",
+    form: Annotated[Form, typer.Option("--output", "-o", help="Format of the file.")] = Form.JSONL,
+    file: Annotated[Path | None, typer.Option(metavar="FILE", help="File to write; default: audit-log.FORMAT.")] = None,
+) -> None:
+    """Export the audit log with a signed head, which proves the entries without the gateway."""
+    from firstline.fleet.audit_export import head_of, time_of, write_export
+
+    target, since_s = file or Path(f"audit-log.{form}"), time_of(since)
+    with gateway.fleet() as fleet:
+        head, entries = fleet.rollouts.export(since_s)
+    write_export(target, entries, head)
+    typer.echo(f"{counted(len(entries), 'entry', 'entries')} in {target}; their signed head is in {head_of(target)}")
+
+
 def _read(file: Path) -> Head:
+    from firstline_core.fleet.audit_log import Head
+
     try:
         with file.open("rb") as stream:
             return msgspec.json.decode(stream.read(_HEAD_BYTES), type=Head)

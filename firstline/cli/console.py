@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -12,7 +13,8 @@ import typer
 from firstline.cli.command import command, command_group
 from firstline.cli.options import GatewayOptions
 from firstline.cli.output import Output, OutputOption
-from firstline.console.settings import DEFAULT_PORT, Settings
+from firstline.console import accounts as accounts_module
+from firstline.console.settings import DEFAULT_PORT, Settings, check_length
 from firstline_core.errors import missing_package
 from firstline_core.storage.secrets import read_secret
 
@@ -33,6 +35,13 @@ def console(
         str,
         typer.Option(metavar="FILE", help=f"File with the password for browsers; default: {_PASSWORD}."),
     ] = "",
+    accounts: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="File with persons, roles and OpenID Connect (TOML)."),
+    ] = None,
+    hash_password: Annotated[
+        bool, typer.Option("--hash-password", help="Read a password from stdin, print its hash for the file, and exit.")
+    ] = False,
     tls_cert: Annotated[
         Path | None, typer.Option(metavar="FILE", help="The console's certificate, with its chain (PEM).")
     ] = None,
@@ -43,13 +52,19 @@ def console(
     output: OutputOption = Output.TEXT,
 ) -> None:
     """Serve a web page with devices, rollouts and shares of the tiers, until it is stopped."""
+    if hash_password:
+        password = sys.stdin.readline().rstrip("\n")
+        check_length(password or " ")
+        typer.echo(accounts_module.hash_password(password))
+        return
+    shared = read_secret(password_file, "--password-file") or os.environ.get(_PASSWORD, "")
     settings = Settings(
         gateway=gateway.required_url(),
         key=gateway.required_key(),
         ca_file=gateway.found_ca,
         host=host,
         port=port,
-        password=read_secret(password_file, "--password-file") or os.environ.get(_PASSWORD, ""),
+        accounts=accounts_module.read_accounts(accounts, shared),
         tls_certificate=tls_cert,
         tls_key=tls_key,
         plain_http=plain_http,

@@ -1,37 +1,31 @@
 """Access control of the console: it protects everything that is served, including the pages' live channel.
 
 Other web pages in the user's browser must not reach the console. Such a page may point its own name at 127.0.0.1 (DNS
-rebinding), so without a password the console answers only requests for this machine's names. It may also make the
+rebinding), so without a sign-in the console answers only requests for this machine's names. It may also make the
 browser call the console (CSRF, WebSockets included); the browser then sends the page's origin, which must be the
 console's own.
-
-Wrong passwords are limited per minute, from one address and from all addresses together. Above the limit even the right
-password is refused: otherwise guessing would continue. Addresses that have sent the right password are exempt from the
-common limit, so that attackers elsewhere cannot lock them out.
 """
 
 from __future__ import annotations
 
-import base64
-import binascii
-import hmac
-import math
-import time
-from collections import Counter
-from collections.abc import Callable
 from http import HTTPStatus
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.responses import PlainTextResponse
+from starlette.requests import cookie_parser
+from starlette.responses import PlainTextResponse, RedirectResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from firstline.console.sessions import COOKIE, Sessions
 from firstline_core.protocol.loopback import is_loopback
 from firstline_core.protocol.tensors import shown
 
 HEALTH = "/health"
 """Liveness check without credentials; it reveals nothing else."""
+SIGN_IN_PATH = "/sign-in"
+PERSON = "firstline.person"
+"""Key of the scope under which the pages find the person; None without sign-in."""
 _PORTS = {"http": 80, "https": 443}
 _NOWHERE = "", 0
 # Scripts that NiceGUI writes into its pages, and templates that Vue compiles in the browser, need both 'unsafe-'. The
@@ -50,11 +44,10 @@ _HEADERS = {
 
 
 class Refusal(NamedTuple):
-    """The refusal of a request; it may be repeated after `retry_s` seconds."""
+    """The refusal of a request."""
 
     status: HTTPStatus
     sentence: str
-    retry_s: int | None = None
 
 
 class Guard:
@@ -62,13 +55,14 @@ class Guard:
 
     Args:
         app: the protected application.
-        password: that browsers must send; "" for none.
+        sign_in: the routes with which persons sign in; None if every user of this machine may use the console.
+        sessions: of the persons who signed in.
     """
 
-    def __init__(self, app: ASGIApp, password: str) -> None:
+    def __init__(self, app: ASGIApp, sign_in: ASGIApp | None = None, sessions: Sessions | None = None) -> None:
         self._app = app
-        self._password = password
-        self._attempts = PasswordAttempts()
+        self._sign_in = sign_in
+        self._sessions = sessions or Sessions()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):
@@ -77,58 +71,35 @@ class Guard:
         if scope["type"] == "http" and scope["path"] == HEALTH and scope["method"] in ("GET", "HEAD"):
             await PlainTextResponse("live\n")(scope, receive, _protected(send))
             return
-        refused = self._refusal(Headers(scope=scope), (scope.get("client") or ("",))[0])
-        if refused is None:
-            await self._app(scope, receive, _protected(send))
+        headers = Headers(scope=scope)
+        person = self._sessions.person(cookie_parser(headers.get("cookie", "")).get(COOKIE, ""))
+        refused = refusal(headers, local_only=self._sign_in is None)
+        if refused is None and self._sign_in is not None and scope["path"].startswith(SIGN_IN_PATH):
+            await self._sign_in(scope, receive, _protected(send))
+        elif refused is None and (self._sign_in is None or person is not None):
+            await self._app({**scope, PERSON: person}, receive, _protected(send))
         elif scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1008, "reason": ""})
+        elif refused is not None:
+            await PlainTextResponse(refused.sentence, refused.status)(scope, receive, _protected(send))
+        elif "text/html" in headers.get("accept", ""):
+            await RedirectResponse(SIGN_IN_PATH, HTTPStatus.SEE_OTHER)(scope, receive, _protected(send))
         else:
-            headers = {}
-            if refused.status is HTTPStatus.UNAUTHORIZED:
-                headers["WWW-Authenticate"] = 'Basic realm="Firstline console", charset="UTF-8"'
-            if refused.retry_s is not None:
-                headers["Retry-After"] = str(refused.retry_s)
-            reply = PlainTextResponse(refused.sentence, refused.status, headers)
+            reply = PlainTextResponse("Sign in first.", HTTPStatus.UNAUTHORIZED)
             await reply(scope, receive, _protected(send))
 
-    def _refusal(self, headers: Headers, address: str) -> Refusal | None:
-        """Returns the refusal of a request, if any; counts wrong passwords of its address."""
-        tries = bool(self._password) and "authorization" in headers
-        if tries and (wait_s := self._attempts.wait_s(address)):
-            retry_s = math.ceil(wait_s)
-            sentence = f"Too many wrong passwords were tried; try again in {retry_s} s."
-            return Refusal(HTTPStatus.TOO_MANY_REQUESTS, sentence, retry_s)
-        refused = refusal(headers, self._password)
-        if tries and refused is None:
-            self._attempts.right(address)
-        elif tries and refused is not None and refused.status is HTTPStatus.UNAUTHORIZED:
-            self._attempts.wrong(address)
-        return refused
 
-
-def refusal(headers: Headers, password: str) -> Refusal | None:
+def refusal(headers: Headers, *, local_only: bool) -> Refusal | None:
     """Returns the refusal of a request with these headers; None if it is allowed."""
     host, origin = headers.get("host", ""), headers.get("origin")
-    if not password and not is_loopback(_name(host)):
+    if local_only and not is_loopback(_name(host)):
         return Refusal(
             HTTPStatus.MISDIRECTED_REQUEST,
             f"This console answers to 127.0.0.1, localhost and [::1], not to {shown(host)}.",
         )
     if origin is not None and not _own(origin, host):
         return Refusal(HTTPStatus.FORBIDDEN, f"This console does not answer to pages of {shown(origin)}.")
-    if password and not hmac.compare_digest(_sent_password(headers), password.encode()):
-        return Refusal(HTTPStatus.UNAUTHORIZED, "The console's password is needed; any user name will do.")
     return None
-
-
-def _sent_password(headers: Headers) -> bytes:
-    scheme, _, text = headers.get("authorization", "").partition(" ")
-    if scheme.lower() != "basic":
-        return b""
-    try:
-        return base64.b64decode(text, validate=True).partition(b":")[2]
-    except (binascii.Error, ValueError):
-        return b""
 
 
 def _own(origin: str, host: str) -> bool:
@@ -161,46 +132,3 @@ def _protected(send: Send) -> Send:
         await send(message)
 
     return sent
-
-
-_WINDOW_S = 60.0
-_KNOWN = 1024  # addresses
-PER_ADDRESS = 10
-IN_ALL = 100
-
-
-class PasswordAttempts:
-    """Wrong passwords of the present minute. The limit also bounds the number of addresses.
-
-    Args:
-        now_s: monotonic time.
-    """
-
-    def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
-        self._now_s = now_s
-        self._until_s = 0.0
-        self._wrong: Counter[str] = Counter()
-        self._known: dict[str, None] = {}
-
-    def wait_s(self, address: str) -> float:
-        """Returns the seconds until an address may try again; 0 if it may now."""
-        left_s = self._until_s - self._now_s()
-        if left_s <= 0:
-            self._wrong.clear()
-            return 0.0
-        spent = self._wrong[address] >= PER_ADDRESS
-        crowded = self._wrong.total() >= IN_ALL and address not in self._known
-        return left_s if spent or crowded else 0.0
-
-    def wrong(self, address: str) -> None:
-        """Notes a wrong password."""
-        if not self._wrong:
-            self._until_s = self._now_s() + _WINDOW_S
-        self._wrong[address] += 1
-
-    def right(self, address: str) -> None:
-        """Notes the right password."""
-        self._known.pop(address, None)
-        self._known[address] = None
-        if len(self._known) > _KNOWN:
-            del self._known[next(iter(self._known))]

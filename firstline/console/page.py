@@ -14,8 +14,10 @@ from nicegui import ui
 from nicegui.elements.mixins.text_element import TextElement
 
 from firstline.console import theme
+from firstline.console.access import PERSON
 from firstline.console.cells import Cell, Column, Listing, Row, clock, plain
 from firstline.console.polling import Answer
+from firstline_core.fleet.persons import Person
 
 TICK_S = 1.0
 _PLACES = (
@@ -47,6 +49,7 @@ class Frame:
         with layout, ui.element("header").classes("lg:fixed lg:inset-y-0 lg:w-56 bg-card border-line z-10") as top:
             top.classes("border-b lg:border-b-0 lg:border-r")
             _navigation(place)
+            _person()
         top.move(layout, target_index=0)
         with ui.element("div").classes("lg:pl-56"):
             # Live regions exist from the beginning: some screen readers ignore one that is added with its text.
@@ -120,6 +123,25 @@ def _navigation(place: str) -> None:
         text("summary", f"Menu: {current}").classes("cursor-pointer px-3 py-2 rounded-lg bg-plain-tint")
         with ui.element("nav").props('aria-label="Menu"').classes("pt-2"):
             _links(place)
+
+
+def _person() -> None:
+    """Adds the name of the person who signed in, and the button that ends the session."""
+    person: Person | None = ui.context.client.request.scope.get(PERSON)
+    if person is None:
+        return
+    with (
+        ui.element("form")
+        .props('method="post" action="/sign-in/out"')
+        .classes(
+            "flex flex-wrap items-center justify-between gap-2 px-4 pb-3 lg:absolute lg:inset-x-0 lg:bottom-0 lg:px-5"
+        )
+    ):
+        with ui.element("div").classes("min-w-0 text-sm"):
+            text("span", person.name).classes("block font-semibold break-all")
+            limit = f", {person.devices}" if person.devices else ""
+            text("span", f"{person.role}{limit}").classes("block text-soft break-all")
+        button("Sign out").props('type="submit"')
 
 
 def _links(place: str) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from firstline.fleet.client import Fleet
+from firstline.fleet.client import Fleet, acting_for
 from firstline_core.errors import (
     CapacityError,
     FirstlineError,
@@ -22,6 +22,7 @@ from firstline_core.errors import (
     RemoteTimeoutError,
     UnauthorizedError,
 )
+from firstline_core.fleet.persons import Person
 
 PACE_S = 2.0
 _PATIENCE = 10.0  # one question takes at most a tenth of the time
@@ -69,18 +70,24 @@ class Watch:
 
     Args:
         fleet: the gateway's fleet API.
+        person: returns on whose behalf the present page asks; None without sign-in.
         monotonic: seconds, for the pace.
         wall: seconds since 1970, for people.
     """
 
     def __init__(
-        self, fleet: Fleet, monotonic: Callable[[], float] = time.monotonic, wall: Callable[[], float] = time.time
+        self,
+        fleet: Fleet,
+        person: Callable[[], Person | None] = lambda: None,
+        monotonic: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
     ) -> None:
         self._fleet = fleet
+        self._person = person
         self._monotonic = monotonic
         self._wall = wall
         self._heard_s = wall()
-        self._held: dict[Question, _Held] = {}
+        self._held: dict[tuple[Person | None, Question], _Held] = {}
         self._gate = asyncio.Semaphore(_UNDER_WAY)
 
     async def ask(self, question: Question, fetch: Callable[[Fleet], T], *, lasting: bool = False) -> Answer[T]:
@@ -92,14 +99,18 @@ class Watch:
             lasting: the answer never changes, so it is fetched once.
         """
         now_s = self._monotonic()
-        held = self._held.get(question)
+        try:
+            person = self._person()
+        except UnauthorizedError as signed_out:
+            return Answer(None, self._heard_s, signed_out)
+        held = self._held.get((person, question))
         if held is None:
             self._forget(now_s)
-            held = self._held[question] = _Held(Answer(None, self._heard_s, None), now_s)
+            held = self._held[person, question] = _Held(Answer(None, self._heard_s, None), now_s)
         held.asked_s = now_s
         known = lasting and held.answer.value is not None
         if held.task is None and now_s >= held.due_s and not known:
-            held.task = asyncio.create_task(self._fetch(held, fetch))
+            held.task = asyncio.create_task(self._fetch(held, person, fetch))
         if held.task is not None:
             done, _ = await asyncio.wait({held.task}, timeout=_LONG_S)
             if not done:
@@ -112,19 +123,19 @@ class Watch:
         """Sends a command to the gateway; all earlier answers become stale.
 
         Raises:
-            FirstlineError: the gateway's error.
+            FirstlineError: the gateway's error, or the person is not signed in any more.
         """
         try:
-            return await asyncio.to_thread(deed, self._fleet)
+            return await asyncio.to_thread(acting_for, self._person(), self._fleet, deed)
         finally:
             for held in self._held.values():
                 held.due_s = 0.0
 
-    async def _fetch(self, held: _Held, fetch: Callable[[Fleet], Any]) -> None:
+    async def _fetch(self, held: _Held, person: Person | None, fetch: Callable[[Fleet], Any]) -> None:
         async with self._gate:
             start_s = self._monotonic()
             try:
-                value = await asyncio.to_thread(fetch, self._fleet)
+                value = await asyncio.to_thread(acting_for, person, self._fleet, fetch)
             except FirstlineError as error:
                 last = held.answer
                 heard_s = last.heard_s if last.value is not None else self._heard_s

@@ -28,9 +28,12 @@ from firstline.console import (
 )
 from firstline.console.access import Guard
 from firstline.console.polling import Watch
+from firstline.console.sessions import COOKIE, Sessions
 from firstline.console.settings import Settings
+from firstline.console.sign_in import SignInRoutes
 from firstline.fleet.client import Fleet, open_fleet
-from firstline_core.errors import ConfigError
+from firstline_core.errors import ConfigError, UnauthorizedError
+from firstline_core.fleet.persons import Person
 
 _GATEWAY_S = 5.0  # a gateway that is silent for so long counts as away
 _STOP_S = 1  # for open pages, which receive no more updates
@@ -65,7 +68,7 @@ def run(settings: Settings, ready: Callable[[str], None]) -> None:
 
 async def _serve(settings: Settings, fleet: Fleet, listening: socket.socket, ready: Callable[[str], None]) -> None:
     config = uvicorn.Config(
-        Guard(application(Watch(fleet), settings), settings.password),
+        protected(settings, fleet),
         log_level="warning",
         access_log=False,
         server_header=False,
@@ -79,6 +82,26 @@ async def _serve(settings: Settings, fleet: Fleet, listening: socket.socket, rea
     host, port = listening.getsockname()[:2]
     ready(f"{settings.scheme}://{f'[{host}]' if ':' in host else host}:{port}")
     await server.serve(sockets=[listening])
+
+
+def protected(settings: Settings, fleet: Fleet) -> ASGIApp:
+    """Returns the application behind its access control.
+
+    Raises:
+        ConfigError: the sign-in cannot be used as configured.
+    """
+    if not settings.accounts.required:
+        return Guard(application(Watch(fleet), settings))
+    sessions = Sessions()
+
+    def person() -> Person:
+        found = sessions.person(ui.context.client.request.cookies.get(COOKIE, ""))
+        if found is None:
+            raise UnauthorizedError("You are signed out; load this page again to sign in.")
+        return found
+
+    routes = SignInRoutes(settings.accounts, sessions, fleet.sign_in, secure=settings.secure)
+    return Guard(application(Watch(fleet, person), settings), routes.app, sessions)
 
 
 def application(watch: Watch, settings: Settings) -> ASGIApp:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from firstline.console.accounts import Accounts
 from firstline_core.errors import ConfigError
 from firstline_core.protocol.loopback import is_loopback
 
@@ -22,7 +23,7 @@ class Settings:
         ca_file: CA certificates used to verify the gateway (PEM); None for the system's own.
         host: address to listen on.
         port: 0 for a free one.
-        password: that browsers must send; "" allows every user of this machine.
+        accounts: who may sign in; without any, every user of this machine may use the console.
         tls_certificate: with `tls_key`, the console's certificate (PEM); None serves plain HTTP.
         plain_http: serve beyond loopback without TLS, if the network is protected otherwise.
 
@@ -35,24 +36,21 @@ class Settings:
     ca_file: Path | None = None
     host: str = "127.0.0.1"
     port: int = DEFAULT_PORT
-    password: str = field(default="", repr=False)
+    accounts: Accounts = field(default=Accounts(), repr=False)
     tls_certificate: Path | None = None
     tls_key: Path | None = None
     plain_http: bool = False
 
     def __post_init__(self) -> None:
-        if self.password and len(self.password) < _FEWEST_CHARACTERS:
-            raise ConfigError(
-                f"The console's password has {len(self.password)} characters; use {_FEWEST_CHARACTERS} or more."
-            )
+        check_length(self.accounts.shared)
         if (self.tls_certificate is None) is not (self.tls_key is None):
             raise ConfigError("TLS needs both files: --tls-cert with the certificate, --tls-key with its key.")
         if self.local:
             return
-        if not self.password:
+        if not self.accounts.required:
             raise ConfigError(
-                f"On {self.host} whoever reaches the console could command the fleet; give it a password of its own "
-                "(--password-file), or listen on 127.0.0.1."
+                f"On {self.host} whoever reaches the console could command the fleet; say who may sign in "
+                "(--accounts, --password-file), or listen on 127.0.0.1."
             )
         if self.tls_certificate is None and not self.plain_http:
             raise ConfigError(
@@ -68,3 +66,19 @@ class Settings:
     @property
     def scheme(self) -> str:
         return "http" if self.tls_certificate is None else "https"
+
+    @property
+    def secure(self) -> bool:
+        """Returns whether browsers reach the console over TLS only."""
+        oidc = self.accounts.oidc
+        return self.scheme == "https" or (oidc is not None and oidc.url.startswith("https://"))
+
+
+def check_length(password: str) -> None:
+    """Checks that a password, if there is one, is long enough.
+
+    Raises:
+        ConfigError: it is too short.
+    """
+    if password and len(password) < _FEWEST_CHARACTERS:
+        raise ConfigError(f"The console's password has {len(password)} characters; use {_FEWEST_CHARACTERS} or more.")

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from nicegui import ui
 
+from firstline.console.accounts import Accounts
 from firstline.console.cells import Cell, Tone, moment
 from firstline.console.device_pages import Facts
 from firstline.console.dialogs import Action, confirm_button
@@ -66,8 +67,17 @@ def console_facts(settings: Settings) -> list[tuple[str, Cell]]:
         ("Version", Cell(version("firstline"))),
         ("Gateway", Cell(settings.gateway)),
         ("Listens on", Cell(f"{settings.scheme}://{settings.host}")),
-        ("Sign-in", Cell("required" if settings.password else "none: every user of this machine")),
+        ("Sign-in", Cell(_sign_in(settings.accounts))),
     ]
+
+
+def _sign_in(accounts: Accounts) -> str:
+    if not accounts.required:
+        return "none: every user of this machine"
+    ways = ["the common password"] * bool(accounts.shared)
+    ways += [f"{len(accounts.person)} persons of the file"] * bool(accounts.person)
+    ways += [accounts.oidc.issuer] if accounts.oidc is not None else []
+    return ", ".join(ways)
 
 
 def registry_facts(status: RegistryStatus | None) -> list[tuple[str, Cell]]:

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 import httpx
+import msgspec
 from msgspec.structs import asdict
 
 from firstline.client import connection
 from firstline.fleet.profiles import Profiles
-from firstline.fleet.request import pages, send
+from firstline.fleet.request import exchange, pages, send
 from firstline.fleet.rollouts import Rollouts
 from firstline_core.fleet import rest
+from firstline_core.fleet.persons import PERSON_HEADER, SIGN_INS_PATH, Person, SignIn
 from firstline_core.fleet.registry import BUNDLES_PATH, REGISTRY_PATH, BundleEntry, BundlePage, RegistryStatus
 from firstline_core.fleet.rest import (
     BrakeState,
@@ -39,6 +42,8 @@ from firstline_core.protocol.enrolment import (
 )
 
 _TIMEOUT_S = 30.0
+_T = TypeVar("_T")
+_PERSON: ContextVar[Person | None] = ContextVar("person", default=None)
 _AT_ONCE = 1000  # names in one request, or devices in one answer
 
 
@@ -66,6 +71,14 @@ class Fleet:
     def profiles(self) -> Profiles:
         """Stored profiles: latency and energy of models on machines."""
         return Profiles(self._client)
+
+    def sign_in(self, attempt: SignIn) -> None:
+        """Notes in the audit log that a person signed in, or was refused.
+
+        Raises:
+            FirstlineError: the gateway's error.
+        """
+        exchange(self._client, "POST", SIGN_INS_PATH, msgspec.json.encode(attempt))
 
     def invite(self, devices: Sequence[str], valid_s: float) -> list[Invitation]:
         """Creates a join token for each device, in the given order; the gateway shows each token only once.
@@ -283,4 +296,20 @@ def open_fleet(url: str, key: str, ca_file: Path | None = None, timeout_s: float
     """
     headers = {**connection.authorization(key), "Content-Type": "application/json"}
     with connection.open_gateway(url, headers, ca_file, timeout_s) as client:
+        client.event_hooks = {"request": [_name_person]}
         yield Fleet(client)
+
+
+def acting_for(person: Person | None, fleet: Fleet, deed: Callable[[Fleet], _T]) -> _T:
+    """Carries out a function that sends requests, on behalf of a person; the key needs the scope `delegate`."""
+    token = _PERSON.set(person)
+    try:
+        return deed(fleet)
+    finally:
+        _PERSON.reset(token)
+
+
+def _name_person(request: httpx.Request) -> None:
+    person = _PERSON.get()
+    if person is not None:
+        request.headers[PERSON_HEADER] = msgspec.json.encode(person).decode()

@@ -11,6 +11,7 @@ import httpx
 from firstline.fleet.request import pages, send
 from firstline_core.fleet.audit_log import Entry, Head
 from firstline_core.fleet.rollout import (
+    AUDIT_EXPORT_PATH,
     AUDIT_HEAD_PATH,
     AUDIT_PATH,
     PLAN_PATH,
@@ -93,11 +94,23 @@ class Rollouts:
         params = {"before": str(before), "subject": subject, "action": action, "limit": str(limit)}
         return send(self._client, "GET", AUDIT_PATH, AuditPage, params=params)
 
-    def audit_log(self, subject: str = "") -> Iterator[Entry]:
-        """Yields the entries of the audit log from the first one on, about one subject or all."""
+    def export(self, since_s: float) -> tuple[Head, list[Entry]]:
+        """Returns the entries of the audit log since a time with their signed head; the last one is this export."""
+        head = send(self._client, "POST", AUDIT_EXPORT_PATH, Head, params={"since_s": str(since_s)})
+        entries = [entry for entry in self.audit_log(since_s=since_s) if entry.number <= head.number]
+        return head, entries
+
+    def audit_log(self, subject: str = "", since_s: float = 0.0) -> Iterator[Entry]:
+        """Yields the entries of the audit log from a time on, about one subject or all."""
 
         def fetch(after: int) -> AuditPage:
-            return send(self._client, "GET", AUDIT_PATH, AuditPage, params={"after": str(after), "subject": subject})
+            return send(
+                self._client,
+                "GET",
+                AUDIT_PATH,
+                AuditPage,
+                params={"after": str(after), "subject": subject, "since_s": str(since_s)},
+            )
 
         for page in pages(fetch, 0):
             yield from page.entries

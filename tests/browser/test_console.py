@@ -34,6 +34,7 @@ _WIDER = """() => [...document.querySelectorAll('main *, header *')].filter(
 _GREEN = """() => [...document.querySelectorAll('.tone-good, .tone-good *')].filter(
   each => { const [r, g, b] = getComputedStyle(each).color.match(/\\d+/g).map(Number); return g > r + 30 && g > b + 30 }
   ).length"""
+_EXPECTED = ("WebSocket connection", "ERR_CONNECTION_REFUSED", "status of 401")
 _FOCUS = """() => { const on = document.activeElement, style = getComputedStyle(on);
   const outlined = style.outlineStyle !== 'none' && parseFloat(style.outlineWidth) >= 2
   return { words: on.innerText, seen: outlined || style.boxShadow.includes('6px') } }"""
@@ -99,7 +100,7 @@ def watched(browser: Browser, secrets: list[str], **options: Any) -> Iterator[Br
         heard.append(page.content())
     context.close()
     assert [each for each in asked if not LOCAL.match(each)] == []
-    assert [each for each in said if "WebSocket connection" not in each and "ERR_CONNECTION_REFUSED" not in each] == []
+    assert [each for each in said if not any(expected in each for expected in _EXPECTED)] == []
     assert heard and not [secret for secret in secrets if any(secret in each for each in heard)]
 
 
@@ -335,15 +336,32 @@ def test_pages_are_stale_without_the_gateway_and_recover(
 def test_pages_need_the_password_and_are_stale_without_the_console(
     browser: Browser, fleet: Fleet, gateway: TierProcess, tmp_path: Path
 ) -> None:
-    shown = {"username": "any", "password": PASSWORD}
-    with watched(browser, [fleet.key, PASSWORD], http_credentials=shown) as context:
+    with watched(browser, [fleet.key, PASSWORD]) as context:
         with console(gateway.url, fleet.key, tmp_path / "log", FIRSTLINE_CONSOLE_PASSWORD=PASSWORD) as url:
             page = context.new_page()
             page.goto(f"{url}/devices")
+            page.get_by_label("Name").fill("anna@example.org")
+            page.get_by_label("Password").fill("wrong password!")
+            page.keyboard.press("Enter")
+            expect(page.get_by_role("alert")).to_have_text("The name or the password is wrong.")
+            page.get_by_label("Name").fill("anna@example.org")
+            page.get_by_label("Password").fill(PASSWORD)
+            page.keyboard.press("Enter")
             expect(page.get_by_text("As of")).to_be_visible()
+            expect(page.get_by_text("anna@example.org")).to_be_visible()
+            page.goto(f"{url}/devices")
             wait_until(lambda: page.evaluate(_GREEN) > 0)
-            for auth, status in ((None, 401), (("any", "wrong password!"), 401), (("any", PASSWORD), 200)):
-                assert httpx.get(url, auth=auth).status_code == status
+            assert httpx.get(url).status_code == 401
+            found = fleet.ask("GET", "/fleet/v1/audit?action=person.&before=1000000")["entries"][:2]
+            assert [(one["actor"], one["action"]) for one in found] == [
+                ("anna@example.org via application:ops", "person.sign_in"),
+                ("anna@example.org via application:ops", "person.refused"),
+            ]
+            other = context.new_page()
+            other.goto(f"{url}/settings")
+            other.get_by_role("button", name="Sign out").click()
+            expect(other.get_by_label("Password")).to_be_visible()
+            expect(page.get_by_role("alert")).to_contain_text("You are signed out")
         wait_until(lambda: page.evaluate(_GREEN) == 0)
         expect(page.get_by_text("Connection lost")).to_be_visible()
     assert (tmp_path / "log").read_text() == ""

@@ -61,5 +61,6 @@ def test_the_console_starts_with_each_deployment_option(options: list[str], plai
         assert url.startswith("http://" if plain else "https://")
         assert client.get(HEALTH).text == "live\n"
         assert client.get("/").status_code == 401
-        assert "Firstline" in client.get("/", auth=("any", PASSWORD)).text
+        entered = client.post("/sign-in", data={"name": "anna", "password": PASSWORD}, headers={"origin": url})
+        assert entered.status_code == 303 and "Firstline" in client.get(url).text
     assert (tmp_path / "log").read_text() == ""

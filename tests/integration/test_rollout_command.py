@@ -174,3 +174,18 @@ async def test_the_audit_log_is_verified_against_a_stored_head(site: FleetSite) 
         connection.execute(update(ENTRIES).where(ENTRIES.c.number == 1).values(actor="application:nobody"))
     changed = await site("audit", "verify", code=1)
     assert "Entry 1 of the audit log was changed" in changed.output, changed.output
+
+
+async def test_the_audit_log_is_exported_and_verified_without_the_gateway(site: FleetSite) -> None:
+    await site("fleet", "brake", "--reason", "why")
+    for form, since in (("jsonl", "2026-01-01"), ("csv", "")):
+        file = site.folder / f"log.{form}"
+        options = ("--since", since) if since else ()
+        done = await site("audit", "export", "-o", form, "--file", str(file), *options)
+        assert "their signed head is in" in done.stdout, done.output
+        verified = await site("audit", "verify", "--file", str(file))
+        assert "none changed; signed" in verified.stdout, verified.output
+        file.write_text(file.read_text().replace("fleet.brake", "fleet.lift"))
+        assert "was changed" in (await site("audit", "verify", "--file", str(file), code=1)).output
+    assert "audit.export" in (await site("audit", "list")).stdout
+    assert "is not a time" in (await site("audit", "export", "--since", "soon", code=2)).output

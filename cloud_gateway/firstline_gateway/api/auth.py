@@ -13,8 +13,12 @@ from starlette.requests import HTTPConnection
 from starlette.types import Scope
 
 from firstline_core.errors import ForbiddenError, UnauthorizedError
+from firstline_core.fleet.persons import Person, acting
 from firstline_core.protocol.enrolment import application_principal, device_of_principal, device_principal
 from firstline_core.protocol.request_info import request_info
+from firstline_gateway.api import persons
+from firstline_gateway.audit_log import AuditLog
+from firstline_gateway.fleet.selector import Selector, parse_selector
 from firstline_gateway.identity.client_certificate import ClientCertificate
 from firstline_gateway.identity.identity import Identity
 from firstline_gateway.identity.principals import SCOPES, UNAUTHENTICATED
@@ -29,11 +33,13 @@ class Caller:
         scopes: its permissions.
         trust_request_id: whether its own request ids are kept. An application could otherwise guess or reuse the id
             of another caller's answer.
+        person: who uses its key; "" for a program.
     """
 
     principal: str
     scopes: frozenset[str]
     trust_request_id: bool
+    person: str = ""
 
 
 _ANONYMOUS = Caller(principal="", scopes=frozenset(SCOPES), trust_request_id=True)
@@ -74,7 +80,7 @@ async def caller_of(identity: Identity, certificate: ClientCertificate | None, a
     if not identity.requires_credentials:
         return _ANONYMOUS
     key = await identity.gatekeeper.authenticate_key(_given_key(authorization))
-    return _caller_with(key.name, key.kind, key.scopes)
+    return _caller_with(key.name, key.kind, key.scopes, key.person)
 
 
 def _given_key(authorization: str) -> str:
@@ -87,10 +93,11 @@ def _given_key(authorization: str) -> str:
 
 
 @lru_cache(_CALLERS_KNOWN)
-def _caller_with(name: str, kind: str, scopes: frozenset[str]) -> Caller:
+def _caller_with(name: str, kind: str, scopes: frozenset[str], person: str) -> Caller:
     """Returns the caller that a valid key identifies."""
     is_device = kind == "device"
-    return Caller(device_principal(name) if is_device else application_principal(name), scopes, is_device)
+    principal = device_principal(name) if is_device else application_principal(name)
+    return Caller(principal, scopes, is_device, person)
 
 
 async def authorize(identity: Identity, connection: HTTPConnection, scope: str) -> Caller:
@@ -170,11 +177,17 @@ class Access:
 
     Args:
         identity: verifies the callers.
+        tags_of: returns the tags of a device, by which persons are restricted.
+        audit_log: gets an entry for each request that a person may not send.
         open_metrics: whether all callers may read the metrics.
     """
 
-    def __init__(self, identity: Identity, *, open_metrics: bool = False) -> None:
+    def __init__(
+        self, identity: Identity, tags_of: persons.Tags, audit_log: AuditLog, *, open_metrics: bool = False
+    ) -> None:
         self._identity = identity
+        self._tags_of = tags_of
+        self._audit_log = audit_log
         self._open_metrics = open_metrics
 
     async def infer(self, request: Request, _: _Bearer) -> None:
@@ -188,6 +201,10 @@ class Access:
     async def fleet_or_admin(self, request: Request, _: _Bearer) -> None:
         """Requires the scope 'fleet' to read and 'admin' to change."""
         await self._require(request, "fleet" if request.method == "GET" else "admin")
+
+    async def delegate(self, request: Request, _: _Bearer) -> None:
+        """Requires the scope 'delegate'."""
+        await self._require(request, "delegate")
 
     async def device(self, request: Request, _: _Bearer) -> None:
         """Requires a device; the principal is the name in its certificate or key."""
@@ -214,7 +231,19 @@ class Access:
                 raise ForbiddenError(f"{caller.principal} may not read the metrics; an API key of any scope may.")
 
     async def _require(self, request: Request, scope: str) -> None:
-        request.state.principal = (await authorize(self._identity, request, scope)).principal
+        caller = await authorize(self._identity, request, scope)
+        person = persons.person_of(request)
+        request.state.person = person
+        request.state.principal = acting(person.name if person is not None else caller.person, caller.principal)
+        if person is None:
+            return
+        check_scope(caller, "delegate")
+        try:
+            await persons.check(person, request, self._tags_of)
+        except ForbiddenError as error:
+            details = {"method": request.method, "path": request.url.path[:200], "why": error.message}
+            await self._audit_log.note(request.state.principal, "person.denied", "gateway", details)
+            raise
 
 
 def _principal(request: Request) -> str:
@@ -226,6 +255,20 @@ def _operator(request: Request) -> str:
     return _principal(request) or UNAUTHENTICATED
 
 
+def _person(request: Request) -> Person | None:
+    person: Person | None = request.state.person
+    return person
+
+
+def _selector(person: Annotated[Person | None, Depends(_person)], selector: str = "") -> Selector:
+    """Returns the selector of a request, within the devices of the person."""
+    own = person.devices if person is not None else ""
+    return parse_selector(",".join(filter(None, (own, selector.strip()))))
+
+
+OnBehalf = Annotated[Person | None, Depends(_person)]
+"""The person on whose behalf the request is sent."""
+OwnSelector = Annotated[Selector, Depends(_selector)]
 # The caller, as the router's dependency noted it.
 Principal = Annotated[str, Depends(_principal)]
 Operator = Annotated[str, Depends(_operator)]

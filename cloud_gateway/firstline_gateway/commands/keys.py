@@ -6,6 +6,7 @@ import argparse
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from getpass import getuser
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -36,9 +37,10 @@ def add_commands(commands: Commands) -> None:
         action="append",
         choices=_SCOPES,
         help="permission, may be repeated: infer (the default), fleet (load and unload models, invite, list "
-        "and revoke devices, read "
-        "contracts), admin (change contracts)",
+        "and revoke devices, read contracts), admin (change contracts), delegate (act for the persons who sign in to a "
+        "console)",
     )
+    create.add_argument("--person", default="", help="who uses the key, for the audit log")
     create.add_argument("--device", action="store_true", help="a key for the device NAME, which has no certificate")
     create.add_argument("--expires-days", type=float, metavar="DAYS", help="validity in days; unlimited if absent")
     create.add_argument("--requests-per-s", type=float, metavar="N", help="rate limit on each gateway")
@@ -63,8 +65,17 @@ def _create(arguments: argparse.Namespace) -> int:
     expires_s = None if days is None else now_s + days * _DAY_S
     with _transaction(arguments) as connection:
         text = keys.create_key(
-            connection, arguments.name, scopes, now_s=now_s, kind=kind, expires_s=expires_s, requests_per_s=per_s
+            connection,
+            arguments.name,
+            scopes,
+            now_s=now_s,
+            kind=kind,
+            expires_s=expires_s,
+            requests_per_s=per_s,
+            person=arguments.person,
         )
+        details = {"kind": kind, "scopes": list(scopes), "person": arguments.person}
+        _note(connection, "key.create", arguments.name, now_s, details)
     created = {"name": arguments.name, "kind": kind, "scopes": list(scopes)}
     show(arguments, text, created | {"expires": _date(expires_s), "requests_per_s": per_s, "key": text})
     return 0
@@ -99,9 +110,20 @@ def _revoke(arguments: argparse.Namespace) -> int:
     from firstline_gateway.identity import keys
 
     with _transaction(arguments) as connection:
-        keys.revoke_key(connection, arguments.name, time.time())
+        now_s = time.time()
+        keys.revoke_key(connection, arguments.name, now_s)
+        _note(connection, "key.revoke", arguments.name, now_s, {})
     show(arguments, f"revoked {arguments.name}", {"revoked": arguments.name})
     return 0
+
+
+def _note(connection: Connection, action: str, name: str, now_s: float, details: dict[str, Any]) -> None:
+    """Adds an entry to the audit log; the actor is the user of this machine."""
+    from firstline_gateway import audit_log
+
+    audit_log.add(
+        connection, at_s=now_s, actor=f"user:{getuser()}", action=action, subject=f"key:{name}", details=details
+    )
 
 
 @contextmanager

@@ -64,7 +64,7 @@ BRAKE = Table(
     METADATA,
     Column("id", Integer, primary_key=True, autoincrement=False),
     Column("brake", Document(Brake), nullable=False),
-    Column("by", String(128), nullable=False),
+    Column("by", String(160), nullable=False),
     Column("since_s", Double, nullable=False),
 )
 """At most one row, of id 1: the limits on all devices' escalations."""

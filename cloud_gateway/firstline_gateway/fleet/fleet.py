@@ -129,6 +129,11 @@ class Fleet:
 
         return await self._store.read(read)
 
+    async def tags(self, name: str) -> dict[str, str]:
+        """Returns the tags of a device; none for an unknown device."""
+        found = await self._store.read(lambda on: devices.find(on, name))
+        return found.tags if found is not None else {}
+
     async def overview(self, tag: str, selector: Selector) -> FleetOverview:
         """Returns the state of the fleet; see `overview.overview`."""
         now_s = self._clock.wall_s()

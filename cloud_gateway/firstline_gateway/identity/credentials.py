@@ -32,6 +32,7 @@ class ApiKey(NamedTuple):
         scopes: its permissions.
         expires_s: wall time until which it is valid; None without end.
         requests_per_s: its rate limit; None without limit.
+        person: who uses it; "" for a program.
     """
 
     sha256: str
@@ -40,6 +41,7 @@ class ApiKey(NamedTuple):
     scopes: frozenset[str]
     expires_s: float | None
     requests_per_s: float | None
+    person: str
 
 
 class Changes(NamedTuple):
@@ -146,7 +148,9 @@ class Credentials:
                     del self._device_keys[row.name]
             else:
                 scopes = frozenset(row.scopes.split())
-                self._keys[index] = ApiKey(row.sha256, row.name, row.kind, scopes, row.expires_s, row.requests_per_s)
+                self._keys[index] = ApiKey(
+                    row.sha256, row.name, row.kind, scopes, row.expires_s, row.requests_per_s, row.person
+                )
                 if row.kind == "device":
                     self._device_keys[row.name] = index
         self.version = max(self.version, changes.version)

@@ -105,7 +105,7 @@ class Devices:
         hashes = [(name, enrolment.secret_hash(secret)) for name, secret in tokens.items()]
         await self._authorities()  # the first invitation creates them
         trusted = public_key_hash(await self.authorities_pem())
-        await self._store.write(lambda on: enrolment.invite(on, hashes, by=by, now_s=now_s, expires_s=expires_s))
+        await self._store.write(lambda on: _invite(on, hashes, by=by, now_s=now_s, expires_s=expires_s))
         for name in tokens:
             log.info("device invited", device=name, principal=by, valid_s=request.valid_s)
         return InviteAnswer(
@@ -242,6 +242,15 @@ class Devices:
         except ConfigError as error:
             log.error("certificate authority not opened", error=error.message)
             raise CapacityError("This gateway's certificate authority cannot be opened; its log says why.") from error
+
+
+def _invite(connection: Connection, hashes: list[tuple[str, str]], *, by: str, now_s: float, expires_s: float) -> None:
+    """Creates join tokens, with an entry in the audit log."""
+    enrolment.invite(connection, hashes, by=by, now_s=now_s, expires_s=expires_s)
+    names = [name for name, _ in hashes]
+    subject = f"device:{names[0]}" if len(names) == 1 else "devices"
+    details = {"devices": names, "expires_s": expires_s}
+    audit_log.add(connection, at_s=now_s, actor=by, action="device.invite", subject=subject, details=details)
 
 
 def _redeem(

@@ -14,6 +14,7 @@ import msgspec
 from sqlalchemy import Connection, insert, select, update
 
 from firstline_core.errors import ConfigError
+from firstline_core.fleet.persons import PersonName
 from firstline_core.types import Name
 from firstline_gateway.identity.enrolment import next_version
 from firstline_gateway.identity.principals import SCOPES, Scope
@@ -39,6 +40,7 @@ def create_key(
     kind: Kind = "application",
     expires_s: float | None = None,
     requests_per_s: float | None = None,
+    person: str = "",
 ) -> str:
     """Adds a key and returns its text, which is nowhere else.
 
@@ -50,9 +52,10 @@ def create_key(
         kind: "device" for a device of that name without a certificate.
         expires_s: the wall time until which it is valid; None without end.
         requests_per_s: how often it may be used, on one gateway; None without limit.
+        person: who uses it, for the audit log; "" for a program.
 
     Raises:
-        ConfigError: the name is taken or malformed.
+        ConfigError: the name is taken, or a name is malformed.
     """
     try:
         msgspec.convert(name, Name)
@@ -60,6 +63,13 @@ def create_key(
         raise ConfigError(
             f"{name!a} cannot name a key; use 1 to 64 letters, digits, '.', '_', '-', a letter or digit first."
         ) from error
+    if person:
+        try:
+            msgspec.convert(person, PersonName)
+        except msgspec.ValidationError as error:
+            raise ConfigError(
+                f"{person!a} cannot name a person; use 1 to 64 letters, digits, '.', '_', '@', '+', '-'."
+            ) from error
     version = next_version(connection)  # first: of two that create the same name, one waits for the other
     if _is_taken(connection, name):
         raise ConfigError(f"A key named '{name}' exists; revoke it first, or choose another name.")
@@ -73,6 +83,7 @@ def create_key(
             created_s=now_s,
             expires_s=expires_s,
             requests_per_s=requests_per_s,
+            person=person,
             changed=version,
         )
     )

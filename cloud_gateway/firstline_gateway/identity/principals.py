@@ -17,11 +17,11 @@ def device_of(principal: str) -> str | None:
     return device_of_principal(principal) if principal else UNAUTHENTICATED
 
 
-Scope = Literal["infer", "fleet", "admin"]
+Scope = Literal["infer", "fleet", "admin", "delegate"]
 """The permissions.
 
 infer: run models. fleet: load and unload models; invite, list and revoke devices; read contracts. admin: change
-contracts.
+contracts. delegate: act for the persons who sign in to a console.
 """
 
 SCOPES: tuple[Scope, ...] = get_args(Scope)

@@ -47,7 +47,7 @@ JOIN_TOKENS = Table(
     METADATA,
     Column("sha256", String(64), primary_key=True),
     Column("device", String(64), nullable=False, index=True),
-    Column("created_by", String(80), nullable=False),
+    Column("created_by", String(160), nullable=False),
     Column("created_s", Double, nullable=False),
     Column("expires_s", Double, nullable=False, index=True),
     Column("used_s", Double),
@@ -65,6 +65,7 @@ API_KEYS = Table(
     Column("created_s", Double, nullable=False),
     Column("expires_s", Double),
     Column("requests_per_s", Double),
+    Column("person", String(64), nullable=False),
     Column("revoked_s", Double),
     Column("changed", BigInteger, nullable=False, index=True),
 )

@@ -39,7 +39,7 @@ PROFILES = Table(
     Column("version", BigInteger, primary_key=True, autoincrement=False),
     Column("machine", String(64), primary_key=True),
     Column("kept_s", Double, nullable=False),
-    Column("by", String(128), nullable=False),
+    Column("by", String(160), nullable=False),
     Column("entry", Document(ProfileEntry), nullable=False),
     Column("content", LargeBinary, nullable=False),
     Column("fingerprint", String(64), nullable=False),  # of `entry`
@@ -52,7 +52,7 @@ PROFILE_REQUESTS = Table(
     Column("device", String(64), primary_key=True),
     Column("bundle", String(64), primary_key=True),
     Column("wanted", Document(DesiredProfile), nullable=False),
-    Column("by", String(128), nullable=False),
+    Column("by", String(160), nullable=False),
     Column("asked_s", Double, nullable=False),
     Column("until_s", Double, nullable=False, index=True),
     Column("version", BigInteger, nullable=False),

@@ -40,7 +40,7 @@ ALIASES = Table(
     Column("model", String(64), nullable=False),
     Column("alias", String(64), nullable=False),
     Column("version", BigInteger),  # NULL: for nothing any more
-    Column("changed_by", String(80), nullable=False),
+    Column("changed_by", String(160), nullable=False),
     Column("changed_s", Double, nullable=False),
     Index(None, "model", "alias", "sequence"),
 )

@@ -14,6 +14,7 @@ from sqlalchemy import Connection
 
 from firstline_core.clock import Clock
 from firstline_core.errors import ConflictError, ForbiddenError, NotFoundError
+from firstline_core.fleet.persons import same_person
 from firstline_core.fleet.rollout import (
     Look,
     LookList,
@@ -198,7 +199,7 @@ class Rollouts:
             rollout = _existing(connection, rollout_id, lock=True)
             if revision is not None and revision != rollout.revision:
                 raise ConflictError("The rollout was changed since you looked at it; look again, then repeat.")
-            if command is Command.APPROVE and by == rollout.created_by:
+            if command is Command.APPROVE and same_person(by, rollout.created_by):
                 raise ForbiddenError(f"{by} made this rollout; a second person has to approve it.")
             changes = command_changes(command, rollout, records.assignments(connection, rollout_id), by, now)
             if command is Command.START:

@@ -102,12 +102,13 @@ def next_entry(head: tuple[int, str], *, at_s: float, actor: str, action: str, s
     return Entry(number + 1, at_s, actor, action, subject, details, previous).sealed()
 
 
-def verify_log(entries: Iterable[Entry], heads: Iterable[Head] = ()) -> tuple[int, str]:
-    """Verifies a whole log.
+def verify_log(entries: Iterable[Entry], heads: Iterable[Head] = (), *, whole: bool = True) -> tuple[int, str]:
+    """Verifies a log.
 
     Args:
-        entries: from the first.
+        entries: in order.
         heads: signed heads that the log must contain.
+        whole: the log starts with the first entry; otherwise with any.
 
     Returns:
         Number and hash of the last entry.
@@ -122,6 +123,9 @@ def verify_log(entries: Iterable[Entry], heads: Iterable[Head] = ()) -> tuple[in
     last = 0, FIRST
     signed = {head.number for head in heads}
     for entry in entries:
+        if not whole and last == (0, FIRST):
+            last = entry.number - 1, entry.previous
+            hashes[last[0]] = last[1]
         number, previous = last
         if entry.number != number + 1:
             raise IntegrityError(f"Entry {number + 1} of the audit log is missing; entry {entry.number} follows.")

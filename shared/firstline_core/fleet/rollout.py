@@ -16,6 +16,8 @@ ROLLOUTS_PATH = "/fleet/v1/rollouts"
 PLAN_PATH = "/fleet/v1/rollouts/plan"
 """POST returns the plan of a rollout without creating it."""
 AUDIT_PATH = "/fleet/v1/audit"
+AUDIT_EXPORT_PATH = "/fleet/v1/audit/exports"
+"""POST notes an export and returns the signed head."""
 AUDIT_HEAD_PATH = "/fleet/v1/audit/head"
 
 

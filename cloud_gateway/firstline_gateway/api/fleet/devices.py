@@ -18,7 +18,7 @@ from firstline_core.fleet import rest
 from firstline_core.fleet.telemetry import Telemetry
 from firstline_core.fleet.twin import LIMIT_BYTES, Brake, Reported
 from firstline_core.protocol.limits import Limits
-from firstline_gateway.api.auth import Access, CallingDevice, Operator
+from firstline_gateway.api.auth import Access, CallingDevice, Operator, OwnSelector
 from firstline_gateway.api.messages import (
     PAGE,
     UNCHANGED,
@@ -34,7 +34,6 @@ from firstline_gateway.api.messages import (
 )
 from firstline_gateway.fleet.devices import Filter
 from firstline_gateway.fleet.fleet import Fleet
-from firstline_gateway.fleet.selector import parse_selector
 from firstline_gateway.identity.devices import Devices
 from firstline_gateway.rollouts.rollouts import Rollouts
 
@@ -51,7 +50,7 @@ def device_routes(fleet: Fleet, enrolled: Devices, access: Access) -> APIRouter:
     async def list_devices(
         *,
         after: OptionalDeviceName = "",
-        selector: str = "",
+        selector: OwnSelector,
         search: Annotated[str, Query(max_length=64)] = "",
         model: OptionalModelName = "",
         version: Annotated[int | None, Query(ge=1, le=2**53)] = None,
@@ -61,7 +60,7 @@ def device_routes(fleet: Fleet, enrolled: Devices, access: Access) -> APIRouter:
         limit: PageLimit = PAGE,
     ) -> Response:
         """The devices, filtered by a selector of tags, a part of the name, a model and presence."""
-        wanted = Filter(parse_selector(selector), search, model, version, presence, accepted)
+        wanted = Filter(selector, search, model, version, presence, accepted)
         return answer(await fleet.page(after, limit, wanted, sort))
 
     @router.get(_ONE, responses=UNCHANGED)
@@ -94,9 +93,9 @@ def fleet_routes(fleet: Fleet, rollouts: Rollouts, access: Access) -> APIRouter:
     router = APIRouter(tags=["fleet"], dependencies=[Depends(access.fleet)])
 
     @router.get(rest.OVERVIEW_PATH)
-    async def read_overview(tag: Annotated[str, Query(max_length=63)] = "site", selector: str = "") -> Response:
+    async def read_overview(selector: OwnSelector, tag: Annotated[str, Query(max_length=63)] = "site") -> Response:
         """The fleet now: devices by presence and tag, agents, outboxes, certificates, and rollouts that wait."""
-        found = await fleet.overview(tag, parse_selector(selector))
+        found = await fleet.overview(tag, selector)
         return answer(msgspec.structs.replace(found, waiting=await rollouts.waiting(rest.LISTED)))
 
     @router.get(rest.BRAKE_PATH)

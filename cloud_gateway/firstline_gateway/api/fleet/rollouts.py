@@ -9,7 +9,8 @@ from starlette.responses import Response
 
 from firstline_core.errors import RequestError
 from firstline_core.fleet import rollout as wire
-from firstline_gateway.api.auth import Access, Operator
+from firstline_core.fleet.persons import SIGN_INS_PATH, SignIn, acting
+from firstline_gateway.api.auth import Access, OnBehalf, Operator
 from firstline_gateway.api.messages import (
     PAGE,
     OptionalBundleName,
@@ -21,6 +22,7 @@ from firstline_gateway.api.messages import (
     body_of,
     body_schema,
 )
+from firstline_gateway.api.persons import check_rollout
 from firstline_gateway.audit_log import AuditLog, Wanted
 from firstline_gateway.rollouts.commands import Command
 from firstline_gateway.rollouts.rollout import Definition, DeviceState
@@ -42,12 +44,13 @@ def rollout_routes(rollouts: Rollouts, access: Access) -> APIRouter:
         return answer(await rollouts.page(after, limit, bundle))
 
     @router.post(wire.ROLLOUTS_PATH, status_code=201, openapi_extra=body_schema(Definition))
-    async def create_rollout(request: Request, principal: Operator) -> Response:
+    async def create_rollout(request: Request, principal: Operator, person: OnBehalf) -> Response:
         """Create a rollout, which is not started yet; with an Idempotency-Key only once."""
         key = request.headers.get("idempotency-key")
         if key is not None and not 0 < len(key) <= _KEY_CHARACTERS:
             raise RequestError(f"Idempotency-Key has {len(key)} characters; 1 to {_KEY_CHARACTERS} can be used.")
         definition = await body_of(request, Definition)
+        check_rollout(person, definition.selector)
         rollout = await rollouts.create(definition, principal, key)
         return answer(rollout, 201, etag=str(rollout.revision))
 
@@ -86,10 +89,14 @@ def rollout_routes(rollouts: Rollouts, access: Access) -> APIRouter:
         return answer(await rollouts.devices(rollout_id, state.value if state is not None else "", after, limit))
 
     @router.post(_ONE + "/{command}")
-    async def command_rollout(request: Request, principal: Operator, rollout_id: RolloutId, command: str) -> Response:
+    async def command_rollout(
+        request: Request, principal: Operator, person: OnBehalf, rollout_id: RolloutId, command: str
+    ) -> Response:
         """approve, start, pause, resume, promote, abort, retry or rollback; with If-Match only if unchanged."""
         if command not in set(Command):
             raise RequestError(f"There is no command {command[:40]!a}; there are {', '.join(Command)}.")
+        if person is not None:
+            check_rollout(person, (await rollouts.get(rollout_id)).definition["selector"])
         rollout = await rollouts.command(
             rollout_id, Command(command), principal, _revision(request.headers.get("if-match"))
         )
@@ -127,6 +134,31 @@ def audit_log_routes(audit_log: AuditLog, access: Access) -> APIRouter:
     @router.get(wire.AUDIT_HEAD_PATH)
     async def read_head() -> Response:
         """The signed head of the audit log; store it where the gateway cannot change it."""
+        return answer(await audit_log.head())
+
+    return router
+
+
+def sign_in_routes(audit_log: AuditLog, access: Access) -> APIRouter:
+    """Returns the routes of consoles, to which persons sign in, and of exports."""
+    router = APIRouter(tags=["audit"])
+
+    @router.post(
+        SIGN_INS_PATH, status_code=204, dependencies=[Depends(access.delegate)], openapi_extra=body_schema(SignIn)
+    )
+    async def note_sign_in(request: Request, principal: Operator) -> Response:
+        """Note that a person signed in to a console, or was refused."""
+        attempt = await body_of(request, SignIn)
+        action = "person.refused" if attempt.refused else "person.sign_in"
+        details = {"method": attempt.method, "address": attempt.address}
+        details |= {"why": attempt.refused} if attempt.refused else {}
+        await audit_log.note(acting(attempt.person, principal), action, "console", details)
+        return Response(status_code=204)
+
+    @router.post(wire.AUDIT_EXPORT_PATH, dependencies=[Depends(access.fleet)])
+    async def note_export(principal: Operator, since_s: Annotated[float, Query(ge=0)] = 0.0) -> Response:
+        """Note an export of the audit log, and return the signed head that follows; the export ends there."""
+        await audit_log.note(principal, "audit.export", "audit", {"since_s": since_s})
         return answer(await audit_log.head())
 
     return router

@@ -1,8 +1,7 @@
-"""Access to the console: host, origin, password, and the rate limit of passwords."""
+"""Access to the console: host, origin, session, and the rate limit of passwords."""
 
 from __future__ import annotations
 
-import base64
 from typing import Any
 
 import httpx
@@ -14,17 +13,16 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route, WebSocketRoute
 from starlette.websockets import WebSocket
 
-from firstline.console.access import IN_ALL, PER_ADDRESS, Guard, PasswordAttempts, refusal
+from firstline.console.access import PERSON, Guard, refusal
+from firstline.console.attempts import IN_ALL, PER_ADDRESS, PasswordAttempts
+from firstline.console.sessions import COOKIE, Sessions
+from firstline_core.fleet.persons import Person, Role
 
-PASSWORD = "correct horse: bättery"
+ANNA = Person("anna", Role.OPERATOR)
 
 
-def basic(password: str, scheme: str = "Basic") -> dict[str, str]:
-    return {"authorization": f"{scheme} {base64.b64encode(f'any:{password}'.encode()).decode()}"}
-
-
-def status(headers: dict[str, str], password: str = "") -> int:
-    found = refusal(Headers(headers), password)
+def status(headers: dict[str, str], *, local_only: bool = True) -> int:
+    found = refusal(Headers(headers), local_only=local_only)
     assert found is None or found.sentence.endswith(".")
     return 200 if found is None else found.status
 
@@ -45,8 +43,8 @@ def status(headers: dict[str, str], password: str = "") -> int:
 )
 def test_a_rebound_name_is_refused(host: str, expected: int) -> None:
     assert status({"host": host}) == expected
-    # With a password the name does not matter: an attacker who rebinds a name does not know it.
-    assert status({"host": host} | basic(PASSWORD), PASSWORD) == 200
+    # With a sign-in the name does not matter: an attacker who rebinds a name has no session.
+    assert status({"host": host}, local_only=False) == 200
 
 
 @pytest.mark.parametrize(
@@ -62,29 +60,14 @@ def test_a_rebound_name_is_refused(host: str, expected: int) -> None:
     ],
 )
 def test_requests_of_other_origins_are_refused(origin: str, expected: int) -> None:
-    assert status({"host": "127.0.0.1:8090", "origin": origin}) == expected
-    assert status({"host": "127.0.0.1:8090", "origin": origin} | basic(PASSWORD), PASSWORD) == expected
+    for local_only in (True, False):
+        assert status({"host": "127.0.0.1:8090", "origin": origin}, local_only=local_only) == expected
 
 
 def test_the_origin_matches_behind_a_proxy_that_terminates_tls() -> None:
-    credentials = {"host": "console.example", "origin": "https://console.example"} | basic(PASSWORD)
-    assert status(credentials, PASSWORD) == 200
-    assert status(credentials | {"origin": "https://console.example:8443"}, PASSWORD) == 403
-
-
-@pytest.mark.parametrize(
-    "credentials",
-    [
-        {},
-        basic("correct horse"),
-        basic(""),
-        basic(PASSWORD, "Bearer"),
-        {"authorization": "Basic ???"},
-        basic(f" {PASSWORD}"),
-    ],
-)
-def test_requests_without_the_password_are_refused(credentials: dict[str, str]) -> None:
-    assert status({"host": "127.0.0.1"} | credentials, PASSWORD) == 401
+    headers = {"host": "console.example", "origin": "https://console.example"}
+    assert status(headers, local_only=False) == 200
+    assert status(headers | {"origin": "https://console.example:8443"}, local_only=False) == 403
 
 
 async def _greet(socket: WebSocket) -> None:
@@ -92,26 +75,49 @@ async def _greet(socket: WebSocket) -> None:
     await socket.close()
 
 
-ROUTES = [Route("/", lambda _: PlainTextResponse("inside")), WebSocketRoute("/live", _greet)]
-GUARD = Guard(Starlette(routes=ROUTES), PASSWORD)
+def _inside(request: Request) -> PlainTextResponse:
+    person: Person | None = request.scope[PERSON]
+    return PlainTextResponse(person.name if person is not None else "inside")
 
 
-async def test_replies_have_the_password_challenge_and_the_security_headers() -> None:
+SESSIONS = Sessions()
+TOKEN = SESSIONS.begin(ANNA)
+ROUTES = [Route("/", _inside), WebSocketRoute("/live", _greet)]
+FORM = Starlette(routes=[Route("/sign-in", lambda _: PlainTextResponse("form"))])
+GUARD = Guard(Starlette(routes=ROUTES), FORM, SESSIONS)
+
+
+async def test_pages_need_a_session_and_replies_have_the_security_headers() -> None:
     transport = httpx.ASGITransport(GUARD)
     async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8090") as client:
-        refused, answered = await client.get("/"), await client.get("/", headers=basic(PASSWORD))
-    assert refused.status_code == 401 and refused.headers["www-authenticate"].startswith("Basic ")
-    assert answered.text == "inside" and answered.headers["cache-control"] == "no-store"
-    for reply in (refused, answered):
+        refused, form = await client.get("/"), await client.get("/sign-in")
+        sent_on = await client.get("/", headers={"accept": "text/html"})
+        forged = await client.get("/", headers={"cookie": f"{COOKIE}=guess"})
+        answered = await client.get("/", headers={"cookie": f"{COOKIE}={TOKEN}"})
+    assert (refused.status_code, forged.status_code, form.text) == (401, 401, "form")
+    assert sent_on.status_code == 303 and sent_on.headers["location"] == "/sign-in"
+    assert answered.text == "anna" and answered.headers["cache-control"] == "no-store"
+    for reply in (refused, answered, form):
         policy = reply.headers["content-security-policy"]
         assert "default-src 'self'" in policy and "frame-ancestors 'none'" in policy and "http" not in policy
+
+
+def test_a_session_ends() -> None:
+    now_s = [0.0]
+    sessions = Sessions(lambda: now_s[0])
+    token, other = sessions.begin(ANNA), sessions.begin(ANNA)
+    assert sessions.person(token) == ANNA and sessions.person("") is None
+    sessions.end(other)
+    assert sessions.person(other) is None
+    now_s[0] = 12 * 3600.0
+    assert sessions.person(token) is None
 
 
 @pytest.mark.parametrize(
     ("credentials", "first"),
     [
-        (basic(PASSWORD) | {"origin": "http://127.0.0.1:8090"}, "websocket.accept"),
-        (basic(PASSWORD) | {"origin": "https://evil.example"}, "websocket.close"),
+        ({"cookie": f"{COOKIE}={TOKEN}", "origin": "http://127.0.0.1:8090"}, "websocket.accept"),
+        ({"cookie": f"{COOKIE}={TOKEN}", "origin": "https://evil.example"}, "websocket.close"),
         ({}, "websocket.close"),
     ],
 )
@@ -130,13 +136,11 @@ async def test_the_live_channel_is_protected_like_the_pages(credentials: dict[st
     assert sent[0]["type"] == first
 
 
-@pytest.mark.parametrize("password", ["", PASSWORD])
-async def test_the_health_check_needs_no_password_and_reveals_nothing(password: str) -> None:
-    guard = Guard(Starlette(routes=ROUTES), password)
+@pytest.mark.parametrize("guard", [GUARD, Guard(Starlette(routes=ROUTES))])
+async def test_the_health_check_needs_no_session_and_reveals_nothing(guard: Guard) -> None:
     transport = httpx.ASGITransport(guard)
     async with httpx.AsyncClient(transport=transport, base_url="https://10.1.2.3:8090") as client:
-        for _ in range(200):  # health checks are no attempts, even with a wrong password
-            reply = await client.get("/health", headers=basic("wrong"))
+        reply = await client.get("/health")
         assert (reply.status_code, reply.text) == (200, "live\n")
         assert (await client.head("/health")).status_code == 200
         assert (await client.post("/health")).status_code in (401, 421)
@@ -178,22 +182,3 @@ def test_password_attempts_of_all_addresses_are_limited_except_for_known_ones(ti
     assert attempts.wait_s("owner") == 0 and attempts.wait_s("stranger") == 60
     time.now_s += 60
     assert attempts.wait_s("stranger") == 0
-
-
-async def test_too_many_attempts_are_refused_until_the_minute_is_over() -> None:
-    async def page(_request: Request) -> PlainTextResponse:
-        return PlainTextResponse("here")
-
-    guard = Guard(Starlette(routes=[Route("/", page)]), PASSWORD)
-    from_1, from_2 = (httpx.ASGITransport(guard, client=(f"192.0.2.{number}", 1)) for number in (1, 2))
-    async with (
-        httpx.AsyncClient(transport=from_1, base_url="http://c") as guesser,
-        httpx.AsyncClient(transport=from_2, base_url="http://c") as owner,
-    ):
-        for _ in range(2 * PER_ADDRESS):  # a browser's first request has no password, and does not count as an attempt
-            assert (await guesser.get("/")).status_code == 401
-        for _ in range(PER_ADDRESS):
-            assert (await guesser.get("/", auth=("any", "wrong"))).status_code == 401
-        refused = await guesser.get("/", auth=("any", PASSWORD))
-        assert refused.status_code == 429 and 0 < int(refused.headers["retry-after"]) <= 60
-        assert (await owner.get("/", auth=("any", PASSWORD))).text == "here"

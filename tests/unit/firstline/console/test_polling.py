@@ -30,7 +30,7 @@ class PolledGateway:
         self.asked = 0
         self.takes_s = 0.0
         self.error: FirstlineError | None = None
-        self.watch = Watch(cast(Fleet, self), lambda: self.now_s, lambda: 1e9 + self.now_s)
+        self.watch = Watch(cast(Fleet, self), monotonic=lambda: self.now_s, wall=lambda: 1e9 + self.now_s)
 
     def fetch(self, fleet: Fleet) -> int:
         assert cast(Any, fleet) is self
@@ -141,4 +141,4 @@ async def test_unused_answers_are_deleted_and_their_number_is_bounded() -> None:
         assert len(gateway.watch._held) <= polling._MOST
     gateway.now_s += 61
     await gateway.ask("late")
-    assert set(gateway.watch._held) == {("late",)}
+    assert set(gateway.watch._held) == {(None, ("late",))}

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from firstline.console.accounts import Accounts
 from firstline.console.settings import Settings
 from firstline_core.errors import ConfigError
 
 LOCAL = Settings("http://127.0.0.1:8080", "key")
-PASSWORD = "correct horse battery"
+SHARED = Accounts(shared="correct horse battery")
 PEM = Path("console.pem")
 
 
@@ -25,17 +26,17 @@ def test_other_addresses_need_a_password_and_tls_or_plain_http(host: str) -> Non
     with pytest.raises(ConfigError, match="--password-file"):
         replace(LOCAL, host=host)
     with pytest.raises(ConfigError, match="--plain-http"):
-        replace(LOCAL, host=host, password=PASSWORD)
-    assert not replace(LOCAL, host=host, password=PASSWORD, plain_http=True).local
-    assert replace(LOCAL, host=host, password=PASSWORD, tls_certificate=PEM, tls_key=PEM).scheme == "https"
+        replace(LOCAL, host=host, accounts=SHARED)
+    assert not replace(LOCAL, host=host, accounts=SHARED, plain_http=True).local
+    assert replace(LOCAL, host=host, accounts=SHARED, tls_certificate=PEM, tls_key=PEM).scheme == "https"
 
 
 def test_a_short_password_and_incomplete_tls_are_refused() -> None:
     with pytest.raises(ConfigError, match="has 6 characters"):
-        replace(LOCAL, password="secret")
+        replace(LOCAL, accounts=Accounts(shared="secret"))
     with pytest.raises(ConfigError, match="both files"):
         replace(LOCAL, tls_certificate=PEM)
 
 
 def test_secrets_are_not_in_the_representation() -> None:
-    assert "hidden" not in repr(Settings("http://127.0.0.1", "hidden-key", password="hidden-password"))
+    assert "hidden" not in repr(Settings("http://127.0.0.1", "hidden-key", accounts=Accounts(shared="hidden-password")))

@@ -158,7 +158,9 @@ def test_flipped_bits_of_rows_are_damage(file: Path) -> None:
     """A flipped bit of a row may give a column another type, which SQLite does not notice."""
     with closing(sqlite3.connect(file)) as connection:
         connection.execute("UPDATE service_clock SET seconds = 1234.5678")
-        connection.execute("INSERT INTO api_keys VALUES ('0123456789abcdef', 'shop', '', '', 1, NULL, NULL, NULL, 1)")
+        connection.execute(
+            "INSERT INTO api_keys VALUES ('0123456789abcdef', 'shop', '', '', 1, NULL, NULL, '', NULL, 1)"
+        )
         connection.commit()
     intact, raised = file.read_bytes(), set[str]()
     for row in (struct.pack(">d", 1234.5678), b"0123456789abcdef"):

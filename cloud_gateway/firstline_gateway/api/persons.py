@@ -1,0 +1,89 @@
+"""What a person who signed in to a console may do: the role, and the devices that the person sees and changes.
+
+A person without a selector of devices is limited by the role alone. A person with one sees and changes these devices,
+and rollouts whose selector contains all of its parts; sums over the whole fleet, such as contracts and answers by tier,
+are readable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+
+import msgspec
+from fastapi import Request
+
+from firstline_core.errors import ForbiddenError, RequestError
+from firstline_core.fleet.persons import PERSON_HEADER, Person, Role
+from firstline_core.fleet.rest import CONTRACTS_PATH, DEVICES_PATH
+from firstline_core.fleet.rollout import AUDIT_PATH, PLAN_PATH, ROLLOUTS_PATH
+from firstline_core.protocol import enrolment
+from firstline_gateway.fleet.selector import Selector, parse_selector
+
+Tags = Callable[[str], Awaitable[Mapping[str, str]]]
+"""Returns the tags of a device; none for an unknown device."""
+
+_READS = ("GET", "HEAD")
+_DECISIONS = ("approve", "promote")
+
+
+def person_of(request: Request) -> Person | None:
+    """Returns the person on whose behalf a request is sent; None without one.
+
+    Raises:
+        RequestError: the header is not valid.
+    """
+    text = request.headers.get(PERSON_HEADER)
+    if text is None:
+        return None
+    try:
+        person = msgspec.json.decode(text.encode("latin-1"), type=Person)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise RequestError(f"The header {PERSON_HEADER} is not valid: {error}.") from error
+    parse_selector(person.devices)
+    return person
+
+
+async def check(person: Person, request: Request, tags_of: Tags) -> None:
+    """Checks that a person may send a request.
+
+    Raises:
+        ForbiddenError: the person may not.
+    """
+    path, reads = request.url.path, request.method in _READS or request.url.path == PLAN_PATH
+    if not reads and person.role is Role.VIEWER:
+        raise ForbiddenError(f"{person.name} is a viewer and may not change anything; ask for the role operator.")
+    decides = request.path_params.get("command") in _DECISIONS or path.startswith(CONTRACTS_PATH)
+    if not reads and decides and person.role is not Role.APPROVER:
+        raise ForbiddenError(f"{person.name} is an {person.role} and may not decide this; ask for the role approver.")
+    if not person.devices:
+        return
+    selector = parse_selector(person.devices)
+    if path.startswith((DEVICES_PATH, enrolment.DEVICES_PATH)) and "name" in request.path_params:
+        await _check_device(person, selector, request.path_params["name"], tags_of)
+    elif path.startswith(AUDIT_PATH):
+        kind, _, name = request.query_params.get("subject", "").partition(":")
+        if kind != "device":
+            raise ForbiddenError(f"{person.name} sees the audit log of single devices only; name one with `subject`.")
+        await _check_device(person, selector, name, tags_of)
+    elif path == enrolment.DEVICES_PATH or not (reads or path.startswith(ROLLOUTS_PATH)):
+        raise ForbiddenError(f"{person.name} may change devices with {person.devices} only; this concerns others too.")
+
+
+async def _check_device(person: Person, selector: Selector, name: str, tags_of: Tags) -> None:
+    if not selector.matches(await tags_of(name)):
+        raise ForbiddenError(f"{person.name} sees devices with {person.devices} only, and not {name[:64]!a}.")
+
+
+def check_rollout(person: Person | None, selector: str) -> None:
+    """Checks that all devices of a rollout are devices of the person.
+
+    Raises:
+        ForbiddenError: the rollout may select other devices.
+    """
+    if person is None or not person.devices:
+        return
+    own, wanted = parse_selector(person.devices), parse_selector(selector)
+    if not set(own.parts) <= set(wanted.parts):
+        raise ForbiddenError(
+            f"{person.name} may roll out to devices with {person.devices} only; add that to the rollout's selector."
+        )

@@ -1,0 +1,145 @@
+"""What persons who signed in to a console may do, over a real gateway; and what the audit log says of them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgspec
+import pytest_asyncio
+from support.databases import sqlite_store
+from support.gateway import serving_gateway
+from support.keys import bearer, create_key
+
+from firstline_core.fleet.audit_log import Entry
+from firstline_core.fleet.persons import PERSON_HEADER, SIGN_INS_PATH, Person, Role
+from firstline_core.fleet.rollout import AUDIT_PATH
+
+ROLLOUTS = "/fleet/v1/rollouts"
+DEFINITION = {"bundle": "digits", "version": 2, "manifest_sha256": "0" * 64, "stages": [{"share": 1.0}]}
+
+
+class Site:
+    """A gateway with two devices, of which one has a tag."""
+
+    def __init__(self, client: httpx.AsyncClient, keys: dict[str, dict[str, str]]) -> None:
+        self._client = client
+        self._keys = keys
+
+    async def ask(
+        self, who: Person | None, method: str, path: str, body: Any = None, key: str = "console"
+    ) -> httpx.Response:
+        """Sends a request on behalf of a person."""
+        headers = dict(self._keys[key])
+        if who is not None:
+            headers[PERSON_HEADER] = msgspec.json.encode(who).decode()
+        return await self._client.request(method, path, json=body, headers=headers)
+
+    async def entries(self) -> list[Entry]:
+        reply = await self.ask(None, "GET", AUDIT_PATH)
+        return msgspec.convert(reply.json()["entries"], list[Entry])
+
+
+@pytest_asyncio.fixture
+async def site(tmp_path: Path) -> AsyncIterator[Site]:
+    store = sqlite_store(tmp_path)
+    keys = {name: bearer(create_key(store, name, "operator")) for name in ("console", "ops")}
+    keys |= {name: bearer(create_key(store, name, "device")) for name in ("cam-1", "cam-2")}
+    keys["reader"] = bearer(create_key(store, "reader", "application"))
+    async with serving_gateway(tmp_path) as (_, url), httpx.AsyncClient(base_url=url) as client:
+        found = Site(client, keys)
+        for name in ("cam-1", "cam-2"):
+            assert (await found.ask(None, "GET", "/fleet/v1/twin", key=name)).status_code == 200
+        await found.ask(None, "PATCH", "/fleet/v1/devices/cam-1", {"tags": {"site": "kiel"}})
+        yield found
+
+
+def person(role: Role, devices: str = "", name: str = "") -> Person:
+    return Person(name or f"{role}@example.org", role, devices)
+
+
+async def test_roles_decide_who_changes_and_who_approves(site: Site) -> None:
+    viewer, operator, approver = map(person, Role)
+    tags = {"tags": {"line": "l1"}}
+    assert (await site.ask(viewer, "GET", "/fleet/v1/devices")).status_code == 200
+    assert (await site.ask(viewer, "POST", f"{ROLLOUTS}/plan", DEFINITION)).status_code == 200
+    refused = await site.ask(viewer, "PATCH", "/fleet/v1/devices/cam-1", tags)
+    assert refused.status_code == 403 and "ask for the role operator" in refused.text
+    assert (await site.ask(operator, "PATCH", "/fleet/v1/devices/cam-1", tags)).status_code == 200
+    made = (await site.ask(operator, "POST", ROLLOUTS, DEFINITION | {"approval": True})).json()
+    assert made["created_by"] == "operator@example.org via application:console"
+    approve = f"{ROLLOUTS}/{made['id']}/approve"
+    assert (await site.ask(operator, "POST", approve)).status_code == 403
+    assert (await site.ask(operator, "DELETE", "/firstline/v1/contracts/digits/versions/1")).status_code == 403
+    assert (await site.ask(approver, "POST", approve)).status_code == 200
+    found = [(entry.actor, entry.action) for entry in await site.entries() if "example.org" in entry.actor]
+    assert found == [
+        ("viewer@example.org via application:console", "person.denied"),
+        ("operator@example.org via application:console", "device.tag"),
+        ("operator@example.org via application:console", "rollout.create"),
+        ("operator@example.org via application:console", "person.denied"),
+        ("operator@example.org via application:console", "person.denied"),
+        ("approver@example.org via application:console", "rollout.approve"),
+    ]
+
+
+async def test_a_person_does_not_approve_the_own_rollout_with_any_key(site: Site) -> None:
+    anna = person(Role.APPROVER)
+    made = (await site.ask(anna, "POST", ROLLOUTS, DEFINITION | {"approval": True})).json()
+    refused = await site.ask(anna, "POST", f"{ROLLOUTS}/{made['id']}/approve", key="ops")
+    assert refused.status_code == 403 and "a second person" in refused.text
+
+
+async def test_a_selector_limits_devices_and_rollouts(site: Site) -> None:
+    kiel = person(Role.APPROVER, "site=kiel")
+    listed = (await site.ask(kiel, "GET", "/fleet/v1/devices")).json()["devices"]
+    assert [one["name"] for one in listed] == ["cam-1"]
+    assert (await site.ask(kiel, "GET", "/fleet/v1/devices?selector=!site")).json()["devices"] == []
+    assert (await site.ask(kiel, "GET", "/fleet/v1/overview")).json()["devices"] == {"online": 1}
+    for method, path, body in (
+        ("GET", "/fleet/v1/devices/cam-2", None),
+        ("PATCH", "/fleet/v1/devices/cam-2", {"tags": {"site": "kiel"}}),
+        ("POST", "/firstline/v1/devices/cam-2/revoke", None),
+        ("GET", "/fleet/v1/devices/cam-2/profiles", None),
+        ("GET", AUDIT_PATH, None),
+        ("GET", f"{AUDIT_PATH}?subject=device:cam-2", None),
+        ("GET", "/firstline/v1/devices", None),
+        ("POST", "/firstline/v1/devices", {"devices": ["cam-3"]}),
+        ("PUT", "/fleet/v1/brake", {"escalations_per_hour": 0, "reason": "no"}),
+        ("POST", ROLLOUTS, DEFINITION),
+        ("POST", ROLLOUTS, DEFINITION | {"selector": "site"}),
+    ):
+        assert (await site.ask(kiel, method, path, body)).status_code == 403, path
+    assert (await site.ask(kiel, "GET", "/fleet/v1/devices/cam-1")).status_code == 200
+    assert (await site.ask(kiel, "GET", f"{AUDIT_PATH}?subject=device:cam-1")).status_code == 200
+    made = await site.ask(kiel, "POST", ROLLOUTS, DEFINITION | {"selector": "line=l1,site=kiel"})
+    assert made.status_code == 201
+    other = (await site.ask(None, "POST", ROLLOUTS, DEFINITION)).json()
+    assert (await site.ask(kiel, "POST", f"{ROLLOUTS}/{other['id']}/abort")).status_code == 403
+    assert (await site.ask(kiel, "POST", f"{ROLLOUTS}/{made.json()['id']}/abort")).status_code == 200
+
+
+async def test_only_a_key_that_delegates_names_persons(site: Site) -> None:
+    anna = person(Role.VIEWER)
+    assert (await site.ask(anna, "GET", "/fleet/v1/devices", key="reader")).status_code == 403
+    for text in ("anna", "{}", '{"name": "a b", "role": "viewer"}', '{"name": "a", "role": "king"}'):
+        headers = {**site._keys["console"], PERSON_HEADER: text}
+        assert (await site._client.get("/fleet/v1/devices", headers=headers)).status_code == 400
+    headers = site._keys["console"] | {PERSON_HEADER: '{"name": "a", "role": "viewer", "devices": "a b"}'}
+    assert (await site._client.get("/fleet/v1/devices", headers=headers)).status_code == 400
+
+
+async def test_sign_ins_and_exports_are_entries(site: Site) -> None:
+    for refused in ("", "wrong password"):
+        attempt = {"person": "anna", "method": "password", "address": "192.0.2.1", "refused": refused}
+        assert (await site.ask(None, "POST", SIGN_INS_PATH, attempt)).status_code == 204
+    assert (
+        await site.ask(None, "POST", SIGN_INS_PATH, {"person": "a", "method": "oidc"}, key="reader")
+    ).status_code == 403
+    head = (await site.ask(None, "POST", "/fleet/v1/audit/exports?since_s=5")).json()
+    *_, entered, refused_entry, export = await site.entries()
+    assert (entered.action, entered.actor) == ("person.sign_in", "anna via application:console")
+    assert refused_entry.action == "person.refused" and "wrong password" in refused_entry.details
+    assert export.action == "audit.export" and head["number"] == export.number
