@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from getpass import getuser
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from firstline_core.clock import SYSTEM_CLOCK
 from firstline_core.command_line import add_group
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from firstline_core.command_line import Commands
 
 _DAY_S = 86_400.0
-_SCOPES = ("infer", "fleet", "admin")  # those of `principals`, which need more imports
+_SCOPES = ("infer", "fleet", "admin", "delegate")  # those of `principals`, which need more imports
 
 
 def add_commands(commands: Commands) -> None:
