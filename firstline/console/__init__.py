@@ -2,21 +2,35 @@
 
 View models, pure functions of the gateway's answers
     cells                words and tones of table cells
+    overview_view        the whole fleet, and what needs attention
+    contracts_view       promises and what their audits show
     devices_view         all devices, and one device
     rollouts_view        rollouts, the stages of one, its evaluations
-    answers_view           which tier answered, over time
+    answers_view         which tier answered, over time
     profiles_view        costs of models on machines, and requests to measure them
 
 Service
     polling              the gateway's last answer to each question, refreshed at a limited rate
-    access               allowed hosts, allowed origins, the password and its rate limit
-    settings             address, password and gateway
+    access               allowed hosts, allowed origins, and sessions
+    accounts             who may sign in, and with which role
+    attempts             the rate limit of wrong passwords
+    sessions             the persons who are signed in
+    sign_in              the routes with which persons sign in and out
+    settings             address, accounts and gateway
     service              the process
 
 Pages
-    page                 the elements of every page: frame, tables, search forms
+    theme                colours and components of both themes
+    page                 the elements of every page: frame, cards, tables, search forms
+    dialogs              buttons whose command is confirmed
+    overview_page        the whole fleet
+    contract_pages       all contracts, and those of one bundle
     device_pages         all devices, and one device
+    enrol_page           join tokens for devices
+    rollout_form         the plan of a new rollout
     rollout_pages        all rollouts, and one rollout with its commands
-    tier_page            the chart of tiers
+    answers_page         the chart of answers by tier
     profile_pages        all profiles, and one profile
+    audit_page           the audit log
+    settings_page        this console, the registry, and the limit on escalations
 """

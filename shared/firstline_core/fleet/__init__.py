@@ -10,6 +10,7 @@ Documents
     rollout         the REST API's documents of rollouts
     profiles        the HTTP interface of stored profiles
     audit_log       decisions as a chain of hashes
+    persons         persons who sign in to a console, and their roles
 
 Rules
     update          the states of one update on one device
