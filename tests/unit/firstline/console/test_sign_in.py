@@ -27,7 +27,7 @@ class Site:
 
     def note(self, attempt: SignIn) -> None:
         self.noted.append(attempt)
-        raise LinkDownError("The gateway is away.")  # which keeps nobody out
+        raise LinkDownError("The gateway is away.")  # which does not keep a person out
 
     def client(self, address: str = "192.0.2.1") -> httpx.AsyncClient:
         return httpx.AsyncClient(
