@@ -52,33 +52,7 @@ def contract_routes(contracts: ContractMonitor, repository: Repository, access: 
     @router.get("/{bundle}")
     async def read_contract(bundle: str) -> Response:
         """The contracts of a bundle, with the devices that contributed most disagreements."""
-        await wrap_future(contracts.refresh())
-        pools = [pool for pool in contracts.pools() if pool.key.bundle == bundle]
-        if not pools:
-            repository.versions(bundle)  # raises if the bundle is not served either
-        keys = [pool.key for pool in pools]
-        contributions = await to_thread(contracts.contributions, keys, _DEVICES_SHOWN)
-        evidence = await to_thread(contracts.evidence, keys)
-        described = [
-            _described(contracts, repository, pool)
-            | {
-                "contributions": [_contribution(one) for one in contributions[pool.key]],
-                "evidence": [one._asdict() for one in evidence[pool.key]],
-            }
-            for pool in pools
-        ]
-        alarms = [alarm for alarm in contracts.device_alarms() if alarm.model.name == bundle]
-        alarms_described = _device_alarms(repository, alarms)
-        unaudited = [one for one in _unaudited(contracts, repository) if one["bundle"] == bundle]
-        return json_response(
-            {
-                "bundle": bundle,
-                "contracts": described,
-                "unaudited": unaudited,
-                "device_alarms": alarms_described,
-                "delta": contracts.delta,
-            }
-        )
+        return json_response(await _bundle(contracts, repository, bundle))
 
     @router.delete("/{bundle}/versions/{version}")
     async def end_contract(principal: Principal, bundle: str, version: str) -> Response:
@@ -114,6 +88,35 @@ def contract_routes(contracts: ContractMonitor, repository: Repository, access: 
         return json_response(_quota(model, None))
 
     return router
+
+
+async def _bundle(contracts: ContractMonitor, repository: Repository, bundle: str) -> dict[str, Any]:
+    """Returns the contracts of a bundle, in all its versions."""
+    await wrap_future(contracts.refresh())
+    pools = [pool for pool in contracts.pools() if pool.key.bundle == bundle]
+    if not pools:
+        repository.versions(bundle)  # raises if the bundle is not served either
+    keys = [pool.key for pool in pools]
+    contributions = await to_thread(contracts.contributions, keys, _DEVICES_SHOWN)
+    evidence = await to_thread(contracts.evidence, keys)
+    described = [
+        _described(contracts, repository, pool)
+        | {
+            "contributions": [_contribution(one) for one in contributions[pool.key]],
+            "evidence": [one._asdict() for one in evidence[pool.key]],
+        }
+        for pool in pools
+    ]
+    alarms = [alarm for alarm in contracts.device_alarms() if alarm.model.name == bundle]
+    alarms_described = _device_alarms(repository, alarms)
+    unaudited = [one for one in _unaudited(contracts, repository) if one["bundle"] == bundle]
+    return {
+        "bundle": bundle,
+        "contracts": described,
+        "unaudited": unaudited,
+        "device_alarms": alarms_described,
+        "delta": contracts.delta,
+    }
 
 
 def _described(contracts: ContractMonitor, repository: Repository, pool: Pool) -> dict[str, Any]:
