@@ -98,7 +98,8 @@ def with_output_rows(file: ModelFile, outputs: Arrays) -> tuple[ModelFile, Array
     corners = [shape for shape in shapes if len(shape) == 2 and shape[1] == 4]
     numbered = len(shapes) == 1 and len(shapes[0]) == 2 and shapes[0][1] == 7
     listed = len(corners) == 1 < len(shapes) and all(len(one) < 3 and one[:1] in ((), corners[0][:1]) for one in shapes)
-    if file.without_rows or not (numbered or listed) or max(shapes)[0] == 1:
+    free = all(spec.shape[0] == 1 for spec in file.inputs) and all(spec.shape[:1] != (1,) for spec in file.outputs)
+    if file.without_rows or not (numbered or listed) or (max(shapes)[0] == 1 and not free):
         return file, outputs
     added = tuple(TensorSpec(spec.name, spec.datatype, (-1, *spec.shape)) for spec in file.outputs)
     return replace(file, outputs=added, without_rows=tuple(outputs)), {

@@ -15,12 +15,13 @@ from support.detector_graphs import BOX, LABEL, SIDE
 from support.sample_models import linear_model
 
 from firstline.workbench.decodings import Trials
-from firstline.workbench.model_file import read_model_file, with_output_rows
+from firstline.workbench.model_file import ModelFile, read_model_file, with_output_rows
 from firstline.workbench.recognition import COCO, SURE, Reading, Surroundings, Truth, recognise
 from firstline.workbench.trial import trial_outputs
 from firstline_core.processing.trial import bytes_rows
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.tasks.detection import Detection, detections
+from firstline_core.types import TensorSpec
 
 PICTURE = Image.new("RGB", (SIDE, SIDE), "grey")
 
@@ -47,6 +48,13 @@ DETECTORS: dict[str, tuple[Callable[[Path], Path], str]] = {
     "YOLOv7 with suppression inside": (detector_graphs.yolov7_end_to_end, "box rows"),
     "torchvision": (detector_graphs.torchvision, "ssd"),
 }
+
+
+@pytest.mark.parametrize("rows", [-1, 1])
+def test_one_box_has_no_row_if_the_file_leaves_the_number_of_boxes_open(rows: int) -> None:
+    image, boxes = TensorSpec("images", "FP32", (1, 3, SIDE, SIDE)), TensorSpec("output", "FP32", (rows, 7))
+    file, outputs = with_output_rows(ModelFile("m.onnx", "onnx", (image,), (boxes,)), {"output": np.ones((1, 7))})
+    assert (file.without_rows, outputs["output"].shape) == ((("output",), (1, 1, 7)) if rows < 0 else ((), (1, 7)))
 
 
 @pytest.mark.parametrize("name", DETECTORS)
