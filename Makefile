@@ -22,7 +22,7 @@ demo: .venv/demo.stamp ## install, then run both tiers on this machine, with the
 
 # The started processes read compiled modules: ours, and pytest's rewritten plugins.
 test: export PYTHONDONTWRITEBYTECODE :=
-test: rewritten check mosquitto postgres prometheus kubectl node chromium .venv-clients/stamp .venv-typescript/stamp $(TFLITE) ## format, lint, types, layers and every test
+test: rewritten check mosquitto postgres prometheus kubectl node chromium .venv-browser/stamp .venv-clients/stamp .venv-typescript/stamp $(TFLITE) ## format, lint, types, layers and every test
 	$(BIN)/pytest $(PYTEST_ARGS) $(PARALLEL)
 
 # In the background, because the check leaves a core idle: otherwise each pytest process would rewrite every test.
@@ -89,7 +89,7 @@ lock: .venv/uv.stamp ## lock the dependencies of pyproject.toml (UPGRADE=--upgra
 	$(LOCK) --output-file requirements/ray.lock --constraint requirements/dev.lock pyproject.toml --extra ray --extra postgres --group test --group build
 	$(LOCK) --output-file requirements/train.lock --constraint requirements/dev.lock pyproject.toml --extra train --group test --group build
 	$(LOCK) --output-file requirements/perf-analyzer.lock --group perf-analyzer
-	npm --prefix requirements/typescript install --silent --package-lock-only --ignore-scripts --omit-lockfile-registry-resolved
+	for folder in browser typescript; do npm --prefix requirements/$$folder install --silent --package-lock-only --ignore-scripts --omit-lockfile-registry-resolved; done
 	for peer in $(PEERS); do $(LOCK) --output-file requirements/peers/$$peer.lock --group peer-$$peer; done
 
 clean: ## remove the environments, the caches and the built files

@@ -111,6 +111,13 @@ wrk:
 	cp $^ .venv-typescript
 	npm ci --silent --ignore-scripts --prefix .venv-typescript && touch $@ || echo 'npm could not install openapi-typescript' >&2
 
+# axe-core, which checks the console's pages, and an identity provider. Without npm their tests are skipped, and fail if
+# CI=true.
+.venv-browser/stamp: requirements/browser/package.json requirements/browser/package-lock.json
+	mkdir -p .venv-browser
+	cp $^ .venv-browser
+	npm ci --silent --ignore-scripts --prefix .venv-browser && touch $@ || echo 'npm could not install axe-core' >&2
+
 # Other servers, as their users install them. The benchmark reports one that cannot be installed.
 .venv-peers/%/stamp: requirements/peers/%.lock .venv/uv.stamp
 	[ -x .venv-peers/$*/bin/python ] || $(PYTHON) -m venv --without-pip .venv-peers/$*

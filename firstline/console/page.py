@@ -245,6 +245,7 @@ _SELECTABLE = _BODY.replace(
     '<q-td auto-width role="cell"><q-checkbox v-model="props.selected" :aria-label="\'Select \' + props.key"/></q-td>\n'
     "  <q-td v-for",
 )
+_SELECT_ALL = '<q-checkbox v-model="props.selected" aria-label="Select all rows of this page"/>'
 
 
 class Table:
@@ -273,6 +274,8 @@ class Table:
         ).classes("rows")
         self._table.props('flat dense wrap-cells hide-no-data hide-selected-banner role="group"')
         self._table.props["aria-label"] = label
+        if selectable:
+            self._table.add_slot("header-selection", _SELECT_ALL)
         self._table.add_slot("body", _SELECTABLE if selectable else _BODY)
         self._empty = text("p", empty).classes("empty-state")
         for each in (self._table, self._empty):  # both are hidden before the first answer

@@ -175,3 +175,22 @@ def _rollouts(url: str, key: str, keys: dict[str, str]) -> list[str]:
                 )
                 device.put("/fleet/v1/twin/reported", content=msgspec.json.encode(report)).raise_for_status()
     return [failing, waiting]
+
+
+def pages(fleet: Showcase) -> dict[str, str]:
+    """Returns the address of each page of the console by name."""
+    return {
+        "overview": "/",
+        "contracts": "/contracts",
+        "contract": f"/contracts/{BUNDLES[1]}",
+        "rollouts": "/rollouts",
+        "rollout": f"/rollouts/{fleet.rollouts[0]}",
+        "new-rollout": "/rollouts/new",
+        "devices": "/devices",
+        "device": f"/devices/{fleet.names[3]}",
+        "enrol": "/devices/enrol",
+        "answers": "/answers",
+        "profiles": "/profiles",
+        "audit-log": "/audit",
+        "settings": "/settings",
+    }
