@@ -19,6 +19,7 @@ from bench.support.onnx_models import write_graph
 from firstline.cli.app import app
 from firstline.workbench.compress import onnx_techniques
 from firstline.workbench.compress.candidates import free_name
+from firstline.workbench.compress.compression import source_of
 from firstline.workbench.compress.evaluation import split_data
 from firstline.workbench.compress.judge import Figures, most_lost
 from firstline.workbench.compress.next_version import Preference, ordered_variants
@@ -388,6 +389,13 @@ def test_uncertified_candidates_are_refused_unless_forced(tmp_path: Path) -> Non
     forced = _run(_DIGITS / "bundle", "--data", _HELDOUT, "--out", out, "--force")
     assert "--force takes 4 that the rule refuses." in forced.output
     assert len(open_bundle(out).manifest.edge) == 7
+
+
+def test_a_model_without_an_axis_of_rows_is_refused() -> None:
+    manifest = open_bundle(_DIGITS / "bundle").manifest
+    bare = msgspec.structs.replace(manifest.edge[0], precision="fp32", batch=1, without_rows=("x",))
+    with pytest.raises(ConfigError, match="has no axis of rows"):
+        source_of(msgspec.structs.replace(manifest, edge=(bare,)))
 
 
 @pytest.mark.parametrize(

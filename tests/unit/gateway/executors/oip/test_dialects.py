@@ -193,6 +193,9 @@ def test_a_server_that_joins_requests_is_refused_for_a_model_that_runs_row_by_ro
     model = V2Model(replace(served, manifest=alone), RuntimeOptions(), DEFAULT_LIMITS)
     assert "remove dynamic_batching" in model.check(joins)
     assert model.check(questions(config={"max_batch_size": 8})) == ""
+    bare = structs.replace(served.manifest, full=structs.replace(served.full, batch=1, without_rows=("pixels",)))
+    model = V2Model(replace(served, manifest=bare), RuntimeOptions(), DEFAULT_LIMITS)
+    assert "has no axis of rows" in model.check(questions())
 
 
 def test_models_that_run_elsewhere_need_no_files_here(tmp_path: Path) -> None:
