@@ -54,7 +54,7 @@ class Frame:
         with ui.element("div").classes("lg:pl-56"):
             # Live regions exist from the beginning: some screen readers ignore one that is added with its text.
             self._banner = text("p").props('role="alert"').classes("banner")
-            self.main = ui.element("div").props('tabindex="-1"').classes("content px-4 sm:px-8 py-6 max-w-[110rem]")
+            self.main = ui.element("div").props('tabindex="-1"').classes("content px-4 sm:px-8 py-6 max-w-[140rem]")
         ui.skip_link("Skip to the content", target=self.main)
         with self.main:
             with ui.element("div").classes("flex flex-wrap items-baseline justify-between gap-x-6 gap-y-1 mb-4"):
@@ -120,7 +120,7 @@ def _navigation(place: str) -> None:
         _links(place)
     with ui.element("details").classes("lg:hidden px-3 pb-3"):
         current = next((name for path, name, _ in _PLACES if path == place), "")
-        text("summary", f"Menu: {current}").classes("cursor-pointer px-3 py-2 rounded-lg bg-plain-tint")
+        text("summary", f"☰ Menu: {current}").classes("cursor-pointer px-3 py-2 rounded-lg bg-plain-tint")
         with ui.element("nav").props('aria-label="Menu"').classes("pt-2"):
             _links(place)
 
