@@ -86,4 +86,5 @@ def _end_button(frame: Frame, watch: Watch, one: ContractState) -> None:
         "The alarm is ended.",
         danger=True,
     )
-    confirm_button(frame, watch, action)
+    with ui.element("div").classes("mt-3"):
+        confirm_button(frame, watch, action)

@@ -22,7 +22,7 @@ from support.processes import TierProcess
 
 from bench.support.bundles import with_certificate
 from firstline_core.bundle.manifest import MANIFEST_NAME, encode_manifest, parse_manifest
-from firstline_core.fleet.telemetry import LATENCY_BOUNDS_MS, ModelCounts, Telemetry
+from firstline_core.fleet.telemetry import LATENCY_BOUNDS_MS, Health, ModelCounts, Telemetry
 from firstline_core.fleet.twin import Reported, RunningModel, Update
 from firstline_core.fleet.update import UpdateState
 from firstline_core.hardware.catalogue import Catalogue, Memory, Processor
@@ -106,9 +106,20 @@ def _devices(connection: Connection, names: list[str], draw: random.Random) -> N
         seen_s = now_s - (5000.0 if number in (4, 17) else draw.uniform(1, 60))
         devices.report(connection, name, reported, seen_s, accept=number != 20)
         devices.tag(connection, name, {"site": name.partition("-")[0], "line": f"l{number % 3 + 1}"})
-        counts = ModelCounts("parcels", 1, rows=9000, kept=8400, escalated=560, errors=40)
-        outbox = 37 * (number in (3, 4))
-        totals.count(connection, name, Telemetry("s", 1, 9000.0, (counts,), outbox_items=outbox), now_s)
+        latency = (*[0] * 3, 9000, *[0] * (len(LATENCY_BOUNDS_MS) - 3))
+        counts = ModelCounts(
+            "parcels", 1, 9000, 8400, 560, 40, latency=latency, latency_sum_ms=84_000.0, audited=110, disagreed=2
+        )
+        full = number in (3, 4)
+        health = Health(
+            outbox_oldest_s=5400.0 * full,
+            links_down=int(full),
+            disk_free_share=0.62,
+            hottest_c=58.0,
+            certificate_ends_s=now_s + 60 * DAY_S,
+        )
+        latest = Telemetry("s", 1, 9 * HOUR_S, (counts,), 3, 0, 37 * full, payload_bytes=412_000_000, health=health)
+        totals.count(connection, name, latest, now_s)
         connection.execute(insert(DEVICES).values(name=name, enrolled_s=now_s - 80 * DAY_S, changed=1))
         row = {"serial": f"{number:040x}", "device": name, "issued_s": 0.0, "changed": 1}
         row |= {"not_after_s": now_s + (3 if number == 6 else 60) * DAY_S, "retained_until_service_s": 1e9}
