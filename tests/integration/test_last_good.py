@@ -38,31 +38,31 @@ def called(*arguments: str) -> tuple[int, str]:
         return main(), out.getvalue()
 
 
-@pytest.mark.parametrize("damage", ["cut", "gone", "garbage", "zeros"])
-def test_invalid_configuration_is_replaced_by_the_last_good_one(tmp_path: Path, damage: str) -> None:
-    config, log = tmp_path / "edge.toml", tmp_path / "stderr"
+def test_invalid_configuration_is_replaced_by_the_last_good_one(tmp_path: Path) -> None:
+    config = tmp_path / "edge.toml"
     text = f'[models]\ndirectories = ["{DIGITS}"]\n[agent]\nstate_dir = "state"\ndevice_id = "pump-7"\n'
     config.write_text(text)
-    state = f"agent.state_dir={tmp_path / 'state'}"
-    with running(config, log) as url:
+    with running(config, tmp_path / "stderr") as url:
         assert httpx.get(f"{url}/firstline/v1/status", trust_env=False).json()["problems"] == []
-    if damage == "gone":
-        config.unlink()
-        assert called("status", "--config", str(config), "--set", state)[0] == 1  # found, but no process runs
-    else:
-        garbage = b'state_dir = "state"\n\xff\0' + text.encode()
-        config.write_bytes({"cut": text[:-4].encode(), "zeros": bytes(4096), "garbage": garbage}[damage])
-    with running(config, log) as url:
-        status = httpx.get(f"{url}/firstline/v1/status", trust_env=False).json()
-        assert status["device_id"] == "pump-7"
-        assert [found["path"] for found in status["problems"]] == [str(config)]
-        assert "The last configuration that this agent started with is used instead" in log.read_text()
-        reply = httpx.post(f"{url}/firstline/v1/models/digits/infer", content=scan(), trust_env=False)
-        assert reply.status_code == 200
-        code, status_text = called("status", "--config", str(config))
-        assert code == 0
-        assert f"problem {config}: " in status_text
-    assert called("doctor", "--config", str(config))[0] != 0
+    garbage = b'state_dir = "state"\n\xff\0' + text.encode()
+    for damage, content in {"cut": text[:-4].encode(), "zeros": bytes(4096), "garbage": garbage, "gone": b""}.items():
+        config.write_bytes(content)
+        if damage == "gone":
+            config.unlink()
+            state = f"agent.state_dir={tmp_path / 'state'}"
+            assert called("status", "--config", str(config), "--set", state)[0] == 1  # found, but no process runs
+        log = tmp_path / f"stderr-{damage}"
+        with running(config, log) as url:
+            status = httpx.get(f"{url}/firstline/v1/status", trust_env=False).json()
+            assert status["device_id"] == "pump-7", damage
+            assert [found["path"] for found in status["problems"]] == [str(config)]
+            assert "The last configuration that this agent started with is used instead" in log.read_text()
+            reply = httpx.post(f"{url}/firstline/v1/models/digits/infer", content=scan(), trust_env=False)
+            assert reply.status_code == 200
+            code, status_text = called("status", "--config", str(config))
+            assert code == 0
+            assert f"problem {config}: " in status_text
+        assert called("doctor", "--config", str(config))[0] != 0
     assert edge_agent("run", "--config", str(config), "--set", "api.prot=1").returncode == 2  # a flag is not left over
 
 

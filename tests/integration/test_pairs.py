@@ -63,7 +63,7 @@ def _task(folder: Path) -> Classification:
 def test_imagenet_pair_matches_its_models(shared_data: Path, tmp_path: Path) -> None:
     """A background class, a centre crop, two edge variants of their own sizes, quantised everywhere."""
     folder = shared_data / "imagenet-cascade"
-    dataset = open_dataset(folder / "dev", 150)
+    dataset = open_dataset(folder / "dev", 100)
     found = _evaluated("imagenet-cascade", shared_data, tmp_path, dataset)
     models = [found.full, *(variant.edge for variant in found.variants)]
     by_id = {model.id: model.quality["accuracy"] for model in models}
@@ -89,7 +89,7 @@ def test_imagenet_pair_matches_its_models(shared_data: Path, tmp_path: Path) -> 
 def test_cifar10_pair_matches_its_models(shared_data: Path, tmp_path: Path) -> None:
     """Two runtimes in one pair: int8 TFLite with a softmax of its own, ONNX with logits and ImageNet's scaling."""
     folder = shared_data / "cifar10-cascade"
-    dataset = open_dataset(folder / "dev", 400)
+    dataset = open_dataset(folder / "dev", 250)
     found = _evaluated("cifar10-cascade", shared_data, tmp_path, dataset)
 
     images, truth = list(dataset.contents()), dataset.required_truth(_task(folder))[LABEL]
