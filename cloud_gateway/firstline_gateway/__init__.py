@@ -11,6 +11,7 @@ Transports
     mqtt            inference over MQTT, shared with other gateways
 
 Fleet
+    webhooks/       signed messages to other services about alarms, rollouts and enrolments
     rollouts/       brings models and configurations to devices in stages, and judges them
     profiles/       what models cost on machines
     contracts/      whether each bundle's contract still holds, by the audits of all devices

@@ -69,6 +69,8 @@ from firstline_gateway.store import database, store
 from firstline_gateway.store.database import open_database
 from firstline_gateway.store.service_clock import ServiceClock
 from firstline_gateway.store.store import Store
+from firstline_gateway.webhooks import webhooks
+from firstline_gateway.webhooks.webhooks import Webhooks
 
 if TYPE_CHECKING:
     from firstline_core.protocol.grpc.server import GrpcServer
@@ -256,6 +258,7 @@ class Gateway:
             on_desired=desired_changed.set,
         )
         self.audit_log = AuditLog(self.store, Path(settings.identity.directory), clock=clock)
+        self.webhooks = Webhooks(settings.webhooks, self.store, metrics=self.metrics, clock=clock, service=service)
         self.rollout_driver = RolloutDriver(self.store, clock=clock, service=service, on_desired=desired_changed.set)
         self._periodic = [
             PeriodicTask(name, action, interval_s=interval_s, clock=clock)
@@ -337,7 +340,7 @@ class Gateway:
                 models.metadata_routes(self.plane, self.repository, access),
                 models.repository_routes(self.plane, access),
                 monitoring.metrics_routes(self.metrics, access),
-                monitoring.monitoring_routes(self._dispatcher, self.store, access),
+                monitoring.monitoring_routes(self._dispatcher, self.store, self.webhooks, access),
                 contracts.contract_routes(self.contracts, self.repository, access),
                 enrolment.enrolment_routes(self.identity),
                 enrolment.invitation_routes(self.identity.devices, access),
@@ -444,6 +447,7 @@ class Gateway:
             self.full_models.start()
         if self._fleet_broker is not None:
             await self._fleet_broker.start()
+        await self.webhooks.start()
         for task in self._periodic:
             task.start()
 
@@ -488,6 +492,7 @@ class Gateway:
         if self._fleet_broker is not None:
             await self._fleet_broker.close()
         await self.rollout_driver.close()
+        await self.webhooks.close()
         if self.full_models is not None:
             await self.full_models.close()
         if self._broker is not None:
@@ -569,5 +574,6 @@ def check_files(settings: Settings) -> None:
     """
     check_executors(settings)
     identity.check_files(settings)
+    webhooks.check(settings.webhooks)
     if settings.mqtt.enabled and not settings.broker.directory:  # otherwise the gateway creates the files
         mqtt.check(settings.mqtt)

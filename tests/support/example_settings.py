@@ -30,6 +30,12 @@ _LINKS: dict[str, dict[str, object]] = {
 }
 """Example values of the links, of which there are none by default."""
 
+TABLES: dict[str, tuple[str, type[msgspec.Struct]]] = {
+    "executors": ("gpu", gateway.ExecutorOf),
+    "webhooks": ("operations", gateway.Webhook),
+}
+"""Example names of the gateway's tables of tables, which are empty by default, and the type of one."""
+
 _Documentation = Mapping[tuple[str, str], str]
 
 
@@ -54,9 +60,10 @@ def gateway_example() -> str:
     lines = [*_head("gateway", "FIRSTLINE_GATEWAY"), "# `firstline-gateway check --config gateway.toml` tries it."]
     for field in msgspec.structs.fields(gateway.Settings):
         lines.append("")
-        if field.name == "executors":
-            lines += [*_comment(texts["Settings", "executors"]), "[executors]", "# [executors.gpu]"]
-            lines += [f"# {line}" for line in _section(texts, gateway.ExecutorOf)]
+        if field.name in TABLES:
+            name, section = TABLES[field.name]
+            lines += [*_comment(texts["Settings", field.name]), f"[{field.name}]", f"# [{field.name}.{name}]"]
+            lines += [f"# {line}" for line in _section(texts, section)]
         else:
             lines += [f"[{field.name}]", *_section(texts, field.type)]
     return "\n".join(lines) + "\n"

@@ -14,7 +14,15 @@ from typing import Any
 
 import msgspec
 from msgspec import inspect
-from support.example_settings import EDGE_FILE, GATEWAY_FILE, documentation, edge_example, gateway_example, value_text
+from support.example_settings import (
+    EDGE_FILE,
+    GATEWAY_FILE,
+    TABLES,
+    documentation,
+    edge_example,
+    gateway_example,
+    value_text,
+)
 from typer.core import TyperGroup
 from typer.main import get_command
 
@@ -92,7 +100,7 @@ def configuration_page() -> str:
             name, section = field.name, field.type
             if not (isinstance(section, type) and issubclass(section, msgspec.Struct)):
                 lines += [texts[root.__name__, name], ""]
-                section = module.LinkSection if name == "links" else module.ExecutorOf
+                section = edge.LinkSection if name == "links" else TABLES[name][1]
                 heading = f"`[[{name}]]`" if name == "links" else f"`[{name}.NAME]`"
             else:
                 heading = f"`[{name}]`"

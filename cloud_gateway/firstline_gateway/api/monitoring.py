@@ -1,4 +1,4 @@
-"""Routes that show the state of the gateway: metrics, executors and the store."""
+"""Routes that show the state of the gateway: metrics, executors, the store and webhooks."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from firstline_gateway.api.messages import json_response
 from firstline_gateway.executors.base import ExecutorReport
 from firstline_gateway.executors.dispatch.dispatcher import Dispatcher
 from firstline_gateway.store.store import Store
+from firstline_gateway.webhooks.webhooks import Webhooks
 
 
 def metrics_routes(metrics: RequestMetrics, access: Access) -> APIRouter:
@@ -27,8 +28,8 @@ def metrics_routes(metrics: RequestMetrics, access: Access) -> APIRouter:
     return router
 
 
-def monitoring_routes(dispatcher: Dispatcher, store: Store, access: Access) -> APIRouter:
-    """Returns the routes of the executors and the store, for operators."""
+def monitoring_routes(dispatcher: Dispatcher, store: Store, webhooks: Webhooks, access: Access) -> APIRouter:
+    """Returns the routes of the executors, the store and the webhooks, for operators."""
     router = APIRouter(dependencies=[Depends(access.fleet)])
 
     @router.get("/firstline/v1/executors", tags=["executors"])
@@ -41,6 +42,12 @@ def monitoring_routes(dispatcher: Dispatcher, store: Store, access: Access) -> A
         """The database, and the reason if it accepts no writes at the moment."""
         problem = store.problem
         return json_response({"database": store.database.shown, "up": not problem, "problem": problem})
+
+    @router.get("/firstline/v1/webhooks", tags=["webhooks"])
+    async def list_webhooks() -> Response:
+        """The webhooks, with the reason if the latest attempt to send a message to one failed."""
+        problems = await webhooks.problems()
+        return json_response({"webhooks": [{"name": name, "problem": why} for name, why in problems.items()]})
 
     return router
 

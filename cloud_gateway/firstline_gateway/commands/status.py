@@ -51,6 +51,8 @@ def _status(arguments: argparse.Namespace) -> int:
                 found["executors"] = several
             if (reply := client.get("/firstline/v1/store")).is_success:
                 found["store"] = reply.json()
+            if (reply := client.get("/firstline/v1/webhooks")).is_success:
+                found["webhooks"] = reply.json()["webhooks"]
             if (reply := client.get(CONTRACTS_PATH)).is_success:
                 found |= {name: reply.json()[name] for name in ("contracts", "quotas", "device_alarms")}
     except (*HTTP_FAILURES, ConfigError, ValueError, KeyError) as error:
@@ -71,6 +73,7 @@ def _lines(found: dict[str, Any], *, has_token: bool) -> list[str]:
     lines += executor_lines(found.get("executors", []))
     if "store" in found:
         lines.append(f"store: {found['store']['problem'] or found['store']['database']}")
+    lines += [f"webhook: {each['name']}: {each['problem'] or 'up'}" for each in found.get("webhooks", [])]
     if "contracts" in found:
         lines += [_contract_line(contract) for contract in found["contracts"]]
         lines += [_quota_line(quota) for quota in found["quotas"]]

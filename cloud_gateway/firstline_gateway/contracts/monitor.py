@@ -20,7 +20,6 @@ from sqlalchemy import Connection
 from firstline_core.bundle.manifest import Manifest
 from firstline_core.clock import Clock
 from firstline_core.errors import CapacityError
-from firstline_core.routing import audit
 from firstline_core.routing.certificate import ALL_ROWS
 from firstline_core.tasks.base import Task
 from firstline_core.tasks.field import field_events, field_losses
@@ -268,7 +267,9 @@ class ContractMonitor:
         for each in outcome:
             if each.alarmed_devices is not None:
                 self._note_alarms()
-                _log_alarm(each.pool, each.alarmed_devices)
+                event = each.pool.key.event
+                found = records.alarm_figures(each.pool, each.alarmed_devices)
+                log.error(f"contract broken: {event}" if event else "contract broken", **found)
 
     def _forget(self, ended: list[PoolKey]) -> int:
         self._pools = {key: pool for key, pool in self._pools.items() if key not in ended}
@@ -305,20 +306,3 @@ def _losses(task: Task, keys: Iterable[PoolKey], edge: Arrays, full: Arrays) -> 
     """Returns the loss, in [0, 1], of each promise that an audit tests; of all rows it is the task's, as certified."""
     events = field_events(task, edge, full) | {ALL_ROWS: float(field_losses(task, edge, full)[0])}
     return {key: events[key.event] for key in keys if key.event in events}
-
-
-def _log_alarm(pool: Pool, devices: int) -> None:
-    log.error(
-        f"contract broken: {pool.key.event}" if pool.key.event else "contract broken",
-        finding=pool.finding,
-        model=pool.key.bundle,
-        version=pool.key.version,
-        edge_digest=pool.key.edge_digest,
-        threshold=pool.key.threshold,
-        epsilon=pool.key.epsilon,
-        audits=pool.state.audits,
-        disagreements=pool.disagreements,
-        risk=round(pool.risk or 0.0, 4),
-        e_value=round(audit.e_value(pool.state), 1),
-        devices=devices,
-    )

@@ -12,7 +12,7 @@ import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 from sqlalchemy import BigInteger, Column, Connection, Double, Index, Table, Text, delete, func, select
@@ -21,6 +21,7 @@ from firstline_core.errors import ConfigError
 from firstline_core.routing import audit
 from firstline_core.telemetry.logs import logger
 from firstline_core.types import AuditNote, ModelKey
+from firstline_gateway import audit_log
 from firstline_gateway.contracts.pool import Pool, PoolKey, model_of, new_pool, spaced, with_audit
 from firstline_gateway.settings.settings import Contracts
 from firstline_gateway.store.schema import METADATA, insert
@@ -332,11 +333,40 @@ def count(
         replace_pool(connection, due)
     if left_out and not found:
         return Skipped.SPACING
-    return [
-        Counted(
-            after,
-            lost,
-            devices(connection)[after.key] if after.alarmed_s is not None and pool.alarmed_s is None else None,
-        )
-        for pool, after, lost in found
-    ]
+    outcome = []
+    for before, after, lost in found:
+        alarmed_devices = None
+        if after.alarmed_s is not None and before.alarmed_s is None:
+            alarmed_devices = devices(connection)[after.key]
+            _record_alarm(connection, after, alarmed_devices, now_s)
+        outcome.append(Counted(after, lost, alarmed_devices))
+    return outcome
+
+
+def alarm_figures(pool: Pool, devices: int) -> dict[str, Any]:
+    """Returns the numbers behind the alarm of a pool, with audits of so many devices."""
+    return {
+        "finding": pool.finding,
+        "model": pool.key.bundle,
+        "version": pool.key.version,
+        "edge_digest": pool.key.edge_digest,
+        "threshold": pool.key.threshold,
+        "epsilon": pool.key.epsilon,
+        "audits": pool.state.audits,
+        "disagreements": pool.disagreements,
+        "risk": round(pool.risk or 0.0, 4),
+        "e_value": round(audit.e_value(pool.state), 1),
+        "devices": devices,
+    }
+
+
+def _record_alarm(connection: Connection, pool: Pool, devices: int, now_s: float) -> None:
+    """Adds an alarm to the audit log."""
+    audit_log.add(
+        connection,
+        at_s=now_s,
+        actor="rule:contract",
+        action="contract.alarm",
+        subject=f"bundle:{pool.key.bundle}/{pool.key.version}",
+        details=alarm_figures(pool, devices) | {"event": pool.key.event},
+    )

@@ -113,6 +113,7 @@ def _check(settings: Settings) -> None:
         )
     _check_tls(settings)
     _check_engine(settings)
+    _check_webhooks(settings)
     if settings.mqtt.password_file and not settings.mqtt.username:
         raise ConfigError("mqtt.password_file is set without mqtt.username; name the user that the password is for.")
     if settings.mqtt.enabled and not settings.mqtt.host:
@@ -156,6 +157,27 @@ def _check_engine(settings: Settings) -> None:
     _check_endpoints("oip.endpoints", settings.oip.endpoints)
     for name, each in settings.executors.items():
         _check_endpoints(f"executors.{name}.endpoints", each.endpoints)
+
+
+def _check_webhooks(settings: Settings) -> None:
+    """Checks the addresses of webhooks, and that each has events and a signing key.
+
+    Raises:
+        ConfigError: one has not, or would send messages unencrypted.
+    """
+    for name, each in settings.webhooks.items():
+        # The URL is not quoted, because it may contain a token.
+        endpoint = each.url.partition("?")[0]
+        if not _is_endpoint(endpoint) or "#" in each.url or not (each.url.isascii() and each.url.isprintable()):
+            raise ConfigError(f"webhooks.{name}.url is no URL; write it as https://HOST/PATH.")
+        if not endpoint.startswith("https:") and not is_loopback(urlsplit(endpoint).hostname or ""):
+            raise ConfigError(f"webhooks.{name}.url would send messages unencrypted; write it as https://HOST/PATH.")
+        if not each.events:
+            raise ConfigError(f"webhooks.{name}.events is empty; name what it receives, or delete webhooks.{name}.")
+        if not each.secret_file:
+            raise ConfigError(
+                f"webhooks.{name}.secret_file is not set; name a file with the key that signs its messages."
+            )
 
 
 def _check_endpoints(setting: str, endpoints: tuple[str, ...]) -> None:

@@ -347,6 +347,15 @@ class Contracts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     Requests may name their scene with `source`; then it is the time between those of one source."""
 
 
+class Webhook(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    url: str = ""
+    """https:// address that receives the messages; http:// only on this machine."""
+    events: tuple[Literal["alarms", "rollouts", "enrolments"], ...] = ("alarms", "rollouts", "enrolments")
+    """What it receives."""
+    secret_file: FilePath = ""
+    """A file that holds the signing key, "whsec_" and base64, and nothing else."""
+
+
 class Tracing(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     endpoint: Annotated[str, Meta(pattern="^(https?://.+)?$")] = ""
     """URL of an OpenTelemetry collector (OTLP over HTTP), such as "http://localhost:4318"; "" exports no spans."""
@@ -383,6 +392,8 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     jobs: Jobs = Jobs()
     fleet: Fleet = Fleet()
     contracts: Contracts = Contracts()
+    webhooks: dict[Name, Webhook] = field(default_factory=dict)
+    """Receivers of signed messages about events, by name. See docs/how-to/webhooks.md."""
     tracing: Tracing = Tracing()
     log: Log = Log()
 

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from msgspec.structs import replace
@@ -30,6 +31,7 @@ from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.tasks.classification import Classification
 from firstline_core.telemetry.metrics import RequestMetrics
 from firstline_core.types import PROBABILITIES, ContractAlarm, ContractNotice, InferRequest, ModelKey
+from firstline_gateway import audit_log
 from firstline_gateway.contracts import monitor
 from firstline_gateway.contracts.monitor import ContractMonitor
 from firstline_gateway.contracts.records import Contribution, Skipped
@@ -222,6 +224,10 @@ def test_devices_that_err_together_are_found_together(bench: Bench) -> None:
     assert line["model"] == "digits"
     assert line["level"] == "error"
     assert bench.metric('firstline_gateway_contract_alarm{model="digits",version="1"}') == 1
+    with bench.opened.database.reading() as connection:
+        (entry,) = audit_log.page(connection, audit_log.Wanted(action="contract.alarm"), 9)
+    assert (entry.actor, entry.subject) == ("rule:contract", "bundle:digits/1")
+    assert msgspec.json.decode(entry.details)["finding"] == line["finding"]
 
 
 def broken(bench: Bench, variant: int = 0, version: int = 1) -> None:

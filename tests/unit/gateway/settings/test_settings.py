@@ -180,3 +180,29 @@ def test_several_executors_take_the_place_of_the_one(tmp_path: Path) -> None:
     assert (found.loads_here, found.providers) == (True, ("CUDAExecutionProvider",))
     alone = load(None, environ={}, overrides={"execution.engine": "oip", "oip.endpoints": ["http://gpu-1"]})
     assert (list(alone.engines), alone.loads_here, alone.providers) == (["oip"], False, ("CPUExecutionProvider",))
+
+
+@pytest.mark.parametrize(
+    ("webhook", "said"),
+    [
+        ({}, r"webhooks\.ops\.url is no URL"),
+        ({"url": "https://user:secret@example.com/"}, r"webhooks\.ops\.url is no URL"),
+        ({"url": "https://example.com/#secret"}, r"webhooks\.ops\.url is no URL"),
+        ({"url": "https://example.com/?\n"}, r"webhooks\.ops\.url is no URL"),
+        ({"url": "http://example.com/?token=secret"}, r"webhooks\.ops\.url would send messages unencrypted"),
+        ({"url": "http://127.0.0.1:1/", "events": []}, r"webhooks\.ops\.events is empty"),
+        ({"url": "https://example.com/?token=secret"}, r"webhooks\.ops\.secret_file is not set"),
+        ({"events": ["all"]}, "use one of alarms, enrolments, rollouts"),
+        ({"secret": "s"}, "did you mean 'secret_file'"),
+    ],
+)
+def test_a_webhook_needs_a_protected_address_and_a_key(webhook: dict[str, object], said: str) -> None:
+    with pytest.raises(ConfigError, match=said) as refused:
+        load(None, environ={}, overrides={"webhooks": {"ops": webhook}})
+    assert "=secret" not in refused.value.message
+
+
+def test_the_key_of_a_webhook_is_next_to_the_configuration(tmp_path: Path) -> None:
+    file = tmp_path / "gateway.toml"
+    file.write_text('[webhooks.ops]\nurl = "http://[::1]:9/a?token=b"\nsecret_file = "ops.secret"\n')
+    assert load(file, environ={}).webhooks["ops"].secret_file == str(tmp_path / "ops.secret")

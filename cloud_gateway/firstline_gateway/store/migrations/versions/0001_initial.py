@@ -20,6 +20,7 @@ def upgrade() -> None:
     _create_rollouts()
     _create_store()
     _create_audit_log()
+    _create_webhooks()
     op.execute("INSERT INTO service_clock (id, seconds) VALUES (1, 0)")
     op.execute("INSERT INTO identity_version (id, version) VALUES (1, 0)")
 
@@ -364,4 +365,18 @@ def _create_audit_log() -> None:
         sa.Column("number", sa.BigInteger, nullable=False),
         sa.Column("sha256", sa.String(64), nullable=False),
         sa.PrimaryKeyConstraint("id", name="pk_audit_log_head"),
+    )
+
+
+def _create_webhooks() -> None:
+    op.create_table(
+        "webhook_positions",
+        sa.Column("webhook", sa.String(64), nullable=False),
+        sa.Column("number", sa.BigInteger, nullable=False),
+        sa.Column("holder", sa.String(64), nullable=False),
+        sa.Column("due_service_s", sa.Double, nullable=False),
+        sa.Column("failures", sa.Integer, nullable=False),
+        sa.Column("failing_service_s", sa.Double, nullable=True),
+        sa.Column("problem", sa.Text, nullable=False),
+        sa.PrimaryKeyConstraint("webhook", name="pk_webhook_positions"),
     )

@@ -1,0 +1,80 @@
+"""The positions of webhooks in the audit log, within a caller's transaction.
+
+Replicas that share a store share its webhooks. One that has messages to send claims the webhook for a while, in which
+no other replica sends for it. If it dies, the claim expires and another replica sends the same messages again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from sqlalchemy import BigInteger, Column, Connection, Double, Integer, String, Table, Text, select, update
+
+from firstline_gateway import audit_log
+from firstline_gateway.store.schema import METADATA, insert
+
+POSITIONS = Table(
+    "webhook_positions",
+    METADATA,
+    Column("webhook", String(64), primary_key=True),
+    Column("number", BigInteger, nullable=False),
+    Column("holder", String(64), nullable=False),
+    Column("due_service_s", Double, nullable=False),
+    Column("failures", Integer, nullable=False),
+    Column("failing_service_s", Double, nullable=True),
+    Column("problem", Text, nullable=False),
+)
+
+_P = POSITIONS.c
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """The state of one webhook.
+
+    Attributes:
+        number: of the last entry of the audit log that was delivered or is not wanted.
+        due_service_s: time of service before which nothing is sent: until a claim or a delay ends.
+        failures: attempts that failed since the last delivery.
+        failing_service_s: time of service of the first of them; None if there is none.
+        problem: of the latest attempt; "" after a delivery.
+    """
+
+    number: int
+    due_service_s: float = 0.0
+    failures: int = 0
+    failing_service_s: float | None = None
+    problem: str = ""
+
+
+_COLUMNS = tuple(_P[name] for name in Position.__dataclass_fields__)
+
+
+def find(connection: Connection, webhook: str) -> Position | None:
+    """Returns the state of a webhook; None for a new one."""
+    row = connection.execute(select(*_COLUMNS).where(_P.webhook == webhook)).one_or_none()
+    return None if row is None else Position(*row)
+
+
+def add(connection: Connection, webhooks: Iterable[str]) -> None:
+    """Stores new webhooks, which receive what comes after the end of the audit log; others stay as they are."""
+    number, _ = audit_log.last(connection)
+    for webhook in webhooks:
+        row = {"webhook": webhook, "holder": "", "number": number, "due_service_s": 0.0, "failures": 0, "problem": ""}
+        connection.execute(insert(connection, POSITIONS).values(row).on_conflict_do_nothing())
+
+
+def claim(connection: Connection, webhook: str, holder: str, service_s: float, for_s: float) -> Position | None:
+    """Claims a webhook for a replica; returns None if another claimed it, or a delay has not ended."""
+    due = (_P.webhook == webhook, _P.due_service_s <= service_s)
+    claimed = update(POSITIONS).where(*due).values(holder=holder, due_service_s=service_s + for_s)
+    row = connection.execute(claimed.returning(*_COLUMNS)).one_or_none()
+    return None if row is None else Position(*row)
+
+
+def release(connection: Connection, webhook: str, holder: str, after: Position) -> bool:
+    """Stores the state after some attempts, and ends the claim; returns False if another replica has claimed since."""
+    values = {name: getattr(after, name) for name in Position.__dataclass_fields__}
+    mine = (_P.webhook == webhook, _P.holder == holder)
+    return connection.execute(update(POSITIONS).where(*mine).values(holder="", **values)).rowcount > 0

@@ -1,0 +1,225 @@
+"""Sends messages to the webhooks in the settings: in order, at least once, retried for a day."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+
+import httpx
+from prometheus_client import Counter
+
+from firstline_core.clock import Clock
+from firstline_core.errors import FirstlineError
+from firstline_core.fleet.audit_log import Entry
+from firstline_core.ids import new_request_id
+from firstline_core.protocol.http_client import HTTP_FAILURES, ClientSettings, link_error, open_async_client
+from firstline_core.telemetry.logs import logger
+from firstline_core.telemetry.metrics import RequestMetrics
+from firstline_gateway import audit_log
+from firstline_gateway.background import PeriodicTask
+from firstline_gateway.settings.settings import Webhook
+from firstline_gateway.store.service_clock import ServiceClock
+from firstline_gateway.store.store import Store
+from firstline_gateway.webhooks import messages, records
+from firstline_gateway.webhooks.records import Position
+
+RETRY_S = 5.0
+"""Delay after the first failed attempt in seconds; it doubles with each further one."""
+LONGEST_RETRY_S = 3600.0
+GIVE_UP_S = 86_400.0
+"""Time of service with failed attempts only, after which a failed message is skipped."""
+
+_LOOK_S = 1.0
+_TIMEOUT_S = 10.0
+_PAGE = 100
+# A round ends before its claim does: its last attempt may begin after `_ROUND_S`.
+_ROUND_S, _CLAIM_S = 15.0, 30.0
+_RNG = random.SystemRandom()
+
+log = logger(__name__)
+
+
+class Webhooks:
+    """Sends the messages of all webhooks. Belongs to one event loop.
+
+    Args:
+        settings: the webhooks by name.
+        store: has the audit log and their positions.
+        metrics: counts messages.
+        clock: for wall time and intervals.
+        service: measures delays.
+
+    Raises:
+        ConfigError: see `check`.
+    """
+
+    def __init__(
+        self,
+        settings: Mapping[str, Webhook],
+        store: Store,
+        *,
+        metrics: RequestMetrics,
+        clock: Clock,
+        service: ServiceClock,
+    ) -> None:
+        self._store = store
+        keys = check(settings)
+        counter = metrics.counter(
+            "webhook_attempts_total",
+            "Attempts to send a message to a webhook by result: delivered, failed, skipped (failed for a day).",
+            ("webhook", "result"),
+        )
+        self._senders = [
+            _Sender(name, each, keys[name], store, counter=counter, clock=clock, service=service)
+            for name, each in settings.items()
+        ]
+        self._tasks = [
+            PeriodicTask(f"webhook {sender.name}", sender.send, interval_s=_LOOK_S, clock=clock)
+            for sender in self._senders
+        ]
+
+    async def start(self) -> None:
+        """Starts to send; a webhook that is new receives what happens from now on."""
+        if self._senders:
+            with contextlib.suppress(FirstlineError):  # each sender does it again
+                await self._store.write(partial(records.add, webhooks=[sender.name for sender in self._senders]))
+        for task in self._tasks:
+            task.start()
+
+    async def close(self) -> None:
+        """Stops sending."""
+        for task in self._tasks:
+            await task.close()
+
+    async def problems(self) -> dict[str, str]:
+        """Returns why the latest attempt of each webhook failed, by name; "" if it did not.
+
+        Raises:
+            StoreUnavailableError: the store refuses.
+        """
+        found = {}
+        for sender in self._senders:
+            position = await self._store.read(partial(records.find, webhook=sender.name))
+            found[sender.name] = "" if position is None else position.problem
+        return found
+
+
+class _Sender:
+    """Sends the messages of one webhook."""
+
+    def __init__(
+        self,
+        name: str,
+        settings: Webhook,
+        key: bytes,
+        store: Store,
+        *,
+        counter: Counter,
+        clock: Clock,
+        service: ServiceClock,
+    ) -> None:
+        self.name = name
+        self._settings = settings
+        self._key = key
+        self._store = store
+        self._counter = counter
+        self._clock = clock
+        self._service = service
+        self._holder = new_request_id()
+
+    async def send(self) -> None:
+        """Sends what waits, until an attempt fails or the round has taken long."""
+        found = await self._store.read(partial(records.find, webhook=self.name))
+        if found is None:
+            await self._store.write(partial(records.add, webhooks=[self.name]))
+            return
+        if found.due_service_s > self._service.now_s() or not await self._entries(found):
+            return
+        claim = partial(records.claim, webhook=self.name, holder=self._holder, for_s=_CLAIM_S)
+        position = await self._store.write(partial(claim, service_s=self._service.now_s()))
+        if position is None:
+            return
+        entries = await self._entries(position)
+        position = replace(position, due_service_s=0.0)
+        ends_s = self._clock.monotonic_s() + _ROUND_S
+        try:
+            async with open_async_client(self._client_settings()) as client:
+                for entry in entries:
+                    position = await self._after(entry, position, client)
+                    if position.due_service_s or self._clock.monotonic_s() >= ends_s:
+                        break
+        finally:  # also while the gateway stops
+            released = self._store.submit(
+                partial(records.release, webhook=self.name, holder=self._holder, after=position)
+            )
+        await asyncio.wrap_future(released)
+
+    async def _entries(self, after: Position) -> list[Entry]:
+        wanted = audit_log.Wanted(after.number)
+        return await self._store.read(partial(audit_log.page, wanted=wanted, limit=_PAGE))
+
+    def _client_settings(self) -> ClientSettings:
+        return ClientSettings(self._settings.url, timeout=_TIMEOUT_S, use_environment=True)
+
+    async def _after(self, entry: Entry, position: Position, client: httpx.AsyncClient) -> Position:
+        """Sends an entry if it is wanted, and returns the position after that."""
+        if not messages.wanted(entry, self._settings.events):
+            return replace(position, number=entry.number)
+        problem = await self._attempt(entry, client)
+        if not problem:
+            self._counter.labels(self.name, "delivered").inc()
+            if position.problem:
+                log.info("webhook delivers again", webhook=self.name)
+            return Position(entry.number)
+        self._counter.labels(self.name, "failed").inc()
+        if not position.problem:
+            log.error("webhook failed", webhook=self.name, why=problem)
+        return self._failed(entry, position, problem)
+
+    def _failed(self, entry: Entry, position: Position, problem: str) -> Position:
+        now_s, since_s = self._service.now_s(), position.failing_service_s
+        number = position.number
+        if since_s is not None and now_s - since_s >= GIVE_UP_S:
+            self._counter.labels(self.name, "skipped").inc()
+            log.error("webhook message skipped", webhook=self.name, audit_log_entry=entry.number, why=problem)
+            number = entry.number
+        longest_s = min(LONGEST_RETRY_S, RETRY_S * 2.0 ** min(position.failures, 20))
+        return Position(
+            number,
+            due_service_s=now_s + _RNG.uniform(longest_s / 2, longest_s),
+            failures=position.failures + 1,
+            failing_service_s=now_s if since_s is None else since_s,
+            problem=problem,
+        )
+
+    async def _attempt(self, entry: Entry, client: httpx.AsyncClient) -> str:
+        """Sends an entry; returns why it was not delivered, or ""."""
+        content = messages.body(entry)
+        headers = messages.headers(entry, content, self._key, self._clock.wall_s())
+        try:
+            async with (
+                asyncio.timeout(_TIMEOUT_S),
+                client.stream("POST", self._settings.url, content=content, headers=headers) as response,
+            ):
+                if not response.is_success:
+                    return f"it answered with status {response.status_code}"
+                return ""  # its body is not read
+        except TimeoutError:
+            return f"it did not answer within {_TIMEOUT_S:g} s"
+        except HTTP_FAILURES as error:
+            return link_error(error).message
+
+
+def check(settings: Mapping[str, Webhook]) -> dict[str, bytes]:
+    """Returns the signing keys of webhooks by name. Blocks.
+
+    Raises:
+        ConfigError: the file of a signing key cannot be used.
+    """
+    return {
+        name: messages.read_key(each.secret_file, f"webhooks.{name}.secret_file") for name, each in settings.items()
+    }

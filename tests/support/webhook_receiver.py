@@ -1,0 +1,85 @@
+"""A receiver of webhooks on a free loopback port, which verifies signatures and can refuse messages."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+KEY = bytes(range(32))
+SECRET = "whsec_" + base64.b64encode(KEY).decode()
+
+
+def secret_file(folder: Path) -> str:
+    """Writes the signing key into a file and returns its path."""
+    path = folder / "webhook.secret"
+    path.write_text(SECRET + "\n")
+    return str(path)
+
+
+@dataclass
+class Receiver:
+    """What has arrived, and the status of the next answers."""
+
+    url: str = ""
+    status: int = 200
+    ids: list[str] = field(default_factory=list)
+    messages: list[dict[str, Any]] = field(default_factory=list)
+    refused: list[str] = field(default_factory=list)
+
+    @property
+    def types(self) -> list[str]:
+        """The types of the accepted messages in the order of their arrival."""
+        return [message["type"] for message in self.messages]
+
+    def receive(self, headers: Any, body: bytes) -> int:
+        message_id, timestamp = headers["webhook-id"], headers["webhook-timestamp"]
+        signed = hmac.digest(KEY, f"{message_id}.{timestamp}.".encode() + body, hashlib.sha256)
+        assert headers["webhook-signature"] == "v1," + base64.b64encode(signed).decode()
+        assert headers["Content-Type"] == "application/json"
+        if self.status == 200:
+            self.ids.append(message_id)
+            self.messages.append(json.loads(body))
+        else:
+            self.refused.append(message_id)
+        return self.status
+
+
+@contextmanager
+def receiver(port: int = 0) -> Iterator[Receiver]:
+    """Runs one; port 0 lets the system choose."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            try:
+                status = found.receive(self.headers, body)
+            except AssertionError:
+                status = 401
+            self.send_response(status)
+            self.send_header("Location", f"{found.url}/elsewhere")
+            self.send_header("Content-Length", "2")
+            self.end_headers()
+            self.wfile.write(b"ok")
+
+        def log_message(self, *_: object) -> None:
+            """Writes nothing."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
+    found = Receiver(f"http://127.0.0.1:{server.server_port}/hook?token=t0ken")
+    serving = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+    serving.start()
+    try:
+        yield found
+    finally:
+        server.shutdown()
+        serving.join()
+        server.server_close()

@@ -1,0 +1,192 @@
+"""Webhooks: signed messages of the audit log, in order and at least once, to a real receiver on loopback."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from support.broker import free_port
+from support.logs import captured_lines
+from support.waiting import until
+from support.webhook_receiver import receiver, secret_file
+
+from firstline_core.clock import SimulatedClock
+from firstline_core.telemetry.metrics import RequestMetrics
+from firstline_gateway import audit_log
+from firstline_gateway.settings.settings import Webhook
+from firstline_gateway.store.database import Database
+from firstline_gateway.store.service_clock import ServiceClock, advance
+from firstline_gateway.store.store import Store
+from firstline_gateway.webhooks.webhooks import GIVE_UP_S, Webhooks
+
+
+class Site:
+    """One process of a gateway with one webhook, on a store that other processes use too."""
+
+    def __init__(self, database: Database, settings: Webhook, clock: SimulatedClock) -> None:
+        self.database, self.clock = database, clock
+        self.store = Store(database)
+        self.metrics = RequestMetrics("gateway")
+        self.service = ServiceClock(database, clock)
+        self.webhooks = Webhooks({"ops": settings}, self.store, metrics=self.metrics, clock=clock, service=self.service)
+
+    def note(self, *actions: str) -> None:
+        with self.database.begin() as connection:
+            for action in actions:
+                audit_log.add(
+                    connection,
+                    at_s=self.clock.wall_s(),
+                    actor="rule:order",
+                    action=action,
+                    subject="rollout:r1",
+                    details={"sentence": "why"},
+                )
+
+    def count(self, result: str) -> float:
+        labels = {"webhook": "ops", "result": result}
+        return self.metrics.registry.get_sample_value("firstline_gateway_webhook_attempts_total", labels) or 0.0
+
+    async def problem(self) -> str:
+        return (await self.webhooks.problems())["ops"]
+
+    async def pass_by(self, seconds: float = 1.0) -> None:
+        await self.clock.advance(seconds)
+
+
+@asynccontextmanager
+async def site(database: Database, settings: Webhook, clock: SimulatedClock) -> AsyncIterator[Site]:
+    made = Site(database, settings, clock)
+    await made.webhooks.start()
+    try:
+        yield made
+    finally:
+        await made.webhooks.close()
+        made.store.close()
+        with database.begin() as connection:
+            advance(connection, made.service.now_s())
+
+
+async def eventually(site: Site, count: int, arrived: list[object], step_s: float = 1.0) -> None:
+    """Lets time pass until so many messages have arrived."""
+
+    async def enough() -> bool:
+        if len(arrived) < count:
+            await site.pass_by(step_s)
+        return len(arrived) >= count
+
+    await until(enough)
+
+
+async def test_messages_are_signed_and_say_what_happened(database: Database, tmp_path: Path) -> None:
+    with receiver() as found:
+        settings = Webhook(url=found.url, events=("alarms", "rollouts"), secret_file=secret_file(tmp_path))
+        async with site(database, settings, SimulatedClock()) as made:
+            made.note("rollout.create", "device.enrol", "profile.put", "contract.alarm")
+            await eventually(made, 2, found.ids)
+            assert found.types == ["rollout.create", "contract.alarm"]
+            assert found.messages[0] == {
+                "type": "rollout.create",
+                "timestamp": "2027-01-15T08:00:00Z",
+                "data": {
+                    "number": 1,
+                    "actor": "rule:order",
+                    "subject": "rollout:r1",
+                    "details": {"sentence": "why"},
+                },
+            }
+            assert len(set(found.ids)) == 2
+            assert await made.problem() == ""
+            assert (made.count("delivered"), made.count("failed")) == (2, 0)
+
+
+async def test_a_new_webhook_receives_nothing_old(database: Database, tmp_path: Path) -> None:
+    with receiver() as found:
+        settings = Webhook(url=found.url, secret_file=secret_file(tmp_path))
+        with database.begin() as connection:
+            audit_log.add(connection, at_s=1.0, actor="a", action="rollout.old", subject="s", details={})
+        async with site(database, settings, SimulatedClock()) as made:
+            made.note("rollout.new")
+            await eventually(made, 1, found.ids)
+            assert found.types == ["rollout.new"]
+
+
+async def test_a_receiver_that_was_down_gets_everything_in_order(database: Database, tmp_path: Path) -> None:
+    port = free_port()
+    settings = Webhook(url=f"http://127.0.0.1:{port}/", secret_file=secret_file(tmp_path))
+    actions = [f"rollout.{number}" for number in range(5)]
+    clock = SimulatedClock()
+    with captured_lines() as lines:
+        async with site(database, settings, clock) as made:
+            made.note(*actions[:3])
+
+            async def has_failed() -> bool:
+                await made.pass_by()
+                return made.count("failed") >= 2
+
+            await until(has_failed)
+            assert "cannot be reached" in await made.problem()
+        # Another process continues, after the receiver has come back.
+        with receiver(port) as found:
+            async with site(database, settings, clock) as made:
+                made.note(*actions[3:])
+                await eventually(made, 5, found.ids)
+                assert found.types == actions
+                await until(lambda: _is_up(made))
+    text = "\n".join(map(str, lines))
+    assert text.count("webhook failed") == 1
+    assert text.count("webhook delivers again") == 1
+
+
+async def _is_up(made: Site) -> bool:
+    return not await made.problem()
+
+
+@pytest.mark.parametrize("status", [302, 404, 500])
+async def test_other_answers_are_failures_and_never_followed(database: Database, tmp_path: Path, status: int) -> None:
+    with receiver() as found:
+        found.status = status
+        settings = Webhook(url=found.url, secret_file=secret_file(tmp_path))
+        async with site(database, settings, SimulatedClock()) as made:
+            made.note("rollout.create")
+            await eventually(made, 3, found.refused)
+            assert len(set(found.refused)) == 1
+            assert await made.problem() == f"it answered with status {status}"
+            found.status = 200
+            await eventually(made, 1, found.ids)
+            assert found.ids == found.refused[:1]
+
+
+async def test_delays_grow_and_a_message_is_skipped_after_a_day(database: Database, tmp_path: Path) -> None:
+    with receiver() as found:
+        found.status = 400
+        settings = Webhook(url=found.url, secret_file=secret_file(tmp_path))
+        clock = SimulatedClock()
+        async with site(database, settings, clock) as made:
+            made.note("rollout.poison", "rollout.next")
+
+            async def is_skipped() -> bool:
+                if not made.count("skipped"):
+                    await made.pass_by(600.0)
+                return made.count("skipped") > 0
+
+            await until(is_skipped)
+            assert clock.monotonic_s() >= GIVE_UP_S
+            assert len(set(found.refused)) == 1
+            assert 10 < len(found.refused) < 60
+            found.status = 200
+            await eventually(made, 1, found.ids, 600.0)
+            assert found.types == ["rollout.next"]
+
+
+async def test_replicas_share_the_work(database: Database, tmp_path: Path) -> None:
+    with receiver() as found:
+        settings = Webhook(url=found.url, secret_file=secret_file(tmp_path))
+        clock = SimulatedClock()
+        async with site(database, settings, clock) as one, site(database, settings, clock) as two:
+            actions = [f"rollout.{number}" for number in range(30)]
+            one.note(*actions)
+            await eventually(one, 30, found.ids)
+            assert found.types == actions
+            await until(lambda: one.count("delivered") + two.count("delivered") == 30)
