@@ -1,15 +1,20 @@
 """Generates the files that describe settings and commands, from the code: `make reference`.
 
-These are the example settings of both tiers, the pages configuration.md and cli.md of the reference, and llms.txt, the
-index of all pages in the form of https://llmstxt.org.
+These are the example settings of both tiers, four pages of the reference, and llms.txt, the index of all pages in the
+form of https://llmstxt.org.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
+import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
+from inspect import getdoc
+from inspect import signature as signature_of
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import msgspec
@@ -23,19 +28,26 @@ from support.example_settings import (
     gateway_example,
     value_text,
 )
+from support.gateway import GatedExecutor, gateway_of
 from typer.core import TyperGroup
 from typer.main import get_command
 
+from firstline import Client
 from firstline.cli.app import PANELS, app
+from firstline.client.calls import FileOptions, RequestOptions
 from firstline_core.command_line import Parser
+from firstline_edge.api.openapi import description
 from firstline_edge.cli import parser as edge_commands
 from firstline_edge.settings import settings as edge
 from firstline_gateway import __main__ as gateway_commands
+from firstline_gateway.models.repository import Repository
 from firstline_gateway.settings import settings as gateway
 
 _DOCS = Path(__file__).parents[2] / "docs"
 CONFIGURATION_FILE = _DOCS / "reference" / "configuration.md"
 COMMANDS_FILE = _DOCS / "reference" / "cli.md"
+REST_FILE = _DOCS / "reference" / "rest.md"
+PYTHON_FILE = _DOCS / "reference" / "python.md"
 INDEX_FILE = _DOCS / "llms.txt"
 _SHARED = {"--gateway", "--key-file", "--ca", "-o", "-h", "--config", "--set", "--version"}
 """Options that the page explains once for each program."""
@@ -85,6 +97,75 @@ json`.
 _GATEWAY_HEAD = """
 All commands take `--config FILE` for the settings, and `-o json`.
 """
+
+
+_REST_HEAD = """\
+# REST
+
+All addresses of both tiers, from their OpenAPI descriptions: `GET /openapi.json` of either has parameters and
+schemas. [Protocols](protocol.md) explains inference, [who may do what](security-matrix.md) the permissions, and
+[errors](errors.md) the codes. Query parameters are in brackets.
+"""
+_PYTHON_HEAD = """\
+# Python API
+
+The methods of `Client`. `AsyncClient` has the same ones: await them, and iterate with `async for`.
+[The Python client](client.md) has examples.
+"""
+
+
+def rest_page() -> str:
+    """Returns the page about all addresses of both tiers."""
+    with TemporaryDirectory() as folder:
+        described = {"gateway": asyncio.run(_gateway_description(Path(folder))), "agent": description()}
+    lines: dict[str, dict[str, tuple[str, list[str]]]] = {}
+    for tier, document in described.items():
+        for path, operations in document["paths"].items():
+            for method, operation in operations.items():
+                queries = [each["name"] for each in operation.get("parameters", ()) if each["in"] == "query"]
+                address = f"{method.upper()} {path}" + (f" [{', '.join(queries)}]" if queries else "")
+                of_tag = lines.setdefault(operation["tags"][0], {})
+                of_tag.setdefault(address, (operation["summary"], []))[1].append(tier)
+    text = [_REST_HEAD]
+    for tag, addresses in sorted(lines.items()):
+        text += [f"## {tag.capitalize()}", "", "| address | served by | |", "|---|---|---|"]
+        text += [_row((f"`{address}`", ", ".join(tiers), summary)) for address, (summary, tiers) in addresses.items()]
+        text.append("")
+    return "\n".join(text)
+
+
+async def _gateway_description(folder: Path) -> dict[str, Any]:
+    settings = gateway.Settings(store=gateway.Store(url=f"sqlite:///{folder / 'gateway.db'}"))
+    made = gateway_of(settings, GatedExecutor(), Repository({}))
+    try:
+        found: dict[str, Any] = made.control_plane().openapi()
+        return found
+    finally:
+        await made.close()
+
+
+def python_page() -> str:
+    """Returns the page about the methods of the Python client."""
+    text = [_PYTHON_HEAD]
+    for name, method in vars(Client).items():
+        if not name.startswith("_"):
+            signature = re.sub(r"(: |-> )'([^']*)'", r"\1\2", str(signature_of(method)))
+            signature = re.sub(r"^\(self(, )?", "(", signature)
+            text += [
+                f"## `{name}`",
+                "",
+                "```python",
+                name + signature,
+                "```",
+                "",
+                "```text",
+                str(getdoc(method)),
+                "```",
+                "",
+            ]
+    for options in (RequestOptions, FileOptions):
+        text += [f"## `{options.__name__}`", "", "```text", str(getdoc(options)), "```", ""]
+    return "\n".join(text)
 
 
 def configuration_page() -> str:
@@ -248,6 +329,8 @@ FILES: Mapping[Path, Any] = {
     GATEWAY_FILE: gateway_example,
     CONFIGURATION_FILE: configuration_page,
     COMMANDS_FILE: commands_page,
+    REST_FILE: rest_page,
+    PYTHON_FILE: python_page,
     INDEX_FILE: pages_index,
 }
 
