@@ -6,6 +6,7 @@ A command imports what only it needs: a health check every few seconds must not 
 from __future__ import annotations
 
 import argparse
+import gc
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -25,7 +26,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     if (sys.argv[1:] if argv is None else argv)[:1] == ["run"]:
         signal.signal(signal.SIGHUP, _ignore)  # until the server takes over: a start reads the latest configuration
     try:
-        arguments = parser().parse_args(argv)
+        gc.disable()  # nothing of an import is garbage
+        try:
+            commands = parser()
+        finally:
+            gc.enable()
+        arguments = commands.parse_args(argv)
         command: Callable[[argparse.Namespace], int] = arguments.command
         return command(arguments)
     except ModuleNotFoundError as error:
