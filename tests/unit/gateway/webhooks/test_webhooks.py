@@ -19,6 +19,7 @@ from firstline_gateway.settings.settings import Webhook
 from firstline_gateway.store.database import Database
 from firstline_gateway.store.service_clock import ServiceClock, advance
 from firstline_gateway.store.store import Store
+from firstline_gateway.webhooks import records
 from firstline_gateway.webhooks.webhooks import GIVE_UP_S, Webhooks
 
 
@@ -190,3 +191,17 @@ async def test_replicas_share_the_work(database: Database, tmp_path: Path) -> No
             await eventually(one, 30, found.ids)
             assert found.types == actions
             await until(lambda: one.count("delivered") + two.count("delivered") == 30)
+
+
+async def test_another_replica_takes_over_after_a_crash(database: Database, tmp_path: Path) -> None:
+    with receiver() as found:
+        settings = Webhook(url=found.url, secret_file=secret_file(tmp_path))
+        async with site(database, settings, SimulatedClock()) as made:
+            with database.begin() as connection:
+                assert records.claim(connection, "ops", "crashed", made.service.now_s(), 30.0) is not None
+            made.note("rollout.create")
+            await eventually(made, 1, found.ids)
+            assert found.types == ["rollout.create"]
+            assert made.service.now_s() >= 30
+            with database.begin() as connection:  # the crashed one was only slow
+                assert not records.release(connection, "ops", "crashed", records.Position(0))
