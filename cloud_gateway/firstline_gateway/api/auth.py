@@ -33,7 +33,7 @@ class Caller:
         scopes: its permissions.
         trust_request_id: whether its own request ids are kept. An application could otherwise guess or reuse the id
             of another caller's answer.
-        person: who uses its key; "" for a program.
+        person: the user of its key; "" for a program.
     """
 
     principal: str

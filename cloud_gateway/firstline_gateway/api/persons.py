@@ -1,4 +1,4 @@
-"""What a person who signed in to a console may do: the role, and the devices that the person sees and changes.
+"""The permissions of a person who signed in to a console: the role, and the devices that the person sees and changes.
 
 A person without a selector of devices is limited by the role alone. A person with one sees and changes these devices,
 and rollouts whose selector contains all of its parts; sums over the whole fleet, such as contracts and answers by tier,

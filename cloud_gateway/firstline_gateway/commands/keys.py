@@ -40,7 +40,7 @@ def add_commands(commands: Commands) -> None:
         "and revoke devices, read contracts), admin (change contracts), delegate (act for the persons who sign in to a "
         "console)",
     )
-    create.add_argument("--person", default="", help="who uses the key, for the audit log")
+    create.add_argument("--person", default="", help="user of the key, for the audit log")
     create.add_argument("--device", action="store_true", help="a key for the device NAME, which has no certificate")
     create.add_argument("--expires-days", type=float, metavar="DAYS", help="validity in days; unlimited if absent")
     create.add_argument("--requests-per-s", type=float, metavar="N", help="rate limit on each gateway")

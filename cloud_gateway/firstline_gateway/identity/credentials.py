@@ -32,7 +32,7 @@ class ApiKey(NamedTuple):
         scopes: its permissions.
         expires_s: wall time until which it is valid; None without end.
         requests_per_s: its rate limit; None without limit.
-        person: who uses it; "" for a program.
+        person: the user; "" for a program.
     """
 
     sha256: str

@@ -52,7 +52,7 @@ def create_key(
         kind: "device" for a device of that name without a certificate.
         expires_s: the wall time until which it is valid; None without end.
         requests_per_s: how often it may be used, on one gateway; None without limit.
-        person: who uses it, for the audit log; "" for a program.
+        person: the user, for the audit log; "" for a program.
 
     Raises:
         ConfigError: the name is taken, or a name is malformed.

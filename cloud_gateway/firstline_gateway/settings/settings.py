@@ -351,7 +351,7 @@ class Webhook(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     url: str = ""
     """https:// address that receives the messages; http:// only on this machine."""
     events: tuple[Literal["alarms", "rollouts", "enrolments"], ...] = ("alarms", "rollouts", "enrolments")
-    """What it receives."""
+    """Events that it receives."""
     secret_file: FilePath = ""
     """A file that holds the signing key, "whsec_" and base64, and nothing else."""
 

@@ -17,7 +17,7 @@ _VIA = " via "
 
 
 class Role(StrEnum):
-    """What a person may do."""
+    """The permissions of a person."""
 
     VIEWER = "viewer"
     """Read."""

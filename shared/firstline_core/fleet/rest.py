@@ -150,7 +150,7 @@ class TierCounts(Struct, frozen=True):
 
 
 class Standing(StrEnum):
-    """What the audits show of a promise."""
+    """The result of the audits of a promise."""
 
     HOLDS = "holds"
     """So many audits that twice the promised share of errors would have raised the alarm."""
@@ -188,7 +188,7 @@ class ContractState(Struct, frozen=True):
 
     Attributes:
         promise: in a sentence.
-        state: what the audits show.
+        state: the result of the audits.
         audits: number of counted audits.
         audits_needed: expected number of audits until the alarm if errors are twice as likely as promised.
         variant: id of the edge variant; None if its bundle is not served any more.
