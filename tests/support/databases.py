@@ -9,6 +9,7 @@ import signal
 import subprocess
 import tempfile
 import time
+from contextlib import suppress
 from functools import cache, cached_property
 from pathlib import Path
 
@@ -24,6 +25,8 @@ _USER = "firstline"
 _ACCOUNT = "postgres"  # whom the server runs as where the tests are root, for it refuses to be root
 _TIMEOUT_S = 60.0
 _MEMORY = Path("/dev/shm")
+_PREFIX = "firstline-postgres-"
+_LONGEST_RUN_S = 3 * 3600.0
 _ROOM_BYTES = 4 << 30  # each test's database takes 8 MB, until its cluster's end
 # A cluster that lives for one run of the tests need not outlive the machine.
 _SETTINGS = ("fsync=off", "full_page_writes=off", "max_connections=60", "shared_buffers=16MB", "log_min_messages=fatal")
@@ -42,6 +45,14 @@ def _home() -> Path:
     """Where clusters are kept, which the server's account may enter: in memory a database takes a fifth of the time."""
     in_memory = _MEMORY.is_dir() and shutil.disk_usage(_MEMORY).free >= _ROOM_BYTES
     return _MEMORY if in_memory else Path("/tmp")
+
+
+def _remove_left() -> None:
+    """Removes the clusters of killed processes, which take up to a gigabyte of memory each."""
+    for left in _home().glob(f"{_PREFIX}*"):
+        with suppress(FileNotFoundError):  # another process removes it, too
+            if time.time() - left.stat().st_mtime > _LONGEST_RUN_S:
+                shutil.rmtree(left)
 
 
 def _runs(pid: str) -> bool:
@@ -63,7 +74,8 @@ class PostgreSql:
         if binaries is None:
             raise FileNotFoundError("PostgreSQL is not installed: `make postgres`")
         self._binaries = binaries
-        self._directory = Path(tempfile.mkdtemp(prefix="firstline-postgres-", dir=_home()))
+        _remove_left()
+        self._directory = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=_home()))
         self._data = self._directory / "data"
         self._settings = (*_SETTINGS, *settings)
         self._process: subprocess.Popen[bytes] | None = None
