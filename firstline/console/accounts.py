@@ -1,4 +1,4 @@
-"""Who may sign in to the console, and with which role: a file of persons, or one password for all.
+"""The persons with access to the console, and their roles: a file of persons, or one password for all.
 
 The file is TOML:
 

@@ -21,9 +21,9 @@ class Action:
     Args:
         label: of the button.
         question: title of the dialog.
-        effect: what the command does, in sentences.
+        effect: effect of the command, in sentences.
         do: sends the command to the gateway; runs in a thread.
-        done: what is shown afterwards.
+        done: sentence that is shown afterwards.
         danger: whether it cannot be undone.
         then: called with the result of `do`, on the page.
     """

@@ -54,7 +54,9 @@ class Frame:
         with ui.element("div").classes("lg:pl-56"):
             # Live regions exist from the beginning: some screen readers ignore one that is added with its text.
             self._banner = text("p").props('role="alert"').classes("banner")
-            self.main = ui.element("div").props('tabindex="-1"').classes("content px-4 sm:px-8 py-6 max-w-[140rem]")
+            self.main = (
+                ui.element("div").props('tabindex="-1"').classes("content pending px-4 sm:px-8 py-6 max-w-[140rem]")
+            )
         ui.skip_link("Skip to the content", target=self.main)
         with self.main:
             with ui.element("div").classes("flex flex-wrap items-baseline justify-between gap-x-6 gap-y-1 mb-4"):
@@ -82,8 +84,9 @@ class Frame:
             ui.page_title(f"{title} - Firstline")
 
     def loaded(self) -> None:
-        """Ends the state "loading"; `follow` does so by itself."""
+        """Shows the content; `follow` does so by itself once there is data."""
         self._loading.set_visibility(False)
+        self.main.classes(remove="pending")
 
     def follow(self, ask: Callable[[], Awaitable[Answer[_T]]], show: Callable[[_T], None]) -> None:
         """Asks repeatedly, and shows the answers."""
@@ -93,7 +96,9 @@ class Frame:
             self._show_freshness(answer)
             if answer.value is not None and answer.error is None:
                 show(answer.value)
-            self.loaded()
+            if answer.value is not None:
+                self.loaded()
+            self._loading.set_visibility(False)
 
         ui.timer(TICK_S, tick)
 

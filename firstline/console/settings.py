@@ -23,7 +23,7 @@ class Settings:
         ca_file: CA certificates used to verify the gateway (PEM); None for the system's own.
         host: address to listen on.
         port: 0 for a free one.
-        accounts: who may sign in; without any, every user of this machine may use the console.
+        accounts: the persons with access; without any, every user of this machine may use the console.
         tls_certificate: with `tls_key`, the console's certificate (PEM); None serves plain HTTP.
         plain_http: serve beyond loopback without TLS, if the network is protected otherwise.
 

@@ -43,7 +43,7 @@ class SignInRoutes:
     """The application of these routes.
 
     Args:
-        accounts: who may sign in.
+        accounts: the persons with access.
         sessions: gets a session for each person.
         note: adds an attempt to the audit log.
         secure: whether browsers reach the console over TLS only.

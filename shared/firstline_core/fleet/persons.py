@@ -32,7 +32,7 @@ class Person(Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         name: unique, such as an email address.
-        role: what the person may do.
+        role: permissions of the person.
         devices: selector of the devices that the person sees and changes; "" for all.
     """
 
