@@ -83,6 +83,7 @@ def left_for_git(folder: Path) -> set[str]:
 @pytest.mark.parametrize(
     "page",
     [
+        "get-started/your-model.md",
         "how-to/enrol-devices.md",
         "how-to/mqtt-brokers.md",
         "how-to/restore-a-backup.md",
