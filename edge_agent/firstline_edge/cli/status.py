@@ -143,8 +143,8 @@ def _pace(link: dict[str, Any]) -> str:
         return ""
     service_ms = timing["service_p50_ms"]
     service = f", {service_ms:.3g} of them in the gateway" if service_ms is not None else ""
-    behind = f" behind {ahead} others" if (ahead := timing.get("typical_ahead_bytes")) else ""
+    behind = f", sent after {ahead} bytes of other requests" if (ahead := timing.get("typical_ahead_bytes")) else ""
     return (
         f", {timing['total_p50_ms']:.3g} ms (95 %: {timing['total_p95_ms']:.3g}){service}, "
-        f"for {timing['typical_bytes']} bytes{behind}"
+        f"for a request of {timing['typical_bytes']} bytes{behind}"
     )

@@ -30,6 +30,8 @@ _OF_RUN = 4.0  # images may take so many times the model's run
 
 _OVERHEAD_PIXELS = 8192  # are decoded in the time that reading a file of any size takes
 
+_FILE_BYTES = 16  # of a light image for each of its pixels; an uncompressed one of 16 bits a channel has 8
+
 LIGHT_BYTES = 16 * 1024 * 1024
 """Working memory that is not counted: many tiny images become large ones when they are resized."""
 
@@ -95,7 +97,7 @@ def is_light(cost: DecodingCost, row_s: float = 0.0) -> bool:
     """
     pixels = cost.pixels + _OVERHEAD_PIXELS * (len(cost.rows) - 1)
     most = LIGHT_PIXELS * max(1.0, _OF_RUN * row_s * len(cost.rows) / _LIGHT_S)
-    return pixels <= most and cost.memory_bytes <= LIGHT_BYTES
+    return pixels <= most and cost.encoded_bytes <= _FILE_BYTES * most and cost.memory_bytes <= LIGHT_BYTES
 
 
 @dataclass(eq=False, slots=True)

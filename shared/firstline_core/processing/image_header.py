@@ -30,7 +30,10 @@ JPEG_PIECES_LIMIT = 4096
 """Segments."""
 
 JPEG_JUNK_LIMIT_BYTES = 1024
-"""Outside of segments: padding, and markers without content. Encoders write few or none."""
+"""Outside of segments: padding, and markers without content. Encoders write few or none.
+
+In scan data so many bytes of padding in a row: libjpeg reads them from the first one again with each block of the file.
+"""
 
 JPEG_SCANS_LIMIT = 32
 """Encoders write 1 to about 20."""
@@ -55,6 +58,7 @@ _WITH_LENGTH = (
 _AFTER_SCAN = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]")
 
 _MARKER = re.compile(rb"\xff[^\xff]")  # any number of 0xFF may precede it
+_PADDING = b"\xff" * (JPEG_JUNK_LIMIT_BYTES + 1)
 
 _JPEG, _PNG = b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n"
 _EXIF_START = b"Exif\0\0"
@@ -141,12 +145,14 @@ class MeasuredImage(NamedTuple):
         result_pixels: after the image steps.
         working_bytes: the most that is held at one moment while it is processed.
         result_bytes: that its result, and what later steps make of it, take while the other rows are processed.
+        encoded_bytes: of the file; 0 of pixels.
     """
 
     header: ImageHeader
     result_pixels: int
     working_bytes: int
     result_bytes: int
+    encoded_bytes: int = 0
 
 
 class DecodingCost(Struct, frozen=True):
@@ -181,6 +187,11 @@ class DecodingCost(Struct, frozen=True):
     def pixels(self) -> int:
         """Pixels of all rows, as they were sent; of audio, the number of pixels that takes as long to decode."""
         return sum(row.header.pixels for row in self.rows)
+
+    @property
+    def encoded_bytes(self) -> int:
+        """Bytes of the files of all images."""
+        return sum(image.encoded_bytes for image in self.images)
 
     @property
     def memory_bytes(self) -> int:
@@ -264,7 +275,13 @@ def check_limits(header: ImageHeader, limits: DecodingLimits, where: str) -> Non
         raise InvalidTensorError(f"{where} is a truncated {header.kind}: its end is missing. Send the whole file.")
 
 
-def measure(header: ImageHeader, decode: Decode | None, steps: Sequence[ImageStep], later_bytes: int) -> MeasuredImage:
+def measure(
+    header: ImageHeader,
+    decode: Decode | None,
+    steps: Sequence[ImageStep],
+    later_bytes: int,
+    encoded_bytes: int = 0,
+) -> MeasuredImage:
     """Estimates the memory that is held while one image is processed.
 
     Pillow stores 1, 2 or 4 bytes a pixel and a pointer for each row, and each operation makes a new image.
@@ -274,6 +291,7 @@ def measure(header: ImageHeader, decode: Decode | None, steps: Sequence[ImageSte
         decode: the decode step; None if images come as pixels and keep their channels.
         steps: after decoding.
         later_bytes: bytes that the steps after these hold for each value of the result.
+        encoded_bytes: of the file; 0 of pixels.
     """
     channels = CHANNELS[decode.mode] if decode is not None else header.channels
     sizes = _sizes(header, steps)
@@ -281,9 +299,8 @@ def measure(header: ImageHeader, decode: Decode | None, steps: Sequence[ImageSte
     result = result_pixels * channels
     result_bytes = (2 + later_bytes) * result
     steps_bytes = _steps_bytes(sizes, steps, _pillow_bytes(channels)) + 2 * result
-    return MeasuredImage(
-        header, result_pixels, max(_decoding_bytes(header, channels), steps_bytes, result_bytes), result_bytes
-    )
+    working_bytes = max(_decoding_bytes(header, channels), steps_bytes, result_bytes)
+    return MeasuredImage(header, result_pixels, working_bytes, result_bytes, encoded_bytes)
 
 
 def _decoding_bytes(header: ImageHeader, channels: int) -> int:
@@ -435,15 +452,18 @@ def _jpeg_header(encoded: bytes, where: str, *, whole: bool) -> ImageHeader:
     """
     frame: tuple[int, int, int, int, int] | None = None
     exif = b""
-    scans = 0
+    scans, complete = 0, False
     for marker, start, end in _segments(encoded, where):
         if marker == _SCAN:
+            if complete or not whole:
+                break
             scans += 1
             if scans > JPEG_SCANS_LIMIT:
                 raise _costly(where, f"is a JPEG of more than {JPEG_SCANS_LIMIT} scans")
             # libjpeg decodes no other scan of a sequential image whose first one has all channels (`initial_setup`).
-            one = frame is not None and frame[0] not in _PROGRESSIVE and encoded[start : start + 1] == bytes(frame[4:])
-            if one or not whole:
+            if frame is not None and frame[0] not in _PROGRESSIVE:
+                complete = encoded[start : start + 1] == bytes(frame[4:])
+            if complete and encoded.find(_PADDING, start) < 0:  # otherwise it may lie before the end of the image
                 break
         elif marker in _FRAMES and frame is None and end - start >= 6:
             frame = (marker, *struct.unpack_from(">BHHB", encoded, start))
@@ -468,10 +488,13 @@ def _jpeg_header(encoded: bytes, where: str, *, whole: bool) -> ImageHeader:
 def _segments(encoded: bytes, where: str) -> Iterator[tuple[int, int, int]]:
     """Yields the marker of each segment, and where its content begins and ends."""
     at, pieces, junk, scanned = 2, 0, 0, False
-    while found := _MARKER.search(encoded, at):
-        junk += found.start() - at
+    while at < len(encoded):
+        found = _MARKER.search(encoded, at, at + JPEG_JUNK_LIMIT_BYTES + 2)
+        junk += (found.start() if found is not None else len(encoded)) - at
         if junk > JPEG_JUNK_LIMIT_BYTES:
             raise _costly(where, f"is a JPEG of more than {JPEG_JUNK_LIMIT_BYTES} bytes outside of its segments")
+        if found is None:
+            return
         at, pieces = found.start(), pieces + 1
         if pieces > JPEG_PIECES_LIMIT:
             raise _costly(where, f"is a JPEG of more than {JPEG_PIECES_LIMIT} segments")
@@ -486,10 +509,14 @@ def _segments(encoded: bytes, where: str) -> Iterator[tuple[int, int, int]]:
             at = end
             if marker == _SCAN:
                 scanned = True
-                following = _AFTER_SCAN.search(encoded, at)
-                if following is None:
+                padding = encoded.find(_PADDING, at)
+                following = _AFTER_SCAN.search(encoded, at, padding if padding >= 0 else len(encoded))
+                if following is not None:
+                    at = following.start()
+                elif padding >= 0:
+                    raise _costly(where, f"is a JPEG of more than {JPEG_JUNK_LIMIT_BYTES} bytes of padding in a scan")
+                else:
                     return
-                at = following.start()
         else:
             at += 2
             junk += 2

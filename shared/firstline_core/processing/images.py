@@ -186,10 +186,10 @@ class ImageProcessing:
         """Returns the cost of one image within the limits."""
         if isinstance(element, np.ndarray):
             height, width, channels = element.shape
-            header = ImageHeader("pixels", width, height, channels)
+            header, encoded_bytes = ImageHeader("pixels", width, height, channels), 0
         else:
-            header = checked_header(element, self._limits, where)
-        image = measure(header, self._decode, self._steps, self._later_bytes)
+            header, encoded_bytes = checked_header(element, self._limits, where), len(element)
+        image = measure(header, self._decode, self._steps, self._later_bytes, encoded_bytes)
         if image.working_bytes > self._limits.memory_bytes:
             raise PayloadTooLargeError(
                 f"{where} has {header.width}x{header.height} pixels, which take {image.working_bytes} bytes of memory; "

@@ -27,8 +27,9 @@ MIB = 1 << 20
 PICTURE = by_name(images(b"picture"))
 
 
-def cost_of(pixels: int, working_bytes: int) -> DecodingCost:
-    return DecodingCost((MeasuredImage(ImageHeader("PNG", pixels, 1, 1), pixels, working_bytes, 0),))
+def cost_of(pixels: int, working_bytes: int, encoded_bytes: int = 0) -> DecodingCost:
+    header = ImageHeader("PNG", pixels, 1, 1)
+    return DecodingCost((MeasuredImage(header, pixels, working_bytes, 0, encoded_bytes),))
 
 
 HEAVY = cost_of(LIGHT_PIXELS + 1, 40 * MIB)
@@ -81,6 +82,12 @@ async def test_a_small_image_is_left_to_its_model(decoding: FileDecoding, model:
     left = await prepare(decoding, model, cost=light)
     assert isinstance(left, MeasuredInputs) and left == PICTURE and left.cost is light
     assert not model.threads
+
+
+async def test_a_small_image_in_a_large_file_is_not_left_to_its_model(decoding: FileDecoding, model: Model) -> None:
+    model.go.set()
+    assert isinstance(await prepare(decoding, model, cost_of(64 * 64, MIB, MIB)), MeasuredInputs)
+    assert isinstance(await prepare(decoding, model, cost_of(64 * 64, MIB, 2 * MIB)), PreparedRows)
 
 
 @pytest.mark.parametrize(

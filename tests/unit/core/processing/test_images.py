@@ -36,6 +36,7 @@ def chunk(name: bytes, content: bytes) -> bytes:
 
 JPEG, PROGRESSIVE, PNG = encoded("JPEG"), encoded("JPEG", progressive=True), encoded("PNG")
 LAST_SCAN = PROGRESSIVE[PROGRESSIVE.rindex(b"\xff\xda") : -2]
+FILL = b"\xff" * 10_000
 
 DEAR = {
     "segments": JPEG[:2] + segment(0xE5, b"x") * 10_000 + JPEG[2:],
@@ -46,6 +47,11 @@ DEAR = {
     + PROGRESSIVE[-2:],
     "junk between segments": JPEG[:2] + segment(0xE5, b"x") + b"\0" * 10_000 + JPEG[2:],
     "padding": JPEG[:2] + b"\xff" * 10_000 + JPEG[2:],
+    "padding in the only scan": JPEG[:-2] + FILL + JPEG[-2:],
+    "padding in the only scan, without an end": JPEG[:-2] + FILL,
+    "padding in a later scan": PROGRESSIVE[:-2] + FILL + PROGRESSIVE[-2:],
+    "padding after a comment after the scan": JPEG[:-2] + segment(0xFE, b"x") + FILL + JPEG[-2:],
+    "padding after a comment at the end of the file": JPEG[:-2] + segment(0xFE, b"x") + FILL,
     "what Pillow reads byte by byte": JPEG[:2] + b"\xff\xf0" * 10_000 + JPEG[2:],
     "EXIF by the megabyte": JPEG[:2] + segment(0xE1, b"Exif\0\0" + bytes(65_000)) * 300 + JPEG[2:],
     "chunks": PNG[:33] + chunk(b"abCd", b"") * 10_000 + PNG[33:],
@@ -82,6 +88,11 @@ def test_images_of_common_encoders_are_decoded(options: dict[str, object]) -> No
     assert read_header(profiled, "Row 0").pixels == 64 * 64
 
 
+def test_the_cost_counts_the_bytes_of_the_file() -> None:
+    cost = ImageProcessing(Decode(), ()).cost(images(PNG, JPEG))
+    assert cost.encoded_bytes == len(PNG) + len(JPEG)
+
+
 def test_padding_between_segments_is_skipped() -> None:
     padded = JPEG[:2] + b"\xff" * 500 + segment(0xE5, b"x") + b"\0" * 500 + JPEG[2:]
     assert read_header(padded, "Row 0").pixels == 64 * 64
@@ -105,6 +116,7 @@ def test_scans_after_a_complete_one_are_not_decoded() -> None:
 
 def test_a_second_picture_after_the_end_does_not_count() -> None:
     assert read_header(JPEG + JPEG * 200, "Row 0").scans == 1
+    assert read_header(JPEG + FILL + JPEG, "Row 0").scans == 1
 
 
 @pytest.mark.parametrize("side", [1, 64, 1000])
