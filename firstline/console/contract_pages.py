@@ -57,7 +57,7 @@ def _promises(frame: Frame, watch: Watch, states: ContractStates) -> None:
                 text("h2", one.promise)
                 put(text("span"), view.state(one), "badge")
             with ui.element("dl").classes("flex flex-wrap gap-x-10 gap-y-3 mb-3"):
-                for name, value in view.figures(one, states.delta):
+                for name, value in view.figures(one):
                     with ui.element("div"):
                         text("dt", name).classes("text-soft text-sm")
                         text("dd", value).classes("font-semibold tabular-nums")
@@ -69,7 +69,7 @@ def _promises(frame: Frame, watch: Watch, states: ContractStates) -> None:
                 _end_button(frame, watch, one)
             if one.evidence:
                 text("h3", "Evidence against the promise").classes("font-semibold mt-4")
-                ui.echart(view.chart(one, states.delta)).classes("chart")
+                ui.echart(view.chart(one)).classes("chart")
             if one.contributions:
                 text("h3", "Devices with the most disagreements").classes("font-semibold mt-4 mb-1")
                 table = Table(f"Devices of {one.promise}", view.CONTRIBUTIONS, "")

@@ -59,7 +59,7 @@ def key(one: ContractState) -> str:
 
 def advice(one: ContractState) -> list[str]:
     """Returns what a person can do about a promise, in sentences."""
-    missing = max(0, one.audits_needed - one.audits)
+    missing = one.audits_needed - one.audits
     if one.state is Standing.ALARMED:
         return [
             f"The alarm was raised on {one.alarmed_since}. Devices accept only what their latest audits still support, "
@@ -70,6 +70,11 @@ def advice(one: ContractState) -> list[str]:
             "the model is wrong, roll back.",
             "If the cause was not the model and is removed, end the alarm: its audits are deleted and the test starts "
             "again.",
+        ]
+    if one.state is Standing.TOO_LITTLE_EVIDENCE and missing <= 0:
+        return [
+            "The audits have more errors than promised, but not enough for an alarm. Later audits will decide. Look at "
+            "the devices with the most disagreements meanwhile."
         ]
     if one.state is Standing.TOO_LITTLE_EVIDENCE:
         return [
@@ -84,13 +89,13 @@ def advice(one: ContractState) -> list[str]:
     return ["Nothing. The audits go on."]
 
 
-def figures(one: ContractState, delta: float) -> list[tuple[str, str]]:
+def figures(one: ContractState) -> list[tuple[str, str]]:
     """Returns the numbers of a promise by name."""
     return [
         ("Observed", _percent(one.risk)),
         ("Promised", _percent(one.epsilon)),
         ("Audits", f"{one.audits:,}"),
-        ("Evidence against it", f"{number(one.e_value)} of {number(1 / delta)}"),
+        ("Evidence against it", f"{number(one.e_value)} of {number(1 / one.level)}"),
         ("Devices", str(one.devices)),
         ("Latest audit", one.last_audit or "-"),
     ]
@@ -112,10 +117,10 @@ ALARMS: tuple[Column[DeviceAlarm], ...] = (
 )
 
 
-def chart(one: ContractState, delta: float) -> dict[str, Any]:
+def chart(one: ContractState) -> dict[str, Any]:
     """Returns the options of a chart of the evidence against a promise over time, with the level of the alarm."""
     points = [[1000 * each.at_s, max(each.e_value, 1e-3)] for each in one.evidence]
-    level = {"yAxis": 1 / delta, "label": {"formatter": "alarm", "color": _TEXT, "position": "insideEndTop"}}
+    level = {"yAxis": 1 / one.level, "label": {"formatter": "alarm", "color": _TEXT, "position": "insideEndTop"}}
     return {
         "aria": {"enabled": True, "label": {"description": f"Evidence against the promise over time. {one.finding}"}},
         "useUTC": True,
@@ -125,7 +130,7 @@ def chart(one: ContractState, delta: float) -> dict[str, Any]:
         "xAxis": {"type": "time", "axisLabel": {"color": _TEXT, "hideOverlap": True}},
         "yAxis": {
             "type": "log",
-            "max": 10 ** math.ceil(math.log10(max([2 / delta, *(value for _, value in points)]))),
+            "max": 10 ** math.ceil(math.log10(max([2 / one.level, *(value for _, value in points)]))),
             "axisLabel": {"color": _TEXT},
             "splitLine": {"lineStyle": {"color": _LINE}},
         },

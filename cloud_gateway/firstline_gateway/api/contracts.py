@@ -122,9 +122,7 @@ async def _bundle(contracts: ContractMonitor, repository: Repository, bundle: st
 def _described(contracts: ContractMonitor, repository: Repository, pool: Pool) -> dict[str, Any]:
     key = pool.key
     model = ModelKey(key.bundle, key.version)
-    served = repository.models.get(model)
-    promises = promises_in(served.manifest) if served is not None else []
-    level = contracts.delta / max(1, sum(other.edge_digest == key.edge_digest for other in promises))
+    level = pool.level(contracts.delta)
     return {
         "bundle": key.bundle,
         "version": str(key.version),
@@ -135,10 +133,11 @@ def _described(contracts: ContractMonitor, repository: Repository, pool: Pool) -
         "event": key.event or None,
         "epsilon": key.epsilon,
         "promise": _promise(key, _variant(repository, model, key.edge_digest)),
-        "state": pool.standing(level).value,
+        "state": pool.standing(contracts.delta).value,
         "finding": pool.finding,
         "audits": pool.state.audits,
         "audits_needed": audit.audits_to_alarm(pool.state, level),
+        "level": level,
         "disagreements": pool.disagreements,
         "risk": pool.risk,
         "e_value": audit.e_value(pool.state),
@@ -155,11 +154,29 @@ def _described(contracts: ContractMonitor, repository: Repository, pool: Pool) -
 def _unaudited(contracts: ContractMonitor, repository: Repository) -> list[dict[str, Any]]:
     """Returns the promises of the served bundles that no audit tests yet."""
     audited = {pool.key for pool in contracts.pools()}
-    found = [key for served in repository.models.values() for key in promises_in(served.manifest) if key not in audited]
-    fields = ("bundle", "version", "variant", "promise", "state", "event", "epsilon", "audits", "audits_needed")
+    found: dict[PoolKey, int] = {}  # each with the number of promises of its contract
+    for served in repository.models.values():
+        promises = promises_in(served.manifest)
+        found |= {key: sum(one.edge_digest == key.edge_digest for one in promises) for key in promises}
+    fields = (
+        "bundle",
+        "version",
+        "variant",
+        "promise",
+        "state",
+        "event",
+        "epsilon",
+        "audits",
+        "audits_needed",
+        "level",
+    )
     return [
         {name: described[name] for name in fields}
-        for described in (_described(contracts, repository, new_pool(key, 0.0)) for key in sorted(found))
+        for described in (
+            _described(contracts, repository, new_pool(key, 0.0, promises=promises))
+            for key, promises in sorted(found.items())
+            if key not in audited
+        )
     ]
 
 

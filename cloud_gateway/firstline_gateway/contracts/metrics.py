@@ -66,7 +66,7 @@ class _ContractCollector(Collector):
             ),
             _family(
                 "e_value",
-                "Evidence against the contract; the alarm is at 1 / delta.",
+                "Evidence against the contract; the alarm is at the number of its promises / delta.",
                 pools,
                 lambda pool: audit.e_value(pool.state),
             ),

@@ -69,6 +69,7 @@ class Pool:
 
     Attributes:
         state: state of the test.
+        promises: the number of promises of the contract, which share delta.
         disagreements: number of audits whose loss is above 0; every audit of an event is one in which it can occur.
         weight: sum of the audits' weights, each floor / propensity, above 0 and at most 1.
         lost_weight: sum of the audits' losses times their weights.
@@ -82,6 +83,7 @@ class Pool:
     state: AuditState
     first_s: float
     last_s: float
+    promises: int = 1
     disagreements: int = 0
     weight: float = 0.0
     lost_weight: float = 0.0
@@ -97,18 +99,23 @@ class Pool:
         """
         return self.lost_weight / self.weight if self.weight else None
 
-    def standing(self, level: float) -> Standing:
-        """Returns what the audits show.
+    def level(self, delta: float) -> float:
+        """Returns the level of the alarm of this promise, where delta is that of the contract."""
+        return delta / self.promises
 
-        Args:
-            level: of the alarm of this promise.
+    def standing(self, delta: float) -> Standing:
+        """Returns what the audits show, where delta is the level of the contract.
+
+        The promise holds only if its audits have lost at most the promised share, and are so many that twice the odds
+        of an error would have raised the alarm with a probability of 95 %.
         """
         if self.alarmed_s is not None:
             return Standing.ALARMED
         if not self.state.audits:
             return Standing.NOT_AUDITED
-        enough = self.state.audits >= audit.audits_to_alarm(self.state, level)
-        return Standing.HOLDS if enough else Standing.TOO_LITTLE_EVIDENCE
+        enough = self.state.audits >= audit.audits_to_alarm(self.state, self.level(delta))
+        holds = enough and self.risk is not None and self.risk <= self.key.epsilon
+        return Standing.HOLDS if holds else Standing.TOO_LITTLE_EVIDENCE
 
     @property
     def finding(self) -> str:
@@ -136,9 +143,9 @@ def promises_in(manifest: Manifest) -> list[PoolKey]:
     return keys
 
 
-def new_pool(key: PoolKey, now_s: float) -> Pool:
-    """Returns a pool before its first audit."""
-    return Pool(key, audit.begin(key.epsilon), now_s, now_s)
+def new_pool(key: PoolKey, now_s: float, *, promises: int = 1) -> Pool:
+    """Returns a pool before its first audit, of one of several promises of a contract."""
+    return Pool(key, audit.begin(key.epsilon), now_s, now_s, promises)
 
 
 def with_audit(pool: Pool, note: AuditNote, loss: float, *, now_s: float, delta: float) -> Pool:
@@ -153,8 +160,9 @@ def with_audit(pool: Pool, note: AuditNote, loss: float, *, now_s: float, delta:
     """
     state = audit.update(pool.state, loss, propensity=note.propensity, floor=note.floor)
     weight = note.floor / note.propensity
+    pool = replace(pool, promises=len(note.bounds))
     alarmed_s = pool.alarmed_s
-    if alarmed_s is None and audit.alarm(state, delta / len(note.bounds)):
+    if alarmed_s is None and audit.alarm(state, pool.level(delta)):
         alarmed_s = now_s
     return replace(
         pool,

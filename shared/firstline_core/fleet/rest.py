@@ -33,8 +33,8 @@ Tag = Annotated[str, Meta(pattern=TAG_PATTERN)]
 
 LATE_AFTER_S = 900.0
 """Silence after which a device counts as late: three times the default of the agents' `fleet.telemetry_s`."""
-ASLEEP_AFTER_S = 86_400.0
-"""Silence after which a device counts as asleep."""
+ASLEEP_AFTER_S = 7 * 86_400.0
+"""Silence after which a device counts as asleep. Until then it is late, so monitoring shows an outage of days."""
 
 
 class Presence(StrEnum):
@@ -45,7 +45,7 @@ class Presence(StrEnum):
     LATE = "late"
     """Its connection has ended, or it is silent for longer than usual."""
     ASLEEP = "asleep"
-    """It is silent for a day, or was never heard."""
+    """It is silent for a week, or was never heard."""
     REVOKED = "revoked"
     """It has no access."""
 
@@ -153,7 +153,7 @@ class Standing(StrEnum):
     """The result of the audits of a promise."""
 
     HOLDS = "holds"
-    """So many audits that twice the promised share of errors would have raised the alarm."""
+    """Errors are at most as frequent as promised, in so many audits that twice the odds would have alarmed (95 %)."""
     ALARMED = "alarmed"
     TOO_LITTLE_EVIDENCE = "too_little_evidence"
     NOT_AUDITED = "not_audited"
@@ -173,7 +173,7 @@ class Evidence(Struct, frozen=True):
 
     Attributes:
         audits: number of audits.
-        e_value: evidence against the promise; the alarm is at 1 / delta.
+        e_value: evidence against the promise; the alarm is at 1 / level.
         risk: estimated mean loss.
     """
 
@@ -190,7 +190,8 @@ class ContractState(Struct, frozen=True):
         promise: in a sentence.
         state: the result of the audits.
         audits: number of counted audits.
-        audits_needed: expected number of audits until the alarm if errors are twice as likely as promised.
+        audits_needed: after so many, the alarm has come with 95 % if the odds of an error are twice the promised ones.
+        level: the probability with which a promise that holds may ever alarm, its part of delta.
         variant: id of the edge variant; None if its bundle is not served any more.
         event: for example "missed person"; None for a promise about all accepted answers.
         finding: observed and promised share, in words.
@@ -210,6 +211,7 @@ class ContractState(Struct, frozen=True):
     epsilon: float
     audits: int
     audits_needed: int
+    level: float
     finding: str = ""
     alarmed_since: str | None = None
     last_audit: str | None = None

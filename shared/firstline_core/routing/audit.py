@@ -46,6 +46,7 @@ from dataclasses import dataclass
 from firstline_core.errors import ConfigError
 
 _ODDS = (1.5, 2.0, 3.0, 5.0, 12.0)  # times as likely to be wrong: the shifts for which the bets are best
+_NORMAL_95 = 1.645  # standard deviations that a normal distribution undershoots with a probability of 5 %
 _WEALTH_LIMIT = 1e300  # wealth above this is discarded, which only makes the test stricter
 
 
@@ -148,10 +149,11 @@ def alarm(state: AuditState, level: float) -> bool:
 
 
 def audits_to_alarm(state: AuditState, level: float, odds: float = 2.0) -> int:
-    """Returns the expected number of audits until the alarm, if edge answers are wrong more often than promised.
+    """Returns after how many audits an alarm has come with 95 %, if edge answers are wrong more often than promised.
 
-    The best player's wealth grows by its expected logarithm in each audit (Wald 1945); half of it is bet from the first
-    audit on.
+    Half of a player's wealth is bet from the first audit on. After n audits its logarithm has grown by n * mean, with a
+    standard deviation of sqrt(n * variance), and is about normal. The player whose growth of n * mean - 1.645 * sqrt(n
+    * variance) first suffices for the alarm gives n. Losses of 0 and 1 need the most audits of all with the same mean.
 
     Args:
         state: of the test; only its promise and its bets count.
@@ -159,11 +161,14 @@ def audits_to_alarm(state: AuditState, level: float, odds: float = 2.0) -> int:
         odds: how much higher the odds of a wrong answer are than those of epsilon.
     """
     wrong = odds * state.epsilon / (1 + (odds - 1) * state.epsilon)
-    growth = max(
-        wrong * math.log(1 + bet * (1 - state.epsilon)) + (1 - wrong) * math.log(1 - bet * state.epsilon)
-        for bet in state.bets
-    )
-    return math.ceil(math.log(2 * len(state.bets) / level) / growth)
+    needed = math.log(2 * len(state.bets) / level)
+    found = math.inf
+    for bet in state.bets:
+        up, down = math.log(1 + bet * (1 - state.epsilon)), math.log(1 - bet * state.epsilon)
+        mean, margin = wrong * up + (1 - wrong) * down, _NORMAL_95 * math.sqrt(wrong * (1 - wrong)) * (up - down)
+        if mean > 0:
+            found = min(found, ((margin + math.sqrt(margin**2 + 4 * mean * needed)) / (2 * mean)) ** 2)
+    return math.ceil(found)
 
 
 def check(state: AuditState) -> None:

@@ -9,7 +9,17 @@ import pytest
 
 from firstline_core.errors import ConfigError
 from firstline_core.routing import audit
-from firstline_core.routing.audit import AuditState, alarm, audits_to_alarm, begin, check, e_value, update
+from firstline_core.routing.audit import (
+    AuditState,
+    alarm,
+    audits_to_alarm,
+    begin,
+    check,
+    e_value,
+    starting,
+    update,
+    waiting,
+)
 
 
 def _after(losses: list[float], epsilon: float = 0.05, *, start: AuditState | None = None) -> AuditState:
@@ -108,15 +118,16 @@ def test_epsilon_and_the_level_lie_between_0_and_1(share: float) -> None:
 
 
 @pytest.mark.parametrize("epsilon", [0.02, 0.05, 0.2])
-def test_the_expected_number_of_audits_until_the_alarm(epsilon: float) -> None:
-    rng, wrong, needed = np.random.default_rng(5), 2 * epsilon / (1 + epsilon), audits_to_alarm(begin(epsilon), 0.05)
-    found = []
-    for _ in range(60):
-        state = begin(epsilon)
-        while not alarm(state, 0.05):
-            state = update(state, float(rng.random() < wrong), propensity=0.1, floor=0.1)
-        found.append(state.audits)
-    assert 0.5 < np.mean(found) / needed < 1.1
+@pytest.mark.parametrize("level", [0.05, 0.01])
+def test_after_so_many_audits_the_alarm_has_come_with_95_percent(epsilon: float, level: float) -> None:
+    rng, wrong, needed = np.random.default_rng(5), 2 * epsilon / (1 + epsilon), audits_to_alarm(begin(epsilon), level)
+    bets, runs = np.array(begin(epsilon).bets), 1000
+    wealth, peak = np.zeros((runs, len(bets))), np.zeros(runs)
+    for number in range(1, needed + 1):
+        gain = (rng.random(runs) < wrong) - epsilon
+        wealth = (1 + bets * gain[:, None]) * (wealth + starting(number))
+        peak = np.maximum(peak, wealth.mean(1) + waiting(number))
+    assert 0.95 <= np.mean(peak * level >= 1) <= 0.998
 
 
 def test_false_alarms_are_as_rare_as_promised() -> None:

@@ -263,7 +263,9 @@ def test_answers_by_tier_are_described_and_drawn_to_100_percent() -> None:
     assert "There were no requests" in answers_view.summary([], 24)
 
 
-PROMISE = ContractState("yard", "3", "edge", None, "Edge answers of yard 3 differ.", Standing.HOLDS, 0.05, 900, 313)
+PROMISE = ContractState(
+    "yard", "3", "edge", None, "Edge answers of yard 3 differ.", Standing.HOLDS, 0.05, 900, 313, 0.05
+)
 OVERVIEW = FleetOverview(
     at_s=1.7e9,
     devices={Presence.ONLINE: 4, Presence.LATE: 2},
@@ -341,6 +343,16 @@ def test_promises_are_listed_with_what_to_do() -> None:
     assert "certify the bundle again" in words[Standing.ALARMED]
     assert "300 further audits" in words[Standing.TOO_LITTLE_EVIDENCE]
     assert "audit.per_hour" in words[Standing.NOT_AUDITED] and words[Standing.HOLDS].startswith("Nothing")
+    doubtful = replace(PROMISE, state=Standing.TOO_LITTLE_EVIDENCE, risk=0.06)
+    assert "more errors than promised" in contracts_view.advice(doubtful)[0]
+
+
+def test_the_alarm_of_a_promise_about_an_event_is_at_its_own_level() -> None:
+    one_of_three = replace(PROMISE, event="missed person", level=0.05 / 3, e_value=30.0)
+    assert dict(contracts_view.figures(one_of_three))["Evidence against it"] == "30 of 60"
+    drawn = contracts_view.chart(one_of_three)
+    assert drawn["series"][0]["markLine"]["data"][0]["yAxis"] == pytest.approx(60)
+    assert drawn["yAxis"]["max"] == 1000
 
 
 def test_the_alarm_of_a_device_names_the_broken_promise() -> None:
@@ -351,7 +363,7 @@ def test_the_alarm_of_a_device_names_the_broken_promise() -> None:
 
 def test_the_chart_of_the_evidence_has_the_level_of_the_alarm() -> None:
     drawn = contracts_view.chart(
-        replace(PROMISE, evidence=(Evidence(0.0, 9, 0.5, 0.1), Evidence(3600.0, 20, 44.0, 0.1))), 0.05
+        replace(PROMISE, evidence=(Evidence(0.0, 9, 0.5, 0.1), Evidence(3600.0, 20, 44.0, 0.1)))
     )
     (series,) = drawn["series"]
     assert series["data"] == [[0.0, 0.5], [3_600_000.0, 44.0]] and series["markLine"]["data"][0]["yAxis"] == 20

@@ -209,6 +209,7 @@ def test_a_detector_that_reports_nothing_alarms_however_rare_objects_are(
     name = 'firstline_gateway_contract_event_alarm{event="missed person",model="digits",version="1"}'
     assert bench.metric(name) == 1
     assert broken_pool.state.peak >= 3 / bench.settings.delta  # three promises share delta
+    assert broken_pool.level(bench.settings.delta) == bench.settings.delta / 3  # known even without its bundle
     bench.close()
 
 

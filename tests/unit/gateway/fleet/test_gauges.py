@@ -90,6 +90,14 @@ def test_problems_and_extremes_are_those_of_devices_in_service(database: Databas
     }
 
 
+def test_a_device_that_is_silent_for_days_still_counts_with_its_problems(database: Database) -> None:
+    expired = Health(certificate_ends_s=NOW_S - 2 * DAY_S)
+    add(database, "cam", age_s=3 * DAY_S, health=expired)
+    found = state_of(database)
+    assert found.devices["late", "all"] == 1 and found.problems["certificate"] == 1
+    assert found.extremes["certificate_seconds"] == -2 * DAY_S
+
+
 def test_an_empty_fleet_has_series(database: Database) -> None:
     found = state_of(database)
     assert set(found.devices.values()) == {0} and len(found.devices) == 4
