@@ -32,17 +32,20 @@ from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import Struct, field
 
 from firstline_core.errors import ConfigError
 from firstline_core.fleet.persons import Person, PersonName, Role
+from firstline_core.protocol.loopback import is_loopback
+from firstline_core.protocol.tensors import shown
 
 _SCRYPT = {"n": 2**14, "r": 8, "p": 1, "maxmem": 2**26}
 _SALT_BYTES = 16
-SHARED_ROLE = Role.APPROVER
-"""The role of everybody who knows the common password."""
+SHARED_PERSON = Person("console", Role.APPROVER)
+"""The one person of the shared password: with a name of their choice, one user could approve their own rollouts."""
 
 
 class Account(Struct, frozen=True, forbid_unknown_fields=True):
@@ -75,7 +78,7 @@ class Oidc(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Accounts(Struct, frozen=True, forbid_unknown_fields=True):
-    """The persons, and the identity provider; `shared` is the common password, "" without one."""
+    """The persons and the identity provider, or the shared password, "" without one."""
 
     person: tuple[Account, ...] = ()
     oidc: Oidc | None = None
@@ -93,23 +96,20 @@ class Accounts(Struct, frozen=True, forbid_unknown_fields=True):
 
     def with_password(self, name: str, password: str) -> Person | None:
         """Returns the person with this name and password; None if they are wrong. Takes tens of milliseconds."""
+        if self.shared:
+            return SHARED_PERSON if hmac.compare_digest(password.encode(), self.shared.encode()) else None
         account = next((one for one in self.person if one.name == name), None)
-        # An unknown name takes as long as a known one.
-        known = account.password if account is not None and account.password else _nobody()
-        if _is_password(password, known) and account is not None:
+        # An unknown name takes as long as one of the file.
+        stored = account.password if account is not None and account.password else _random_hash()
+        if _is_password(password, stored) and account is not None:
             return Person(account.name, account.role, account.devices)
-        if self.shared and hmac.compare_digest(password.encode(), self.shared.encode()):
-            try:
-                return Person(msgspec.convert(name, PersonName), SHARED_ROLE)
-            except msgspec.ValidationError:
-                return None
         return None
 
     def with_claims(self, claims: Mapping[str, Any]) -> Person | None:
         """Returns the person that an identity provider names; None if it has no role here."""
         if self.oidc is None:
             return None
-        if self.oidc.name_claim == "email" and claims.get("email_verified") is False:
+        if self.oidc.name_claim == "email" and claims.get("email_verified") is not True:
             return None  # anybody may claim an address that was not verified
         try:
             name = msgspec.convert(claims.get(self.oidc.name_claim), PersonName)
@@ -118,8 +118,11 @@ class Accounts(Struct, frozen=True, forbid_unknown_fields=True):
         account = next((one for one in self.person if one.name == name), None)
         if account is not None:
             return Person(name, account.role, account.devices)
-        groups = claims.get(self.oidc.roles_claim, ())
-        groups = {groups} if isinstance(groups, str) else set(groups)
+        try:
+            claimed = msgspec.convert(claims.get(self.oidc.roles_claim), str | list[str])
+        except msgspec.ValidationError:
+            return None
+        groups = {claimed} if isinstance(claimed, str) else set(claimed)
         found = next((one for one in self.oidc.role if one.group in groups), None)
         return Person(name, found.role, found.devices) if found is not None else None
 
@@ -129,13 +132,17 @@ def read_accounts(path: Path | None, shared: str) -> Accounts:
 
     Args:
         path: None for no file.
-        shared: a common password; "" for none.
+        shared: a shared password; "" for none.
 
     Raises:
-        ConfigError: the file cannot be read, or is not valid.
+        ConfigError: the file cannot be read, is not valid, or comes with a shared password.
     """
     if path is None:
         return Accounts(shared=shared)
+    if shared:
+        raise ConfigError(
+            "--accounts excludes a shared password; remove it, or --password-file and FIRSTLINE_CONSOLE_PASSWORD."
+        )
     try:
         found = msgspec.convert(tomllib.loads(path.read_text()), Accounts)
     except (OSError, UnicodeDecodeError) as error:
@@ -148,7 +155,21 @@ def read_accounts(path: Path | None, shared: str) -> Accounts:
                 f"{path}: the password of {account.name} is not a hash; write what `firstline console --hash-password` "
                 "prints."
             )
-    return msgspec.structs.replace(found, shared=shared)
+    if found.oidc is not None:
+        _check_https(path, "issuer", found.oidc.issuer)
+        _check_https(path, "url", found.oidc.url)
+    return msgspec.structs.replace(found, shared="")
+
+
+def _check_https(path: Path, key: str, url: str) -> None:
+    try:
+        parts = urlsplit(url)
+        encrypted = parts.scheme == "https" and bool(parts.hostname)
+        local = parts.scheme == "http" and is_loopback(parts.hostname or "")
+    except ValueError:
+        encrypted = local = False
+    if not (encrypted or local):
+        raise ConfigError(f"{path}: oidc.{key} is {shown(url)}; write it as https://HOST (http:// on loopback only).")
 
 
 def hash_password(password: str) -> str:
@@ -158,9 +179,9 @@ def hash_password(password: str) -> str:
     return "$".join(("scrypt", base64.b64encode(salt).decode(), base64.b64encode(digest).decode()))
 
 
-def _is_password(password: str, known: str) -> bool:
+def _is_password(password: str, stored: str) -> bool:
     try:
-        _, salt, digest = known.split("$")
+        _, salt, digest = stored.split("$")
         found = hashlib.scrypt(password.encode(), salt=base64.b64decode(salt), **_SCRYPT)
         return hmac.compare_digest(found, base64.b64decode(digest))
     except ValueError:
@@ -168,5 +189,5 @@ def _is_password(password: str, known: str) -> bool:
 
 
 @cache
-def _nobody() -> str:
+def _random_hash() -> str:
     return hash_password(secrets.token_hex())

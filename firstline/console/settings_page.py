@@ -74,7 +74,7 @@ def console_facts(settings: Settings) -> list[tuple[str, Cell]]:
 def _sign_in(accounts: Accounts) -> str:
     if not accounts.required:
         return "none: every user of this machine"
-    ways = ["the common password"] * bool(accounts.shared)
+    ways = ["the shared password"] * bool(accounts.shared)
     ways += [f"{len(accounts.person)} persons of the file"] * bool(accounts.person)
     ways += [accounts.oidc.issuer] if accounts.oidc is not None else []
     return ", ".join(ways)

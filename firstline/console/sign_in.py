@@ -1,6 +1,6 @@
 """The routes with which persons sign in and out: a form for passwords, and OpenID Connect by Authlib.
 
-Each attempt is an entry of the gateway's audit log.
+Each attempt is an entry of the gateway's audit log. Requests that only imitate an identity provider's answer are not.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from starlette.routing import Route
 
 from firstline.console.access import SIGN_IN_PATH as PATH
 from firstline.console.accounts import Accounts, Oidc
-from firstline.console.attempts import PasswordAttempts
+from firstline.console.attempts import Attempts
 from firstline.console.sessions import COOKIE, SESSION_S, Sessions
 from firstline_core.errors import ConfigError, FirstlineError, missing_package
 from firstline_core.fleet.persons import Person, SignIn
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from authlib.integrations.starlette_client import OAuth
 
 _BODY_BYTES = 4096
+_MOST_HASHES = 2  # at once; each takes 16 MiB of memory
 _PAGE = Path(__file__).with_name("sign_in.html").read_text()
 Note = Callable[[SignIn], None]
 """Adds an attempt to the audit log; blocks."""
@@ -57,7 +58,8 @@ class SignInRoutes:
         self._sessions = sessions
         self._note = note
         self._secure = secure
-        self._attempts = PasswordAttempts()
+        self._attempts = Attempts()
+        self._hashes = asyncio.Semaphore(_MOST_HASHES)
         self._oauth = _oauth(accounts.oidc) if accounts.oidc is not None else None
         self.app = Starlette(
             routes=[
@@ -93,20 +95,22 @@ class SignInRoutes:
 
     async def _password(self, request: Request) -> Response:
         address = request.client.host if request.client is not None else ""
-        if wait_s := self._attempts.wait_s(address):
-            sentence = f"Too many wrong passwords were tried; try again in {math.ceil(wait_s)} s."
-            refused = self._page(request, sentence, HTTPStatus.TOO_MANY_REQUESTS)
-            refused.headers["Retry-After"] = str(math.ceil(wait_s))
-            return refused
+        if wait_s := self._attempts.begin(address):
+            return self._too_many(request, wait_s)
         fields = await _fields(request)
         name, password = fields.get("name", "")[:64], fields.get("password", "")
-        person = await asyncio.to_thread(self._accounts.with_password, name, password)
+        async with self._hashes:
+            person = await asyncio.to_thread(self._accounts.with_password, name, password)
         if person is None:
-            self._attempts.wrong(address)
             await self._noted(SignIn(name, "password", address, "The name or the password is wrong."))
             return self._page(request, "The name or the password is wrong.", HTTPStatus.UNAUTHORIZED)
-        self._attempts.right(address)
         return await self._entered(person, "password", address)
+
+    def _too_many(self, request: Request, wait_s: float) -> Response:
+        sentence = f"Too many attempts to sign in failed; try again in {math.ceil(wait_s)} s."
+        refused = self._page(request, sentence, HTTPStatus.TOO_MANY_REQUESTS)
+        refused.headers["Retry-After"] = str(math.ceil(wait_s))
+        return refused
 
     async def _to_provider(self, request: Request) -> Response:
         if self._oauth is None or self._accounts.oidc is None:
@@ -122,9 +126,16 @@ class SignInRoutes:
         address = request.client.host if request.client is not None else ""
         if self._oauth is None:
             return RedirectResponse(PATH, HTTPStatus.SEE_OTHER)
+        if wait_s := self._attempts.begin(address):
+            return self._too_many(request, wait_s)
+        provider, state = self._oauth.provider, request.query_params.get("state", "")
+        if not await provider.framework.get_state_data(request.session, state):
+            # Anybody can send such a request, so the audit log has no entry for it.
+            sentence = "This sign-in was not begun in this browser, or took too long; begin again."
+            return self._page(request, sentence, HTTPStatus.UNAUTHORIZED)
         try:
-            token = await self._oauth.provider.authorize_access_token(request)
-        except Exception as error:  # noqa: BLE001 (whatever the provider answers, and a forged state)
+            token = await provider.authorize_access_token(request)
+        except Exception as error:  # noqa: BLE001 (whatever the provider answers)
             sentence = f"The identity provider did not let you in: {error}."[:200]
             await self._noted(SignIn("", "oidc", address, sentence))
             return self._page(request, sentence, HTTPStatus.UNAUTHORIZED)
@@ -138,6 +149,7 @@ class SignInRoutes:
         return await self._entered(person, "oidc", address)
 
     async def _entered(self, person: Person, method: str, address: str) -> Response:
+        self._attempts.succeeded(address)
         await self._noted(SignIn(person.name, method, address))
         reply = RedirectResponse("/", HTTPStatus.SEE_OTHER)
         token = self._sessions.begin(person)

@@ -348,13 +348,13 @@ def test_pages_need_the_password_and_are_stale_without_the_console(
             page.get_by_label("Password").fill(PASSWORD)
             page.keyboard.press("Enter")
             expect(page.get_by_text("As of")).to_be_visible()
-            expect(page.get_by_text("anna@example.org")).to_be_visible()
+            expect(page.get_by_text("console", exact=True)).to_be_visible()
             page.goto(f"{url}/devices")
             wait_until(lambda: page.evaluate(_GREEN) > 0)
             assert httpx.get(url).status_code == 401
             found = fleet.ask("GET", "/fleet/v1/audit?action=person.&before=1000000")["entries"][:2]
             assert [(one["actor"], one["action"]) for one in found] == [
-                ("anna@example.org via application:ops", "person.sign_in"),
+                ("console via application:ops", "person.sign_in"),
                 ("anna@example.org via application:ops", "person.refused"),
             ]
             other = context.new_page()

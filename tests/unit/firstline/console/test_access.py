@@ -14,7 +14,7 @@ from starlette.routing import Route, WebSocketRoute
 from starlette.websockets import WebSocket
 
 from firstline.console.access import PERSON, Guard, refusal
-from firstline.console.attempts import IN_ALL, PER_ADDRESS, PasswordAttempts
+from firstline.console.attempts import IN_ALL, PER_ADDRESS, Attempts
 from firstline.console.sessions import COOKIE, Sessions
 from firstline_core.fleet.persons import Person, Role
 
@@ -160,25 +160,24 @@ def time() -> Time:
     return Time()
 
 
-def test_password_attempts_per_address_are_limited(time: Time) -> None:
-    attempts = PasswordAttempts(time)
+def test_attempts_per_address_are_limited(time: Time) -> None:
+    attempts = Attempts(time)
     for _ in range(PER_ADDRESS):
-        assert attempts.wait_s("a") == 0
-        attempts.wrong("a")
+        assert attempts.begin("a") == 0
     time.now_s += 20
-    assert attempts.wait_s("a") == 40 and attempts.wait_s("b") == 0
+    assert attempts.begin("a") == 40 and attempts.begin("b") == 0
     time.now_s += 40
-    assert attempts.wait_s("a") == 0
+    assert attempts.begin("a") == 0
 
 
-def test_password_attempts_of_all_addresses_are_limited_except_for_known_ones(time: Time) -> None:
-    attempts = PasswordAttempts(time)
-    attempts.right("owner")
+def test_attempts_of_all_addresses_are_limited_except_for_trusted_ones(time: Time) -> None:
+    attempts = Attempts(time)
+    assert attempts.begin("owner") == 0
+    attempts.succeeded("owner")
     tried = 0
-    while attempts.wait_s(f"guesser {tried}") == 0:
-        attempts.wrong(f"guesser {tried}")
+    while attempts.begin(f"guesser {tried}") == 0:
         tried += 1
     assert tried == IN_ALL
-    assert attempts.wait_s("owner") == 0 and attempts.wait_s("stranger") == 60
+    assert attempts.begin("owner") == 0 and attempts.begin("stranger") == 60
     time.now_s += 60
-    assert attempts.wait_s("stranger") == 0
+    assert attempts.begin("stranger") == 0

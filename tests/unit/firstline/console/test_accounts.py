@@ -1,4 +1,4 @@
-"""Who may sign in, by password and by the claims of an identity provider."""
+"""Sign-in by password and by the claims of an identity provider."""
 
 from __future__ import annotations
 
@@ -48,12 +48,14 @@ def test_a_password_belongs_to_one_person(accounts: Accounts) -> None:
         assert accounts.with_password(name, password) is None
 
 
-def test_a_common_password_takes_any_valid_name() -> None:
+def test_a_shared_password_is_one_person_under_any_name(tmp_path: Path) -> None:
     shared = read_accounts(None, "correct horse battery")
-    assert shared.with_password("anna", "correct horse battery") == Person("anna", Role.APPROVER)
-    assert shared.with_password("two words", "correct horse battery") is None
+    for name in ("anna", "ben", "two words", ""):
+        assert shared.with_password(name, "correct horse battery") == Person("console", Role.APPROVER)
     assert shared.with_password("anna", "wrong") is None
     assert not read_accounts(None, "").required
+    with pytest.raises(ConfigError, match="excludes a shared password"):
+        read_accounts(tmp_path / "accounts.toml", "correct horse battery")
 
 
 @pytest.mark.parametrize(
@@ -63,7 +65,16 @@ def test_a_common_password_takes_any_valid_name() -> None:
         ({"email": "eve@example.org", "groups": ["other", "fleet"]}, Person("eve@example.org", Role.VIEWER)),
         ({"email": "eve@example.org", "groups": "fleet"}, Person("eve@example.org", Role.VIEWER)),
         ({"email": "eve@example.org"}, None),
-        ({"email": "anna@example.org", "email_verified": False}, None),
+        ({"email": "anna@example.org"}, Person("anna@example.org", Role.APPROVER)),
+        *(
+            ({"email": "anna@example.org", "email_verified": verified}, None)
+            for verified in (False, "false", "true", 1, None)
+        ),
+        ({"email": "ben@example.org", "groups": None}, Person("ben@example.org", Role.OPERATOR, "site=kiel")),
+        *(
+            ({"email": "eve@example.org", "groups": groups}, None)
+            for groups in (None, 7, {"fleet": 1}, [{"name": "fleet"}], ["fleet", 7], [["fleet"]])
+        ),
         ({"sub": "7", "groups": ["fleet"]}, None),
         ({"email": "a b", "groups": ["fleet"]}, None),
         ({"email": 7, "groups": ["fleet"]}, None),
@@ -72,7 +83,25 @@ def test_a_common_password_takes_any_valid_name() -> None:
 def test_claims_name_a_person_with_a_role(
     accounts: Accounts, claims: dict[str, object], expected: Person | None
 ) -> None:
-    assert accounts.with_claims(claims) == expected
+    assert accounts.with_claims({"email_verified": True} | claims) == expected
+
+
+def test_an_address_without_verification_names_nobody(accounts: Accounts) -> None:
+    assert accounts.with_claims({"email": "anna@example.org"}) is None
+
+
+@pytest.mark.parametrize("key", ["issuer", "url"])
+@pytest.mark.parametrize(
+    "url", ["http://id.example.org", "id.example.org", "", "https://", "http://[", "ftp://127.0.0.1"]
+)
+def test_an_unencrypted_provider_is_refused(key: str, url: str, tmp_path: Path) -> None:
+    oidc = {"issuer": "http://127.0.0.1:9", "client_id": "c", "client_secret_file": "s", "url": "http://localhost:8090"}
+    path = tmp_path / "accounts.toml"
+    path.write_text("[oidc]\n" + "\n".join(f'{name} = "{value}"' for name, value in oidc.items()))
+    assert read_accounts(path, "").oidc is not None
+    path.write_text("[oidc]\n" + "\n".join(f'{name} = "{value}"' for name, value in (oidc | {key: url}).items()))
+    with pytest.raises(ConfigError, match=rf"oidc\.{key} .* https://HOST"):
+        read_accounts(path, "")
 
 
 @pytest.mark.parametrize(

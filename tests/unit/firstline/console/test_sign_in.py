@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
+from pathlib import Path
 
 import httpx
 import pytest
 
-from firstline.console.accounts import Accounts
+from firstline.console.accounts import SHARED_PERSON, Account, Accounts, Oidc, hash_password
 from firstline.console.attempts import PER_ADDRESS
 from firstline.console.sessions import COOKIE, Sessions
 from firstline.console.sign_in import PATH, SignInRoutes
 from firstline_core.errors import LinkDownError
-from firstline_core.fleet.persons import Person, Role, SignIn
+from firstline_core.fleet.persons import Role, SignIn
 
 PASSWORD = "correct horse battery"
+SHARED = Accounts(shared=PASSWORD)
 
 
 class Site:
-    """The routes with one common password."""
+    """The routes, with one shared password by default."""
 
-    def __init__(self) -> None:
+    def __init__(self, accounts: Accounts = SHARED) -> None:
         self.sessions = Sessions()
         self.noted: list[SignIn] = []
-        self.routes = SignInRoutes(Accounts(shared=PASSWORD), self.sessions, self.note, secure=True)
+        self.routes = SignInRoutes(accounts, self.sessions, self.note, secure=True)
 
     def note(self, attempt: SignIn) -> None:
         self.noted.append(attempt)
@@ -48,10 +51,10 @@ async def test_a_person_signs_in_and_out(site: Site) -> None:
         cookie = entered.headers["set-cookie"]
         assert all(word in cookie for word in ("HttpOnly", "Secure", "SameSite=lax"))
         token = client.cookies[COOKIE]
-        assert site.sessions.person(token) == Person("anna", Role.APPROVER)
+        assert site.sessions.person(token) == SHARED_PERSON
         left = await client.post(f"{PATH}/out")
         assert left.status_code == 303 and site.sessions.person(token) is None
-    assert site.noted == [SignIn("anna", "password", "192.0.2.1")]
+    assert site.noted == [SignIn(SHARED_PERSON.name, "password", "192.0.2.1")]
 
 
 @pytest.mark.parametrize(
@@ -78,3 +81,32 @@ async def test_too_many_attempts_are_refused_until_the_minute_is_over(site: Site
         assert refused.status_code == 429 and 0 < int(refused.headers["retry-after"]) <= 60
         assert (await owner.post(PATH, data={"name": "a", "password": PASSWORD})).status_code == 303
         assert (await guesser.get(f"{PATH}/oidc")).headers["location"] == PATH
+
+
+async def test_right_passwords_do_not_count(site: Site) -> None:
+    async with site.client() as client:
+        for _ in range(PER_ADDRESS + 1):
+            assert (await client.post(PATH, data={"name": "a", "password": PASSWORD})).status_code == 303
+
+
+async def test_simultaneous_attempts_do_not_pass_the_limit() -> None:
+    site = Site(Accounts((Account("anna", Role.VIEWER, hash_password(PASSWORD)),)))
+    async with site.client() as client:
+        tried = [client.post(PATH, data={"name": "anna", "password": "wrong"}) for _ in range(3 * PER_ADDRESS)]
+        codes = [reply.status_code for reply in await asyncio.gather(*tried)]
+    assert codes.count(401) == PER_ADDRESS == len(site.noted) and codes.count(429) == 2 * PER_ADDRESS
+
+
+@pytest.mark.parametrize("query", ["", "?code=guess&state=guess", "?error=denied", "?error=denied&state="])
+async def test_an_answer_without_a_known_state_counts_but_is_not_noted(query: str, tmp_path: Path) -> None:
+    pytest.importorskip("authlib")
+    secret = tmp_path / "secret"
+    secret.write_text("secret")
+    secret.chmod(0o600)
+    site = Site(Accounts(oidc=Oidc("http://127.0.0.1:9", "console", str(secret), "https://c")))
+    async with site.client() as client:
+        for _ in range(PER_ADDRESS):
+            refused = await client.get(f"{PATH}/oidc/callback{query}")
+            assert refused.status_code == 401 and "begin again" in refused.text
+        assert (await client.get(f"{PATH}/oidc/callback{query}")).status_code == 429
+    assert site.noted == []
