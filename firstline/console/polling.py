@@ -1,8 +1,9 @@
 """The gateway's last answer to each question of a page.
 
 Pages poll as often as they like. Requests to the gateway are limited: pages with the same question share an answer; a
-question is not repeated before `PACE_S` is over, nor before ten times the duration of the last answer; and only a few
-requests run at a time. So neither many pages nor a slow gateway overload the gateway.
+question is not repeated before `PACE_S` is over, nor before ten times the duration of the last answer; a denied
+question is not repeated for minutes, unless a command is sent; and only a few requests run at a time. So neither many
+pages nor a slow gateway overload the gateway.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from firstline_core.fleet.persons import Person
 
 PACE_S = 2.0
 _PATIENCE = 10.0  # one question takes at most a tenth of the time
+_DENIED_S = 300.0
 _UNDER_WAY = 4
 _LONG_S = 10.0  # longest wait of a page before it is shown as stale
 _FORGET_S = 60.0
@@ -145,7 +147,9 @@ class Watch:
                 held.answer = Answer(value, self._heard_s, None)
             finally:
                 end_s = self._monotonic()
-                held.due_s = end_s + max(PACE_S, _PATIENCE * (end_s - start_s))
+                denied = isinstance(held.answer.error, ForbiddenError)
+                pace_s = _DENIED_S if denied else max(PACE_S, _PATIENCE * (end_s - start_s))
+                held.due_s = end_s + pace_s
                 held.task = None
 
     def _forget(self, now_s: float) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,16 @@ import pytest_asyncio
 from support.databases import sqlite_store
 from support.gateway import serving_gateway
 from support.keys import bearer, create_key
+from support.pools import KEY, pool_of
+from support.profiles import profile
 
 from firstline_core.fleet.audit_log import Entry
 from firstline_core.fleet.persons import PERSON_HEADER, SIGN_INS_PATH, Person, Role
+from firstline_core.fleet.profiles import PROFILES_PATH, profile_path
 from firstline_core.fleet.rollout import AUDIT_PATH
+from firstline_core.types import ContractAlarm, ModelKey
+from firstline_gateway.app import Gateway
+from firstline_gateway.contracts import records
 
 ROLLOUTS = "/fleet/v1/rollouts"
 DEFINITION = {"bundle": "digits", "version": 2, "manifest_sha256": "0" * 64, "stages": [{"share": 1.0}]}
@@ -24,7 +31,8 @@ DEFINITION = {"bundle": "digits", "version": 2, "manifest_sha256": "0" * 64, "st
 class Site:
     """A gateway with two devices, of which one has a tag."""
 
-    def __init__(self, client: httpx.AsyncClient, keys: dict[str, dict[str, str]]) -> None:
+    def __init__(self, gateway: Gateway, client: httpx.AsyncClient, keys: dict[str, dict[str, str]]) -> None:
+        self.gateway = gateway
         self._client = client
         self._keys = keys
 
@@ -48,8 +56,8 @@ async def site(tmp_path: Path) -> AsyncIterator[Site]:
     keys = {name: bearer(create_key(store, name, "operator")) for name in ("console", "ops")}
     keys |= {name: bearer(create_key(store, name, "device")) for name in ("cam-1", "cam-2")}
     keys["reader"] = bearer(create_key(store, "reader", "application"))
-    async with serving_gateway(tmp_path) as (_, url), httpx.AsyncClient(base_url=url) as client:
-        found = Site(client, keys)
+    async with serving_gateway(tmp_path) as (gateway, url), httpx.AsyncClient(base_url=url) as client:
+        found = Site(gateway, client, keys)
         for name in ("cam-1", "cam-2"):
             assert (await found.ask(None, "GET", "/fleet/v1/twin", key=name)).status_code == 200
         await found.ask(None, "PATCH", "/fleet/v1/devices/cam-1", {"tags": {"site": "kiel"}})
@@ -110,6 +118,7 @@ async def test_a_selector_limits_devices_and_rollouts(site: Site) -> None:
         ("PUT", "/fleet/v1/brake", {"escalations_per_hour": 0, "reason": "no"}),
         ("POST", ROLLOUTS, DEFINITION),
         ("POST", ROLLOUTS, DEFINITION | {"selector": "site"}),
+        ("GET", "/fleet/v1/profiles/digits/versions/1/machines/cam-2", None),
     ):
         assert (await site.ask(kiel, method, path, body)).status_code == 403, path
     assert (await site.ask(kiel, "GET", "/fleet/v1/devices/cam-1")).status_code == 200
@@ -118,7 +127,40 @@ async def test_a_selector_limits_devices_and_rollouts(site: Site) -> None:
     assert made.status_code == 201
     other = (await site.ask(None, "POST", ROLLOUTS, DEFINITION)).json()
     assert (await site.ask(kiel, "POST", f"{ROLLOUTS}/{other['id']}/abort")).status_code == 403
+    for rest in ("", "/looks", "/devices"):
+        assert (await site.ask(kiel, "GET", f"{ROLLOUTS}/{other['id']}{rest}")).status_code == 403
+        assert (await site.ask(kiel, "GET", f"{ROLLOUTS}/{made.json()['id']}{rest}")).status_code == 200
+    listed = (await site.ask(kiel, "GET", ROLLOUTS)).json()["rollouts"]
+    assert [one["id"] for one in listed] == [made.json()["id"]]
     assert (await site.ask(kiel, "POST", f"{ROLLOUTS}/{made.json()['id']}/abort")).status_code == 200
+
+
+async def test_names_of_other_devices_are_left_out(site: Site) -> None:
+    names, contracts = ["cam-1", "cam-2"], site.gateway.contracts
+    for name in names:
+        measured = profile(1.0, machine=name)
+        await site.ask(None, "PUT", profile_path("digits", 1, name), msgspec.to_builtins(measured))
+        with site.gateway.store.database.begin() as connection:
+            records.add_audit(connection, name, name, [(pool_of(1), True)], service_s=0.0)
+        alarm = ContractAlarm(KEY.edge_digest)
+        contracts._device_alarms.report(ModelKey("digits", 3), name, alarm, 1.0, monotonic_s=time.monotonic())
+    for who, seen in ((None, names), (person(Role.VIEWER, "site=kiel"), ["cam-1"])):
+        profiles = (await site.ask(who, "GET", PROFILES_PATH)).json()["profiles"]
+        assert [one["machine"] for one in profiles] == seen
+        for path in ("", "/digits"):
+            found = (await site.ask(who, "GET", f"/firstline/v1/contracts{path}")).json()
+            assert [one["device"] for one in found["device_alarms"]] == seen
+        (contract,) = found["contracts"]
+        assert [one["device"] for one in contract["contributions"]] == seen and contract["devices"] == 2
+
+
+async def test_denied_reads_are_noted_once_and_denied_changes_always(site: Site) -> None:
+    kiel = person(Role.OPERATOR, "site=kiel")
+    for _ in range(3):
+        assert (await site.ask(kiel, "GET", "/fleet/v1/devices/cam-2")).status_code == 403
+        assert (await site.ask(kiel, "POST", ROLLOUTS, DEFINITION)).status_code == 403
+    denied = [msgspec.json.decode(one.details) for one in await site.entries() if one.action == "person.denied"]
+    assert [one["method"] for one in denied] == ["GET", "POST", "POST", "POST"]
 
 
 async def test_only_a_key_that_delegates_names_persons(site: Site) -> None:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import ipaddress
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Annotated
 
 from fastapi import Depends, Request
@@ -45,6 +48,8 @@ class Caller:
 _ANONYMOUS = Caller(principal="", scopes=frozenset(SCOPES), trust_request_id=True)
 _CALLERS_KNOWN = 4096
 _DEVICE_SCOPES = frozenset({"infer"})
+_DENIED_AGAIN_S = 3600.0
+_DENIED_KNOWN = 4096
 
 
 async def authenticate(identity: Identity, connection: HTTPConnection) -> Caller:
@@ -178,7 +183,8 @@ class Access:
     Args:
         identity: verifies the callers.
         tags_of: returns the tags of a device, by which persons are restricted.
-        audit_log: gets an entry for each request that a person may not send.
+        audit_log: gets an entry for each change that a person may not make, and at most once an hour for each path that
+            a person may not read.
         open_metrics: whether all callers may read the metrics.
     """
 
@@ -189,22 +195,27 @@ class Access:
         self._tags_of = tags_of
         self._audit_log = audit_log
         self._open_metrics = open_metrics
+        self._denied_s: dict[tuple[str, str], float] = {}
 
-    async def infer(self, request: Request, _: _Bearer) -> None:
+    async def infer(self, request: Request, _: _Bearer) -> AsyncIterator[None]:
         """Requires the scope 'infer'."""
-        await self._require(request, "infer")
+        async with self._require(request, "infer"):
+            yield
 
-    async def fleet(self, request: Request, _: _Bearer) -> None:
+    async def fleet(self, request: Request, _: _Bearer) -> AsyncIterator[None]:
         """Requires the scope 'fleet'."""
-        await self._require(request, "fleet")
+        async with self._require(request, "fleet"):
+            yield
 
-    async def fleet_or_admin(self, request: Request, _: _Bearer) -> None:
+    async def fleet_or_admin(self, request: Request, _: _Bearer) -> AsyncIterator[None]:
         """Requires the scope 'fleet' to read and 'admin' to change."""
-        await self._require(request, "fleet" if request.method == "GET" else "admin")
+        async with self._require(request, "fleet" if request.method == "GET" else "admin"):
+            yield
 
-    async def delegate(self, request: Request, _: _Bearer) -> None:
+    async def delegate(self, request: Request, _: _Bearer) -> AsyncIterator[None]:
         """Requires the scope 'delegate'."""
-        await self._require(request, "delegate")
+        async with self._require(request, "delegate"):
+            yield
 
     async def device(self, request: Request, _: _Bearer) -> None:
         """Requires a device; the principal is the name in its certificate or key."""
@@ -230,20 +241,38 @@ class Access:
             if device_of_principal(caller.principal) is not None:
                 raise ForbiddenError(f"{caller.principal} may not read the metrics; an API key of any scope may.")
 
-    async def _require(self, request: Request, scope: str) -> None:
+    @asynccontextmanager
+    async def _require(self, request: Request, scope: str) -> AsyncIterator[None]:
+        """Requires a scope and, if a person is named, the person's permission; notes what a person may not do."""
         caller = await authorize(self._identity, request, scope)
         person = persons.person_of(request)
         request.state.person = person
+        request.state.sees = partial(persons.sees, person, self._tags_of)
         request.state.principal = acting(person.name if person is not None else caller.person, caller.principal)
         if person is None:
+            yield
             return
         check_scope(caller, "delegate")
         try:
             await persons.check(person, request, self._tags_of)
+            yield
         except ForbiddenError as error:
-            details = {"method": request.method, "path": request.url.path[:200], "why": error.message}
-            await self._audit_log.note(request.state.principal, "person.denied", "gateway", details)
+            await self._note_denied(request, error)
             raise
+
+    async def _note_denied(self, request: Request, error: ForbiddenError) -> None:
+        actor: str = request.state.principal
+        path: str = request.scope["path"][:200]
+        if request.method in persons.READS:
+            now_s, known = time.monotonic(), self._denied_s
+            if now_s - known.get((actor, path), -_DENIED_AGAIN_S) < _DENIED_AGAIN_S:
+                return
+            known.pop((actor, path), None)
+            if len(known) >= _DENIED_KNOWN:
+                del known[next(iter(known))]
+            known[actor, path] = now_s
+        details = {"method": request.method, "path": path, "why": error.message}
+        await self._audit_log.note(actor, "person.denied", "gateway", details)
 
 
 def _principal(request: Request) -> str:
@@ -260,6 +289,11 @@ def _person(request: Request) -> Person | None:
     return person
 
 
+def _sees(request: Request) -> Callable[[str], Awaitable[bool]]:
+    sees: Callable[[str], Awaitable[bool]] = request.state.sees
+    return sees
+
+
 def _selector(person: Annotated[Person | None, Depends(_person)], selector: str = "") -> Selector:
     """Returns the selector of a request, within the devices of the person."""
     own = person.devices if person is not None else ""
@@ -268,6 +302,8 @@ def _selector(person: Annotated[Person | None, Depends(_person)], selector: str 
 
 OnBehalf = Annotated[Person | None, Depends(_person)]
 """The person on whose behalf the request is sent."""
+Sees = Annotated[Callable[[str], Awaitable[bool]], Depends(_sees)]
+"""Returns whether the person of the request sees a device; without a person, all are seen."""
 OwnSelector = Annotated[Selector, Depends(_selector)]
 # The caller, as the router's dependency noted it.
 Principal = Annotated[str, Depends(_principal)]

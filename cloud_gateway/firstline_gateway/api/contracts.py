@@ -16,7 +16,7 @@ from firstline_core.routing import audit
 from firstline_core.telemetry.logs import logger
 from firstline_core.telemetry.wording import iso_time
 from firstline_core.types import ModelKey
-from firstline_gateway.api.auth import Access, Principal
+from firstline_gateway.api.auth import Access, Principal, Sees
 from firstline_gateway.api.messages import json_response
 from firstline_gateway.contracts.devices import DeviceAlarm
 from firstline_gateway.contracts.monitor import ContractMonitor
@@ -36,23 +36,24 @@ def contract_routes(contracts: ContractMonitor, repository: Repository, access: 
     router = APIRouter(prefix=CONTRACTS_PATH, tags=["contracts"], dependencies=[Depends(access.fleet_or_admin)])
 
     @router.get("")
-    async def list_contracts() -> Response:
+    async def list_contracts(sees: Sees) -> Response:
         """The audits of every contract, and the quotas that operators set."""
         await wrap_future(contracts.refresh())
+        alarms = [alarm for alarm in contracts.device_alarms() if await sees(alarm.device)]
         return json_response(
             {
                 "delta": contracts.delta,
                 "contracts": [_described(contracts, repository, pool) for pool in contracts.pools()],
                 "unaudited": _unaudited(contracts, repository),
                 "quotas": [_quota(model, per_hour) for model, per_hour in sorted(contracts.quotas().items())],
-                "device_alarms": _device_alarms(repository, contracts.device_alarms()),
+                "device_alarms": _device_alarms(repository, alarms),
             }
         )
 
     @router.get("/{bundle}")
-    async def read_contract(bundle: str) -> Response:
+    async def read_contract(sees: Sees, bundle: str) -> Response:
         """The contracts of a bundle, with the devices that contributed most disagreements."""
-        return json_response(await _bundle(contracts, repository, bundle))
+        return json_response(await _bundle(contracts, repository, bundle, sees))
 
     @router.delete("/{bundle}/versions/{version}")
     async def end_contract(principal: Principal, bundle: str, version: str) -> Response:
@@ -90,8 +91,8 @@ def contract_routes(contracts: ContractMonitor, repository: Repository, access: 
     return router
 
 
-async def _bundle(contracts: ContractMonitor, repository: Repository, bundle: str) -> dict[str, Any]:
-    """Returns the contracts of a bundle, in all its versions."""
+async def _bundle(contracts: ContractMonitor, repository: Repository, bundle: str, sees: Sees) -> dict[str, Any]:
+    """Returns the contracts of a bundle, in all its versions, with the devices that the person sees."""
     await wrap_future(contracts.refresh())
     pools = [pool for pool in contracts.pools() if pool.key.bundle == bundle]
     if not pools:
@@ -99,16 +100,18 @@ async def _bundle(contracts: ContractMonitor, repository: Repository, bundle: st
     keys = [pool.key for pool in pools]
     contributions = await to_thread(contracts.contributions, keys, _DEVICES_SHOWN)
     evidence = await to_thread(contracts.evidence, keys)
+    alarms = [alarm for alarm in contracts.device_alarms() if alarm.model.name == bundle]
+    named = {one.device for of_pool in contributions.values() for one in of_pool} | {one.device for one in alarms}
+    shown = {name for name in named if await sees(name)}
     described = [
         _described(contracts, repository, pool)
         | {
-            "contributions": [_contribution(one) for one in contributions[pool.key]],
+            "contributions": [_contribution(one) for one in contributions[pool.key] if one.device in shown],
             "evidence": [one._asdict() for one in evidence[pool.key]],
         }
         for pool in pools
     ]
-    alarms = [alarm for alarm in contracts.device_alarms() if alarm.model.name == bundle]
-    alarms_described = _device_alarms(repository, alarms)
+    alarms_described = _device_alarms(repository, [alarm for alarm in alarms if alarm.device in shown])
     unaudited = [one for one in _unaudited(contracts, repository) if one["bundle"] == bundle]
     return {
         "bundle": bundle,

@@ -1,8 +1,8 @@
 """The permissions of a person who signed in to a console: the role, and the devices that the person sees and changes.
 
 A person without a selector of devices is limited by the role alone. A person with one sees and changes these devices,
-and rollouts whose selector contains all of its parts; sums over the whole fleet, such as contracts and answers by tier,
-are readable.
+and rollouts whose selector contains all of its parts. Sums over the whole fleet, such as the audits of contracts and
+answers by tier, are readable, without the names of other devices.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from firstline_gateway.fleet.selector import Selector, parse_selector
 Tags = Callable[[str], Awaitable[Mapping[str, str]]]
 """Returns the tags of a device; none for an unknown device."""
 
-_READS = ("GET", "HEAD")
+READS = ("GET", "HEAD")
 _DECISIONS = ("approve", "promote")
 
 
@@ -49,7 +49,8 @@ async def check(person: Person, request: Request, tags_of: Tags) -> None:
     Raises:
         ForbiddenError: the person may not.
     """
-    path, reads = request.url.path, request.method in _READS or request.url.path == PLAN_PATH
+    path: str = request.scope["path"]  # the URL would depend on the header Host
+    reads = request.method in READS or path == PLAN_PATH
     if not reads and person.role is Role.VIEWER:
         raise ForbiddenError(f"{person.name} is a viewer and may not change anything; ask for the role operator.")
     decides = request.path_params.get("command") in _DECISIONS or path.startswith(CONTRACTS_PATH)
@@ -74,16 +75,28 @@ async def _check_device(person: Person, selector: Selector, name: str, tags_of: 
         raise ForbiddenError(f"{person.name} sees devices with {person.devices} only, and not {name[:64]!a}.")
 
 
+async def sees(person: Person | None, tags_of: Tags, name: str) -> bool:
+    """Returns whether a person sees a device; without a person, all are seen."""
+    if person is None or not person.devices:
+        return True
+    return parse_selector(person.devices).matches(await tags_of(name))
+
+
+def sees_rollout(person: Person | None, selector: str) -> bool:
+    """Returns whether all devices of a rollout, given by its selector, are devices of the person."""
+    if person is None or not person.devices:
+        return True
+    return set(parse_selector(person.devices).parts) <= set(parse_selector(selector).parts)
+
+
 def check_rollout(person: Person | None, selector: str) -> None:
     """Checks that all devices of a rollout are devices of the person.
 
     Raises:
         ForbiddenError: the rollout may select other devices.
     """
-    if person is None or not person.devices:
-        return
-    own, wanted = parse_selector(person.devices), parse_selector(selector)
-    if not set(own.parts) <= set(wanted.parts):
+    if person is not None and not sees_rollout(person, selector):
         raise ForbiddenError(
-            f"{person.name} may roll out to devices with {person.devices} only; add that to the rollout's selector."
+            f"{person.name} sees and changes rollouts to devices with {person.devices} only; the rollout's selector "
+            "must contain that."
         )

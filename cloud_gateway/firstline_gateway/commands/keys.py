@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -121,9 +122,11 @@ def _note(connection: Connection, action: str, name: str, now_s: float, details:
     """Adds an entry to the audit log; the actor is the user of this machine."""
     from firstline_gateway import audit_log
 
-    audit_log.add(
-        connection, at_s=now_s, actor=f"user:{getuser()}", action=action, subject=f"key:{name}", details=details
-    )
+    try:
+        user = getuser()
+    except (KeyError, OSError):  # a container's user without an entry in passwd; OSError from Python 3.13 on
+        user = f"uid:{os.getuid()}"
+    audit_log.add(connection, at_s=now_s, actor=f"user:{user}", action=action, subject=f"key:{name}", details=details)
 
 
 @contextmanager

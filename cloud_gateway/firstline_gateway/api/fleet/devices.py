@@ -18,7 +18,7 @@ from firstline_core.fleet import rest
 from firstline_core.fleet.telemetry import Telemetry
 from firstline_core.fleet.twin import LIMIT_BYTES, Brake, Reported
 from firstline_core.protocol.limits import Limits
-from firstline_gateway.api.auth import Access, CallingDevice, Operator, OwnSelector
+from firstline_gateway.api.auth import Access, CallingDevice, OnBehalf, Operator, OwnSelector
 from firstline_gateway.api.messages import (
     PAGE,
     UNCHANGED,
@@ -32,6 +32,7 @@ from firstline_gateway.api.messages import (
     cached_response,
     check_unchanged,
 )
+from firstline_gateway.api.persons import sees_rollout
 from firstline_gateway.fleet.devices import Filter
 from firstline_gateway.fleet.fleet import Fleet
 from firstline_gateway.identity.devices import Devices
@@ -93,10 +94,14 @@ def fleet_routes(fleet: Fleet, rollouts: Rollouts, access: Access) -> APIRouter:
     router = APIRouter(tags=["fleet"], dependencies=[Depends(access.fleet)])
 
     @router.get(rest.OVERVIEW_PATH)
-    async def read_overview(selector: OwnSelector, tag: Annotated[str, Query(max_length=63)] = "site") -> Response:
+    async def read_overview(
+        selector: OwnSelector, person: OnBehalf, tag: Annotated[str, Query(max_length=63)] = "site"
+    ) -> Response:
         """The fleet now: devices by presence and tag, agents, outboxes, certificates, and rollouts that wait."""
         found = await fleet.overview(tag, selector)
-        return answer(msgspec.structs.replace(found, waiting=await rollouts.waiting(rest.LISTED)))
+        waiting = await rollouts.waiting(rest.LISTED)
+        own = tuple(one for one in waiting if sees_rollout(person, one.definition["selector"]))
+        return answer(msgspec.structs.replace(found, waiting=own))
 
     @router.get(rest.BRAKE_PATH)
     async def read_brake() -> Response:

@@ -8,18 +8,19 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Request
 from starlette.responses import Response
 
-from firstline_core.errors import RequestError
+from firstline_core.errors import ForbiddenError, RequestError
 from firstline_core.fleet.profiles import (
     BODY_BYTES,
     OWN_PROFILES_PATH,
     PROFILES_PATH,
     NewProfileRequest,
     ProfileEntry,
+    ProfilePage,
     requests_path,
 )
 from firstline_core.profile.profile import Profile
 from firstline_core.protocol.limits import Limits
-from firstline_gateway.api.auth import Access, CallingDevice, Operator
+from firstline_gateway.api.auth import Access, CallingDevice, Operator, Sees
 from firstline_gateway.api.messages import (
     NEW,
     UNCHANGED,
@@ -62,6 +63,7 @@ def profile_routes(profiles: Profiles, access: Access) -> APIRouter:
     @router.get(PROFILES_PATH)
     async def list_profiles(
         *,
+        sees: Sees,
         after: str = "",
         bundle: OptionalBundleName = "",
         machine: OptionalMachineName = "",
@@ -74,11 +76,15 @@ def profile_routes(profiles: Profiles, access: Access) -> APIRouter:
                 raise RequestError("`after` is what the page before said: BUNDLE/VERSION/MACHINE.")
             name, version, other = after.split("/")
             behind = name_of(name, "a bundle"), number_of(version, "a version"), name_of(other, "a machine")
-        return answer(await profiles.page(behind, limit, bundle=bundle, machine=machine))
+        page = await profiles.page(behind, limit, bundle=bundle, machine=machine)
+        shown = {name for name in {one.machine for one in page.profiles} if await sees(name)}
+        return answer(ProfilePage(tuple(one for one in page.profiles if one.machine in shown), page.after))
 
     @router.get(_ONE, responses=UNCHANGED)
-    async def read_profile(request: Request, place: PlaceDep) -> Response:
+    async def read_profile(request: Request, place: PlaceDep, sees: Sees) -> Response:
         """One profile."""
+        if not await sees(place[2]):
+            raise ForbiddenError(f"The machine {place[2]} is not among the devices that you see.")
         entry, content = await profiles.get(place)
         return cached_response(request, content, entry.sha256, "private, no-cache")
 

@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from firstline_core.errors import RequestError
 from firstline_core.fleet import rollout as wire
-from firstline_core.fleet.persons import SIGN_INS_PATH, SignIn, acting
+from firstline_core.fleet.persons import SIGN_INS_PATH, Person, SignIn, acting
 from firstline_gateway.api.auth import Access, OnBehalf, Operator
 from firstline_gateway.api.messages import (
     PAGE,
@@ -22,7 +22,7 @@ from firstline_gateway.api.messages import (
     body_of,
     body_schema,
 )
-from firstline_gateway.api.persons import check_rollout
+from firstline_gateway.api.persons import check_rollout, sees_rollout
 from firstline_gateway.audit_log import AuditLog, Wanted
 from firstline_gateway.rollouts.commands import Command
 from firstline_gateway.rollouts.rollout import Definition, DeviceState
@@ -36,12 +36,22 @@ def rollout_routes(rollouts: Rollouts, access: Access) -> APIRouter:
     """Returns the routes of rollouts."""
     router = APIRouter(tags=["rollouts"], dependencies=[Depends(access.fleet)])
 
+    async def check_own(person: Person | None, rollout_id: str) -> None:
+        if person is not None and person.devices:
+            check_rollout(person, (await rollouts.get(rollout_id)).definition["selector"])
+
     @router.get(wire.ROLLOUTS_PATH)
     async def list_rollouts(
-        after: OptionalRolloutId = "", bundle: OptionalBundleName = "", limit: PageLimit = 100
+        *,
+        person: OnBehalf,
+        after: OptionalRolloutId = "",
+        bundle: OptionalBundleName = "",
+        limit: PageLimit = 100,
     ) -> Response:
         """The rollouts, newest first; of one bundle, or of all."""
-        return answer(await rollouts.page(after, limit, bundle))
+        page = await rollouts.page(after, limit, bundle)
+        shown = tuple(one for one in page.rollouts if sees_rollout(person, one.definition["selector"]))
+        return answer(wire.RolloutPage(shown, page.after))
 
     @router.post(wire.ROLLOUTS_PATH, status_code=201, openapi_extra=body_schema(Definition))
     async def create_rollout(request: Request, principal: Operator, person: OnBehalf) -> Response:
@@ -63,13 +73,15 @@ def rollout_routes(rollouts: Rollouts, access: Access) -> APIRouter:
         return answer(await rollouts.plan(definition, size_bytes))
 
     @router.get(_ONE)
-    async def read_rollout(rollout_id: RolloutId) -> Response:
+    async def read_rollout(person: OnBehalf, rollout_id: RolloutId) -> Response:
         """One rollout: its state, and the effect of commands on its devices."""
+        await check_own(person, rollout_id)
         rollout = await rollouts.get(rollout_id)
         return answer(rollout, etag=str(rollout.revision))
 
     @router.get(_ONE + "/looks")
     async def read_looks(
+        person: OnBehalf,
         rollout_id: RolloutId,
         after: Annotated[
             str, Query(pattern=r"^([0-9]{1,6}\.[0-9]{1,9})?$", description="A look, as `after` said.")
@@ -77,15 +89,21 @@ def rollout_routes(rollouts: Rollouts, access: Access) -> APIRouter:
         limit: PageLimit = 200,
     ) -> Response:
         """The evaluations of a rollout, each with its verdict and numbers."""
+        await check_own(person, rollout_id)
         stage, _, look = after.partition(".")
         behind = (int(stage), int(look)) if after else (-1, 0)
         return answer(await rollouts.looks(rollout_id, behind, limit))
 
     @router.get(_ONE + "/devices")
     async def read_devices(
-        rollout_id: RolloutId, state: DeviceState | None = None, after: OptionalDeviceName = "", limit: PageLimit = PAGE
+        person: OnBehalf,
+        rollout_id: RolloutId,
+        state: DeviceState | None = None,
+        after: OptionalDeviceName = "",
+        limit: PageLimit = PAGE,
     ) -> Response:
         """The devices of a rollout by name, with the reasons of failures; in one state, or in all."""
+        await check_own(person, rollout_id)
         return answer(await rollouts.devices(rollout_id, state.value if state is not None else "", after, limit))
 
     @router.post(_ONE + "/{command}")
@@ -95,8 +113,7 @@ def rollout_routes(rollouts: Rollouts, access: Access) -> APIRouter:
         """approve, start, pause, resume, promote, abort, retry or rollback; with If-Match only if unchanged."""
         if command not in set(Command):
             raise RequestError(f"There is no command {command[:40]!a}; there are {', '.join(Command)}.")
-        if person is not None:
-            check_rollout(person, (await rollouts.get(rollout_id)).definition["selector"])
+        await check_own(person, rollout_id)
         rollout = await rollouts.command(
             rollout_id, Command(command), principal, _revision(request.headers.get("if-match"))
         )

@@ -99,6 +99,15 @@ async def test_a_refused_question_is_not_an_unreachable_gateway(error: Firstline
     assert (await gateway.ask()).stale is stale
 
 
+async def test_a_denied_question_is_not_polled() -> None:
+    gateway = PolledGateway()
+    gateway.error = ForbiddenError("not you")
+    for _ in range(20):
+        await gateway.ask()
+        gateway.now_s += PACE_S + 1
+    assert gateway.asked == 1
+
+
 async def test_a_command_makes_all_answers_due() -> None:
     gateway = PolledGateway()
     await gateway.ask()

@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from firstline_gateway.__main__ import main
+from firstline_gateway.commands import keys
 from firstline_gateway.identity import ca
 
 
@@ -39,6 +42,18 @@ def test_a_key_is_made_listed_and_revoked(config: str, capsys: pytest.CaptureFix
     assert main(["key", "revoke", "anna", "--config", config]) == 0
     assert main(["key", "revoke", "anna", "--config", config]) == 2
     assert "no key named 'anna'" in capsys.readouterr().err
+
+
+def test_a_user_without_a_name_creates_keys(config: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown() -> str:
+        raise KeyError("getpwuid(): uid not found: 4242")
+
+    monkeypatch.setattr(keys, "getuser", unknown)
+    monkeypatch.setattr(os, "getuid", lambda: 4242)
+    assert main(["key", "create", "anna", "--config", config]) == 0
+    (file,) = Path(config).parent.rglob("*.db")
+    with closing(sqlite3.connect(file)) as connection:
+        assert connection.execute("SELECT actor FROM audit_log_entries").fetchall() == [("user:uid:4242",)]
 
 
 @pytest.mark.parametrize(
