@@ -28,7 +28,7 @@ def console(
     *,
     gateway: GatewayOptions,
     host: Annotated[
-        str, typer.Option(help="Address to listen on; other addresses than loopback require a password.")
+        str, typer.Option(help="Address to listen on; addresses beyond loopback require sign-in.")
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65_535, help="0 for a free one.")] = DEFAULT_PORT,
     password_file: Annotated[
@@ -51,7 +51,7 @@ def console(
     ] = False,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Serve a web page with devices, rollouts and shares of the tiers, until it is stopped."""
+    """Serve the web console of a fleet until a signal stops it."""
     if hash_password:
         password = sys.stdin.readline().rstrip("\n")
         check_length(password or " ")

@@ -28,6 +28,7 @@ import hashlib
 import hmac
 import secrets
 import tomllib
+from collections import Counter
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -37,13 +38,15 @@ from urllib.parse import urlsplit
 import msgspec
 from msgspec import Struct, field
 
-from firstline_core.errors import ConfigError
+from firstline_core.errors import ConfigError, RequestError
 from firstline_core.fleet.persons import Person, PersonName, Role
+from firstline_core.fleet.selector import parse_selector
 from firstline_core.protocol.loopback import is_loopback
 from firstline_core.protocol.tensors import shown
 
 _SCRYPT = {"n": 2**14, "r": 8, "p": 1, "maxmem": 2**26}
 _SALT_BYTES = 16
+_DIGEST_BYTES = 64
 SHARED_PERSON = Person("console", Role.APPROVER)
 """The one person of the shared password: with a name of their choice, one user could approve their own rollouts."""
 
@@ -149,16 +152,33 @@ def read_accounts(path: Path | None, shared: str) -> Accounts:
         raise ConfigError(f"{path} cannot be read: {error}.") from error
     except (tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
         raise ConfigError(f"{path} is not valid: {error}.") from error
-    for account in found.person:
-        if account.password and len(account.password.split("$")) != 3:
-            raise ConfigError(
-                f"{path}: the password of {account.name} is not a hash; write what `firstline console --hash-password` "
-                "prints."
-            )
+    _check_persons(path, found)
     if found.oidc is not None:
         _check_https(path, "issuer", found.oidc.issuer)
         _check_https(path, "url", found.oidc.url)
     return msgspec.structs.replace(found, shared="")
+
+
+def _check_persons(path: Path, accounts: Accounts) -> None:
+    names = Counter(account.name for account in accounts.person)
+    if repeated := [name for name, count in names.items() if count > 1]:
+        raise ConfigError(f"{path} has more than one person named {repeated[0]}; give each name once.")
+    for account in accounts.person:
+        if account.password and _salt_and_digest(account.password) is None:
+            raise ConfigError(
+                f"{path}: the password of {account.name} is not a hash; write what `firstline console --hash-password` "
+                "prints."
+            )
+        _check_devices(path, account.name, account.devices)
+    for group in accounts.oidc.role if accounts.oidc is not None else ():
+        _check_devices(path, f"the group {shown(group.group)}", group.devices)
+
+
+def _check_devices(path: Path, holder: str, devices: str) -> None:
+    try:
+        parse_selector(devices)
+    except RequestError as error:
+        raise ConfigError(f"{path}: the devices of {holder} are not a selector: {error.message}") from error
 
 
 def _check_https(path: Path, key: str, url: str) -> None:
@@ -180,12 +200,22 @@ def hash_password(password: str) -> str:
 
 
 def _is_password(password: str, stored: str) -> bool:
-    try:
-        _, salt, digest = stored.split("$")
-        found = hashlib.scrypt(password.encode(), salt=base64.b64decode(salt), **_SCRYPT)
-        return hmac.compare_digest(found, base64.b64decode(digest))
-    except ValueError:
+    found = _salt_and_digest(stored)
+    if found is None:
         return False
+    salt, digest = found
+    return hmac.compare_digest(hashlib.scrypt(password.encode(), salt=salt, **_SCRYPT), digest)
+
+
+def _salt_and_digest(stored: str) -> tuple[bytes, bytes] | None:
+    """Returns the parts of a hash from `hash_password`; None for any other text."""
+    try:
+        scheme, *parts = stored.split("$")
+        salt, digest = (base64.b64decode(part, validate=True) for part in parts)
+    except ValueError:
+        return None
+    valid = scheme == "scrypt" and len(salt) == _SALT_BYTES and len(digest) == _DIGEST_BYTES
+    return (salt, digest) if valid else None
 
 
 @cache

@@ -126,7 +126,7 @@ class _BulkCommands:
             self._frame.say("Select devices in the table first.")
             return
         done = f"{len(names)} of {len(names)} selected devices: {word}."
-        action = Action("", "", "", lambda fleet: [do(fleet, name) for name in names], done)
+        action = Action("", "", "", lambda fleet: view.do_each(fleet, names, do), done)
         await carry_out(self._frame, self._watch, action)
 
 
@@ -167,19 +167,19 @@ class _DeviceTables:
             with card("Health"):
                 self._health = Facts()
         with card("Models and answers", "mb-4"):
-            self._models = Table("Models that answer", view.MODELS, "It says of no model that it answers.")
-            self._answers = Table("Answers", view.ANSWERS, "It has counted no answer yet.")
+            self._models = Table("Models that answer", view.MODELS, "The device has reported no model.")
+            self._answers = Table("Answers", view.ANSWERS, "The device has reported no answer.")
         with card("Updates", "mb-4"):
-            self._updates = Table("Updates", view.UPDATES, "It says of no update.")
+            self._updates = Table("Updates", view.UPDATES, "The device has reported no update.")
         with grid("xl:grid-cols-2"):
             with card("Hardware"):
-                self._hardware = Table("Hardware", view.HARDWARE, "It has not said what it is.")
+                self._hardware = Table("Hardware", view.HARDWARE, "The device has not reported its hardware.")
             with card("Profiles"):
-                empty = "It is asked to measure nothing."
-                self._requests = Table("Asked to measure", profiles_view.REQUESTS, empty)
-                self._profiles = Table("Profiles", profiles_view.PROFILES, "No profile of it is kept.")
+                empty = "No measurement is requested."
+                self._requests = Table("Requested measurements", profiles_view.REQUESTS, empty)
+                self._profiles = Table("Profiles", profiles_view.PROFILES, "The gateway has no profile of this device.")
         with card("Decisions"):
-            self._decisions = Table("Decisions", audit_page.ENTRIES, "Nothing was decided about it.")
+            self._decisions = Table("Decisions", audit_page.ENTRIES, "The audit log has no decision about this device.")
             ui.link("All in the audit log", address("/audit", subject=f"device:{name}"))
 
     def show(self, data: DeviceData) -> None:

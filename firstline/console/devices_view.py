@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from firstline.console.cells import (
@@ -22,7 +22,7 @@ from firstline.console.cells import (
 from firstline.console.overview_view import PRESENCES
 from firstline.fleet import wording
 from firstline.fleet.client import Fleet
-from firstline_core.errors import RequestError
+from firstline_core.errors import FirstlineError, RequestError
 from firstline_core.fleet.rest import FleetDevice, FleetDevicePage, Presence, Sort
 from firstline_core.fleet.telemetry import ModelCounts
 from firstline_core.fleet.twin import RunningModel, Update
@@ -45,6 +45,19 @@ class Chosen(NamedTuple):
     presence: Presence | None = None
     accepted: bool | None = None
     sort: Sort = Sort.NAME
+
+
+def do_each(fleet: Fleet, names: Sequence[str], do: DeviceCommand) -> None:
+    """Sends a command for each device, one after the other.
+
+    Raises:
+        RequestError: the gateway refused one; the message says how many devices are done.
+    """
+    for done, name in enumerate(names):
+        try:
+            do(fleet, name)
+        except FirstlineError as error:
+            raise RequestError(f"{done} of {len(names)} devices are done; {name} failed: {error.message}") from error
 
 
 def page_of(chosen: Chosen, after: str = "") -> str:

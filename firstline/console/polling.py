@@ -154,7 +154,8 @@ class Watch:
 
     def _forget(self, now_s: float) -> None:
         """Makes room: deletes answers that no page uses, and above the limit the ones unused for the longest time."""
-        idle = sorted((held.asked_s, key) for key, held in self._held.items() if held.task is None)
+        unused = [(held.asked_s, key) for key, held in self._held.items() if held.task is None]
+        idle = sorted(unused, key=lambda each: each[0])  # persons have no order
         over = len(self._held) - _MOST + 1
         for number, (asked_s, key) in enumerate(idle):
             if number < over or now_s - asked_s > _FORGET_S:

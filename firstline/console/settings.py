@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from firstline.console.accounts import Accounts
 from firstline_core.errors import ConfigError
@@ -49,13 +50,13 @@ class Settings:
             return
         if not self.accounts.required:
             raise ConfigError(
-                f"On {self.host} whoever reaches the console could command the fleet; say who may sign in "
-                "(--accounts, --password-file), or listen on 127.0.0.1."
+                f"On {self.host} other machines could command the fleet without sign-in; add --accounts or "
+                "--password-file, or listen on 127.0.0.1."
             )
         if self.tls_certificate is None and not self.plain_http:
             raise ConfigError(
-                f"On {self.host} the password would travel unprotected; name a certificate (--tls-cert, --tls-key), or "
-                "say --plain-http where a proxy or the network protects it."
+                f"On {self.host} passwords would travel unencrypted; add a certificate (--tls-cert, --tls-key), or "
+                "--plain-http if a proxy or the network protects them."
             )
 
     @property
@@ -71,7 +72,7 @@ class Settings:
     def secure(self) -> bool:
         """Returns whether browsers reach the console over TLS only."""
         oidc = self.accounts.oidc
-        return self.scheme == "https" or (oidc is not None and oidc.url.startswith("https://"))
+        return self.scheme == "https" or (oidc is not None and urlsplit(oidc.url).scheme == "https")
 
 
 def check_length(password: str) -> None:

@@ -218,11 +218,11 @@ def test_profiles_and_profiling_requests_of_a_device_are_shown(
     page: Page, url: str, fleet: Fleet, measured: str
 ) -> None:
     page.goto(f"{url}/devices/{measured}")
-    asked = page.get_by_role("group", name="Asked to measure").locator("tbody tr")
+    asked = page.get_by_role("group", name="Requested measurements").locator("tbody tr")
     expect(asked).to_have_count(1)
     expect(asked).to_contain_text(re.compile(r"digits.*sent.*application:ops"))
     fleet.ask("DELETE", f"/fleet/v1/devices/{measured}/profiles/digits")
-    shows(page, "It is asked to measure nothing.")
+    shows(page, "No measurement is requested.")
     page.get_by_role("group", name="Profiles").get_by_role("link", name="digits 1").click()
     expect(page.get_by_role("heading", level=1)).to_have_text(f"digits 1 on {measured}")
     points = page.get_by_role("group", name="Points").locator("tbody tr")

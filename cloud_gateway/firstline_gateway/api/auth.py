@@ -17,11 +17,11 @@ from starlette.types import Scope
 
 from firstline_core.errors import ForbiddenError, UnauthorizedError
 from firstline_core.fleet.persons import Person, acting
+from firstline_core.fleet.selector import Selector, parse_selector
 from firstline_core.protocol.enrolment import application_principal, device_of_principal, device_principal
 from firstline_core.protocol.request_info import request_info
 from firstline_gateway.api import persons
 from firstline_gateway.audit_log import AuditLog
-from firstline_gateway.fleet.selector import Selector, parse_selector
 from firstline_gateway.identity.client_certificate import ClientCertificate
 from firstline_gateway.identity.identity import Identity
 from firstline_gateway.identity.principals import SCOPES, UNAUTHENTICATED

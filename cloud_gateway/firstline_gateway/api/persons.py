@@ -16,8 +16,8 @@ from firstline_core.errors import ForbiddenError, RequestError
 from firstline_core.fleet.persons import PERSON_HEADER, Person, Role
 from firstline_core.fleet.rest import CONTRACTS_PATH, DEVICES_PATH
 from firstline_core.fleet.rollout import AUDIT_PATH, PLAN_PATH, ROLLOUTS_PATH
+from firstline_core.fleet.selector import Selector, parse_selector
 from firstline_core.protocol import enrolment
-from firstline_gateway.fleet.selector import Selector, parse_selector
 
 Tags = Callable[[str], Awaitable[Mapping[str, str]]]
 """Returns the tags of a device; none for an unknown device."""

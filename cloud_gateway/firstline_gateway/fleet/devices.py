@@ -35,8 +35,8 @@ from sqlalchemy import (
 
 from firstline_core.errors import NotFoundError
 from firstline_core.fleet.rest import Presence, Sort, presence
+from firstline_core.fleet.selector import Selector
 from firstline_core.fleet.twin import Brake, Desired, Reported
-from firstline_gateway.fleet.selector import Selector
 from firstline_gateway.fleet.totals import COUNTS, HISTORY
 from firstline_gateway.store import schema
 from firstline_gateway.store.schema import METADATA, Document, batched

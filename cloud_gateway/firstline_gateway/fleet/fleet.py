@@ -16,12 +16,12 @@ from sqlalchemy import Connection
 from firstline_core.clock import Clock
 from firstline_core.errors import RequestError
 from firstline_core.fleet.rest import DeviceChange, FleetDevice, FleetDevicePage, FleetOverview, Sort, TierHistory
+from firstline_core.fleet.selector import Selector
 from firstline_core.fleet.telemetry import Telemetry
 from firstline_core.fleet.twin import Brake, Desired, Reported
 from firstline_core.telemetry.logs import logger
 from firstline_gateway import audit_log
 from firstline_gateway.fleet import devices, overview, tiers, totals
-from firstline_gateway.fleet.selector import Selector
 from firstline_gateway.identity.enrolment import revoked_devices
 from firstline_gateway.settings import settings
 from firstline_gateway.store.store import Store

@@ -8,8 +8,8 @@ from heapq import nlargest
 from sqlalchemy import Connection, func, select
 
 from firstline_core.fleet.rest import EXPIRES_SOON_S, LISTED, ExpiringCertificate, FleetOverview, Outbox, Presence
+from firstline_core.fleet.selector import Selector
 from firstline_gateway.fleet import devices
-from firstline_gateway.fleet.selector import Selector
 from firstline_gateway.fleet.totals import COUNTS
 from firstline_gateway.identity.enrolment import revoked_devices
 from firstline_gateway.identity.tables import CERTIFICATES

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from firstline_gateway.fleet.selector import parse_selector
+from firstline_core.fleet.selector import parse_selector
 from firstline_gateway.rollouts.device_progress import after_offer, after_report, offer
 from firstline_gateway.rollouts.rollout import Assignment, DeviceState, Rollout
 from firstline_gateway.rollouts.step import Changes, Now, View, selected

@@ -28,6 +28,7 @@ from typing import Annotated, NamedTuple
 from msgspec import Meta, Struct
 
 from firstline_core.errors import RequestError
+from firstline_core.fleet.selector import parse_selector
 from firstline_core.fleet.twin import (
     DesiredVersion,
     Version,
@@ -35,7 +36,6 @@ from firstline_core.fleet.twin import (
     Withdrawn,
 )
 from firstline_core.types import Name, Sha256
-from firstline_gateway.fleet.selector import parse_selector
 from firstline_gateway.rollouts.judgement.verdict import Rules
 
 

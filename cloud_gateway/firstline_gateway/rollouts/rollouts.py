@@ -24,10 +24,10 @@ from firstline_core.fleet.rollout import (
     RolloutPage,
     RolloutSummary,
 )
+from firstline_core.fleet.selector import parse_selector
 from firstline_core.ids import new_request_id
 from firstline_gateway import audit_log
 from firstline_gateway.fleet import devices
-from firstline_gateway.fleet.selector import parse_selector
 from firstline_gateway.rollouts import records
 from firstline_gateway.rollouts.commands import Command, command_changes, consequences, state_after
 from firstline_gateway.rollouts.fleet_view import FleetCache, FleetView, contract_alarm

@@ -20,9 +20,9 @@ import msgspec
 from msgspec.structs import replace
 
 from firstline_core.fleet.rollout import Look
+from firstline_core.fleet.selector import parse_selector
 from firstline_core.fleet.twin import DesiredVersion
 from firstline_core.telemetry.wording import counted
-from firstline_gateway.fleet.selector import parse_selector
 from firstline_gateway.fleet.totals import Totals
 from firstline_gateway.rollouts.device_progress import (
     DeviceView,

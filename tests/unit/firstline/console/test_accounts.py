@@ -32,6 +32,8 @@ group = "fleet"
 role = "viewer"
 """
 
+OIDC = 'issuer = "https://id"\nclient_id = "console"\nclient_secret_file = "/secret"\nurl = "https://console"'
+
 
 @pytest.fixture(scope="module")
 def accounts(tmp_path_factory: pytest.TempPathFactory) -> Accounts:
@@ -111,6 +113,12 @@ def test_an_unencrypted_provider_is_refused(key: str, url: str, tmp_path: Path) 
         ('[[person]]\nname = "a"\nrole = "king"', "king"),
         ('[[person]]\nname = "a b"\nrole = "viewer"', "name"),
         ('[[person]]\nname = "a"\nrole = "viewer"\npassword = "plain"', "is not a hash"),
+        (f'[[person]]\nname = "a"\nrole = "viewer"\npassword = "scrypt${"A" * 22}==$"', "is not a hash"),
+        (f'[[person]]\nname = "a"\nrole = "viewer"\npassword = "md5${"A" * 22}==${"A" * 86}=="', "is not a hash"),
+        ('[[person]]\nname = "a"\nrole = "viewer"\npassword = "scrypt$not$base64"', "is not a hash"),
+        (2 * '[[person]]\nname = "a"\nrole = "viewer"\n', "more than one person named a"),
+        ('[[person]]\nname = "a"\nrole = "viewer"\ndevices = "site=="', "the devices of a are not a selector"),
+        (f'[oidc]\n{OIDC}\n[[oidc.role]]\ngroup = "g"\nrole = "viewer"\ndevices = ","', "devices of the group"),
         ('[[people]]\nname = "a"', "people"),
     ],
 )

@@ -20,6 +20,7 @@ from firstline_core.errors import (
     StoreUnavailableError,
     UnauthorizedError,
 )
+from firstline_core.fleet.persons import Person, Role
 
 
 class PolledGateway:
@@ -151,3 +152,10 @@ async def test_unused_answers_are_deleted_and_their_number_is_bounded() -> None:
     gateway.now_s += 61
     await gateway.ask("late")
     assert set(gateway.watch._held) == {(None, ("late",))}
+
+
+async def test_persons_may_ask_at_the_same_moment() -> None:
+    gateway = PolledGateway()
+    persons = iter([Person("anna", Role.VIEWER), Person("ben", Role.VIEWER), None])
+    gateway.watch = Watch(cast(Fleet, gateway), lambda: next(persons), monotonic=lambda: gateway.now_s)
+    assert [(await gateway.ask()).value for _ in range(3)] == [1, 2, 3]

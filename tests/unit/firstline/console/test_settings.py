@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from firstline.console.accounts import Accounts
+from firstline.console.accounts import Accounts, Oidc
 from firstline.console.settings import Settings
 from firstline_core.errors import ConfigError
 
@@ -36,6 +36,15 @@ def test_a_short_password_and_incomplete_tls_are_refused() -> None:
         replace(LOCAL, accounts=Accounts(shared="secret"))
     with pytest.raises(ConfigError, match="both files"):
         replace(LOCAL, tls_certificate=PEM)
+
+
+@pytest.mark.parametrize(
+    ("url", "secure"), [("https://console", True), ("HTTPS://console", True), ("http://localhost:8090", False)]
+)
+def test_cookies_are_secure_if_browsers_use_https(url: str, secure: bool) -> None:
+    behind = replace(LOCAL, accounts=Accounts(oidc=Oidc("https://id", "console", "/secret", url)))
+    assert behind.secure is secure
+    assert replace(behind, tls_certificate=PEM, tls_key=PEM).secure
 
 
 def test_secrets_are_not_in_the_representation() -> None:

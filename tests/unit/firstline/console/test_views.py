@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import msgspec
 import pytest
 from msgspec.structs import replace
@@ -16,7 +18,8 @@ from firstline.console import (
     rollouts_view,
 )
 from firstline.console.cells import Cell, Tone, address, duration, number, plain, rows
-from firstline_core.errors import RequestError
+from firstline.fleet.client import Fleet
+from firstline_core.errors import LinkDownError, RequestError
 from firstline_core.fleet.audit_log import Entry
 from firstline_core.fleet.profiles import ProfileRequest
 from firstline_core.fleet.rest import (
@@ -428,3 +431,17 @@ def test_only_a_fulfilled_request_has_the_good_tone(state: ProfilingState, tone:
     (row,) = profiles_view.request_rows([request])
     assert row["state"] == Cell(state.value, tone=tone)
     assert (row["bundle"].text, row["points"].text, row["why"].text) == ("digits", "2 of 8", "It is hot.")
+
+
+def test_a_command_for_several_devices_says_how_many_are_done() -> None:
+    done = list[str]()
+
+    def accept(_: Fleet, name: str) -> None:
+        if name == "c":
+            raise LinkDownError("The gateway is away.")
+        done.append(name)
+
+    devices_view.do_each(cast(Fleet, None), ["a"], accept)
+    with pytest.raises(RequestError, match=r"2 of 4 devices are done; c failed: The gateway is away\."):
+        devices_view.do_each(cast(Fleet, None), ["a", "b", "c", "d"], accept)
+    assert done == ["a", "a", "b"]

@@ -9,9 +9,9 @@ from msgspec.structs import replace
 from sqlalchemy import event
 
 from firstline_core.fleet.rest import Presence, Sort
+from firstline_core.fleet.selector import parse_selector
 from firstline_core.fleet.twin import Brake, Desired, DesiredModel, Reported, RunningModel
 from firstline_gateway.fleet import devices
-from firstline_gateway.fleet.selector import parse_selector
 from firstline_gateway.store.database import Database
 
 NOW_S = 1.7e9

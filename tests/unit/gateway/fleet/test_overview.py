@@ -5,11 +5,11 @@ from __future__ import annotations
 from sqlalchemy import insert
 
 from firstline_core.fleet.rest import ExpiringCertificate, Outbox, Presence
+from firstline_core.fleet.selector import parse_selector
 from firstline_core.fleet.telemetry import Health, Telemetry
 from firstline_core.fleet.twin import Reported
 from firstline_gateway.fleet import devices, totals
 from firstline_gateway.fleet.overview import overview
-from firstline_gateway.fleet.selector import parse_selector
 from firstline_gateway.identity.tables import CERTIFICATES, DEVICES
 from firstline_gateway.store.database import Database
 

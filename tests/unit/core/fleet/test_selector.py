@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from firstline_core.errors import RequestError
-from firstline_gateway.fleet.selector import parse_selector
+from firstline_core.fleet.selector import parse_selector
 
 TAGS = {"site": "berlin", "outdoor": "yes", "camera": "v2"}
 
