@@ -28,7 +28,7 @@ from firstline_gateway.settings.settings import Contracts, Store
 from firstline_gateway.store.database import Database, open_database
 
 KEY = PoolKey(BUNDLE, NEW, "e" * 64, 0.5, 0.05)
-_NOTE = AuditNote(propensity=0.1, floor=0.1, epsilon=KEY.epsilon, threshold=KEY.threshold, edge_digest=KEY.edge_digest)
+_NOTE = AuditNote(propensity=0.1, epsilon=KEY.epsilon, threshold=KEY.threshold, edge_digest=KEY.edge_digest)
 CONTRACTS = Contracts()
 _RULES = (Rules(promote_unseen=True), Rules(ignored=tuple(FIGURES)), Rules(limits={"disagreement": Limit(1.0)}))
 _STAGES = ((1.0,), (0.5, 1.0), (0.01, 0.1, 1.0))

@@ -75,7 +75,7 @@ def _png() -> bytes:
         return file.getvalue()
 
 
-NOTE = AuditNote(propensity=0.1, floor=0.05, epsilon=0.02, threshold=0.9, edge_digest="a" * 64)
+NOTE = AuditNote(propensity=0.1, epsilon=0.02, threshold=0.9, edge_digest="a" * 64)
 REQUESTS = (
     InferRequest("digits", (Tensor("image", np.array([_png()], np.object_)),), ID),
     InferRequest(

@@ -266,7 +266,6 @@ class AuditNote(Struct, frozen=True, rename=lambda name: f"audit_{name}"):
     Args:
         propensity: the probability with which this answer was drawn for an audit, in (0, 1], before it was known
             whether its source pauses after another audit; see `routing/sampling.py`.
-        floor: the smallest probability with which any answer would then have been drawn; see `routing/audit.py`.
         epsilon: the share of disagreement that the audits test, in (0, 1); with events, the largest of theirs.
         threshold: the score that the edge answer reached at least.
         edge_digest: `Model.digest` of the edge variant, as its certificate names it.
@@ -274,7 +273,6 @@ class AuditNote(Struct, frozen=True, rename=lambda name: f"audit_{name}"):
     """
 
     propensity: _Probability
-    floor: _Probability
     epsilon: _OpenShare
     threshold: Annotated[float, Meta(ge=-_FINITE, le=_FINITE)]
     edge_digest: Sha256

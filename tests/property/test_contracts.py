@@ -80,7 +80,7 @@ def test_audits_count_once_over_restarts(
                 restarted = opened(kept)
                 continue
             principal, request_id, label, propensity, threshold = step
-            note = note_of(served, propensity=propensity, floor=0.1, threshold=threshold)
+            note = note_of(served, propensity=propensity, threshold=threshold)
             request = request_from("", note, label, principal=principal, request_id=request_id)
             before = states(steady)
             for monitor in (restarted, steady):
@@ -89,7 +89,7 @@ def test_audits_count_once_over_restarts(
             if states(steady).get(threshold) != before.get(threshold):
                 counted.append((principal, request_id))
                 state = before.get(threshold, audit.begin(EPSILON))
-                expected[threshold] = audit.update(state, float(label != 3), propensity=propensity, floor=0.1)
+                expected[threshold] = audit.update(state, float(label != 3), propensity=propensity, floor=propensity)
             assert restarted.pools() == steady.pools()
         assert len(set(counted)) == len(counted)
         assert all(sum(principal == one for principal, _ in counted) <= 4 for one, _ in counted)

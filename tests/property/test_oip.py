@@ -268,7 +268,6 @@ parameters = st.fixed_dictionaries(
             "attempts",
             "rows",
             "audit_propensity",
-            "audit_floor",
             "audit_epsilon",
             "audit_threshold",
             "audit_edge_digest",

@@ -82,7 +82,6 @@ def note_of(served: ServedModel, variant: int = 0, **changes: object) -> AuditNo
     certificate = certificate_of(served, variant)
     note = AuditNote(
         propensity=0.1,
-        floor=0.1,
         epsilon=max(certificate.audit_bounds.values(), default=EPSILON),
         threshold=certificate.threshold,
         edge_digest=certificate.edge_digest,

@@ -19,7 +19,7 @@ from firstline_gateway.executors.dispatch.member import Member
 from firstline_gateway.serving.scheduling.admission import Bounds
 from firstline_gateway.serving.scheduling.batcher import Batcher
 
-NOTE = AuditNote(propensity=0.1, floor=0.1, epsilon=0.05, threshold=0.9, edge_digest="0" * 64)
+NOTE = AuditNote(propensity=0.1, epsilon=0.05, threshold=0.9, edge_digest="0" * 64)
 
 
 class TimedExecutor(ExecutorWithoutFiles):

@@ -71,8 +71,7 @@ class Pool:
         state: state of the test.
         promises: the number of promises of the contract, which share delta.
         disagreements: number of audits whose loss is above 0; every audit of an event is one in which it can occur.
-        weight: sum of the audits' weights, each floor / propensity, above 0 and at most 1.
-        lost_weight: sum of the audits' losses times their weights.
+        lost: sum of the audits' losses.
         first_s, last_s: wall time of the first and the latest audit.
         alarmed_s: wall time of the alarm, which later audits do not clear; None without an alarm.
         recent: the audits that can be too close to the next one of their source, oldest first; see `spaced`.
@@ -85,19 +84,18 @@ class Pool:
     last_s: float
     promises: int = 1
     disagreements: int = 0
-    weight: float = 0.0
-    lost_weight: float = 0.0
+    lost: float = 0.0
     alarmed_s: float | None = None
     recent: tuple[RecentAudit, ...] = ()
     peak: Peak = NO_PEAK
 
     @property
     def risk(self) -> float | None:
-        """The estimated mean loss of edge answers, each audit weighted by floor / propensity (Hajek 1971).
+        """The mean loss of the audits; None without any.
 
-        With these weights a device that audits less often does not count more. The weight 1 / propensity is unbounded.
+        It estimates that of the edge answers of each device. Between devices, each counts by its number of audits.
         """
-        return self.lost_weight / self.weight if self.weight else None
+        return self.lost / self.state.audits if self.state.audits else None
 
     def level(self, delta: float) -> float:
         """Returns the level of the alarm of this promise, where delta is that of the contract."""
@@ -158,8 +156,7 @@ def with_audit(pool: Pool, note: AuditNote, loss: float, *, now_s: float, delta:
         now_s: wall time, for display.
         delta: the level of the contract, which its events share.
     """
-    state = audit.update(pool.state, loss, propensity=note.propensity, floor=note.floor)
-    weight = note.floor / note.propensity
+    state = audit.update(pool.state, loss, propensity=note.propensity, floor=note.propensity)
     pool = replace(pool, promises=len(note.bounds))
     alarmed_s = pool.alarmed_s
     if alarmed_s is None and audit.alarm(state, pool.level(delta)):
@@ -169,8 +166,7 @@ def with_audit(pool: Pool, note: AuditNote, loss: float, *, now_s: float, delta:
         state=state,
         last_s=now_s,
         disagreements=pool.disagreements + (loss > 0),
-        weight=pool.weight + weight,
-        lost_weight=pool.lost_weight + weight * loss,
+        lost=pool.lost + loss,
         alarmed_s=alarmed_s,
     )
 

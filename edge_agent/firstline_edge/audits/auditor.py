@@ -4,11 +4,14 @@ Every answer that reaches the certificate's threshold can be drawn, even if the 
 accept fewer edge answers than the certificate allows (`policy.min_threshold`, the policy `value`). Its audits still
 test the same promise as those of every other device of the fleet.
 
-Every answer has the same chance to be audited, which depends only on past traffic and the budget: its propensity. Two
-audits of one source are some time apart all the same (`routing/sampling.py`). The caller never waits for an audit. A
-drawn row is sent even if this device already knows the full model's answer: the gateway pools the audits of all
-devices, and would otherwise receive only new inputs, whose risk differs from the promised one.
-The result is cached like any other output of the full model.
+At any moment every answer has the same chance to be audited, which depends only on past traffic and the budget: its
+propensity. Two audits of one source are some time apart all the same (`routing/sampling.py`). Condition: no source has
+more answers within a pause length than any had in this day or the one before, since the agent started. Those beyond
+have a smaller chance (`docs/adr/0008`), and so has a burst that would make audits over 100 times rarer.
+
+The caller never waits for an audit. A drawn row is sent even if this device already knows the full model's answer: the
+gateway pools the audits of all devices, and would otherwise receive only new inputs, whose risk differs from the
+promised one. The result is cached like any other output of the full model.
 """
 
 from __future__ import annotations
@@ -336,7 +339,6 @@ def _audit_of(
     # raise a false alarm for the whole fleet. A tightened one is this device's own affair.
     note = AuditNote(
         propensity=propensity,
-        floor=propensity,
         epsilon=max(monitored.bounds.values()),
         threshold=certificate.threshold,
         edge_digest=certificate.edge_digest,

@@ -245,13 +245,7 @@ def read_note(parameters: Mapping[str, object], rows: int) -> AuditNote | None:
         raise RequestError(f"The request's note of an audit lacks {', '.join(missing)}; send all of it or none.")
     if rows != 1:
         raise RequestError(f"A request that audits has one row, and this one has {rows}; send each by itself.")
-    note = convert_parameters(values | _events(parameters), AuditNote, "Parameter", RequestError)
-    if note.floor > note.propensity:
-        raise RequestError(
-            f"Parameter 'audit_floor' is {note.floor:g}, above 'audit_propensity', {note.propensity:g}; the floor is "
-            "the smallest probability that any answer could have been audited with."
-        )
-    return note
+    return convert_parameters(values | _events(parameters), AuditNote, "Parameter", RequestError)
 
 
 def _events(parameters: Mapping[str, object]) -> dict[str, object]:

@@ -27,6 +27,7 @@ HORIZON_S = 600.0
 """Time constant of the traffic estimate (seconds)."""
 
 _HOUR_S = 3600.0
+_DAY_S = 86_400.0
 _LEAST_FREE = 1e-6  # probability of no pause below which rounding decides, so that no answer is drawn
 _FILL, _HOLD = 0.75, 0.25  # of the hourly allowance; together the maximum of any hour
 
@@ -47,15 +48,15 @@ class Allowance:
 
 
 class Peak(NamedTuple):
-    """The largest of the numbers in this hour and the one before.
+    """The largest of the numbers in this day and the one before, so that bursts which come daily are expected.
 
     Attributes:
-        hour: the number of this hour, on the clock of the caller.
-        latest: the largest number in this hour.
-        earlier: the largest number in the hour before.
+        day: the number of this day, on the clock of the caller.
+        latest: the largest number in this day.
+        earlier: the largest number in the day before.
     """
 
-    hour: int = 0
+    day: int = 0
     latest: int = 0
     earlier: int = 0
 
@@ -66,10 +67,10 @@ class Peak(NamedTuple):
 
     def with_number(self, number: int, now_s: float) -> Peak:
         """Returns the peak after one more number."""
-        hour = int(now_s // _HOUR_S)
-        if hour == self.hour:
-            return self if number <= self.latest else Peak(hour, number, self.earlier)
-        return Peak(hour, number, self.latest if hour == self.hour + 1 else 0)
+        day = int(now_s // _DAY_S)
+        if day == self.day:
+            return self if number <= self.latest else Peak(day, number, self.earlier)
+        return Peak(day, number, self.latest if day == self.day + 1 else 0)
 
 
 NO_PEAK = Peak()

@@ -110,7 +110,6 @@ def repeated(value: float, request_id: str, promised: bool) -> InferRequest:
     values = np.array([[value]], np.float32)
     note = AuditNote(
         propensity=0.1,
-        floor=0.1,
         epsilon=certificate.audit_epsilon,
         threshold=certificate.threshold,
         edge_digest=certificate.edge_digest,

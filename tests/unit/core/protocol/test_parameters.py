@@ -25,15 +25,14 @@ from firstline_core.types import (
     Tier,
 )
 
-NOTE = AuditNote(propensity=0.5, floor=0.25, epsilon=0.05, threshold=0.9, edge_digest="0a" * 32)
+NOTE = AuditNote(propensity=0.5, epsilon=0.05, threshold=0.9, edge_digest="0a" * 32)
 ANSWER = Answer("id", Status.FINAL, True, False, Tier.CLOUD, Reason.REQUESTED, None, "d")
 
 
-def test_a_note_is_five_parameters() -> None:
+def test_a_note_is_four_parameters() -> None:
     parameters = note_parameters(NOTE)
     assert parameters == {
         "audit_propensity": 0.5,
-        "audit_floor": 0.25,
         "audit_epsilon": 0.05,
         "audit_threshold": 0.9,
         "audit_edge_digest": "0a" * 32,
@@ -68,9 +67,6 @@ def test_whole_numbers_are_numbers() -> None:
         ("propensity", 1.5),
         ("propensity", float("nan")),
         ("propensity", "0.5"),
-        ("propensity", 0.2),  # below the floor
-        ("floor", 0),
-        ("floor", True),
         ("epsilon", 0),
         ("epsilon", 1),
         ("epsilon", float("nan")),

@@ -74,7 +74,7 @@ async def test_an_accepted_answer_is_audited_under_its_own_id(make_scene: MakeSc
     certificate = scene.held.edge and scene.held.edge.certificate
     assert certificate is not None and sent.audit is not None
     assert sent.request_id != answer_of(response).request_id
-    assert (sent.audit.propensity, sent.audit.floor) == (1.0, 1.0)
+    assert sent.audit.propensity == 1.0
     assert sent.edge_outputs.keys() == {PROBABILITIES}
     assert sent.edge_outputs[PROBABILITIES].tobytes() == response.output(PROBABILITIES).tobytes()
     assert (sent.audit.epsilon, sent.audit.threshold) == (0.05, 0.8)
@@ -392,6 +392,24 @@ def test_bursts_and_quiet_times_are_audited_in_proportion_to_their_answers(per_h
     assert weights[1] / sum(weights) == pytest.approx(1 / 21, rel=0.1)
 
 
+def test_rare_bursts_are_audited_in_proportion_to_their_answers() -> None:
+    """Every three hours a minute has 120 answers, as if they were 18 % of all; the first burst is not expected."""
+    audits = [0, 0]
+    for seed in range(4):
+        clock, rng = SimulatedClock(), random.Random(seed)
+        rate = AuditRate(msgspec.structs.replace(ALL, spacing_s=60.0), clock)
+        for cycle in range(60):
+            for phase, (answers, every_s) in enumerate(((120, 0.5), (537, 20.0))):
+                for _ in range(answers):
+                    clock._now_s += every_s
+                    draw, _ = rate.count("gate", 1, has_room=True)
+                    if rng.random() < draw:
+                        rate.charge("gate", 1)
+                        audits[phase] += cycle > 0
+    assert sum(audits) > 800
+    assert audits[0] / sum(audits) == pytest.approx(120 / 657, rel=0.2)
+
+
 @pytest.mark.parametrize("max_share", [1.0, 0.02])
 def test_a_busy_source_does_not_count_less_than_its_traffic(max_share: float) -> None:
     """Nine of ten answers are from one source. With the same pauses, both would have as many audits."""
@@ -423,7 +441,7 @@ def test_a_burst_of_one_source_does_not_end_the_audits_of_the_others() -> None:
     assert rate.count("quiet", 1, has_room=True)[1] == pytest.approx(0.05 / 100)
     shares = list[float]()
     for _ in range(3):
-        clock._now_s += 3600
+        clock._now_s += 86_400
         shares.append(rate.count("quiet", 1, has_room=True)[1])
     assert shares[-1] == 0.05
 

@@ -21,7 +21,7 @@ from firstline_core.types import AuditNote
 from firstline_edge.budgets.spending import SAVE_EVERY_S, Spending, SpendingFile, StoredSpending
 from firstline_edge.telemetry.link_traffic import count
 
-AUDIT = AuditNote(propensity=0.5, floor=0.5, epsilon=0.05, threshold=0.8, edge_digest="e" * 64)
+AUDIT = AuditNote(propensity=0.5, epsilon=0.05, threshold=0.8, edge_digest="e" * 64)
 
 
 class TestPaid:

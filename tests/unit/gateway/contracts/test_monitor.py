@@ -459,12 +459,12 @@ async def test_devices_with_one_scene_may_be_counted_apart(store_settings: Store
             bench.audit(f"cam{number}", label=4)
         assert bench.counted() <= turn
     assert bench.counted() == 7  # all twenty share the chance of one
-    await bench.clock.advance(3 * 3600)
+    await bench.clock.advance(3 * 86_400)
     bench.audit("cam0", label=4)
     before = bench.counted()
     await bench.clock.advance(10)
     bench.audit("cam0", label=4)
-    assert bench.counted() == before + 1  # no other device has audited the scene for two hours
+    assert bench.counted() == before + 1  # no other device has audited the scene for two days
     bench.close()
 
 
@@ -521,7 +521,7 @@ def test_a_device_raises_no_alarm_in_a_pool_of_its_own(bench: Bench) -> None:
 def test_the_weights_of_one_device_do_not_drown_the_others(bench: Bench) -> None:
     for number in range(50):
         bench.audit(f"cam{number}")
-    bench.audit("liar", label=4, propensity=1e-300, floor=1e-300)
+    bench.audit("liar", label=4, propensity=1e-300)
     (pool,) = bench.monitor.pools()
     assert pool.risk == pytest.approx(1 / 51)
 

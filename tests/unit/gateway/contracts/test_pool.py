@@ -39,16 +39,16 @@ def test_a_pool_is_the_test_of_all_audits_in_their_order(served: ServedModel) ->
     losses = [0.0, 1.0, 0.0, 1.0]
     state = audit.begin(EPSILON)
     for loss in losses:
-        state = audit.update(state, loss, propensity=0.5, floor=0.25)
-    pool = after(served, losses, propensity=0.5, floor=0.25)
+        state = audit.update(state, loss, propensity=0.5, floor=0.5)
+    pool = after(served, losses, propensity=0.5)
     assert pool.state == state
     assert (pool.disagreements, pool.risk, pool.first_s, pool.last_s) == (2, 0.5, 10.0, 14.0)
 
 
-def test_audits_drawn_more_often_have_less_weight(served: ServedModel) -> None:
-    pool = with_audit(new_pool(KEY, 0), note_of(served, propensity=0.8, floor=0.1), 1.0, now_s=0, delta=0.05)
-    pool = with_audit(pool, note_of(served, propensity=0.1, floor=0.1), 0.0, now_s=0, delta=0.05)
-    assert pool.risk == pytest.approx(1 / 9)
+def test_the_propensity_of_a_device_does_not_weigh_its_audits(served: ServedModel) -> None:
+    pool = with_audit(new_pool(KEY, 0), note_of(served, propensity=0.8), 1.0, now_s=0, delta=0.05)
+    often, seldom = (with_audit(pool, note_of(served, propensity=p), 0.0, now_s=0, delta=0.05) for p in (0.8, 0.1))
+    assert often == seldom and often.risk == 0.5
 
 
 def test_each_audit_of_a_scene_counts_with_the_same_chance() -> None:

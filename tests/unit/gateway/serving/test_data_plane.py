@@ -54,7 +54,7 @@ from firstline_gateway.store.service_clock import ServiceClock
 from firstline_gateway.telemetry.journal import record
 
 SMALL = ModelKey("small", 1)
-NOTE = AuditNote(propensity=1.0, floor=1.0, epsilon=0.05, threshold=0.5, edge_digest="0" * 64)
+NOTE = AuditNote(propensity=1.0, epsilon=0.05, threshold=0.5, edge_digest="0" * 64)
 ONE_HOT = np.eye(10, dtype=np.float32)[[3]]
 ANSWER = Answer("r", Status.FINAL, True, False, Tier.CLOUD, Reason.REQUESTED, None, "", ())
 

@@ -78,7 +78,7 @@ def test_a_key_depends_on_the_generation_of_the_processing(
 
 
 def test_audits_and_promises_are_always_computed(served: ServedModel) -> None:
-    note = AuditNote(propensity=1.0, floor=1.0, epsilon=0.05, threshold=0.5, edge_digest="0" * 64)
+    note = AuditNote(propensity=1.0, epsilon=0.05, threshold=0.5, edge_digest="0" * 64)
     assert key_of(request_of(1.0, audit=note), served) is None
     assert key_of(request_of(1.0, promised=True), served) is None
 

@@ -290,7 +290,7 @@ async def test_a_refusal_does_not_date_later_decisions() -> None:
 
 
 async def test_audits_leave_half_of_the_room_to_escalations() -> None:
-    note = AuditNote(propensity=0.1, floor=0.1, epsilon=0.05, threshold=0.9, edge_digest="0" * 64)
+    note = AuditNote(propensity=0.1, epsilon=0.05, threshold=0.9, edge_digest="0" * 64)
     bench = Bench(requests=4)
     await bench.submit(request_of(0))
     for _ in range(2):

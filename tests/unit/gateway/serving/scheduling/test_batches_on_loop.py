@@ -233,7 +233,7 @@ async def test_a_batch_that_blocks_the_loop_is_the_last_for_a_while() -> None:
 
 
 async def test_an_audit_gives_way_on_the_loop_too() -> None:
-    note = AuditNote(propensity=0.1, floor=0.1, epsilon=0.05, threshold=0.5, edge_digest="e")
+    note = AuditNote(propensity=0.1, epsilon=0.05, threshold=0.5, edge_digest="e")
     bench = Bench()
     alone = asyncio.create_task(bench.batcher.submit(M, request_of(1.0, audit=note)))
     assert (await alone)["probabilities"].tolist() == [[2.0]]
