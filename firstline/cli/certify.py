@@ -424,7 +424,7 @@ def _report(
     value, text = asdict(result), list[str | Table]()
     if certification is not None and isinstance(result, EventsResult):
         value |= {"unpromised": certification.unpromised}
-        text += promises_text(result, certification.unpromised)
+        text += promises_text(result, certification.unpromised, certification.broken)
     else:
         text += [
             (edge_sentence if plain else other_contract_sentence)(result, terms, graded=graded),

@@ -10,12 +10,13 @@ import typer
 
 from firstline.cli.command import Report, command, command_group
 from firstline.cli.contexts import SELECTS, Context, contexts_file, read_contexts, write_contexts
-from firstline.cli.options import GatewayOptions, check_name
-from firstline.cli.output import table
+from firstline.cli.options import GATEWAY, GatewayOptions, check_name, same_gateway
+from firstline.cli.output import table, warn
+from firstline_core.errors import ConfigError
 from firstline_core.storage.secrets import read_secret
 
 if TYPE_CHECKING:
-    from firstline.client.connection import base_url
+    from firstline.client.connection import base_url, verification
 
 app = command_group("Name gateways, and choose the one that commands use.")
 
@@ -27,12 +28,19 @@ def create(name: NameArgument, gateway: GatewayOptions) -> Report:
     """Create or replace a context, and use it. The file names the key's file, and contains no secret."""
     check_name(name, "The context's name")
     files = (str(Path(file).expanduser().absolute()) if file else "" for file in (gateway.key_file, gateway.ca_file))
-    url = str(base_url(gateway.required_url())).rstrip("/")
+    if not gateway.url:
+        raise ConfigError(f"Name the gateway of the context {name} with --gateway URL.")
+    parsed = base_url(gateway.url)
+    if parsed.userinfo:
+        raise ConfigError("--gateway contains a user or a password; a context has none: name the API key's file.")
+    url = str(parsed).rstrip("/")
     read_secret(gateway.key_file, "--key-file")
+    verification(gateway.ca_file)
     contexts = read_contexts()
     contexts.contexts[name] = Context(url, *files)
     contexts.current = name
     write_contexts(contexts)
+    _warn_of_override(name, url)
     return _report(name, contexts.contexts[name], f"The context {name} is in use; it is stored in {contexts_file()}.")
 
 
@@ -43,6 +51,7 @@ def use(name: NameArgument) -> Report:
     found = contexts.get(name)
     contexts.current = name
     write_contexts(contexts)
+    _warn_of_override(name, found.gateway)
     return _report(name, found, f"The context {name} is in use: {found.gateway}.")
 
 
@@ -78,6 +87,14 @@ def delete(name: NameArgument) -> Report:
         contexts.current = ""
     write_contexts(contexts)
     return _report(name, found, f"The context {name} is deleted.")
+
+
+def _warn_of_override(name: str, url: str) -> None:
+    """Warns if the environment names another gateway or context, which commands use instead of the current one."""
+    if (other := os.environ.get(GATEWAY, "")) and not same_gateway(other, url):
+        warn(f"{GATEWAY} is set, so commands use {other} and not the context {name}; unset it to use the context.")
+    elif (selected := os.environ.get(SELECTS, "")) and selected != name:
+        warn(f"{SELECTS} is set, so commands use the context {selected} and not {name}; unset it to use {name}.")
 
 
 def _report(name: str, context: Context, text: str) -> Report:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from firstline_core.processing.steps import InputSpec
     from firstline_core.types import TensorSpec
 
+GATEWAY = "FIRSTLINE_GATEWAY"
 _KEY, _PASSPHRASE = "FIRSTLINE_TOKEN", "FIRSTLINE_KEY_PASSPHRASE"
 
 BundleArgument = Annotated[Path, typer.Argument(metavar="BUNDLE", help="Folder of the bundle.", show_default=False)]
@@ -41,7 +42,7 @@ PROMISE_EXAMPLE = "missed person 5% at 90%"
 ThreadsOption = Annotated[int, typer.Option(min=0, help="Threads for each model; 0 uses the runtime's default.")]
 GatewayOption = Annotated[
     str,
-    typer.Option("--gateway", envvar="FIRSTLINE_GATEWAY", show_envvar=False, metavar="URL", help="URL of the gateway."),
+    typer.Option("--gateway", envvar=GATEWAY, show_envvar=False, metavar="URL", help="URL of the gateway."),
 ]
 KeyFileOption = Annotated[
     str,
@@ -77,7 +78,7 @@ class GatewayOptions:
     def _context(self) -> Context:
         """The context in use; its key and its CA go to no other gateway than its own."""
         found = context_in_use()
-        return found if self.url in ("", found.gateway) else Context()
+        return found if not self.url or same_gateway(self.url, found.gateway) else Context()
 
     @property
     def found_url(self) -> str:
@@ -105,10 +106,14 @@ class GatewayOptions:
     def found_key(self) -> str:
         """Returns the API key, which is not a command-line argument because other users could read it; "" for none.
 
+        The key in `FIRSTLINE_TOKEN` goes only to a gateway that a flag or the environment names: that of a context has
+        the context's key.
+
         Raises:
             ConfigError: its file cannot be read.
         """
-        return api_key(self.key_file) or read_secret(self._context.key_file, "The context's key file")
+        key = api_key(self.key_file) if self.url else read_secret(self.key_file, "--key-file")
+        return key or read_secret(self._context.key_file, "The context's key file")
 
     def required_key(self) -> str:
         """Returns the API key.
@@ -119,7 +124,7 @@ class GatewayOptions:
         if not (key := self.found_key()):
             raise ConfigError(
                 f"There is no API key; name its file with --key-file, in FIRSTLINE_KEY_FILE or in a context, or put "
-                f"the key into {_KEY}."
+                f"the key into {_KEY}, which is used only with --gateway or {GATEWAY}."
             )
         return key
 
@@ -168,6 +173,18 @@ class GatewayOptions:
         from firstline.client.sync_client import Client
 
         return Client(self.required_url(), token=self.found_key() or None, ca_file=self.found_ca)
+
+
+def same_gateway(one: str, other: str) -> bool:
+    """Returns whether two URLs name the same gateway; "" names none.
+
+    Raises:
+        ConfigError: one is not the URL of a server.
+    """
+    from firstline.client.connection import base_url
+
+    plain = [str(base_url(url)).rstrip("/") for url in (one, other) if url]
+    return len(plain) == 2 and plain[0] == plain[1]
 
 
 @contextmanager

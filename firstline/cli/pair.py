@@ -141,7 +141,7 @@ def pair_command(
             bundle = write_certified(draft, certification, out / BUNDLE, force=force)
         else:
             bundle = write_version(draft, draft.manifest, out / BUNDLE, force=force)
-    report = report_of(pair, measured, certification, out / BUNDLE)
+    report = report_of(pair, measured, certification, out / BUNDLE, warn)
     draw_disagreements(measured, out / "disagreements")
     text = list(_text(report, measured, certification, out, served=serve_it))
     failed = require and not report.certified
@@ -171,7 +171,7 @@ def _text(
     if certification is not None:
         result = certification.result
         if isinstance(result, EventsResult):
-            yield from promises_text(result, certification.unpromised)
+            yield from promises_text(result, certification.unpromised, certification.broken)
         elif certification.certificate is not None:
             yield f"Certified: {certification.certificate.promise}."
         else:
@@ -185,4 +185,7 @@ def _text(
             yield f"Pictures of disagreements, edge at the left: {out / 'disagreements'}."
     yield f"The recipe with all assumptions: {out / 'recipe.toml'}."
     if not served:
-        yield f"Next: firstline run {out / BUNDLE}"
+        all_escalated = certification is not None and certification.certificate is None
+        yield f"Next: firstline run {out / BUNDLE}" + (
+            " (nothing is certified, so every request goes to the full model)" if all_escalated else ""
+        )

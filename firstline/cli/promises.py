@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 
 from firstline.cli.output import percent
 from firstline.workbench.certify import Certification
-from firstline.workbench.promises import Unpromised
+from firstline.workbench.promises import BrokenPromise, Unpromised
 from firstline_core.routing.certificate import event_promise
 from firstline_core.routing.contracts import EventsResult
 from firstline_core.telemetry.wording import counted
@@ -14,7 +15,11 @@ from firstline_core.telemetry.wording import counted
 _SHOWN = 12
 
 
-def promises_text(result: EventsResult, unpromised: Mapping[str, Unpromised]) -> Iterator[str]:
+def promises_text(
+    result: EventsResult,
+    unpromised: Mapping[str, Unpromised],
+    broken: Mapping[str, BrokenPromise] = MappingProxyType({}),
+) -> Iterator[str]:
     """Yields what is proved of each event, with the number of observations, and what cannot be promised."""
     if result.threshold is None:
         yield f"Not certified on {result.n} rows; escalate everything."
@@ -35,7 +40,10 @@ def promises_text(result: EventsResult, unpromised: Mapping[str, Unpromised]) ->
         elif name in result.alone:
             yield f"- Not proved with the others, but alone it could be: {promise}. {seen} are enough."
         else:
-            yield f"- Not proved: {promise}. {seen} are enough, but too many of the answers with high scores break it."
+            yield (
+                f"- Not proved: {promise}. {seen} are enough, but too many of the answers with high scores break it"
+                f"{_broken(broken[name]) if name in broken else ''}."
+            )
     if result.alone:
         yield "No threshold serves all promises together. Promise fewer, or weaker ones."
     few = {name: event.n for name, event in unpromised.items() if event.n_needed}
@@ -44,6 +52,19 @@ def promises_text(result: EventsResult, unpromised: Mapping[str, Unpromised]) ->
         yield f"Too few observations for any such promise: {_listed(few)}."
     if enough:
         yield f"Nothing is promised about: {_listed(enough)}."
+
+
+def _broken(found: BrokenPromise) -> str:
+    """Returns counts and advice, as the end of a sentence."""
+    least = (
+        f"These data prove at best about {percent(found.least_epsilon)} at this confidence"
+        if found.least_epsilon is not None
+        else "These data prove no share up to ten times the promised one"
+    )
+    return (
+        f": {found.lost} of the {counted(found.n, 'observation')} with the highest scores. {least}. Try more data, "
+        "another edge model, or a looser promise, which other data should prove"
+    )
 
 
 def _listed(observations: dict[str, int]) -> str:

@@ -19,7 +19,15 @@ from numpy.typing import ArrayLike, NDArray
 
 from firstline.workbench.bundle import write_version
 from firstline.workbench.evidence import Evidence
-from firstline.workbench.promises import EventBound, Unpromised, UsualAnswer, unpromised, usual_answer
+from firstline.workbench.promises import (
+    BrokenPromise,
+    EventBound,
+    Unpromised,
+    UsualAnswer,
+    broken_promise,
+    unpromised,
+    usual_answer,
+)
 from firstline.workbench.selection import (
     BEST,
     SELECT_FRACTION,
@@ -146,6 +154,7 @@ class Certification:
         graded: whether losses lie between 0 and 1, so that what is bounded is their mean and no share of answers.
         usual: the answer that a model could always give and still keep a promise about all accepted answers together.
         unpromised: the observations of events without a promise, by event, if the contract is about events.
+        broken: what breaks the promises that enough observations did not prove, by event.
     """
 
     variant: Model
@@ -157,6 +166,7 @@ class Certification:
     graded: bool = False
     usual: UsualAnswer | None = None
     unpromised: Mapping[str, Unpromised] = field(default_factory=dict)
+    broken: Mapping[str, BrokenPromise] = field(default_factory=dict)
 
 
 class ConstantScoreError(ConfigError):
@@ -232,20 +242,21 @@ def _certify_events(bundle: Bundle, evidence: Evidence, terms: Terms, placing: E
         places = [placed_scores[event.counts] for event in placed.values()]
     elif len(part):
         places = [scores[part[event.counts[part]]] for event in events.values()]
-    found = _prove_promises(
-        promises,
-        scores,
-        {name: event.loss for name, event in events.items()},
-        {name: evidence.units(rest[event.counts[rest]], seed) for name, event in events.items()},
-        places,
-        seed=seed,
-    )
+    losses = {name: event.loss for name, event in events.items()}
+    rows = {name: evidence.units(rest[event.counts[rest]], seed) for name, event in events.items()}
+    found = _prove_promises(promises, scores, losses, rows, places, seed=seed)
+    broken = {
+        name: broken_promise(scores[rows[name]], losses[name][rows[name]], promises[name], seed)
+        for name, event in found.events.items()
+        if event.risk_upper is None and not event.n_needed and name not in found.alone
+    }
     kept = 0.0 if found.threshold is None else float((scores[rest] >= found.threshold).mean())
     result = replace(found, kept=kept, n=len(evidence.units(rest, seed)))
     others = unpromised(evidence, rest, promises, seed)
-    return _certification(
+    certification = _certification(
         bundle, evidence, selection, result, terms, contract="events", audit_epsilon=None, unpromised=others
     )
+    return replace(certification, broken=broken)
 
 
 def _prove_promises(

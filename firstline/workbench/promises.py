@@ -15,6 +15,7 @@ from firstline.workbench.evidence import Evidence
 from firstline_core.bundle.manifest import Manifest
 from firstline_core.errors import ConfigError
 from firstline_core.routing import binomial
+from firstline_core.routing.contracts import EventRows, certify_events, first_rows
 from firstline_core.tasks.base import MISSED, Task
 
 EXAMPLE = "missed person 5% at 90%"
@@ -42,6 +43,22 @@ class Unpromised:
 
     n: int
     n_needed: int
+
+
+@dataclass(frozen=True, slots=True)
+class BrokenPromise:
+    """A promise that the answers with the highest scores break.
+
+    Attributes:
+        lost: number of observations with the event among the `n` with the highest scores.
+        n: with which testing begins.
+        least_epsilon: about the smallest share that the same observations prove at the same confidence; None if they
+            prove none up to ten times the promised one.
+    """
+
+    lost: int
+    n: int
+    least_epsilon: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +163,31 @@ def usual_answer(evidence: Evidence, epsilon: float) -> UsualAnswer | None:
     at = answers.index(answer)
     always = {name: np.broadcast_to(array[at : at + 1], array.shape) for name, array in full.items()}
     return UsualAnswer(answer, rows / len(answers)) if task.loss(always, full).mean() <= epsilon else None
+
+
+def broken_promise(
+    scores: NDArray[np.floating], losses: NDArray[np.floating], bound: EventBound, seed: int
+) -> BrokenPromise:
+    """Returns what breaks a promise, and which one would be proved alone.
+
+    Args:
+        scores: (n,) of the observations that certify, higher means keep.
+        losses: (n,) 1 where the event occurred.
+        bound: that was not proved.
+        seed: of ties.
+    """
+    highest = np.argsort(-scores, kind="stable")[: first_rows(bound.epsilon, bound.delta)]
+    looser = (bound.epsilon * (5 + step) / 5 for step in range(1, 46))
+    least = next(
+        (
+            epsilon
+            for epsilon in looser
+            if epsilon < 1
+            and certify_events({"": EventRows(scores, losses, epsilon, bound.delta)}, seed=seed).certified
+        ),
+        None,
+    )
+    return BrokenPromise(int(losses[highest].sum()), len(highest), least)
 
 
 def unpromised(

@@ -56,6 +56,7 @@ async def test_a_joined_device_needs_no_link_settings(gateway: TlsSite, device: 
     code, out, stderr = await device.join(gateway.url, "--token-file", token)
     assert (code, stderr) == (0, "")
     assert f"joined {gateway.url} as press-7" in out
+    assert f"the identity is stored in {device.files.folder}" in out
 
     found = load(None, environ={}, overrides={"agent.state_dir": str(device.state_dir)})
     assert found.device_id == "press-7"
@@ -148,10 +149,15 @@ async def test_invalid_arguments_are_explained(device: Device, url: str, text: s
     assert text not in stderr
 
 
-async def test_a_missing_token_file_is_explained(device: Device, tmp_path: Path) -> None:
+async def test_a_missing_token_file_is_explained(
+    device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "edge-agent.toml").touch()
     code, _, stderr = await device.join("https://127.0.0.1:9", "--token-file", tmp_path / "none")
     assert code == 2
     assert "There is no token file" in stderr
+    assert "edge-agent.toml in this folder is not used; to use it: --config edge-agent.toml" in stderr
 
 
 async def test_a_refusing_disk_is_explained(gateway: TlsSite, device: Device) -> None:

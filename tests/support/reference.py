@@ -87,8 +87,9 @@ otherwise from the context in use.
 `firstline context create NAME --gateway URL --key-file FILE` stores a context and uses it, and `firstline context
 use NAME` changes to another one. `FIRSTLINE_CONTEXT` selects one for a single command. Contexts are in
 `firstline/contexts.json` of the user's configuration folder (`XDG_CONFIG_HOME`, or `~/.config`), with mode 0600 and
-without secrets. The key and the CA of a context go to its own gateway only. `firstline --install-completion`
-installs completion for the current shell.
+without secrets. The key and the CA of a context go to its own gateway only, and `FIRSTLINE_TOKEN` only to a gateway
+that `--gateway` or `FIRSTLINE_GATEWAY` names. `firstline --install-completion` installs completion for the current
+shell.
 """
 _EDGE_HEAD = """
 All commands but `init` take `--config FILE` for the settings, `--set SECTION.KEY=VALUE` for single ones, and `-o

@@ -14,7 +14,7 @@ from firstline_core.protocol.enrolment import JoinToken, parse_join_token
 from firstline_core.storage.secrets import read_secret
 from firstline_core.telemetry.wording import time_text
 from firstline_edge.cli.agent_api import agent_url
-from firstline_edge.cli.output import print_json, print_line
+from firstline_edge.cli.output import print_json, print_line, print_progress
 from firstline_edge.cli.parser import OK, load_settings
 from firstline_edge.identity.files import IdentityFiles
 from firstline_edge.identity.renewal import CHECK_S, restart_needed
@@ -23,10 +23,13 @@ from firstline_edge.settings.identity import Identity, readable_identity
 from firstline_edge.settings.settings import EdgeSettings
 
 _TOKEN_LIMIT_CHARS = 4096
+_CONFIGURATION = Path("edge-agent.toml")
 
 
 def command(arguments: argparse.Namespace) -> int:
     """Joins once; a second call prints the identity."""
+    if arguments.config is None and _CONFIGURATION.is_file():
+        print_progress(f"{_CONFIGURATION} in this folder is not used; to use it: --config {_CONFIGURATION}")
     # A previous identity must not affect how the device joins.
     settings = load_settings(arguments, **{"agent.use_identity": False})
     url = _checked_url(arguments.url)
@@ -36,9 +39,7 @@ def command(arguments: argparse.Namespace) -> int:
     if identity is not None and _is_valid(identity, token, files):
         _print(arguments.output, identity, settings, "already joined", files)
         if arguments.output == "text":
-            print_line(
-                f"the identity in {files.folder} stays, the token was not used; --force joins again, after a revocation"
-            )
+            print_line("the identity stays, the token was not used; --force joins again, after a revocation")
         return OK
     if identity is not None and identity.authority != token.ca_hash.hex():
         raise ConfigError(
@@ -110,6 +111,7 @@ def _print(
         )
         return
     print_line(f"{what} {identity.gateway} as {identity.device}, certificate until {time_text(identity.not_after_s)}")
+    print_line(f"the identity is stored in {files.folder}")
     configured = settings.agent.device_id
     if configured and configured != identity.device:
         print_line(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -69,7 +69,13 @@ class PairReport(Struct, frozen=True):
     usual_answer: UsualAnswer | None
 
 
-def report_of(pair: ReadPair, measured: Measured, certification: Certification | None, folder: Path) -> PairReport:
+def report_of(
+    pair: ReadPair,
+    measured: Measured,
+    certification: Certification | None,
+    folder: Path,
+    warn: Callable[[str], None],
+) -> PairReport:
     """Returns the report.
 
     Args:
@@ -77,8 +83,9 @@ def report_of(pair: ReadPair, measured: Measured, certification: Certification |
         measured: its models on the data, as certified.
         certification: None for a bundle of one model.
         folder: of the bundle.
+        warn: is told why the quality was not measured although the data has labels.
     """
-    found, rows = _figures(measured), measured.sizes
+    found, rows = _figures(measured, warn), measured.sizes
     edge, tiered = (found.variants[0].edge, found.variants[0].tiered) if found.variants else (None, None)
     models = {EDGE: edge, FULL: found.full, "tiered": tiered}
     quality = {name: None if one is None else one.quality.get(found.quality) for name, one in models.items()}
@@ -99,10 +106,11 @@ def report_of(pair: ReadPair, measured: Measured, certification: Certification |
     )
 
 
-def _figures(measured: Measured) -> Evaluation:
+def _figures(measured: Measured, warn: Callable[[str], None]) -> Evaluation:
     try:
         return figures(measured)
-    except ConfigError:  # no row has a label, or a package that computes the quality is not installed
+    except ConfigError as error:  # no row has a label, or a package that computes the quality is not installed
+        warn(f"The quality was not measured. {error.message}")
         return figures(replace(measured, truth=None))
 
 

@@ -6,6 +6,7 @@ import json
 import stat
 from pathlib import Path
 
+import certifi
 import pytest
 from typer.testing import CliRunner, Result
 
@@ -23,6 +24,7 @@ def _empty_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "ca.pem").write_bytes(Path(certifi.where()).read_bytes())
     for name in ("factory", "flag"):
         (tmp_path / f"{name}.key").write_text(f"key-of-{name}\n")
 
@@ -54,7 +56,26 @@ def test_a_context_that_cannot_work_is_refused() -> None:
     assert "is not the URL of a server" in run("create", "lab", "--gateway", "lab:8080", code=2).stderr
     absent = run("create", "lab", "--gateway", "http://127.0.0.1:8080", "--key-file", "absent.key", code=2)
     assert "--key-file: absent.key cannot be read" in absent.stderr
+    lab = ("create", "lab", "--gateway")
+    assert "absent.pem cannot be used" in run(*lab, "https://lab", "--ca", "absent.pem", code=2).stderr
+    assert "contains a user or a password" in run(*lab, "https://me:secret@lab", code=2).stderr
     assert json.loads(run("list", "-o", "json").stdout)["contexts"] == {}
+    factory()
+    assert "Name the gateway of the context copy" in run("create", "copy", code=2).stderr
+
+
+def test_a_context_that_the_environment_overrides_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    run("create", "lab", "--gateway", "http://127.0.0.1:8080/")
+    factory()
+    monkeypatch.setenv("FIRSTLINE_CONTEXT", "factory")
+    assert "FIRSTLINE_CONTEXT is set, so commands use the context factory" in _words(run("use", "lab").stderr)
+    monkeypatch.setenv("FIRSTLINE_GATEWAY", "https://factory:8080/")
+    assert "FIRSTLINE_GATEWAY is set, so commands use https://factory:8080/" in _words(run("use", "lab").stderr)
+    assert not run("use", "factory").stderr
+
+
+def _words(text: str) -> str:
+    return " ".join(text.split())
 
 
 def test_the_file_is_private_and_has_no_secret() -> None:
@@ -71,7 +92,8 @@ def test_a_flag_wins_over_the_environment_and_that_over_the_context(monkeypatch:
     assert (found.required_url(), found.required_key()) == ("https://factory:8080", "key-of-factory")
     assert found.found_ca is not None and found.found_ca.name == "ca.pem"
     monkeypatch.setenv("FIRSTLINE_TOKEN", "key-of-the-environment")
-    assert GatewayOptions().required_key() == "key-of-the-environment"
+    assert GatewayOptions().required_key() == "key-of-factory"
+    assert GatewayOptions("https://factory:8080").required_key() == "key-of-the-environment"
     assert GatewayOptions(key_file="flag.key").required_key() == "key-of-flag"
 
 
@@ -81,7 +103,8 @@ def test_a_contexts_key_goes_to_no_other_gateway() -> None:
     assert other.found_ca is None
     with pytest.raises(ConfigError, match=r"There is no API key; name its file with --key-file"):
         other.required_key()
-    assert GatewayOptions("https://factory:8080").required_key() == "key-of-factory"
+    for own in ("https://factory:8080", "https://factory:8080/", "https://Factory:8080"):
+        assert GatewayOptions(own).required_key() == "key-of-factory"
 
 
 def test_the_environment_reaches_a_command_and_selects_a_context(monkeypatch: pytest.MonkeyPatch) -> None:

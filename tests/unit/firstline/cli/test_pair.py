@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,7 @@ def test_a_promise_that_is_not_proved_fails_where_it_is_required(site: Path) -> 
     result = _run(*arguments, "--out", site / "out", "--promise", "missed red 0.1% at 99%", "--require", code=1)
     assert "Not proved" in result.stdout
     assert "more would be needed" in result.stdout
+    assert "(nothing is certified, so every request goes to the full model)" in " ".join(result.stdout.split())
 
 
 def test_a_promise_on_too_few_rows_is_reported_with_what_is_missing(site: Path) -> None:
@@ -106,7 +108,9 @@ def test_frames_of_one_video_are_reported_as_dependent(site: Path) -> None:
     assert json.loads(_run(*arguments, "-o", "json").stdout)["sequences"]["effective"] == 1
 
 
-def test_a_detector_answered_by_the_full_model_alone_has_its_quality(tmp_path: Path) -> None:
+def test_a_detector_answered_by_the_full_model_alone_has_its_quality(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Candidates below the operating score count in the precision of the full model, and so in that of both tiers."""
     images, boxes = tmp_path / "data" / "images", tmp_path / "data" / "labels"
     images.mkdir(parents=True)
@@ -124,6 +128,14 @@ def test_a_detector_answered_by_the_full_model_alone_has_its_quality(tmp_path: P
     )
     assert (found["task"], found["certified"], found["share_at_edge"]) == ("detection", False, 0)
     assert found["quality"]["tiered"] == found["quality"]["full"] > 0
+    monkeypatch.setitem(sys.modules, "pycocotools.coco", None)
+    arguments = (*models, *promise, "--data", tmp_path / "data", "--out", tmp_path / "out", "--force", "-o", "json")
+    without = _run(*arguments)
+    assert json.loads(without.stdout)["quality"] is None
+    assert (
+        "The quality was not measured. pycocotools computes average precision: pip install 'firstline[analysis]'"
+        in (" ".join(without.stderr.split()))
+    )
 
 
 def test_a_model_alone_becomes_a_bundle_of_one_tier(site: Path) -> None:

@@ -23,6 +23,7 @@ from firstline.workbench.promises import (
     EventBound,
     Unpromised,
     UsualAnswer,
+    broken_promise,
     parse_promises,
     require_event,
     usual_answer,
@@ -262,7 +263,18 @@ def test_rare_event_is_not_certified_and_needs_more_rows(bundle: Bundle) -> None
     assert "Not proved with the others, but alone it could be: at most 5 % of the edge answers miss 'person'" in text
     assert text.count("No threshold serves all promises together") == 1
     lost = _certify(bundle, _evidence(bundle, blind=(0,)), _PERSON)
-    assert "too many of the answers with high scores break it" in " ".join(promises_text(lost.result, lost.unpromised))
+    told = " ".join(promises_text(lost.result, lost.unpromised, lost.broken))
+    assert (
+        "too many of the answers with high scores break it: 81 of the 81 observations with the highest scores" in told
+    )
+    assert "These data prove no share up to ten times the promised one. Try more data, another edge model" in told
+
+
+def test_a_broken_promise_names_the_share_that_is_proved() -> None:
+    scores, losses = np.arange(400.0), np.tile([1.0] + [0.0] * 9, 40)
+    found = broken_promise(scores, losses, EventBound(0.05, 0.1), 0)
+    assert (found.lost, found.n) == (8, 81)
+    assert found.least_epsilon == pytest.approx(0.15)
 
 
 def test_several_promises_set_a_part_aside(bundle: Bundle) -> None:
