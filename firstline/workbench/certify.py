@@ -154,7 +154,7 @@ class Certification:
         graded: whether losses lie between 0 and 1, so that what is bounded is their mean and no share of answers.
         usual: the answer that a model could always give and still keep a promise about all accepted answers together.
         unpromised: the observations of events without a promise, by event, if the contract is about events.
-        broken: what breaks the promises that enough observations did not prove, by event.
+        broken: counts about each promise that was not proved with enough observations, by event.
     """
 
     variant: Model

@@ -83,7 +83,7 @@ def report_of(
         measured: its models on the data, as certified.
         certification: None for a bundle of one model.
         folder: of the bundle.
-        warn: is told why the quality was not measured although the data has labels.
+        warn: receives a sentence if the data has labels and the quality cannot be measured.
     """
     found, rows = _figures(measured, warn), measured.sizes
     edge, tiered = (found.variants[0].edge, found.variants[0].tiered) if found.variants else (None, None)
