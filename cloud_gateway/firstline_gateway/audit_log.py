@@ -18,7 +18,20 @@ from cryptography.hazmat.primitives.serialization import (
     PublicFormat,
     load_pem_private_key,
 )
-from sqlalchemy import BigInteger, Column, Connection, Double, Integer, String, Table, Text, insert, select, update
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    Connection,
+    Double,
+    Integer,
+    String,
+    Table,
+    Text,
+    func,
+    insert,
+    select,
+    update,
+)
 
 from firstline_core.clock import Clock
 from firstline_core.errors import ConfigError
@@ -86,6 +99,15 @@ def last(connection: Connection) -> tuple[int, str]:
     return (row.number, row.sha256) if row is not None else (0, FIRST)
 
 
+def first_since(connection: Connection, since_s: float) -> int:
+    """Returns the number of the first entry from a wall time on; that of the next entry if there is none.
+
+    Later entries can have earlier times, because the clock may step back.
+    """
+    found = connection.execute(select(func.min(ENTRIES.c.number)).where(ENTRIES.c.at_s >= since_s)).scalar_one()
+    return found if found is not None else last(connection)[0] + 1
+
+
 class Wanted(NamedTuple):
     """The entries of a list.
 
@@ -147,15 +169,28 @@ class AuditLog:
             lambda on: add(on, at_s=now_s, actor=actor, action=action, subject=subject, details=details)
         )
 
-    async def head(self) -> Head:
+    async def note_export(self, actor: str, since_s: float) -> Head:
+        """Notes an export from a wall time on, and returns the signed head with its first and last entry.
+
+        Raises:
+            ConfigError: there is no key, and none can be made.
+        """
+        first = await self._store.read(partial(first_since, since_s=since_s))
+        await self.note(actor, "audit.export", "audit", {"since_s": since_s, "first": first})
+        return await self.head(first)
+
+    async def head(self, first: int = 1) -> Head:
         """Returns the signed head: how far the log goes now.
+
+        Args:
+            first: number of the first entry of an export.
 
         Raises:
             ConfigError: there is no key, and none can be made.
         """
         newest = await self._store.read(last)
         key = await asyncio.to_thread(open_key, self._directory)
-        return sign(newest, key, self._clock.wall_s())
+        return sign(newest, key, self._clock.wall_s(), first)
 
 
 def open_key(directory: Path) -> Ed25519PrivateKey:
@@ -176,10 +211,10 @@ def open_key(directory: Path) -> Ed25519PrivateKey:
     return key
 
 
-def sign(last: tuple[int, str], key: Ed25519PrivateKey, now_s: float) -> Head:
-    """Returns the signed head of a log whose last entry has this number and hash."""
+def sign(last: tuple[int, str], key: Ed25519PrivateKey, now_s: float, first: int = 1) -> Head:
+    """Returns the signed head of a log, or of an export from `first` on, whose last entry has this number and hash."""
     public = key.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw).hex()
-    return Head(*last, at_s=now_s, public_key=public).signed(key)
+    return Head(*last, at_s=now_s, public_key=public, first=first).signed(key)
 
 
 def _make(path: Path) -> None:

@@ -47,29 +47,29 @@ def list_entries(
 def verify(
     gateway: GatewayOptions,
     file: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Verify this export and the head next to it instead.")
+        Path | None, typer.Option(metavar="FILE", help="Verify this export with the head next to it instead.")
     ] = None,
-    head: Annotated[Path | None, typer.Option(metavar="FILE", help="Saved head that the log must contain.")] = None,
+    head: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Head saved earlier; the log must contain it.")
+    ] = None,
     keep: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Save the current head to this file, for the next verification.")
     ] = None,
+    public_key: Annotated[
+        str, typer.Option(metavar="HEX", help="Public key of the gateway's log, which must have signed it.")
+    ] = "",
 ) -> Report:
     """Verify the whole audit log, or an export without the gateway; exits 1 if it was changed."""
+    from firstline.fleet.audit_export import check_key
     from firstline_core.fleet.audit_log import verify_log
 
-    if file is not None:
-        from firstline.fleet.audit_export import head_of, verify_export
-
-        signed = _read(head or head_of(file))
-        count, sha256 = verify_export(file, signed)
-        text = (
-            f"{counted(count, 'entry', 'entries')}, none changed; signed on {date(signed.at_s)} by {signed.public_key}"
-        )
-        return Report({"entries": count, "sha256": sha256, "head": signed}, text)
     saved = _read(head) if head is not None else None
+    if file is not None:
+        return _of_export(file, saved, public_key)
     with gateway.fleet() as fleet:
         # The head first: what is added meanwhile comes after it.
         now = fleet.rollouts.head()
+        check_key(now, public_key)
         if saved is not None and saved.public_key != now.public_key:
             typer.echo(
                 f"another key signs now than signed {head}: was the gateway's identity folder replaced?", err=True
@@ -104,6 +104,22 @@ def export(
         head, entries = fleet.rollouts.export(since_s)
     write_export(target, entries, head)
     typer.echo(f"{counted(len(entries), 'entry', 'entries')} in {target}; their signed head is in {head_of(target)}")
+
+
+def _of_export(file: Path, saved: Head | None, public_key: str) -> Report:
+    from firstline.fleet.audit_export import check_key, head_of, verify_export
+
+    signed = _read(head_of(file))
+    check_key(signed, public_key)
+    count, sha256 = verify_export(file, signed, saved)
+    known = saved is not None or bool(public_key)
+    text = f"{counted(count, 'entry', 'entries')}, none changed; signed on {date(signed.at_s)} by {signed.public_key}"
+    if not known:
+        text += (
+            "\nThis key was not compared with a known one, so the whole export could be forged; "
+            "pass --public-key, or --head with a head saved earlier."
+        )
+    return Report({"entries": count, "sha256": sha256, "head": signed, "key_known": known}, text)
 
 
 def _read(file: Path) -> Head:

@@ -45,7 +45,7 @@ def write_export(file: Path, entries: list[Entry], head: Head) -> None:
         IntegrityError: the gateway's entries do not fit its head.
         ConfigError: a file cannot be written.
     """
-    verify_log(entries, [head], whole=False)
+    _verify(entries, head, [])
     try:
         file.write_bytes(_csv(entries) if file.suffix == ".csv" else _jsonl(entries))
         head_of(file).write_bytes(msgspec.json.encode(head))
@@ -53,8 +53,30 @@ def write_export(file: Path, entries: list[Entry], head: Head) -> None:
         raise ConfigError(f"The export cannot be written to {file}: {error.strerror}.") from error
 
 
-def verify_export(file: Path, head: Head) -> tuple[int, str]:
+def check_key(head: Head, known: str) -> None:
+    """Checks that a head is signed by a known key.
+
+    Args:
+        head: its signature is verified elsewhere.
+        known: public key, in hexadecimal digits; "" if none is known.
+
+    Raises:
+        IntegrityError: another key signed the head.
+    """
+    if known and head.public_key != known.strip().lower():
+        raise IntegrityError(
+            f"Another key ({head.public_key}) than the known one signed the log: it was forged, or the gateway's "
+            "identity folder was replaced."
+        )
+
+
+def verify_export(file: Path, head: Head, saved: Head | None = None) -> tuple[int, str]:
     """Verifies an export without the gateway.
+
+    Args:
+        file: the export.
+        head: of the export. It proves the entries only if its key is known; see `check_key`.
+        saved: earlier head of the log; its key must have signed the export, which must contain its entry if in range.
 
     Returns:
         Number of entries, and hash of the last one.
@@ -65,12 +87,25 @@ def verify_export(file: Path, head: Head) -> tuple[int, str]:
     """
     try:
         entries = _read(file.read_bytes())
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, csv.Error, KeyError) as error:
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, csv.Error, KeyError, AttributeError) as error:
         raise ConfigError(f"{file} holds no export of an audit log: {error}.") from error
-    number, sha256 = verify_log(entries, [head], whole=False)
+    heads = []
+    if saved is not None:
+        check_key(head, saved.public_key)
+        saved.check_signature()
+        heads = [saved] if head.first - 1 <= saved.number <= head.number else []
+    return len(entries), _verify(entries, head, heads)
+
+
+def _verify(entries: list[Entry], head: Head, others: list[Head]) -> str:
+    """Verifies that entries are those from the first to the last of a head; returns the hash of the last."""
+    if not entries or entries[0].number != head.first:
+        start = f"starts at entry {entries[0].number}" if entries else "is empty"
+        raise IntegrityError(f"The export {start}, and its head says that it starts at entry {head.first}.")
+    number, sha256 = verify_log(entries, [head, *others], whole=False)
     if number != head.number:
-        raise IntegrityError(f"{file} ends at entry {number}, and its head is of entry {head.number}.")
-    return len(entries), sha256
+        raise IntegrityError(f"The export ends at entry {number}, and its head is of entry {head.number}.")
+    return sha256
 
 
 def _jsonl(entries: Iterable[Entry]) -> bytes:
@@ -82,8 +117,14 @@ def _csv(entries: Iterable[Entry]) -> bytes:
     writer = csv.writer(text)
     writer.writerow([*Entry.__struct_fields__, *_ADDED])
     for entry in entries:
-        writer.writerow([*msgspec.structs.astuple(entry), *person_and_key(entry.actor)])
+        writer.writerow(map(_cell, [*msgspec.structs.astuple(entry), *person_and_key(entry.actor)]))
     return text.getvalue().encode()
+
+
+def _cell(value: object) -> str:
+    """Returns the text of a cell; spreadsheets would run a text that begins like a formula."""
+    text = str(value)
+    return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r", "'")) else text
 
 
 def _read(content: bytes) -> list[Entry]:
@@ -91,4 +132,4 @@ def _read(content: bytes) -> list[Entry]:
         return [msgspec.json.decode(line, type=Entry) for line in content.splitlines()]
     rows = csv.DictReader(StringIO(content.decode(), newline=""))
     names = Entry.__struct_fields__
-    return [msgspec.convert({name: row[name] for name in names}, Entry, strict=False) for row in rows]
+    return [msgspec.convert({name: row[name].removeprefix("'") for name in names}, Entry, strict=False) for row in rows]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from typing import Any
 from urllib.parse import quote
 
@@ -97,22 +98,17 @@ class Rollouts:
     def export(self, since_s: float) -> tuple[Head, list[Entry]]:
         """Returns the entries of the audit log since a time with their signed head; the last one is this export."""
         head = send(self._client, "POST", AUDIT_EXPORT_PATH, Head, params={"since_s": str(since_s)})
-        entries = [entry for entry in self.audit_log(since_s=since_s) if entry.number <= head.number]
-        return head, entries
+        following = self.audit_log(after=head.first - 1)
+        return head, list(islice(following, head.number - head.first + 1))
 
-    def audit_log(self, subject: str = "", since_s: float = 0.0) -> Iterator[Entry]:
-        """Yields the entries of the audit log from a time on, about one subject or all."""
+    def audit_log(self, subject: str = "", after: int = 0) -> Iterator[Entry]:
+        """Yields the entries of the audit log after a number, about one subject or all."""
 
         def fetch(after: int) -> AuditPage:
-            return send(
-                self._client,
-                "GET",
-                AUDIT_PATH,
-                AuditPage,
-                params={"after": str(after), "subject": subject, "since_s": str(since_s)},
-            )
+            params = {"after": str(after), "subject": subject}
+            return send(self._client, "GET", AUDIT_PATH, AuditPage, params=params)
 
-        for page in pages(fetch, 0):
+        for page in pages(fetch, after):
             yield from page.entries
 
     def head(self) -> Head:

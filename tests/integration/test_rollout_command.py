@@ -14,6 +14,7 @@ from support.commands import firstline
 from support.keys import bearer, create_key
 from typer.testing import Result
 
+from firstline.fleet.audit_export import head_of
 from firstline_core.fleet.twin import Desired, Reported, RunningModel, Update
 from firstline_core.fleet.update import UpdateState
 from firstline_gateway.app import Gateway
@@ -184,7 +185,12 @@ async def test_the_audit_log_is_exported_and_verified_without_the_gateway(site: 
         done = await site("audit", "export", "-o", form, "--file", str(file), *options)
         assert "their signed head is in" in done.stdout, done.output
         verified = await site("audit", "verify", "--file", str(file))
-        assert "none changed; signed" in verified.stdout, verified.output
+        assert "none changed; signed" in verified.stdout and "was not compared" in verified.stdout, verified.output
+        key = json.loads(head_of(file).read_bytes())["public_key"]
+        known = await site("audit", "verify", "--file", str(file), "--public-key", key)
+        assert "was not compared" not in known.stdout, known.output
+        wrong = await site("audit", "verify", "--file", str(file), "--public-key", "0" * 64, code=1)
+        assert "Another key" in wrong.output, wrong.output
         file.write_text(file.read_text().replace("fleet.brake", "fleet.lift"))
         assert "was changed" in (await site("audit", "verify", "--file", str(file), code=1)).output
     assert "audit.export" in (await site("audit", "list")).stdout

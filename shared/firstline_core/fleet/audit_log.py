@@ -64,7 +64,8 @@ class Head(Struct, frozen=True):
         sha256: of the last entry.
         at_s: time of the signature.
         public_key: Ed25519 key of the signer.
-        signature: over all fields above.
+        signature: over all other fields.
+        first: number of the first entry, which is above 1 for an export of a part of the log.
     """
 
     number: Annotated[int, Meta(ge=0)]
@@ -72,6 +73,7 @@ class Head(Struct, frozen=True):
     at_s: float
     public_key: _Hex
     signature: _Hex = ""
+    first: Annotated[int, Meta(ge=1)] = 1
 
     def signed(self, key: Ed25519PrivateKey) -> Head:
         """Returns the head with its signature; `public_key` must belong to this key."""
@@ -93,7 +95,7 @@ class Head(Struct, frozen=True):
             raise IntegrityError(f"The head at entry {self.number} is not signed by the key that it names.") from error
 
     def _signed_bytes(self) -> bytes:
-        return _CONTEXT + msgspec.json.encode([self.number, self.sha256, self.at_s, self.public_key])
+        return _CONTEXT + msgspec.json.encode([self.number, self.sha256, self.at_s, self.public_key, self.first])
 
 
 def next_entry(head: tuple[int, str], *, at_s: float, actor: str, action: str, subject: str, details: str) -> Entry:

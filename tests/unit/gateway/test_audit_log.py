@@ -36,6 +36,13 @@ def test_entries_form_a_chain(database: Database) -> None:
         ]
 
 
+def test_an_export_begins_by_number_though_the_clock_stepped_back(database: Database) -> None:
+    with database.begin() as connection:
+        for at_s in (1.0, 9.0, 3.0, 8.0, 2.0):
+            audit_log.add(connection, at_s=at_s, actor="a", action="b", subject="c", details={})
+        assert [audit_log.first_since(connection, since_s) for since_s in (0, 2, 8.5, 10)] == [1, 2, 2, 6]
+
+
 def test_an_empty_log_has_a_head_too(database: Database, tmp_path: Path) -> None:
     with database.reading() as connection:
         last = audit_log.last(connection)

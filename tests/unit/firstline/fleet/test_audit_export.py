@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Callable
+from io import StringIO
 from pathlib import Path
 
 import pytest
@@ -31,7 +33,7 @@ def log() -> list[Entry]:
 
 
 def head(entries: list[Entry]) -> Head:
-    return Head(entries[-1].number, entries[-1].sha256, 1.7e9, PUBLIC).signed(KEY)
+    return Head(entries[-1].number, entries[-1].sha256, 1.7e9, PUBLIC, first=entries[0].number).signed(KEY)
 
 
 @pytest.mark.parametrize("name", ["log.jsonl", "log.csv"])
@@ -50,9 +52,10 @@ def test_an_export_verifies_from_any_entry(name: str, start: int, tmp_path: Path
         lambda lines: [line.replace("anna", "eve") for line in lines],
         lambda lines: [*lines[:2], *lines[3:]],
         lambda lines: lines[:-1],
+        lambda lines: [*(line for line in lines[:1] if line.startswith("number")), *lines[3:]],
         lambda lines: [*lines, lines[-1]],
     ],
-    ids=["changed", "removed", "cut off", "repeated"],
+    ids=["changed", "removed", "cut off", "beginning cut off", "repeated"],
 )
 def test_a_changed_export_is_refused(name: str, change: Callable[[list[str]], list[str]], tmp_path: Path) -> None:
     entries, file = log(), tmp_path / name
@@ -61,6 +64,28 @@ def test_a_changed_export_is_refused(name: str, change: Callable[[list[str]], li
     file.write_text("".join(change(lines)))
     with pytest.raises(IntegrityError):
         verify_export(file, head(entries))
+
+
+def test_a_forged_export_is_refused_by_a_head_saved_earlier(tmp_path: Path) -> None:
+    entries, file, other = log(), tmp_path / "log.csv", Ed25519PrivateKey.generate()
+    public = other.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw).hex()
+    forged = Head(6, entries[-1].sha256, 1.7e9, public).signed(other)
+    write_export(file, entries, forged)
+    assert verify_export(file, forged)[0] == 6  # nothing tells whose key it is
+    with pytest.raises(IntegrityError, match="Another key"):
+        verify_export(file, forged, head(entries[:2]))
+    with pytest.raises(IntegrityError, match="not the one that was signed"):
+        verify_export(file, head(entries), Head(2, FIRST, 1.7e9, PUBLIC).signed(KEY))
+    assert verify_export(file, head(entries), head(entries[:2]))[0] == 6
+
+
+@pytest.mark.parametrize("text", ['=HYPERLINK("http://a.example")', "+1", "-1", "@a", "'=1", "'a"])
+def test_a_csv_file_has_no_formulas(text: str, tmp_path: Path) -> None:
+    entry = next_entry((0, FIRST), at_s=1.0, actor=text, action="a", subject=text, details=text)
+    write_export(file := tmp_path / "log.csv", [entry], head([entry]))
+    _, row = csv.reader(StringIO(file.read_text()))
+    assert not any(cell.startswith(("=", "+", "-", "@")) for cell in row)
+    assert verify_export(file, head([entry]))[0] == 1
 
 
 def test_another_file_is_no_export(tmp_path: Path) -> None:
