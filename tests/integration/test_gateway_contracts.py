@@ -182,7 +182,7 @@ async def test_only_valid_audit_notes_of_devices_count(line: Line) -> None:
         await asyncio.wrap_future(gateway.contracts.refresh())
         assert gateway.contracts.pools() == []
         forged = json.loads(oip.encode_request(request_from("", note), binary=False).body)
-        for change in ({"audit_epsilon": None}, {"audit_propensity": 0.01}):
+        for change in ({"audit_epsilon": None}, {"audit_propensity": 1.5}):
             body = json.dumps(forged | {"parameters": forged["parameters"] | change})
             reply = await client.post("/v2/models/digits/infer", content=body, headers=line.headers("cam0", "device"))
             assert (reply.status_code, reply.json()["code"]) == (400, "invalid_request")
