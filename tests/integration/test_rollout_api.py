@@ -211,7 +211,7 @@ async def test_an_alarm_aborts_the_rollout_of_its_version_and_refuses_the_next(
     await gateway.store.write(lambda connection: contract_records.replace_pool(connection, alarmed))
     await gateway.rollout_driver.drive()
     found = (await operator.get(one)).json()
-    assert found["state"] == "rolling_back" and "mean disagreement: 30 % over 20 audits; promised" in found["sentence"]
+    assert found["state"] == "rolling_back" and "mean disagreement: 100 % over 20 audits; promised" in found["sentence"]
     assert (await desired(cam)).models[0].undone
     again = (await operator.post(ROLLOUTS, json=definition)).json()
     refused = await operator.post(f"{ROLLOUTS}/{again['id']}/start")

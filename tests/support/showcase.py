@@ -146,7 +146,7 @@ def _contracts(connection: Connection, models: Path, names: list[str], draw: ran
     for bundle, audits, risk in zip(BUNDLES, (900, 420, 60), (0.02, 0.16, 0.03), strict=True):
         manifest = parse_manifest((models / bundle / MANIFEST_NAME).read_bytes())
         (key,) = promises_in(manifest)
-        note = AuditNote(0.1, 0.1, key.epsilon, key.threshold, key.edge_digest)
+        note = AuditNote(0.1, key.epsilon, key.threshold, key.edge_digest)
         start_s = now_s - 5 * DAY_S
         pool = new_pool(key, start_s)
         for audit in range(audits):

@@ -1,7 +1,6 @@
 """The devices that this gateway manages: their desired and reported state, and their statistics.
 
 Modules
-    selector        selects devices by their tags; pure
     fleet           the requests of devices and people, over every transport
     broker          the fleet over MQTT: reads reports, publishes desired documents
     devices         devices in the store: desired and reported documents, tags

@@ -13,5 +13,6 @@ Documents
     persons         persons who sign in to a console, and their roles
 
 Rules
+    selector        selects devices by their tags
     update          the states of one update on one device
 """

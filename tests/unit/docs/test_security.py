@@ -12,7 +12,7 @@ from support.readme import links, places
 from firstline.client.answer_stream import EventReader
 from firstline.workbench.data import boxes, files, tables
 from firstline_core.bundle import golden, manifest, trust
-from firstline_core.fleet import configuration, registry, twin
+from firstline_core.fleet import configuration, registry, selector, twin
 from firstline_core.processing import image_header, images
 from firstline_core.protocol import http, mqtt_connection, mqtt_messages
 from firstline_core.protocol.http_server import ServerLimits
@@ -20,7 +20,6 @@ from firstline_core.protocol.limits import DEFAULT_DECODING_LIMITS, DEFAULT_LIMI
 from firstline_core.storage import secrets, settings
 from firstline_edge.fleet import report
 from firstline_edge.settings.settings import EdgeSettings
-from firstline_gateway.fleet import selector
 from firstline_gateway.settings.settings import Settings
 
 CHECKOUT = Path(__file__).parents[3]
