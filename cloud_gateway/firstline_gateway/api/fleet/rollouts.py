@@ -31,15 +31,12 @@ from firstline_gateway.rollouts.rollouts import Rollouts
 
 _ONE = wire.ROLLOUTS_PATH + "/{rollout_id}"
 _KEY_CHARACTERS = 255
+_LookPosition = Annotated[str, Query(pattern=r"^([0-9]{1,6}\.[0-9]{1,9})?$", description="A look, as `after` said.")]
 
 
 def rollout_routes(rollouts: Rollouts, access: Access) -> APIRouter:
     """Returns the routes of rollouts."""
     router = APIRouter(tags=["rollouts"], dependencies=[Depends(access.fleet)])
-
-    async def check_own(person: Person | None, rollout_id: str) -> None:
-        if person is not None and person.devices:
-            check_rollout(person, (await rollouts.get(rollout_id)).definition["selector"])
 
     @router.get(wire.ROLLOUTS_PATH)
     async def list_rollouts(
@@ -57,9 +54,7 @@ def rollout_routes(rollouts: Rollouts, access: Access) -> APIRouter:
     @router.post(wire.ROLLOUTS_PATH, status_code=201, openapi_extra=body_schema(Definition))
     async def create_rollout(request: Request, principal: Operator, person: OnBehalf) -> Response:
         """Create a rollout, which is not started yet; with an Idempotency-Key only once."""
-        key = request.headers.get("idempotency-key")
-        if key is not None and not 0 < len(key) <= _KEY_CHARACTERS:
-            raise RequestError(f"Idempotency-Key has {len(key)} characters; 1 to {_KEY_CHARACTERS} can be used.")
+        key = _idempotency_key(request)
         definition = await body_of(request, Definition)
         check_rollout(person, definition.selector)
         rollout = await rollouts.create(definition, principal, key)
@@ -76,7 +71,7 @@ def rollout_routes(rollouts: Rollouts, access: Access) -> APIRouter:
     @router.get(_ONE)
     async def read_rollout(person: OnBehalf, rollout_id: RolloutId) -> Response:
         """One rollout: its state, and the effect of commands on its devices."""
-        await check_own(person, rollout_id)
+        await _check_own(rollouts, person, rollout_id)
         rollout = await rollouts.get(rollout_id)
         return answer(rollout, etag=str(rollout.revision))
 
@@ -84,13 +79,11 @@ def rollout_routes(rollouts: Rollouts, access: Access) -> APIRouter:
     async def read_looks(
         person: OnBehalf,
         rollout_id: RolloutId,
-        after: Annotated[
-            str, Query(pattern=r"^([0-9]{1,6}\.[0-9]{1,9})?$", description="A look, as `after` said.")
-        ] = "",
+        after: _LookPosition = "",
         limit: PageLimit = 200,
     ) -> Response:
         """The evaluations of a rollout, each with its verdict and numbers."""
-        await check_own(person, rollout_id)
+        await _check_own(rollouts, person, rollout_id)
         stage, _, look = after.partition(".")
         behind = (int(stage), int(look)) if after else (-1, 0)
         return answer(await rollouts.looks(rollout_id, behind, limit))
@@ -104,7 +97,7 @@ def rollout_routes(rollouts: Rollouts, access: Access) -> APIRouter:
         limit: PageLimit = PAGE,
     ) -> Response:
         """The devices of a rollout by name, with the reasons of failures; in one state, or in all."""
-        await check_own(person, rollout_id)
+        await _check_own(rollouts, person, rollout_id)
         return answer(await rollouts.devices(rollout_id, state.value if state is not None else "", after, limit))
 
     @router.post(_ONE + "/{command}")
@@ -114,13 +107,25 @@ def rollout_routes(rollouts: Rollouts, access: Access) -> APIRouter:
         """approve, start, pause, resume, promote, abort, retry or rollback; with If-Match only if unchanged."""
         if command not in set(Command):
             raise RequestError(f"There is no command {command[:40]!a}; there are {', '.join(Command)}.")
-        await check_own(person, rollout_id)
+        await _check_own(rollouts, person, rollout_id)
         rollout = await rollouts.command(
             rollout_id, Command(command), principal, _revision(request.headers.get("if-match"))
         )
         return answer(rollout, etag=str(rollout.revision))
 
     return router
+
+
+async def _check_own(rollouts: Rollouts, person: Person | None, rollout_id: str) -> None:
+    if person is not None and person.devices:
+        check_rollout(person, (await rollouts.get(rollout_id)).definition["selector"])
+
+
+def _idempotency_key(request: Request) -> str | None:
+    key = request.headers.get("idempotency-key")
+    if key is not None and not 0 < len(key) <= _KEY_CHARACTERS:
+        raise RequestError(f"Idempotency-Key has {len(key)} characters; 1 to {_KEY_CHARACTERS} can be used.")
+    return key
 
 
 def _revision(match: str | None) -> int | None:
