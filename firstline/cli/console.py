@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
@@ -13,10 +13,13 @@ import typer
 from firstline.cli.command import command, command_group
 from firstline.cli.options import GatewayOptions
 from firstline.cli.output import Output, OutputOption
-from firstline.console import accounts as accounts_module
-from firstline.console.settings import DEFAULT_PORT, Settings, check_length
+from firstline.console import DEFAULT_PORT
 from firstline_core.errors import missing_package
 from firstline_core.storage.secrets import read_secret
+
+if TYPE_CHECKING:
+    from firstline.console import accounts as accounts_module
+    from firstline.console.settings import Settings, check_length
 
 app = command_group()
 

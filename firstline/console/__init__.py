@@ -34,3 +34,6 @@ Pages
     audit_page           the audit log
     settings_page        this console, the registry, and the limit on escalations
 """
+
+DEFAULT_PORT = 8090
+"""Here, because the help of `firstline console` shows it and loads no page."""

@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from firstline.console import DEFAULT_PORT
 from firstline.console.accounts import Accounts
 from firstline_core.errors import ConfigError
 from firstline_core.protocol.loopback import is_loopback
 
-DEFAULT_PORT = 8090
 _FEWEST_CHARACTERS = 12  # of the password
 
 

@@ -131,7 +131,7 @@ def test_the_agent_understands_its_environment() -> None:
     [
         ("gateway", firstline_gateway.settings.settings.Settings().api.port, "/v2/health/ready"),
         ("edge-agent", firstline_edge.settings.settings.EdgeSettings().api.port, "/v2/health/ready"),
-        ("console", firstline.console.settings.DEFAULT_PORT, firstline.console.access.HEALTH),
+        ("console", firstline.console.DEFAULT_PORT, firstline.console.access.HEALTH),
     ],
 )
 def test_a_service_has_the_same_port_everywhere(service: str, default: int, health: str) -> None:

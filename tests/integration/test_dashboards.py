@@ -103,7 +103,7 @@ async def empty_panels(client: httpx.AsyncClient) -> dict[str, object]:
     for title, query in PANELS.items():
         try:
             answer = (await client.get("/api/v1/query", params={"query": query})).json()
-        except httpx.TransportError as error:  # it is starting
+        except (httpx.TransportError, ValueError) as error:  # it is starting, or answers so in plain text
             return {title: error}
         series = answer.get("data", {}).get("result", [])
         if not any(math.isfinite(float(each["value"][1])) for each in series):

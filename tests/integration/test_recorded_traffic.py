@@ -40,7 +40,7 @@ async def gateway_in(folder: Path, broker: Broker | None = None) -> AsyncIterato
     store = sqlite_store(folder)
     database = open_database(store)
     with database.begin() as connection:
-        values = {"sha256": key_hash(_KEY), "name": "cam", "kind": "device", "scopes": "infer"}
+        values = {"sha256": key_hash(_KEY), "name": "cam", "kind": "device", "scopes": "infer", "person": ""}
         connection.execute(insert(API_KEYS).values(**values, created_s=0.0, changed=next_version(connection)))
     database.close()
     async with serving_gateway(folder, broker=broker, models__directory=str(folder / "models")) as found:
