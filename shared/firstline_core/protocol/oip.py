@@ -211,7 +211,7 @@ def encode_request(request: InferRequest, *, binary: bool = True, now_s: float =
 
 
 def decode_response(body: bytes, header_length: int | None, limits: Limits = DEFAULT_LIMITS) -> InferResponse:
-    """Decodes a response; `answer` is None in responses of other servers.
+    """Decodes a response; those of other servers have no `answer`.
 
     Raises:
         ProtocolError: the body is not valid V2, or exceeds `limits`. This is not a `RequestError`, because the caller
