@@ -23,28 +23,20 @@ class Tests:
 
     Args:
         shape: one test for each run, or each run and device.
-        waiting: the share of the money not bet yet after so many audits; None bets all of it from the first one on.
     """
 
-    def __init__(
-        self,
-        epsilon: float,
-        shape: tuple[int, ...],
-        waiting: Callable[[int], float] | None = audit.waiting,
-        bets: tuple[float, ...] | None = None,
-    ) -> None:
+    def __init__(self, epsilon: float, shape: tuple[int, ...]) -> None:
         self.epsilon = epsilon
-        self.bets = np.array(bets or audit.begin(epsilon).bets).reshape(-1, *[1] * len(shape))
-        self.waiting = waiting or (lambda audits: 0.0 if audits else 1.0)
+        self.bets = np.array(audit.begin(epsilon).bets).reshape(-1, *[1] * len(shape))
         # A single start is the mixture of which all money starts with the first audit.
         self.wealth = np.zeros((self.bets.size, *shape))
         self.audits = 0
 
     def update(self, losses: Floats, weights: Floats) -> Floats:
-        starting = self.waiting(self.audits) - self.waiting(self.audits + 1)
+        starting = audit.waiting(self.audits) - audit.waiting(self.audits + 1)
         self.audits += 1
         self.wealth = np.minimum(1e300, (1 + self.bets * weights * (losses - self.epsilon)) * (self.wealth + starting))
-        e_values: Floats = self.wealth.mean(axis=0) + self.waiting(self.audits)
+        e_values: Floats = self.wealth.mean(axis=0) + audit.waiting(self.audits)
         return e_values
 
 

@@ -11,13 +11,12 @@ from types import ModuleType
 
 from bench.figures import Figure, measured, tell, write
 from bench.pools import CACHE, CIFAR10, DATA, DIGITS, IMAGENET, TRAINSAMPLE, Pool, collect
-from bench.routing import alarm, contract, on_budget
+from bench.routing import alarm, contract
 from bench.routing.parts import Effort, Job, run
 
 PARTS: dict[str, ModuleType] = {
     "contract": contract,
     "alarm": alarm,
-    "on_budget": on_budget,
 }
 _TARGET = "routing"
 

@@ -10,9 +10,7 @@ import pytest
 from support.images import encode
 
 from bench.pools import CIFAR10, Pool
-from bench.routing import alarm, contract, on_budget
-from bench.routing.arrivals import Traffic
-from bench.routing.deployed import deploy
+from bench.routing import alarm, contract
 from bench.routing.population import Population
 from bench.routing.shifts import blurred, noisy, relabelled
 from firstline_core.tasks.classification import score
@@ -56,14 +54,6 @@ def test_alarm(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
     assert {record.shift for record in records} == {"", "labels", "blur"}
     assert all(record.found == 1 for record in records if record.shift == "blur")
     assert not missed(alarm, records)
-
-
-def test_on_budget(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(on_budget, "DAYS", 1)
-    monkeypatch.setattr(on_budget, "SHARES", (0.3,))
-    monkeypatch.setattr(on_budget, "TRAFFIC", Traffic(rate_s=0.02, burst_rate_s=0.5, between_s=600.0, day_swing=0.5))
-    records = on_budget.measure(deploy(pool), "bytes")
-    assert all(0.5 < record.spent <= 1 for record in records)
 
 
 def test_shifts_change_images_and_labels(pool: Pool) -> None:
