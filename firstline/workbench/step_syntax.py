@@ -49,7 +49,7 @@ _CLASS_MAPS = {"coco91": _COCO_91, "coco90": _COCO_91[1:]}
 _COLON = re.compile(r"(?<!\\):")
 _NO_NUMBER = re.compile(r"Expected `(int|float)`, got `str` - at `\$\.(\w+)")
 # Steps with arguments that few models need: they are spelled without those that have their defaults.
-_TERSE = ("decode_text", "ssd", "spread", "residual", "box_rows")
+_TERSE = ("decode_text", "ssd", "anchors", "spread", "residual", "box_rows")
 
 
 def parse_preprocess(text: str, folder: Path = Path()) -> tuple[PlainPre, ...]:

@@ -101,6 +101,11 @@ USAGE: Mapping[str, tuple[str, str]] = {
         "after a detector: boxes, classes and scores with suppression inside, from outputs in TFLite's order unless "
         "named; corners are yxyx and fractions unless named",
     ),
+    "anchors": (
+        "anchors:OFFSETS:SCORES[:activation=softmax|none][:strides=N/N...][:least=N][:most=N][:ratios=N/N...][:lowest=0]",
+        "after a detector: boxes of SSD without suppression inside, from two outputs by name; TensorFlow's anchors "
+        "unless named, scores with the background first",
+    ),
     "box_rows": (
         "box_rows[:pixels|fractions][:numbered=true]",
         "after a detector: rows of x1, y1, x2, y2, score, class, with suppression inside; numbered, rows of image, x1, "

@@ -19,7 +19,18 @@ from support.images import by_name, images
 from bench.support.bundles import model, write_manifest
 from firstline_core.bundle.loading import load_model
 from firstline_core.bundle.store import Bundle
-from firstline_core.processing.steps import CenterCrop, Decode, LabelOffset, Layout, Resize, Scale, Softmax
+from firstline_core.processing.boxes import InputSize, anchors, compile_detection
+from firstline_core.processing.steps import (
+    Anchors,
+    CenterCrop,
+    Decode,
+    LabelOffset,
+    Layout,
+    Resize,
+    Scale,
+    Softmax,
+    Suppress,
+)
 from firstline_core.runtime.select import RuntimeOptions
 
 pytestmark = pytest.mark.shared_data
@@ -79,6 +90,33 @@ def test_imagenet_photographs(shared_data: Path, tmp_path: Path, name: str, side
     np.testing.assert_array_equal(probabilities, interpret(path, pixels)[:, 1:] / 256)
     right = probabilities.argmax(axis=1) == np.array([int(row["label"]) for row in rows])
     assert right.mean() > at_least
+
+
+@pytest.mark.filterwarnings("ignore:Warning. Enabling `experimental_preserve_all_tensors`")
+def test_anchors_of_an_ssd(shared_data: Path) -> None:
+    folder = shared_data / "coco-cascade"
+    path = folder / "models" / "ssd_mobilenet_v1_quant.tflite"
+    interpreter = Interpreter(model_content=path.read_bytes(), experimental_preserve_all_tensors=True)
+    interpreter.allocate_tensors()
+    tensors = {tensor["name"]: tensor for tensor in interpreter.get_tensor_details()}
+
+    def real(name: str) -> Any:
+        scale, zero = tensors[name]["quantization"]
+        return ((interpreter.get_tensor(tensors[name]["index"]).astype(np.float32) - zero) * scale).reshape(1917, -1)
+
+    step, size = Anchors("offsets", "scores", "none"), InputSize(300, 300)
+    resolution = tensors["anchors"]["quantization"][0]
+    np.testing.assert_allclose(anchors(step, size)[:, [1, 0, 3, 2]], real("anchors"), atol=resolution / 2)
+
+    image = Image.open(next(iter(sorted(folder.rglob("dev/**/*.jpg"))))).convert("RGB").resize((300, 300))
+    interpreter.set_tensor(interpreter.get_input_details()[0]["index"], np.asarray(image)[None])
+    interpreter.invoke()
+    boxes, classes, scores, _ = (interpreter.get_tensor(each["index"])[0] for each in interpreter.get_output_details())
+    detect = compile_detection([step, Suppress(float(scores[0]), iou=0.6)], size, 1)
+    raw = {"offsets": real("Squeeze")[None], "scores": real("convert_scores")[None]}
+    found = detect(raw, np.array([[300, 300, 1, 1, 0, 0]], np.float32))
+    assert (found["classes"][0, 0], found["scores"][0, 0]) == (classes[0], scores[0])
+    np.testing.assert_allclose(found["boxes"][0, 0] / 300, boxes[0, [1, 0, 3, 2]], atol=0.01)
 
 
 def cifar(shared_data: Path) -> tuple[Path, list[str], list[bytes], Any]:

@@ -8,6 +8,7 @@ from msgspec import UNSET
 
 from firstline.workbench.step_syntax import parse_postprocess, parse_preprocess, spell
 from firstline_core.processing.steps import (
+    Anchors,
     BandEnergies,
     BoxRows,
     CenterCrop,
@@ -92,6 +93,16 @@ _after = st.one_of(
     st.builds(Detr, logits=_names, boxes=_names, activation=st.sampled_from(["softmax", "sigmoid"])),
     st.just(Ssd()),
     st.builds(Ssd, boxes=_names, classes=_names, scores=_names, count=st.one_of(st.just(""), _names)),
+    st.builds(
+        Anchors,
+        offsets=_names,
+        scores=_names,
+        activation=st.sampled_from(["sigmoid", "softmax", "none"]),
+        strides=st.lists(_sides, min_size=2, max_size=16).map(tuple),
+        least=_shares,
+        ratios=st.lists(st.floats(0.01, 10), min_size=1).map(tuple),
+        lowest=st.sampled_from([0, 3]),
+    ),
     st.builds(BoxRows, unit=st.sampled_from(["pixels", "fractions"])),
     st.builds(ClassMap, to=st.lists(st.integers(-1, 100), min_size=1).map(tuple)),
     st.builds(Suppress, score=_shares, iou=_shares, floor=_shares, limit=st.integers(1, 4096)),

@@ -11,6 +11,9 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
+from firstline_core.processing.boxes import InputSize, anchors
+from firstline_core.processing.steps import Anchors
+
 BOX = (24.0, 16.0, 72.0, 48.0)
 """Left, top, right and bottom of the object, in pixels of the model's input of 96 x 96."""
 SIDE = 96
@@ -181,6 +184,26 @@ def tensorflow(path: Path) -> Path:
         "num_detections": np.ones(1, np.float32),
     }
     return constant_outputs(path, outputs, shape=(1, "h", "w", 3), dtype=TensorProto.UINT8)
+
+
+def ssd_anchors(path: Path) -> Path:
+    """Offsets from TensorFlow's anchors and logits, with the background first."""
+    places = anchors(Anchors("offsets", "scores"), InputSize(SIDE, SIDE))
+    offsets, scores = np.zeros((1, len(places), 4), np.float32), np.full((1, len(places), 91), -7, np.float32)
+    x, y, width, height = np.array(center_box()) / SIDE
+    anchor_x, anchor_y, anchor_width, anchor_height = places[0]
+    offsets[0, 0] = [
+        10 * (y - anchor_y) / anchor_height,
+        10 * (x - anchor_x) / anchor_width,
+        5 * np.log(height / anchor_height),
+        5 * np.log(width / anchor_width),
+    ]
+    scores[0, 1:, 0] = 7  # background
+    scores[0, 0, [3, 8]] = [
+        sigmoid_inverse(0.9),
+        sigmoid_inverse(0.85),
+    ]  # COCO's category 3 is the third of its classes
+    return constant_outputs(path, {"offsets": offsets, "scores": scores})
 
 
 def efficient_nms(path: Path) -> Path:

@@ -95,9 +95,9 @@ def unknown(role: str, file: ModelFile, near: Surroundings) -> str:
         )
     if held == "image" and (boxes := _anchors(file.outputs)):
         return (
-            f"The {role} model {file.name} gives {boxes} boxes and scores of anchors, as SSD does, and its file does "
-            "not hold the anchors. Export it with decoding and suppression inside: of TensorFlow with the operator "
-            "TFLite_Detection_PostProcess, of PyTorch with its post-processing in the graph."
+            f"The {role} model {file.name} gives {boxes} boxes and scores of anchors, as SSD does, but not of "
+            "TensorFlow's anchors. Describe the anchors in a recipe for `firstline bundle create` (step 'anchors'), or "
+            "export the model with decoding and suppression inside."
         )
     inputs, outputs = (
         ", ".join(f"'{spec.name}' {spec.datatype} {list(spec.shape)}" for spec in specs[:4])

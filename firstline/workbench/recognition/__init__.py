@@ -56,6 +56,7 @@ class Family(NamedTuple):
 FAMILIES = (
     Family("boxes, classes, scores and perhaps a count, as outputs of their own", detectors.ssd),
     Family("boxes and logits of queries, in two outputs", detectors.detr),
+    Family("offsets of SSD's anchors and the scores of their classes, in two outputs", detectors.anchors),
     Family("one grid of 5 + classes channels, 16 pixels a cell", detectors.fastestdet),
     Family("rows of corners, score and class", detectors.box_rows),
     Family("a column of numbers for each box of a grid, or for each query", detectors.yolo),

@@ -12,6 +12,9 @@ from firstline.workbench.model_file import ModelFile
 from firstline.workbench.recognition.inputs import Start
 from firstline.workbench.recognition.outputs import Output
 from firstline.workbench.recognition.reading import GUESS, LIKELY, SURE, Reading, choice, escaped
+from firstline_core.processing.boxes import InputSize
+from firstline_core.processing.boxes import anchors as anchors_of
+from firstline_core.processing.steps import Anchors
 from firstline_core.types import Array
 
 _STRIDES = (8, 16, 32)
@@ -127,6 +130,37 @@ def detr(file: ModelFile, image: Start, outputs: Sequence[Output]) -> Iterator[R
             f"{queries} queries, {classes} classes"
             + (", and a last class for no object" if softmax else ", each with a score of its own"),
         ),
+    )
+
+
+def anchors(file: ModelFile, image: Start, outputs: Sequence[Output]) -> Iterator[Reading]:
+    """Yields SSD without suppression inside: offsets from as many anchors as TensorFlow's SSD has, and their scores."""
+    if len(outputs) != 2 or image.start.size is None:
+        return
+    offsets, scores = sorted(outputs, key=lambda output: output.shape[-1:] != (4,))
+    count = len(anchors_of(Anchors("offsets", "scores"), InputSize(*image.start.size)))
+    if offsets.shape != (count, 4) or scores.shape[:-1] != (count,) or scores.shape[-1] < 2:
+        return
+    columns, values = scores.shape[-1], scores.values
+    inside = values is not None and bool(values.min() >= 0 and values.max() <= 1)
+    decoder = f"anchors:{escaped(offsets.name)}:{escaped(scores.name)}"
+    decoders = [decoder + end for end in ((":activation=none",) if inside else ("", ":activation=softmax"))]
+    yield image.reading(
+        "ssd anchors",
+        "detection",
+        SURE if inside or columns == 91 else LIKELY,
+        decoder=decoders[0],
+        classes=columns - 1,
+        class_map="coco90" if columns == 91 and len(file.labels) != 90 else "",
+        score=0.5,
+        scaling="symmetric",
+        choices=(
+            *(() if inside else (choice("decoder", *decoders, known=columns == 91),)),
+            choice("scaling", "symmetric", "unit"),
+            choice("mode", "RGB", "BGR"),
+            choice("geometry", "squash", "corner", "center"),
+        ),
+        assumptions=(f"{count} boxes are offsets from the anchors of TensorFlow's SSD, the first class is background",),
     )
 
 

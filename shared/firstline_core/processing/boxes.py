@@ -17,6 +17,7 @@ from firstline_core.errors import InferenceError, ModelLoadError
 from firstline_core.processing.compile import softmax
 from firstline_core.processing.geometry import to_original
 from firstline_core.processing.steps import (
+    Anchors,
     BoxDecoder,
     BoxRows,
     ClassMap,
@@ -84,7 +85,7 @@ def compile_detection(steps: Sequence[PostStep], size: InputSize, k: int, output
     """
     match steps:
         case [
-            Yolox() | FastestDet() | Yolo() | Detr() | Ssd() | BoxRows() as decoder,
+            Yolox() | FastestDet() | Yolo() | Detr() | Ssd() | Anchors() | BoxRows() as decoder,
             *maps,
             Suppress() as suppression,
         ] if all(isinstance(step, ClassMap) for step in maps):
@@ -229,6 +230,8 @@ def _decode(decoder: BoxDecoder, raw: Mapping[str, Array], *, size: InputSize, f
             return _detr(raw, decoder, size, floor)
         case Ssd():
             return _ssd(raw, decoder, size, floor)
+        case Anchors():
+            return _from_anchors(raw, decoder, size, floor)
         case BoxRows():
             return _box_rows(_only(raw, output, 2), decoder, size, floor)
         case _:
@@ -302,6 +305,25 @@ def _ssd(raw: Mapping[str, Array], step: Ssd, size: InputSize, floor: float) -> 
     return Boxes(_in_pixels(boxes_xyxy, step.unit, size), found[kept], _whole(numbers[kept]))
 
 
+def _from_anchors(raw: Mapping[str, Array], step: Anchors, size: InputSize, floor: float) -> Boxes:
+    scores, offsets = _named(raw, step.scores, 2), _corners(raw, step.offsets, step.scores)
+    _check_columns(scores.shape[1], 2)
+    all_anchors = anchors(step, size)
+    if len(offsets) != len(all_anchors):
+        raise InferenceError(
+            f"An SSD with strides {step.strides}, {len(step.ratios)} ratios and {size.width}x{size.height} pixels has "
+            f"{len(all_anchors)} anchors, but the model gave {len(offsets)}; correct the arguments of 'anchors'."
+        )
+    probabilities = (scores if step.activation == "none" else _ACTIVATIONS[step.activation](scores))[:, 1:]
+    best = probabilities.max(axis=1)
+    kept = _above(best, floor)
+    places = all_anchors[kept]
+    moved: _Floats = np.divide(offsets[kept], (10, 10, 5, 5), dtype=np.float32)
+    center = places[:, :2] + moved[:, 1::-1] * places[:, 2:]
+    sides = places[:, 2:] * np.exp(np.minimum(moved[:, :1:-1], np.float32(_LARGEST_EXPONENT)))
+    return Boxes(_from_centers(center, sides) * _sides(size), best[kept], probabilities[kept].argmax(axis=1))
+
+
 def _box_rows(values: _Floats, step: BoxRows, size: InputSize, floor: float) -> Boxes:
     wanted = 7 if step.numbered else 6
     if values.shape[1] != wanted:
@@ -332,6 +354,25 @@ def _cells(strides: tuple[int, ...], size: InputSize) -> _Floats:
     return cells
 
 
+@lru_cache(maxsize=16)
+def anchors(step: Anchors, size: InputSize) -> _Floats:
+    """Returns the centre (x, y), width and height of each anchor in fractions of the input's sides, (anchors, 4)."""
+    grids: list[Array] = []
+    scales = [*np.linspace(step.least, step.most, len(step.strides)), 1.0]
+    for index, (stride, scale) in enumerate(zip(step.strides, scales, strict=False)):
+        shapes = [(scale * ratio**0.5, scale / ratio**0.5) for ratio in step.ratios]
+        if index == 0 and step.lowest:
+            shapes = [(0.1, 0.1), (scale * 2**0.5, scale / 2**0.5), (scale / 2**0.5, scale * 2**0.5)]
+        else:
+            shapes.append(((scale * scales[index + 1]) ** 0.5,) * 2)
+        rows, columns = -(-size.height // stride), -(-size.width // stride)
+        y, x, shape = (axis.ravel() for axis in np.indices((rows, columns, len(shapes))))
+        grids.append(np.column_stack(((x + 0.5) / columns, (y + 0.5) / rows, np.array(shapes)[shape])))
+    found = np.concatenate(grids).astype(np.float32)
+    found.flags.writeable = False
+    return found
+
+
 def _from_centers(center: _Floats, sides: _Floats) -> _Floats:
     return np.concatenate((center - sides / 2, center + sides / 2), axis=1)
 
@@ -347,6 +388,9 @@ def _sides(size: InputSize) -> _Floats:
 def _sigmoid(values: _Floats) -> _Floats:
     result: _Floats = np.reciprocal(1 + np.exp(-np.clip(values, -80, 80)), dtype=np.float32)
     return result
+
+
+_ACTIVATIONS = {"sigmoid": _sigmoid, "softmax": softmax}
 
 
 def _whole(classes: Array) -> _Ints:

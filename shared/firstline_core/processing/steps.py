@@ -550,6 +550,33 @@ class Ssd(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", tag="
             raise ValueError("name the outputs for boxes, classes and scores, or none")
 
 
+class Anchors(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", tag="anchors"):
+    """Decodes an SSD without suppression inside: the offsets of boxes from its anchors, and the scores of the classes.
+
+    The anchors are those of TensorFlow's `ssd_anchor_generator` (SSD: arXiv 1512.02325, section 2.2), which MediaPipe's
+    `SsdAnchorsCalculator` makes too. Offsets are of top, left, height and width, by 10, 10, 5 and 5.
+
+    Attributes:
+        offsets: name of the output [n, anchors, 4].
+        scores: name of the output [n, anchors, 1 + classes]; the background is first, and does not count as a class.
+        activation: of the scores, which are logits unless the model has applied it: "none".
+        strides: pixels of a cell of each grid.
+        least: side of an anchor in the first grid, as a fraction of the input's.
+        most: the same of the last grid.
+        ratios: width by height of the anchors of a cell.
+        lowest: number of anchors of a cell of the first grid: 3, or 0 for as many as in the others.
+    """
+
+    offsets: Annotated[str, Meta(min_length=1)]
+    scores: Annotated[str, Meta(min_length=1)]
+    activation: Literal["sigmoid", "softmax", "none"] = "sigmoid"
+    strides: Annotated[tuple[Positive, ...], Meta(min_length=2, max_length=16)] = (16, 32, 64, 128, 256, 512)
+    least: Fraction = 0.2
+    most: Fraction = 0.95
+    ratios: Annotated[tuple[Annotated[float, Meta(gt=0)], ...], Meta(min_length=1)] = (1, 2, 0.5, 3, 0.3333)
+    lowest: Literal[3, 0] = 3
+
+
 class BoxRows(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", tag="box_rows"):
     """Reads [n, k, 6] of a detector with suppression inside: x1, y1, x2, y2, score, class. A score of 0 is padding.
 
@@ -586,7 +613,7 @@ class Suppress(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", 
     limit: Annotated[int, Meta(ge=1, le=4096)] = 300
 
 
-BoxDecoder = Yolox | FastestDet | Yolo | Detr | Ssd | BoxRows
+BoxDecoder = Yolox | FastestDet | Yolo | Detr | Ssd | Anchors | BoxRows
 """The first step after a detector; then come any `class_map`, and `suppress`."""
 
 PreStep = (

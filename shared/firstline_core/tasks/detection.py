@@ -30,7 +30,7 @@ from firstline_core.processing.boxes import (
     partners,
 )
 from firstline_core.processing.geometry import GEOMETRY
-from firstline_core.processing.steps import Detr, PostStep, Ssd
+from firstline_core.processing.steps import Anchors, Detr, PostStep, Ssd
 from firstline_core.tasks.average_precision import average_precision
 from firstline_core.tasks.base import (
     ConfiguredTask,
@@ -162,6 +162,8 @@ class Detection(ConfiguredTask, frozen=True, tag="detection"):
         match model.steps:
             case [Detr(logits=logits, boxes=boxes), *_]:
                 wanted = (logits, boxes)
+            case [Anchors(offsets=offsets, scores=scores), *_]:
+                wanted = (offsets, scores)
             case [Ssd(boxes=boxes, classes=classes, scores=scores, count=count), *_] if boxes:
                 wanted = (boxes, classes, scores, *([count] if count else []))
             case [Ssd(), *_]:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from firstline_core.errors import InferenceError, ModelLoadError
 from firstline_core.processing.boxes import Boxes, InputSize, compile_detection, suppress
 from firstline_core.processing.steps import (
+    Anchors,
     BoxDecoder,
     BoxRows,
     ClassMap,
@@ -53,6 +54,18 @@ def yolox_output() -> Array:
     values[6] = [0.5, 0.5, np.log(0.5), np.log(0.25), 0.8, 0.1, 0.9, 0.2]  # column 2, row 1
     values[9] = [0, 0.5, 0, 0, 0.5, 0, 0, 0.8]  # column 1, row 0
     return values
+
+
+GRIDS = Anchors("offsets", "scores", strides=(32, 64), ratios=(1,))
+"""Two cells of 32 pixels with three anchors each, and one cell of 64 with two."""
+
+
+def anchors_output() -> dict[str, Array]:
+    offsets, scores = np.zeros((8, 4), np.float32), np.full((8, 4), logit(0.001), np.float32)
+    offsets[3] = [5, -10, 5 * np.log(2), 0]  # the first anchor of the second cell: sides of 0.1
+    scores[3, 2] = logit(0.9)
+    scores[6, [0, 3]] = [logit(0.95), logit(0.7)]  # the cell of 64 pixels: sides of 0.95; class 0 is the background
+    return {"offsets": offsets, "scores": scores}
 
 
 def fastestdet_output() -> Array:
@@ -106,6 +119,11 @@ DECODED: dict[str, tuple[BoxDecoder, dict[str, Any], list[Any]]] = {
         Ssd(),
         {"a": [[0, 0, 1, 1], [0, 0, 1, 1]], "b": [2, 1], "c": [0.9, 0]},
         [([0, 0, 64, 32], 0.9, 2)],
+    ),
+    "SSD without suppression inside": (
+        GRIDS,
+        anchors_output(),
+        [([38.4, 14.4, 44.8, 20.8], 0.9, 1), ([1.6, 0.8, 62.4, 31.2], 0.7, 2)],
     ),
     "rows": (
         BoxRows(),
@@ -189,6 +207,8 @@ def test_classes_are_renumbered() -> None:
         ([Detr("logits", "boxes")], {"logits": [[0, 0]] * 2, "boxes": [[0] * 4]}, "the 2 boxes of 'logits'"),
         ([Ssd()], {"a": [[0] * 4], "b": [1, 1], "c": [0.9]}, "'b' and 'c' have 2 and 1 boxes"),
         ([Ssd()], {"a": [[0] * 3], "b": [1], "c": [0.9]}, r"'a' has shape \[1, 3\]"),
+        ([GRIDS], {"offsets": np.zeros((9, 4)), "scores": np.zeros((9, 4))}, "has 8 anchors, but the model gave 9"),
+        ([GRIDS], {"offsets": np.zeros((8, 4)), "scores": np.zeros((8, 1))}, "has 1 columns; .* needs at least 2"),
         ([Yolo(objectness=True)], {"output": np.zeros((9, 5))}, "has 5 columns; this decoder needs at least 6"),
         ([Yolo()], {"output": np.zeros((4, 9))}, "has 4 columns; this decoder needs at least 5"),
         ([Yolox((16, 32))], {"output": np.zeros((10, 4))}, "has 4 columns; this decoder needs at least 6"),

@@ -285,7 +285,7 @@ def test_columns_that_the_data_lack_are_named(tmp_path: Path) -> None:
             ["--full", "unknown.onnx"],
             "is of no family that `firstline pair` knows for images (inputs 'images' FP32 [1, 3, 96",
         ),
-        (["--full", "anchors.onnx"], "gives 1917 boxes and scores of anchors, as SSD does, and its file does "),
+        (["--full", "anchors.onnx"], "gives 1916 boxes and scores of anchors, as SSD does, but not of "),
         (["--edge", "colours.onnx", "--full", "yolo.onnx"], "Both models need the same task"),
     ],
 )
@@ -295,7 +295,7 @@ def test_what_cannot_become_a_pair_is_refused(
     monkeypatch.chdir(site)
     detector_graphs.constant_outputs(site / "unknown.onnx", {"depth": np.ones((1, 1, 96, 96), np.float32)})
     detector_graphs.yolov8(site / "yolo.onnx")
-    anchors = {"offsets": np.ones((1, 1917, 4), np.float32), "scores": np.ones((1, 1917, 91), np.float32)}
+    anchors = {"offsets": np.ones((1, 1916, 4), np.float32), "scores": np.ones((1, 1916, 91), np.float32)}
     detector_graphs.constant_outputs(site / "anchors.onnx", anchors)
     (site / "empty.onnx").touch()
     (site / "cut.onnx").write_bytes((site / "colours.onnx").read_bytes()[:100])

@@ -43,6 +43,7 @@ DETECTORS: dict[str, tuple[Callable[[Path], Path], str]] = {
     "RT-DETR": (detector_graphs.rt_detr, "detr"),
     "RT-DETR in one output": (detector_graphs.queries_in_one_output, "rt-detr"),
     "TensorFlow": (detector_graphs.tensorflow, "ssd"),
+    "SSD without suppression inside": (detector_graphs.ssd_anchors, "ssd anchors"),
     "EfficientNMS": (detector_graphs.efficient_nms, "ssd"),
     "FastestDet": (detector_graphs.fastestdet, "fastestdet"),
     "YOLOv7 with suppression inside": (detector_graphs.yolov7_end_to_end, "box rows"),

@@ -206,11 +206,11 @@ MADE: dict[str, tuple[Callable[[Path], Path], Callable[[Path], Path], tuple[str,
             "detr:logits:pred_boxes:sigmoid,suppress:0.5:iou=1",
         ),
     ),
-    "decoded YOLOX and EfficientNMS": (
-        detector_graphs.yolox_decoded,
+    "SSD without suppression inside and EfficientNMS": (
+        detector_graphs.ssd_anchors,
         detector_graphs.efficient_nms,
         (
-            "yolo:objectness=true,suppress:0.3",
+            "anchors:offsets:scores,class_map:coco90,suppress:0.5",
             "ssd:det_boxes:det_classes:det_scores:num_dets:corners=xyxy:unit=pixels,suppress:0.5:iou=1",
         ),
     ),
