@@ -3,27 +3,43 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Sequence
-from functools import partial
-from pathlib import Path
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from functools import wraps
 from types import TracebackType
-from typing import Any, Self, TypeVar, Unpack
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar, cast
 
 import httpx
 
-from firstline.client import answer_stream, calls, retries
-from firstline.client.answer_stream import DEFAULT_PATIENCE_S
-from firstline.client.calls import Call, FileOptions, Inputs, RequestOptions
-from firstline.client.connection import DEFAULT_TIMEOUT_S, BaseClient, link_error, this_loop
-from firstline.client.infer_many import DEFAULT_IN_FLIGHT, Progress, in_tasks
-from firstline.client.infer_many import DEFAULT_PATIENCE_S as RETRY_PATIENCE_S
-from firstline.client.results import Prediction
-from firstline.client.retries import Outcome, Steps
+from firstline.client import answer_stream
+from firstline.client.calls import Call
+from firstline.client.connection import BaseClient, link_error, this_loop
+from firstline.client.infer_many import in_tasks
+from firstline.client.retries import Steps
+from firstline.client.sync_client import Client
 from firstline_core.errors import FirstlineError, ProtocolError
 from firstline_core.protocol.http_client import open_async_client
-from firstline_core.types import InferResponse, ModelMetadata, Wait
 
+P = ParamSpec("P")
 T = TypeVar("T")
+
+
+def _awaited(
+    method: Callable[Concatenate[Client, P], T],
+) -> Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, T]]:
+    """Returns a method of `Client` for `AsyncClient`, whose `_send` and `_run` return what is to be awaited."""
+
+    @wraps(method)
+    async def call(self: AsyncClient, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await cast("Awaitable[T]", method(cast("Client", self), *args, **kwargs))
+
+    return call
+
+
+def _iterated(
+    method: Callable[Concatenate[Client, P], Iterator[T]],
+) -> Callable[Concatenate[AsyncClient, P], AsyncIterator[T]]:
+    """Returns a method of `Client` for `AsyncClient`, whose `_many` and `_follow` yield asynchronously."""
+    return cast("Callable[Concatenate[AsyncClient, P], AsyncIterator[T]]", method)
 
 
 class AsyncClient(BaseClient[httpx.AsyncClient]):
@@ -31,6 +47,8 @@ class AsyncClient(BaseClient[httpx.AsyncClient]):
 
     _open = staticmethod(open_async_client)
     _place = staticmethod(this_loop)
+    _many = staticmethod(in_tasks)
+    _follow = staticmethod(answer_stream.follow_async)
 
     async def __aenter__(self) -> Self:
         return self
@@ -46,140 +64,24 @@ class AsyncClient(BaseClient[httpx.AsyncClient]):
         if http is not None:
             await http.aclose()
 
-    async def infer(
-        self,
-        model: str,
-        inputs: Inputs,
-        *,
-        version: str | int = "",
-        id: str = "",  # noqa: A002 (V2's own name)
-        outputs: Sequence[str] = (),
-        **options: Unpack[RequestOptions],
-    ) -> InferResponse:
-        """See `Client.infer`."""
-        call = calls.infer(model, inputs, options, version=version, client_id=id, outputs=outputs)
-        return await self._send(call)
-
-    def infer_many(
-        self,
-        model: str,
-        requests: Iterable[Inputs],
-        *,
-        version: str | int = "",
-        outputs: Sequence[str] = (),
-        in_flight: int = DEFAULT_IN_FLIGHT,
-        ordered: bool = True,
-        patience_s: float = RETRY_PATIENCE_S,
-        on_progress: Progress | None = None,
-        **options: Unpack[RequestOptions],
-    ) -> AsyncIterator[Outcome[InferResponse]]:
-        """See `Client.infer_many`."""
-        traced = calls.with_current_trace(options)  # the trace of the call, not of a later iteration
-        infer = partial(calls.infer, model, options=traced, version=version, outputs=outputs)
-        sent = (retries.retried(at, partial(infer, inputs), patience_s) for at, inputs in enumerate(requests))
-        return in_tasks(self._run, sent, in_flight=in_flight, ordered=ordered, on_progress=on_progress)
-
-    async def submit(
-        self,
-        model: str,
-        inputs: Inputs,
-        *,
-        version: str | int = "",
-        id: str = "",  # noqa: A002 (V2's own name)
-        outputs: Sequence[str] = (),
-        **options: Unpack[RequestOptions],
-    ) -> str:
-        """See `Client.submit`."""
-        call = calls.infer(model, inputs, options, version=version, client_id=id, outputs=outputs)
-        return await self._send(calls.as_job(call))
-
-    async def submit_file(self, model: str, file: str | Path | bytes, **options: Unpack[FileOptions]) -> str:
-        """See `Client.submit_file`."""
-        return await self._send(calls.as_job(calls.infer_file(model, file, options)))
-
-    async def result(self, job_id: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> InferResponse:
-        """See `Client.result`."""
-        return await self._run(self._job_result(calls.answer(job_id), job_id, timeout_s))
-
-    async def result_file(self, job_id: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> Prediction:
-        """See `Client.result_file`."""
-        return await self._run(self._job_result(calls.prediction(job_id), job_id, timeout_s))
-
-    async def forget(self, job_id: str) -> None:
-        """See `Client.forget`."""
-        await self._send(calls.forget(job_id))
-
-    async def infer_file(
-        self,
-        model: str,
-        file: str | Path | bytes,
-        **options: Unpack[FileOptions],
-    ) -> Prediction:
-        """See `Client.infer_file`."""
-        call = calls.infer_file(model, file, options)
-        return await self._send(call)
-
-    async def infer_document(
-        self, model: str, file: str | Path | bytes, **options: Unpack[FileOptions]
-    ) -> dict[str, Any]:
-        """Like `Client.infer_document`."""
-        return await self._send(calls.infer_document(model, file, options))
-
-    def infer_files(
-        self,
-        model: str,
-        files: Iterable[str | Path | bytes],
-        *,
-        in_flight: int = DEFAULT_IN_FLIGHT,
-        ordered: bool = True,
-        patience_s: float = RETRY_PATIENCE_S,
-        on_progress: Progress | None = None,
-        **options: Unpack[FileOptions],
-    ) -> AsyncIterator[Outcome[Prediction]]:
-        """See `Client.infer_files`."""
-        infer = partial(calls.infer_file, model, options=calls.with_current_trace(options))
-        sent = (retries.retried(at, partial(infer, file), patience_s) for at, file in enumerate(files))
-        return in_tasks(self._run, sent, in_flight=in_flight, ordered=ordered, on_progress=on_progress)
-
-    async def answer(self, request_id: str) -> InferResponse:
-        """See `Client.answer`."""
-        return await self._send(calls.answer(request_id))
-
-    async def prediction(self, request_id: str) -> Prediction:
-        """See `Client.prediction`."""
-        return await self._send(calls.prediction(request_id))
-
-    async def wait_for_final(self, request_id: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> InferResponse:
-        """See `Client.wait_for_final`."""
-        return await self._run(retries.final_answer(request_id, timeout_s=timeout_s))
-
-    def events(self, request_id: str, *, patience_s: float = DEFAULT_PATIENCE_S) -> AsyncIterator[InferResponse]:
-        """See `Client.events`."""
-        return answer_stream.follow_async(self._http, answer_stream.tensors_of(request_id, patience_s))
-
-    def stream_file(
-        self,
-        model: str,
-        file: str | Path | bytes,
-        *,
-        patience_s: float = DEFAULT_PATIENCE_S,
-        **options: Unpack[FileOptions],
-    ) -> AsyncIterator[Prediction]:
-        """See `Client.stream_file`."""
-        call = calls.infer_file(model, file, {"wait": Wait.FIRST, **options})
-        return answer_stream.follow_async(self._http, answer_stream.prediction_of(call, patience_s))
-
-    async def metadata(self, model: str, version: str | int = "") -> ModelMetadata:
-        """See `Client.metadata`."""
-        return await self._send(calls.metadata(model, version))
-
-    async def status(self) -> dict[str, Any]:
-        """See `Client.status`."""
-        return await self._send(calls.status())
-
-    async def ready(self) -> bool:
-        """See `Client.ready`."""
-        return await self._send(calls.ready())
+    infer = _awaited(Client.infer)
+    infer_many = _iterated(Client.infer_many)
+    submit = _awaited(Client.submit)
+    submit_file = _awaited(Client.submit_file)
+    result = _awaited(Client.result)
+    result_file = _awaited(Client.result_file)
+    forget = _awaited(Client.forget)
+    infer_file = _awaited(Client.infer_file)
+    infer_document = _awaited(Client.infer_document)
+    infer_files = _iterated(Client.infer_files)
+    answer = _awaited(Client.answer)
+    prediction = _awaited(Client.prediction)
+    wait_for_final = _awaited(Client.wait_for_final)
+    events = _iterated(Client.events)
+    stream_file = _iterated(Client.stream_file)
+    metadata = _awaited(Client.metadata)
+    status = _awaited(Client.status)
+    ready = _awaited(Client.ready)
 
     async def _send(self, call: Call[T]) -> T:
         try:

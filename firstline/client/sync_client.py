@@ -1,4 +1,7 @@
-"""The synchronous client: `Client` for either tier. `async_client.py` is the same for asyncio."""
+"""The synchronous client: `Client` for either tier.
+
+`AsyncClient` has the same methods, made from these: they only build calls, for `_send`, `_run`, `_many` or `_follow`.
+"""
 
 from __future__ import annotations
 
@@ -48,6 +51,8 @@ class Client(BaseClient[httpx.Client]):
 
     _open = staticmethod(open_client)
     _place = staticmethod(this_process)
+    _many = staticmethod(in_threads)
+    _follow = staticmethod(answer_stream.follow)
 
     def __enter__(self) -> Self:
         return self
@@ -115,7 +120,7 @@ class Client(BaseClient[httpx.Client]):
         traced = calls.with_current_trace(options)  # other threads do not have this span
         infer = partial(calls.infer, model, options=traced, version=version, outputs=outputs)
         sent = (retries.retried(at, partial(infer, inputs), patience_s) for at, inputs in enumerate(requests))
-        return in_threads(self._run, sent, in_flight=in_flight, ordered=ordered, on_progress=on_progress)
+        return self._many(self._run, sent, in_flight=in_flight, ordered=ordered, on_progress=on_progress)
 
     def submit(
         self,
@@ -155,7 +160,7 @@ class Client(BaseClient[httpx.Client]):
 
     def forget(self, job_id: str) -> None:
         """Deletes a job and its answer from the gateway; a job that has not begun is not run."""
-        self._send(calls.forget(job_id))
+        return self._send(calls.forget(job_id))
 
     def infer_file(
         self,
@@ -204,7 +209,7 @@ class Client(BaseClient[httpx.Client]):
         """
         infer = partial(calls.infer_file, model, options=calls.with_current_trace(options))
         sent = (retries.retried(at, partial(infer, file), patience_s) for at, file in enumerate(files))
-        return in_threads(self._run, sent, in_flight=in_flight, ordered=ordered, on_progress=on_progress)
+        return self._many(self._run, sent, in_flight=in_flight, ordered=ordered, on_progress=on_progress)
 
     def answer(self, request_id: str) -> InferResponse:
         """Returns the latest answer to a request of yours: the correction, once there is one.
@@ -247,7 +252,7 @@ class Client(BaseClient[httpx.Client]):
         Raises:
             UnknownAnswerError: there is no answer with this id for you.
         """
-        return answer_stream.follow(self._http, answer_stream.tensors_of(request_id, patience_s))
+        return self._follow(self._http, answer_stream.tensors_of(request_id, patience_s))
 
     def stream_file(
         self,
@@ -266,7 +271,7 @@ class Client(BaseClient[httpx.Client]):
             **options: see `FileOptions`; `wait` is "first" by default.
         """
         call = calls.infer_file(model, file, {"wait": Wait.FIRST, **options})
-        return answer_stream.follow(self._http, answer_stream.prediction_of(call, patience_s))
+        return self._follow(self._http, answer_stream.prediction_of(call, patience_s))
 
     def metadata(self, model: str, version: str | int = "") -> ModelMetadata:
         """Returns a model's inputs, outputs and labels."""
