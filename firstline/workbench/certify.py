@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Literal
 
 import msgspec
@@ -46,7 +45,6 @@ from firstline_core.routing.certificate import (
     Contract,
     EventPromise,
     GroupCertificate,
-    Histogram,
     event_promise,
     promise_text,
 )
@@ -161,7 +159,7 @@ class Certification:
     selection: Selection
     result: CertificationResult
     terms: Terms
-    certificate: Certificate | None
+    certificate: Certificate | None = None
     sequences: Sequences | None = None
     graded: bool = False
     usual: UsualAnswer | None = None
@@ -210,8 +208,9 @@ def certify_bundle(
     bound = None
     if result.threshold is not None:
         bound = auditable_epsilon(terms, evidence.losses("disagreement")[rows][scores >= result.threshold])
-    usual = usual_answer(evidence, terms.epsilon)
-    return _certification(bundle, evidence, selection, result, terms, audit_epsilon=bound, usual=usual)
+    found = _found(evidence, selection, result, terms)
+    found = replace(found, usual=usual_answer(evidence, terms.epsilon))
+    return _with_certificate(bundle, found, audit_epsilon=bound)
 
 
 def _certify_events(bundle: Bundle, evidence: Evidence, terms: Terms, placing: Evidence | None) -> Certification:
@@ -252,11 +251,16 @@ def _certify_events(bundle: Bundle, evidence: Evidence, terms: Terms, placing: E
     }
     kept = 0.0 if found.threshold is None else float((scores[rest] >= found.threshold).mean())
     result = replace(found, kept=kept, n=len(evidence.units(rest, seed)))
-    others = unpromised(evidence, rest, promises, seed)
-    certification = _certification(
-        bundle, evidence, selection, result, terms, contract="events", audit_epsilon=None, unpromised=others
+    certification = Certification(
+        evidence.variant,
+        selection,
+        result,
+        terms,
+        sequences=evidence.sequences,
+        unpromised=unpromised(evidence, rest, promises, seed),
+        broken=broken,
     )
-    return replace(certification, broken=broken)
+    return _with_certificate(bundle, certification, audit_epsilon=None, contract="events")
 
 
 def _prove_promises(
@@ -334,10 +338,8 @@ def certify_stream_bundle(bundle: Bundle, evidence: Evidence, terms: Terms) -> C
     result = CertificationResult(
         stream.certified, stream.threshold, stream.kept, stream.given_up_upper, stream.n, stream.n_needed
     )
-    graded = is_graded(np.abs(costs))
-    return _certification(
-        bundle, evidence, selection, result, terms, contract="stream", audit_epsilon=None, graded=graded
-    )
+    found = replace(_found(evidence, selection, result, terms), graded=is_graded(np.abs(costs)))
+    return _with_certificate(bundle, found, audit_epsilon=None, contract="stream")
 
 
 def certify_classes(bundle: Bundle, evidence: Evidence, terms: Terms) -> Certification:
@@ -358,7 +360,7 @@ def certify_classes(bundle: Bundle, evidence: Evidence, terms: Terms) -> Certifi
     accepted = [row for row in rows if (limit := limits[groups[row]]) is not None and selection.scores[row] >= limit]
     # Where every class keeps to epsilon, all of them together do, and that is what audits see.
     bound = auditable_epsilon(terms, evidence.losses("disagreement")[accepted])
-    return _certification(bundle, evidence, selection, result, terms, audit_epsilon=bound)
+    return _with_certificate(bundle, _found(evidence, selection, result, terms), audit_epsilon=bound)
 
 
 def certify_by(bundle: Bundle, evidence: Evidence, groups: Sequence[str], by: str, terms: Terms) -> Certification:
@@ -379,8 +381,7 @@ def certify_by(bundle: Bundle, evidence: Evidence, groups: Sequence[str], by: st
         ConstantScoreError: the score is the same for every row.
     """
     result, selection = _certify_all_groups(bundle, evidence, groups, by, terms)
-    graded = is_graded(evidence.losses(terms.contract))
-    return Certification(evidence.variant, selection, result, terms, None, evidence.sequences, graded)
+    return _found(evidence, selection, result, terms)
 
 
 def _certify_all_groups(
@@ -444,19 +445,9 @@ def certify_field(
     result = certify_weighted(
         values, losses, weights, terms.epsilon, terms.delta, select_fraction=fraction, seed=terms.seed
     )
-    score, graded = bundle.manifest.policy.score, is_graded(losses)
-    selection = Selection(score, None, {}, None, 0, np.arange(len(values)), values)
-    certificate = _certificate(
-        bundle,
-        variant,
-        selection,
-        result,
-        terms,
-        audit_epsilon=terms.epsilon,
-        scores=histogram(values, weights=weights),
-        graded=graded,
-    )
-    return Certification(variant, selection, result, terms, certificate, graded=graded)
+    selection = Selection(bundle.manifest.policy.score, None, {}, None, 0, np.arange(len(values)), values)
+    found = Certification(variant, selection, result, terms, graded=is_graded(losses))
+    return _with_certificate(bundle, found, audit_epsilon=terms.epsilon, weights=np.asarray(weights, np.float64))
 
 
 def certify_field_promises(
@@ -516,20 +507,9 @@ def certify_field_promises(
     accepted = values[rest] >= (np.inf if found.threshold is None else found.threshold)
     kept = float(weight_array[rest][accepted].sum() / weight_array[rest].sum())
     result = replace(found, kept=kept, n=len(rest))
-    score = bundle.manifest.policy.score
-    selection = Selection(score, None, {}, None, 0, rest, values)
-    renewed = _certificate(
-        bundle,
-        variant,
-        selection,
-        result,
-        terms.about(promises),
-        audit_epsilon=None,
-        scores=histogram(values[rest], weights=weight_array[rest]),
-        contract="events",
-        graded=False,
-    )
-    return Certification(variant, selection, result, terms.about(promises), renewed)
+    selection = Selection(bundle.manifest.policy.score, None, {}, None, 0, rest, values)
+    renewed = Certification(variant, selection, result, terms.about(promises))
+    return _with_certificate(bundle, renewed, audit_epsilon=None, contract="events", weights=weight_array)
 
 
 def _audited_variant(manifest: Manifest, keys: set[str]) -> tuple[Model, Certificate]:
@@ -647,55 +627,34 @@ def _selection_rows(selection: Selection) -> NDArray[np.intp]:
     return np.setdiff1d(np.arange(len(selection.scores)), selection.rest)
 
 
-def _certification(
+def _found(evidence: Evidence, selection: Selection, result: CertificationResult, terms: Terms) -> Certification:
+    graded = is_graded(evidence.losses(terms.contract))
+    return Certification(evidence.variant, selection, result, terms, sequences=evidence.sequences, graded=graded)
+
+
+def _with_certificate(
     bundle: Bundle,
-    evidence: Evidence,
-    selection: Selection,
-    result: CertificationResult,
-    terms: Terms,
+    found: Certification,
     *,
     audit_epsilon: float | None,
     contract: Contract | None = None,
-    usual: UsualAnswer | None = None,
-    unpromised: Mapping[str, Unpromised] = MappingProxyType({}),
-    graded: bool = False,
+    weights: NDArray[np.float64] | None = None,
 ) -> Certification:
-    scores = histogram(selection.scores[selection.rest])
-    graded = graded or (contract is None and is_graded(evidence.losses(terms.contract)))
-    certificate = _certificate(
-        bundle,
-        evidence.variant,
-        selection,
-        result,
-        terms,
-        audit_epsilon=audit_epsilon,
-        scores=scores,
-        contract=contract,
-        graded=graded,
-    )
-    return Certification(
-        evidence.variant, selection, result, terms, certificate, evidence.sequences, graded, usual, unpromised
-    )
+    """Adds the variant's certificate, if anything is certified.
 
-
-def _certificate(
-    bundle: Bundle,
-    variant: Model,
-    selection: Selection,
-    result: CertificationResult,
-    terms: Terms,
-    *,
-    audit_epsilon: float | None,
-    scores: Histogram | None,
-    contract: Contract | None = None,
-    graded: bool,
-) -> Certificate | None:
-    """Returns the variant's certificate; None if nothing is certified."""
+    Args:
+        bundle: that was certified.
+        found: without a certificate.
+        audit_epsilon: see `Certificate`.
+        contract: if it is not the one of the terms.
+        weights: (n,) of rows with different sampling probabilities.
+    """
+    selection, result, terms, rest = found.selection, found.result, found.terms, found.selection.rest
     if result.threshold is None or result.risk_upper is None:
-        return None
+        return found
     groups = result.groups if isinstance(result, GroupsResult) else {}
     events = result.events if isinstance(result, EventsResult) else {}
-    return Certificate(
+    certificate = Certificate(
         contract=contract or terms.contract,
         epsilon=terms.epsilon,
         delta=terms.delta,
@@ -703,11 +662,11 @@ def _certificate(
         n=result.n,
         kept=result.kept,
         risk_upper=result.risk_upper,
-        edge_digest=variant.digest,
+        edge_digest=found.variant.digest,
         full_digest=bundle.manifest.full_digest,
         score_digest=bundle.manifest.score_digest(selection.score),
         audit_epsilon=audit_epsilon,
-        histogram=scores,
+        histogram=histogram(selection.scores[rest], weights=None if weights is None else weights[rest]),
         by="class" if groups else "",
         groups={
             label: GroupCertificate(one.threshold, one.n, one.kept, one.risk_upper) for label, one in groups.items()
@@ -718,8 +677,9 @@ def _certificate(
             if one.risk_upper is not None
         },
         labels_digest=bundle.manifest.labels_digest if groups or events else "",
-        graded=graded,
+        graded=found.graded,
     )
+    return replace(found, certificate=certificate)
 
 
 def policy_of(policy: Policy, certification: Certification) -> Policy:
