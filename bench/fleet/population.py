@@ -76,7 +76,6 @@ class Scenery:
 
 
 STREET = Scenery()
-ALL_CLASSES = tuple(STREET.objects)
 _NIGHT_H = (20.0, 6.0)
 _SWING = 0.5  # of the number of objects over a day, around its mean
 _HOURLY = 0.4  # standard deviation of the logarithm of a device's objects from hour to hour

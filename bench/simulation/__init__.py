@@ -1,1 +1,1 @@
-"""Simulated time, a simulated network and a simulated core, on which both tiers' own code runs."""
+"""Simulated time, and a simulated fleet on it, in which both tiers' own code runs."""

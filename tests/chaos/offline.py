@@ -17,13 +17,13 @@ from pathlib import Path
 import httpx
 import numpy as np
 
-from bench.simulation.network import Weather
 from bench.simulation.simulated_time import LoopClock, simulate
 from chaos.kills import fresh_scans
 from chaos.simulation.book import Book
 from chaos.simulation.cloud import Cloud
 from chaos.simulation.device import Device
 from chaos.simulation.models import INPUT
+from chaos.simulation.network import Weather
 from chaos.simulation.plan import CERTIFIED, Ask, draw
 from chaos.simulation.run import quiet
 from chaos.victims import MODEL, victims

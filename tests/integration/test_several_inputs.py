@@ -16,10 +16,10 @@ from support.agent import edge_settings
 from support.broker import free_port
 from support.gateway import serving
 from support.small_models import small_gateway
+from support.table_models import table_bundle
 from support.waiting import until
 
 from bench.support.bundles import with_certificate
-from bench.support.table_models import table_bundle
 from firstline.workbench.bundle import create_bundle
 from firstline.workbench.spec import read_recipe
 from firstline_core.bundle.manifest import MANIFEST_NAME, Policy, encode_manifest

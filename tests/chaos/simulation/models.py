@@ -12,8 +12,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from bench.simulation.core import OneCore
 from bench.support.bundles import with_certificate
+from chaos.simulation.core import OneCore
 from chaos.simulation.plan import CERTIFIED, UNCERTIFIED, VOID
 from firstline_core.bundle.loading import Prediction
 from firstline_core.bundle.manifest import Manifest, Model, Policy, valid_certificate

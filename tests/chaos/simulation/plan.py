@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from bench.simulation.network import Weather
+from chaos.simulation.network import Weather
 from firstline_core.types import Privacy, Route, Wait
 
 LENGTH_S = 300.0

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from bench.simulation.network import Gateway, SimulatedLink, Weather
+from chaos.simulation.network import Gateway, SimulatedLink, Weather
 from firstline_core.clock import Clock
 from firstline_core.errors import FirstlineError, LinkDownError, RemoteTimeoutError
 from firstline_core.types import InferRequest, InferResponse

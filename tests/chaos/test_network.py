@@ -11,8 +11,8 @@ from typing import TypeVar
 import numpy as np
 import pytest
 
-from bench.simulation.network import SimulatedLink, Weather
 from bench.simulation.simulated_time import LoopClock, simulate
+from chaos.simulation.network import SimulatedLink, Weather
 from firstline_core.errors import RemoteTimeoutError
 from firstline_core.types import InferRequest, InferResponse, Tensor
 

@@ -63,7 +63,6 @@ class SimulatedLink:
 
     Attributes:
         sent_bytes: so far, retransmissions and probes included.
-        paid_bytes: of requests and answers, as budgets count them.
         requests, probes: begun so far.
     """
 
@@ -79,7 +78,6 @@ class SimulatedLink:
         self.probe_wanted = asyncio.Event()
         self._free_at_s = {"up": 0.0, "down": 0.0}
         self.sent_bytes = 0
-        self.paid_bytes = 0
         self.requests = 0
         self.probes = 0
 
@@ -101,21 +99,12 @@ class SimulatedLink:
         self.requests += 1
         ends_s = self._clock.monotonic_s() + timeout_s
         sent = request.size_bytes + _HEAD_BYTES
-        self._count(sent=sent)
+        count(self.name, sent=sent)
         await self._cross("up", sent, ends_s)
         response = await self._gateway.answer(request)
         await self._cross("down", _ANSWER_BYTES, ends_s)
-        self._count(received=_ANSWER_BYTES)
+        count(self.name, received=_ANSWER_BYTES)
         return response
-
-    def bytes_of(self, size_bytes: float) -> float:
-        """What a call with such a payload takes, there and back."""
-        return size_bytes + _HEAD_BYTES + _ANSWER_BYTES
-
-    def _count(self, *, sent: int = 0, received: int = 0) -> None:
-        """Counts sent bytes for budgets, as the agent's links do."""
-        self.paid_bytes += sent + received
-        count(self.name, sent=sent, received=received)
 
     async def probe(self, timeout_s: float) -> None:
         """As `infer`, with next to nothing."""
