@@ -1,17 +1,13 @@
 """Measure what a request costs on the device beyond the model: a confident answer, a memory hit and a disk hit.
 
-    python -m bench.agent [--requests 2000] [--repeats 5]
-
 Each is timed next to `session.run` on the same input in the same loop. A figure is that of the best repeat, because
-other work on the machine is not the device's cost. Writes bench/results/agent.json.
+other work on the machine is not the device's cost. `make -C bench serving` runs it.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
-import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -20,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.figures import Figure, at_most, plain, report
+from bench.figures import Figure, at_most, plain
 from bench.serving.client import session
 from bench.serving.models import INPUT, S, write_bundle
 from firstline_core.ids import new_request_id
@@ -130,16 +126,3 @@ async def measured_figures(requests: int, repeats: int) -> list[Figure]:
     with tempfile.TemporaryDirectory(prefix="firstline-agent-") as folder:
         found = [await measure(Path(folder), requests, repeat) for repeat in range(repeats)]
         return figures(found)
-
-
-def main() -> int:
-    """Measures and reports; see the module."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--requests", type=int, default=2000, help="of each kind in a repeat")
-    parser.add_argument("--repeats", type=int, default=5)
-    given = parser.parse_args()
-    return report("agent", asyncio.run(measured_figures(given.requests, given.repeats)))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -18,7 +18,6 @@ from bench.page import refill
 from bench.pools import DATA
 from bench.tasks import (
     bargain,
-    classification,
     contracts,
     detection,
     detector_speed,
@@ -38,8 +37,6 @@ PARTS: Mapping[str, tuple[str, Callable[[Path], Iterable[Figure]]]] = {
     "gateway_speed": ("coco-cascade", gateway_speed.figures),
     "difficult_cases": ("coco-cascade", difficult_cases.figures),
     "bargain": ("cifar10-cascade", bargain.figures),
-    "spoken_digits": ("spoken-digits-cascade", classification.spoken_digits),
-    "clinc": ("clinc-cascade", classification.clinc),
     "contracts": ("coco-cascade", contracts.figures),
 }
 """The pair of each part, and what measures it in the pair's folder."""

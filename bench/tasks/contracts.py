@@ -34,6 +34,7 @@ from firstline_core.routing.certification import certify
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.tasks.arrays import LABEL
 from firstline_core.tasks.base import Task
+from firstline_core.tasks.classification import Classification
 from firstline_core.tasks.regression import VALUES
 from firstline_core.types import Arrays
 
@@ -43,6 +44,7 @@ _ROWS = 1000  # of a recalibration
 _STEP = 10  # from one window of a series to the next
 _DELTA = 0.1
 _WITHIN = 0.005  # of a reference
+_AGREEMENT = "edge and full: same label"
 
 
 class Case(NamedTuple):
@@ -87,8 +89,19 @@ def _windows(data: Path, folder: Path) -> None:
 CASES = {
     "coco-cascade": Case("dynamic-range", "missed person", 0.1),
     "pascal-segmentation-cascade": Case("half", ALL_ROWS, 0.3, _with_images),
-    "spoken-digits-cascade": Case("edge", ALL_ROWS, 0.05),
-    "clinc-cascade": Case("edge", ALL_ROWS, 0.05, table="labels.csv"),
+    "spoken-digits-cascade": Case(
+        "edge",
+        ALL_ROWS,
+        0.05,
+        references={"accuracy: edge": 0.917, "accuracy: full": 0.997, _AGREEMENT: 0.92},
+    ),
+    "clinc-cascade": Case(
+        "edge",
+        ALL_ROWS,
+        0.05,
+        table="labels.csv",
+        references={"accuracy: edge": 0.87, "accuracy: full": 0.953, _AGREEMENT: 0.845},
+    ),
     "diamonds-tabular-cascade": Case(
         "edge",
         ALL_ROWS,
@@ -218,6 +231,8 @@ def _risk_elsewhere(rows: Rows, weights: NDArray[np.float64], drawn: set[int], t
 
 
 def _quality(pool: Pool, accepted: NDArray[np.bool_]) -> Iterator[Figure]:
+    if isinstance(pool.task, Classification):
+        yield plain(_AGREEMENT, 1 - float(pool.task.loss(pool.edge, pool.full).mean()), digits=4)
     if pool.truth is None:
         return
     tiered, evidence = routed(accepted, pool.edge, pool.full), routed(accepted, pool.evidence, pool.full_evidence)
