@@ -6,7 +6,6 @@ other work on the machine is not the device's cost. `make -C bench serving` runs
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import tempfile
 import time

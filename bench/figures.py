@@ -6,7 +6,7 @@ The file contains a list of figures, or an object with `figures` and the raw res
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -51,13 +51,34 @@ def plain(name: str, value: float | None, unit: str = "", digits: int = 3) -> Fi
     return Figure(name, None if value is None else float(round(value, digits)), unit)
 
 
+def stored(target: str) -> dict[str, Any]:
+    """Returns the raw results of the last measurement, with its `figures`; {} if there was none."""
+    path = RESULTS / f"{target}.json"
+    content = json.loads(path.read_text()) if path.exists() else {}
+    return content if isinstance(content, dict) else {"figures": content}
+
+
 def measured(target: str) -> list[Figure]:
     """Returns the figures of the last measurement; empty if there was none."""
-    path = RESULTS / f"{target}.json"
-    if not path.exists():
-        return []
-    content = json.loads(path.read_text())
-    return [Figure(**row) for row in (content["figures"] if isinstance(content, dict) else content)]
+    return [Figure(**row) for row in stored(target).get("figures", ())]
+
+
+def named(part: str, figures: Iterable[Figure]) -> list[Figure]:
+    """Returns the figures with the part before their names."""
+    return [figure._replace(figure=f"{part}: {figure.figure}") for figure in figures]
+
+
+def keep(
+    target: str,
+    found: Mapping[str, Sequence[Figure]],
+    parts: Iterable[str],
+    record: Mapping[str, Any] | None = None,
+) -> None:
+    """Writes the figures of the parts that were measured; the other `parts` keep those of the last measurement."""
+    before = measured(target)
+    earlier = {part: [figure for figure in before if figure.figure.startswith(f"{part}: ")] for part in parts}
+    now = {part: named(part, figures) for part, figures in found.items()}
+    write(target, [figure for part in parts for figure in now.get(part, earlier[part])], record)
 
 
 def report(target: str, figures: Sequence[Figure]) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import math
 import sys
 import tempfile
@@ -17,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bench.figures import RESULTS, Figure, tell, write
+from bench.figures import Figure, stored, tell, write
 from bench.fleet.alarms import CONTRACTS, alarmed
 from bench.fleet.driven import HOUR_S, definition, driven
 from bench.fleet.judged import DEVICES, Ended, Spread, judged, rolled_out
@@ -224,9 +223,7 @@ def progress(what: str) -> None:
 
 def store(results: dict[str, Any]) -> int:
     """Adds measurements to the stored ones; returns 0 if every aim holds, else 1."""
-    path = RESULTS / f"{TARGET}.json"
-    stored = json.loads(path.read_text()) if path.exists() else {}
-    merged = {name: part for name, part in (stored | results).items() if name != "figures"}
+    merged = {name: part for name, part in (stored(TARGET) | results).items() if name != "figures"}
     shown = figures(merged)
     write(TARGET, shown, merged)
     return tell(shown)

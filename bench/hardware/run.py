@@ -7,7 +7,6 @@ the figures of other models and parts that earlier runs measured.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 from bench import page
-from bench.figures import RESULTS, Figure, measured, tell, write
+from bench.figures import Figure, keep, named, stored, tell
 from bench.hardware import prediction, split
 from bench.hardware.controller import runs as controller
 from bench.hardware.controller.scenario import Scenario
@@ -118,7 +117,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     figures: list[Figure] = []
     missing: list[str] = []
     for name in options.only:
-        outcome = PARTS[name].run(_records().get(name, {}), options.quick)
+        outcome = PARTS[name].run(stored(TARGET).get(name, {}), options.quick)
         figures += named(name, outcome.figures)
         missing += outcome.missing
         if outcome.record is not None and not options.quick:
@@ -129,27 +128,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return NOT_RUN if missing else status
 
 
-def named(part: str, figures: Sequence[Figure]) -> list[Figure]:
-    """Returns the figures with the part before their names."""
-    return [figure._replace(figure=f"{part}: {figure.figure}") for figure in figures]
-
-
 def _write(name: str, outcome: Outcome) -> None:
     """Writes one part to the file, drops parts that no longer exist, and fills the pages again."""
-    records = {**_records(), name: msgspec.to_builtins(outcome.record)}
-    rows = {part: [row for row in measured(TARGET) if row.figure.startswith(f"{part}: ")] for part in PARTS}
-    rows[name] = named(name, outcome.written)
-    kept = {part: records[part] for part in PARTS if part in records}
-    write(TARGET, [row for part in PARTS for row in rows[part]], kept)
+    records = {**stored(TARGET), name: msgspec.to_builtins(outcome.record)}
+    keep(TARGET, {name: outcome.written}, PARTS, {part: records[part] for part in PARTS if part in records})
     for path in sorted(PAGES.rglob("*.md")):
         if any(target == TARGET for target, _ in page.tables(path.read_text())):
             page.refill(path)
-
-
-def _records() -> dict[str, Any]:
-    path = RESULTS / f"{TARGET}.json"
-    content = json.loads(path.read_text()) if path.exists() else {}
-    return {name: value for name, value in content.items() if name != "figures"}
 
 
 def _controller() -> tuple[Sequence[Figure], Any]:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 
-from bench.figures import Figure, measured, tell, write
+from bench.figures import Figure, keep, named, tell
 from bench.pools import CACHE, CIFAR10, DATA, DIGITS, IMAGENET, TRAINSAMPLE, Pool, collect
 from bench.routing import alarm, contract
 from bench.routing.parts import Effort, Job, run
@@ -50,9 +50,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     figures: dict[str, list[Figure]] = {}
     for name in options.only:
         records = [record for (part, _), given in zip(jobs, found, strict=True) if part == name for record in given]
-        figures[name] = [figure._replace(figure=f"{name}: {figure.figure}") for figure in PARTS[name].figures(records)]
-    # What was not run stays as it was measured.
-    before = measured(_TARGET)
-    others = {name: [row for row in before if row.figure.startswith(f"{name}: ")] for name in PARTS}
-    write(_TARGET, [figure for name in PARTS for figure in figures.get(name, others[name])])
-    return tell([figure for name in options.only for figure in figures[name]])
+        figures[name] = PARTS[name].figures(records)
+    keep(_TARGET, figures, PARTS)
+    return tell([figure for name in options.only for figure in named(name, figures[name])])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -60,29 +59,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     described = machine.described()
     found = {part: _RUNS[part](effort) for part in options.only}
     effort.progress("done")
-    for part, one in found.items():
-        found[part] = Found([row._replace(figure=f"{part}: {row.figure}") for row in one.figures], one.samples)
     keep(TARGET, found, described, effort)
     if not options.quick:
         tables.refill()
-    book.tell([figure for one in found.values() for figure in one.figures])
+    book.tell([figure for part, one in found.items() for figure in book.named(part, one.figures)])
     return 0
 
 
 def keep(target: str, found: dict[str, Found], described: dict[str, Any], effort: Effort) -> None:
     """Writes what was measured; parts that were not run stay as they were."""
-    path = book.RESULTS / f"{target}.json"
-    before = json.loads(path.read_text()) if path.exists() else {"machine": {}, "samples": [], "figures": []}
-    figures = [figure for one in found.values() for figure in one.figures]
-    others = [Figure(**row) for row in before["figures"] if row["figure"].partition(":")[0] not in found]
-    samples = [one._asdict() for part in found.values() for one in part.samples]
-    kept = [one for one in before["samples"] if one["part"] not in found]
+    before = book.stored(target)
+    samples = [one for one in before.get("samples", ()) if one["part"] not in found]
+    samples += [one._asdict() for part in found.values() for one in part.samples]
     machine_record = described | {"rounds": effort.rounds, "seconds": effort.seconds}
-    machines = dict.fromkeys(found, machine_record) | {p: m for p, m in before["machine"].items() if p not in found}
-    ordered = sorted(figures + others, key=lambda figure: _place(figure.figure))
-    book.write(target, ordered, {"machine": machines, "samples": kept + samples})
-
-
-def _place(figure: str) -> int:
-    part = figure.partition(":")[0]
-    return PARTS.index(part) if part in PARTS else len(PARTS)
+    machines = before.get("machine", {}) | dict.fromkeys(found, machine_record)
+    figures = {part: one.figures for part, one in found.items()}
+    book.keep(target, figures, PARTS, {"machine": machines, "samples": samples})

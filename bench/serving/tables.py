@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -25,8 +24,10 @@ def refill() -> None:
 
 def filled(text: str) -> str:
     """The page as it was measured."""
-    text = _RATES.sub(lambda match: match[1] + rates(_said(match[2])) + match[3], text)
-    text = _MACHINE.sub(lambda match: match[1] + machine(_said(match[2]).get("machine", {}), match[3]) + match[4], text)
+    text = _RATES.sub(lambda match: match[1] + rates(book.stored(match[2])) + match[3], text)
+    text = _MACHINE.sub(
+        lambda match: match[1] + machine(book.stored(match[2]).get("machine", {}), match[3]) + match[4], text
+    )
     return page.filled(text, book.measured)
 
 
@@ -59,12 +60,6 @@ def machine(said: Mapping[str, Any], part: str | None) -> str:
         f"{found['when'][:10]}: {cores}, Linux {found['kernel']}, Python {found['python']}, {versions}"
         f"{'; ' if peers else ''}{peers}. Load before it: {found['load_per_core']} for each core.\n"
     )
-
-
-def _said(target: str) -> dict[str, Any]:
-    path = book.RESULTS / f"{target}.json"
-    said: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
-    return said
 
 
 def reason(why: str) -> str:

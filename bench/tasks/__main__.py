@@ -2,8 +2,8 @@
 
     python -m bench.tasks [--data DIR] [--only PART]
 
-Prints every figure, and writes them to bench/results/tasks.json and docs/benchmarks.md. Pairs without data are skipped.
-With --only the figures of other parts are those of an earlier run.
+Prints the figures of this run, and writes them to bench/results/tasks.json and docs/benchmarks.md. Parts without data,
+and those that --only leaves out, keep the figures of an earlier run.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
-from bench.figures import Figure, measured, report
+from bench.figures import Figure, keep, named, tell
 from bench.page import refill
 from bench.pools import DATA
 from bench.tasks import (
@@ -48,17 +48,16 @@ def main() -> int:
     parser.add_argument("--only", action="append", choices=PARTS, help="measures this part; the others keep theirs")
     given = parser.parse_args()
     folder = given.data
-    figures: list[Figure] = []
-    for part, (pair, measure) in PARTS.items():
-        if given.only and part not in given.only:
-            figures += (figure for figure in measured("tasks") if figure.figure.startswith(f"{part}: "))
-        elif (folder / pair).is_dir():
-            figures += (figure._replace(figure=f"{part}: {figure.figure}") for figure in measure(folder / pair))
+    found: dict[str, list[Figure]] = {}
+    for part in given.only or PARTS:
+        pair, measure = PARTS[part]
+        if (folder / pair).is_dir():
+            found[part] = list(measure(folder / pair))
         else:
             print(f"{pair} is skipped: {folder} does not have it.", file=sys.stderr)
-    code = report("tasks", figures)
+    keep("tasks", found, PARTS)
     refill(PAGE)
-    return code
+    return tell([figure for part, figures in found.items() for figure in named(part, figures)])
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from support.disk_errors import errors_at
 from support.faulty_disk import quick_folder
 
 from bench import page
-from bench.figures import Figure, measured, tell, write
+from bench.figures import Figure, keep, named, tell
 from chaos import hardship
 from chaos.kills import Campaign, run_campaign
 from chaos.offline import RATE, drain_rate, hour_offline
@@ -282,10 +282,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except AssertionError as violation:  # earlier measurements do not belong to this version
             say(part, f"violated: {violation}")
             measures = [Figure("ended by a violation", 1, "", "0", False)]
-        figures = [figure._replace(figure=f"{part}: {figure.figure}") for figure in measures]
-        found += figures
-        others = [figure for figure in measured(_TARGET) if not figure.figure.startswith(f"{part}: ")]
-        write(_TARGET, others + figures)
+        found += named(part, measures)
+        keep(_TARGET, {part: measures}, PARTS)
         page.refill(PAGE)
     return tell(found) or int(failed)
 

@@ -49,9 +49,9 @@ def test_every_figure_of_the_gateway_is_measured(results: Path) -> None:
 
 
 def test_another_part_keeps_the_figures_of_the_first(results: Path) -> None:
-    first = run.Found([figures.Figure("rest: a", 1.0, "")], [])
+    first = run.Found([figures.Figure("a", 1.0, "")], [])
     run.keep("serving", {"rest": first}, {"when": "then"}, QUICK)
-    run.keep("serving", {"device": run.Found([figures.Figure("device: b", 2.0, "")], [])}, {"when": "now"}, QUICK)
+    run.keep("serving", {"device": run.Found([figures.Figure("b", 2.0, "")], [])}, {"when": "now"}, QUICK)
     report = results_of(results, "serving")
     assert [row["figure"] for row in report["figures"]] == ["rest: a", "device: b"]
     assert [report["machine"][part]["when"] for part in ("rest", "device")] == ["then", "now"]

@@ -35,7 +35,7 @@ def test_what_is_told_follows_from_what_was_measured(name: str) -> None:
         return  # the test above fails for that
     assert part.figures is not None
     rows = [row for row in said["figures"] if row["figure"].startswith(f"{name}: ")]
-    found = [figure._asdict() for figure in run.named(name, part.figures(said[name]))]
+    found = [figure._asdict() for figure in figures.named(name, part.figures(said[name]))]
     assert [row["figure"] for row in rows] == [row["figure"] for row in found]
     for row, again in zip(rows, found, strict=True):
         assert row == {**again, "value": pytest.approx(again["value"]) if again["value"] is not None else None}
@@ -50,7 +50,6 @@ def test_documents_have_tables_of_parts_that_are_there() -> None:
 @pytest.fixture
 def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(figures, "RESULTS", tmp_path)
-    monkeypatch.setattr(run, "RESULTS", tmp_path)
     monkeypatch.setattr(run, "PAGES", tmp_path / "docs")
     return tmp_path / f"{run.TARGET}.json"
 
