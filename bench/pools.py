@@ -9,7 +9,6 @@ import hashlib
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -20,9 +19,8 @@ from firstline.workbench.bundle import create_bundle
 from firstline.workbench.data.dataset import Dataset, Media, open_dataset
 from firstline.workbench.data.files import Where
 from firstline.workbench.data.sample import Sample
-from firstline.workbench.observe import observe
+from firstline.workbench.observe import observe_here
 from firstline.workbench.spec import read_recipe
-from firstline_core.bundle.loading import load_model
 from firstline_core.bundle.store import Bundle, open_bundle
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.tasks.arrays import LABEL
@@ -163,11 +161,7 @@ def _observe(bundle: Bundle, pair: Pair, dataset: Dataset) -> dict[str, NDArray[
     if manifest.full is None:
         raise ValueError(f"{manifest.name} has no full model to compare with")
     edge = next(model for model in manifest.edge if model.id == pair.variant)
-    with ExitStack() as stack:
-        models = [load_model(bundle, model, RuntimeOptions(threads=1)) for model in (edge, manifest.full)]
-        for model in models:
-            stack.callback(model.close)
-        seen = observe(models, manifest.inputs, dataset)
+    seen = observe_here(bundle, (edge, manifest.full), dataset, RuntimeOptions(threads=1))
     of_edge, of_full = seen.answers
     return {
         "edge": of_edge.probabilities,

@@ -10,7 +10,6 @@ from __future__ import annotations
 import shutil
 import sys
 from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -26,9 +25,9 @@ from bench.tasks.forecast import windows
 from firstline.workbench.bundle import create_bundle
 from firstline.workbench.data.dataset import open_dataset
 from firstline.workbench.evaluate import routed
-from firstline.workbench.observe import observe
+from firstline.workbench.observe import observe_here
 from firstline.workbench.spec import read_recipe
-from firstline_core.bundle.loading import load_model, load_scorer
+from firstline_core.bundle.loading import load_scorer
 from firstline_core.routing.certificate import ALL_ROWS
 from firstline_core.routing.certification import certify
 from firstline_core.runtime.select import RuntimeOptions
@@ -263,11 +262,8 @@ def collect(data: Path) -> Pool:
             place.mkdir()
             case.prepare(data, place)
         dataset = open_dataset(place / case.table, label=case.label)
-        with (
-            closing(load_model(bundle, near, options)) as edge,
-            closing(load_model(bundle, manifest.full, options)) as full,
-        ):
-            seen = observe([edge, full], manifest.inputs, dataset, with_evidence=[edge, full])
+        models = near, manifest.full
+        seen = observe_here(bundle, models, dataset, options, with_evidence=models)
         ours, theirs = seen.answers
         return Pool(
             task=manifest.task,

@@ -7,7 +7,6 @@ few samples, and no bound is given.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import ExitStack
 from typing import Literal
 
 import msgspec
@@ -16,8 +15,8 @@ from msgspec import Struct
 from numpy.typing import NDArray
 
 from firstline.workbench.data.dataset import Dataset
-from firstline.workbench.observe import Progress, observe
-from firstline_core.bundle.loading import load_model, load_scorer
+from firstline.workbench.observe import Progress, observe_here
+from firstline_core.bundle.loading import load_scorer
 from firstline_core.bundle.manifest import TEMPERATURES, Policy
 from firstline_core.bundle.store import Bundle
 from firstline_core.errors import ConfigError
@@ -101,12 +100,7 @@ def calibrate(
                 f"{error} Without labels, fit the score to the full model's answers: --against full."
             ) from None
 
-    with ExitStack() as stack:
-        models = [load_model(bundle, model, options) for model in manifest.models]
-        for model in models:
-            stack.callback(model.close)
-        observed = observe(models, manifest.inputs, dataset, progress, with_evidence=models[:-1])
-
+    observed = observe_here(bundle, manifest.models, dataset, options, progress, with_evidence=manifest.edge)
     *edges, full = observed.answers
     policy = manifest.policy
     if fits_temperature:

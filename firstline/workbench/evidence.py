@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from firstline.client.sync_client import Client
 from firstline.workbench.data.dataset import Dataset, Row
 from firstline.workbench.evaluate import EdgeRun, Measured
-from firstline.workbench.observe import Answers, Progress, observe, predict_row
+from firstline.workbench.observe import Answers, Progress, observe_here, predict_row
 from firstline.workbench.selection import EdgeRows, cluster_keys
 from firstline.workbench.sequences import Sequences, find_sequences
 from firstline_core.bundle.loading import LoadedModel, Scorer, load_edge, load_model, load_scorer
@@ -198,9 +198,7 @@ def gather_all(
     manifest, full, score = bundle.manifest, full_model(bundle, ""), load_scorer(bundle, options)
     truth, sequences = dataset.truth(manifest.task, manifest.inputs), find_sequences(dataset)
     run = [*(model for model in models if model.id != full.id), full]
-    with ExitStack() as stack:
-        loaded = [stack.enter_context(closing(load_model(bundle, model, options))) for model in run]
-        observed = observe(loaded, manifest.inputs, dataset, progress, with_evidence=loaded)
+    observed = observe_here(bundle, run, dataset, options, progress, with_evidence=run)
     full_outputs, ids = observed.answers[-1].outputs, {model.id for model in models}
     return {
         one.model.id: Evidence(

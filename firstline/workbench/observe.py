@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,10 +12,12 @@ from numpy.typing import NDArray
 
 from firstline.workbench.data.dataset import Dataset, Row
 from firstline.workbench.data.sample import Sample
-from firstline_core.bundle.loading import LoadedModel, Scorer
+from firstline_core.bundle.loading import LoadedModel, Scorer, load_model
 from firstline_core.bundle.manifest import Model
+from firstline_core.bundle.store import Bundle
 from firstline_core.errors import ConfigError, InferenceError, RequestError
 from firstline_core.processing.steps import InputSpec
+from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.tasks.base import Prediction
 from firstline_core.tasks.classification import LOGITS, Probabilities
 from firstline_core.types import PROBABILITIES, Array, Arrays, payload_bytes, row_count, slice_rows
@@ -77,6 +79,26 @@ class Observations:
 
     sizes: NDArray[np.int64]
     answers: tuple[Answers, ...]
+
+
+def observe_here(
+    bundle: Bundle,
+    models: Sequence[Model],
+    dataset: Dataset,
+    options: RuntimeOptions = RuntimeOptions(),  # noqa: B008 (frozen)
+    progress: Progress = lambda done, total: None,
+    *,
+    with_evidence: Collection[Model] = (),
+) -> Observations:
+    """Loads some models of a bundle, and runs them over all samples; see `observe`.
+
+    Raises:
+        ModelLoadError: a model does not load here.
+    """
+    with ExitStack() as stack:
+        loaded = [stack.enter_context(closing(load_model(bundle, model, options))) for model in models]
+        stored = [each for each in loaded if each.model in with_evidence]
+        return observe(loaded, bundle.manifest.inputs, dataset, progress, with_evidence=stored)
 
 
 def observe(

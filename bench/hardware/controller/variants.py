@@ -7,7 +7,6 @@ answer of each variant.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -21,10 +20,9 @@ from bench.hardware.controller.scenario import DELTA, EPSILON, VARIANTS, Variant
 from bench.pools import CACHE, CIFAR10, DATA, Pair
 from firstline.workbench.bundle import create_bundle
 from firstline.workbench.data.dataset import open_dataset
-from firstline.workbench.observe import observe
+from firstline.workbench.observe import observe_here
 from firstline.workbench.spec import ModelSpec, read_recipe
 from firstline.workbench.step_syntax import parse_postprocess, parse_preprocess
-from firstline_core.bundle.loading import load_model
 from firstline_core.bundle.store import Bundle, open_bundle
 from firstline_core.routing.certification import certify
 from firstline_core.runtime.select import RuntimeOptions
@@ -65,11 +63,8 @@ def observed(bundle: Bundle, pair: Pair, data: Path, limit: int, *, and_full: bo
     manifest = bundle.manifest
     if manifest.full is None:
         raise ValueError(f"{manifest.name} has no full model")
-    with ExitStack() as stack:
-        models = [load_model(bundle, model, RuntimeOptions(threads=1)) for model in (*manifest.edge, manifest.full)]
-        for loaded in models:
-            stack.callback(loaded.close)
-        seen = observe(models, manifest.inputs, open_dataset(data / pair.images / "dev", limit)).answers
+    dataset = open_dataset(data / pair.images / "dev", limit)
+    seen = observe_here(bundle, (*manifest.edge, manifest.full), dataset, RuntimeOptions(threads=1)).answers
     full = seen[-1].labels
     found = {}
     for one in seen if and_full else seen[:-1]:
