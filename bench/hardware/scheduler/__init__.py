@@ -2,7 +2,7 @@
 
     python bench/bench_hardware.py --only scheduler
 
-Real parts are `Batcher`, `Dispatcher`, `LocalExecutor` and `OipExecutor` in this process, and a second gateway as a
+Real parts are `Batcher`, `Dispatcher`, `LocalExecutor` and `OipServer` in this process, and a second gateway as a
 separate process with the same model of a few milliseconds. That gateway shares its core with a busy loop, so it has
 half of it. Requests have one row and arrive as a Poisson process, at a share of the measured capacity of both. Latency
 counts from when a request was due. Each run is repeated, alternating with the others, and the medians count.

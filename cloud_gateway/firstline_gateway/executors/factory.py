@@ -18,13 +18,13 @@ from firstline_core.profile.profile import Profile
 from firstline_core.runtime.select import RuntimeOptions, check_options
 from firstline_core.telemetry.logs import logger
 from firstline_gateway.executors.base import Executor
-from firstline_gateway.executors.dispatch.dispatcher import Dispatcher, single_executor
-from firstline_gateway.executors.dispatch.forecast import Energy, Memory
+from firstline_gateway.executors.dispatch.dispatcher import Dispatcher
+from firstline_gateway.executors.dispatch.forecast import Costs, Energy, Memory
 from firstline_gateway.executors.dispatch.member import Member
 from firstline_gateway.executors.dispatch.profiles import Priors, costs_of, no_priors, of_this_machine, read
 from firstline_gateway.executors.local import LocalExecutor
 from firstline_gateway.executors.oip.dialects import FirstlineModel, RemoteModel, V2Model
-from firstline_gateway.executors.oip.executor import OipExecutor
+from firstline_gateway.executors.oip.members import open_servers
 from firstline_gateway.executors.ray.deployment import deployment_of
 from firstline_gateway.executors.ray.executor import RayExecutor
 from firstline_gateway.models.folder import load_full
@@ -51,7 +51,8 @@ def open_executors(
     if not settings.executors:
         (only,) = settings.engines.values()
         placed = [served for served in repository if served.loaded is not None or only.engine != "local"]
-        return single_executor(_open_one(settings, only, placed, options), placed)
+        open_member = partial(Member, "", costs=lambda served: Costs(), memory=Memory(0), energy=Energy(0.0))
+        return Dispatcher(_open(settings, only, placed, options, open_member), is_named=False)
     members = []
     taken = False  # what the repository has loaded is the first one's in this process; others load their own
     for name, found in settings.executors.items():
@@ -64,11 +65,11 @@ def open_executors(
                 ),
             )
         taken = taken or found.engine == "local"
-        members.append(_open_member(settings, name, repository, options, load=load, priors=priors))
+        members += _open_named(settings, name, repository, options, load=load, priors=priors)
     return Dispatcher(members)
 
 
-def _open_member(
+def _open_named(
     settings: Settings,
     name: str,
     repository: Repository,
@@ -76,11 +77,14 @@ def _open_member(
     *,
     load: Callable[[ServedModel], LoadedModel] | None,
     priors: Priors,
-) -> Member:
+) -> list[Member]:
     """One of several executors, with the models that it may run and has room for, newest first."""
 
     def takes(model: str) -> bool:
         return name in settings.models.executors_of.get(model, (name,))
+
+    def costs(served: ServedModel) -> Costs:
+        return costs_of([*_profiled(served, found, priors), *profiles], served.digest, provider, found.power_w)
 
     found = settings.executors[name]
     profiles = read(found.profiles)
@@ -100,21 +104,9 @@ def _open_member(
         if load is None and served.loaded is not None and served not in placed:
             served.loaded.close()
         taken_bytes = sum(each.memory_bytes for each in placed)
-    member = Member(
-        name,
-        _open_one(settings, found, placed, options),
-        costs=lambda served: costs_of(
-            [*_profiled(served, found, priors), *profiles], served.digest, provider, found.power_w
-        ),
-        sessions=(found.sessions or settings.sessions) if found.engine == "local" else found.sessions,
-        memory=memory,
-        energy=Energy(found.energy_budget_w),
-        takes=takes,
-        load=load,
-    )
-    for served in placed:
-        member.place(served, member.costs(served))
-    return member
+    energy = Energy(found.energy_budget_w)
+    open_member = partial(Member, name, costs=costs, memory=memory, energy=energy, takes=takes, load=load)
+    return _open(settings, found, placed, options, open_member)
 
 
 def _profiled(served: ServedModel, found: ExecutorOf, priors: Priors) -> list[Profile]:
@@ -129,27 +121,41 @@ def _fingerprint() -> str:
     return describe_device(Tree(Path("/")), Path("/")).fingerprint
 
 
-def _open_one(
-    settings: Settings, found: ExecutorOf, models: Sequence[ServedModel], options: RuntimeOptions
-) -> Executor:
+def _open(
+    settings: Settings,
+    found: ExecutorOf,
+    models: Sequence[ServedModel],
+    options: RuntimeOptions,
+    open_member: Callable[..., Member],
+) -> list[Member]:
+    """Opens an executor with its models; one of several servers has a member for each."""
     match found.engine:
         case "local":
-            return LocalExecutor(
-                {served.key: served.loaded for served in models if served.loaded is not None},
-                sessions=found.sessions or settings.sessions,
-                max_batch_rows=settings.execution.max_batch_rows,
-            )
+            sessions = found.sessions or settings.sessions
+            loaded = {served.key: served.loaded for served in models if served.loaded is not None}
+            rows = settings.execution.max_batch_rows
+            executor: Executor = LocalExecutor(loaded, sessions=sessions, max_batch_rows=rows)
+            members = [open_member(executor, sessions=sessions)]
         case "oip":
-            return _open_oip(settings, found, models, options)
+            members = _open_oip(settings, found, models, options, open_member)
         case "ray":
-            return _open_ray(settings, models)
+            members = [open_member(_open_ray(settings, models), sessions=found.sessions)]
         case _:
             assert_never(found.engine)
+    for served in models:
+        costs = members[0].costs(served)
+        for member in members:
+            member.place(served, costs)
+    return members
 
 
 def _open_oip(
-    settings: Settings, found: ExecutorOf, models: Sequence[ServedModel], options: RuntimeOptions
-) -> Executor:
+    settings: Settings,
+    found: ExecutorOf,
+    models: Sequence[ServedModel],
+    options: RuntimeOptions,
+    open_member: Callable[..., Member],
+) -> list[Member]:
     from firstline_gateway.executors.oip.http_transport import open_transports  # imports aiohttp
 
     def far(served: ServedModel) -> RemoteModel:
@@ -158,10 +164,12 @@ def _open_oip(
         return V2Model(served, options, settings.limits)
 
     oip = _oip(settings, found)
-    return OipExecutor(
+    return open_servers(
         models,
         open_transports(oip, settings.limits),
         oip,
+        open_member,
+        sessions=found.sessions,
         threads=settings.sessions,
         max_batch_rows=settings.execution.max_batch_rows,
         make=far,

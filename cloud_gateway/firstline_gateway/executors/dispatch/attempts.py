@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from typing import Literal
 
 from firstline_core.clock import Clock, Timer
 from firstline_core.errors import (
@@ -25,7 +26,6 @@ from firstline_core.errors import (
     RuntimeFailure,
     SheddingError,
 )
-from firstline_core.routing.token_bucket import TokenBucket
 from firstline_core.telemetry import tracing
 from firstline_core.telemetry.logs import logger
 from firstline_core.telemetry.trace import CURRENT
@@ -37,8 +37,6 @@ from firstline_gateway.executors.dispatch.member import Member
 # One repeat is allowed for so many batches, and so many repeats are saved up for the death of an executor.
 _BATCHES_PER_REPEAT, _MOST_REPEATS = 10, 64
 _MOST_EXECUTORS = 3
-# Hedges saved up for one hiccup of one executor, if their share of all batches is limited.
-_MOST_HEDGES = 5.0
 # A batch is late once it has taken so many times what was expected, and at least so much longer.
 _LATE, _LATE_S = 3.0, 0.02
 # Expected time of a batch that was never measured on an executor: so many times the longest that is known elsewhere, or
@@ -86,18 +84,15 @@ class Attempts:
     Args:
         members: the executors.
         clock: for all durations.
-        hedge_share: the share of all batches that may run on a second executor because they are late; None counts them
-            as other repeats.
 
     Attributes:
-        repeated: batches that ran once more, by the reason: "retry" (one failed), "late" (it took too long) or "probe".
+        repeated: batches that ran once more, by the reason: "retry" (one failed), "hedge" (it took too long) or "probe"
+            between the servers of an executor; "executor_retry", "executor_late" or "executor_probe" between executors.
     """
 
-    def __init__(self, members: Sequence[Member], clock: Clock, hedge_share: float | None = None) -> None:
+    def __init__(self, members: Sequence[Member], clock: Clock) -> None:
         self.members = members
         self.clock = clock
-        self._hedge_share = hedge_share
-        self._hedges = TokenBucket(_MOST_HEDGES if hedge_share else 0.0)
         self.repeated: Counter[str] = Counter()
         self._listeners: list[Callable[[], None]] = []
         self._batches = _BATCHES_PER_REPEAT * _MOST_REPEATS  # that no repeat was taken for yet
@@ -111,11 +106,18 @@ class Attempts:
         """Calls `listener` whenever a batch ends and an executor may be free."""
         self._listeners.append(listener)
 
-    def count_new_batch(self) -> None:
+    def count_new_batch(self, member: Member) -> None:
         """Counts a batch that starts for the first time; each such batch allows a share of a repeat."""
         self._batches = min(_BATCHES_PER_REPEAT * _MOST_REPEATS, self._batches + 1)
-        if self._hedge_share is not None:
-            self._hedges.earn(self._hedge_share)
+        if member.hedges is not None:
+            member.hedges.earn()
+
+    def count_repeat(self, reason: Literal["retry", "late", "probe"], first: Member, second: Member) -> None:
+        """Counts a batch that runs on a second member as well; see `repeated`."""
+        if first.name != second.name:
+            self.repeated[f"executor_{reason}"] += 1
+        else:
+            self.repeated["hedge" if reason == "late" else reason] += 1
 
     def choose_for_repeat(
         self,
@@ -148,8 +150,8 @@ class Attempts:
         done_s = found.done_s if found.run_s is not None else found.wait_s + self.presumed_s(key, rows)
         if done_s > within_s:
             return None
-        if within_s < math.inf and self._hedge_share is not None:
-            return found.executor if self._hedges.take(now_s) else None
+        if within_s < math.inf and (hedges := found.executor.hedges) is not None:
+            return found.executor if hedges.take(now_s) else None
         if not is_cheap:
             if self._batches < _BATCHES_PER_REPEAT:
                 return None
@@ -402,7 +404,7 @@ class BatchRun:
         """Returns the requests without an answer."""
         return [at for at in range(len(self._work.inputs)) if at not in self._outcomes]
 
-    def _repeat(self, reason: str, positions: Sequence[int], within_s: float = math.inf) -> bool:
+    def _repeat(self, reason: Literal["retry", "late"], positions: Sequence[int], within_s: float = math.inf) -> bool:
         """Starts requests that are not late on another executor, if there is one that may answer within the time."""
         now_s, deadlines_s = self._clock.monotonic_s(), self._work.deadlines_s
         left = [at for at in positions if (deadline_s := deadlines_s[at]) is None or deadline_s > now_s]
@@ -412,7 +414,7 @@ class BatchRun:
         executor = self._attempts.choose_for_repeat(self._work, left, self._tried, within_s=within_s, is_cheap=is_cheap)
         if executor is None:
             return False
-        self._attempts.repeated[reason] += 1
+        self._attempts.count_repeat(reason, self._tried[-1], executor)
         self.begin(executor, left)
         return True
 

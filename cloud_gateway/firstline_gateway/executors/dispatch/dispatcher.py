@@ -44,7 +44,6 @@ class Dispatcher:
     Args:
         members: the executors, at least one.
         clock: for all durations and deadlines.
-        hedge_share: see `Attempts`.
         is_named: whether the settings name the executors; if not, they are not reported by name.
     """
 
@@ -53,21 +52,15 @@ class Dispatcher:
         members: Sequence[Member],
         *,
         clock: Clock = SYSTEM_CLOCK,
-        hedge_share: float | None = None,
         is_named: bool = True,
     ) -> None:
         self.members = tuple(members)
         self._is_named = is_named
         self._clock = clock
-        self._attempts = Attempts(self.members, clock, hedge_share)
+        self._attempts = Attempts(self.members, clock)
         self._runs: set[asyncio.Future[list[Outcome]]] = set()
         self._probes: dict[asyncio.Future[list[Outcome]], Attempt] = {}
         self._local = next((each for each in self.members if each.in_process is not None), None)
-
-    @property
-    def slots(self) -> int:
-        """Batches that may run at the same moment."""
-        return max(1, sum(member.slots for member in self.members))
 
     async def start(self) -> None:
         """Starts the executors."""
@@ -78,9 +71,11 @@ class Dispatcher:
 
     def problem_with(self, key: ModelKey) -> str:
         """Returns why a model cannot run at the moment, as sentences, or "" if it can."""
-        if not self._is_named:  # the only executor takes every model that is loaded
-            return self.members[0].executor.problem_with(key)
-        return problem_with(self.members, key)
+        if self._is_named:
+            return problem_with(self.members, key)
+        # The only executor takes every model that is loaded, also one that is not in memory now.
+        problems = [member.executor.problem_with(key) for member in self.members]
+        return " ".join(problems) if all(problems) else ""
 
     def subscribe(self, listener: Callable[[], None]) -> None:
         """Calls `listener` whenever an executor may have become free."""
@@ -117,7 +112,7 @@ class Dispatcher:
         every = range(len(inputs))
         if member.memory.is_limited and not member.has_memory(key, work.rows(every)):
             return self.run(key, inputs, deadlines_s)
-        self._attempts.count_new_batch()
+        self._attempts.count_new_batch(member)
         try:
             outcomes = member.in_process.run_on_loop(key, inputs, deadlines_s)
         except Exception as error:
@@ -137,7 +132,7 @@ class Dispatcher:
     ) -> BatchRun:
         """Starts a batch on one executor, whose slot is taken from now on."""
         work = Work(key, inputs, deadlines_s)
-        self._attempts.count_new_batch()
+        self._attempts.count_new_batch(member)
         self._probe(work, member)
         run = BatchRun(self._attempts, work)
         run.begin(member, range(len(inputs)))
@@ -171,7 +166,7 @@ class Dispatcher:
                 continue
             if not member.candidate(key, rows, now_s).fits:
                 continue
-            self._attempts.repeated["probe"] += 1
+            self._attempts.count_repeat("probe", chosen, member)
             attempt, ran = self._attempts.begin(member, Work(key, work.inputs[:1], [None]), [0], is_probe=True)
             self._probes[ran] = attempt
             self._clock.call_at(now_s + self._longest_s(attempt), partial(self._end_probe, ran))
@@ -202,13 +197,11 @@ class Dispatcher:
         A model that an executor cannot load is logged. `served.loaded` is closed if no executor uses it.
         """
         taken = False
+        await self.drop(served.key)  # probes may still run on it
         for member in self.members:
-            if served.key in member.models:
-                member.displace(served.key)
-                await member.executor.drop(served.key)  # probes may still run on it
             if not member.takes(served.key.name):
                 continue
-            if not member.memory.fits(served.memory_bytes):
+            if not member.memory.fits(served.memory_bytes, served.key):
                 log.warning("executor has no memory for model", executor=member.name, model=served.key.name)
                 continue
             mine = served
@@ -257,25 +250,32 @@ class Dispatcher:
             repeats.update(report.repeats)
             for key, found in report.overhead.items():
                 overhead[key].include(found)
-        named = tuple(map(self._report_of, self.members)) if self._is_named else ()
-        if self._is_named:
-            repeats.update({(f"executor_{why}",): float(count) for why, count in self._attempts.repeated.items()})
-        return ExecutionReport(up, batches, repeats, overhead, named)
+        for member in self.members:
+            if member.url:
+                up[member.url,] = float(member.usable)
+                batches.update({(member.url, outcome): count for outcome, count in member.outcomes.items()})
+                repeats.update({("hedge",): 0, ("retry",): 0})
+        repeats.update({(why,): count for why, count in self._attempts.repeated.items()})
+        names = dict.fromkeys([member.name for member in self.members]) if self._is_named else ()
+        return ExecutionReport(up, batches, repeats, overhead, tuple(map(self._report_of, names)))
 
-    def _report_of(self, member: Member) -> ExecutorReport:
-        now_s = self._clock.monotonic_s()
-        models = {key: _model_report(member, key, now_s) for key in member.models}
+    def _report_of(self, name: str) -> ExecutorReport:
+        members, now_s = [member for member in self.members if member.name == name], self._clock.monotonic_s()
+        models = {
+            key: _model_report([member for member in members if key in member.models], key, now_s)
+            for key in members[0].models
+        }
         problem = ""
-        if not member.usable:
+        if not any(member.usable for member in members):
             problem = " ".join(sorted({each.problem for each in models.values()})) or "It has no model."
         return ExecutorReport(
-            name=member.name,
+            name=name,
             problem=problem,
-            slots=member.slots,
-            under_way=len(member.running),
-            batches=dict(member.outcomes),
+            slots=sum(member.slots for member in members),
+            under_way=sum(len(member.running) for member in members),
+            batches=sum((member.outcomes for member in members), Counter()),
             models=models,
-            energy_j=member.energy.spent_j,
+            energy_j=members[0].energy.spent_j,
         )
 
 
@@ -287,18 +287,24 @@ def single_executor(executor: Executor, models: Iterable[ServedModel], *, clock:
     return Dispatcher([member], clock=clock, is_named=False)
 
 
-def _model_report(member: Member, key: ModelKey, now_s: float) -> ModelOnExecutor:
-    placed = member.models[key]
-    problem = member.problem_with(key)
-    if not problem and not placed.health.trusted:
-        problem = f"It failed; it is tried again in {placed.health.left_s(now_s):.1f} s."
+def _model_report(members: Sequence[Member], key: ModelKey, now_s: float) -> ModelOnExecutor:
+    """Returns the state of a model on one executor: on its only member, or on all its servers together."""
+    problems = [_problem_now(member, key, now_s) for member in members]
     return ModelOnExecutor(
-        pace=placed.forecast.pace,
-        problem=problem,
-        energy_source=placed.costs.source,
-        oldest_s=member.oldest_s(key, now_s),
-        warning=_UNMETERED if member.is_unmetered(key) else "",
+        pace=min(member.models[key].forecast.pace for member in members),
+        problem=" ".join(problems) if all(problems) else "",
+        energy_source=members[0].models[key].costs.source,
+        oldest_s=max(member.oldest_s(key, now_s) for member in members),
+        warning=_UNMETERED if members[0].is_unmetered(key) else "",
     )
+
+
+def _problem_now(member: Member, key: ModelKey, now_s: float) -> str:
+    health = member.models[key].health
+    problem = member.problem_with(key)
+    if not problem and not health.trusted:
+        problem = f"It failed; it is tried again in {health.left_s(now_s):.1f} s."
+    return problem
 
 
 def _warn_unmetered(member: Member, key: ModelKey) -> None:

@@ -264,14 +264,14 @@ class Memory:
 
     Attributes:
         is_limited: whether there is a budget.
-        models_bytes: of its models.
+        models: bytes of its models, each of which is there once for all servers that share the budget.
         batches_bytes: of its running batches.
     """
 
     def __init__(self, budget_bytes: int) -> None:
         self._budget_bytes = budget_bytes
         self.is_limited = budget_bytes > 0
-        self.models_bytes = 0
+        self.models: dict[ModelKey, int] = {}
         self.batches_bytes = 0.0
 
     @property
@@ -279,11 +279,12 @@ class Memory:
         """Bytes that are left; infinite without a budget."""
         if not self._budget_bytes:
             return math.inf
-        return self._budget_bytes - self.models_bytes - self.batches_bytes
+        return self._budget_bytes - sum(self.models.values()) - self.batches_bytes
 
-    def fits(self, size_bytes: float) -> bool:
-        """Returns whether there is room for a model, or for a batch while no other runs."""
-        return not self._budget_bytes or self.models_bytes + size_bytes <= self._budget_bytes
+    def fits(self, size_bytes: float, key: ModelKey | None = None) -> bool:
+        """Returns whether there is room for the model `key`, or for a batch while no other runs."""
+        taken_bytes = sum(each for other, each in self.models.items() if other != key)
+        return not self._budget_bytes or taken_bytes + size_bytes <= self._budget_bytes
 
 
 class Candidate(Struct, Generic[E], frozen=True):

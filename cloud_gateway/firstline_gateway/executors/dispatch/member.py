@@ -10,6 +10,7 @@ from statistics import fmean
 from typing import Literal
 
 from firstline_core.bundle.loading import LoadedModel
+from firstline_core.routing.token_bucket import TokenBucket
 from firstline_core.runtime.batch_times import LoopTimes
 from firstline_core.types import Arrays, ModelKey, row_count
 from firstline_gateway.executors.base import Executor, InProcess, PreparesHere
@@ -36,6 +37,8 @@ _ANSWERS = 2
 # After so many answers in a row earlier ejections no longer count.
 _FORGIVEN = 100
 _PROBE_FIRST_S, _PROBE_LONGEST_S = 1.0, 4.0
+# Hedges saved up for one hiccup of one server.
+_MOST_HEDGES = 5.0
 PROBE_SHARE, PROBE_SAVED_S = 0.02, 2.0
 """The share of an executor's time that probes may take, and the seconds of it that may be saved up."""
 
@@ -155,6 +158,26 @@ class ProbeBudget:
         self._left_s -= seconds
 
 
+class HedgeBudget:
+    """The share of the batches of some servers that may also run on a second one because they are late.
+
+    Args:
+        share: of all batches.
+    """
+
+    def __init__(self, share: float) -> None:
+        self._share = share
+        self._left = TokenBucket(_MOST_HEDGES if share else 0.0)
+
+    def earn(self) -> None:
+        """Counts a batch that starts for the first time."""
+        self._left.earn(self._share)
+
+    def take(self, now_s: float) -> bool:
+        """Takes one hedge; returns False if none is left."""
+        return self._left.take(now_s)
+
+
 @dataclass(slots=True)
 class PlacedModel:
     """A model on an executor."""
@@ -166,10 +189,10 @@ class PlacedModel:
 
 
 class Member:
-    """One executor, by its name in the settings.
+    """One executor. Each server of an executor of several servers is a member of its own.
 
     Args:
-        name: in the settings.
+        name: of the executor in the settings.
         executor: runs the batches.
         costs: returns what a model costs there; reads files and may query the store.
         sessions: batches that really run at the same moment there; 0 if that is unknown.
@@ -179,6 +202,8 @@ class Member:
         load: loads a model into this process for it; None if its models are remote, or are loaded for it.
         is_shared: whether batches in flight slow each other down there by an unknown amount. It is then chosen as if
             they ran one after the other, so that equal executors get equal parts.
+        url: of its server, if the executor has servers of its own.
+        hedges: how many late batches of its servers may run on a second one; None counts them as other repeats.
 
     Attributes:
         models: that it runs.
@@ -201,8 +226,12 @@ class Member:
         takes: Callable[[str], bool] = lambda name: True,
         load: Callable[[ServedModel], LoadedModel] | None = None,
         is_shared: bool = False,
+        url: str = "",
+        hedges: HedgeBudget | None = None,
     ) -> None:
         self.name = name
+        self.url = url
+        self.hedges = hedges
         self.executor = executor
         self.memory = memory
         self.energy = energy
@@ -224,13 +253,12 @@ class Member:
         measured = self.in_process.loop_times(served.key).measured if self.in_process is not None else {}
         forecast = Forecast(costs.seconds or measured, served.full.batch)
         self.models[served.key] = PlacedModel(served, costs, forecast, Health())
-        self.memory.models_bytes += served.memory_bytes
+        self.memory.models[served.key] = served.memory_bytes
 
     def displace(self, key: ModelKey) -> None:
         """Runs a model no longer."""
-        placed = self.models.pop(key, None)
-        if placed is not None:
-            self.memory.models_bytes -= placed.served.memory_bytes
+        if self.models.pop(key, None) is not None:
+            self.memory.models.pop(key, None)
 
     # State.
 
@@ -283,7 +311,7 @@ class Member:
         if self.in_process is not None:
             return self.executor.slots
         pace = min((placed.forecast.pace for placed in self.models.values()), default=1.0)
-        return max(1, int(self.executor.slots / max(1.0, pace)))
+        return max(1, round(self.executor.slots / max(1.0, pace)))
 
     @property
     def _usable_slots(self) -> int:

@@ -1,23 +1,18 @@
-"""One server behind the gateway as an executor: its state, and one request to it for each batch.
-
-The server runs plain inference: ids, audits and promises are handled by this gateway alone, so a batch may be sent to a
-second server as well.
-"""
+"""One server behind the gateway as an executor: whether it takes requests, which models it has, and its batches."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from time import perf_counter
 from typing import Protocol
 
+from firstline_core.bundle.loading import LoadedModel
 from firstline_core.clock import Clock, end_tasks
 from firstline_core.errors import (
     CapacityError,
-    DeadlineExceededError,
     EngineUnavailableError,
     FirstlineError,
     ForbiddenError,
@@ -26,25 +21,31 @@ from firstline_core.errors import (
     LinkError,
     ModelMismatchError,
     NotReadyError,
+    RemoteTimeoutError,
     RequestError,
     RuntimeFailure,
     UnauthorizedError,
     UnknownModelError,
 )
-from firstline_core.ids import new_request_id
-from firstline_core.protocol.http import headers_for
 from firstline_core.protocol.http_client import HttpReply
 from firstline_core.telemetry.logs import logger
 from firstline_core.telemetry.statistics import OverheadTimes
-from firstline_core.telemetry.trace import CURRENT
-from firstline_core.types import Arrays, ModelKey, join_rows, row_count, slice_rows
+from firstline_core.types import Arrays, ModelKey
 from firstline_gateway.executors.base import ExecutionReport, Outcome
-from firstline_gateway.executors.local import Group, Prepared, joined_rows, prepare_batch, split_results
+from firstline_gateway.executors.oip.batch import RemoteBatch
 from firstline_gateway.executors.oip.dialects import RemoteModel
 from firstline_gateway.models.repository import ServedModel
 
-# A server reports itself that a deadline has passed; one that does not has failed.
-_GRACE_S = 0.25
+_EVERY_S = 2.0
+_WHILE_AWAY_S = 0.5
+_TIMEOUT_S = 2.0
+# One lost check does not make a server unavailable. One that accepts connections and does not answer is more likely
+# busy than away, and is needed most then.
+_FAILURES = 2
+_SILENCES = 5
+# How often the models of a server that takes requests are checked.
+_MODELS_EVERY_S = 10.0
+_START_S = 5.0
 _RETRY_AFTER_S = 1.0
 _CLOSING = "This gateway is shutting down; send the request again."
 
@@ -63,93 +64,75 @@ class Transport(Protocol):
     async def close(self) -> None: ...
 
 
-@dataclass(slots=True)
-class _Spent:
-    """Processing time of this process for a batch, before sending and after the answer (seconds)."""
+@dataclass(frozen=True, slots=True)
+class ServerGroup:
+    """What the servers of one executor share: they have the same models.
 
-    input_s: float = 0.0
-    output_s: float = 0.0
+    Args:
+        models: by key, as the servers have them.
+        make: returns a model as the servers have it.
+        has_peer: whether another server of the group can take a model's batches; if none can, only a readiness check
+            marks a server as unavailable.
+        threads: prepare inputs.
+        in_flight: the most batches at the same time on each server.
+        timeout_s: the longest that one request may take.
+        max_batch_rows: the most rows in one request.
+        clock: for deadlines, and the pauses between readiness checks.
+    """
+
+    models: dict[ModelKey, RemoteModel]
+    make: Callable[[ServedModel], RemoteModel]
+    has_peer: Callable[[OipServer, ModelKey], bool]
+    threads: ThreadPoolExecutor
+    in_flight: int
+    timeout_s: float
+    max_batch_rows: int
+    clock: Clock
 
 
 class OipServer:
-    """Runs batches on one server; implements `Executor`.
+    """Runs batches on one server, which it checks regularly; implements `Executor`.
+
+    The server runs plain inference: ids, audits and promises are handled by this gateway alone, so a batch may be sent
+    to a second server as well.
 
     Args:
         url: as configured, without a slash at its end.
         transport: sends requests to it.
-        models: by key; shared by all servers, and changed by the owner.
-        has_peer: whether another server can take a model's batches; if none can, only a readiness check marks this
-            one as unavailable.
-        in_flight: the most batches at the same time.
-        timeout_s: the longest that one request may take.
-        max_batch_rows: the most rows in one request.
-        threads: prepare inputs.
-        clock: for deadlines.
+        group: the servers that it is one of.
 
     Attributes:
         answers: whether it accepts requests.
         problem: why it does not, as a sentence; "" if it does.
     """
 
-    def __init__(
-        self,
-        url: str,
-        transport: Transport,
-        models: Mapping[ModelKey, RemoteModel],
-        has_peer: Callable[[OipServer, ModelKey], bool],
-        *,
-        in_flight: int,
-        timeout_s: float,
-        max_batch_rows: int,
-        threads: ThreadPoolExecutor,
-        clock: Clock,
-    ) -> None:
+    def __init__(self, url: str, transport: Transport, group: ServerGroup) -> None:
         self.url = url
-        self.transport = transport
-        self.models = models
         self.answers = False
         self.problem = f"{url} was not checked yet."
-        self._has_peer = has_peer
-        self._slots = in_flight
-        self._timeout_s = timeout_s
-        self._max_batch_rows = max_batch_rows
-        self._threads = threads
-        self._clock = clock
+        self._transport = transport
+        self._group = group
         self._model_problems: dict[ModelKey, str] = {}
         self._overhead: defaultdict[ModelKey, OverheadTimes] = defaultdict(OverheadTimes)
         self._running: set[asyncio.Task[object]] = set()
+        self._checking: asyncio.Task[None] | None = None
         self._is_closed = False
-
-    # State.
-
-    def mark_unavailable(self, problem: str) -> None:
-        """Marks the server as unavailable until a readiness check succeeds."""
-        self.answers, self.problem = False, problem
-
-    def mark_available(self) -> None:
-        """Marks the server as available."""
-        self.answers, self.problem = True, ""
-
-    def record_model_problem(self, key: ModelKey, problem: str) -> str:
-        """Records why the server cannot run a model, which an operator has to correct; returns that as a sentence."""
-        sentence = f"{self.url} does not answer for '{key.name}': {problem}"
-        if self._model_problems.get(key) != sentence:
-            log.error("server does not answer for a model", model=key.name, server=self.url, problem=problem)
-        self._model_problems[key] = sentence
-        return sentence
-
-    def record_model_usable(self, key: ModelKey) -> None:
-        """Records that the server can run a model."""
-        self._model_problems.pop(key, None)
 
     # Executor.
 
     @property
     def slots(self) -> int:
-        return self._slots
+        return self._group.in_flight
 
     async def start(self) -> None:
-        """Nothing to do: `ReadinessChecks` observes the server."""
+        """Starts the readiness checks; returns after the first one, or after a time limit."""
+        checked = asyncio.Event()
+        self._checking = asyncio.create_task(self._check_regularly(checked))
+        try:
+            async with asyncio.timeout(_START_S):
+                await checked.wait()
+        except TimeoutError:
+            pass  # it is checked all the same, and is unavailable until then
 
     def problem_with(self, key: ModelKey) -> str:
         return self.problem or self._model_problems.get(key, "")
@@ -157,29 +140,41 @@ class OipServer:
     def report(self) -> ExecutionReport:
         return ExecutionReport(overhead=self._overhead)
 
+    def loaded_model(self, key: ModelKey) -> LoadedModel | None:
+        return model.loaded if (model := self._group.models.get(key)) is not None else None
+
     async def put(self, served: ServedModel) -> None:
-        """Nothing to do: the owner of `models` adds it."""
+        if served.key not in self._group.models:  # else another server of the group was given it before
+            self._group.models[served.key] = self._group.make(served)
+        if self.answers:
+            try:
+                await self._look_for_models()
+            except LinkError as error:
+                self._mark_unavailable(f"{self.url} is away: {error.message}.")
 
     async def drop(self, key: ModelKey) -> None:
+        self._group.models.pop(key, None)
         self._model_problems.pop(key, None)
 
     async def close(self, timeout_s: float) -> bool:
         """See `Executor.close`; cuts off what still runs, because it runs in another process."""
         self._is_closed = True
-        self.mark_unavailable(_CLOSING)
+        await end_tasks(self._checking)
+        self._mark_unavailable(_CLOSING)
         await end_tasks(*self._running)
-        await self.transport.close()
+        await self._transport.close()
+        self._group.threads.shutdown(wait=False, cancel_futures=True)
         return True
 
     async def run(self, key: ModelKey, inputs: Sequence[Arrays], deadlines_s: Sequence[float | None]) -> list[Outcome]:
-        return await self._run_unless_closed(key, inputs, deadlines_s, may_split=True)
+        return await self._run(key, inputs, deadlines_s, may_split=True)
 
     async def run_whole(
         self, key: ModelKey, inputs: Sequence[Arrays], deadlines_s: Sequence[float | None]
     ) -> list[Outcome]:
-        return await self._run_unless_closed(key, inputs, deadlines_s, may_split=False)
+        return await self._run(key, inputs, deadlines_s, may_split=False)
 
-    async def _run_unless_closed(
+    async def _run(
         self, key: ModelKey, inputs: Sequence[Arrays], deadlines_s: Sequence[float | None], *, may_split: bool
     ) -> list[Outcome]:
         if self._is_closed:
@@ -187,140 +182,114 @@ class OipServer:
         task = asyncio.current_task()
         assert task is not None  # noqa: S101 (a coroutine runs in a task)
         self._running.add(task)
+        group = self._group
+        batch = RemoteBatch(
+            group.models[key],
+            inputs,
+            deadlines_s,
+            exchange=self._transport.exchange,
+            translated=lambda error: self._translated(key, error),
+            timeout_s=group.timeout_s,
+            max_rows=group.max_batch_rows,
+            clock=group.clock,
+        )
         try:
-            return await self._run(key, self.models[key], inputs, deadlines_s, may_split=may_split)
+            outcomes = await batch.run(group.threads, may_split=may_split)
         except asyncio.CancelledError:
             if self._is_closed:
                 raise NotReadyError(_CLOSING) from None
             raise
         finally:
             self._running.discard(task)
-
-    async def _run(
-        self,
-        key: ModelKey,
-        model: RemoteModel,
-        inputs: Sequence[Arrays],
-        deadlines_s: Sequence[float | None],
-        *,
-        may_split: bool,
-    ) -> list[Outcome]:
-        spent = _Spent()
-
-        def prepare() -> Prepared:
-            started_s = perf_counter()
-            found = prepare_batch(model.prepare, inputs, deadlines_s, self._clock)
-            spent.input_s = perf_counter() - started_s
-            return found
-
-        if model.needs_thread:
-            prepared = await asyncio.get_running_loop().run_in_executor(self._threads, prepare)
-        else:
-            prepared = prepare()
-        outcomes = prepared.outcomes
-        groups = (
-            self._run_group(key, model, each, deadlines_s, spent, may_split=may_split) for each in prepared.groups
-        )
-        for found in await asyncio.gather(*groups):
-            outcomes |= found
-        rows = sum(row_count(each) for each in inputs)
-        self._overhead[key].add(len(inputs), rows, spent.input_s, spent.output_s)
-        return [outcomes[position] for position in range(len(inputs))]
-
-    async def _run_group(
-        self,
-        key: ModelKey,
-        model: RemoteModel,
-        group: Group,
-        deadlines_s: Sequence[float | None],
-        spent: _Spent,
-        *,
-        may_split: bool,
-    ) -> dict[int, Outcome]:
-        """Sends a group as one request, by the deadline of its most urgent member."""
-        due_s = [deadlines_s[position] for position, _ in group]
-        first_s = min((each for each in due_s if each is not None), default=None)
-        try:
-            rows = joined_rows(group)
-            size = model.batch or self._max_batch_rows
-            steps = [slice_rows(rows, at, at + size) for at in range(0, row_count(rows), size)]
-            parts = [await self._send(key, model, step, first_s, spent) for step in steps]
-            return split_results(group, join_rows(parts))
-        except DeadlineExceededError as error:
-            late = [member for member, each in zip(group, due_s, strict=True) if each == first_s]
-            others = [member for member, each in zip(group, due_s, strict=True) if each != first_s]
-            outcomes: dict[int, Outcome] = {position: error for position, _ in late}
-            if others:
-                outcomes |= await self._run_group(key, model, others, deadlines_s, spent, may_split=may_split)
-            return outcomes
-        except (RequestError, RuntimeFailure) as error:
-            if len(group) == 1 or (isinstance(error, RuntimeFailure) and not may_split):
-                return {position: error for position, _ in group}
-            # One request's rows may be at fault: alone, the others still get their answers.
-            alone = await asyncio.gather(
-                *(self._run_group(key, model, [member], deadlines_s, spent, may_split=False) for member in group)
-            )
-            return {position: outcome for each in alone for position, outcome in each.items()}
-        except FirstlineError as error:
-            return {position: error for position, _ in group}
-
-    async def _send(
-        self, key: ModelKey, model: RemoteModel, rows: Arrays, deadline_s: float | None, spent: _Spent
-    ) -> Arrays:
-        """Sends one request.
-
-        Raises:
-            DeadlineExceededError: the deadline passed before an answer.
-            EngineUnavailableError: the server does not answer, or not for this model.
-            FirstlineError: the server's error; `InferenceError` if it does not say what is wrong.
-        """
-        now_s, timeout_s = self._clock.monotonic_s(), self._timeout_s
-        if deadline_s is not None:
-            timeout_s = min(timeout_s, max(0.0, deadline_s - now_s) + _GRACE_S)
-        try:
-            started_s = perf_counter()
-            request_id = new_request_id()
-            encoded = model.encode(rows, request_id, deadline_s, now_s)
-            encoding_s = perf_counter() - started_s
-            headers, trace = headers_for(encoded), CURRENT.get()
-            if trace is not None:
-                headers |= trace.headers()
-            reply = await self.transport.exchange("POST", model.path, headers, encoded.body, timeout_s)
-            started_s = perf_counter()
-            found = model.read(reply, request_id, rows)
-        except FirstlineError as error:
-            if deadline_s is not None and deadline_s <= self._clock.monotonic_s():
-                raise DeadlineExceededError(
-                    "The request's deadline passed before a server answered; allow more time."
-                ) from error
-            raise self._translated(key, error) from error
-        spent.input_s += encoding_s
-        spent.output_s += perf_counter() - started_s
-        return found
+        self._overhead[key].add(len(inputs), batch.rows, batch.input_s, batch.output_s)
+        return outcomes
 
     def _translated(self, key: ModelKey, error: FirstlineError) -> FirstlineError:
-        """Returns the error of the batch for one of the server, and records what that says about the server."""
+        """Returns the error of a batch for one of the server, and records what that says about the server."""
         match error:
             case UnknownModelError() | ModelMismatchError() | UnauthorizedError() | ForbiddenError():
-                return _unavailable(key, self.record_model_problem(key, error.message))
+                problem = self._record_model_problem(key, error.message)
             case NotReadyError():
-                return self._mark_away(key, f"{self.url} takes no requests: {error.message}")
+                problem = self._mark_away(key, f"{self.url} takes no requests: {error.message}")
             case RequestError() | RuntimeFailure() | CapacityError():
                 return error
             case LinkDownError():
-                return self._mark_away(key, f"{self.url} is away: {error.message}.")
+                problem = self._mark_away(key, f"{self.url} is away: {error.message}.")
             case LinkError():
-                return _unavailable(key, f"{self.url}: {error.message}")
-        return InferenceError(f"{self.url} failed on this request: {error.message}")
+                problem = f"{self.url}: {error.message}"
+            case _:
+                return InferenceError(f"{self.url} failed on this request: {error.message}")
+        return EngineUnavailableError(
+            f"A server did not answer for model '{key.name}'; send the request again later. {problem}",
+            retry_after_s=_RETRY_AFTER_S,
+        )
 
-    def _mark_away(self, key: ModelKey, problem: str) -> EngineUnavailableError:
-        if self._has_peer(self, key):  # else only a readiness check decides
-            self.mark_unavailable(problem)
-        return _unavailable(key, problem)
+    def _mark_away(self, key: ModelKey, problem: str) -> str:
+        if self._group.has_peer(self, key):  # else only a readiness check decides
+            self._mark_unavailable(problem)
+        return problem
 
+    # Readiness.
 
-def _unavailable(key: ModelKey, problem: str) -> EngineUnavailableError:
-    return EngineUnavailableError(
-        f"A server did not answer for model '{key.name}'; send the request again later. {problem}",
-        retry_after_s=_RETRY_AFTER_S,
-    )
+    def _mark_unavailable(self, problem: str) -> None:
+        """Marks the server as unavailable until a readiness check succeeds."""
+        self.answers, self.problem = False, problem
+
+    def _record_model_problem(self, key: ModelKey, problem: str) -> str:
+        """Records why the server cannot run a model, which an operator has to correct; returns that as a sentence."""
+        sentence = f"{self.url} does not answer for '{key.name}': {problem}"
+        if self._model_problems.get(key) != sentence:
+            log.error("server does not answer for a model", model=key.name, server=self.url, problem=problem)
+        self._model_problems[key] = sentence
+        return sentence
+
+    async def _check_regularly(self, checked: asyncio.Event) -> None:
+        clock, failures, models_at_s = self._group.clock, 0.0, float("-inf")
+        while True:
+            try:
+                before, known, now_s = self.answers, self.problem, clock.monotonic_s()
+                problem, weight = await self._check()
+                failures = failures + weight if problem else 0
+                if not problem:
+                    if not before or now_s >= models_at_s:
+                        await self._look_for_models()
+                        models_at_s = now_s + _MODELS_EVERY_S
+                    self.answers, self.problem = True, ""
+                elif failures >= 1 or not before:
+                    self._mark_unavailable(problem)
+                if self.answers and not before:
+                    log.info("server answers", server=self.url)
+                elif self.problem != known:
+                    log.warning("server does not answer", server=self.url, problem=self.problem)
+            except LinkError as error:  # it went away between two questions
+                self._mark_unavailable(f"{self.url} is away: {error.message}.")
+            except Exception:  # the outermost loop of a task that must never end
+                log.exception("server not checked", server=self.url)
+            checked.set()
+            await clock.sleep(_EVERY_S if self.answers else _WHILE_AWAY_S)
+
+    async def _check(self) -> tuple[str, float]:
+        """Returns what is wrong with the server, and the weight of that evidence against it."""
+        try:
+            reply = await self._get("/v2/health/ready")
+        except RemoteTimeoutError as error:
+            return f"{self.url} is away: {error.message}.", 1 / _SILENCES
+        except LinkError as error:
+            return f"{self.url} is away: {error.message}.", 1 / _FAILURES
+        if reply.status != 200:  # it says so itself
+            return f"{self.url} takes no requests (HTTP status {reply.status}).", 1.0
+        return "", 0.0
+
+    async def _look_for_models(self) -> None:
+        replies: dict[str, HttpReply] = {}
+        for key, model in tuple(self._group.models.items()):
+            for question in model.questions:
+                if question not in replies:
+                    replies[question] = await self._get(question)
+            if problem := model.check(replies):
+                self._record_model_problem(key, problem)
+            else:
+                self._model_problems.pop(key, None)
+
+    async def _get(self, path: str) -> HttpReply:
+        return await self._transport.exchange("GET", path, {}, b"", _TIMEOUT_S)

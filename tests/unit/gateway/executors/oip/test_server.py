@@ -1,4 +1,4 @@
-"""The engine on other servers, in simulated time: choice, retries, hedges, ejection, deadlines, readiness."""
+"""Servers as executors of the pool, in simulated time: choice, retries, hedges, ejection, deadlines, readiness."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import TypeVar
 
 import numpy as np
@@ -29,28 +30,38 @@ from firstline_core.protocol.oip import Encoded
 from firstline_core.telemetry.trace import CURRENT, received
 from firstline_core.types import Arrays, Tensor
 from firstline_gateway.executors.base import Outcome
+from firstline_gateway.executors.dispatch.dispatcher import Dispatcher
+from firstline_gateway.executors.dispatch.forecast import Costs, Energy, Memory
+from firstline_gateway.executors.dispatch.member import Member
 from firstline_gateway.executors.oip.dialects import FirstlineModel
-from firstline_gateway.executors.oip.executor import OipExecutor
+from firstline_gateway.executors.oip.members import open_servers
 from firstline_gateway.settings.settings import Oip
 
 T = TypeVar("T")
 
 
 class Site:
-    """Some far gateways, and the executor that asks them."""
+    """Some far gateways, and the pool that asks them."""
 
-    def __init__(self, servers: int = 2, model: type[FirstlineModel] = FirstlineModel, **found: object) -> None:
+    def __init__(
+        self, servers: int = 2, model: type[FirstlineModel] = FirstlineModel, name: str = "", **found: object
+    ) -> None:
         self.clock = SimulatedClock()
         self.servers = [FarGateway(self.clock) for _ in range(servers)]
-        self.executor = OipExecutor(
+        members = open_servers(
             [SERVED],
             {f"http://far-{number}": server for number, server in enumerate(self.servers)},
             Oip(**found),  # type: ignore[arg-type]
+            partial(Member, name, costs=lambda _: Costs(), memory=Memory(1 << 30), energy=Energy(0.0)),
+            sessions=0,
             threads=1,
             max_batch_rows=8,
             make=lambda served: model(served, DEFAULT_LIMITS),
             clock=self.clock,
         )
+        for member in members:
+            member.place(SERVED, Costs())
+        self.pool = Dispatcher(members, clock=self.clock, is_named=bool(name))
 
     async def until(self, awaited: Awaitable[T], step_s: float = 0.001) -> T:
         """Lets time pass until it is there."""
@@ -73,12 +84,12 @@ class Site:
     async def _outcomes(self, inputs: list[Tensor], due_s: list[float | None]) -> list[Outcome]:
         """One outcome for each request, also where no server answers."""
         try:
-            return await self.executor.run(M, inputs, due_s)
+            return await self.pool.run(M, inputs, due_s)
         except EngineUnavailableError as error:
             return [error] * len(inputs)
 
     def repeats(self, why: str) -> float:
-        return self.executor.report().repeats[why,]
+        return self.pool.report().repeats[why,]
 
     async def warm(self, count: int = 40) -> None:
         """Lets it learn how long a row takes."""
@@ -86,6 +97,11 @@ class Site:
             await self.ask((0.5,))
         for server in self.servers:
             server.requests.clear()
+
+    @property
+    def slots(self) -> int:
+        """Batches that may run at the same moment."""
+        return sum(member.slots for member in self.pool.members)
 
     @property
     def asked(self) -> list[int]:
@@ -97,13 +113,14 @@ async def site(
     servers: int = 2,
     prepare: Callable[[Site], None] = lambda _: None,
     model: type[FirstlineModel] = FirstlineModel,
+    name: str = "",
     **found: object,
 ) -> AsyncIterator[Site]:
-    made = Site(servers, model, **found)
+    made = Site(servers, model, name, **found)
     prepare(made)
-    await made.executor.start()
+    await made.pool.start()
     yield made
-    assert await made.executor.close(0)
+    assert await made.pool.close(0)
     assert all(server.closed and not server.running for server in made.servers)
 
 
@@ -114,7 +131,7 @@ def values(outcome: Outcome) -> list[list[float]]:
 
 async def test_a_batch_travels_as_one_request_and_each_gets_its_own_rows() -> None:
     async with site(1) as far:
-        assert far.executor.problem_with(M) == ""
+        assert far.pool.problem_with(M) == ""
         one, two = await far.ask((0.25,), (0.5, 0.75))
         assert values(one) == [row(0.25)]
         assert values(two) == [row(0.5), row(0.75)]
@@ -152,7 +169,7 @@ async def test_one_bad_request_fails_alone() -> None:
 
 async def test_the_server_with_fewer_batches_is_chosen() -> None:
     async with site(3, in_flight=4) as far:
-        assert far.executor.slots == 12
+        assert far.slots == 12
         await far.warm()
         batches = [far.begin((0.5,), timeouts_s=[None]) for _ in range(12)]
         await asyncio.sleep(0.01)
@@ -170,13 +187,13 @@ async def test_a_batch_on_a_dying_server_is_answered_by_another() -> None:
         far.servers[0].there = False
         outcomes = await far.until(asyncio.gather(*batches))
         assert [values(outcome) for (outcome,) in outcomes] == [[[round(e, 3) for e in row(n / 16)]] for n in range(16)]
-        assert far.executor.slots == 8, "its slots are gone with it"
+        assert far.slots == 8, "its slots are gone with it"
         before = far.asked
         await far.ask((0.5,))
         assert far.asked == [before[0], before[1] + 1], "it gets no batch until it answers a probe"
         far.servers[0].there = True
         await far.clock.advance(2)
-        assert far.executor.slots == 16
+        assert far.slots == 16
 
 
 async def test_without_servers_requests_fail_at_once_and_it_is_not_ready() -> None:
@@ -185,15 +202,15 @@ async def test_without_servers_requests_fail_at_once_and_it_is_not_ready() -> No
             server.there = False
 
     async with site(2, away) as far:
-        assert "http://far-0 is away: it cannot be reached (Connection refused)." in far.executor.problem_with(M)
+        assert "http://far-0 is away: it cannot be reached (Connection refused)." in far.pool.problem_with(M)
         (refused,) = await far.ask((0.5,))
         assert isinstance(refused, EngineUnavailableError)
         assert "far-1 is away" in refused.message
         assert refused.retry_after_s == 1
-        assert far.executor.slots == 8
+        assert far.slots == 0
         far.servers[1].there = True
         await far.clock.advance(1)
-        assert far.executor.problem_with(M) == ""
+        assert far.pool.problem_with(M) == ""
         assert values((await far.ask((0.5,)))[0]) == [row(0.5)]
 
 
@@ -203,9 +220,9 @@ async def test_only_probes_mark_the_last_server_unavailable() -> None:
         (outcome,) = await far.ask((0.5,))
         assert isinstance(outcome, EngineUnavailableError)
         assert "Connection refused" in outcome.message
-        assert far.executor.problem_with(M) == ""
+        assert far.pool.problem_with(M) == ""
         await far.clock.advance(6)
-        assert "is away" in far.executor.problem_with(M)
+        assert "is away" in far.pool.problem_with(M)
 
 
 async def test_the_only_server_is_tried_again_after_it_loaded_a_model() -> None:
@@ -213,7 +230,7 @@ async def test_the_only_server_is_tried_again_after_it_loaded_a_model() -> None:
         far.servers[0].error = NotReadyError("It loads model 'm'.")
         (outcome,) = await far.ask((0.5,))
         assert isinstance(outcome, EngineUnavailableError) and "It loads model 'm'" in outcome.message
-        assert far.executor.problem_with(M) == ""
+        assert far.pool.problem_with(M) == ""
         far.servers[0].error = None
         assert values((await far.ask((0.5,)))[0]) == [row(0.5)]
 
@@ -225,10 +242,10 @@ async def test_the_last_server_that_is_not_ejected_stays_available(away: bool) -
         far.servers[1].error = FirstlineError("It broke.")
         for _ in range(10):
             await far.until(asyncio.gather(*(far.begin((0.5,), timeouts_s=[None]) for _ in range(4))))
-        assert far.executor.report().up == {("http://far-0",): 1, ("http://far-1",): 0}
+        assert far.pool.report().up == {("http://far-0",): 1, ("http://far-1",): 0}
         far.servers[0].error, far.servers[0].there = NotReadyError("It loads model 'm'."), not away
         await far.ask((0.5,))
-        assert far.executor.report().up["http://far-0",] == 1
+        assert far.pool.report().up["http://far-0",] == 1
         far.servers[0].error, far.servers[0].there = None, True
         assert values((await far.ask((0.5,)))[0]) == [row(0.5)]
 
@@ -241,7 +258,7 @@ async def test_a_server_that_shuts_down_is_left_before_it_is_gone() -> None:
             (outcome,) = await far.ask((0.5,))
             assert values(outcome) == [row(0.5)]
         assert far.asked[0] <= 1
-        assert far.executor.slots == 8
+        assert far.slots == 8
 
 
 async def test_a_server_that_only_fails_is_ejected_and_tried_again_later() -> None:
@@ -252,8 +269,8 @@ async def test_a_server_that_only_fails_is_ejected_and_tried_again_later() -> No
             (outcome,) = await far.ask((0.5,))
             assert values(outcome) == [row(0.5)]
         assert far.asked[0] == 3
-        assert far.executor.slots == 16
-        report = far.executor.report()
+        assert far.slots == 16
+        report = far.pool.report()
         assert report.batches["http://far-0", "failed"] == 3
         assert report.up["http://far-0",] == 0
         assert report.repeats["retry",] == 3
@@ -263,7 +280,33 @@ async def test_a_server_that_only_fails_is_ejected_and_tried_again_later() -> No
             await far.ask((0.5,))
             await far.clock.advance(2)
         assert far.asked[0] > 3
-        assert far.executor.slots == 24
+        assert far.slots == 24
+
+
+async def test_the_servers_of_an_executor_are_reported_and_budgeted_as_one() -> None:
+    async with site(2, name="far") as far:
+        far.servers[0].error = FirstlineError("It broke.")
+        await far.ask((0.5,))
+        report = far.pool.report()
+        (executor,) = report.executors
+        assert (executor.name, executor.problem, executor.slots) == ("far", "", 16)
+        assert executor.batches["failed"] == 1
+        assert (report.repeats["retry",], report.repeats.get(("executor_retry",))) == (1, None)
+        assert [member.memory.models for member in far.pool.members] == [{M: SERVED.memory_bytes}] * 2
+        assert far.pool.members[0].memory is far.pool.members[1].memory
+        for server in far.servers:
+            server.there = False
+        await far.clock.advance(6)
+        assert far.pool.report().executors[0].problem.count(" is away: ") == 2
+
+
+async def test_a_model_that_is_put_is_looked_for_on_every_server() -> None:
+    async with site(2) as far:
+        far.servers[1].digest = "f" * 64
+        await far.until(far.pool.put(SERVED))
+        assert [bool(member.problem_with(M)) for member in far.pool.members] == [False, True]
+        await far.until(far.pool.drop(M))
+        assert not any(member.models for member in far.pool.members)
 
 
 async def test_half_of_the_servers_stay_tried_if_all_fail() -> None:
@@ -273,7 +316,7 @@ async def test_half_of_the_servers_stay_tried_if_all_fail() -> None:
             server.error = EngineUnavailableError("The engine is gone.")
         for _ in range(100):
             await far.ask((0.5,))
-        assert sum(far.executor.report().up.values()) == 2
+        assert sum(far.pool.report().up.values()) == 2
         for server in far.servers:
             server.error = None
         assert values((await far.ask((0.5,)))[0]) == [row(0.5)]
@@ -288,7 +331,7 @@ async def test_a_server_that_fails_more_often_than_the_others_is_ejected(failing
         ups = []
         for _ in range(100):
             await far.until(asyncio.gather(*(far.begin((0.5,), timeouts_s=[None]) for _ in range(6))))
-            ups.append(list(far.executor.report().up.values()))
+            ups.append(list(far.pool.report().up.values()))
         assert min(ups) == up
 
 
@@ -324,7 +367,7 @@ async def test_another_model_under_the_same_version_is_an_error_and_not_an_answe
         assert isinstance(outcome, EngineUnavailableError)
         assert "has full model 'eeee" in outcome.message
         assert MANIFEST.full_digest in outcome.message
-        assert far.executor.problem_with(M) != ""
+        assert far.pool.problem_with(M) != ""
         far.servers[1].said_digest = ""
         await far.clock.advance(12)
         assert values((await far.ask((0.5,)))[0]) == [row(0.5)]
@@ -343,7 +386,7 @@ async def test_a_busy_server_is_avoided_and_all_busy_gives_a_retry_time() -> Non
         far.servers[0].error = QueueFullError("9 requests wait; come back later.", retry_after_s=3)
         for _ in range(20):
             assert values((await far.ask((0.5,)))[0]) == [row(0.5)]
-        assert far.executor.slots == 16, "to be busy is no failure"
+        assert far.slots == 16, "to be busy is no failure"
         far.servers[1].error = far.servers[0].error
         (outcome,) = await far.ask((0.5,))
         assert isinstance(outcome, QueueFullError)
@@ -371,7 +414,7 @@ async def test_a_slow_server_is_hedged_and_the_slower_of_both_is_cut_off() -> No
         assert far.repeats("hedge") >= 1
         assert far.servers[0].cancelled == far.repeats("hedge")
         assert far.servers[1].cancelled == 0
-        report = far.executor.report()
+        report = far.pool.report()
         assert report.repeats["retry",] == 0
         assert report.batches["http://far-0", "cut_off"] == far.repeats("hedge")
         assert report.up == {("http://far-0",): 1, ("http://far-1",): 1}
@@ -427,10 +470,10 @@ async def test_a_silent_server_is_abandoned_for_another_in_time() -> None:
 
 async def test_closing_cuts_off_what_takes_too_long() -> None:
     far = Site(1)
-    await far.executor.start()
+    await far.pool.start()
     running = far.begin((0.5,), timeouts_s=[None])
     await asyncio.sleep(0.001)
-    assert await far.executor.close(0.001)
+    assert await far.pool.close(0.001)
     (outcome,) = await running
     assert isinstance(outcome, NotReadyError)
     assert far.servers[0].cancelled == 1
@@ -438,11 +481,11 @@ async def test_closing_cuts_off_what_takes_too_long() -> None:
 
 async def test_batches_that_closing_cuts_off_are_not_retried() -> None:
     far = Site(2)
-    await far.executor.start()
+    await far.pool.start()
     running = [far.begin((0.5,), timeouts_s=[None]) for _ in range(4)]
     await asyncio.sleep(0.001)
     before = far.asked
-    assert await far.executor.close(0.001)
+    assert await far.pool.close(0.001)
     outcomes = await asyncio.gather(*running)
     assert all(isinstance(outcome, NotReadyError) for (outcome,) in outcomes)
     assert all(server.closed and not server.running for server in far.servers)
@@ -472,7 +515,7 @@ async def test_processing_time_is_reported_apart_from_server_time() -> None:
 
     async with site(prepare=prepare, model=Ponderous) as far:
         await far.until(far.begin((1.0,), (0.5,), timeouts_s=[None, None]), step_s=0.5)
-        overhead = far.executor.report().overhead[M]
+        overhead = far.pool.report().overhead[M]
         # Of a batch each request counts all; the servers' five seconds are simulated, and in neither.
         assert 2 * (2 * 0.002 + 0.003) <= overhead.input_s < 5
         assert 2 * 0.004 <= overhead.output_s < 5
