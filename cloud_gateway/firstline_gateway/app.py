@@ -239,6 +239,7 @@ class Gateway:
             settings.fleet,
             clock=clock,
             on_desired=desired_changed.set,
+            wants_answers=any("answers" in each.events for each in settings.webhooks.values()),
             delete_with_device=(profile_records.delete_device,),
         )
         self.fleet_gauges = FleetGauges(

@@ -255,8 +255,9 @@ class EdgeAgent:
             listener=self._counts,
         )
         opened.callback(self.recorder.close)
+        reporting = self._fleet_start.reporting if self._fleet_start is not None else None
         self.outbox = ReopeningOutbox(
-            state.outbox_path, partial(open_outbox, settings, state.outbox_path, clock), clock
+            state.outbox_path, partial(open_outbox, settings, state.outbox_path, clock, reporting), clock
         )
         opened.callback(self.outbox.close)
 
@@ -538,7 +539,8 @@ class EdgeAgent:
             add_gauges(self.metrics, self.models, self.switcher)
 
     def _start_background(self, opened: AsyncExitStack) -> None:
-        self._start(opened, "outbox", self._deliver)
+        report = self.fleet.report_ended if self.fleet is not None else None
+        self._start(opened, "outbox", partial(self._deliver, report=report))
         self._start(opened, "housekeeping", self.cache.keep_expiring, self.outbox.keep_expiring)
         announce = partial(self._alarms.announce, self.links.mqtt)
         self._start(opened, "audits", self.audit_sender.run, self.certificates.keep_saving, announce)

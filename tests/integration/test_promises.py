@@ -64,10 +64,10 @@ class House:
 
     @contextlib.asynccontextmanager
     async def announcing(self) -> AsyncIterator[Outbox]:
-        outbox = Outbox(self.path, announcing=True)
+        outbox = Outbox(self.path, announcing=lambda: True)
         links = await open_links(self.settings, dict, SYSTEM_CLOCK)
         patience = AnnouncerSettings(timeout_s=0.2, backoff_s=0.1, backoff_max_s=0.1)
-        announcer = Announcer(outbox, links, SYSTEM_CLOCK, random.Random(1), patience)
+        announcer = Announcer(outbox, links, SYSTEM_CLOCK, random.Random(1), settings=patience)
         task = asyncio.create_task(announcer.run())
         await asyncio.wait_for(links.wait_connected(), 5)
         yield outbox
@@ -111,7 +111,7 @@ async def test_correction_is_announced_after_broker_outages(house: House) -> Non
 
 @pytest.mark.mosquitto
 async def test_corrections_from_before_a_kill_are_announced_after_it(house: House) -> None:
-    outbox = Outbox(house.path, announcing=True)
+    outbox = Outbox(house.path, announcing=lambda: True)
     before = await corrected(outbox)
     outbox.close()
     async with house.listening(), house.announcing():

@@ -1,15 +1,22 @@
-"""A gateway with a webhook: an enrolment reaches the receiver, and the gateway shows its webhooks."""
+"""A gateway with a webhook: enrolments, and what devices report, reach the receiver; the gateway shows its webhooks."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from support.gateway import client_of, serving_gateway
+from support.agent import edge_settings
+from support.broker import Broker
+from support.gateway import client_of, http_link, mqtt_link, serving_gateway, wait_for_gauge
 from support.identities import csr, invite
+from support.images import noise
+from support.proxy import FINE, ChaosProxy, Network
 from support.waiting import until
 from support.webhook_receiver import receiver, secret_file
 
+from firstline_core.fleet.telemetry import ModelCounts, Telemetry
 from firstline_core.protocol.enrolment import ENROL_PATH, parse_join_token
+from firstline_core.types import Privacy, Status
+from firstline_edge.app import EdgeAgent
 from firstline_gateway.commands import status
 from firstline_gateway.identity import ca
 
@@ -35,3 +42,72 @@ async def test_an_enrolment_reaches_its_receiver(tmp_path: Path) -> None:
             await until(is_shown)
     lines = status._lines({"live": True, "ready": True, "webhooks": [{"name": "ops", "problem": "p"}]}, has_token=True)
     assert "webhook: ops: p" in lines
+
+
+async def test_the_end_of_each_promise_reaches_a_receiver_that_wants_it(broker: Broker | None, tmp_path: Path) -> None:
+    """The link is cut while the device promises corrections; the receiver refuses the first message."""
+    with receiver() as found:
+        webhook = {"url": found.url, "events": ["answers"], "secret_file": secret_file(tmp_path)}
+        async with serving_gateway(tmp_path, broker=broker, webhooks={"shop": webhook}) as (gateway, url):
+            if broker is not None:
+                await wait_for_gauge(gateway, "firstline_gateway_fleet_mqtt_connected")
+            async with ChaosProxy(broker.port if broker is not None else int(url.rpartition(":")[2])) as proxy:
+                near = f"http://127.0.0.1:{proxy.port}"
+                link = http_link(gateway.settings.store, near, "device-1", tmp_path)
+                if broker is not None:
+                    link = mqtt_link(broker) | {"port": proxy.port}
+                settings = edge_settings(
+                    tmp_path / "state", links=[link], fleet__enabled=True, fleet__poll_s=0.1, policy__min_threshold=2.0
+                )
+                async with EdgeAgent(settings) as agent:
+                    assert agent.fleet is not None
+                    await until(lambda: (agent.operations.status()["fleet"]["revision"] or 0) > 0)
+                    await proxy.become(Network(refused=True))
+                    proxy.reset()
+                    ask = agent.data_plane.infer_file
+                    promised = [(await ask("digits", noise(side=28, seed=seed))).answer for seed in range(3)]
+                    await ask("digits", noise(side=28, seed=9), privacy=Privacy.LOCAL_ONLY.value)
+                    assert {answer.status for answer in promised} == {Status.PROVISIONAL}
+                    await proxy.become(FINE)
+                    await until(lambda: len(found.messages) >= len(promised))
+                    changed = {answer.request_id: await _changed(agent, answer.request_id) for answer in promised}
+    assert set(found.types) == {"answer.final"} and len(found.ids) == len(promised)
+    assert {each["data"]["request_id"]: each["data"]["changed"] for each in found.messages} == changed
+    assert {(each["data"]["device"], each["data"]["model"]) for each in found.messages} == {("device-1", "digits")}
+
+
+async def _changed(agent: EdgeAgent, request_id: str) -> bool | None:
+    final = await agent.outbox.answer(request_id, "local")
+    assert final.answer is not None and final.answer.status is Status.FINAL
+    return final.answer.changed
+
+
+async def test_devices_report_no_promise_if_no_webhook_wants_it(tmp_path: Path) -> None:
+    async with serving_gateway(tmp_path) as (gateway, url):
+        link = http_link(gateway.settings.store, url, "device-1", tmp_path)
+        settings = edge_settings(tmp_path / "state", links=[link], fleet__enabled=True, policy__min_threshold=2.0)
+        async with EdgeAgent(settings) as agent:
+            answer = (await agent.data_plane.infer_file("digits", noise(side=28), wait="first")).answer
+            assert answer.status is Status.PROVISIONAL
+
+            async def is_final() -> bool:
+                return (await agent.outbox.answer(answer.request_id, "local")).answer.status is Status.FINAL
+
+            await until(is_final)
+            assert await (await agent.outbox.opened()).unannounced(9) == []
+
+
+async def test_an_alarm_that_a_device_raises_reaches_its_receiver_once(tmp_path: Path) -> None:
+    with receiver() as found:
+        webhook = {"url": found.url, "events": ["alarms"], "secret_file": secret_file(tmp_path)}
+        async with serving_gateway(tmp_path, webhooks={"ops": webhook}) as (gateway, _):
+            for sequence, alarm in enumerate((False, True, True), start=1):
+                counts = (ModelCounts("digits", 3, audited=9, disagreed=4, alarm=alarm), ModelCounts("words", 1))
+                await gateway.fleet.count("cam", Telemetry("s", sequence, models=counts))
+            await gateway.fleet.count("cam", Telemetry("another", 1, models=counts))
+            await gateway.fleet.count("door", Telemetry("s", 1, models=counts))
+            await until(lambda: len(found.messages) >= 2)
+    assert found.types == 2 * ["contract.device_alarm"]
+    assert [each["data"]["subject"] for each in found.messages] == ["device:cam", "device:door"]
+    details = found.messages[0]["data"]["details"]
+    assert details == {"model": "digits", "version": 3, "audits": 9, "disagreements": 4}

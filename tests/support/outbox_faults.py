@@ -38,7 +38,7 @@ steps = int(sys.argv[3])
 async def main():
     clock, waiting = SimulatedClock(), []
     for _ in range(3):
-        outbox = Outbox(Path(sys.argv[1]) / "outbox" / "outbox.db", LIMITS, announcing=True, clock=clock)
+        outbox = Outbox(Path(sys.argv[1]) / "outbox" / "outbox.db", LIMITS, announcing=lambda: True, clock=clock)
         outbox._database.connection.execute("PRAGMA wal_autocheckpoint = 30")
 
         async def put():
@@ -79,7 +79,7 @@ async def check_crash(recording: Recording, point: int, seed: int, into: Path) -
     recording.crash(point, random.Random(seed), into)
     marks = [mark.split() for number, mark in recording.marks if number < point]
     put, ended = ({request_id for word, request_id in marks if word == what} for what in ("put", "end"))
-    outbox = Outbox(into / "outbox" / "outbox.db", LIMITS, announcing=True, clock=SimulatedClock())
+    outbox = Outbox(into / "outbox" / "outbox.db", LIMITS, announcing=lambda: True, clock=SimulatedClock())
     try:
         assert outbox.damage == ""
         found = await outbox.pending(1_000_000)

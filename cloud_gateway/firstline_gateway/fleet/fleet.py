@@ -21,12 +21,17 @@ from firstline_core.fleet.telemetry import Telemetry
 from firstline_core.fleet.twin import Brake, Desired, Reported
 from firstline_core.telemetry.logs import logger
 from firstline_gateway import audit_log
-from firstline_gateway.fleet import devices, overview, tiers, totals
+from firstline_gateway.fleet import answers, devices, overview, tiers, totals
 from firstline_gateway.identity.enrolment import revoked_devices
 from firstline_gateway.settings import settings
 from firstline_gateway.store.store import Store
 
+DEVICE_ALARM = "contract.device_alarm"
+"""Action of the audit log's entry about an alarm that a device raised."""
+
 _TAGS = 64
+_ALARMS_A_DAY = 16  # entries about one device, which chooses what it reports
+_DAY_S = 86_400.0
 
 _T = TypeVar("_T")
 
@@ -41,6 +46,7 @@ class Fleet:
         fleet_settings: from the configuration.
         clock: gives wall time.
         on_desired: called on the event loop when the desired state of devices has changed.
+        wants_answers: whether devices report the promises that end.
         delete_with_device: functions that delete what other packages store about a device, in the given transaction.
     """
 
@@ -51,6 +57,7 @@ class Fleet:
         *,
         clock: Clock,
         on_desired: Callable[[], None],
+        wants_answers: bool = False,
         delete_with_device: Sequence[Callable[[Connection, str], None]] = (),
     ) -> None:
         self._store = store
@@ -58,6 +65,7 @@ class Fleet:
         self._clock = clock
         self._tier_counter = tiers.TierCounter()
         self._on_desired = on_desired
+        self._wants_answers = wants_answers
         self._delete_with_device = delete_with_device
 
     def activity(self) -> Mapping[str, float]:
@@ -78,16 +86,34 @@ class Fleet:
     async def report(self, device: str, reported: Reported) -> bool:
         """Stores a device's report; returns False if a newer one is stored already."""
         now_s = self._clock.wall_s()
-        return await self._store.write(lambda on: devices.report(on, device, reported, now_s, accept=self._accept))
+
+        def report(connection: Connection) -> tuple[bool, list[str]]:
+            is_new = devices.report(connection, device, reported, now_s, accept=self._accept)
+            wanted = partial(devices.desire, connection, [device], now_s=now_s, existing_only=True)
+            return is_new, wanted(lambda _, before: replace(before, answers=self._wants_answers)) if is_new else []
+
+        is_new, informed = await self._store.write(report)
+        if informed:
+            self._on_desired()
+        return is_new
 
     async def count(self, device: str, telemetry: Telemetry) -> bool:
-        """Adds a device's counts; returns False if a newer report was added before."""
+        """Adds a device's counts, and the promises that have ended.
+
+        Returns:
+            False if newer counts were added before; the promises are stored all the same.
+        """
         now_s = self._clock.wall_s()
 
         def add(connection: Connection) -> totals.Counted | None:
+            if telemetry.ended and self._wants_answers:
+                answers.add(connection, device, telemetry.ended, now_s)
             if not devices.mark_seen(connection, device, telemetry.session, now_s, accept=self._accept):
                 return None
-            return totals.count(connection, device, telemetry, now_s)
+            counted = totals.count(connection, device, replace(telemetry, ended=()), now_s)
+            if counted is not None:
+                _note_alarms(connection, device, counted, now_s)
+            return counted
 
         found = await self._store.write(add)
         if found is not None:
@@ -266,8 +292,30 @@ class Fleet:
         def forgotten(connection: Connection) -> None:
             totals.forget(connection, now_s)
             tiers.forget(connection, now_s)
+            answers.forget(connection, now_s)
 
         await self._store.write(forgotten)
+
+
+def _note_alarms(connection: Connection, device: str, counted: totals.Counted, now_s: float) -> None:
+    """Adds each alarm that a device's own audits have raised since its previous report to the audit log."""
+    active = {(model.name, model.version) for model in counted.before.models if model.alarm}
+    raised = [model for model in counted.after.models if model.alarm and (model.name, model.version) not in active]
+    if not raised:
+        return
+    today = audit_log.Wanted(subject=f"device:{device}", action=DEVICE_ALARM, since_s=now_s - _DAY_S)
+    room = _ALARMS_A_DAY - len(audit_log.page(connection, today, _ALARMS_A_DAY))
+    for model in raised[:room]:
+        details = {"model": model.name, "version": model.version}
+        details |= {"audits": model.audited, "disagreements": model.disagreed}
+        audit_log.add(
+            connection,
+            at_s=now_s,
+            actor="rule:contract",
+            action=DEVICE_ALARM,
+            subject=f"device:{device}",
+            details=details,
+        )
 
 
 def _document(device: devices.Device, now_s: float, revoked: Collection[str]) -> FleetDevice:

@@ -350,8 +350,8 @@ class Contracts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class Webhook(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     url: str = ""
     """https:// address that receives the messages; http:// only on this machine."""
-    events: tuple[Literal["alarms", "rollouts", "enrolments"], ...] = ("alarms", "rollouts", "enrolments")
-    """Events that it receives."""
+    events: tuple[Literal["alarms", "rollouts", "enrolments", "answers"], ...] = ("alarms", "rollouts", "enrolments")
+    """Events that it receives. With "answers", devices also report each promised correction that has ended."""
     secret_file: FilePath = ""
     """A file that holds the signing key, "whsec_" and base64, and nothing else."""
 

@@ -1,5 +1,6 @@
-"""Webhooks: the entries of the audit log that other services want, sent signed and retried.
+"""Webhooks: events that other services want, sent signed and retried.
 
-The audit log is the queue. A change, its entry and therefore its message are one transaction. Each webhook has a
-position in the log, so that a message that was not delivered before a restart is sent after it.
+The audit log is a queue of events. A change, its entry and therefore its message are one transaction. The promises that
+have ended on devices are a second queue. Each webhook has a position in each of its queues, so that a message that was
+not delivered before a restart is sent after it.
 """

@@ -1,4 +1,4 @@
-"""Messages of webhooks and their signatures, as in the Standard Webhooks specification.
+"""Messages of webhooks, their queues, and their signatures, as in the Standard Webhooks specification.
 
 https://github.com/standard-webhooks/standard-webhooks/blob/main/spec/standard-webhooks.md
 """
@@ -9,58 +9,127 @@ import base64
 import binascii
 import hashlib
 import hmac
+from collections.abc import Callable
 from datetime import UTC, datetime
+from typing import NamedTuple
 
 import msgspec
+from sqlalchemy import Connection
 
 from firstline_core.errors import ConfigError
 from firstline_core.fleet.audit_log import Entry
 from firstline_core.storage.secrets import read_secret
+from firstline_gateway import audit_log
+from firstline_gateway.fleet import answers
+from firstline_gateway.fleet.fleet import DEVICE_ALARM
 
 _PREFIX = "whsec_"
 _KEY_BYTES = range(24, 65)
 _ACTIONS = {
-    "alarms": ("contract.alarm",),
+    "alarms": ("contract.alarm", DEVICE_ALARM),
     "rollouts": ("rollout.",),
+    "answers": ("answer.",),
     "enrolments": ("device.enrol", "device.accept", "device.revoke", "device.decommission"),
 }
 
 
-def wanted(entry: Entry, events: tuple[str, ...]) -> bool:
-    """Returns whether an entry is one of these kinds of events."""
-    return any(entry.action.startswith(_ACTIONS[kind]) for kind in events)
+ANSWERS = "answers"
+"""The kind of events that are the promises that have ended; entries of the audit log are of the other kinds."""
 
 
-def body(entry: Entry) -> bytes:
-    """Returns the JSON of an entry's message."""
-    message = {
-        "type": entry.action,
-        "timestamp": datetime.fromtimestamp(entry.at_s, UTC),
-        "data": {
-            "number": entry.number,
-            "actor": entry.actor,
-            "subject": entry.subject,
-            "details": msgspec.Raw(entry.details.encode()),
-        },
+class Message(NamedTuple):
+    """A message.
+
+    Attributes:
+        number: in its queue.
+        id: the same at each attempt.
+        type: machine-readable, such as "rollout.start".
+        body: JSON.
+    """
+
+    number: int
+    id: str
+    type: str
+    body: bytes
+
+    def is_wanted(self, events: tuple[str, ...]) -> bool:
+        """Returns whether it is of these kinds of events."""
+        return any(self.type.startswith(_ACTIONS[kind]) for kind in events)
+
+
+class Queue(NamedTuple):
+    """A queue of messages in the store.
+
+    Attributes:
+        suffix: of the name under which the position of a webhook is stored.
+        last: returns the number of the newest message; 0 if there is none.
+        page: returns the oldest messages after a number, at most as many as the limit.
+    """
+
+    suffix: str
+    last: Callable[[Connection], int]
+    page: Callable[[Connection, int, int], list[Message]]
+
+
+def queues(events: tuple[str, ...]) -> list[tuple[Queue, tuple[str, ...]]]:
+    """Returns the queues that have these kinds of events, each with its kinds."""
+    entries = tuple(kind for kind in events if kind != ANSWERS)
+    found = [(_ENTRIES, entries), (_ANSWERS, tuple(kind for kind in events if kind == ANSWERS))]
+    return [(queue, kinds) for queue, kinds in found if kinds]
+
+
+def _of_entry(entry: Entry) -> Message:
+    data = {
+        "number": entry.number,
+        "actor": entry.actor,
+        "subject": entry.subject,
+        "details": msgspec.Raw(entry.details.encode()),
     }
-    return msgspec.json.encode(message)
+    return Message(entry.number, f"msg_{entry.sha256}", entry.action, _body(entry.action, entry.at_s, data))
 
 
-def headers(entry: Entry, content: bytes, key: bytes, now_s: float) -> dict[str, str]:
+def _of_answer(ended: answers.Ended) -> Message:
+    kind = "answer.expired" if ended.expired else "answer.final"
+    digest = hashlib.sha256(msgspec.json.encode([ended.device, ended.request_id])).hexdigest()
+    data = {
+        "number": ended.number,
+        "device": ended.device,
+        "request_id": ended.request_id,
+        "model": ended.model,
+        "version": ended.version,
+        "changed": ended.changed,
+    }
+    return Message(ended.number, f"msg_{digest}", kind, _body(kind, ended.at_s, data))
+
+
+def _body(kind: str, at_s: float, data: dict[str, object]) -> bytes:
+    return msgspec.json.encode({"type": kind, "timestamp": datetime.fromtimestamp(at_s, UTC), "data": data})
+
+
+_ENTRIES = Queue(
+    "",
+    lambda on: audit_log.last(on)[0],
+    lambda on, after, limit: list(map(_of_entry, audit_log.page(on, audit_log.Wanted(after), limit))),
+)
+_ANSWERS = Queue(
+    "/answers", answers.last, lambda on, after, limit: list(map(_of_answer, answers.page(on, after, limit)))
+)
+
+
+def headers(message: Message, key: bytes, now_s: float) -> dict[str, str]:
     """Returns the headers of a message.
 
     Args:
-        entry: its hash is the message's id, the same at each attempt.
-        content: the body.
+        message: to be sent.
         key: signs it.
         now_s: wall time of this attempt.
     """
-    message_id, timestamp = f"msg_{entry.sha256}", str(int(now_s))
-    signed = f"{message_id}.{timestamp}.".encode() + content
+    timestamp = str(int(now_s))
+    signed = f"{message.id}.{timestamp}.".encode() + message.body
     signature = base64.b64encode(hmac.digest(key, signed, hashlib.sha256)).decode()
     return {
         "Content-Type": "application/json",
-        "webhook-id": message_id,
+        "webhook-id": message.id,
         "webhook-timestamp": timestamp,
         "webhook-signature": f"v1,{signature}",
     }

@@ -1,4 +1,4 @@
-"""The positions of webhooks in the audit log, within a caller's transaction.
+"""The positions of webhooks in their queues, within a caller's transaction.
 
 Replicas that share a store share its webhooks. One that has messages to send claims the webhook for a while, in which
 no other replica sends for it. If it dies, the claim expires and another replica sends the same messages again.
@@ -6,18 +6,17 @@ no other replica sends for it. If it dies, the claim expires and another replica
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from sqlalchemy import BigInteger, Column, Connection, Double, Integer, String, Table, Text, select, update
 
-from firstline_gateway import audit_log
 from firstline_gateway.store.schema import METADATA, insert
 
 POSITIONS = Table(
     "webhook_positions",
     METADATA,
-    Column("webhook", String(64), primary_key=True),
+    Column("webhook", String(80), primary_key=True),
     Column("number", BigInteger, nullable=False),
     Column("holder", String(64), nullable=False),
     Column("due_service_s", Double, nullable=False),
@@ -34,7 +33,7 @@ class Position:
     """The state of one webhook.
 
     Attributes:
-        number: of the last entry of the audit log that was delivered or is not wanted.
+        number: of the last message in the queue that was delivered or is not wanted.
         due_service_s: time of service before which nothing is sent: until a claim or a delay ends.
         failures: attempts that failed since the last delivery.
         failing_service_s: time of service of the first of them; None if there is none.
@@ -57,10 +56,9 @@ def find(connection: Connection, webhook: str) -> Position | None:
     return None if row is None else Position(*row)
 
 
-def add(connection: Connection, webhooks: Iterable[str]) -> None:
-    """Stores new webhooks, which receive what comes after the end of the audit log; others stay as they are."""
-    number, _ = audit_log.last(connection)
-    for webhook in webhooks:
+def add(connection: Connection, webhooks: Mapping[str, int]) -> None:
+    """Stores new webhooks, which receive what comes after the given numbers; others stay as they are."""
+    for webhook, number in webhooks.items():
         row = {"webhook": webhook, "holder": "", "number": number, "due_service_s": 0.0, "failures": 0, "problem": ""}
         connection.execute(insert(connection, POSITIONS).values(row).on_conflict_do_nothing())
 

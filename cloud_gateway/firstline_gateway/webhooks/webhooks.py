@@ -11,20 +11,20 @@ from functools import partial
 
 import httpx
 from prometheus_client import Counter
+from sqlalchemy import Connection
 
 from firstline_core.clock import Clock
 from firstline_core.errors import FirstlineError
-from firstline_core.fleet.audit_log import Entry
 from firstline_core.ids import new_request_id
 from firstline_core.protocol.http_client import HTTP_FAILURES, ClientSettings, link_error, open_async_client
 from firstline_core.telemetry.logs import logger
 from firstline_core.telemetry.metrics import RequestMetrics
-from firstline_gateway import audit_log
 from firstline_gateway.background import PeriodicTask
 from firstline_gateway.settings.settings import Webhook
 from firstline_gateway.store.service_clock import ServiceClock
 from firstline_gateway.store.store import Store
 from firstline_gateway.webhooks import messages, records
+from firstline_gateway.webhooks.messages import Message, Queue
 from firstline_gateway.webhooks.records import Position
 
 RETRY_S = 5.0
@@ -48,7 +48,7 @@ class Webhooks:
 
     Args:
         settings: the webhooks by name.
-        store: has the audit log and their positions.
+        store: has their queues and positions.
         metrics: counts messages.
         clock: for wall time and intervals.
         service: measures delays.
@@ -74,11 +74,22 @@ class Webhooks:
             ("webhook", "result"),
         )
         self._senders = [
-            _Sender(name, each, keys[name], store, counter=counter, clock=clock, service=service)
+            _Sender(
+                name,
+                each.url,
+                keys[name],
+                store,
+                queue=queue,
+                events=kinds,
+                counter=counter,
+                clock=clock,
+                service=service,
+            )
             for name, each in settings.items()
+            for queue, kinds in messages.queues(each.events)
         ]
         self._tasks = [
-            PeriodicTask(f"webhook {sender.name}", sender.send, interval_s=_LOOK_S, clock=clock)
+            PeriodicTask(f"webhook {sender.key}", sender.send, interval_s=_LOOK_S, clock=clock)
             for sender in self._senders
         ]
 
@@ -86,7 +97,8 @@ class Webhooks:
         """Starts to send; a webhook that is new receives what happens from now on."""
         if self._senders:
             with contextlib.suppress(FirstlineError):  # each sender does it again
-                await self._store.write(partial(records.add, webhooks=[sender.name for sender in self._senders]))
+                for sender in self._senders:
+                    await self._store.write(sender.begin)
         for task in self._tasks:
             task.start()
 
@@ -101,92 +113,105 @@ class Webhooks:
         Raises:
             StoreUnavailableError: the store refuses.
         """
-        found = {}
+        found: dict[str, str] = {}
         for sender in self._senders:
-            position = await self._store.read(partial(records.find, webhook=sender.name))
-            found[sender.name] = "" if position is None else position.problem
+            position = await self._store.read(partial(records.find, webhook=sender.key))
+            found[sender.name] = found.get(sender.name) or ("" if position is None else position.problem)
         return found
 
 
 class _Sender:
-    """Sends the messages of one webhook."""
+    """Sends the messages of one queue to one webhook.
+
+    Attributes:
+        name: of the webhook.
+        key: under which its position in the queue is stored.
+    """
 
     def __init__(
         self,
         name: str,
-        settings: Webhook,
-        key: bytes,
+        url: str,
+        signing_key: bytes,
         store: Store,
         *,
+        queue: Queue,
+        events: tuple[str, ...],
         counter: Counter,
         clock: Clock,
         service: ServiceClock,
     ) -> None:
         self.name = name
-        self._settings = settings
-        self._key = key
+        self.key = f"{name}{queue.suffix}"
+        self._url = url
+        self._signing_key = signing_key
+        self._queue = queue
+        self._events = events
         self._store = store
         self._counter = counter
         self._clock = clock
         self._service = service
         self._holder = new_request_id()
 
+    def begin(self, connection: Connection) -> None:
+        """Begins at the end of the queue, if it has no position yet."""
+        records.add(connection, {self.key: self._queue.last(connection)})
+
     async def send(self) -> None:
         """Sends what waits, until an attempt fails or the round has taken long."""
-        found = await self._store.read(partial(records.find, webhook=self.name))
+        found = await self._store.read(partial(records.find, webhook=self.key))
         if found is None:
-            await self._store.write(partial(records.add, webhooks=[self.name]))
+            await self._store.write(self.begin)
             return
-        if found.due_service_s > self._service.now_s() or not await self._entries(found):
+        if found.due_service_s > self._service.now_s() or not await self._waiting(found):
             return
-        claim = partial(records.claim, webhook=self.name, holder=self._holder, for_s=_CLAIM_S)
+        claim = partial(records.claim, webhook=self.key, holder=self._holder, for_s=_CLAIM_S)
         position = await self._store.write(partial(claim, service_s=self._service.now_s()))
         if position is None:
             return
-        entries = await self._entries(position)
+        waiting = await self._waiting(position)
         position = replace(position, due_service_s=0.0)
         ends_s = self._clock.monotonic_s() + _ROUND_S
         try:
             async with open_async_client(self._client_settings()) as client:
-                for entry in entries:
-                    position = await self._after(entry, position, client)
+                for message in waiting:
+                    position = await self._after(message, position, client)
                     if position.due_service_s or self._clock.monotonic_s() >= ends_s:
                         break
         finally:  # also while the gateway stops
             released = self._store.submit(
-                partial(records.release, webhook=self.name, holder=self._holder, after=position)
+                partial(records.release, webhook=self.key, holder=self._holder, after=position)
             )
         await asyncio.wrap_future(released)
 
-    async def _entries(self, after: Position) -> list[Entry]:
-        wanted = audit_log.Wanted(after.number)
-        return await self._store.read(partial(audit_log.page, wanted=wanted, limit=_PAGE))
+    async def _waiting(self, after: Position) -> list[Message]:
+        return await self._store.read(lambda on: self._queue.page(on, after.number, _PAGE))
 
     def _client_settings(self) -> ClientSettings:
-        return ClientSettings(self._settings.url, timeout=_TIMEOUT_S, use_environment=True)
+        return ClientSettings(self._url, timeout=_TIMEOUT_S, use_environment=True)
 
-    async def _after(self, entry: Entry, position: Position, client: httpx.AsyncClient) -> Position:
-        """Sends an entry if it is wanted, and returns the position after that."""
-        if not messages.wanted(entry, self._settings.events):
-            return replace(position, number=entry.number)
-        problem = await self._attempt(entry, client)
+    async def _after(self, message: Message, position: Position, client: httpx.AsyncClient) -> Position:
+        """Sends a message if it is wanted, and returns the position after that."""
+        if not message.is_wanted(self._events):
+            return replace(position, number=message.number)
+        problem = await self._attempt(message, client)
         if not problem:
             self._counter.labels(self.name, "delivered").inc()
             if position.problem:
                 log.info("webhook delivers again", webhook=self.name)
-            return Position(entry.number)
+            return Position(message.number)
         self._counter.labels(self.name, "failed").inc()
         if not position.problem:
             log.error("webhook failed", webhook=self.name, why=problem)
-        return self._failed(entry, position, problem)
+        return self._failed(message, position, problem)
 
-    def _failed(self, entry: Entry, position: Position, problem: str) -> Position:
+    def _failed(self, message: Message, position: Position, problem: str) -> Position:
         now_s, since_s = self._service.now_s(), position.failing_service_s
         number = position.number
         if since_s is not None and now_s - since_s >= GIVE_UP_S:
             self._counter.labels(self.name, "skipped").inc()
-            log.error("webhook message skipped", webhook=self.name, audit_log_entry=entry.number, why=problem)
-            number = entry.number
+            log.error("webhook message skipped", webhook=self.key, number=message.number, why=problem)
+            number = message.number
         longest_s = min(LONGEST_RETRY_S, RETRY_S * 2.0 ** min(position.failures, 20))
         return Position(
             number,
@@ -196,14 +221,13 @@ class _Sender:
             problem=problem,
         )
 
-    async def _attempt(self, entry: Entry, client: httpx.AsyncClient) -> str:
-        """Sends an entry; returns why it was not delivered, or ""."""
-        content = messages.body(entry)
-        headers = messages.headers(entry, content, self._key, self._clock.wall_s())
+    async def _attempt(self, message: Message, client: httpx.AsyncClient) -> str:
+        """Sends a message; returns why it was not delivered, or ""."""
+        headers = messages.headers(message, self._signing_key, self._clock.wall_s())
         try:
             async with (
                 asyncio.timeout(_TIMEOUT_S),
-                client.stream("POST", self._settings.url, content=content, headers=headers) as response,
+                client.stream("POST", self._url, content=message.body, headers=headers) as response,
             ):
                 if not response.is_success:
                     return f"it answered with status {response.status_code}"

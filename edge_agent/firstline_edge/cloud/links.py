@@ -49,18 +49,24 @@ class Links:
         return self.chain if self.chain.linked else None
 
     async def wait_connected(self) -> None:
-        """Waits until one of the brokers is connected."""
-        await first_of(*(link.wait_connected() for link in self.mqtt))
+        """Waits until one of the brokers is connected; without brokers, until a link may be used."""
+        if self.mqtt:
+            await first_of(*(link.wait_connected() for link in self.mqtt))
+            return
+        while not self.chain.available:
+            await self.chain.wait_recovery(self.chain.recoveries)
 
     async def publish(self, correction: InferResponse) -> None:
         """Announces a correction over every connected broker; at least one of them must acknowledge it.
+
+        A device without brokers announces nothing.
 
         Raises:
             LinkDownError: none is connected.
             FirstlineError: each broker refused it.
         """
         error: FirstlineError = LinkDownError("No MQTT broker is connected.")
-        acknowledged = False
+        acknowledged = not self.mqtt
         for link in self.mqtt:
             if not link.connected:
                 continue

@@ -186,17 +186,20 @@ class MqttLink:
         """
         await self._client.listen(topic, handle)
 
-    async def publish_document(self, topic: str, content: bytes, *, retain: bool = False) -> None:
+    async def publish_document(self, topic: str, content: bytes, *, retain: bool = False) -> bool:
         """Publishes a document about this device; returns when the broker has acknowledged it.
 
         While the device starts, waits until the first connection attempt has ended.
+
+        Returns:
+            False if the broker reports that no gateway is subscribed.
 
         Raises:
             LinkDownError: not connected.
             FirstlineError: the broker refused it.
         """
         await self._client.first_attempt()
-        await self._client.publish(Publication(topic, content, retain=retain))
+        return await self._client.publish(Publication(topic, content, retain=retain))
 
     async def discard_connections(self) -> None:
         """Does nothing: every message is complete, so an answer cannot be the rest of another one."""

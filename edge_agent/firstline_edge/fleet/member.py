@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -14,10 +15,11 @@ from firstline_core.errors import FirstlineError
 from firstline_core.fleet.twin import UPDATES, Desired, Profiling, Reported, Update
 from firstline_core.runtime.threads import REFUSED
 from firstline_core.telemetry.logs import logger
+from firstline_core.types import InferResponse
 from firstline_edge.audits.auditor import Auditor
 from firstline_edge.fleet.configuration.configurator import Configurator
 from firstline_edge.fleet.escalation_limiter import SAVE_EVERY_S
-from firstline_edge.fleet.report import CountsReport, StateReport
+from firstline_edge.fleet.report import CountsReport, StateReport, ended_promises
 from firstline_edge.fleet.start import FleetStart, note_end
 from firstline_edge.fleet.transports import TwinTransport
 from firstline_edge.fleet.twin import Twin
@@ -74,6 +76,10 @@ class FleetTasks:
         self._configurator.receive(desired.configuration)
         self._profiler.receive(desired.profiles)
         self._auditor.audit_for_rollouts(desired.audits)
+        if desired.answers:
+            self._start.reporting.set()
+        else:
+            self._start.reporting.clear()
 
     def adopt_own(self, settings: EdgeSettings) -> None:
         """Uses other settings of the device itself; see `Configurator.adopt_own`."""
@@ -149,6 +155,18 @@ class FleetMember:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._twin.run(), name="twin")
             tasks.create_task(self._tasks.run(), name="tasks of the fleet")
+
+    async def report_ended(self, answers: Sequence[InferResponse]) -> None:
+        """Reports promises that have ended, if the fleet asks for them.
+
+        Args:
+            answers: that ended them, at most `ENDED_LIMIT`.
+
+        Raises:
+            FirstlineError: the report did not arrive.
+        """
+        if self._start.reporting.is_set():
+            await self._twin.send_counts(ended_promises(answers))
 
     async def close(self) -> None:
         """Reports the latest counts if that takes little time, and notes that this process ended cleanly."""

@@ -20,6 +20,7 @@ from firstline_core.fleet.target import Hardware
 from firstline_core.fleet.telemetry import (
     GROUPS_LIMIT,
     LATENCY_BOUNDS_MS,
+    EndedPromise,
     Health,
     ModelCounts,
     Telemetry,
@@ -227,6 +228,21 @@ class CountsReport:
             payload_bytes=self._health.chain.payload_bytes,
             health=self._health.health(),
         )
+
+
+def ended_promises(answers: Sequence[InferResponse]) -> tuple[EndedPromise, ...]:
+    """Describes the promises that these answers ended, without their content."""
+    return tuple(
+        EndedPromise(
+            response.answer.request_id,
+            response.model,
+            response.version,
+            expired=response.answer.status is Status.EXPIRED,
+            changed=response.answer.changed,
+        )
+        for response in answers
+        if response.answer is not None
+    )
 
 
 class _Sums(Struct, eq=False):

@@ -45,6 +45,7 @@ class FleetStart:
         store: the installed models.
         configuration: the configuration that runs.
         changes: set whenever the device's report to the fleet changes.
+        reporting: set while the fleet asks for the promises that end.
     """
 
     folder: Path
@@ -55,6 +56,7 @@ class FleetStart:
     store: ModelStore
     configuration: ConfigurationStore
     changes: asyncio.Event = field(default_factory=asyncio.Event)
+    reporting: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 def start_fleet(settings: EdgeSettings, state: StateDirectory, clock: Clock) -> FleetStart:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 from firstline_core.clock import Clock
-from firstline_core.errors import FirstlineError, ProtocolError
+from firstline_core.errors import FirstlineError, LinkDownError, ProtocolError
 from firstline_core.fleet import rest
 from firstline_core.fleet.telemetry import Telemetry
 from firstline_core.fleet.twin import Desired, Reported, read_document
@@ -58,7 +58,10 @@ class TwinTransport(Protocol):
         ...
 
     async def count(self, telemetry: Telemetry) -> None:
-        """Sends counts; raises `FirstlineError` if they did not arrive."""
+        """Sends counts; raises `FirstlineError` if they did not arrive.
+
+        A broker may confirm counts that no gateway receives, but not promises that have ended.
+        """
         ...
 
 
@@ -170,7 +173,9 @@ class MqttTransport:
 
     async def count(self, telemetry: Telemetry) -> None:
         """See `TwinTransport`."""
-        await self._link.publish_document(self._link.topics.telemetry, msgspec.json.encode(telemetry))
+        heard = await self._link.publish_document(self._link.topics.telemetry, msgspec.json.encode(telemetry))
+        if telemetry.ended and not heard:
+            raise LinkDownError("No gateway listens to the reports at the MQTT broker.")
 
 
 def twin_transport(

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from firstline_core.clock import Clock, first_of
 from firstline_core.errors import FirstlineError, IntegrityError, ProtocolError
-from firstline_core.fleet.telemetry import Telemetry
+from firstline_core.fleet.telemetry import EndedPromise, Telemetry
 from firstline_core.fleet.twin import Desired, Reported, read_document
 from firstline_core.protocol.backoff import full_jitter_s
 from firstline_core.storage.files import read_checked
@@ -129,13 +129,14 @@ class Twin:
             except FirstlineError as error:  # counts only grow: the next report includes them
                 self._failed(error)
 
-    async def send_counts(self) -> None:
-        """Reports the counts.
+    async def send_counts(self, ended: tuple[EndedPromise, ...] = ()) -> None:
+        """Reports the counts, and promises that have ended.
 
         Raises:
             FirstlineError: the report did not arrive.
         """
-        await self.transport.count(replace(self.count(), session=self.transport.session, sequence=self._next()))
+        counts = replace(self.count(), session=self.transport.session, sequence=self._next(), ended=ended)
+        await self.transport.count(counts)
 
     @property
     def _revision(self) -> int:

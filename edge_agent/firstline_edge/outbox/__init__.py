@@ -11,7 +11,7 @@ Modules
     delivery            sends promises to the gateway, and has their answers announced
     correction_client   asks the full model for a correction, and decides which failures end a promise
     pacing              which promises may be sent now, and how fast
-    announcer           publishes corrections to local applications over MQTT
+    announcer           announces corrections to local applications over MQTT, and to the fleet
 
 Terms
     seal            checksum or encryption around a record, which shows whether its content was changed

@@ -1,7 +1,7 @@
-"""Announces corrections to local applications over MQTT, each at least once.
+"""Announces corrections, each at least once: to local applications over MQTT, and to the fleet if it asks for them.
 
 Corrections from before a restart or a reconnection are announced too. Announcing is a task of its own, so that a broker
-that hangs delays no correction. The outbox marks an answer as announced after the broker has acknowledged it. An
+that hangs delays no correction. The outbox marks an answer as announced after all receivers have acknowledged it. An
 application that misses an announcement can still ask for the answer by its id.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -26,15 +27,19 @@ log = logger(__name__)
 _PASSING = (LinkDownError, RemoteTimeoutError, CapacityError, UnauthorizedError)
 
 
+Report = Callable[[Sequence[InferResponse]], Awaitable[None]]
+"""Reports answers to the fleet; raises FirstlineError if the report did not arrive."""
+
+
 class CorrectionPublisher(Protocol):
     """Where corrections are announced; implemented by the device's links."""
 
     async def wait_connected(self) -> None:
-        """Returns once it is connected."""
+        """Returns once something can be announced."""
         ...
 
     async def publish(self, correction: InferResponse) -> None:
-        """Publishes one correction; returns once it is acknowledged.
+        """Publishes one correction, if there is a broker; returns once it is acknowledged.
 
         Raises:
             FirstlineError: it was not acknowledged.
@@ -67,6 +72,7 @@ class Announcer:
         publisher: publishes them.
         clock: for waits.
         rng: for jitter.
+        report: to the fleet; None for a device without a fleet.
         settings: timeouts and limits.
     """
 
@@ -76,12 +82,15 @@ class Announcer:
         publisher: CorrectionPublisher,
         clock: Clock,
         rng: random.Random,
+        *,
+        report: Report | None = None,
         settings: AnnouncerSettings = AnnouncerSettings(),
     ) -> None:
         self._outbox = outbox
         self._publisher = publisher
         self._clock = clock
         self._rng = rng
+        self._report = report
         self._settings = settings
 
     async def run(self) -> None:
@@ -107,19 +116,25 @@ class Announcer:
         """Announces the oldest answers; returns whether none of them must be retried."""
         answers = await self._outbox.unannounced(self._settings.concurrency)
         are_done = await asyncio.gather(*(self._publish(request_id, answer) for request_id, answer in answers))
-        done = [request_id for (request_id, _), is_done in zip(answers, are_done, strict=True) if is_done]
+        done = {request_id: answer for (request_id, answer), is_done in zip(answers, are_done, strict=True) if is_done}
+        if done and self._report is not None and not await self._is_done(self._report(list(done.values())), *done):
+            return False
         if done:
             await self._outbox.mark_announced(done)
         return all(are_done)
 
     async def _publish(self, request_id: str, answer: InferResponse) -> bool:
         """Publishes one answer; returns whether it was acknowledged or is refused for good."""
+        return await self._is_done(self._publisher.publish(answer), request_id)
+
+    async def _is_done(self, announcing: Awaitable[None], *request_ids: str) -> bool:
+        """Returns whether an announcement was acknowledged or is refused for good."""
         deadline_s = self._clock.monotonic_s() + self._settings.timeout_s
         try:
-            await within(self._clock, deadline_s, self._publisher.publish(answer), "The broker is silent.")
+            await within(self._clock, deadline_s, announcing, "No receiver acknowledged the announcement.")
         except _PASSING as error:
-            log.info("correction not announced yet", request_id=request_id, error=error.message)
+            log.info("correction not announced yet", request_ids=request_ids, error=error.message)
             return False
         except FirstlineError as error:
-            log.warning("correction never announced", request_id=request_id, error=error.message)
+            log.warning("correction never announced", request_ids=request_ids, error=error.message)
         return True

@@ -23,7 +23,7 @@ from firstline_core.telemetry.logs import logger
 from firstline_core.types import InferResponse, Reason, TraceContext
 from firstline_edge.cloud.breaker import RetryBudget
 from firstline_edge.cloud.links import Links
-from firstline_edge.outbox.announcer import Announcer
+from firstline_edge.outbox.announcer import Announcer, Report
 from firstline_edge.outbox.correction_client import CorrectionClient
 from firstline_edge.outbox.item import OutboxItem, expire
 from firstline_edge.outbox.outbox import Outbox
@@ -262,6 +262,7 @@ async def deliver_corrections(
     *,
     settings: DeliverySettings,
     on_correction: OnCorrection,
+    report: Report | None,
 ) -> None:
     """Delivers promises and announces their answers as soon as the disk lets the outbox be opened.
 
@@ -272,6 +273,7 @@ async def deliver_corrections(
         clock: for waits and ages.
         settings: times and limits.
         on_correction: receives each answer that was corrected or has expired.
+        report: reports these answers to the fleet; None for a device without a fleet.
     """
     opened, rng = await outbox.opened(), random.Random()  # noqa: S311 (jitter)
     delivery = Delivery(
@@ -286,8 +288,8 @@ async def deliver_corrections(
     )
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(delivery.run(), name="delivery")
-        if links.mqtt:
-            tasks.create_task(Announcer(opened, links, clock, rng).run(), name="announcer")
+        if links.mqtt or report is not None:
+            tasks.create_task(Announcer(opened, links, clock, rng, report=report).run(), name="announcer")
 
 
 class PriorityDelivery:

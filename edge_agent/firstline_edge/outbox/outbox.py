@@ -102,7 +102,7 @@ class Outbox:
     Args:
         path: of the database; its folder is made private. One process at a time: `state.py` holds the lock.
         limits: how much is stored, and how long.
-        announcing: whether answers are announced, and marked once they were.
+        announcing: returns whether answers are announced now, and marked once they were.
         completions: wakes callers that wait for a promise to end; None if there are no such callers.
         seal: closes the bodies, and opens them again.
         clock: for ages.
@@ -123,7 +123,7 @@ class Outbox:
         path: Path,
         limits: OutboxSection = _DEFAULTS,
         *,
-        announcing: bool = False,
+        announcing: Callable[[], bool] = lambda: False,
         completions: Completions | None = None,
         seal: Seal = _CHECKSUM,
         clock: Clock = SYSTEM_CLOCK,
@@ -272,7 +272,7 @@ class Outbox:
                 request_id=request_id,
                 principal=principal,
                 wall_s=now_wall_s,
-                announced=not self._announcing,
+                announced=not self._announcing(),
             )
             self._evict(transaction, now_wall_s)
             return True
@@ -434,7 +434,7 @@ class Outbox:
     def _evict(self, transaction: Transaction, now_wall_s: float) -> None:
         if self._restamping.is_complete:  # otherwise the next call deletes old answers
             oldest_s = now_wall_s - self._limits.answers_age_s
-            tables.delete_old_answers(transaction, oldest_s, also_unannounced=not self._announcing)
+            tables.delete_old_answers(transaction, oldest_s, also_unannounced=not self._announcing())
         tables.make_room_for_answers(transaction, self._limits.answers_limit_bytes)
 
     def _submit(self, operation: Callable[[Transaction], _T | FirstlineError]) -> asyncio.Future[_T]:

@@ -188,17 +188,27 @@ class ReopeningOutbox:
             self._outbox, self._unopened_problem = outbox, ""
 
 
-def open_outbox(settings: EdgeSettings, path: Path, clock: Clock, completions: Completions) -> Outbox:
+def open_outbox(
+    settings: EdgeSettings, path: Path, clock: Clock, reporting: asyncio.Event | None, completions: Completions
+) -> Outbox:
     """Returns the outbox on disk.
+
+    Args:
+        settings: of the agent.
+        path: of the database.
+        clock: for ages.
+        reporting: set while answers are reported to the fleet; None for a device without a fleet.
+        completions: see `Outbox`.
 
     Raises:
         CapacityError: the disk refuses, or there is no key.
         ConfigError: a newer version wrote it.
     """
+    has_broker = any(link.kind == "mqtt" for link in settings.links)
     return Outbox(
         path,
         settings.outbox,
-        announcing=any(link.kind == "mqtt" for link in settings.links),
+        announcing=lambda: has_broker or (reporting is not None and reporting.is_set()),
         completions=completions,
         seal=open_seal(settings.encryption),
         clock=clock,

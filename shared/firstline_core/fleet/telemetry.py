@@ -22,6 +22,8 @@ _Count = Annotated[int, Meta(ge=0, le=2**53)]
 _Bins = Annotated[tuple[_Count, ...], Meta(max_length=64)]
 GROUPS_LIMIT = 128
 """Largest number of groups of a task that are counted; a task with more reports no counts by group."""
+ENDED_LIMIT = 64
+"""Largest number of ended promises in a report."""
 _ByGroup = Annotated[dict[Annotated[str, Meta(max_length=256)], _Count], Meta(max_length=2 * GROUPS_LIMIT)]
 
 
@@ -90,6 +92,23 @@ class Health(Struct, frozen=True):
     certificate_ends_s: Annotated[float, Meta(ge=0, le=1e12)] | None = None
 
 
+class EndedPromise(Struct, frozen=True):
+    """A promise of a correction that has ended on the device.
+
+    Attributes:
+        request_id: of the provisional answer.
+        version: of the model, as the answer has it.
+        expired: whether it ended without an answer of the full model.
+        changed: whether the final answer differs from the provisional one; None if it expired.
+    """
+
+    request_id: Annotated[str, Meta(min_length=1, max_length=64)]
+    model: Annotated[str, Meta(max_length=64)]
+    version: Annotated[str, Meta(max_length=64)]
+    expired: bool = False
+    changed: bool | None = None
+
+
 class Telemetry(Struct, frozen=True):
     """One report.
 
@@ -101,6 +120,7 @@ class Telemetry(Struct, frozen=True):
         unclean: number of processes that ended without a shutdown.
         payload_bytes: inputs that were sent to the gateway, without protocol overhead; retries count again.
         health: condition of the device at this moment.
+        ended: promises that have ended, each at least once, if the gateway asks for them (`Desired.answers`).
     """
 
     session: Annotated[str, Meta(min_length=1, max_length=64)]
@@ -112,6 +132,7 @@ class Telemetry(Struct, frozen=True):
     outbox_items: _Count = 0
     payload_bytes: _Count = 0
     health: Health = Health()
+    ended: Annotated[tuple[EndedPromise, ...], Meta(max_length=ENDED_LIMIT)] = ()
     format: int = FORMAT
 
 

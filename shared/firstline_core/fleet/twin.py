@@ -197,6 +197,7 @@ class Desired(Struct, frozen=True):
             model; the device recognises it by its id, and a new id for the same bundle is a new request.
         audits: bundles whose edge answers are audited without a certificate too, because a rollout compares them; ""
             for all bundles.
+        answers: whether the device reports the promises that end; see `telemetry.EndedPromise`.
     """
 
     revision: Annotated[int, Meta(ge=0, le=2**53)]
@@ -205,6 +206,7 @@ class Desired(Struct, frozen=True):
     brake: Brake | None = None
     profiles: Annotated[tuple[DesiredProfile, ...], Meta(max_length=REQUESTS)] = ()
     audits: Annotated[tuple[Annotated[str, Meta(max_length=64)], ...], Meta(max_length=_MODELS)] = ()
+    answers: bool = False
     format: int = FORMAT
 
     def __post_init__(self) -> None:

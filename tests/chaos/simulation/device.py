@@ -89,7 +89,7 @@ class Device:
         self.disk = Disk(plan.fsync_s)
         limits = OutboxSection(limit_items=plan.outbox_items, max_age_s=plan.max_age_s)
         writer = outbox_writer(self.disk, self._book.committed)
-        self.outbox = Outbox(self.state, limits, announcing=True, clock=clock, writer=writer)
+        self.outbox = Outbox(self.state, limits, announcing=lambda: True, clock=clock, writer=writer)
         link = GatewayLink(plan.weather, self._cloud, clock, rng, self._book)
         self.chain = chain = LinkChain([link], [CircuitBreaker(clock, rng)], clock)
         cache = ResultCache(limit_bytes=1 << 20, ttl_s=60, disk=None, clock=clock)

@@ -1,6 +1,6 @@
 import asyncio
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from support.escalations import request, response, settle
 from firstline_core import errors
 from firstline_core.clock import SimulatedClock
 from firstline_core.types import InferResponse, Status
-from firstline_edge.outbox.announcer import Announcer
+from firstline_edge.outbox.announcer import Announcer, Report
 from firstline_edge.outbox.outbox import Outbox, OutboxItem
 
 
@@ -44,9 +44,9 @@ class House:
         self.broker = Broker()
 
     @asynccontextmanager
-    async def running(self) -> AsyncIterator[Outbox]:
-        outbox = Outbox(self.path, announcing=True, clock=self.clock)
-        announcer = Announcer(outbox, self.broker, self.clock, random.Random(1))
+    async def running(self, report: Report | None = None) -> AsyncIterator[Outbox]:
+        outbox = Outbox(self.path, announcing=lambda: True, clock=self.clock)
+        announcer = Announcer(outbox, self.broker, self.clock, random.Random(1), report=report)
         task = asyncio.create_task(announcer.run())
         yield outbox
         assert not task.done()
@@ -102,7 +102,7 @@ async def test_missed_corrections_are_announced_after_a_reconnection(house: Hous
 
 
 async def test_the_next_process_announces_the_remaining_answers(house: House) -> None:
-    before = Outbox(house.path, announcing=True, clock=house.clock)
+    before = Outbox(house.path, announcing=lambda: True, clock=house.clock)
     told = await corrected(before)
     before.close()  # killed between the answer and its announcement
     async with house.running():
@@ -114,7 +114,7 @@ async def test_a_device_that_announces_nothing_leaves_nothing_to_announce(house:
     silent = Outbox(house.path, clock=house.clock)
     await corrected(silent)
     silent.close()
-    again = Outbox(house.path, announcing=True, clock=house.clock)
+    again = Outbox(house.path, announcing=lambda: True, clock=house.clock)
     assert await again.unannounced(9) == []
     again.close()
 
@@ -159,3 +159,19 @@ async def test_a_missing_permission_is_retried(house: House) -> None:
         house.broker.error = None
         await house.until(1, step_s=1.0)
     assert house.broker.heard == [told]
+
+
+async def test_answers_are_reported_to_the_fleet_until_a_report_arrives(house: House) -> None:
+    reports: list[list[str]] = []
+    problems: list[errors.FirstlineError] = [errors.LinkDownError("lost"), errors.CapacityError("full")]
+
+    async def report(answers: Sequence[InferResponse]) -> None:
+        reports.append([answer.answer.request_id for answer in answers])
+        if problems:
+            raise problems.pop()
+
+    async with house.running(report) as outbox:
+        told = await corrected(outbox)
+        await house.until(3, step_s=1.0)
+        await house.until_noted(outbox)
+    assert reports == 3 * [[told]]

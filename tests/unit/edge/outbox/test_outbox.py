@@ -162,7 +162,7 @@ async def test_answers_make_room_by_bytes_but_promises_never_do(path: Path, cloc
 
 
 async def test_unannounced_answers_make_room_last(path: Path, clock: SimulatedClock) -> None:
-    outbox = Outbox(path, OutboxSection(answers_limit_bytes=3000), announcing=True, clock=clock)
+    outbox = Outbox(path, OutboxSection(answers_limit_bytes=3000), announcing=lambda: True, clock=clock)
     ended = [item() for _ in range(10)]
     ids = [one.request.request_id for one in ended]
     for number, one in enumerate(ended):
@@ -431,7 +431,7 @@ async def test_a_clock_jump_the_disk_refuses_is_applied_later(
 
 
 async def test_unannounced_answers_are_not_deleted_by_age(path: Path, clock: SimulatedClock) -> None:
-    outbox = Outbox(path, OutboxSection(answers_age_s=DAY_S), announcing=True, clock=clock)
+    outbox = Outbox(path, OutboxSection(answers_age_s=DAY_S), announcing=lambda: True, clock=clock)
     one = item()
     await outbox.put(one)
     await outbox.finish(one.request.request_id, one.provisional)

@@ -192,7 +192,7 @@ def test_several_executors_take_the_place_of_the_one(tmp_path: Path) -> None:
         ({"url": "http://example.com/?token=secret"}, r"webhooks\.ops\.url would send messages unencrypted"),
         ({"url": "http://127.0.0.1:1/", "events": []}, r"webhooks\.ops\.events is empty"),
         ({"url": "https://example.com/?token=secret"}, r"webhooks\.ops\.secret_file is not set"),
-        ({"events": ["all"]}, "use one of alarms, enrolments, rollouts"),
+        ({"events": ["all"]}, "use one of alarms, answers, enrolments, rollouts"),
         ({"secret": "s"}, "did you mean 'secret_file'"),
     ],
 )

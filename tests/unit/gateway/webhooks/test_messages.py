@@ -9,8 +9,8 @@ import pytest
 from support.webhook_receiver import KEY, secret_file
 
 from firstline_core.errors import ConfigError
-from firstline_core.fleet.audit_log import FIRST, Entry
 from firstline_gateway.webhooks import messages
+from firstline_gateway.webhooks.messages import Message
 
 SHORT = base64.b64encode(b"short").decode()
 
@@ -32,6 +32,9 @@ def test_a_file_without_a_signing_key_is_refused(tmp_path: Path, content: str) -
     ("action", "kind"),
     [
         ("contract.alarm", "alarms"),
+        ("contract.device_alarm", "alarms"),
+        ("answer.final", "answers"),
+        ("answer.expired", "answers"),
         ("rollout.pause", "rollouts"),
         ("device.enrol", "enrolments"),
         ("device.revoke", "enrolments"),
@@ -40,18 +43,17 @@ def test_a_file_without_a_signing_key_is_refused(tmp_path: Path, content: str) -
         ("alias.set", None),
     ],
 )
-def test_each_entry_is_at_most_one_kind_of_event(action: str, kind: str | None) -> None:
-    entry = Entry(1, 0.0, "application:ops", action, "subject", "{}", FIRST).sealed()
-    kinds = [each for each in ("alarms", "rollouts", "enrolments") if messages.wanted(entry, (each,))]
+def test_each_message_is_at_most_one_kind_of_event(action: str, kind: str | None) -> None:
+    message = Message(1, "msg_1", action, b"{}")
+    kinds = [each for each in ("alarms", "rollouts", "enrolments", "answers") if message.is_wanted((each,))]
     assert kinds == ([] if kind is None else [kind])
 
 
 def test_the_signature_covers_id_time_and_body() -> None:
     # The key, id, time and body of the example in the specification's libraries, with its signature.
     key = base64.b64decode("MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw")
-    content = b'{"test": 2432232314}'
-    entry = Entry(1, 0.0, "a", "rollout.create", "s", "{}", FIRST, "p5jXN8AQM9LWM0D4loKWxJek")
-    found = messages.headers(entry, content, key, 1614265330.9)
+    message = Message(1, "msg_p5jXN8AQM9LWM0D4loKWxJek", "rollout.create", b'{"test": 2432232314}')
+    found = messages.headers(message, key, 1614265330.9)
     assert found["webhook-id"] == "msg_p5jXN8AQM9LWM0D4loKWxJek"
     assert found["webhook-timestamp"] == "1614265330"
     assert found["webhook-signature"] == "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE="

@@ -87,6 +87,21 @@ def _create_deliveries() -> None:
 
 def _create_fleet() -> None:
     op.create_table(
+        "fleet_answers",
+        sa.Column("number", _SEQUENCE, nullable=False, autoincrement=True),
+        sa.Column("device", sa.String(64), nullable=False),
+        sa.Column("request_id", sa.String(64), nullable=False),
+        sa.Column("model", sa.String(64), nullable=False),
+        sa.Column("version", sa.String(64), nullable=False),
+        sa.Column("expired", sa.Boolean, nullable=False),
+        sa.Column("changed", sa.Boolean, nullable=True),
+        sa.Column("at_s", sa.Double, nullable=False),
+        sa.PrimaryKeyConstraint("number", name="pk_fleet_answers"),
+        sa.UniqueConstraint("device", "request_id", name="uq_fleet_answers_device_request_id"),
+    )
+    op.create_index("ix_fleet_answers_at_s", "fleet_answers", ["at_s"])
+    op.create_index("ix_fleet_answers_device_number", "fleet_answers", ["device", "number"])
+    op.create_table(
         "fleet_devices",
         sa.Column("name", sa.String(64), nullable=False),
         sa.Column("tags", sa.Text, nullable=False),
@@ -371,7 +386,7 @@ def _create_audit_log() -> None:
 def _create_webhooks() -> None:
     op.create_table(
         "webhook_positions",
-        sa.Column("webhook", sa.String(64), nullable=False),
+        sa.Column("webhook", sa.String(80), nullable=False),
         sa.Column("number", sa.BigInteger, nullable=False),
         sa.Column("holder", sa.String(64), nullable=False),
         sa.Column("due_service_s", sa.Double, nullable=False),
