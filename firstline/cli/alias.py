@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from firstline.cli.command import Report, command, command_group
-from firstline.cli.options import GatewayOptions
+from firstline.cli.options import GatewayOptions, ModelArgument, VersionArgument
 from firstline.cli.output import date, table
 
 if TYPE_CHECKING:
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
 app = command_group("Name versions of models: champion, canary, and so on.")
 
-ModelArgument = Annotated[str, typer.Argument(metavar="MODEL", help="The bundle's name.")]
 AliasArgument = Annotated[str, typer.Argument(metavar="ALIAS", help="For example champion.")]
 
 
@@ -24,7 +23,7 @@ AliasArgument = Annotated[str, typer.Argument(metavar="ALIAS", help="For example
 def set_alias(
     model: ModelArgument,
     alias: AliasArgument,
-    version: Annotated[int, typer.Argument(metavar="VERSION", min=1)],
+    version: VersionArgument,
     gateway: GatewayOptions,
 ) -> Report:
     """Point an alias to a version."""

@@ -54,15 +54,7 @@ class ModelFlags:
     labels: Annotated[Path | None, typer.Option(help="Text file, one label a line.")] = None
     labels_skip: Annotated[int | None, typer.Option(min=0, help="Leading lines to skip.")] = None
     preprocess: Annotated[str | None, typer.Option(help="Steps before the model, for every model; see below.")] = None
-    edge_preprocess: Annotated[str | None, typer.Option(help="Replaces --preprocess for the edge models.")] = None
-    full_preprocess: Annotated[str | None, typer.Option(help="Replaces --preprocess for the full model.")] = None
     postprocess: Annotated[str | None, typer.Option(help="Steps after the model, for every model; see below.")] = None
-    edge_postprocess: Annotated[
-        str | None, typer.Option(help="Replaces --postprocess for the edge models; '' for none.")
-    ] = None
-    full_postprocess: Annotated[
-        str | None, typer.Option(help="Replaces --postprocess for the full model; '' for none.")
-    ] = None
 
     def given(self) -> list[str]:
         """Returns the flags that are given, as they are written on the command line."""
@@ -76,14 +68,20 @@ class ModelFlags:
         """
         if self.name is None or self.labels is None:
             raise ConfigError(f"A bundle needs {'--name' if self.name is None else '--labels'} (or a --recipe).")
-        edge_steps = _steps(self.edge_preprocess, self.preprocess, self.edge_postprocess, self.postprocess)
-        full_steps = _steps(self.full_preprocess, self.preprocess, self.full_postprocess, self.postprocess)
         return BundleSpec(
             name=self.name,
             version=1,
             labels=read_labels(self.labels, self.labels_skip or 0),
-            edge=tuple(_edge(argument, *edge_steps) for argument in self.edge or ()),
-            full=_model(self.full, "", *full_steps) if self.full is not None else None,
+            edge=tuple(self._model(*_named(argument)) for argument in self.edge or ()),
+            full=self._model(self.full) if self.full is not None else None,
+        )
+
+    def _model(self, file: Path, model_id: str = "") -> ModelSpec:
+        return ModelSpec(
+            file=file,
+            id=model_id,
+            preprocess=parse_preprocess(self.preprocess or ""),
+            postprocess=parse_postprocess(self.postprocess or ""),
         )
 
 
@@ -208,23 +206,12 @@ def _spec(flags: ModelFlags, recipe: Path | None, models: Path | None) -> Bundle
     return read_recipe(recipe, models)
 
 
-def _steps(own_before: str | None, before: str | None, own_after: str | None, after: str | None) -> tuple[str, str]:
-    """Returns the steps before and after a model: its own if given, else those of every model."""
-    return (
-        own_before if own_before is not None else before or "",
-        own_after if own_after is not None else after or "",
-    )
-
-
-def _edge(argument: str, before: str, after: str) -> ModelSpec:
+def _named(argument: str) -> tuple[Path, str]:
+    """Returns the file and the id of `[ID=]FILE`."""
     model_id, equals, file = argument.partition("=")
     if not equals or Path(argument).exists() or "/" in model_id:
-        return _model(Path(argument), "", before, after)
-    return _model(Path(file), model_id, before, after)
-
-
-def _model(file: Path, model_id: str, before: str, after: str) -> ModelSpec:
-    return ModelSpec(file=file, id=model_id, preprocess=parse_preprocess(before), postprocess=parse_postprocess(after))
+        return Path(argument), ""
+    return Path(file), model_id
 
 
 def _calibration_text(calibration: Calibration) -> Iterator[str]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from firstline.cli.command import Report, command, command_group
-from firstline.cli.options import GatewayOptions, KeysFolder, SigningKeys
+from firstline.cli.options import GatewayOptions, KeysFolder, SigningKeys, VersionArgument
 from firstline.cli.output import table
 
 if TYPE_CHECKING:
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 app = command_group("Push configurations of agents to a gateway's registry, list and read them.")
 
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The configuration's name.")]
-VersionArgument = Annotated[int, typer.Argument(metavar="VERSION", min=1, help="A number.")]
 
 
 @command(app, "push", example="firstline config push quiet-nights.toml")

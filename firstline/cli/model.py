@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from firstline.cli.command import Report, command, command_group
-from firstline.cli.options import BundleArgument, GatewayOptions, KeysFolder, SigningKeys, require_bundle
+from firstline.cli.options import (
+    BundleArgument,
+    GatewayOptions,
+    KeysFolder,
+    ModelArgument,
+    SigningKeys,
+    VersionArgument,
+    require_bundle,
+)
 from firstline.cli.output import bytes_progress, size, table
 from firstline_core.errors import ConfigError, NotFoundError
 from firstline_core.telemetry.wording import counted
@@ -32,8 +40,7 @@ _NEEDS = re.compile(r"(?P<variant>[A-Za-z0-9][A-Za-z0-9._-]*):(?P<what>arch|memo
 
 app = command_group("Push bundles to a gateway's registry; list, fetch and name them.")
 
-ModelArgument = Annotated[str, typer.Argument(metavar="MODEL", help="The bundle's name.")]
-VersionArgument = Annotated[str, typer.Argument(metavar="VERSION", help="A number, or an alias, e.g. champion.")]
+WhichArgument = Annotated[str, typer.Argument(metavar="VERSION", help="A number, or an alias, e.g. champion.")]
 
 
 @command(app, "push", example="firstline model push bundles/digits-2")
@@ -48,18 +55,13 @@ def push(
             help="Requirement of a variant: edge-int8:arch=aarch64,armv7l or edge-int8:memory_mb=256.",
         ),
     ] = None,
-    without_full: Annotated[
-        bool, typer.Option("--without-full", help="Leave out the full model; gateways get it from elsewhere.")
-    ] = False,
 ) -> Report:
     """Upload a bundle's missing files and sign for it. Repeat the command to resume an interrupted push."""
     opened = open_bundle(require_bundle(bundle))
     extra_needs = _extra_needs(needs or ())
     keyring = keys.keyring()
     with gateway.registry() as registry, bytes_progress("sending") as report:
-        pushed = push_bundle(
-            keyring, registry, opened, extra_needs, time.time(), with_full=not without_full, report=report
-        )
+        pushed = push_bundle(keyring, registry, opened, extra_needs, time.time(), report=report)
     for warning in _unseen(opened.manifest):
         typer.echo(f"mind: {warning}", err=True)
     state = "signed" if pushed.is_new else "was signed before"
@@ -116,7 +118,7 @@ def list_bundles(
 
 
 @command(app, "get", example="firstline model get digits champion")
-def get(model: ModelArgument, version: VersionArgument, gateway: GatewayOptions) -> Report:
+def get(model: ModelArgument, version: WhichArgument, gateway: GatewayOptions) -> Report:
     """Show a signed bundle: variants, their requirements, certificates."""
     with gateway.registry(model) as registry:
         entry = registry.bundle(model, _version(registry, model, version))
@@ -126,7 +128,7 @@ def get(model: ModelArgument, version: VersionArgument, gateway: GatewayOptions)
 @command(app, "pull", example="firstline model pull digits champion pulled")
 def pull(
     model: ModelArgument,
-    version: VersionArgument,
+    version: WhichArgument,
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder to create.")],
     keys: KeysFolder,
     gateway: GatewayOptions,
@@ -158,7 +160,7 @@ def pull(
 @command(app, "delete", example="firstline model delete digits 1")
 def delete(
     model: ModelArgument,
-    version: Annotated[int, typer.Argument(metavar="VERSION", min=1, help="A number.")],
+    version: VersionArgument,
     keys: SigningKeys,
     gateway: GatewayOptions,
 ) -> Report:

@@ -30,6 +30,8 @@ GATEWAY = "FIRSTLINE_GATEWAY"
 _KEY, _PASSPHRASE = "FIRSTLINE_TOKEN", "FIRSTLINE_KEY_PASSPHRASE"
 
 BundleArgument = Annotated[Path, typer.Argument(metavar="BUNDLE", help="Folder of the bundle.", show_default=False)]
+ModelArgument = Annotated[str, typer.Argument(metavar="MODEL", help="The bundle's name.")]
+VersionArgument = Annotated[int, typer.Argument(metavar="VERSION", min=1, help="A number.")]
 LimitOption = Annotated[int | None, typer.Option(min=1, help="Use this many rows, spread evenly over the data.")]
 DATA_HELP = (
     "Images, recordings, videos, labelled boxes, masks or a table: a folder or a file, with or without labels; see "

@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from firstline.cli.command import Report, command, command_group
-from firstline.cli.options import DATA_HELP, DataReading, GatewayOptions, check_name, require_bundle
+from firstline.cli.options import (
+    DATA_HELP,
+    DataReading,
+    GatewayOptions,
+    VersionArgument,
+    check_name,
+    require_bundle,
+)
 from firstline.cli.output import Output, OutputOption, date, progress, size, table
 from firstline.cli.profile_predict import predict_command
 from firstline.cli.profile_split import split_command
@@ -218,7 +225,6 @@ def cancel(
 
 
 BundleArgument = Annotated[str, typer.Argument(metavar="BUNDLE", help="The bundle's name.")]
-VersionArgument = Annotated[int, typer.Argument(metavar="VERSION", min=1, help="A number.")]
 MachineArgument = Annotated[str, typer.Argument(metavar="MACHINE", help="A device, or another machine's name.")]
 
 

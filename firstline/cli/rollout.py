@@ -14,7 +14,7 @@ import typer
 
 from firstline.cli.command import Report, command, command_group
 from firstline.cli.interrupt import pause
-from firstline.cli.options import GatewayOptions
+from firstline.cli.options import GatewayOptions, VersionArgument
 from firstline.cli.output import date, size, table
 from firstline_core.errors import CapacityError, ConfigError, FirstlineError, LinkError
 from firstline_core.telemetry.wording import counted
@@ -37,7 +37,6 @@ _DURATIONS_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 app = command_group("Roll out models and configurations in stages, each of which is judged.")
 
 BundleArgument = Annotated[str, typer.Argument(metavar="BUNDLE", help="Name of the bundle or the configuration.")]
-VersionArgument = Annotated[int, typer.Argument(metavar="VERSION", min=1, help="Pushed version.")]
 IdArgument = Annotated[str, typer.Argument(metavar="ID", help="Id that `rollout create` printed.")]
 
 

@@ -22,7 +22,7 @@ from firstline_core.bundle.store import Bundle
 from firstline_core.bundle.trust import Trust
 from firstline_core.errors import ConfigError, ConflictError, IntegrityError, MetadataRollbackError, NotFoundError
 from firstline_core.fleet.configuration import LIMIT_BYTES, configuration_path, parse_configuration
-from firstline_core.fleet.target import FULL, ExtraNeeds, Use, bundle_of_target, target_fields, target_path
+from firstline_core.fleet.target import ExtraNeeds, bundle_of_target, target_fields, target_path
 from firstline_core.storage.files import read_limited
 
 # If several machines push at the same moment, one is first; the others sign again on top of what it has published.
@@ -63,7 +63,6 @@ def push_bundle(
     extra_needs: Mapping[str, ExtraNeeds],
     now_s: float,
     *,
-    with_full: bool = True,
     report: ReportProgress = lambda _done, _total: None,
 ) -> PushedBundle:
     """Uploads a bundle's files and signs for them.
@@ -74,14 +73,13 @@ def push_bundle(
         bundle: whose files were checked when it was opened.
         extra_needs: requirements of variants beyond those in the manifest, by id.
         now_s: wall time.
-        with_full: also upload the full model.
         report: called with the progress.
 
     Raises:
         ConflictError: the registry has this version with other content.
         FirstlineError: a key or a file is missing, or the registry refuses.
     """
-    targets, files = _bundle_targets(bundle, extra_needs, with_full=with_full)
+    targets, files = _bundle_targets(bundle, extra_needs)
     keyring.targets_signers(keyring.root().signed)  # before megabytes are sent
     sent_files, sent_bytes = _upload(registry, files, report)
     name, version = bundle.manifest.name, bundle.manifest.version
@@ -262,9 +260,7 @@ def _upload(
     return sent_files, sent_bytes
 
 
-def _bundle_targets(
-    bundle: Bundle, extra_needs: Mapping[str, ExtraNeeds], *, with_full: bool
-) -> tuple[TargetFiles, list[LocalFile]]:
+def _bundle_targets(bundle: Bundle, extra_needs: Mapping[str, ExtraNeeds]) -> tuple[TargetFiles, list[LocalFile]]:
     """Returns the signed targets of a bundle by target path, and its files.
 
     Raises:
@@ -280,10 +276,8 @@ def _bundle_targets(
     sizes[MANIFEST_NAME] = _digest_and_size(bundle.path / MANIFEST_NAME)
     targets, files = {}, []
     for file, custom in target_fields(manifest, extra_needs).items():
-        if isinstance(custom, Use) and custom.models == (FULL,) and not with_full:
-            continue
         if not (bundle.path / file).is_file():
-            raise IntegrityError(f"{bundle.path / file} is missing; a bundle is pushed whole (or --without-full).")
+            raise IntegrityError(f"{bundle.path / file} is missing; a bundle is pushed whole.")
         sha256, size_bytes = sizes[file]
         path = target_path(manifest.name, manifest.version, file)
         fields = {"custom": msgspec.json.decode(msgspec.json.encode(custom))}  # as it is read back

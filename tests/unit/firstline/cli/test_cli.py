@@ -112,13 +112,6 @@ def test_recipe_creates_a_bundle(tmp_path: Path) -> None:
     assert "drop the flag" in _run(*arguments, "--name", "other", code=2).stderr
 
 
-def test_steps_can_differ_by_tier(tmp_path: Path) -> None:
-    made = _json(*_COMPLETE, "--out", tmp_path / "b", "--edge-preprocess", "decode:L,resize:8x8:nearest,scale")
-    edge, full = made["bundle"]["models"]
-    assert "nearest" in edge["preprocess"]
-    assert "bilinear" in full["preprocess"]
-
-
 def test_variants_can_be_named(tmp_path: Path) -> None:
     named = f"tiny={_FILES / 'edge_int8.tflite'}"
     made = _json(*_COMPLETE, "--out", tmp_path / "b", "--edge", named)
@@ -126,7 +119,7 @@ def test_variants_can_be_named(tmp_path: Path) -> None:
 
 
 def test_warnings_go_to_stderr(tmp_path: Path) -> None:
-    dark = ("--edge", _FILES / "edge_int8.tflite", "--edge-preprocess", "decode:L,resize:8x8,scale:0:510")
+    dark = ("--edge", _FILES / "edge_int8.tflite", "--preprocess", "decode:L,resize:8x8,scale:0:510")
     result = _run(*_COMPLETE, *dark, "--out", tmp_path / "b", "-o", "json")
     assert "Warning: edge_int8.tflite: its quantised input holds 0 to 1, but pixels become 0 to 0.5" in result.stderr
     assert len(msgspec.json.decode(result.stdout)["warnings"]) == 1
@@ -134,8 +127,8 @@ def test_warnings_go_to_stderr(tmp_path: Path) -> None:
 
 def test_outputs_that_are_no_probabilities_fail_both_commands(tmp_path: Path) -> None:
     logits = "its outputs are not probabilities: a trial run gives values from -"
-    said = _run(*_COMPLETE, "--out", tmp_path / "b", "--full-postprocess", "", code=2).stderr
-    assert f"full.onnx: {logits}" in said and "Add softmax to its postprocessing" in said
+    said = _run(*_COMPLETE, "--out", tmp_path / "b", "--postprocess", "", code=2).stderr
+    assert f"edge.onnx: {logits}" in said and "Add softmax to its postprocessing" in said
     assert not (tmp_path / "b").exists()
 
     bundle = open_bundle(shutil.copytree(_DIGITS / "bundle", tmp_path / "digits"))
@@ -167,7 +160,7 @@ def test_outputs_that_are_no_probabilities_fail_both_commands(tmp_path: Path) ->
         ([*_CREATE, "--out", "x", "--threshold", "7", "--score", "margin"], "margin is from 0 to 1"),
         ([*_CREATE, "--out", "x", "--temperature", "inf"], "The temperature inf is not valid"),
         (
-            [*_CREATE, "--out", "x", "--full-preprocess", "decode:L,scale:nan:1"],
+            [*_CREATE, "--out", "x", "--preprocess", "decode:L,scale:nan:1"],
             "'scale:mean=nan:std=1' is not valid",
         ),
         ([*_CREATE, "--out", "x", "--edge", "_e=m.onnx"], "The id '_e' is not valid"),
