@@ -14,20 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 REQUIREMENTS = Path(__file__).parents[1] / "requirements"
-LOCKS = (
-    "edge",
-    "tflite",
-    "gateway",
-    "console",
-    "demo",
-    "dev",
-    "clients",
-    "ray",
-    "train",
-    "perf-analyzer",
-    "installer",
-    "build",
-)
+LOCKS = sorted(file.stem for file in REQUIREMENTS.glob("*.lock"))
 
 
 class Verdict(NamedTuple):

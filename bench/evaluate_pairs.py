@@ -1,4 +1,4 @@
-"""Measures accuracy, edge share and traffic of tiering on real data: the digits and two pairs of third-party models.
+"""Measures accuracy and edge share of tiering on real data: the digits and two pairs of third-party models.
 
     python -m bench.evaluate_pairs [--data DIR] [--limit N]
 
@@ -22,7 +22,7 @@ from bench.pools import DATA
 from firstline.workbench.bundle import create_bundle
 from firstline.workbench.calibrate import calibrate
 from firstline.workbench.data.dataset import Dataset, open_dataset
-from firstline.workbench.evaluate import Evaluation, Latency, evaluate
+from firstline.workbench.evaluate import Evaluation, evaluate
 from firstline.workbench.spec import read_recipe
 from firstline_core.bundle.manifest import valid_certificate
 from firstline_core.bundle.store import Bundle, open_bundle
@@ -47,14 +47,12 @@ def figures_of(evaluation: Evaluation, certified: Mapping[str, float]) -> Iterat
     name, full, aims = evaluation.bundle, evaluation.full, evaluation.bundle == "digits"
     yield Figure(f"{name}: images", evaluation.samples, "count")
     yield Figure(f"{name}: full only: accuracy", full.quality["accuracy"], "share")
-    yield from _latency(f"{name}: full only", full.latency_ms)
     for variant in evaluation.variants:
         edge, tiered = variant.edge, variant.tiered
         if tiered is None:
             continue
         only, both = f"{name}: {edge.id} only", f"{name}: {edge.id} tiered"
         yield Figure(f"{only}: accuracy", edge.quality["accuracy"], "share")
-        yield from _latency(only, edge.latency_ms)
         least = full.quality["accuracy"] - 0.005
         accuracy = tiered.quality["accuracy"]
         yield Figure(
@@ -79,14 +77,6 @@ def figures_of(evaluation: Evaluation, certified: Mapping[str, float]) -> Iterat
             f"<= {epsilon:g}, as certified" if epsilon is not None else None,
             (tiered.disagreement or 0) <= epsilon if epsilon is not None else None,
         )
-        yield Figure(f"{both}: image bytes sent", tiered.bytes_sent, "bytes")
-        yield Figure(f"{both}: image bytes, if all were sent", tiered.bytes_all, "bytes")
-        yield from _latency(both, tiered.latency_ms)
-
-
-def _latency(name: str, latency: Latency) -> Iterator[Figure]:
-    yield Figure(f"{name}: latency p50 without the network", latency.p50, "ms")
-    yield Figure(f"{name}: latency p99 without the network", latency.p99, "ms")
 
 
 def evaluate_pair(pair: str, data: Path, folder: Path, limit: int | None) -> Evaluation:

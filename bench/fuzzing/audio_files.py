@@ -26,17 +26,10 @@ from firstline_core.types import Tensor
 _LIMITS = DecodingLimits(memory_bytes=4 << 20)
 _OWN_KIB = 32 << 10  # that the decoders and the process may take beyond it
 _FORMS = (
-    ("WAV", "PCM_16"),
-    ("WAV", "PCM_24"),
-    ("WAV", "FLOAT"),
-    ("WAV", "DOUBLE"),
-    ("WAV", "ULAW"),
-    ("WAV", "IMA_ADPCM"),
+    *(("WAV", subtype) for subtype in ("PCM_16", "PCM_24", "FLOAT", "DOUBLE", "ULAW", "IMA_ADPCM")),
     ("WAVEX", "PCM_U8"),
-    ("FLAC", "PCM_16"),
-    ("FLAC", "PCM_24"),
-    ("OGG", "VORBIS"),
-    ("OGG", "OPUS"),
+    *(("FLAC", subtype) for subtype in ("PCM_16", "PCM_24")),
+    *(("OGG", subtype) for subtype in ("VORBIS", "OPUS")),
 )
 _STEPS: Sequence[tuple[AudioStep, ...]] = (
     (DecodeAudio(), Resample(8000)),

@@ -14,24 +14,8 @@ NUMBERS: Sequence[Any] = (
     *(-(2**63), 2**64 - 1, 0.5, -0.5, 1e-320, 1e38, 1e39, 1e308, -1e308),
 )
 WORDS = (
-    *(
-        "",
-        "0",
-        "-1",
-        "true",
-        "null",
-        "NaN",
-        "BYTES",
-        "FP32",
-        "UINT8",
-        "INT64",
-        "BOOL",
-        "a" * 300,
-        "\0",
-        "\n",
-        "é",
-        "😀",
-    ),
+    *("", "0", "-1", "true", "null", "NaN", "BYTES", "FP32", "UINT8", "INT64", "BOOL"),
+    *("a" * 300, "\0", "\n", "é", "😀"),
     *("../x", "/etc/passwd", "auto", "edge", "cloud", "local_only", "first", "ok", "image", "probabilities"),
     "01890a5d-ac96-774b-bcce-b302099a8057",
 )

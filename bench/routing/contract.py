@@ -45,10 +45,7 @@ class Tally:
 
     Args:
         broken, naive_broken: calibrations whose threshold has a true risk above epsilon.
-        certified: calibrations with a threshold.
-        learned: calibrations that chose the learned score.
-        kept: true share kept, summed over the calibrations; so are the next three.
-        own_oracle: what the chosen score's oracle keeps.
+        kept: true share kept, summed over the calibrations.
         ceiling: what the loosest threshold that passes its own exact test at full delta keeps, as a mean. That is not
             valid, and whatever certifies only what passes its own test keeps less.
         oracle: share that the margin's oracle keeps.
@@ -63,10 +60,7 @@ class Tally:
     oracle: float
     broken: int = 0
     naive_broken: int = 0
-    certified: int = 0
-    learned: int = 0
     kept: float = 0.0
-    own_oracle: float = 0.0
     ceiling: float = 0.0
 
     @property
@@ -113,14 +107,11 @@ def measure(pool: Pool, loss: str, n: int, calibrations: int) -> list[Tally]:
         truth = plain if chosen.score == _OWN else Population.of(scorer(task, chosen.score)(edge, {}), losses)
         sample = Population.of(margin[rows], losses[rows])
         for (epsilon, delta), tally in tallies.items():
-            tally.learned += chosen.score.learned is not None
             found = certify(scores, certifying, epsilon, delta, starts=chosen.starts, seed=_SEED)
             if found.threshold is not None:
                 share, risk = truth.at(found.threshold)
-                tally.certified += 1
                 tally.kept += share
                 tally.broken += risk > epsilon
-            tally.own_oracle += truth.oracle(epsilon)
             passing = sample.risks <= epsilon
             tally.naive_broken += _loosest(sample, passing, plain)[1] > epsilon
     samples = max(calibrations, min(_CEILING_SAMPLES, 8 * calibrations)) if n == min(SIZES) else calibrations
@@ -148,8 +139,6 @@ def figures(records: Sequence[Tally]) -> list[Figure]:
         found += [
             at_most(f"{what}: contract broken", tally.broken, trials, tally.delta, "calibrations"),
             Figure(f"{what}: contract broken by naive tuning", tally.naive_broken / trials, "share of calibrations"),
-            Figure(f"{what}: certified", tally.certified / trials, "share of calibrations"),
-            Figure(f"{what}: kept by the margin's oracle", tally.oracle, "share of answers"),
             Figure(f"{what}: kept", tally.kept / trials, "share of answers"),
             Figure(
                 f"{what}: kept, of what the margin's oracle keeps",
@@ -159,15 +148,9 @@ def figures(records: Sequence[Tally]) -> list[Figure]:
                 holds,
             ),
             Figure(
-                f"{what}: kept, of what the chosen score's oracle keeps",
-                tally.kept / tally.own_oracle if tally.own_oracle else None,
-                "ratio",
-            ),
-            Figure(
                 f"{what}: ceiling: every threshold of the margin at full delta, which is not valid",
                 tally.ceiling / tally.oracle if tally.oracle else None,
                 "ratio",
             ),
-            Figure(f"{what}: learned score chosen", tally.learned / trials, "share of calibrations"),
         ]
     return found

@@ -120,7 +120,7 @@ def _turn(contender: Contender, number: int, effort: Effort, right: Mapping[str,
 
 
 def figures(samples: Sequence[Sample], failed: Mapping[str, str]) -> list[Figure]:
-    """How many times a peer's rate ours is, form by form; and our binary form compared with its best one."""
+    """How many times the rate of a peer's best form our binary form has; `samples` tell the rest."""
     rows = []
     for family in dict.fromkeys(one.family for one in peer.PEERS):
         best = _best(samples, [one.name for one in peer.PEERS if one.family == family])
@@ -130,20 +130,6 @@ def figures(samples: Sequence[Sample], failed: Mapping[str, str]) -> list[Figure
     for other in (one.name for one in peer.PEERS):
         if other in failed:
             rows.append(plain(f"{other} could not be measured: {tables.reason(failed[other])}", None))
-        for question in QUESTIONS:
-            if median(samples, other, question.name, "rate_per_s") is not None:
-                times = ratio(samples, (GATEWAY, question.name), (other, question.name))
-                rows.append(plain(f"gateway, {question.name}: rate / {other}'s", times))
-    for who in dict.fromkeys(one.who for one in samples):
-        for question in QUESTIONS:
-            for name, unit, digits in (("rate_per_s", "/s", 1), ("p50_us", "us", 0), ("cpu_us", "us", 0)):
-                value = median(samples, who, question.name, name)
-                what = {"p50_us": ": p50", "cpu_us": ": processor time"}.get(name, "")
-                if value is not None:
-                    rows.append(plain(f"{who}, {question.name}{what}", value, unit, digits))
-        memory = [one.values["memory_mb"] for one in samples if one.who == who and "memory_mb" in one.values]
-        rows.append(plain(f"{who}: memory with both models, all its processes", max(memory, default=None), "MB", 0))
-        rows.append(plain(f"{who}: from its start to the first answer", median(samples, who, "start", "s"), "s", 1))
     bad = {one.who for one in samples if one.values.get("bad")}
     rows.append(plain("servers of which an answer was no 200", float(len(bad))))
     return rows

@@ -1,8 +1,7 @@
 """Certificates and quality of the pairs: 500 recalibrations of each, with the pool of its data as the population.
 
 A recalibration draws rows of the pool, certifies a threshold from them, and reads the threshold's true risk and share
-in the pool. With groups, it draws groups, and one row of each, and also reads the risk in the groups that it did not
-draw. The oracle knows the pool.
+in the pool. With groups, it draws groups, and one row of each. The oracle knows the pool.
 """
 
 from __future__ import annotations
@@ -170,7 +169,6 @@ def _of_pair(data: Path) -> Iterator[Figure]:
     pool, case = collect(data), CASES[data.name]
     rows, losses = pool.rows_of(case.event)
     what = f"{case.event or 'loss'} at most {case.epsilon:.0%}"
-    yield plain(f"{what}: rows in the pool", len(rows))
     alone = Rows(pool.scores[rows], losses, [np.array([row]) for row in range(len(rows))])
     thresholds = yield from _recalibrated(what, alone, case.epsilon, _ROWS)
     accepted = pool.scores >= (np.median(thresholds) if thresholds else np.inf)
@@ -196,7 +194,6 @@ def _recalibrated(title: str, rows: Rows, epsilon: float, draws: int) -> Generat
         draws: number of groups that a recalibration draws.
     """
     random, broken, kept, thresholds = np.random.default_rng(1), 0, 0.0, list[float]()
-    held_out_risks: list[float] = []
     weights = np.empty(len(rows.scores))
     for members in rows.groups:
         weights[members] = 1 / len(members)  # one row of each group is drawn
@@ -209,24 +206,12 @@ def _recalibrated(title: str, rows: Rows, epsilon: float, draws: int) -> Generat
             share, risk = population.at(found.threshold)
             thresholds.append(found.threshold)
             kept, broken = kept + share, broken + (risk > epsilon)
-            held_out_risks.append(_risk_elsewhere(rows, weights, set(drawn), found.threshold))
     oracle = population.oracle(epsilon)
     yield at_most(f"{title}: broken promises", broken, _RECALIBRATIONS, _DELTA, "recalibrations")
     yield plain(f"{title}: certified", len(thresholds) / _RECALIBRATIONS, "share of recalibrations")
     power = kept / _RECALIBRATIONS / oracle if oracle else None
     yield plain(f"{title}: accepted, of the oracle's", power, "share")
-    if len(rows.groups) < len(rows.scores):
-        mean = float(np.nanmean(held_out_risks)) if thresholds else None
-        yield plain(f"{title}: mean risk in the groups that were not drawn", mean, "share")
     return thresholds
-
-
-def _risk_elsewhere(rows: Rows, weights: NDArray[np.float64], drawn: set[int], threshold: float) -> float:
-    """Returns the risk of the rows that a threshold accepts in the groups that were not drawn; NaN without any."""
-    held_out = [members for group, members in enumerate(rows.groups) if group not in drawn]
-    chosen = np.concatenate(held_out) if held_out else np.array([], np.intp)
-    chosen = chosen[rows.scores[chosen] >= threshold]
-    return float(np.average(rows.losses[chosen], weights=weights[chosen])) if len(chosen) else np.nan
 
 
 def _quality(pool: Pool, accepted: NDArray[np.bool_]) -> Iterator[Figure]:

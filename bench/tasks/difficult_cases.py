@@ -76,13 +76,11 @@ def figures(data: Path) -> Iterator[Figure]:
             fit, rest = table.take(rows[: count // 2]), table.take(rows[count // 2 :])
             shares.append(_compare(fit, rest, at, random))
         by_chance, difficult, ours = np.mean(shares, axis=0)
-        better = float(np.mean([one[2] > max(one[:2]) for one in shares]))
         yield plain(f"{name}: objects found, random images", by_chance, "share")
         yield plain(f"{name}: objects found, difficult cases", difficult, "share")
         yield plain(f"{name}: objects found, score", ours, "share")._replace(
             aim="more than either", holds=bool(ours > max(by_chance, difficult))
         )
-        yield plain(f"{name}: halves in which the score finds more than either", better, "share")
 
 
 def _table(edge: Arrays, full: Arrays, data: Path) -> Table:

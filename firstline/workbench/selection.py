@@ -310,8 +310,8 @@ def fit_value(inputs: NDArray[np.float32], losses: Losses, disagreements: Losses
     """Fits P(edge wrong and full right | features), leaning on the disagreements, of which there are more.
 
     A model of disagreements is fitted first; its log-odds become an additional feature with almost no penalty, which
-    the other features only correct. Both are linear, and so is their sum. `make bench-routing` measures the gain: more
-    than a fit to the losses alone wherever they are few.
+    the other features only correct. Both are linear, and so is their sum. It gains more than a fit to the losses alone
+    wherever they are few.
 
     Args:
         inputs: (n, features) of the edge model's answers.

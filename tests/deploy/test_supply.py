@@ -78,7 +78,3 @@ def test_only_a_whole_and_clean_audit_succeeds(
     monkeypatch.setattr(audit, "audited", lambda _lock: answer)
     assert audit.main() == code
     assert says in capsys.readouterr().out
-
-
-def test_every_lock_is_audited() -> None:
-    assert {f"{name}.lock" for name in audit.LOCKS} == {path.name for path in REQUIREMENTS.glob("*.lock")}
