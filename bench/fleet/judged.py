@@ -19,11 +19,10 @@ from firstline_gateway.rollouts.judgement.verdict import Decision, Rules, judge
 
 
 class Ended(NamedTuple):
-    """How a rollout ended: aborted or not, in which stage (from 0) and look, and by which rule."""
+    """How a rollout ended: aborted or not, in which stage (from 0), and by which rule."""
 
     aborted: bool
     stage: int
-    look: int
     rule: str
 
 
@@ -71,7 +70,7 @@ def judged(
                 compared(BUNDLE, was, began, now) for was, began, now in zip(before, start, totals, strict=True)
             ]
             if audits is not None and audits.audit(round(treated * hours / LOOKS_PER_STAGE * AUDITS_PER_HOUR)):
-                return Ended(True, stage, look, "contract")
+                return Ended(True, stage, "contract")
             verdict = judge(
                 rules,
                 stages=stages + 1,
@@ -84,9 +83,9 @@ def judged(
                 seed=seed,
             )
             if verdict.decision is Decision.ABORT:
-                return Ended(True, stage, look, verdict.rule)
+                return Ended(True, stage, verdict.rule)
     assert verdict is not None
-    return Ended(False, stages - 1, LOOKS_PER_STAGE, verdict.rule)
+    return Ended(False, stages - 1, verdict.rule)
 
 
 def _count(fleet: list[Drawn], told: list[Telemetry | None], totals: list[Totals]) -> None:

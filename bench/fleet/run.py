@@ -6,7 +6,6 @@ import asyncio
 import math
 import sys
 import tempfile
-import time
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
@@ -115,7 +114,7 @@ def measure(effort: Effort, only: frozenset[str]) -> dict[str, Any]:
 
 
 def _many(name: str, one: Callable[[int], Ended], effort: Effort) -> dict[str, Any]:
-    started_s, ended = time.monotonic(), []
+    ended = []
     with ProcessPoolExecutor(effort.processes) as pool:
         for each in pool.map(one, range(FRESH, FRESH + effort.rollouts), chunksize=4):
             ended.append(each)
@@ -127,13 +126,10 @@ def _many(name: str, one: Callable[[int], Ended], effort: Effort) -> dict[str, A
         "aborted": len(aborted),
         "aborted_in_stage_1": sum(each.stage == 0 for each in aborted),
         "rules": dict(Counter(each.rule for each in aborted)),
-        "looks": dict(sorted(Counter(each.look for each in aborted).items())),
-        "seconds": round(time.monotonic() - started_s, 1),
     }
 
 
 def _alarms(effort: Effort) -> dict[str, Any]:
-    started_s = time.monotonic()
     with ProcessPoolExecutor(effort.processes) as pool:
         # Some end before an alarm: they are paused, because they wait for devices or for data.
         seeds = range(FRESH, FRESH + effort.rollouts + effort.rollouts // 2)
@@ -144,8 +140,6 @@ def _alarms(effort: Effort) -> dict[str, Any]:
         "alarmed": len(found),
         "promoted_after": sum(each.promoted > 0 for each in found),
         "states": dict(Counter(each.state for each in found)),
-        "devices_left": sum(each.left for each in found),
-        "seconds": round(time.monotonic() - started_s, 1),
     }
 
 
@@ -156,22 +150,16 @@ def detector(name: str, seed: int) -> Spread:
 
 
 def _detectors(name: str, effort: Effort) -> dict[str, Any]:
-    started_s = time.monotonic()
     with ProcessPoolExecutor(effort.processes) as pool:
         ended = list(pool.map(partial(detector, name), range(FRESH, FRESH + effort.rollouts), chunksize=8))
     promoted = [each for each in ended if each.promoted]
     progress(f"{name}: {len(promoted)} of {len(ended)} promoted")
     return {
         "rollouts": len(ended),
-        "devices": DEVICES,
         "promoted": len(promoted),
-        "promoted_without_full_model": sum(each.promoted for each in ended[1::2]),
         "aborted": sum(each.decision == "abort" for each in ended),
-        "aborted_in_stage_1": sum(each.decision == "abort" and each.stage == 0 for each in ended),
-        "held": sum(each.decision == "hold" for each in ended),
         "reached": sum(each.reached for each in ended) / len(ended) / DEVICES,
         "rules": dict(Counter(each.rule for each in ended)),
-        "seconds": round(time.monotonic() - started_s, 1),
     }
 
 
@@ -192,7 +180,6 @@ def simulated(name: str, devices: int) -> dict[str, Any]:
 
 
 async def _simulate(case: Case, devices: int) -> dict[str, Any]:
-    started_s = time.monotonic()
     stages = Stage(0.1, soak_s=8 * HOUR_S), Stage(1.0, soak_s=8 * HOUR_S)
     async with AsyncExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
@@ -201,18 +188,14 @@ async def _simulate(case: Case, devices: int) -> dict[str, Any]:
         room = await stack.enter_async_context(driven(store, there))
         ended = await room.run(definition(*stages, manifest_sha256=there.manifest_sha256), 60)
         last = (await room.rollouts.looks(ended.id)).looks[-1]
-        processes = there.processes
         versions = await asyncio.to_thread(there.versions)
         return {
             "devices": devices,
             "state": ended.state,
             "stage": ended.stage + 1,
             "rule": last.rule,
-            "look": last.look,
             "verified": {_NAMES[version]: number for version, number in sorted(versions.items())},
-            "processes": processes,
             "sentence": ended.sentence,
-            "seconds": round(time.monotonic() - started_s, 1),
         }
 
 
