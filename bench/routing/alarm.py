@@ -115,7 +115,7 @@ def watch(pool: Pool, shifted: Mapping[str, Pool], streams: int) -> list[Watch]:
     random = np.random.default_rng(_SEED)
     sample = random.integers(0, len(losses), _CALIBRATION)
     for epsilon in EPSILONS:
-        check_against_update(epsilon, constant(np.random.default_rng(_SEED), 1), 0.02)
+        check_against_update(epsilon, constant(np.random.default_rng(_SEED), 1))
         certified = certify(scores[sample], losses[sample], epsilon, _CERTIFIED_DELTA).threshold
         thresholds = {
             name: threshold

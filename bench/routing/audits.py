@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from firstline_core.routing import audit
 
 Floats = NDArray[np.float64]
-Stream = Callable[[float], tuple[Floats, Floats]]
-"""From a risk to the next audit's losses and weights, one for each run."""
+Stream = Callable[[float], Floats]
+"""From a risk to the next audit's losses, one for each run."""
 
 
 class Tests:
@@ -32,18 +32,17 @@ class Tests:
         self.wealth = np.zeros((self.bets.size, *shape))
         self.audits = 0
 
-    def update(self, losses: Floats, weights: Floats) -> Floats:
+    def update(self, losses: Floats) -> Floats:
         starting = audit.waiting(self.audits) - audit.waiting(self.audits + 1)
         self.audits += 1
-        self.wealth = np.minimum(1e300, (1 + self.bets * weights * (losses - self.epsilon)) * (self.wealth + starting))
+        self.wealth = np.minimum(1e300, (1 + self.bets * (losses - self.epsilon)) * (self.wealth + starting))
         e_values: Floats = self.wealth.mean(axis=0) + audit.waiting(self.audits)
         return e_values
 
 
 def constant(random: np.random.Generator, runs: int) -> Stream:
-    """Audits of answers drawn from a population of the risk, all with one propensity."""
-    ones = np.ones(runs)
-    return lambda risk: ((random.random(runs) < risk).astype(np.float64), ones)
+    """Audits of answers drawn from a population of the risk."""
+    return lambda risk: (random.random(runs) < risk).astype(np.float64)
 
 
 def delays(
@@ -61,25 +60,24 @@ def delays(
     found = np.full(test.wealth.shape[1], np.inf)
     early = np.zeros(test.wealth.shape[1], bool)
     for _ in range(before[1]):
-        early |= test.update(*stream(before[0])) * delta >= 1
+        early |= test.update(stream(before[0])) * delta >= 1
     for at in range(1, after[1] + 1):
-        alarmed = test.update(*stream(after[0])) * delta >= 1
+        alarmed = test.update(stream(after[0])) * delta >= 1
         found[alarmed & np.isinf(found)] = at
     return found, early
 
 
-def check_against_update(epsilon: float, stream: Stream, floor: float) -> None:
+def check_against_update(epsilon: float, stream: Stream) -> None:
     """Fails where this file does not compute what a device does.
 
     Args:
         epsilon: as promised.
         stream: of one run; 2,000 audits of it, at twice the risk that was promised.
-        floor: the smallest propensity of the stream, of which a weight is the share.
     """
     test, state = Tests(epsilon, (1,)), audit.begin(epsilon)
     for _ in range(2_000):
-        losses, weights = stream(2 * epsilon)
-        seen = test.update(losses, weights)[0]
-        state = audit.update(state, losses[0], propensity=floor / weights[0], floor=floor)
+        losses = stream(2 * epsilon)
+        seen = test.update(losses)[0]
+        state = audit.update(state, losses[0])
         if not math.isclose(seen, audit.e_value(state), rel_tol=1e-6):
             raise AssertionError(f"{seen} here, {audit.e_value(state)} from audit.update")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import reduce
-from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -13,23 +12,14 @@ from hypothesis import strategies as st
 
 from firstline_core.routing.audit import AuditState, alarm, begin, check, e_value, update
 
-
-class Audit(NamedTuple):
-    loss: float
-    propensity: float
-    floor: float
-
-
 SHARES = st.floats(0.001, 0.999)
 LOSSES = st.sampled_from([0.0, 1.0]) | st.floats(0, 1)
 PROPENSITIES = st.floats(1e-4, 1)
-AUDITS = st.lists(
-    st.builds(lambda loss, a, b: Audit(loss, max(a, b), min(a, b)), LOSSES, PROPENSITIES, PROPENSITIES), max_size=60
-)
+AUDITS = st.lists(LOSSES, max_size=60)
 
 
-def _after(state: AuditState, audits: list[Audit]) -> AuditState:
-    return reduce(lambda s, a: update(s, a.loss, propensity=a.propensity, floor=a.floor), audits, state)
+def _after(state: AuditState, losses: list[float]) -> AuditState:
+    return reduce(update, losses, state)
 
 
 STATES = st.builds(lambda epsilon, audits: _after(begin(epsilon), audits), SHARES, AUDITS)
@@ -44,28 +34,28 @@ def test_peak_is_at_least_the_e_value(state: AuditState) -> None:
 @given(STATES, st.floats(0, 1))
 def test_e_value_does_not_grow_below_epsilon(state: AuditState, part: float) -> None:
     risk = part * state.epsilon
-    wrong, right = (e_value(update(state, loss, propensity=0.1, floor=0.1)) for loss in (1, 0))
+    wrong, right = (e_value(update(state, loss)) for loss in (1, 0))
     assert risk * wrong + (1 - risk) * right <= e_value(state) * (1 + 1e-12)
 
 
 @given(STATES)
 def test_e_value_is_a_martingale_at_epsilon(state: AuditState) -> None:
-    wrong, right = (e_value(update(state, loss, propensity=0.1, floor=0.1)) for loss in (1, 0))
+    wrong, right = (e_value(update(state, loss)) for loss in (1, 0))
     assert state.epsilon * wrong + (1 - state.epsilon) * right == pytest.approx(e_value(state), rel=1e-12)
 
 
-@given(STATES, st.floats(0, 1), st.floats(0, 1), PROPENSITIES, PROPENSITIES)
-def test_e_value_does_not_grow_with_dependent_propensities(
-    state: AuditState, hard_share: float, tilt: float, easy: float, hard: float
+@given(STATES, st.floats(0, 1), st.floats(0, 1), PROPENSITIES)
+def test_e_value_does_not_grow_over_the_draw(
+    state: AuditState, hard_share: float, tilt: float, propensity: float
 ) -> None:
     """Every outcome of one edge answer: easy or hard, audited or not, wrong or not."""
-    epsilon, floor = state.epsilon, min(easy, hard)
+    epsilon = state.epsilon
     hard_risk = min(1.0, tilt * epsilon / hard_share) if hard_share else 0.0
     easy_risk = (epsilon - hard_share * hard_risk) / (1 - hard_share) if hard_share < 1 else 0.0
     easy_risk = min(1.0, max(0.0, easy_risk))
+    wrong, right = (e_value(update(state, loss)) for loss in (1, 0))
     expected = 0.0
-    for share, risk, propensity in ((1 - hard_share, easy_risk, easy), (hard_share, hard_risk, hard)):
-        wrong, right = (e_value(update(state, loss, propensity=propensity, floor=floor)) for loss in (1, 0))
+    for share, risk in ((1 - hard_share, easy_risk), (hard_share, hard_risk)):
         # An audit also starts some of the money that waits, which wins nothing by itself.
         expected += share * (propensity * (risk * wrong + (1 - risk) * right) + (1 - propensity) * e_value(state))
     assert expected <= e_value(state) * (1 + 1e-9)
@@ -74,22 +64,22 @@ def test_e_value_does_not_grow_with_dependent_propensities(
 @given(STATES, st.lists(st.tuples(LOSSES, LOSSES), max_size=30))
 @settings(max_examples=50)
 def test_evidence_is_monotone_in_the_loss(state: AuditState, pairs: list[tuple[float, float]]) -> None:
-    less = _after(state, [Audit(min(pair), 1, 1) for pair in pairs])
-    more = _after(state, [Audit(max(pair), 1, 1) for pair in pairs])
+    less = _after(state, [min(pair) for pair in pairs])
+    more = _after(state, [max(pair) for pair in pairs])
     assert e_value(less) <= e_value(more)
     assert less.peak <= more.peak
 
 
 @given(STATES, AUDITS, SHARES, SHARES)
 def test_alarms_persist_and_are_monotone_in_the_level(
-    state: AuditState, more: list[Audit], one: float, other: float
+    state: AuditState, more: list[float], one: float, other: float
 ) -> None:
     strict, loose = min(one, other), max(one, other)
     assert alarm(_after(state, more), loose) >= alarm(state, loose) >= alarm(state, strict)
 
 
 @given(STATES, AUDITS)
-def test_a_restart_changes_nothing(state: AuditState, more: list[Audit]) -> None:
+def test_a_restart_changes_nothing(state: AuditState, more: list[float]) -> None:
     stored = msgspec.json.decode(msgspec.json.encode(state), type=AuditState)
     check(stored)
     assert stored == state
@@ -109,7 +99,7 @@ def test_rare_events_raise_no_more_false_alarms_than_promised(share: float, even
             # How many audits pass between two that count depends on the share alone, and changes nothing.
             audits = int(random.binomial(round(counted / share), share))
             for loss in random.random(audits) < epsilon:
-                state = update(state, float(loss), propensity=0.3, floor=0.3)
+                state = update(state, float(loss))
             alarmed = alarmed or alarm(state, delta / events)
         alarms += alarmed
     assert alarms <= 30  # 20 expected at most; more than 30 has a probability below 1 %
@@ -117,15 +107,15 @@ def test_rare_events_raise_no_more_false_alarms_than_promised(share: float, even
 
 @pytest.mark.parametrize("most", [0.2, 1.0])
 def test_graded_losses_raise_no_more_false_alarms_than_promised(most: float) -> None:
-    """Every audit has a loss. At a mean of epsilon few tests alarm, at double that all do; propensities differ."""
-    random, delta, epsilon, floor = np.random.default_rng(20), 0.2, 0.05, 0.1
+    """Every audit has a loss. At a mean of epsilon few tests alarm, at double that all do."""
+    random, delta, epsilon = np.random.default_rng(20), 0.2, 0.05
 
     def alarms(mean: float, audits: int) -> int:
         found = 0
         for _ in range(100):
             state, losses = begin(epsilon), most * random.beta(mean, most - mean, audits)
-            for loss, propensity in zip(losses, random.uniform(floor, 2 * floor, audits), strict=True):
-                state = update(state, float(loss), propensity=float(propensity), floor=floor)
+            for loss in losses:
+                state = update(state, float(loss))
                 if alarm(state, delta):
                     found += 1
                     break

@@ -89,7 +89,7 @@ def test_audits_count_once_over_restarts(
             if states(steady).get(threshold) != before.get(threshold):
                 counted.append((principal, request_id))
                 state = before.get(threshold, audit.begin(EPSILON))
-                expected[threshold] = audit.update(state, float(label != 3), propensity=propensity, floor=propensity)
+                expected[threshold] = audit.update(state, float(label != 3))
             assert restarted.pools() == steady.pools()
         assert len(set(counted)) == len(counted)
         assert all(sum(principal == one for principal, _ in counted) <= 4 for one, _ in counted)

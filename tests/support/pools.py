@@ -16,6 +16,6 @@ def pool_of(losses: int, key: PoolKey = KEY, **changes: object) -> Pool:
     """One that saw so many audits, all of which disagreed."""
     state = audit.begin(key.epsilon)
     for _ in range(losses):
-        state = audit.update(state, 1.0, propensity=0.3, floor=0.3)
+        state = audit.update(state, 1.0)
     pool = replace(new_pool(key, NOW_S), state=state, disagreements=losses, lost=float(losses))
     return replace(pool, **changes)  # type: ignore[arg-type]

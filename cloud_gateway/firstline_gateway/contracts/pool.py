@@ -156,7 +156,7 @@ def with_audit(pool: Pool, note: AuditNote, loss: float, *, now_s: float, delta:
         now_s: wall time, for display.
         delta: the level of the contract, which its events share.
     """
-    state = audit.update(pool.state, loss, propensity=note.propensity, floor=note.propensity)
+    state = audit.update(pool.state, loss)
     pool = replace(pool, promises=len(note.bounds))
     alarmed_s = pool.alarmed_s
     if alarmed_s is None and audit.alarm(state, pool.level(delta)):

@@ -358,7 +358,7 @@ class CertificateStates:
             loss = sample.loss(event)
             if loss is None:
                 continue
-            each.test = audit.update(each.test, loss, propensity=sample.propensity, floor=sample.propensity)
+            each.test = audit.update(each.test, loss)
             each.counted += 1
             each.lost += loss > 0
             if audit.alarm(each.test, self.level(monitored)):

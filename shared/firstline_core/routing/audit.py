@@ -1,16 +1,14 @@
 """A sequential test of the contract, "risk <= epsilon", that stays valid when it is evaluated after every audit.
 
-An edge answer is audited with a probability (its propensity) fixed before its loss is known. A player bets that audited
-losses are above epsilon: with the bet b, an audit of loss L multiplies the wealth by
+An edge answer is audited with a probability (its propensity) that depends on the past alone: on traffic and a budget,
+not on the answer. A player bets that audited losses are above epsilon: with the bet b, an audit of loss L multiplies
+the wealth by
 
-    f = 1 + b * w * (L - epsilon),    w = floor / propensity,    0 < b < 1 / epsilon.
+    f = 1 + b * (L - epsilon),    0 < b < 1 / epsilon.
 
-`floor` is the smallest propensity that the answer could have had, and is known before the answer. So 0 < w <= 1 and f
->= 1 - b * epsilon > 0, and a bet never costs more than the wealth. An answer that is not audited does not change the
-wealth. The propensity may depend on the answer (its score, its size): over the draw, f - 1 is on average propensity * b
-* w * (loss - epsilon) = b * floor * (loss - epsilon), of which the mean over answers is at most 0 while their risk is
-at most epsilon. Weights that are merely clipped at 1 lose this property. If the propensity depends on the past alone (a
-budget), `floor` is the propensity, and all weights are 1.
+So f >= 1 - b * epsilon > 0, and a bet never costs more than the wealth. An answer that is not audited does not change
+the wealth. Over the draw, f - 1 is on average propensity * b * (loss - epsilon), of which the mean over answers is at
+most 0 while their risk is at most epsilon.
 
 With a single start the wealth is gone after thousands of quiet audits. So a share 1 / (k * (k + 1)) of it waits for
 audit k before it is bet. With F(k, t) = f_k * ... * f_t, the wealth after audit t is
@@ -23,10 +21,9 @@ S_t = f_t * (S_{t-1} + 1 / (t * (t + 1))), S_0 = 0. While the risk is at most ep
 The probability that it ever reaches 1 / delta is at most delta (Ville 1939). The same holds for the average over a few
 bets, each of which is best for another risk; that average is the e-value here.
 
-Sources: Waudby-Smith and Ramdas 2024, "Estimating Means of Bounded Random Variables by Betting"; Waudby-Smith et al.
-2024, "Anytime-valid Off-policy Inference for Contextual Bandits" (epsilon is the reward predictor in their weighted
-bets); Shin, Ramdas and Rinaldo 2024, "E-detectors", whose unweighted sum over starts bounds how often an alarm is false
-and not, as here, whether one ever is.
+Sources: Waudby-Smith and Ramdas 2024, "Estimating Means of Bounded Random Variables by Betting"; Shin, Ramdas and
+Rinaldo 2024, "E-detectors", whose unweighted sum over starts bounds how often an alarm is false and not, as here,
+whether one ever is.
 
 Nothing here needs losses of 0 and 1. The risk is the mean loss; any loss in [0, 1] will do, such as 1 - mean IoU of a
 segmentation, for f >= 1 - b * epsilon > 0 at a loss of 0 already, and the mean of f depends on that of the loss alone.
@@ -83,26 +80,19 @@ def begin(epsilon: float) -> AuditState:
     return AuditState(epsilon, bets, (0.0,) * len(bets))
 
 
-def update(state: AuditState, loss: float, *, propensity: float, floor: float) -> AuditState:
+def update(state: AuditState, loss: float) -> AuditState:
     """Returns the state after one more audit.
 
     Args:
         state: after the previous audits.
         loss: of the edge answer, 0 to 1; 0 if it agrees with the full model.
-        propensity: the probability with which it was audited, recorded when it was drawn.
-        floor: the smallest probability with which any answer would then have been audited; at most `propensity`.
 
     Raises:
-        ConfigError: a loss or a probability out of range.
+        ConfigError: the loss is out of range.
     """
     if not 0 <= loss <= 1:
         raise ConfigError(f"The loss of an audit is {loss:g}; a loss is 0 to 1.")
-    if not 0 < floor <= propensity <= 1:
-        raise ConfigError(
-            f"An audit was drawn with probability {propensity:g} where at least {floor:g} was promised; "
-            "probabilities are above 0 and at most 1, and none is below the floor."
-        )
-    gain = floor / propensity * (loss - state.epsilon)
+    gain = loss - state.epsilon
     invested = starting(state.audits + 1)
     wealth = tuple(
         min(_WEALTH_LIMIT, (1 + bet * gain) * (amount + invested))

@@ -23,7 +23,7 @@ from firstline_core.routing.audit import (
 
 
 def _after(losses: list[float], epsilon: float = 0.05, *, start: AuditState | None = None) -> AuditState:
-    return reduce(lambda state, loss: update(state, loss, propensity=1, floor=1), losses, start or begin(epsilon))
+    return reduce(update, losses, start or begin(epsilon))
 
 
 def test_the_e_value_starts_at_one() -> None:
@@ -34,12 +34,9 @@ def test_the_e_value_starts_at_one() -> None:
 
 def test_the_recursion_equals_the_mixture_over_starts() -> None:
     random = np.random.default_rng(4)
-    losses = random.random(60).round(3)
-    weights = random.choice([0.2, 1.0], 60)
-    state = begin(0.1)
-    for loss, weight in zip(losses, weights, strict=True):
-        state = update(state, float(loss), propensity=0.02 / weight, floor=0.02)
-    factors = [1 + np.array(state.bets) * w * (x - 0.1) for x, w in zip(losses, weights, strict=True)]
+    losses = [float(loss) for loss in random.random(60).round(3)]
+    state = _after(losses, 0.1)
+    factors = [1 + np.array(state.bets) * (loss - 0.1) for loss in losses]
     started = [prod(factors[k - 1 :]) / (k * (k + 1)) for k in range(1, 61)]
     assert state.wealth == pytest.approx(sum(started))
     never = 1 - sum(1 / (k * (k + 1)) for k in range(1, 61))
@@ -68,12 +65,6 @@ def test_an_alarm_lasts_though_the_evidence_fades() -> None:
     assert alarm(state, 0.05)
 
 
-def test_audits_are_weighted_by_propensity() -> None:
-    often = update(begin(0.05), 1, propensity=0.5, floor=0.1)
-    seldom = update(begin(0.05), 1, propensity=0.1, floor=0.1)
-    assert 1 < e_value(often) < e_value(seldom) == e_value(_after([1.0]))
-
-
 def test_the_wealth_is_bounded() -> None:
     state = _after([1.0] * 2000)
     assert max(state.wealth) == 1e300
@@ -100,13 +91,7 @@ def test_a_state_that_no_audits_lead_to_is_refused(invalid: AuditState) -> None:
 @pytest.mark.parametrize("loss", [-0.1, 1.1, float("nan")])
 def test_a_loss_out_of_range_is_refused(loss: float) -> None:
     with pytest.raises(ConfigError, match="a loss is 0 to 1"):
-        update(begin(0.05), loss, propensity=1, floor=1)
-
-
-@pytest.mark.parametrize(("propensity", "floor"), [(0.1, 0.2), (0.0, 0.0), (1.5, 0.1), (float("nan"), 0.1)])
-def test_a_propensity_below_the_floor_is_refused(propensity: float, floor: float) -> None:
-    with pytest.raises(ConfigError, match="below the floor"):
-        update(begin(0.05), 0, propensity=propensity, floor=floor)
+        update(begin(0.05), loss)
 
 
 @pytest.mark.parametrize("share", [0.0, 1.0, -1.0, float("nan")])

@@ -100,7 +100,7 @@ def alarms(risk: float, runs: int, allowance: Allowance, *, shifted: float | Non
             now = risk if shifted is None or number < 750 else shifted
             if rng.random() < share:
                 budget = charge(budget, 1000)
-                state = update(state, float(rng.random() < now), propensity=share, floor=share)
+                state = update(state, float(rng.random() < now))
                 if alarm(state, 0.1):
                     found.append(state.audits)
                     break

@@ -373,9 +373,9 @@ def test_audits_of_bursts_alarm_only_if_the_promise_is_broken(
         drawn = list(drawn_in_bursts(settings, seed, cycles=60))
         for _ in range(10):
             state = audit.begin(0.05)
-            for phase, propensity in drawn:
+            for phase, _ in drawn:
                 loss = float(rng.random() < risks[phase])
-                state = audit.update(state, loss, propensity=propensity, floor=propensity)
+                state = audit.update(state, loss)
             alarms.append(audit.alarm(state, 0.05))
     assert share_of_alarms[0] <= sum(alarms) / len(alarms) <= share_of_alarms[1]
 

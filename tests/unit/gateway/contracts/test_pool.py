@@ -39,7 +39,7 @@ def test_a_pool_is_the_test_of_all_audits_in_their_order(served: ServedModel) ->
     losses = [0.0, 1.0, 0.0, 1.0]
     state = audit.begin(EPSILON)
     for loss in losses:
-        state = audit.update(state, loss, propensity=0.5, floor=0.5)
+        state = audit.update(state, loss)
     pool = after(served, losses, propensity=0.5)
     assert pool.state == state
     assert (pool.disagreements, pool.risk, pool.first_s, pool.last_s) == (2, 0.5, 10.0, 14.0)
