@@ -12,7 +12,6 @@ import asyncio
 import math
 import random
 from collections.abc import AsyncIterator
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -29,13 +28,13 @@ from firstline_core.fleet.twin import Desired, Reported
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.storage.artefact import SignedFile
 from firstline_edge.audits.certificate_states import CertificateStates
+from firstline_edge.fleet.fleet_state import note_start
 from firstline_edge.fleet.report import running_models
-from firstline_edge.fleet.start import note_start
 from firstline_edge.fleet.twin import read_desired
+from firstline_edge.fleet.updater import Updater
 from firstline_edge.fleet.updates.installation import Installer, manifest_sha256
 from firstline_edge.fleet.updates.model_store import ModelStore
-from firstline_edge.fleet.updates.model_updates import Updater, UpdateServices
-from firstline_edge.fleet.updates.state_machine import TrialLimits
+from firstline_edge.fleet.updates.state_machine import UpdateServices
 from firstline_edge.fleet.updates.trial import AgentServing
 from firstline_edge.models.copies import BundleCopies
 from firstline_edge.models.loading import load_bundle
@@ -144,7 +143,7 @@ class Agent:
         self.store.start(self._clock.wall_s())
         self.models = Models([self._held()])
         self.habits.models.clear()
-        self._updater = Updater(self._services())
+        self._updater = self._updates()
         if self._desired is not None:
             self._updater.receive(self._desired.models)
         self._running = asyncio.get_running_loop().create_task(self._updater.run())
@@ -152,21 +151,20 @@ class Agent:
 
     def _held(self) -> DeviceModel:
         """What runs from the first moment on; a slot that does not verify makes way for what ran before."""
-        while (path := self.store.path(BUNDLE, self.store.pointer(BUNDLE).slot)) is not None:
+        while (path := self.store.running(BUNDLE)) is not None:
             try:
                 found = self._load_bundle(path)
                 if found.edge is None:
                     raise UpdateError(found.problem)
                 return found
             except UpdateError as error:
-                with suppress(OSError):
-                    self.store.roll_back(BUNDLE, "damaged", error.message, self._clock.wall_s())
+                self.store.file(BUNDLE).roll_back("damaged", error.message, self._clock.wall_s())
         return self._load_bundle(self._setup)
 
-    def _services(self) -> UpdateServices:
+    def _updates(self) -> Updater:
         certificates, copies = cast(CertificateStates, _NoStandings()), cast(BundleCopies, None)
         reloading = Reloading(self.models, certificates, [self._setup], self._load_bundle, copies)
-        path = self.store.path(BUNDLE, self.store.pointer(BUNDLE).slot)
+        path = self.store.running(BUNDLE)
         if path is not None:
             reloading.replacements[BUNDLE] = path
         serving = _Serving(
@@ -177,14 +175,11 @@ class Agent:
             answered=self._answered,
             hardware=lambda: _HARDWARE,
         )
-        return UpdateServices(
+        return Updater(
             self.store,
             Installer(self._line, self._clock, self._rng, jitter_s=30.0),
             serving,
-            clock=self._clock,
-            now_s=self._clock.wall_s,
-            rng=self._rng,
-            limits=TrialLimits(),
+            UpdateServices(self._clock, self._clock.wall_s, self._rng),
         )
 
     def _answered(self, held: DeviceModel) -> tuple[int, int]:
@@ -255,7 +250,7 @@ class Agent:
 
     def verified(self) -> int | None:
         """The version that the disk says runs, where its files are those that were signed; None where they are not."""
-        path = self.store.path(BUNDLE, self.store.pointer(BUNDLE).slot) or self._setup
+        path = self.store.running(BUNDLE) or self._setup
         try:
             manifest = open_bundle(path).manifest
         except FirstlineError:

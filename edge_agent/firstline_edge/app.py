@@ -77,11 +77,11 @@ from firstline_edge.telemetry.recorder import Recorder
 if TYPE_CHECKING:  # these are imported only if the settings enable them
     from firstline_edge.adaptation.switching import VariantSwitcher
     from firstline_edge.fleet.configuration.configurator import Configurator
+    from firstline_edge.fleet.fleet_state import FleetState
     from firstline_edge.fleet.http_client import FleetHttp
-    from firstline_edge.fleet.member import FleetMember, FleetTasks
+    from firstline_edge.fleet.member import FleetMember
     from firstline_edge.fleet.report import FleetCounts
-    from firstline_edge.fleet.start import FleetStart
-    from firstline_edge.fleet.updates.model_updates import Updater
+    from firstline_edge.fleet.updater import Updater
 
 log = logger(__name__)
 
@@ -186,12 +186,12 @@ class EdgeAgent:
         self.state = StateDirectory(self.settings.state_dir)
         opened.callback(self.state.close)
         self._configured = self.settings
-        self._fleet_start: FleetStart | None = None
+        self._fleet_state: FleetState | None = None
         if self.settings.fleet.enabled:
-            from firstline_edge.fleet.start import start_fleet  # httpx takes time and memory to import
+            from firstline_edge.fleet.fleet_state import FleetState  # httpx takes time and memory to import
 
-            self._fleet_start = start_fleet(self.settings, self.state, self._clock)
-            self._configured = self._fleet_start.settings
+            self._fleet_state = FleetState(self.settings, self.state, self._clock)
+            self._configured = self._fleet_state.settings
 
     def _open_models(self, opened: AsyncExitStack) -> None:
         settings, clock = self._configured, self._clock
@@ -211,10 +211,10 @@ class EdgeAgent:
             as_planned=settings.models.as_planned,
         )
         installed = {}
-        if self._fleet_start is not None:
+        if self._fleet_state is not None:
             from firstline_edge.fleet.updates.model_store import load_installed
 
-            installed = load_installed(self._fleet_start.store, self._load_bundle, clock)
+            installed = load_installed(self._fleet_state.models, self._load_bundle, clock)
         directories = [Path(folder) for folder in settings.models.directories]
         copies = BundleCopies(self.state.copies_path, settings.models.copies_limit_bytes)
         self.models = open_models(directories, self._load_bundle, copies, list(installed.values()))
@@ -242,7 +242,7 @@ class EdgeAgent:
         self.cache = open_cache(settings.cache, settings.encryption, state.cache_path, clock)
         opened.callback(self.cache.close)
         self._counts: FleetCounts | None = None
-        if self._fleet_start is not None:
+        if self._fleet_state is not None:
             from firstline_edge.fleet.report import FleetCounts
 
             self._counts = FleetCounts(self.models, lambda device_model: self.certificates.of(device_model).alarmed)
@@ -255,7 +255,7 @@ class EdgeAgent:
             listener=self._counts,
         )
         opened.callback(self.recorder.close)
-        reporting = self._fleet_start.reporting if self._fleet_start is not None else None
+        reporting = self._fleet_state.reporting if self._fleet_state is not None else None
         self.outbox = ReopeningOutbox(
             state.outbox_path, partial(open_outbox, settings, state.outbox_path, clock, reporting), clock
         )
@@ -287,11 +287,11 @@ class EdgeAgent:
             state.hardware_path,
             clock=clock,
             measures=settings.hardware.survey,
-            on_change=self._fleet_start.changes.set if self._fleet_start is not None else lambda: None,
+            on_change=self._fleet_state.changes.set if self._fleet_state is not None else lambda: None,
         )
 
     async def _open_links(self, opened: AsyncExitStack) -> None:
-        settings, clock, fleet = self._configured, self._clock, self._fleet_start
+        settings, clock, fleet = self._configured, self._clock, self._fleet_state
         self._usable = UsableLinks()
         self.spending = open_spending(
             settings,
@@ -308,7 +308,12 @@ class EdgeAgent:
             budget_gate = fleet.limiter.before(budget_gate)
         self.identity = DeviceIdentity(settings, clock)
         credentials = self.identity.credentials
-        birth = partial(birth_message, self.models, self.certificates, fleet.configuration.running if fleet else None)
+        configuration: Callable[[], object] | None = None
+        if fleet is not None:
+            from firstline_edge.fleet.configuration.installed_configuration import described
+
+            configuration = partial(described, fleet.configuration)
+        birth = partial(birth_message, self.models, self.certificates, configuration)
         self.links = await open_links(settings, birth, clock, budget_gate, credentials=credentials, usable=self._usable)
         opened.push_async_callback(self.links.chain.close)
         self.renewal: CredentialRenewal | None = None
@@ -384,23 +389,24 @@ class EdgeAgent:
 
     def _open_fleet(self, opened: AsyncExitStack) -> None:
         self.fleet: FleetMember | None = None
-        self._fleet_tasks: FleetTasks | None = None
-        if self._fleet_start is None or self._counts is None:
+        self._updater: Updater | None = None
+        self._configurator: Configurator | None = None
+        if self._fleet_state is None or self._counts is None:
             return
         from firstline_edge.fleet.http_client import fleet_http, upload_profile
-        from firstline_edge.fleet.member import FleetMember, FleetTasks
-        from firstline_edge.fleet.report import CountsReport, HealthReport, StateReport, device_hardware
+        from firstline_edge.fleet.member import FleetMember
+        from firstline_edge.fleet.report import FleetReport, device_hardware
         from firstline_edge.fleet.transports import twin_transport
         from firstline_edge.profiling.gate import Gate, bounds_of
         from firstline_edge.profiling.measuring import measure_order, order_of
         from firstline_edge.profiling.profiler import Profiler
 
-        start, settings, clock = self._fleet_start, self.settings, self._clock
+        fleet, settings, clock = self._fleet_state, self.settings, self._clock
         rng = random.Random()  # noqa: S311 (jitter)
         http = fleet_http(settings.links, self.identity.credentials)
         if http is not None:
             opened.push_async_callback(http.close)
-        updater, configurator = self._fleet_updates(start, self._counts, http, rng)
+        self._updater, self._configurator = self._fleet_updates(fleet, self._counts, http, rng)
         gate = Gate(lambda: self.sampler.latest, bounds_of(settings), clock)
         profiler = Profiler(
             self.state.profiling_path,
@@ -409,81 +415,59 @@ class EdgeAgent:
             clock=clock,
             rng=rng,
             measure=partial(measure_order, gate=gate),
-            on_change=start.changes.set,
+            on_change=fleet.changes.set,
         )
-        health = HealthReport(
-            self.outbox, self.links.chain, self.identity.credentials, lambda: self.sampler.latest, self.state.path
-        )
-        self._fleet_tasks = FleetTasks(start, updater, configurator, profiler, self.auditor, clock=clock)
-        self.fleet = FleetMember(
-            start,
-            self._fleet_tasks,
-            StateReport(start, self.models, self.auditor, device_hardware(self.state.path), self.surveyor),
-            CountsReport(start.starts, self._counts, self.recorder, health, clock),
-            twin_transport(self.links, http, settings.fleet.poll_s, clock, rng),
+        report = FleetReport(
+            state=fleet,
+            hardware=device_hardware(self.state.path),
+            models=self.models,
+            auditor=self.auditor,
+            surveyor=self.surveyor,
+            counts=self._counts,
+            recorder=self.recorder,
+            outbox=self.outbox,
+            chain=self.links.chain,
+            credentials=self.identity.credentials,
+            readings=lambda: self.sampler.latest,
             clock=clock,
-            rng=rng,
+            started_s=clock.monotonic_s(),
+        )
+        transport = twin_transport(self.links, http, settings.fleet.poll_s, clock, rng)
+        self.fleet = FleetMember(
+            fleet, self._updater, profiler, self.auditor, report=report, transport=transport, clock=clock, rng=rng
         )
         opened.push_async_callback(self.fleet.close)
 
     def _fleet_updates(
-        self, start: FleetStart, counts: FleetCounts, http: FleetHttp | None, rng: random.Random
+        self, fleet: FleetState, counts: FleetCounts, http: FleetHttp | None, rng: random.Random
     ) -> tuple[Updater, Configurator]:
-        """Returns the updates of models and of the configuration."""
+        """Returns all updates of the device, and those of its configuration."""
         from firstline_edge.fleet.configuration.configurator import Configurator
         from firstline_edge.fleet.configuration.settings_changes import SettingsAdoption
         from firstline_edge.fleet.report import device_hardware
+        from firstline_edge.fleet.updater import Updater
         from firstline_edge.fleet.updates.installation import Installer
-        from firstline_edge.fleet.updates.model_updates import Updater, UpdateServices
         from firstline_edge.fleet.updates.registry import GatewayRegistry
-        from firstline_edge.fleet.updates.state_machine import TrialLimits
+        from firstline_edge.fleet.updates.state_machine import TrialLimits, UpdateServices
         from firstline_edge.fleet.updates.trial import AgentServing
 
-        settings, credentials, clock = self.settings, self.identity.credentials, self._clock
+        section, credentials, clock = self.settings.fleet, self.identity.credentials, self._clock
         now_s = credentials.floor.now_s if credentials is not None else clock.wall_s
-        registry = GatewayRegistry(http, self.state.path / "metadata", settings.fleet.root_file, now_s)
-        limits = TrialLimits(settings.fleet.trial_tries, settings.fleet.trial_s)
+        registry = GatewayRegistry(http, self.state.path / "metadata", section.root_file, now_s)
+        limits = TrialLimits(section.trial_tries, section.trial_s)
+        services = UpdateServices(clock, now_s, rng, limits, fleet.changes.set)
         serving = AgentServing(
             self.reloading,
             self._load_bundle,
             running=self.models.find,
             answered=counts.answered_of,
-            hardware=partial(device_hardware, self.state.path, several=settings.adaptation.enabled),
+            hardware=partial(device_hardware, self.state.path, several=self.settings.adaptation.enabled),
         )
-        installer = Installer(
-            registry,
-            clock,
-            rng,
-            bytes_per_s=settings.fleet.download_bytes_per_s,
-            jitter_s=settings.fleet.download_jitter_s,
-        )
-        services = UpdateServices(
-            start.store,
-            installer,
-            serving,
-            clock=clock,
-            now_s=now_s,
-            rng=rng,
-            limits=limits,
-            changed=start.changes.set,
-        )
-        adoption = SettingsAdoption(
-            models=self.models,
-            live=self.live_settings,
-            answered=counts.answered_of,
-        )
-        configurator = Configurator(
-            start.configuration,
-            start.own,
-            registry,
-            adopt=adoption.adopt,
-            failed=adoption.failed,
-            clock=clock,
-            rng=rng,
-            limits=limits,
-            jitter_s=settings.fleet.download_jitter_s,
-        )
-        return Updater(services), configurator
+        jitter_s = section.download_jitter_s
+        installer = Installer(registry, clock, rng, bytes_per_s=section.download_bytes_per_s, jitter_s=jitter_s)
+        adoption = SettingsAdoption(models=self.models, live=self.live_settings, answered=counts.answered_of)
+        configurator = Configurator(fleet.configuration, self.settings, registry, adoption, services, jitter_s=jitter_s)
+        return Updater(fleet.models, installer, serving, services, configurator), configurator
 
     def _open_api(self) -> None:
         status = AgentStatus(
@@ -520,7 +504,7 @@ class EdgeAgent:
             status=status,
             metrics=self.metrics,
             recorder=self.recorder,
-            rollbacks=self._fleet_tasks,
+            updater=self._updater,
             erasure=Erasure(self.state, self.outbox, self.cache, self.samples, self.recorder),
             clock=self._clock,
         )
@@ -574,8 +558,8 @@ class EdgeAgent:
             check(settings)
             files = [settings.api.token_file] if isinstance(access, TokenAccess) else []
             tokens = [await asyncio.to_thread(read_tokens, file, "api.token_file") for file in files]
-            if self._fleet_tasks is not None:
-                self._fleet_tasks.adopt_own(settings)
+            if self._configurator is not None:
+                self._configurator.adopt_own(settings)
             else:
                 self.live_settings.exchange(settings)
             if isinstance(access, TokenAccess):

@@ -53,7 +53,7 @@ def updated(config: Path, state: Path, tmp_path: Path) -> None:
         device.start()
         device.updater.receive([wanted])
         await device.run()
-        assert device.store.records[NAME].state is UpdateState.COMMITTED
+        assert device.installed.record.state is UpdateState.COMMITTED
 
     asyncio.run(update())
 
@@ -118,13 +118,14 @@ def test_a_running_agent_rolls_back(config: Path) -> None:
 
 
 @pytest.mark.usefixtures("updated")
-def test_damaged_files_are_reported_and_not_changed(config: Path, state: Path) -> None:
-    pointer = state / "models" / NAME / "pointer"
-    pointer.write_bytes(b"x\ny\n")
-    done = run("update", "list", "--config", str(config))
-    assert "committed" in done and pointer.read_bytes() == b"x\ny\n"
-    with agent(config) as url:  # the record says what had stayed
-        assert running(url) == ["2"]
+def test_a_damaged_file_is_reported_and_not_changed(config: Path, state: Path) -> None:
+    file = state / "models" / NAME / "state"
+    file.write_bytes(b"x\ny\n")
+    assert run("update", "list", "--config", str(config)) == "the fleet has never updated this device\n"
+    assert file.read_bytes() == b"x\ny\n"
+    with agent(config) as url:  # the bundle that the device was set up with, until the fleet desires another
+        assert running(url) == ["1"]
+    assert not file.exists()
 
 
 # What a command imports is read by root: an interpreter may be unreadable for other users.

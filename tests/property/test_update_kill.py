@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.updates import NAME, Cut, Device, HastyClock, Registry, bundle_at, cut_after
+from support.updates import Cut, Device, HastyClock, Registry, bundle_at, cut_after
 
 from firstline_core.fleet.update import ENDED, UpdateState
 
@@ -66,8 +66,8 @@ async def lived(folder: Path, bundles: list[Path], seed: int, patch: pytest.Monk
         assert device.version in good
         device.updater.receive([wanted])
         await device.run()
-        record = device.store.records[NAME]
-        assert record.state in ENDED and not device.store.pointer(NAME).in_trial
+        record = device.installed.record
+        assert record.state in ENDED and not device.installed.in_trial
         if bad:
             assert record.state in (UpdateState.REJECTED, UpdateState.ROLLED_BACK)
             assert device.version != wanted.version
@@ -106,7 +106,7 @@ async def test_a_kill_after_any_step_leaves_a_valid_bundle(
         assert device.version in (1, 2)
         device.updater.receive([wanted])
         await device.run()
-        assert device.store.records[NAME].state is UpdateState.COMMITTED and device.version == 2
+        assert device.installed.record.state is UpdateState.COMMITTED and device.version == 2
         if not cut:
             assert operations > 30
             return

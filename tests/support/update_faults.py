@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 
 from support.faulty_disk import Recording, run_on
-from support.updates import NAME, Device, HastyClock, Registry, bundle_at
+from support.updates import Device, HastyClock, Registry, bundle_at
 
 from firstline_core.fleet.twin import DesiredModel
 from firstline_core.fleet.update import ENDED, UpdateState
@@ -85,7 +85,7 @@ async def live(device: Device, wanted: list[DesiredModel], *, ends: bool = True)
         for _ in range(40):
             wait_s = await device.step()
             assert device.version in (1, *VERSIONS)
-            record = device.store.records.get(NAME)
+            record = device.installed.record
             if record is not None and record.target == model and record.ended:
                 break
             if record is not None and record.state is UpdateState.TRIAL and not restarted:
@@ -95,7 +95,7 @@ async def live(device: Device, wanted: list[DesiredModel], *, ends: bool = True)
                 device.updater.receive([model])
             device.clock.pass_by(wait_s)
         else:
-            assert not ends, device.store.records.get(NAME)
+            assert not ends, device.installed.record
 
 
 async def ended(device: Device, wanted: DesiredModel) -> str:
@@ -103,8 +103,8 @@ async def ended(device: Device, wanted: DesiredModel) -> str:
     assert device.version in (1, *VERSIONS)
     device.updater.receive([wanted])
     await device.run()
-    record = device.store.records[NAME]
-    assert record.state in ENDED and not device.store.pointer(NAME).in_trial
+    record = device.installed.record
+    assert record.state in ENDED and not device.installed.in_trial
     assert (device.version == wanted.version) is (record.state is UpdateState.COMMITTED)
     left = [path for path in (device.folder / "models").rglob("fetch/*") if path.is_file()]
     assert left == [], "what was on its way is in the way"

@@ -9,7 +9,7 @@ import os
 import random
 import signal
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -32,12 +32,13 @@ from firstline_core.fleet.update import ENDED, UpdateState
 from firstline_core.processing.steps import InputSpec, ModelInput, Softmax
 from firstline_core.storage.artefact import SignedFile
 from firstline_core.tasks.classification import Classification
-from firstline_edge.fleet.configuration.configuration_store import ConfigurationStore, start_configuration
 from firstline_edge.fleet.configuration.configurator import Configurator
+from firstline_edge.fleet.configuration.installed_configuration import open_configuration, usable_settings
+from firstline_edge.fleet.updater import Updater
 from firstline_edge.fleet.updates.installation import Installer
-from firstline_edge.fleet.updates.model_store import ModelStore
-from firstline_edge.fleet.updates.model_updates import Updater, UpdateServices
-from firstline_edge.fleet.updates.state_machine import TrialLimits
+from firstline_edge.fleet.updates.installed import Installed
+from firstline_edge.fleet.updates.model_store import ModelStore, Slot
+from firstline_edge.fleet.updates.state_machine import TrialLimits, UpdateServices
 from firstline_edge.settings.settings import EdgeSettings
 
 NAME = "wide"
@@ -205,24 +206,20 @@ class Device:
         self.store, self.serving = store, FakeServing(self.setup)
         self.serving.breaks = self.breaks
         self.serving.answers = self.setup
-        while (path := store.path(NAME, store.pointer(NAME).slot)) is not None:
+        while (path := store.running(NAME)) is not None:
             try:
                 open_bundle(path)
                 self.serving.answers = path
                 break
             except IntegrityError as error:
-                with suppress(OSError):
-                    store.roll_back(NAME, "damaged", error.message, self.clock.wall_s())
-        services = UpdateServices(
-            store,
-            Installer(self.registry, self.clock, random.Random(1), off_loop=here),
-            self.serving,
-            clock=self.clock,
-            now_s=self.clock.wall_s,
-            rng=random.Random(1),
-            limits=TrialLimits(self.tries, 60.0),
-        )
-        self.updater = Updater(services)
+                store.file(NAME).roll_back("damaged", error.message, self.clock.wall_s())
+        installer = Installer(self.registry, self.clock, random.Random(1), off_loop=here)
+        self.updater = Updater(store, installer, self.serving, services(self.clock, self.tries))
+
+    @property
+    def installed(self) -> Installed[Slot, DesiredModel]:
+        """What the device has, and the state of its update."""
+        return self.store.file(NAME).state
 
     def publish(self, version: int) -> DesiredModel:
         """Signs a bundle."""
@@ -266,13 +263,13 @@ class Device:
         if desired is not None:
             self.receive(desired)
         for _ in range(200):
-            record = self.store.records.get(NAME)
+            record = self.installed.record
             wait_s = await self.step()
-            if record is not None and record.ended and record == self.store.records[NAME]:
+            if record is not None and record.ended and record == self.installed.record:
                 return
             if wait_s > 0:
                 self.clock.pass_by(wait_s)
-        raise AssertionError(f"never ended: {self.store.records.get(NAME)}")
+        raise AssertionError(f"never ended: {self.installed.record}")
 
 
 class ConfigurationRegistry:
@@ -311,6 +308,24 @@ class ConfigurationRegistry:
         yield content[size_bytes // 2 :]
 
 
+class Adoption:
+    """Applies settings to a device, and says whether it fails."""
+
+    def __init__(self, device: ConfigurationDevice) -> None:
+        self.device = device
+
+    def adopt(self, settings: EdgeSettings) -> None:
+        self.device.adopt(settings)
+
+    def failed(self) -> bool:
+        return self.device.fails
+
+
+def services(clock: HastyClock, tries: int) -> UpdateServices:
+    """What the updates of a device share."""
+    return UpdateServices(clock, clock.wall_s, random.Random(1), TrialLimits(tries, 60.0), off_loop=here)
+
+
 class ConfigurationDevice:
     """Successive processes of an agent that the fleet configures, with one disk."""
 
@@ -323,17 +338,15 @@ class ConfigurationDevice:
         self.start()
 
     def start(self) -> None:
-        state, self.settings = start_configuration(self.path, self.own, self.clock)
-        self.store = ConfigurationStore(self.path, state, off_loop=here)
+        self.file = open_configuration(self.path)
+        self.file.start(self.clock.wall_s())
+        self.settings = usable_settings(self.file, self.own, self.clock)
         self.configurator = Configurator(
-            self.store,
+            self.file,
             self.own,
             self.registry,
-            adopt=self.adopt,
-            failed=lambda: self.fails,
-            clock=self.clock,
-            rng=random.Random(1),
-            limits=TrialLimits(2, 60.0),
+            Adoption(self),  # type: ignore[arg-type]
+            services(self.clock, 2),
         )
 
     def adopt(self, settings: EdgeSettings) -> None:
@@ -366,7 +379,7 @@ class ConfigurationDevice:
 
     @property
     def state(self) -> tuple[UpdateState, str]:
-        record = self.store.state.record
+        record = self.file.state.record
         return record.state, record.reason
 
     async def run(self, desired: DesiredConfiguration, until: frozenset[UpdateState] = ENDED) -> None:

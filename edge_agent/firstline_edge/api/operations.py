@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from firstline_core.clock import Clock
 from firstline_core.errors import RequestError
@@ -12,23 +12,8 @@ from firstline_edge.api.erasure import Erasure
 from firstline_edge.api.status import AgentStatus
 from firstline_edge.telemetry.recorder import Recorder
 
-
-class Rollbacks(Protocol):
-    """Takes back what the fleet installed; `FleetTasks` implements it."""
-
-    async def roll_back(self, model: str) -> None:
-        """Rolls a model back to the previous one.
-
-        Raises:
-            RequestError: there is no previous one.
-        """
-
-    async def roll_back_configuration(self) -> None:
-        """Rolls the configuration back to the previous one.
-
-        Raises:
-            RequestError: there is no previous one.
-        """
+if TYPE_CHECKING:  # httpx takes time and memory to import
+    from firstline_edge.fleet.updater import Updater
 
 
 class Operations:
@@ -39,7 +24,7 @@ class Operations:
         status: describes the agent.
         metrics: exposed to Prometheus.
         recorder: brings the metrics up to date.
-        rollbacks: None on a device that is not a member of a fleet.
+        updater: takes back what the fleet installed; None on a device that is not a member of a fleet.
         erasure: erases what is stored.
         clock: for the time since the start.
     """
@@ -51,7 +36,7 @@ class Operations:
         status: AgentStatus,
         metrics: RequestMetrics,
         recorder: Recorder,
-        rollbacks: Rollbacks | None,
+        updater: Updater | None,
         erasure: Erasure,
         clock: Clock,
     ) -> None:
@@ -60,7 +45,7 @@ class Operations:
         self._status = status
         self._metrics = metrics
         self._recorder = recorder
-        self._rollbacks = rollbacks
+        self._updater = updater
         self._clock = clock
         self._started_s = clock.monotonic_s()
 
@@ -89,9 +74,9 @@ class Operations:
         """
         await self._of_fleet("configuration").roll_back_configuration()
 
-    def _of_fleet(self, what: str) -> Rollbacks:
-        if self._rollbacks is None:
+    def _of_fleet(self, what: str) -> Updater:
+        if self._updater is None:
             raise RequestError(
                 f"This device takes no {what} from a fleet, so there is no previous version to roll back to."
             )
-        return self._rollbacks
+        return self._updater

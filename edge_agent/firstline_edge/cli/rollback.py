@@ -5,15 +5,15 @@ from __future__ import annotations
 import argparse
 import contextlib
 import time
+from typing import Any
 from urllib.parse import quote
 
-from firstline_core.storage.structs import write_struct
 from firstline_edge.cli.agent_api import agent_url, call_agent
 from firstline_edge.cli.output import explained_refusal, show
 from firstline_edge.cli.parser import OK, load_settings
-from firstline_edge.fleet.configuration.configuration_store import read_state
+from firstline_edge.fleet.configuration.installed_configuration import open_configuration
+from firstline_edge.fleet.updates.installed import BY_REQUEST, InstalledFile
 from firstline_edge.fleet.updates.model_store import ModelStore
-from firstline_edge.fleet.updates.state_machine import BY_REQUEST
 from firstline_edge.settings.settings import EdgeSettings
 from firstline_edge.state import StateDirectory
 
@@ -41,11 +41,6 @@ def _roll_back_on_disk(settings: EdgeSettings, model: str | None) -> None:
     with contextlib.closing(StateDirectory(settings.state_dir)) as state:
         path = state.updates_path if model else state.configuration_path
         with explained_refusal(path, "written"):
-            if model:
-                store = ModelStore(path)
-                store.check_rollback(model)
-                store.roll_back(model, BY_REQUEST, _MESSAGE, time.time())
-            else:
-                configuration = read_state(path)
-                configuration.check_rollback()
-                write_struct(path, configuration.rolled_back(BY_REQUEST, _MESSAGE, time.time()))
+            file: InstalledFile[Any, Any] = ModelStore(path).known(model) if model else open_configuration(path)
+            file.state.check_rollback(f"Model {model}" if model else "The configuration")
+            file.write(file.state.rolled_back(BY_REQUEST, _MESSAGE, time.time()))

@@ -8,9 +8,10 @@ from typing import Any
 
 import msgspec
 
-from firstline_edge.cli.output import explained_refusal, print_json, print_line
+from firstline_core.fleet.twin import Update
+from firstline_edge.cli.output import explained_refusal, show
 from firstline_edge.cli.parser import OK, load_settings
-from firstline_edge.fleet.configuration.configuration_store import read_state
+from firstline_edge.fleet.configuration.installed_configuration import open_configuration
 from firstline_edge.fleet.updates.model_store import ModelStore
 from firstline_edge.state import StatePaths
 
@@ -20,27 +21,25 @@ def command(arguments: argparse.Namespace) -> int:
     settings = load_settings(arguments)
     with explained_refusal(settings.state_dir, "read"):
         store = ModelStore(StatePaths(settings.state_dir).updates_path, repair=False)
-        configuration = read_state(StatePaths(settings.state_dir).configuration_path)
-    updates = [(record.update(), store.pointer(name)) for name, record in sorted(store.records.items())]
-    own = [configuration.record.update()] if configuration.record is not None else []
-    if arguments.output == "json":
-        documents: list[dict[str, Any]] = [
-            msgspec.to_builtins(update) | {"slot": pointer.slot, "previous": pointer.previous}
-            for update, pointer in updates
-        ]
-        running = configuration.running
-        print_json(
-            {
-                "updates": documents + [msgspec.to_builtins(update) for update in own],
-                "configuration": running and {"name": running.name, "version": running.version},
-            }
-        )
-        return OK
-    if not updates and not own:
-        print_line("the fleet has never updated this device")
-    for update in [update for update, _ in updates] + own:
-        since = datetime.fromtimestamp(update.since_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        why = f"  {update.message or update.reason}" if update.reason else ""
-        name = update.name if update.what == "model" else f"{update.what} {update.name}"
-        print_line(f"{name:24} version {update.version:<8} {update.state.value:12} since {since}{why}")
+        configuration = open_configuration(StatePaths(settings.state_dir).configuration_path, repair=False).state
+    updates, documents = [], list[dict[str, Any]]()
+    for name in store.names:
+        state = store.file(name).state
+        if state.record is not None:
+            updates.append(state.record.update())
+            slots = {"slot": state.running or "", "previous": state.previous or ""}
+            documents.append(msgspec.to_builtins(updates[-1]) | slots)
+    if configuration.record is not None:
+        updates.append(configuration.record.update())
+        documents.append(msgspec.to_builtins(updates[-1]))
+    running = configuration.running and {"name": configuration.running.name, "version": configuration.running.version}
+    lines = list(map(_line, updates)) or ["the fleet has never updated this device"]
+    show(arguments, {"updates": documents, "configuration": running}, lines)
     return OK
+
+
+def _line(update: Update) -> str:
+    since = datetime.fromtimestamp(update.since_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    why = f"  {update.message or update.reason}" if update.reason else ""
+    name = update.name if update.what == "model" else f"{update.what} {update.name}"
+    return f"{name:24} version {update.version:<8} {update.state.value:12} since {since}{why}"

@@ -1,8 +1,9 @@
 """This device as a member of a fleet: its twin, model updates and remote configuration. Off unless it is enabled.
 
 Files
-    start               reads the fleet's state before the models are opened, and counts the agent's starts
-    member              the fleet's part of a running agent
+    fleet_state         what the device stores for its fleet, and the number of the agent's starts
+    member              takes what the fleet desires, and reports the actual state
+    updater             all updates of the models and of the configuration
     twin                stores the desired state, and reports the actual one
     transports          the twin's transport: MQTT, or polling over HTTP
     http_client         the fleet's HTTP connections to the gateway

@@ -7,6 +7,7 @@ import shutil
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,7 @@ from firstline_core.types import Answer, InferRequest, InferResponse, RowAnswer,
 from firstline_edge.audits.auditor import Auditor
 from firstline_edge.cloud.chain import LinkChain
 from firstline_edge.cloud.link import LinkStatus
-from firstline_edge.fleet.start import FleetStart, Starts
+from firstline_edge.fleet.fleet_state import FleetState
 from firstline_edge.hardware.surveyor import Surveyor
 from firstline_edge.identity.credentials import Credentials
 from firstline_edge.models.models import DeviceModel, Models
@@ -110,124 +111,95 @@ def _memory_mb() -> int | None:
         return None
 
 
-class StateReport:
-    """Describes the device's actual state for the twin.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetReport:
+    """Describes the device to its fleet from the state of its parts.
 
     Args:
-        start: limits and configuration from the fleet.
-        models: of the agent.
-        auditor: of their answers.
+        state: configuration, limits and starts.
         hardware: of the device, for its capabilities.
-        surveyor: the hardware catalogue.
+        counts: answers by model.
+        credentials: of a device that has joined; else None.
+        readings: returns the latest snapshot of the sensors.
+        clock: for the time since the start.
+        started_s: the time of the start (monotonic).
     """
 
-    def __init__(
-        self, start: FleetStart, models: Models, auditor: Auditor, hardware: Hardware, surveyor: Surveyor
-    ) -> None:
-        self._start = start
-        self._models = models
-        self._auditor = auditor
-        self._capabilities = capabilities(hardware)
-        self._surveyor = surveyor
+    state: FleetState
+    hardware: Hardware
+    models: Models
+    auditor: Auditor
+    surveyor: Surveyor
+    counts: FleetCounts
+    recorder: Recorder
+    outbox: ReopeningOutbox
+    chain: LinkChain
+    credentials: Credentials | None
+    readings: Callable[[], Snapshot]
+    clock: Clock
+    started_s: float
 
     def reported(self, updates: tuple[Update, ...], profiles: tuple[Profiling, ...]) -> Reported:
-        """Returns the report; the twin fills in session, sequence and revision."""
-        running = self._start.configuration.state.running
+        """Returns the device's actual state; the twin fills in session, sequence and revision."""
+        running = self.state.configuration.state.running
         return Reported(
             "-",
             0,
-            models=running_models(self._models),
+            models=running_models(self.models),
             updates=updates,
             configuration=running.version if running is not None else 0,
             configuration_name=running.name if running is not None else "",
             configuration_sha256=running.sha256 if running is not None else "",
-            braked=self._start.limiter.active_brake is not None,
-            audits_off=self._auditor.switched_off_by,
+            braked=self.state.limiter.active_brake is not None,
+            audits_off=self.auditor.switched_off_by,
             agent_version=VERSION,
-            capabilities=self._capabilities,
-            hardware=stable_catalogue(self._surveyor.catalogue),
+            capabilities=capabilities(self.hardware),
+            hardware=stable_catalogue(self.surveyor.catalogue),
             profiles=profiles,
         )
 
+    def telemetry(self) -> Telemetry:
+        """Returns counts and condition; the twin fills in session and sequence."""
+        self.recorder.flush()
+        starts = self.state.starts
+        return Telemetry(
+            "-",
+            0,
+            uptime_s=self.clock.monotonic_s() - self.started_s,
+            models=self.counts.counts(),
+            starts=starts.starts,
+            unclean=starts.unclean,
+            outbox_items=self.outbox.depth,
+            payload_bytes=self.chain.payload_bytes,
+            health=health_of(self.outbox, self.chain, self.credentials, self.readings(), self.state.folder.parent),
+        )
 
-class HealthReport:
-    """Describes the device's condition for telemetry.
+
+def health_of(
+    outbox: ReopeningOutbox, chain: LinkChain, credentials: Credentials | None, snapshot: Snapshot, folder: Path
+) -> Health:
+    """Returns the device's condition; blocks for microseconds.
 
     Args:
         outbox: the age of its oldest promise is reported.
         chain: its broken links are counted.
         credentials: of a device that has joined; else None.
-        readings: returns the latest snapshot of the sensors.
+        snapshot: the latest one of the sensors.
         folder: the state directory, whose disk is reported.
     """
-
-    def __init__(
-        self,
-        outbox: ReopeningOutbox,
-        chain: LinkChain,
-        credentials: Credentials | None,
-        readings: Callable[[], Snapshot],
-        folder: Path,
-    ) -> None:
-        self.outbox = outbox
-        self.chain = chain
-        self._credentials = credentials
-        self._readings = readings
-        self._folder = folder
-
-    def health(self) -> Health:
-        """Returns the condition now; blocks for microseconds."""
-        snapshot = self._readings()
-        try:
-            disk = shutil.disk_usage(self._folder)
-            free_share = disk.free / disk.total if disk.total else None
-        except OSError:
-            free_share = None
-        return Health(
-            outbox_oldest_s=self.outbox.oldest_s,
-            links_down=sum(report.state in _LINK_FAULTS for report in self.chain.reports().values()),
-            disk_free_share=free_share,
-            hottest_c=measured(snapshot.hottest_c),
-            throttled=bool(measured(snapshot.throttled)),
-            certificate_ends_s=self._credentials.identity.not_after_s if self._credentials is not None else None,
-        )
-
-
-class CountsReport:
-    """Describes the agent's work for telemetry.
-
-    Args:
-        starts: of the agent so far.
-        counts: answers by model.
-        recorder: brings the counts up to date.
-        health: the device's condition.
-        clock: for the time since the start.
-    """
-
-    def __init__(
-        self, starts: Starts, counts: FleetCounts, recorder: Recorder, health: HealthReport, clock: Clock
-    ) -> None:
-        self._starts = starts
-        self._counts = counts
-        self._recorder = recorder
-        self._health = health
-        self._clock = clock
-        self._started_s = clock.monotonic_s()
-
-    def telemetry(self) -> Telemetry:
-        """Returns the counts; the twin fills in session and sequence."""
-        self._recorder.flush()
-        return Telemetry(
-            "-",
-            0,
-            uptime_s=self._clock.monotonic_s() - self._started_s,
-            models=self._counts.counts(),
-            starts=self._starts.starts,
-            unclean=self._starts.unclean,
-            outbox_items=self._health.outbox.depth,
-            payload_bytes=self._health.chain.payload_bytes,
-            health=self._health.health(),
-        )
+    try:
+        disk = shutil.disk_usage(folder)
+        free_share = disk.free / disk.total if disk.total else None
+    except OSError:
+        free_share = None
+    return Health(
+        outbox_oldest_s=outbox.oldest_s,
+        links_down=sum(report.state in _LINK_FAULTS for report in chain.reports().values()),
+        disk_free_share=free_share,
+        hottest_c=measured(snapshot.hottest_c),
+        throttled=bool(measured(snapshot.throttled)),
+        certificate_ends_s=credentials.identity.not_after_s if credentials is not None else None,
+    )
 
 
 def ended_promises(answers: Sequence[InferResponse]) -> tuple[EndedPromise, ...]:

@@ -7,75 +7,56 @@ it, the agent starts with it, and the agent answers.
 from __future__ import annotations
 
 import hashlib
-import random
-from collections.abc import Callable
 
 from msgspec.structs import replace
 
-from firstline_core.clock import Clock
 from firstline_core.errors import ConfigError, FirstlineError, IntegrityError, NotFoundError
 from firstline_core.fleet.configuration import LIMIT_BYTES, configuration_path
 from firstline_core.fleet.twin import DesiredConfiguration
 from firstline_core.fleet.update import UpdateState
 from firstline_core.storage.artefact import SignedFile
-from firstline_core.telemetry.logs import logger
-from firstline_edge.fleet.configuration.configuration_store import (
-    ConfigurationStore,
+from firstline_edge.fleet.configuration.installed_configuration import (
+    ConfigurationFile,
     SignedConfiguration,
     settings_with,
+    usable_settings,
 )
+from firstline_edge.fleet.configuration.settings_changes import SettingsAdoption
 from firstline_edge.fleet.updates.installation import Registry
-from firstline_edge.fleet.updates.state_machine import Record, TrialLimits, UpdateStateMachine
+from firstline_edge.fleet.updates.installed import Record
+from firstline_edge.fleet.updates.state_machine import UpdateServices, UpdateStateMachine
 from firstline_edge.settings.settings import EdgeSettings
-
-log = logger(__name__)
 
 _S = UpdateState
 
 
-class Configurator(UpdateStateMachine[DesiredConfiguration]):
+class Configurator(UpdateStateMachine[SignedConfiguration, DesiredConfiguration]):
     """All updates of one device's configuration.
 
     Args:
-        store: the configuration that runs, and the state of the latest update.
+        file: the configurations of the device.
         own: the device's settings, which limit a configuration.
         registry: of the signed files.
-        adopt: applies settings to the agent at once.
-        failed: returns whether the agent has failed so often since then that the settings must be rolled back.
-        clock: for durations and windows.
-        rng: for jitter.
-        limits: of the trial.
+        adoption: applies settings to the agent.
+        services: of the device.
         jitter_s: longest random delay before the metadata is fetched; it prevents a thundering herd.
     """
 
     def __init__(
         self,
-        store: ConfigurationStore,
+        file: ConfigurationFile,
         own: EdgeSettings,
         registry: Registry,
+        adoption: SettingsAdoption,
+        services: UpdateServices,
         *,
-        adopt: Callable[[EdgeSettings], None],
-        failed: Callable[[], bool],
-        clock: Clock,
-        rng: random.Random,
-        limits: TrialLimits,
         jitter_s: float = 0.0,
     ) -> None:
-        super().__init__("configuration", clock=clock, now_s=clock.wall_s, rng=rng, limits=limits)
-        self._store = store
+        super().__init__("The configuration", file, services)
         self._own = own
         self._registry = registry
-        self._adopt = adopt
-        self._failed = failed
+        self._adoption = adoption
         self._jitter_s = jitter_s
-
-    @property
-    def record(self) -> Record[DesiredConfiguration] | None:
-        return self._store.state.record
-
-    @property
-    def can_roll_back(self) -> bool:
-        return self._store.state.can_roll_back
 
     def adopt_own(self, own: EdgeSettings) -> None:
         """Uses other settings of the device itself, with the configuration that runs on top of them.
@@ -84,17 +65,15 @@ class Configurator(UpdateStateMachine[DesiredConfiguration]):
             ConfigError: they do not allow this configuration; nothing has changed.
         """
         try:
-            settings = settings_with(own, self._store.state.running)
+            settings = settings_with(own, self._file.state.running)
         except ConfigError as error:
             raise ConfigError(f"The fleet's configuration does not fit the new settings. {error.message}") from error
         self._own = own
-        self._adopt(settings)
-
-    def _check_rollback(self) -> None:
-        self._store.state.check_rollback()
+        self._adoption.adopt(settings)
+        self._services.changed()
 
     async def _runs(self, desired: DesiredConfiguration) -> bool:
-        running = self._store.state.running
+        running = self._file.state.running
         return running is not None and (running.name, running.version, running.sha256) == (
             desired.name,
             desired.version,
@@ -104,7 +83,8 @@ class Configurator(UpdateStateMachine[DesiredConfiguration]):
     async def _install(self, record: Record[DesiredConfiguration], desired: DesiredConfiguration) -> None:
         """Fetches and stores it, verified, and allowed by this device's own settings."""
         if record.state is _S.OFFERED and self._jitter_s:
-            await self._inbox.while_desired(self._clock.sleep(self._rng.uniform(0, self._jitter_s)), desired)
+            jitter_s = self._services.rng.uniform(0, self._jitter_s)
+            await self._inbox.while_desired(self._clock.sleep(jitter_s), desired)
         file = await self._inbox.while_desired(find_file(self._registry, desired), desired)
         if record.state is _S.OFFERED:
             record = record.after(_S.DOWNLOADING, self._now_s())
@@ -113,43 +93,20 @@ class Configurator(UpdateStateMachine[DesiredConfiguration]):
         settings_with(self._own, staged)
         now_s = self._now_s()
         record = record.after(_S.VERIFIED, now_s).after(_S.STAGED, now_s)
-        await self._store.write(replace(self._store.state, record=record, staged=staged))
+        await self._store(replace(self._file.state, record=record, staged=staged))
 
     async def _begin_trial(self) -> None:
-        state = self._store.state
+        state = self._file.state
         settings = settings_with(self._own, state.staged)
-        await self._store.write(state.begin_trial(self._limits.tries, self._now_s()))
-        self._adopt(settings)
+        await self._store(state.begin_trial(self._limits.tries, self._now_s()))
+        self._adoption.adopt(settings)
 
     def _trial_failed(self) -> bool:
-        return self._failed()
+        return self._adoption.failed()
 
-    async def _commit(self) -> None:
-        await self._store.write(self._store.state.committed(self._now_s()))
-
-    async def _restore(self, reason: str, message: str) -> None:
+    async def _run_previous(self) -> None:
         """Applies the previous configuration; the device's own settings if it is not allowed any more."""
-        state = self._store.state.rolled_back(reason, message, self._now_s())
-        try:
-            settings = settings_with(self._own, state.running)
-        except ConfigError as error:
-            log.error("previous configuration not applicable", error=error.message)
-            state, settings = replace(state, running=None, previous=None), self._own
-        self._store.set_in_memory(state)
-        self._adopt(settings)
-        try:
-            await self._store.retry_write()
-        except OSError as error:
-            log.error("rollback not stored yet", error=str(error))
-
-    async def _write(self, record: Record[DesiredConfiguration]) -> None:
-        await self._store.write(self._store.state.with_record(record))
-
-    def _set_in_memory(self, record: Record[DesiredConfiguration]) -> None:
-        self._store.set_in_memory(self._store.state.with_record(record))
-
-    async def _retry_write(self) -> None:
-        await self._store.retry_write()
+        self._adoption.adopt(await self._services.off_loop(usable_settings, self._file, self._own, self._clock))
 
     def _outcome(self, error: FirstlineError | OSError) -> tuple[UpdateState, str, str]:
         """See `UpdateStateMachine`; a configuration that does not become valid is rejected for any reason."""

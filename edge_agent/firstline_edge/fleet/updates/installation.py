@@ -27,12 +27,10 @@ from firstline_core.protocol.backoff import full_jitter_s
 from firstline_core.storage.artefact import SignedFile
 from firstline_core.storage.files import copy_whole, make_folder, read_limited, sync_folder
 from firstline_core.telemetry.logs import logger
-from firstline_edge.fleet.updates.state_machine import TEMPORARY, Slot
+from firstline_edge.fleet.updates.model_store import Slot
+from firstline_edge.fleet.updates.state_machine import TEMPORARY
 
 log = logger(__name__)
-
-OffLoop = Callable[..., Awaitable[Any]]
-"""Runs a blocking call."""
 
 _RETRY_S, _RETRY_MAX_S = 2.0, 600.0
 _RESERVE_BYTES = 16 << 20
@@ -295,14 +293,14 @@ class Installer:
         *,
         bytes_per_s: float = 0.0,
         jitter_s: float = 0.0,
-        off_loop: OffLoop = asyncio.to_thread,
+        off_loop: Callable[..., Awaitable[Any]] = asyncio.to_thread,
     ) -> None:
         self._registry = registry
         self._clock = clock
         self._rng = rng
         self._rate = RateLimit(bytes_per_s, clock)
         self._jitter_s = jitter_s
-        self.off_loop = off_loop
+        self._off_loop = off_loop
 
     async def files(self) -> dict[str, SignedFile]:
         """Returns all signed files by path; see `Registry.files`."""
@@ -335,8 +333,8 @@ class Installer:
             OSError: the disk refuses.
         """
         files = required.files
-        freed_bytes = await self.off_loop(slots.begin, slot, files)
-        missing = await self.off_loop(slots.missing, slot, files, elsewhere)
+        freed_bytes = await self._off_loop(slots.begin, slot, files)
+        missing = await self._off_loop(slots.missing, slot, files, elsewhere)
         missing_bytes = sum(file.size_bytes for inside, file in files if inside in missing)
         progress.received_bytes = required.size_bytes - missing_bytes + slots.partial_bytes()
         if free_bytes is not None:
@@ -347,8 +345,8 @@ class Installer:
             if inside in missing:
                 await self._fetch(slots, slot, inside, file, progress)
         progress.received_bytes = required.size_bytes
-        await self.off_loop(slots.finish, slot)
-        manifest = (await self.off_loop(open_bundle, slots.path(slot))).manifest
+        await self._off_loop(slots.finish, slot)
+        manifest = (await self._off_loop(open_bundle, slots.path(slot))).manifest
         if (manifest.name, manifest.version) != (required.name, required.version):
             raise IntegrityError(
                 f"What is signed as {required.name} version {required.version} says that it is "
@@ -362,7 +360,7 @@ class Installer:
             before_bytes = progress.received_bytes
             try:
                 await download(self._registry, file, slots.partial(file.sha256), self._rate, progress.count)
-                await self.off_loop(slots.place, slot, inside, file)
+                await self._off_loop(slots.place, slot, inside, file)
                 progress.problem = ""
                 return
             except IntegrityError:

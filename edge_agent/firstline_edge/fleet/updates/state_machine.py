@@ -14,9 +14,8 @@ import random
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
-from typing import Annotated, Any, Generic, Literal, TypeVar
+from typing import Any, Generic, TypeVar
 
-from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from firstline_core.clock import Clock, end_tasks, first_of
@@ -31,103 +30,26 @@ from firstline_core.errors import (
     UnauthorizedError,
     UpdateError,
 )
-from firstline_core.fleet.twin import DesiredConfiguration, DesiredModel, DesiredVersion, Update
-from firstline_core.fleet.update import ENDED, UpdateState, may_follow
+from firstline_core.fleet.twin import DesiredVersion, Update
+from firstline_core.fleet.update import UpdateState
 from firstline_core.protocol.backoff import full_jitter_s
 from firstline_core.telemetry.logs import logger
+from firstline_edge.fleet.updates.installed import BY_REQUEST, Installed, InstalledFile, Record, Target, Version
 
 log = logger(__name__)
 
 TEMPORARY = (LinkError, CapacityError, UnauthorizedError)
 """Errors after which a retry may succeed; an operator can restore a refused right."""
-BY_REQUEST = "asked"
-"""The reason of a rollback that was requested on the device."""
 CHECK_S = 60.0
 """Longest wait for a wall time in seconds, because the wall clock may be set meanwhile."""
 
-Slot = Literal["", "a", "b"]
-"""A folder of a model's own, or "" for the bundle that the device was set up with, in `models.directories`."""
-
 _S = UpdateState
 _COMPLETE = frozenset({_S.VERIFIED, _S.STAGED})
-_DOWNLOADED = _COMPLETE | {_S.TRIAL, _S.COMMITTED, _S.ROLLED_BACK}
-_MESSAGE_CHARS = 500
 _IDLE_S = 3600.0
 _TRIAL_CHECK_S = 5.0
 _RETRY_S, _RETRY_MAX_S = 30.0, 3600.0
 
-Target = TypeVar("Target", DesiredModel, DesiredConfiguration)
 _T = TypeVar("_T")
-
-
-class Record(Struct, Generic[Target], frozen=True):
-    """The state of the latest update of a model or of the configuration.
-
-    Attributes:
-        target: the desired version.
-        reason: code of an error, or another machine-readable word; "" without a problem.
-        message: one sentence, or "".
-        slot: the slot of a model that is filled; "" before it is known.
-        total_bytes: size of a model's files; 0 before it is known.
-        since_s: wall time at which this state began.
-        tries: starts of the trial so far; before it, tests of the model that began and did not end.
-    """
-
-    target: Target
-    state: UpdateState
-    reason: str = ""
-    message: str = ""
-    slot: Slot = ""
-    total_bytes: Annotated[int, Meta(ge=0)] = 0
-    since_s: float = 0.0
-    tries: Annotated[int, Meta(ge=0)] = 0
-    format: Literal[1] = 1
-
-    @property
-    def ended(self) -> bool:
-        return self.state in ENDED
-
-    @property
-    def installed_what_runs(self) -> bool:
-        """Whether this update installed what runs now."""
-        return self.state is _S.TRIAL or (self.state is _S.COMMITTED and self.reason != "already")
-
-    def after(self, state: UpdateState, wall_s: float, reason: str = "", message: str = "") -> Record[Target]:
-        """Returns the record in its next state.
-
-        Raises:
-            ValueError: the state cannot follow.
-        """
-        if not may_follow(self.state, state):
-            raise ValueError(f"{state} does not follow {self.state}")
-        return replace(self, state=state, reason=reason, message=message, since_s=wall_s)
-
-    def after_rollback(self, reason: str, message: str, wall_s: float) -> Record[Target]:
-        """Returns the record after the previous version was restored.
-
-        A rollback on request also cancels an update that was not tried yet.
-        """
-        if self.state in (_S.TRIAL, _S.COMMITTED):
-            return replace(self, state=_S.ROLLED_BACK, reason=reason, message=message, since_s=wall_s)
-        if reason == BY_REQUEST and not self.ended:
-            return replace(self, state=_S.CANCELLED, reason=reason, message=message, since_s=wall_s)
-        return self
-
-    def update(self, received_bytes: int = 0) -> Update:
-        """Returns the update as it is reported to the fleet; `received_bytes` counts until the download is complete."""
-        return Update(
-            self.target.name,
-            self.target.version,
-            self.state,
-            what="model" if isinstance(self.target, DesiredModel) else "configuration",
-            rollout=self.target.rollout,
-            reason=self.reason[:64],
-            message=self.message[:_MESSAGE_CHARS],
-            received_bytes=self.total_bytes if self.state in _DOWNLOADED else received_bytes,
-            total_bytes=self.total_bytes,
-            since_s=max(0.0, self.since_s),
-            tries=self.tries,
-        )
 
 
 @dataclass(frozen=True)
@@ -141,6 +63,27 @@ class TrialLimits:
 
     tries: int = 3
     trial_s: float = 300.0
+
+
+@dataclass(frozen=True)
+class UpdateServices:
+    """What all updates of a device share.
+
+    Args:
+        clock: for durations.
+        now_s: returns the wall time in seconds, for windows and expiry.
+        rng: for jitter.
+        limits: of trials.
+        changed: called whenever the state of an update changes.
+        off_loop: runs a blocking call; `asyncio.to_thread` except in simulations.
+    """
+
+    clock: Clock
+    now_s: Callable[[], float]
+    rng: random.Random
+    limits: TrialLimits = TrialLimits()
+    changed: Callable[[], None] = lambda: None
+    off_loop: Callable[..., Awaitable[Any]] = asyncio.to_thread
 
 
 class SupersededError(LinkDownError):
@@ -226,28 +169,35 @@ class Inbox(Generic[Target]):
         )
 
 
-class UpdateStateMachine(ABC, Generic[Target]):
+class UpdateStateMachine(ABC, Generic[Version, Target]):
     """All updates of one model, or of the configuration, one after the other.
 
     Args:
-        subject: the model's name, or "configuration"; for log events.
-        clock: for durations.
-        now_s: returns the wall time in seconds, for windows and expiry.
-        rng: for jitter.
-        limits: of a trial.
+        subject: what is updated, for messages: "Model digits".
+        file: what is installed, and the state of the latest update.
+        services: of the device.
     """
 
-    def __init__(
-        self, subject: str, *, clock: Clock, now_s: Callable[[], float], rng: random.Random, limits: TrialLimits
-    ) -> None:
+    def __init__(self, subject: str, file: InstalledFile[Version, Target], services: UpdateServices) -> None:
         self._subject = subject
-        self._clock = clock
-        self._now_s = now_s
-        self._rng = rng
-        self._limits = limits
-        self._inbox: Inbox[Target] = Inbox(clock)
+        self._file: InstalledFile[Version, Target] = file
+        self._services = services
+        self._clock = services.clock
+        self._now_s = services.now_s
+        self._limits = services.limits
+        self._inbox: Inbox[Target] = Inbox(services.clock)
         self._failures = 0
         self._trial_began_s: float | None = None  # in this process (monotonic)
+
+    @property
+    def record(self) -> Record[Target] | None:
+        """The state of the latest update; None if there was none."""
+        record: Record[Target] | None = self._file.state.record
+        return record
+
+    def update(self) -> Update | None:
+        """Returns the latest update as it is reported to the fleet; None if there was none."""
+        return self.record.update() if self.record is not None else None
 
     def receive(self, desired: Target | None) -> None:
         """Takes the version that the fleet desires now; None leaves the running one."""
@@ -308,7 +258,7 @@ class UpdateStateMachine(ABC, Generic[Target]):
 
     async def _follow(self, record: Record[Target] | None, desired: Target) -> float:
         """Takes the next step towards the desired version; returns the seconds until the next one."""
-        if record is None or not is_same(record.target, desired) or self._is_stale(record):
+        if record is None or not is_same(record.target, desired):
             record = await self._offer(desired)
         if record.ended:
             return _IDLE_S
@@ -334,12 +284,12 @@ class UpdateStateMachine(ABC, Generic[Target]):
 
         A new update would otherwise roll back to it.
         """
-        return is_withdrawn(record.target, desired) and record.installed_what_runs and self.can_roll_back
+        return is_withdrawn(record.target, desired) and record.installed_what_runs and self._file.state.can_roll_back
 
     async def _roll_back_on_request(self, request: asyncio.Future[None]) -> None:
         self._inbox.rollback = None
         try:
-            self._check_rollback()
+            self._file.state.check_rollback(self._subject)
             await self._roll_back(BY_REQUEST, "Rolled back on the device.")
             request.set_result(None)
         except FirstlineError as error:
@@ -350,7 +300,7 @@ class UpdateStateMachine(ABC, Generic[Target]):
 
     async def _undo(self, record: Record[Target]) -> float:
         """Undoes an update that the fleet withdrew: stops it if it is in progress, and rolls back."""
-        if record.installed_what_runs and self.can_roll_back:
+        if record.installed_what_runs and self._file.state.can_roll_back:
             await self._roll_back("undone", "The fleet withdrew it.")
             return 0.0
         await self._retry_write()
@@ -362,7 +312,7 @@ class UpdateStateMachine(ABC, Generic[Target]):
         """Begins an update; one to the version that runs already is committed at once."""
         record: Record[Target] = Record(desired, _S.OFFERED, since_s=self._now_s())
         if await self._runs(desired):
-            record = replace(record, state=_S.COMMITTED, slot=self._running_slot(), reason="already")
+            record = replace(record, state=_S.COMMITTED, reason="already")
         self._failures = 0
         await self._write(record)
         return record
@@ -397,13 +347,15 @@ class UpdateStateMachine(ABC, Generic[Target]):
         left_s = self._trial_began_s + self._limits.trial_s - self._clock.monotonic_s()
         if left_s > 0:
             return min(left_s, _TRIAL_CHECK_S)
-        await self._commit()
+        await self._store(self._file.state.committed(self._now_s()))
         return 0.0
 
     async def _roll_back(self, reason: str, message: str) -> None:
         """Rolls back, also if the disk refuses."""
         self._trial_began_s = None
-        await self._restore(reason, message)
+        await self._services.off_loop(self._file.roll_back, reason, message, self._now_s())
+        self._report()
+        await self._run_previous()
 
     async def _retry_later(self, error: FirstlineError) -> float:
         """Notes a temporary error; returns the seconds until the next attempt."""
@@ -411,7 +363,7 @@ class UpdateStateMachine(ABC, Generic[Target]):
         if record is not None and (record.reason, record.message) != (error.code, error.message):
             await self._write(replace(record, reason=error.code, message=error.message))
         self._failures += 1
-        pause_s = full_jitter_s(self._rng, self._failures, base_s=_RETRY_S, max_s=_RETRY_MAX_S)
+        pause_s = full_jitter_s(self._services.rng, self._failures, base_s=_RETRY_S, max_s=_RETRY_MAX_S)
         return max(1.0, pause_s, min(error.retry_after_s or 0.0, _RETRY_MAX_S))
 
     def _report_disk_error(self, error: OSError) -> None:
@@ -431,7 +383,9 @@ class UpdateStateMachine(ABC, Generic[Target]):
             state = record.state
         if (record.state, record.reason, record.message) != (state, reason, message):
             since_s = record.since_s if state is record.state else self._now_s()
-            self._set_in_memory(replace(record, state=state, reason=reason, message=message, since_s=since_s))
+            record = replace(record, state=state, reason=reason, message=message, since_s=since_s)
+            self._file.set_in_memory(self._file.state.with_record(record))
+            self._report()
 
     async def _note(self, state: UpdateState, reason: str = "", message: str = "") -> None:
         """Stores the next state of the update.
@@ -447,19 +401,32 @@ class UpdateStateMachine(ABC, Generic[Target]):
         """Ends an update that was not tried."""
         await self._note(state, reason, message)
 
-    @property
-    @abstractmethod
-    def record(self) -> Record[Target] | None:
-        """The state of the latest update; None if there was none."""
+    async def _write(self, record: Record[Target]) -> None:
+        """Stores the record; raises OSError if the disk refuses."""
+        await self._store(self._file.state.with_record(record))
 
-    @property
-    @abstractmethod
-    def can_roll_back(self) -> bool:
-        """Whether a previous version is stored."""
+    async def _store(self, state: Installed[Version, Target]) -> None:
+        """Stores the state of the update; raises OSError if the disk refuses."""
+        await self._services.off_loop(self._file.write, state)
+        self._report()
 
-    @abstractmethod
-    def _check_rollback(self) -> None:
-        """Raises FirstlineError unless a rollback on request is possible."""
+    async def _retry_write(self) -> None:
+        """Stores the valid state if an earlier write was refused; raises OSError if the disk still refuses."""
+        await self._services.off_loop(self._file.retry_write)
+
+    def _report(self) -> None:
+        """Logs the state of the update, and reports it to the fleet."""
+        record = self.record
+        if record is not None:
+            log.info(
+                "update state changed",
+                subject=self._subject,
+                name=record.target.name,
+                version=record.target.version,
+                state=record.state.value,
+                reason=record.reason,
+            )
+        self._services.changed()
 
     @abstractmethod
     async def _runs(self, desired: Target) -> bool:
@@ -478,24 +445,8 @@ class UpdateStateMachine(ABC, Generic[Target]):
         """Returns whether requests have failed so often since the trial began that it must end."""
 
     @abstractmethod
-    async def _commit(self) -> None:
-        """Stores that the version on trial stays."""
-
-    @abstractmethod
-    async def _restore(self, reason: str, message: str) -> None:
-        """Makes the previous version run, also if the disk refuses to store it."""
-
-    @abstractmethod
-    async def _write(self, record: Record[Target]) -> None:
-        """Stores the record; raises OSError if the disk refuses."""
-
-    @abstractmethod
-    def _set_in_memory(self, record: Record[Target]) -> None:
-        """Makes the record valid in this process; `_retry_write` stores it later."""
-
-    @abstractmethod
-    async def _retry_write(self) -> None:
-        """Stores the valid state if an earlier write was refused; raises OSError if the disk still refuses."""
+    async def _run_previous(self) -> None:
+        """Makes what the state says run, after a rollback."""
 
     @abstractmethod
     def _ends_on_disk_error(self, record: Record[Target]) -> bool:
@@ -510,13 +461,6 @@ class UpdateStateMachine(ABC, Generic[Target]):
             return _S.FAILED, "disk", f"The disk refuses: {error.strerror or error}."
         local = isinstance(error, NoRoomError) or type(error) is UpdateError  # not one of its more precise subclasses
         return _S.FAILED if local else _S.REJECTED, error.code, error.message
-
-    def _running_slot(self) -> Slot:
-        return ""
-
-    def _is_stale(self, record: Record[Target]) -> bool:
-        """Returns whether the update must begin again, although the same version is desired."""
-        return False
 
 
 def is_same(one: DesiredVersion, other: DesiredVersion) -> bool:

@@ -35,8 +35,8 @@ from firstline_core.protocol.mqtt_messages import Message, Topics
 from firstline_edge.cloud.chain import no_budget
 from firstline_edge.cloud.link import LinkReport, LinkStatus
 from firstline_edge.fleet.escalation_limiter import EscalationLimiter
-from firstline_edge.fleet.report import FleetCounts, HealthReport
-from firstline_edge.fleet.start import note_end, note_start
+from firstline_edge.fleet.fleet_state import note_end, note_start
+from firstline_edge.fleet.report import FleetCounts, health_of
 from firstline_edge.fleet.transports import MqttTransport
 from firstline_edge.fleet.twin import Twin, read_desired
 from firstline_edge.state import store
@@ -183,7 +183,7 @@ def test_the_condition_of_a_device_is_reported(tmp_path: Path, state: LinkStatus
         throttling={"heat": Measured(1.0, "t")},
     )
     outbox = SimpleNamespace(oldest_s=90.0)
-    health = HealthReport(outbox, chain, credentials, lambda: snapshot, tmp_path).health()  # type: ignore[arg-type]
+    health = health_of(outbox, chain, credentials, snapshot, tmp_path)  # type: ignore[arg-type]
     assert health.links_down == (state in ("down", "probing", "refused"))
     assert (health.outbox_oldest_s, health.hottest_c, health.throttled) == (90.0, 71.0, True)
     assert health.certificate_ends_s == 2e9 and health.disk_free_share is not None and 0 < health.disk_free_share < 1
@@ -191,8 +191,7 @@ def test_the_condition_of_a_device_is_reported(tmp_path: Path, state: LinkStatus
 
 def test_unknown_conditions_are_absent(tmp_path: Path) -> None:
     outbox, chain = SimpleNamespace(oldest_s=0.0), SimpleNamespace(reports=dict)
-    made = HealthReport(outbox, chain, None, lambda: NOTHING_READ, tmp_path / "away")  # type: ignore[arg-type]
-    assert made.health() == Health()
+    assert health_of(outbox, chain, None, NOTHING_READ, tmp_path / "away") == Health()  # type: ignore[arg-type]
 
 
 class FakeTransport:

@@ -20,8 +20,8 @@ from firstline_core.fleet.configuration import LIMIT_BYTES, configuration_path
 from firstline_core.fleet.twin import DesiredConfiguration, Window
 from firstline_core.fleet.update import UpdateState
 from firstline_core.storage.artefact import SignedFile
-from firstline_edge.fleet.configuration.configuration_store import read_state
 from firstline_edge.fleet.configuration.configurator import fetch, find_file
+from firstline_edge.fleet.configuration.installed_configuration import open_configuration
 
 S = UpdateState
 
@@ -36,8 +36,8 @@ async def test_a_configuration_is_tried_committed_and_survives_a_restart(device:
     await device.run(wanted, frozenset({S.TRIAL}))
     assert device.bytes_per_day == 500
     await device.run(wanted)
-    assert device.state == (S.COMMITTED, "") and device.store.state.running is not None
-    assert device.store.state.running.sha256 == wanted.sha256
+    assert device.state == (S.COMMITTED, "") and device.file.state.running is not None
+    assert device.file.state.running.sha256 == wanted.sha256
     device.start()
     assert device.bytes_per_day == 500
 
@@ -56,9 +56,9 @@ async def test_a_rejected_configuration_changes_nothing(device: ConfigurationDev
     device.own = replace(device.own, budget=replace(device.own.budget, bytes_per_day=1000))
     device.start()
     await device.run(wanted(device.registry))
-    assert device.state[0] is state[0] and device.state[1].startswith(state[1]), device.store.state.record
-    assert device.bytes_per_day == 1000 and device.store.state.running is None
-    record = device.store.state.record
+    assert device.state[0] is state[0] and device.state[1].startswith(state[1]), device.file.state.record
+    assert device.bytes_per_day == 1000 and device.file.state.running is None
+    record = device.file.state.record
     assert record.message.endswith(".")
 
 
@@ -83,7 +83,7 @@ async def test_too_many_starts_end_a_trial(device: ConfigurationDevice) -> None:
     await device.run(wanted, frozenset({S.TRIAL}))
     for left in (1, 0):
         device.start()
-        assert device.bytes_per_day == 500 and device.store.state.tries_left == left
+        assert device.bytes_per_day == 500 and device.file.state.tries_left == left
     device.start()
     assert device.state == (S.ROLLED_BACK, "tries") and device.bytes_per_day == 0
     await device.run(wanted)
@@ -100,7 +100,7 @@ async def test_a_configuration_that_is_forbidden_now_is_rolled_back(device: Conf
     assert device.state == (S.ROLLED_BACK, "invalid") and device.bytes_per_day == 300
     device.own = replace(device.own, budget=replace(device.own.budget, bytes_per_day=200))
     device.start()
-    assert device.bytes_per_day == 200 and device.store.state.running is None
+    assert device.bytes_per_day == 200 and device.file.state.running is None
 
 
 async def test_a_rollback_during_a_download_cancels_the_configuration(device: ConfigurationDevice) -> None:
@@ -110,7 +110,7 @@ async def test_a_rollback_during_a_download_cancels_the_configuration(device: Co
 
     async def read(sha256: str, offset: int, size_bytes: int) -> AsyncIterator[bytes]:
         async for part in content(sha256, offset, size_bytes):
-            if device.store.state.can_roll_back:
+            if device.file.state.can_roll_back:
                 await device.configurator.roll_back()
             yield part
 
@@ -173,7 +173,7 @@ async def test_a_full_disk_is_reported_and_the_update_continues(
     with full_disk(monkeypatch):
         for _ in range(3):
             device.clock.pass_by(await device.configurator.step())
-        record = device.store.state.record
+        record = device.file.state.record
         assert record.target == wanted
         assert (record.state, record.reason) == (S.OFFERED, "no_room")
         assert "make some in the state directory" in record.update().message
@@ -188,7 +188,7 @@ async def test_an_empty_configuration_restores_the_devices_settings(device: Conf
     await device.run(device.registry.add(1, 300))
     await device.run(device.registry.add(2, 0, text='name = "quiet"\nversion = 2\n'))
     assert device.bytes_per_day == 0 and device.settings == device.own
-    assert device.store.state.running.version == 2
+    assert device.file.state.running.version == 2
 
 
 def test_a_damaged_file_is_set_aside_and_own_settings_are_used(device: ConfigurationDevice) -> None:
@@ -214,7 +214,7 @@ async def test_a_power_cut_at_any_write_leaves_the_old_or_the_new(
                 cut = True
         device.start()
         assert device.bytes_per_day in (300, 400)
-        assert read_state(device.path) == device.store.state
+        assert open_configuration(device.path).state == device.file.state
         await device.run(wanted)
         assert (device.state, device.bytes_per_day) == ((S.COMMITTED, ""), 400)
         if not cut:

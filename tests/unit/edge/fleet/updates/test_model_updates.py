@@ -20,8 +20,8 @@ from firstline_core.errors import (
 from firstline_core.fleet.target import Hardware
 from firstline_core.fleet.twin import DesiredModel, Window
 from firstline_core.fleet.update import UpdateState
-from firstline_edge.fleet.updates.model_store import ModelStore, Pointer
-from firstline_edge.fleet.updates.state_machine import BY_REQUEST
+from firstline_edge.fleet.updates.installed import BY_REQUEST, Installed
+from firstline_edge.fleet.updates.model_store import STATE, ModelStore
 
 S = UpdateState
 
@@ -59,7 +59,7 @@ async def reached(device: Device, wanted: UpdateState) -> float:
 async def test_a_good_bundle_is_downloaded_tried_and_committed(device: Device, wanted: DesiredModel) -> None:
     await device.run(wanted)
     assert device.state == (S.COMMITTED, "") and device.version == 2
-    assert device.store.pointer(NAME) == Pointer("a", "", None)
+    assert (device.installed.running, device.installed.previous, device.installed.in_trial) == ("a", None, False)
     (update,) = device.updater.updates()
     assert update.rollout == "r1" and update.received_bytes == update.total_bytes > 0
     device.start()
@@ -236,14 +236,23 @@ async def test_a_damaged_slot_is_rolled_back(device: Device, wanted: DesiredMode
     assert device.version == 1 and device.state == (S.ROLLED_BACK, "damaged")
 
 
-def test_damaged_files_are_set_aside(tmp_path: Path) -> None:
-    folder = tmp_path / NAME
-    folder.mkdir()
-    (folder / "pointer").write_bytes(b"x\ny\n")
-    (folder / "update").write_bytes(b"x\ny\n")
-    assert ModelStore(tmp_path, repair=False).records == {} and (folder / "pointer").exists()
-    store = ModelStore(tmp_path)
-    assert store.pointer(NAME) == Pointer() and not (folder / "pointer").exists()
+def test_a_damaged_file_is_set_aside(tmp_path: Path) -> None:
+    file = tmp_path / NAME / STATE
+    file.parent.mkdir()
+    file.write_bytes(b"x\ny\n")
+    assert ModelStore(tmp_path, repair=False).file(NAME).state == Installed() and file.exists()
+    assert ModelStore(tmp_path).file(NAME).state == Installed() and not file.exists()
+
+
+async def test_a_device_that_lost_the_state_gets_back_to_what_is_desired(
+    device: Device, registry: Registry, wanted: DesiredModel
+) -> None:
+    await committed(device, wanted)
+    (device.folder / "models" / NAME / STATE).write_bytes(b"x\ny\n")
+    device.start()
+    assert device.version == 1
+    await device.run(wanted)
+    assert device.version == 2 and device.state == (S.COMMITTED, "")
 
 
 @pytest.fixture
@@ -286,7 +295,7 @@ async def test_a_rollback_on_disk_cancels_a_staged_update(
 ) -> None:
     await committed(device, wanted)
     await staged(device, third, clock)
-    ModelStore(device.folder / "models").roll_back(NAME, BY_REQUEST, "", clock.wall_s())
+    ModelStore(device.folder / "models").file(NAME).roll_back(BY_REQUEST, "", clock.wall_s())
     device.start()
     await device.run(third)
     assert device.state == (S.CANCELLED, "asked") and device.version == 1
@@ -439,7 +448,7 @@ async def test_a_complete_download_waits_for_the_disk(
     assert device.state == (S.COMMITTED, "") and device.version == 2
 
 
-async def test_a_trial_restarts_after_a_commit_that_the_disk_refused(
+async def test_a_trial_goes_on_while_the_disk_refuses_its_commit(
     device: Device, wanted: DesiredModel, third: DesiredModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object) -> None:
@@ -448,10 +457,9 @@ async def test_a_trial_restarts_after_a_commit_that_the_disk_refused(
     device.updater.receive([wanted])
     await reached(device, S.TRIAL)
     device.clock.pass_by(60)
-    with monkeypatch.context() as patch:
-        patch.setattr(device.store, "write", refuse)
+    with full_disk(monkeypatch):
         assert await device.step() > 0
-    assert device.state[0] is S.TRIAL and not device.store.pointer(NAME).in_trial
+    assert device.state[0] is S.TRIAL and device.installed.in_trial
     await device.step()
     assert device.state[0] is S.COMMITTED
     device.updater.receive([third])
@@ -459,23 +467,7 @@ async def test_a_trial_restarts_after_a_commit_that_the_disk_refused(
         patch.setattr(device.serving, "exchange", refuse)
         await reached(device, S.TRIAL)
     assert await device.step() > 0
-    assert device.state[0] is S.TRIAL and device.store.pointer(NAME).in_trial
-
-
-async def test_a_lost_pointer_is_restored_from_the_record(device: Device, wanted: DesiredModel) -> None:
-    await committed(device, wanted)
-    (device.folder / "models" / NAME / "pointer").write_bytes(b"x\ny\n")
-    device.start()
-    assert device.version == 2 and device.state == (S.COMMITTED, "")
-
-
-async def test_a_trial_without_a_record_ends(device: Device, wanted: DesiredModel) -> None:
-    device.updater.receive([wanted])
-    while not device.serving.versions:
-        await device.step()
-    (device.folder / "models" / NAME / "update").write_bytes(b"x\ny\n")
-    device.start()
-    assert device.version == 1 and device.store.pointer(NAME) == Pointer()
+    assert device.state[0] is S.TRIAL and device.installed.in_trial
 
 
 async def test_a_rollback_during_a_download_cancels_the_update(

@@ -1,0 +1,101 @@
+"""All updates of a device: of its models, which do not wait for each other, and of its configuration."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from firstline_core.errors import RequestError
+from firstline_core.fleet.twin import UPDATES, DesiredConfiguration, DesiredModel, Update
+from firstline_edge.fleet.configuration.configurator import Configurator
+from firstline_edge.fleet.updates.installation import Installer
+from firstline_edge.fleet.updates.model_store import ModelStore
+from firstline_edge.fleet.updates.model_updates import ModelUpdates
+from firstline_edge.fleet.updates.state_machine import UpdateServices
+from firstline_edge.fleet.updates.trial import Serving
+
+
+class Updater:
+    """The updates of one device.
+
+    Args:
+        store: the installed models.
+        installer: fills slots with signed bundles.
+        serving: the models that answer.
+        services: of the device.
+        configurator: the updates of the configuration; None in a simulation without one.
+    """
+
+    def __init__(
+        self,
+        store: ModelStore,
+        installer: Installer,
+        serving: Serving,
+        services: UpdateServices,
+        configurator: Configurator | None = None,
+    ) -> None:
+        self._store = store
+        self._installer = installer
+        self._serving = serving
+        self._services = services
+        self._configurator = configurator
+        self._models: dict[str, ModelUpdates] = {}
+        self._added = asyncio.Event()
+        for name in store.names:
+            self.model(name)
+
+    def model(self, name: str) -> ModelUpdates:
+        """Returns the updates of a model, which may have none yet."""
+        updates = self._models.get(name)
+        if updates is None:
+            updates = ModelUpdates(name, self._store, self._installer, self._serving, self._services)
+            self._models[name] = updates
+            self._added.set()
+        return updates
+
+    def receive(self, models: Sequence[DesiredModel], configuration: DesiredConfiguration | None = None) -> None:
+        """Takes what the fleet desires now; a model that is not named stays as it is."""
+        desired = {model.name: model for model in models}
+        for name in sorted({*desired, *self._models}):
+            self.model(name).receive(desired.get(name))
+        if self._configurator is not None:
+            self._configurator.receive(configuration)
+
+    def updates(self) -> tuple[Update, ...]:
+        """Returns the state of the latest update of each model and of the configuration."""
+        models = [update for name in sorted(self._models) if (update := self._models[name].update()) is not None]
+        configuration = self._configurator.update() if self._configurator is not None else None
+        return tuple(models) if configuration is None else (*models[: UPDATES - 1], configuration)
+
+    async def roll_back(self, name: str) -> None:
+        """Rolls a model back on request.
+
+        Raises:
+            UnknownModelError: the fleet never updated such a model.
+            RequestError: there is no previous version.
+        """
+        self._store.known(name)
+        await self.model(name).roll_back()
+
+    async def roll_back_configuration(self) -> None:
+        """Rolls the configuration back on request.
+
+        Raises:
+            RequestError: there is no previous version.
+        """
+        if self._configurator is None:
+            raise RequestError("This device takes no configuration.")
+        await self._configurator.roll_back()
+
+    async def run(self) -> None:
+        """Works until it is cancelled."""
+        started: set[str] = set()
+        async with asyncio.TaskGroup() as tasks:
+            if self._configurator is not None:
+                tasks.create_task(self._configurator.run(), name="updates of the configuration")
+            while True:
+                self._added.clear()
+                for name in self._models.keys() - started:
+                    started.add(name)
+                    tasks.create_task(self._models[name].run(), name=f"updates of {name}")
+                await self._added.wait()

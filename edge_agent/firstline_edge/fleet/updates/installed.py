@@ -1,0 +1,248 @@
+"""The installed versions of one model, or of the configuration, and the state of its latest update: one small file.
+
+The file alone decides what runs, as in the boot loaders of RAUC and Mender. It is replaced as a whole and fsynced
+before any action that it describes, so that a power cut leaves the old or the new state, and both are true: a version
+stops being the rollback target before it is overwritten, a trial is on the disk before its version runs, and each start
+during a trial uses up a try before it loads anything. Without tries left the device rolls back by itself, also without
+a connection.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Generic, Literal, TypeVar
+
+from msgspec import Meta, Struct
+from msgspec.structs import replace
+
+from firstline_core.errors import IntegrityError, RequestError
+from firstline_core.fleet.twin import DesiredConfiguration, DesiredModel, Update
+from firstline_core.fleet.update import ENDED, UpdateState, may_follow
+from firstline_core.storage.structs import read_struct, write_struct
+from firstline_core.telemetry.logs import logger
+from firstline_edge.state import put_aside
+
+log = logger(__name__)
+
+BY_REQUEST = "asked"
+"""The reason of a rollback that was requested on the device."""
+
+_S = UpdateState
+_DOWNLOADED = frozenset({_S.VERIFIED, _S.STAGED, _S.TRIAL, _S.COMMITTED, _S.ROLLED_BACK})
+_MESSAGE_CHARS = 500
+
+Target = TypeVar("Target", DesiredModel, DesiredConfiguration)
+Version = TypeVar("Version")
+"""What is installed: a model's slot, or the signed text of a configuration."""
+
+
+class Record(Struct, Generic[Target], frozen=True):
+    """The state of the latest update of a model or of the configuration.
+
+    Attributes:
+        target: the desired version.
+        reason: code of an error, or another machine-readable word; "" without a problem.
+        message: one sentence, or "".
+        total_bytes: size of a model's files; 0 before it is known.
+        since_s: wall time at which this state began.
+        tries: starts of the trial so far; before it, tests of the model that began and did not end.
+    """
+
+    target: Target
+    state: UpdateState
+    reason: str = ""
+    message: str = ""
+    total_bytes: Annotated[int, Meta(ge=0)] = 0
+    since_s: float = 0.0
+    tries: Annotated[int, Meta(ge=0)] = 0
+
+    @property
+    def ended(self) -> bool:
+        return self.state in ENDED
+
+    @property
+    def installed_what_runs(self) -> bool:
+        """Whether this update installed what runs now."""
+        return self.state is _S.TRIAL or (self.state is _S.COMMITTED and self.reason != "already")
+
+    def after(self, state: UpdateState, wall_s: float, reason: str = "", message: str = "") -> Record[Target]:
+        """Returns the record in its next state.
+
+        Raises:
+            ValueError: the state cannot follow.
+        """
+        if not may_follow(self.state, state):
+            raise ValueError(f"{state} does not follow {self.state}")
+        return replace(self, state=state, reason=reason, message=message, since_s=wall_s)
+
+    def after_rollback(self, reason: str, message: str, wall_s: float) -> Record[Target]:
+        """Returns the record after the previous version was restored.
+
+        A rollback on request also cancels an update that was not tried yet.
+        """
+        if self.state in (_S.TRIAL, _S.COMMITTED):
+            return replace(self, state=_S.ROLLED_BACK, reason=reason, message=message, since_s=wall_s)
+        if reason == BY_REQUEST and not self.ended:
+            return replace(self, state=_S.CANCELLED, reason=reason, message=message, since_s=wall_s)
+        return self
+
+    def update(self, received_bytes: int = 0) -> Update:
+        """Returns the update as it is reported to the fleet; `received_bytes` counts until the download is complete."""
+        return Update(
+            self.target.name,
+            self.target.version,
+            self.state,
+            what="model" if isinstance(self.target, DesiredModel) else "configuration",
+            rollout=self.target.rollout,
+            reason=self.reason[:64],
+            message=self.message[:_MESSAGE_CHARS],
+            received_bytes=self.total_bytes if self.state in _DOWNLOADED else received_bytes,
+            total_bytes=self.total_bytes,
+            since_s=max(0.0, self.since_s),
+            tries=self.tries,
+        )
+
+
+class Installed(Struct, Generic[Version, Target], frozen=True, forbid_unknown_fields=True):
+    """The content of the file.
+
+    Attributes:
+        running: None for the bundle, or the settings, that the device was set up with.
+        previous: ran before, and runs again after a rollback; the same as `running` if there is nothing to roll back
+            to.
+        tries_left: starts that the trial of `running` may still take; None without a trial.
+        staged: of an update in progress: what is being installed, and waits for its trial.
+        record: state of the latest update; None if there was none.
+    """
+
+    running: Version | None = None
+    previous: Version | None = None
+    tries_left: Annotated[int, Meta(ge=0, le=100)] | None = None
+    staged: Version | None = None
+    record: Record[Target] | None = None
+    format: Literal[1] = 1
+
+    @property
+    def in_trial(self) -> bool:
+        return self.tries_left is not None
+
+    @property
+    def can_roll_back(self) -> bool:
+        return self.running != self.previous
+
+    def check_rollback(self, what: str) -> None:
+        """Raises RequestError if there is no previous version."""
+        if not self.can_roll_back:
+            state = f"; its update is {self.record.state.value}" if self.record is not None else ""
+            raise RequestError(f"{what} has no previous version to roll back to{state}.")
+
+    def with_record(self, record: Record[Target]) -> Installed[Version, Target]:
+        """Returns the state with another record; only an update in progress has something staged."""
+        in_progress = not record.ended and record.state is not _S.OFFERED
+        return replace(self, record=record, staged=self.staged if in_progress else None)
+
+    def begin_trial(self, tries: int, wall_s: float) -> Installed[Version, Target]:
+        """Returns the state with the staged version on trial for this many starts.
+
+        Raises:
+            ValueError: nothing is staged, or a trial is in progress.
+        """
+        if self.staged is None or self.in_trial or self.record is None or tries < 1:
+            raise ValueError("nothing is staged that could be tried")
+        record = replace(self.record.after(_S.TRIAL, wall_s), tries=0)
+        return replace(self, running=self.staged, previous=self.running, tries_left=tries, staged=None, record=record)
+
+    def started(self, wall_s: float) -> Installed[Version, Target]:
+        """Returns the state after a start of the agent: a trial has one try less, and ends without one."""
+        if self.tries_left is None:
+            return self
+        if not self.tries_left:
+            message = "The agent was started too often while it was being tried."
+            return self.rolled_back("tries", message, wall_s)
+        record = replace(self.record, tries=self.record.tries + 1) if self.record is not None else None
+        return replace(self, tries_left=self.tries_left - 1, record=record)
+
+    def committed(self, wall_s: float) -> Installed[Version, Target]:
+        """Returns the state with the trial accepted; the previous version stays for a rollback."""
+        record = self.record.after(_S.COMMITTED, wall_s) if self.record is not None else None
+        return replace(self, tries_left=None, record=record)
+
+    def rolled_back(self, reason: str, message: str, wall_s: float) -> Installed[Version, Target]:
+        """Returns the state with the previous version, or what the device was set up with if there is none."""
+        record = self.record.after_rollback(reason, message, wall_s) if self.record is not None else None
+        staged = self.staged if record is not None and not record.ended else None
+        back = self.previous if self.can_roll_back else None
+        return replace(self, running=back, previous=back, tries_left=None, staged=staged, record=record)
+
+
+class InstalledFile(Generic[Version, Target]):
+    """The state of one model or of the configuration: valid in this process, and on the disk as soon as it accepts it.
+
+    Args:
+        path: of the file.
+        kind: of the content.
+        repair: whether a damaged file is set aside; False for read-only use.
+
+    Attributes:
+        state: the valid state; an empty one if there is no file, or a damaged one.
+    """
+
+    def __init__(self, path: Path, kind: type[Installed[Version, Target]] | Any, *, repair: bool = True) -> None:
+        self._path = path
+        self._on_disk = True
+        try:
+            self.state: Installed[Version, Target] = read_struct(path, kind)
+        except FileNotFoundError:
+            self.state = Installed()
+        except (IntegrityError, OSError) as error:
+            log.error("installed versions lost; using what the device was set up with", error=str(error))
+            self.state, self._on_disk = Installed(), False
+            if repair:
+                put_aside(path)
+
+    def write(self, state: Installed[Version, Target]) -> None:
+        """Stores a state, which is valid afterwards.
+
+        Raises:
+            OSError: the disk refuses; the previous state stays valid.
+        """
+        self._on_disk = False  # a refused write may have reached the disk
+        write_struct(self._path, state)
+        self.state, self._on_disk = state, True
+
+    def set_in_memory(self, state: Installed[Version, Target]) -> None:
+        """Makes a state valid in this process; `retry_write` stores it."""
+        self.state, self._on_disk = state, False
+
+    def retry_write(self) -> bool:
+        """Stores the valid state if the disk may have another one; returns whether it did.
+
+        Raises:
+            OSError: the disk refuses.
+        """
+        if self._on_disk:
+            return False
+        self.write(self.state)
+        return True
+
+    def start(self, wall_s: float) -> None:
+        """Counts a start of the agent. A trial whose start cannot be stored ends."""
+        before, after = self.state, self.state.started(wall_s)
+        if after == before:
+            return
+        self.set_in_memory(after)
+        try:
+            self.retry_write()
+        except OSError as error:
+            log.error("start of a trial not counted", path=str(self._path), error=str(error))
+            if after.in_trial:
+                message = f"A start could not be counted: {error.strerror}."
+                self.set_in_memory(after.rolled_back("disk", message, wall_s))
+
+    def roll_back(self, reason: str, message: str, wall_s: float) -> None:
+        """Rolls back, also if the disk refuses: the rollback is valid until a restart at least."""
+        self.set_in_memory(self.state.rolled_back(reason, message, wall_s))
+        try:
+            self.retry_write()
+        except OSError as error:
+            log.error("rollback not stored yet", path=str(self._path), error=str(error))

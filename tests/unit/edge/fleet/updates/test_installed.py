@@ -1,0 +1,94 @@
+"""The state of a model or of the configuration: what may follow, and the file that holds it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+from support.updates import full_disk
+
+from firstline_core.errors import IntegrityError
+from firstline_core.fleet.twin import DesiredModel
+from firstline_core.fleet.update import UpdateState
+from firstline_core.storage.files import with_checksum
+from firstline_core.storage.structs import read_struct, write_struct
+from firstline_edge.fleet.updates.installed import Installed, InstalledFile, Record
+from firstline_edge.fleet.updates.model_store import Slot
+
+KIND = Installed[Slot, DesiredModel]
+RECORD = Record(DesiredModel("digits", 2, "a" * 64), UpdateState.STAGED)
+STAGED = KIND("a", "a", None, "b", RECORD)
+COMMITTED = KIND("b", "a", None, None, replace(RECORD, state=UpdateState.COMMITTED))
+
+
+def test_a_written_state_is_read(tmp_path: Path) -> None:
+    state = STAGED.begin_trial(3, 1.0).started(2.0)
+    write_struct(tmp_path / "digits" / "state", state)
+    assert read_struct(tmp_path / "digits" / "state", KIND) == state
+    assert (state.running, state.previous, state.tries_left, state.staged) == ("b", "a", 2, None)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"{}x\n", b"\xff", with_checksum(b'{"running": "c"}'), with_checksum(b'{"running": "a", "format": 2}')],
+)
+def test_a_damaged_state_is_detected(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "state").write_bytes(content)
+    with pytest.raises(IntegrityError, match="state"):
+        read_struct(tmp_path / "state", KIND)
+
+
+def test_nothing_is_tried_that_was_not_staged_or_during_a_trial() -> None:
+    for state in (COMMITTED, replace(STAGED.begin_trial(3, 1.0), staged="a")):
+        with pytest.raises(ValueError, match="nothing is staged"):
+            state.begin_trial(3, 2.0)
+
+
+def test_a_start_without_tries_left_ends_the_trial() -> None:
+    trial = STAGED.begin_trial(1, 1.0)
+    assert trial.started(2.0).tries_left == 0
+    ended = trial.started(2.0).started(3.0)
+    assert (ended.running, ended.previous, ended.tries_left) == ("a", "a", None)
+    assert ended.record is not None and (ended.record.state, ended.record.reason) == (UpdateState.ROLLED_BACK, "tries")
+
+
+def test_a_second_rollback_leads_to_the_original() -> None:
+    assert COMMITTED.rolled_back("asked", "", 1.0).running == "a"
+    assert COMMITTED.rolled_back("asked", "", 1.0).rolled_back("damaged", "", 2.0).running is None
+
+
+def test_only_an_update_in_progress_has_something_staged() -> None:
+    for state in UpdateState:
+        kept = state in (UpdateState.DOWNLOADING, UpdateState.VERIFIED, UpdateState.STAGED, UpdateState.TRIAL)
+        assert (STAGED.with_record(replace(RECORD, state=state)).staged is not None) is kept
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    write_struct(tmp_path / "digits" / "state", STAGED)
+    return tmp_path / "digits" / "state"
+
+
+def on_disk(path: Path) -> KIND:  # type: ignore[valid-type]
+    return read_struct(path, KIND)
+
+
+def test_a_refused_write_leaves_the_previous_state_valid(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = InstalledFile(path, KIND)
+    with full_disk(monkeypatch), pytest.raises(OSError, match="No space"):
+        file.write(COMMITTED)
+    assert file.state == STAGED
+    assert file.retry_write(), "the write may have reached the disk"
+    assert on_disk(path) == STAGED and not file.retry_write()
+
+
+def test_a_rollback_is_valid_at_once_and_stored_later(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = InstalledFile(path, KIND)
+    file.write(COMMITTED)
+    with full_disk(monkeypatch):
+        file.roll_back("asked", "", 1.0)
+        assert file.state.running == "a" and on_disk(path) == COMMITTED
+        with pytest.raises(OSError, match="No space"):
+            file.retry_write()
+    assert file.retry_write() and on_disk(path) == file.state
