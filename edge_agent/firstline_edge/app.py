@@ -49,7 +49,7 @@ from firstline_edge.cache.results import open_cache
 from firstline_edge.cascade import hedging as hedge_metrics
 from firstline_edge.cascade.cascade import Cascade, EdgeRuns, RowDecisions, TierRouter, policy_from
 from firstline_edge.cascade.escalation import Escalation
-from firstline_edge.cascade.hedging import Hedging, hedge_options_from
+from firstline_edge.cascade.hedging import Hedging
 from firstline_edge.cascade.live_settings import LiveSettings
 from firstline_edge.cloud import links as cloud_links
 from firstline_edge.cloud.chain import BudgetGate, UsableLinks, no_budget
@@ -356,7 +356,7 @@ class EdgeAgent:
             uplink, self.cache, clock, self.model_refusals, contracts=self.certificates, traffic=traffic
         )
         opened.push_async_callback(self.client.close)
-        self.hedging = Hedging(self.client, clock, hedge_options_from(settings), spending)
+        self.hedging = Hedging(self.client, clock, settings.hedge, reserve_s, spending)
         correction_client = CorrectionClient(
             self.links.chain, self.models, self.certificates, self.model_refusals, clock
         )
@@ -448,14 +448,13 @@ class EdgeAgent:
         from firstline_edge.fleet.updater import Updater
         from firstline_edge.fleet.updates.installation import Installer
         from firstline_edge.fleet.updates.registry import GatewayRegistry
-        from firstline_edge.fleet.updates.state_machine import TrialLimits, UpdateServices
+        from firstline_edge.fleet.updates.state_machine import UpdateServices
         from firstline_edge.fleet.updates.trial import AgentServing
 
         section, credentials, clock = self.settings.fleet, self.identity.credentials, self._clock
         now_s = credentials.floor.now_s if credentials is not None else clock.wall_s
         registry = GatewayRegistry(http, self.state.path / "metadata", section.root_file, now_s)
-        limits = TrialLimits(section.trial_tries, section.trial_s)
-        services = UpdateServices(clock, now_s, rng, limits, fleet.changes.set)
+        services = UpdateServices(clock, now_s, rng, section, fleet.changes.set)
         serving = AgentServing(
             self.reloading,
             self._load_bundle,

@@ -24,9 +24,10 @@ from firstline_core.protocol import mqtt_messages
 from firstline_core.protocol.mqtt import MqttClient
 from firstline_core.protocol.mqtt_messages import Message, MqttSettings, Topics, parse_request, shared_requests
 from firstline_core.types import InferRequest, InferResponse, Tensor
-from firstline_edge.cloud.breaker import BreakerSettings, CircuitBreaker
+from firstline_edge.cloud.breaker import CircuitBreaker
 from firstline_edge.cloud.chain import LinkChain
 from firstline_edge.cloud.mqtt_link import MqttLink
+from firstline_edge.settings.settings import BreakerSection
 from firstline_edge.telemetry.link_traffic import counted
 
 pytestmark = pytest.mark.mosquitto
@@ -177,7 +178,7 @@ async def test_swapped_answers_are_not_accepted(mosquitto: Broker, link: MqttLin
         earlier.append(response(asked))
         return earlier[max(0, len(earlier) - 2)]
 
-    breaker = CircuitBreaker(SYSTEM_CLOCK, random.Random(0), BreakerSettings(failure_threshold=1000))
+    breaker = CircuitBreaker(SYSTEM_CLOCK, random.Random(0), BreakerSection(failure_threshold=1000))
     chain = LinkChain([link], [breaker], SYSTEM_CLOCK)
     async with gateway(mosquitto, swap):
         await chain.infer(request(), None, [])

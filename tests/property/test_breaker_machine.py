@@ -7,9 +7,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from firstline_core.clock import SimulatedClock
-from firstline_edge.cloud.breaker import BreakerSettings, CircuitBreaker, State
+from firstline_edge.cloud.breaker import CircuitBreaker, State
+from firstline_edge.settings.settings import BreakerSection
 
-SETTINGS = BreakerSettings(failure_threshold=3, open_s=1.0, open_max_s=30.0)
+SETTINGS = BreakerSection(failure_threshold=3, open_ms=1000, open_max_ms=30000)
 
 
 class Breaker(RuleBasedStateMachine):
@@ -62,7 +63,7 @@ class Breaker(RuleBasedStateMachine):
 
     @invariant()
     def waits_are_bounded(self) -> None:
-        assert 0 <= self.breaker.retry_in_s <= SETTINGS.open_max_s
+        assert 0 <= self.breaker.retry_in_s <= SETTINGS.open_max_ms / 1000
 
     @invariant()
     def half_open_means_one_probe(self) -> None:

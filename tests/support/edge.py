@@ -51,14 +51,14 @@ from firstline_edge.budgets.spending import Spending
 from firstline_edge.cache.results import ResultCache
 from firstline_edge.cascade.cascade import Cascade, EdgeRuns, RowDecisions, TierRouter
 from firstline_edge.cascade.escalation import Escalation
-from firstline_edge.cascade.hedging import HedgeOptions, Hedging
+from firstline_edge.cascade.hedging import Hedging
 from firstline_edge.cloud.client import CloudClient, LiveTraffic, ModelRefusals
 from firstline_edge.models.models import DeviceModel, EdgeModel, Models
 from firstline_edge.models.workers import Workers
 from firstline_edge.outbox.outbox import OutboxItem
 from firstline_edge.requests.context import RequestContext, Row
 from firstline_edge.requests.full_answers import check_answer
-from firstline_edge.settings.settings import AuditSection
+from firstline_edge.settings.settings import AuditSection, HedgeSection
 
 THRESHOLD = 0.8
 SURE, UNSURE = 0.95, 0.6
@@ -222,7 +222,7 @@ class Scene:
         cache: ResultCache | None = None,
         certified: float | None = None,
         events: Mapping[str, float] | None = None,
-        hedge: HedgeOptions | None = None,
+        hedge: HedgeSection | None = None,
         histogram: Histogram | None = None,
         audit: AuditSection | None = None,
         folder: Path = Path("never"),
@@ -291,7 +291,7 @@ class Scene:
             contracts=self.certificates if self.certificates is not None else NoContracts(),
             traffic=traffic,
         )
-        self.hedging = Hedging(self.gateway, clock, hedge, spending)
+        self.hedging = Hedging(self.gateway, clock, hedge or HedgeSection(enabled=False), 0.02, spending)
         self.edge_runs = EdgeRuns(self.cache, spending, FileDecoding(1, 1 << 28, clock), clock)
         audits = self.auditor or NoAudits()
         self.cascade = Cascade(

@@ -38,8 +38,8 @@ from firstline_edge.fleet.updater import Updater
 from firstline_edge.fleet.updates.installation import Installer
 from firstline_edge.fleet.updates.installed import Installed
 from firstline_edge.fleet.updates.model_store import ModelStore, Slot
-from firstline_edge.fleet.updates.state_machine import TrialLimits, UpdateServices
-from firstline_edge.settings.settings import EdgeSettings
+from firstline_edge.fleet.updates.state_machine import UpdateServices
+from firstline_edge.settings.settings import EdgeSettings, FleetSection
 
 NAME = "wide"
 CONFIGURATION_TEXT = 'name = "{}"\nversion = {}\n[budget]\nbytes_per_day = {}\n'
@@ -323,7 +323,9 @@ class Adoption:
 
 def services(clock: HastyClock, tries: int) -> UpdateServices:
     """What the updates of a device share."""
-    return UpdateServices(clock, clock.wall_s, random.Random(1), TrialLimits(tries, 60.0), off_loop=here)
+    return UpdateServices(
+        clock, clock.wall_s, random.Random(1), FleetSection(trial_tries=tries, trial_s=60.0), off_loop=here
+    )
 
 
 class ConfigurationDevice:

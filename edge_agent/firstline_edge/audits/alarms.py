@@ -3,25 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from typing import Protocol
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from firstline_core.errors import FirstlineError
 from firstline_core.telemetry.logs import logger
 from firstline_edge.audits.certificate_states import MonitoredCertificate
 
+if TYPE_CHECKING:  # paho takes memory, which a device without MQTT need not spend
+    from firstline_edge.cloud.mqtt_link import MqttLink
+
 log = logger(__name__)
-
-
-class AlarmLink(Protocol):
-    """A link that can announce an event; the MQTT link implements it."""
-
-    async def publish_event(self, facts: Mapping[str, object]) -> None:
-        """Announces an event.
-
-        Raises:
-            FirstlineError: the broker did not acknowledge it.
-        """
 
 
 class Alarms:
@@ -34,7 +26,7 @@ class Alarms:
         """Adds the alarm of a certificate, which `announce` sends."""
         self._waiting.put_nowait(monitored)
 
-    async def announce(self, links: Sequence[AlarmLink]) -> None:
+    async def announce(self, links: Sequence[MqttLink]) -> None:
         """Announces each alarm over every link, until it is cancelled."""
         while True:
             record = (await self._waiting.get()).record

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from msgspec.structs import replace
 
@@ -20,8 +19,8 @@ from firstline_core.telemetry.logs import logger
 from firstline_core.types import Arrays, Attempt, InferRequest
 from firstline_edge.audits.certificate_states import CertificateStates, Comparison, MonitoredCertificate
 from firstline_edge.cache.results import ResultCache
+from firstline_edge.cloud.chain import LinkChain
 from firstline_edge.cloud.client import LiveTraffic
-from firstline_edge.cloud.link import Uplink
 from firstline_edge.models.models import DeviceModel
 from firstline_edge.requests.context import ModelOutput, result_key
 
@@ -109,13 +108,6 @@ class Finding:
         return record | {"cause": self.cause} if self.cause else record
 
 
-class AuditLink(Uplink, Protocol):
-    """The part of `cloud.chain.LinkChain` that audits use."""
-
-    @property
-    def available(self) -> bool: ...
-
-
 class AuditSender:
     """The drawn answers that wait for the full model, and their outcomes.
 
@@ -131,7 +123,7 @@ class AuditSender:
 
     def __init__(
         self,
-        cloud: AuditLink | None,
+        cloud: LinkChain | None,
         cache: ResultCache,
         certificates: CertificateStates,
         traffic: LiveTraffic,

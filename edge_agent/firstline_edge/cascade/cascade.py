@@ -36,10 +36,11 @@ from firstline_core.routing import policy
 from firstline_core.routing.policy import CERTIFIED, Decision, Policy, PolicyState, RowEvidence
 from firstline_core.types import InferResponse, Privacy, Reason, Tier, take_rows
 from firstline_edge.adaptation.variants import Chooser
+from firstline_edge.audits.auditor import Auditor
 from firstline_edge.audits.certificate_states import CLEAR, CertificateState, CertificateStates
 from firstline_edge.budgets.spending import Spending
 from firstline_edge.cache.results import ResultCache
-from firstline_edge.cascade.escalation import Audits, Escalation, shedding_error
+from firstline_edge.cascade.escalation import Escalation, shedding_error
 from firstline_edge.cascade.hedging import Hedge, Hedging
 from firstline_edge.models.models import DeviceModel, EdgeModel, Models
 from firstline_edge.requests.context import ModelOutput, RequestContext, Row, attempt, result_key, rows_of
@@ -79,7 +80,7 @@ class Cascade:
         decisions: RowDecisions,
         hedging: Hedging,
         escalation: Escalation,
-        audits: Audits,
+        audits: Auditor,
         limit_bytes: int,
     ) -> None:
         self._models = models

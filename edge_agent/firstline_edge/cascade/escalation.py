@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Protocol
 
 from firstline_core.clock import Clock
 from firstline_core.errors import CapacityError, FirstlineError, InvalidTensorError, LinkError, SheddingError
 from firstline_core.telemetry.logs import logger
-from firstline_core.types import InferRequest, InferResponse, Reason, Status, Tier, Wait
+from firstline_core.types import InferResponse, Reason, Status, Tier, Wait
+from firstline_edge.audits.auditor import Auditor
 from firstline_edge.cloud.client import CloudClient
 from firstline_edge.models.models import DeviceModel, EdgeModel
 from firstline_edge.outbox.item import OutboxItem
+from firstline_edge.outbox.reopening import ReopeningOutbox
 from firstline_edge.requests.context import RequestContext, Row
 from firstline_edge.requests.full_answers import escalation_of, reason_for
 
@@ -22,24 +23,6 @@ _RETRY_AFTER_SHEDDING_S = 30.0
 
 RunEdge = Callable[[RequestContext, EdgeModel, Sequence[Row]], Awaitable[None]]
 """Fills in the edge model's outputs of rows that it has not seen."""
-
-
-class Promises(Protocol):
-    """Stores promised corrections; implemented by the outbox."""
-
-    async def put(self, item: OutboxItem) -> None: ...
-
-
-class Audits(Protocol):
-    """Audits answers; `Auditor` implements it. No call takes time that a caller would notice."""
-
-    def observe_decisions(self, request: InferRequest, model: DeviceModel, rows: Sequence[Row]) -> None:
-        """Every row is decided; rows that the cache, a hedge or the edge model has answered have their answers."""
-        ...
-
-    def observe_escalations(self, model: DeviceModel, rows: Sequence[Row]) -> None:
-        """The full model has answered these rows."""
-        ...
 
 
 class Escalation:
@@ -57,8 +40,8 @@ class Escalation:
     def __init__(
         self,
         client: CloudClient,
-        promises: Promises,
-        audits: Audits,
+        promises: ReopeningOutbox,
+        audits: Auditor,
         run_edge: RunEdge,
         clock: Clock,
         *,

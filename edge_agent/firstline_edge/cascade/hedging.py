@@ -19,33 +19,7 @@ from firstline_edge.budgets.spending import Spending
 from firstline_edge.cloud.client import CloudClient
 from firstline_edge.models.models import DeviceModel, EdgeModel
 from firstline_edge.requests.context import ModelOutput, Row, attempt
-from firstline_edge.settings.settings import EdgeSettings
-
-
-@dataclass(frozen=True, slots=True)
-class HedgeOptions:
-    """When to ask early.
-
-    Args:
-        share: hedges for each request that the edge model runs for.
-        burst: hedges that were not needed and are kept for later.
-        least_rate: the least share of the model's recent requests that were escalated.
-        reserve_s: reserved of a deadline, as for any escalation.
-    """
-
-    share: float = 0.05
-    burst: float = 5.0
-    least_rate: float = 0.25
-    reserve_s: float = 0.02
-
-
-def hedge_options_from(settings: EdgeSettings) -> HedgeOptions | None:
-    """Returns when to ask the full model early; None for never."""
-    section = settings.hedge
-    if not section.enabled:
-        return None
-    reserve_s = settings.policy.deadline_reserve_ms / 1000
-    return HedgeOptions(section.share, section.burst, section.min_escalation_rate, reserve_s)
+from firstline_edge.settings.settings import HedgeSection
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +99,8 @@ class Hedging:
     Args:
         client: asks the full model.
         clock: for deadlines.
-        options: when to; None for never.
+        section: when to.
+        reserve_s: reserved of a deadline, as for any escalation.
         spending: a hedge is sent only while the budgets are ample; None if nothing has a price.
 
     Attributes:
@@ -134,13 +109,19 @@ class Hedging:
     """
 
     def __init__(
-        self, client: CloudClient, clock: Clock, options: HedgeOptions | None, spending: Spending | None = None
+        self,
+        client: CloudClient,
+        clock: Clock,
+        section: HedgeSection,
+        reserve_s: float,
+        spending: Spending | None = None,
     ) -> None:
         self._client = client
         self._clock = clock
-        self._options = options
+        self._section = section
+        self._reserve_s = reserve_s
         self._spending = spending
-        self._bucket = TokenBucket(options.burst if options is not None else 0.0)
+        self._bucket = TokenBucket(section.burst)
         self._calls: set[asyncio.Task[list[tuple[ModelOutput, str]]]] = set()
         self.used = self.unneeded = 0
 
@@ -162,19 +143,19 @@ class Hedging:
         """
         free = request.route is Route.AUTO and request.privacy is Privacy.ANY and request.wait is Wait.FINAL
         ample = self._spending is None or self._spending.ample
-        if self._options is None or not free or not ample:
+        if not self._section.enabled or not free or not ample:
             return None
-        self._bucket.earn(self._options.share)
+        self._bucket.earn(self._section.share)
         now_s = self._clock.monotonic_s()
         left_s = deadline_s - now_s
-        until_s = deadline_s - min(self._options.reserve_s, left_s / 4)
+        until_s = deadline_s - min(self._reserve_s, left_s / 4)
         estimates = HedgingEstimates(
             left_s=until_s - now_s,
             edge_s=edge.workers.wait_s + edge.sure_ms(request, len(rows)) / 1000,
             cloud_s=self._client.predicted_s(request, len(rows)),
             escalation_rate=edge.escalation_rate.value,
         )
-        if not worth_hedging(estimates, self._options.least_rate) or not self._bucket.take(now_s):
+        if not worth_hedging(estimates, self._section.min_escalation_rate) or not self._bucket.take(now_s):
             return None
         attempts: list[Attempt] = []
         # To the very end: an escalation that joins it may have a little more time than there is to spare now.

@@ -3,33 +3,20 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
 from enum import StrEnum
 
 from firstline_core.clock import Clock
 from firstline_core.protocol.backoff import full_jitter_s
 from firstline_core.routing.token_bucket import TokenBucket
+from firstline_edge.settings.settings import BreakerSection, RetriesSection
+
+_BREAKER, _RETRIES = BreakerSection(), RetriesSection()
 
 
 class State(StrEnum):
     CLOSED = "closed"  # requests pass
     OPEN = "open"  # nothing passes
     HALF_OPEN = "half_open"  # one probe is in progress, no request passes
-
-
-@dataclass(frozen=True, slots=True)
-class BreakerSettings:
-    """When to stop using a link, and for how long.
-
-    Args:
-        failure_threshold: failures in a row that open the breaker.
-        open_s: how long the breaker then stays open; doubled each time that the link fails again at once.
-        open_max_s: cap of that.
-    """
-
-    failure_threshold: int = 3
-    open_s: float = 1.0
-    open_max_s: float = 30.0
 
 
 class CircuitBreaker:
@@ -49,7 +36,7 @@ class CircuitBreaker:
         settings: thresholds and waits.
     """
 
-    def __init__(self, clock: Clock, rng: random.Random, settings: BreakerSettings = BreakerSettings()) -> None:
+    def __init__(self, clock: Clock, rng: random.Random, settings: BreakerSection = _BREAKER) -> None:
         self._clock = clock
         self._rng = rng
         self._settings = settings
@@ -117,26 +104,11 @@ class CircuitBreaker:
             self._open()
 
     def _open(self) -> None:
-        base_s, max_s = self._settings.open_s, self._settings.open_max_s
+        base_s, max_s = self._settings.open_ms / 1000, self._settings.open_max_ms / 1000
         open_s = full_jitter_s(self._rng, self._openings, base_s=base_s, max_s=max_s)
         self._state = State.OPEN
         self._openings += 1
         self._retry_at_s = self._clock.monotonic_s() + open_s
-
-
-@dataclass(frozen=True, slots=True)
-class RetrySettings:
-    """The limits of retries.
-
-    Args:
-        share: retries for each call.
-        per_second: additional free retries.
-        burst: the most retries that accumulate.
-    """
-
-    share: float = 0.2
-    per_second: float = 1.0
-    burst: float = 10.0
 
 
 class RetryBudget:
@@ -158,7 +130,7 @@ class RetryBudget:
         denied: refused so far.
     """
 
-    def __init__(self, clock: Clock, settings: RetrySettings = RetrySettings()) -> None:
+    def __init__(self, clock: Clock, settings: RetriesSection = _RETRIES) -> None:
         self._clock = clock
         self._share = settings.share
         self._bucket = TokenBucket(settings.burst, settings.per_second)

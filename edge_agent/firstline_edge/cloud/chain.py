@@ -51,23 +51,12 @@ _TOO_LATE = (RemoteTimeoutError, DeadlineExceededError)
 _SAYS_NOTHING_ABOUT_LINK = (PayloadTooLargeError, LinkBusyError, StaleConnectionError, MessageRefusedError)
 
 
-@dataclass(frozen=True, slots=True)
-class ChainSettings:
-    """Times, in seconds.
-
-    Args:
-        timeout_s: for a request without a deadline.
-        fair_s: a request that timed out with less time does not count against the link; the link is probed at once
-            instead. Far below any usual deadline, because only timeouts reveal a gateway that answers probes and hangs
-            on requests.
-        probe_timeout_s: for a probe.
-        retry_s: `Retry-After` of errors if no breaker knows a better time; a probe is finished by then.
-    """
-
-    timeout_s: float = 30.0
-    fair_s: float = 0.25
-    probe_timeout_s: float = 2.0
-    retry_s: float = 1.0
+_TIMEOUT_S = 30.0  # of a request without a deadline
+# A request that timed out with less time does not count against the link; the link is probed at once instead. Far below
+# any usual deadline, because only timeouts reveal a gateway that answers probes and hangs on requests.
+_FAIR_S = 0.25
+_PROBE_TIMEOUT_S = 2.0
+_RETRY_S = 1.0  # `Retry-After` of errors if no breaker knows a better time; a probe is finished by then
 
 
 def no_budget(_request: InferRequest, _link: str) -> AbstractContextManager[None]:
@@ -183,7 +172,6 @@ class LinkChain:
         links: in order of preference; empty for a device without links.
         breakers: one for each link.
         clock: for deadlines and waits.
-        settings: times.
         retries: the retry budget; None creates one.
         budget_gate: entered for each try; refuses requests that this device cannot afford.
         usable: receives the names of the links that a request may use.
@@ -197,7 +185,6 @@ class LinkChain:
         links: Sequence[Link],
         breakers: Sequence[CircuitBreaker],
         clock: Clock,
-        settings: ChainSettings = ChainSettings(),
         *,
         retries: RetryBudget | None = None,
         budget_gate: BudgetGate = no_budget,
@@ -205,7 +192,6 @@ class LinkChain:
     ) -> None:
         self._links = [LinkState(link, breaker) for link, breaker in zip(links, breakers, strict=True)]
         self._clock = clock
-        self._settings = settings
         self.retries = retries if retries is not None else RetryBudget(clock)
         self._budget_gate = budget_gate
         self._usable = usable if usable is not None else UsableLinks()
@@ -272,7 +258,7 @@ class LinkChain:
         for state in self._links:
             await state.link.start()
             state.link.probe_wanted.set()
-            probing = _keep_probing(state, self._clock, self._settings.probe_timeout_s, self._note_states)
+            probing = _keep_probing(state, self._clock, self._note_states)
             self._probers.append(asyncio.create_task(probing))
 
     async def close(self) -> None:
@@ -307,7 +293,7 @@ class LinkChain:
 
         Args:
             request: not `local_only`.
-            deadline_s: on this chain's clock; None for `settings.timeout_s` from now.
+            deadline_s: on this chain's clock; None for half a minute from now.
             attempts: each try is appended as it ends, even if this raises.
             outputs: declaration of the full model's outputs; None if this device does not hold the bundle.
 
@@ -323,7 +309,7 @@ class LinkChain:
         """
         if request.privacy is Privacy.LOCAL_ONLY:
             raise RequestError(f"Request {request.request_id} is local_only and must not leave this device.")
-        ends_s = self._clock.monotonic_s() + self._settings.timeout_s if deadline_s is None else deadline_s
+        ends_s = self._clock.monotonic_s() + _TIMEOUT_S if deadline_s is None else deadline_s
         # V2's `id` is echoed for every caller; the gateway keeps the request id of devices only.
         return await self._ask(replace(request, id=request.request_id), ends_s, attempts, outputs)
 
@@ -414,7 +400,7 @@ class LinkChain:
             # failures is for a gateway that answers probes and nothing else.
             state.link.probe_wanted.set()
             state.failed(failure)
-            if not isinstance(failure, RemoteTimeoutError) or granted_s >= self._settings.fair_s:
+            if not isinstance(failure, RemoteTimeoutError) or granted_s >= _FAIR_S:
                 state.breaker.failed()
         else:
             state.breaker.succeeded()  # the gateway answered
@@ -428,7 +414,7 @@ class LinkChain:
         return Attempt(Tier.CLOUD, outcome, round((self._clock.monotonic_s() - started_s) * 1000, 3))
 
     def _retry_s(self) -> float:
-        return min((state.breaker.retry_in_s for state in self._links), default=0.0) or self._settings.retry_s
+        return min((state.breaker.retry_in_s for state in self._links), default=0.0) or _RETRY_S
 
     def _note_states(self) -> None:
         """Logs changed states and wakes waiting callers."""
@@ -450,7 +436,7 @@ class LinkChain:
         return tuple(state.link.name for state in self._links if state.breaker.allows_requests)
 
 
-async def _keep_probing(state: LinkState, clock: Clock, timeout_s: float, note_states: Callable[[], None]) -> None:
+async def _keep_probing(state: LinkState, clock: Clock, note_states: Callable[[], None]) -> None:
     """Probes a link whenever that is wanted or its breaker allows it, until cancelled.
 
     Links are probed in the background, never within a request. A half-open breaker that lets the next request through
@@ -460,7 +446,6 @@ async def _keep_probing(state: LinkState, clock: Clock, timeout_s: float, note_s
     Args:
         state: the link.
         clock: for waits and times.
-        timeout_s: of a probe.
         note_states: called whenever the breaker may have changed.
     """
     while True:
@@ -472,14 +457,14 @@ async def _keep_probing(state: LinkState, clock: Clock, timeout_s: float, note_s
             state.retry.clear()
         if state.breaker.try_probe():
             note_states()
-            await _probe(state, clock, timeout_s)
+            await _probe(state, clock)
             note_states()
 
 
-async def _probe(state: LinkState, clock: Clock, timeout_s: float) -> None:
+async def _probe(state: LinkState, clock: Clock) -> None:
     started_s = clock.monotonic_s()
     try:
-        await state.link.probe(timeout_s)
+        await state.link.probe(_PROBE_TIMEOUT_S)
     except FirstlineError as error:
         log.debug("link probe failed", link=state.link.name, error=error.message)
         state.failed(error)

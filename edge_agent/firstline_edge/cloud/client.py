@@ -40,7 +40,7 @@ from firstline_core.types import (
     slice_rows,
 )
 from firstline_edge.cache.results import ResultCache
-from firstline_edge.cloud.link import Uplink
+from firstline_edge.cloud.chain import LinkChain
 from firstline_edge.models.models import DeviceModel
 from firstline_edge.requests.context import ModelOutput, Row, attempt, flight_key, result_key
 from firstline_edge.requests.deadline import within
@@ -201,7 +201,7 @@ class CloudClient:
 
     def __init__(
         self,
-        cloud: Uplink | None,
+        cloud: LinkChain | None,
         cache: ResultCache,
         clock: Clock,
         refusals: ModelRefusals,

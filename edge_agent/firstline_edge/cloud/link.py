@@ -15,8 +15,7 @@ from firstline_core.errors import (
     ProtocolError,
     RemoteTimeoutError,
 )
-from firstline_core.tasks.base import DeclaredOutputs
-from firstline_core.types import Attempt, InferRequest, InferResponse
+from firstline_core.types import InferRequest, InferResponse
 
 
 class LinkBusyError(RemoteTimeoutError):
@@ -49,27 +48,6 @@ class LinkReport:
     state: LinkStatus
     address: str
     problem: str = ""
-
-
-class Uplink(Protocol):
-    """The connection to the gateway, over whichever link works; `LinkChain` implements it."""
-
-    async def infer(
-        self,
-        request: InferRequest,
-        deadline_s: float | None,
-        attempts: list[Attempt],
-        outputs: DeclaredOutputs | None = None,
-    ) -> InferResponse:
-        """Returns the gateway's answer, which `check_answer` accepts with these `outputs`.
-
-        Appends each try to `attempts` as it ends, even if this raises.
-        """
-        ...
-
-    def predicted_s(self, size_bytes: int, quantile: float = 0.95) -> float | None:
-        """Returns the seconds within which this share of such requests is answered; None if unknown."""
-        ...
 
 
 class Link(Protocol):

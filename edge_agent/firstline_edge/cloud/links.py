@@ -16,7 +16,7 @@ from firstline_core.protocol.mqtt_messages import MqttSettings, Topics, tls_cont
 from firstline_core.storage.secrets import read_secret
 from firstline_core.telemetry.metrics import RequestMetrics
 from firstline_core.types import InferResponse
-from firstline_edge.cloud.breaker import BreakerSettings, CircuitBreaker, RetryBudget, RetrySettings
+from firstline_edge.cloud.breaker import CircuitBreaker, RetryBudget
 from firstline_edge.cloud.chain import BudgetGate, LinkChain, UsableLinks, no_budget
 from firstline_edge.cloud.client import CloudClient
 from firstline_edge.identity.credentials import Credentials
@@ -117,20 +117,12 @@ async def open_links(
         else:
             mqtt.append(make_mqtt_link(section, settings, birth, limits, clock, credentials=credentials, name=name))
             links.append(mqtt[-1])
-    breaker = BreakerSettings(
-        failure_threshold=settings.breaker.failure_threshold,
-        open_s=settings.breaker.open_ms / 1000,
-        open_max_s=settings.breaker.open_max_ms / 1000,
-    )
     rng = random.Random()  # noqa: S311 (jitter)
-    retries = RetryBudget(
-        clock, RetrySettings(settings.retries.share, settings.retries.per_second, settings.retries.burst)
-    )
     chain = LinkChain(
         links,
-        [CircuitBreaker(clock, rng, breaker) for _ in links],
+        [CircuitBreaker(clock, rng, settings.breaker) for _ in links],
         clock,
-        retries=retries,
+        retries=RetryBudget(clock, settings.retries),
         budget_gate=budget_gate,
         usable=usable,
     )

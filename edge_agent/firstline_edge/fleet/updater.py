@@ -12,7 +12,7 @@ from firstline_edge.fleet.updates.installation import Installer
 from firstline_edge.fleet.updates.model_store import ModelStore
 from firstline_edge.fleet.updates.model_updates import ModelUpdates
 from firstline_edge.fleet.updates.state_machine import UpdateServices
-from firstline_edge.fleet.updates.trial import Serving
+from firstline_edge.fleet.updates.trial import AgentServing
 
 
 class Updater:
@@ -30,7 +30,7 @@ class Updater:
         self,
         store: ModelStore,
         installer: Installer,
-        serving: Serving,
+        serving: AgentServing,
         services: UpdateServices,
         configurator: Configurator | None = None,
     ) -> None:

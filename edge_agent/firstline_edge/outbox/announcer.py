@@ -11,13 +11,13 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from firstline_core.clock import Clock
 from firstline_core.errors import CapacityError, FirstlineError, LinkDownError, RemoteTimeoutError, UnauthorizedError
 from firstline_core.protocol.backoff import full_jitter_s
 from firstline_core.telemetry.logs import logger
 from firstline_core.types import InferResponse
+from firstline_edge.cloud.links import Links
 from firstline_edge.outbox.outbox import Outbox
 from firstline_edge.requests.deadline import within
 
@@ -29,22 +29,6 @@ _PASSING = (LinkDownError, RemoteTimeoutError, CapacityError, UnauthorizedError)
 
 Report = Callable[[Sequence[InferResponse]], Awaitable[None]]
 """Reports answers to the fleet; raises FirstlineError if the report did not arrive."""
-
-
-class CorrectionPublisher(Protocol):
-    """Where corrections are announced; implemented by the device's links."""
-
-    async def wait_connected(self) -> None:
-        """Returns once something can be announced."""
-        ...
-
-    async def publish(self, correction: InferResponse) -> None:
-        """Publishes one correction, if there is a broker; returns once it is acknowledged.
-
-        Raises:
-            FirstlineError: it was not acknowledged.
-        """
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +63,7 @@ class Announcer:
     def __init__(
         self,
         outbox: Outbox,
-        publisher: CorrectionPublisher,
+        publisher: Links,
         clock: Clock,
         rng: random.Random,
         *,

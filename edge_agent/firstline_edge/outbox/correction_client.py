@@ -13,8 +13,8 @@ from firstline_core.tasks import like
 from firstline_core.tasks.base import DeclaredOutputs, Task
 from firstline_core.telemetry.logs import logger
 from firstline_core.types import Attempt, InferResponse, Reason
+from firstline_edge.cloud.chain import LinkChain
 from firstline_edge.cloud.client import Contracts, ModelRefusals
-from firstline_edge.cloud.link import Uplink
 from firstline_edge.models.models import DeviceModel, Models
 from firstline_edge.outbox.item import OutboxItem, expire
 from firstline_edge.requests.full_answers import merge
@@ -42,7 +42,7 @@ class CorrectionClient:
 
     def __init__(
         self,
-        cloud: Uplink,
+        cloud: LinkChain,
         models: Models,
         contracts: Contracts,
         model_refusals: ModelRefusals,

@@ -13,7 +13,6 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from firstline_core.clock import Clock, first_of
 from firstline_core.errors import CapacityError, FirstlineError, RemoteTimeoutError
@@ -21,7 +20,7 @@ from firstline_core.protocol.backoff import full_jitter_s
 from firstline_core.telemetry import tracing
 from firstline_core.telemetry.logs import logger
 from firstline_core.types import InferResponse, Reason, TraceContext
-from firstline_edge.cloud.breaker import RetryBudget
+from firstline_edge.cloud.chain import LinkChain
 from firstline_edge.cloud.links import Links
 from firstline_edge.outbox.announcer import Announcer, Report
 from firstline_edge.outbox.correction_client import CorrectionClient
@@ -37,21 +36,6 @@ OnCorrection = Callable[[InferResponse, str, TraceContext | None], None]
 """Receives each answer once it is stored, why the gateway refused to correct it ("" if it did not), and the trace."""
 
 _SHORTEST_WAIT_S = 0.05  # a promise may be overdue and still on its way to the disk
-
-
-class LinkAvailability(Protocol):
-    """The part of `cloud.chain.LinkChain` that decides when promises are sent."""
-
-    @property
-    def retries(self) -> RetryBudget: ...
-
-    @property
-    def available(self) -> bool: ...
-
-    @property
-    def recoveries(self) -> int: ...
-
-    async def wait_recovery(self, seen: int) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +82,7 @@ class Delivery:
         outbox: Outbox,
         stored: asyncio.Queue[OutboxItem],
         client: CorrectionClient,
-        links: LinkAvailability,
+        links: LinkChain,
         *,
         clock: Clock,
         rng: random.Random,

@@ -24,7 +24,7 @@ from firstline_edge.adaptation.variants import Chooser
 from firstline_edge.cache.results import ResultCache
 from firstline_edge.cascade.cascade import Cascade, EdgeRuns, RowDecisions, TierRouter
 from firstline_edge.cascade.escalation import Escalation
-from firstline_edge.cascade.hedging import HedgeOptions, Hedging
+from firstline_edge.cascade.hedging import Hedging
 from firstline_edge.cloud.breaker import CircuitBreaker
 from firstline_edge.cloud.chain import LinkChain
 from firstline_edge.cloud.client import CloudClient, LiveTraffic, ModelRefusals
@@ -35,7 +35,7 @@ from firstline_edge.outbox.delivery import Delivery, DeliverySettings
 from firstline_edge.outbox.item import OutboxItem
 from firstline_edge.outbox.outbox import Outbox
 from firstline_edge.requests.context import RequestContext
-from firstline_edge.settings.settings import OutboxSection
+from firstline_edge.settings.settings import HedgeSection, OutboxSection
 
 if TYPE_CHECKING:
     from chaos.simulation.book import Book
@@ -95,7 +95,7 @@ class Device:
         cache = ResultCache(limit_bytes=1 << 20, ttl_s=60, disk=None, clock=clock)
         model_refusals = ModelRefusals(clock)
         gateway = CloudClient(chain, cache, clock, model_refusals, contracts=NoContracts(), traffic=LiveTraffic())
-        hedging = Hedging(gateway, clock, HedgeOptions())
+        hedging = Hedging(gateway, clock, HedgeSection(), _RESERVE_S)
         held, stored = Models(models.held(plan.row_ms, clock)), asyncio.Queue[OutboxItem]()
         client = CorrectionClient(chain, held, NoContracts(), model_refusals, clock)
         settings = DeliverySettings(max_age_s=plan.max_age_s)

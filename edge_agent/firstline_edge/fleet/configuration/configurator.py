@@ -98,7 +98,7 @@ class Configurator(UpdateStateMachine[SignedConfiguration, DesiredConfiguration]
     async def _begin_trial(self) -> None:
         state = self._file.state
         settings = settings_with(self._own, state.staged)
-        await self._store(state.begin_trial(self._limits.tries, self._now_s()))
+        await self._store(state.begin_trial(self._limits.trial_tries, self._now_s()))
         self._adoption.adopt(settings)
 
     def _trial_failed(self) -> bool:

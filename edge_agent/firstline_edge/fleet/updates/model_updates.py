@@ -21,7 +21,7 @@ from firstline_edge.fleet.updates.installation import Installer, Progress, SlotF
 from firstline_edge.fleet.updates.installed import Record
 from firstline_edge.fleet.updates.model_store import ModelStore, Slot
 from firstline_edge.fleet.updates.state_machine import UpdateServices, UpdateStateMachine
-from firstline_edge.fleet.updates.trial import Serving
+from firstline_edge.fleet.updates.trial import AgentServing
 
 log = logger(__name__)
 
@@ -41,7 +41,7 @@ class ModelUpdates(UpdateStateMachine[Slot, DesiredModel]):
     """
 
     def __init__(
-        self, name: str, store: ModelStore, installer: Installer, serving: Serving, services: UpdateServices
+        self, name: str, store: ModelStore, installer: Installer, serving: AgentServing, services: UpdateServices
     ) -> None:
         super().__init__(f"Model {name}", store.file(name), services)
         self._name = name
@@ -114,7 +114,7 @@ class ModelUpdates(UpdateStateMachine[Slot, DesiredModel]):
         """
         write, before, record = self._file.write, self._file.state, self.record
         assert record is not None  # noqa: S101 (it is staged)
-        if record.tries >= self._limits.tries:
+        if record.tries >= self._limits.trial_tries:
             await self._end(_S.REJECTED, "tries", "The agent ended too often while it loaded and tested the model.")
             return
         tested = replace(before, record=replace(record, tries=record.tries + 1))
@@ -124,7 +124,7 @@ class ModelUpdates(UpdateStateMachine[Slot, DesiredModel]):
         except Exception:  # the process lives
             await self._services.off_loop(write, before)
             raise
-        await self._store(tested.begin_trial(self._limits.tries, self._now_s()))
+        await self._store(tested.begin_trial(self._limits.trial_tries, self._now_s()))
         await self._serving.exchange(self._name, prepared)
 
     def _trial_failed(self) -> bool:

@@ -10,7 +10,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
@@ -22,6 +22,9 @@ from firstline_core.storage.artefact import SignedFile
 from firstline_core.telemetry.logs import logger
 from firstline_edge.fleet.http_client import FleetHttp
 from firstline_edge.fleet.updates.metadata_verifier import Failure, Fetch, Listed, More, Part, Request, receive, send
+
+if TYPE_CHECKING:  # this process does not import python-tuf
+    from firstline_core.bundle.trust import MetadataSource
 
 HTTP_REQUIRED = (
     "Models and configurations are fetched over HTTP, and this device has no HTTP link; add [[links]] with kind = "
@@ -95,14 +98,6 @@ class GatewayRegistry:
                 if skip_bytes < len(part):
                     yield part[skip_bytes:]
                 skip_bytes = max(0, skip_bytes - len(part))
-
-
-class MetadataSource(Protocol):
-    """The same as `trust.MetadataSource`, which this process does not import."""
-
-    def fetch(self, name: str) -> Iterator[bytes]:
-        """Yields the bytes of a file as they arrive."""
-        ...
 
 
 def verified_files(

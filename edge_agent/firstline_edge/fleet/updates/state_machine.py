@@ -35,6 +35,7 @@ from firstline_core.fleet.update import UpdateState
 from firstline_core.protocol.backoff import full_jitter_s
 from firstline_core.telemetry.logs import logger
 from firstline_edge.fleet.updates.installed import BY_REQUEST, Installed, InstalledFile, Record, Target, Version
+from firstline_edge.settings.settings import FleetSection
 
 log = logger(__name__)
 
@@ -49,20 +50,9 @@ _IDLE_S = 3600.0
 _TRIAL_CHECK_S = 5.0
 _RETRY_S, _RETRY_MAX_S = 30.0, 3600.0
 
+_LIMITS = FleetSection()
+
 _T = TypeVar("_T")
-
-
-@dataclass(frozen=True)
-class TrialLimits:
-    """The limits of a trial.
-
-    Args:
-        tries: starts of the agent that a trial may take, and tests before it during which the agent may end.
-        trial_s: seconds for which one process must answer before the update is committed.
-    """
-
-    tries: int = 3
-    trial_s: float = 300.0
 
 
 @dataclass(frozen=True)
@@ -73,7 +63,7 @@ class UpdateServices:
         clock: for durations.
         now_s: returns the wall time in seconds, for windows and expiry.
         rng: for jitter.
-        limits: of trials.
+        limits: of trials: `trial_tries` starts, and `trial_s` seconds in one process.
         changed: called whenever the state of an update changes.
         off_loop: runs a blocking call; `asyncio.to_thread` except in simulations.
     """
@@ -81,7 +71,7 @@ class UpdateServices:
     clock: Clock
     now_s: Callable[[], float]
     rng: random.Random
-    limits: TrialLimits = TrialLimits()
+    limits: FleetSection = _LIMITS
     changed: Callable[[], None] = lambda: None
     off_loop: Callable[..., Awaitable[Any]] = asyncio.to_thread
 

@@ -6,7 +6,6 @@ import asyncio
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
 
 from firstline_core.bundle.golden import deviation, inputs_of, read_golden, to_compare
 from firstline_core.bundle.manifest import Golden, Manifest
@@ -25,36 +24,8 @@ LEAST_ROWS, FAILED_SHARE = 20, 0.5
 """The share of rows without an answer that fails a trial of at least so many rows."""
 
 
-class Serving(Protocol):
-    """The models that answer requests on this device; simulations implement it like `AgentServing`."""
-
-    def place(self, name: str) -> Path | None:
-        """Returns the folder of the bundle that the device was set up with; None if there is none."""
-        ...
-
-    async def prepare(self, path: Path, *, trial: bool) -> Any:
-        """Returns a loaded bundle; with `trial`, after its self-test against the running one.
-
-        Raises:
-            UpdateError: it must not, or cannot, run here; SelfTestError if its answers differ from the expected ones.
-        """
-        ...
-
-    async def exchange(self, name: str, prepared: Any | None) -> None:
-        """Makes a prepared model answer new requests; None removes the model. Running requests keep their model."""
-        ...
-
-    def failed(self, name: str) -> bool:
-        """Returns whether the running model has failed so often since the exchange that it must be rolled back."""
-        ...
-
-    async def hardware(self) -> Hardware:
-        """Returns the runtimes and the capacity of this device."""
-        ...
-
-
 class AgentServing:
-    """A `Serving`: the models of this agent.
+    """The models of this agent: those that answer, and those that are tried.
 
     Args:
         reloading: exchanges them.
@@ -81,11 +52,15 @@ class AgentServing:
         self._before: dict[str, tuple[int, int]] = {}
 
     def place(self, name: str) -> Path | None:
-        """See `Serving`."""
+        """Returns the folder of the bundle that the device was set up with; None if there is none."""
         return self._reloading.place(name)
 
     async def prepare(self, path: Path, *, trial: bool) -> DeviceModel:
-        """See `Serving`."""
+        """Returns a loaded bundle; with `trial`, after its self-test against the running one.
+
+        Raises:
+            UpdateError: it must not, or cannot, run here; SelfTestError if its answers differ from the expected ones.
+        """
         device_model = await asyncio.to_thread(self._load_bundle, path)
         if trial:
             await asyncio.to_thread(self_test, device_model, self._running(device_model.manifest.name))
@@ -96,7 +71,7 @@ class AgentServing:
         return device_model
 
     async def exchange(self, name: str, prepared: DeviceModel | None) -> None:
-        """See `Serving`."""
+        """Makes a prepared model answer new requests; None removes the model. Running requests keep their model."""
         if prepared is not None:
             if prepared.manifest.name != name:
                 raise IntegrityError(f"What is to answer as {name} calls itself {prepared.manifest.name}.")
@@ -105,12 +80,12 @@ class AgentServing:
         await self._reloading.exchange(name, prepared, None if own or prepared is None else prepared.bundle.path)
 
     def failed(self, name: str) -> bool:
-        """See `Serving`."""
+        """Returns whether the running model has failed so often since the exchange that it must be rolled back."""
         device_model = self._running(name)
         return device_model is not None and has_failed(self._before.get(name, (0, 0)), self._answered(device_model))
 
     async def hardware(self) -> Hardware:
-        """See `Serving`."""
+        """Returns the runtimes and the capacity of this device."""
         return await asyncio.to_thread(self._hardware)
 
 

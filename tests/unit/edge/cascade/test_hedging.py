@@ -15,9 +15,9 @@ from support.escalations import settle
 from firstline_core.clock import SimulatedClock
 from firstline_core.errors import LinkDownError
 from firstline_core.types import InferRequest, InferResponse, Privacy, Reason, Route, Status, Tier, Wait
-from firstline_edge.cascade.hedging import HedgeOptions
+from firstline_edge.settings.settings import HedgeSection
 
-OFTEN = HedgeOptions(share=0.0, burst=3.0, least_rate=0.25)
+OFTEN = HedgeSection(share=0.0, burst=3.0, min_escalation_rate=0.25)
 
 
 # The edge model takes 0.3 s and the cloud 0.5 s: one after the other is too late, side by side is not.
@@ -34,7 +34,7 @@ async def until(holds: Callable[[], object]) -> None:
 class Stage:
     """A slow edge model whose answers escalate often, and a link of known pace."""
 
-    def __init__(self, hedge: HedgeOptions | None = OFTEN) -> None:
+    def __init__(self, hedge: HedgeSection | None = OFTEN) -> None:
         self.clock = SimulatedClock()
         self.scene = Scene(clock=self.clock, row_ms=300.0, hedge=hedge)
 
@@ -242,7 +242,7 @@ async def test_no_more_than_the_budget_allows(stage: Stage) -> None:
 
 
 async def test_a_share_of_the_traffic_earns_more() -> None:
-    stage = Stage(HedgeOptions(share=0.25, burst=1.0, least_rate=0.0))
+    stage = Stage(HedgeSection(share=0.25, burst=1.0, min_escalation_rate=0.0))
     await stage.practise(0.51, 0.52, 0.53, 0.54, 0.55)
     for count in range(9):
         await stage.end(await stage.begin(0.6 + count / 1000))
@@ -350,7 +350,7 @@ async def test_an_equal_request_with_more_time_gets_its_own_run() -> None:
 @pytest.mark.parametrize("seed", range(8))
 async def test_no_row_is_accepted_and_escalated_or_sent_twice(seed: int) -> None:
     rng = random.Random(seed)
-    stage = Stage(HedgeOptions(share=1.0, burst=3.0, least_rate=0.0))
+    stage = Stage(HedgeSection(share=1.0, burst=3.0, min_escalation_rate=0.0))
     await stage.practise(0.51, 0.52, 0.53, 0.54, 0.55)
     fresh = iter(rng.sample(range(600, 1000), 60))
     for _ in range(12):

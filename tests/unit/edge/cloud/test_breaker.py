@@ -1,9 +1,10 @@
 import random
 
 from firstline_core.clock import SimulatedClock
-from firstline_edge.cloud.breaker import BreakerSettings, CircuitBreaker, State
+from firstline_edge.cloud.breaker import CircuitBreaker, State
+from firstline_edge.settings.settings import BreakerSection
 
-SETTINGS = BreakerSettings(failure_threshold=3, open_s=1.0, open_max_s=8.0)
+SETTINGS = BreakerSection(failure_threshold=3, open_ms=1000, open_max_ms=8000)
 
 
 async def opened(clock: SimulatedClock) -> CircuitBreaker:

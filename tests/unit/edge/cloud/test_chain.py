@@ -13,9 +13,10 @@ from firstline_core import errors
 from firstline_core.clock import SimulatedClock
 from firstline_core.protocol.http import StaleConnectionError
 from firstline_core.types import Attempt, InferRequest, InferResponse, Privacy, Status
-from firstline_edge.cloud.breaker import BreakerSettings, CircuitBreaker
-from firstline_edge.cloud.chain import ChainSettings, LinkChain
+from firstline_edge.cloud.breaker import CircuitBreaker
+from firstline_edge.cloud.chain import LinkChain
 from firstline_edge.cloud.link import LinkBusyError, LinkReport, LinkStatus, MessageRefusedError
+from firstline_edge.settings.settings import BreakerSection
 
 DOWN = errors.LinkDownError("refused")
 
@@ -27,11 +28,9 @@ class House:
         self.clock = SimulatedClock()
         self.first, self.second = ScriptedLink("first"), ScriptedLink("second")
         rng = random.Random(1)
-        settings = BreakerSettings(failure_threshold=2, open_s=1.0)
+        settings = BreakerSection(failure_threshold=2, open_ms=1000)
         breakers = [CircuitBreaker(self.clock, rng, settings) for _ in range(2)]
-        self.chain = LinkChain(
-            [self.first, self.second], breakers, self.clock, ChainSettings(timeout_s=30.0, probe_timeout_s=2.0)
-        )
+        self.chain = LinkChain([self.first, self.second], breakers, self.clock)
 
     async def infer(self, asked: InferRequest | None = None, timeout_s: float | None = None) -> InferResponse:
         """Asks; what was tried is in `attempts`."""

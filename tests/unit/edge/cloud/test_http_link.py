@@ -20,10 +20,11 @@ from firstline_core.protocol.limits import Limits
 from firstline_core.protocol.oip import decode_request, encode_response
 from firstline_core.telemetry.trace import received
 from firstline_core.types import Attempt
-from firstline_edge.cloud.breaker import BreakerSettings, CircuitBreaker
+from firstline_edge.cloud.breaker import CircuitBreaker
 from firstline_edge.cloud.chain import LinkChain
 from firstline_edge.cloud.http_link import HttpLink, HttpLinkSettings
 from firstline_edge.cloud.link import LinkBusyError, MessageRefusedError
+from firstline_edge.settings.settings import BreakerSection
 from firstline_edge.telemetry.link_traffic import counted
 
 Reader, Writer = asyncio.StreamReader, asyncio.StreamWriter
@@ -345,7 +346,7 @@ async def test_an_answer_over_the_limit_is_not_read(server: Server, link: HttpLi
 
 def chain_of(link: HttpLink) -> LinkChain:
     """The link alone, with a breaker that stays closed."""
-    breaker = CircuitBreaker(SYSTEM_CLOCK, random.Random(0), BreakerSettings(failure_threshold=1000))
+    breaker = CircuitBreaker(SYSTEM_CLOCK, random.Random(0), BreakerSection(failure_threshold=1000))
     return LinkChain([link], [breaker], SYSTEM_CLOCK)
 
 

@@ -15,9 +15,10 @@ from support.escalations import ScriptedLink, settle
 from firstline_core.clock import SimulatedClock
 from firstline_core.errors import FirstlineError, RemoteTimeoutError
 from firstline_core.types import InferRequest, InferResponse, Tier
-from firstline_edge.cloud.breaker import BreakerSettings, CircuitBreaker
+from firstline_edge.cloud.breaker import CircuitBreaker
 from firstline_edge.cloud.chain import LinkChain
 from firstline_edge.cloud.client import EXPLORE_EVERY, LatenessGate
+from firstline_edge.settings.settings import BreakerSection
 
 DEADLINE_S = 0.2
 
@@ -32,7 +33,7 @@ class Street:
         self.delivers = delivers
         link = ScriptedLink("link", self._answer)
         # What is shown here is the estimate, not the breaker.
-        breaker = CircuitBreaker(self.clock, random.Random(1), BreakerSettings(failure_threshold=1_000_000))
+        breaker = CircuitBreaker(self.clock, random.Random(1), BreakerSection(failure_threshold=1_000_000))
         self.chain = LinkChain([link], [breaker], self.clock)
         self.scene = Scene(clock=self.clock)
         self.scene.cloud.infer = self.chain.infer  # type: ignore[method-assign]

@@ -16,7 +16,7 @@ from firstline_core import errors
 from firstline_core.clock import SimulatedClock
 from firstline_core.ids import new_request_id
 from firstline_core.types import Attempt, InferRequest, InferResponse, Reason, Status, Tensor, Tier
-from firstline_edge.cloud.breaker import BreakerSettings, CircuitBreaker
+from firstline_edge.cloud.breaker import CircuitBreaker
 from firstline_edge.cloud.chain import LinkChain
 from firstline_edge.cloud.client import ModelRefusals
 from firstline_edge.models.models import Models
@@ -26,6 +26,7 @@ from firstline_edge.outbox.item import expire
 from firstline_edge.outbox.outbox import Outbox, OutboxItem
 from firstline_edge.outbox.pacing import RateSettings
 from firstline_edge.requests.full_answers import merge
+from firstline_edge.settings.settings import BreakerSection
 
 DOWN = errors.LinkDownError("refused")
 AT_ONCE = RateSettings(begin_per_s=1e6, least_per_s=1e6)
@@ -85,7 +86,7 @@ class House:
     def __init__(self, path: Path) -> None:
         self.clock = SimulatedClock()
         self.link = ScriptedLink("link")
-        breaker = CircuitBreaker(self.clock, random.Random(1), BreakerSettings(failure_threshold=1, open_s=1.0))
+        breaker = CircuitBreaker(self.clock, random.Random(1), BreakerSection(failure_threshold=1, open_ms=1000))
         self.chain = LinkChain([self.link], [breaker], self.clock)
         self.outbox = BusyOutbox(path, clock=self.clock)
         self.announced: list[InferResponse] = []

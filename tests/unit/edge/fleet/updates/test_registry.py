@@ -14,6 +14,7 @@ import msgspec
 import pytest
 
 from bench.support.signed_repository import DAY, START, SignedRepository
+from firstline_core.bundle.trust import MetadataSource
 from firstline_core.clock import SYSTEM_CLOCK
 from firstline_core.errors import (
     CapacityError,
@@ -27,7 +28,7 @@ from firstline_core.errors import (
 )
 from firstline_core.storage.artefact import SignedFile
 from firstline_edge.fleet.http_client import FleetHttp
-from firstline_edge.fleet.updates.registry import GatewayRegistry, MetadataSource, verified_files
+from firstline_edge.fleet.updates.registry import GatewayRegistry, verified_files
 from firstline_edge.settings.settings import LinkSection
 
 
