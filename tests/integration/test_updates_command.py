@@ -125,7 +125,7 @@ def test_a_damaged_file_is_reported_and_not_changed(config: Path, state: Path) -
     assert file.read_bytes() == b"x\ny\n"
     with agent(config) as url:  # the bundle that the device was set up with, until the fleet desires another
         assert running(url) == ["1"]
-    assert not file.exists()
+    assert file.with_name("state.damaged").read_bytes() == b"x\ny\n"
 
 
 # What a command imports is read by root: an interpreter may be unreadable for other users.

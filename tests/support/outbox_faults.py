@@ -143,7 +143,7 @@ class Kept:
             for request_id, kept in self.answers.items():
                 answer = await _answer(outbox, request_id)
                 if request_id not in there:  # without its answer a promise stands again, and is kept again
-                    assert answer is None or pack_response(answer).body == kept
+                    assert answer is None or pack_response(answer) == kept
                     lost += answer is None
             assert lost <= lost_most, f"{lost} of {len(self.promises)} promises and answers lost"
             await outbox.put(promise())
@@ -171,7 +171,7 @@ async def filled(folder: Path, rng: random.Random, *, closed: bool, count: int =
         if number % 3 == 2:
             final = response(item.request, Status.FINAL, rows=3, value=number / 100)
             await outbox.finish(request_id, final)
-            found.answers[request_id] = pack_response(final).body
+            found.answers[request_id] = pack_response(final)
     if closed:
         outbox.close()
     shutil.copytree(live, folder, ignore=shutil.ignore_patterns("*-shm"))
@@ -182,7 +182,7 @@ async def filled(folder: Path, rng: random.Random, *, closed: bool, count: int =
 
 
 def _packed(item: OutboxItem) -> tuple[bytes, bytes]:
-    return encode_request(item.request, binary=True).body, pack_response(item.provisional).body
+    return encode_request(item.request, binary=True).body, pack_response(item.provisional)
 
 
 async def _answer(outbox: Outbox, request_id: str) -> InferResponse | None:

@@ -42,5 +42,7 @@ def _roll_back_on_disk(settings: EdgeSettings, model: str | None) -> None:
         path = state.updates_path if model else state.configuration_path
         with explained_refusal(path, "written"):
             file: InstalledFile[Any, Any] = ModelStore(path).known(model) if model else open_configuration(path)
-            file.state.check_rollback(f"Model {model}" if model else "The configuration")
+            file.state.check_rollback(
+                f"Model {model} has no previous version" if model else "This device has no previous configuration"
+            )
             file.write(file.state.rolled_back(BY_REQUEST, _MESSAGE, time.time()))

@@ -26,8 +26,8 @@ from firstline_core.telemetry.logs import logger
 
 log = logger(__name__)
 
-# `reached_gateway` is 0 for promises whose request the gateway never received. Ages are read from their columns before
-# a seal is opened: damage to those shows in an index.
+# `reached_gateway` is 0 for promises whose request the gateway never received. No seal covers the times: damage to them
+# shows in an index.
 _SCHEMA = """
     CREATE TABLE items (
         sequence INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -38,9 +38,7 @@ _SCHEMA = """
         created_wall_s REAL NOT NULL,
         rows TEXT NOT NULL,
         request BLOB NOT NULL,
-        request_header INTEGER,
         provisional BLOB NOT NULL,
-        provisional_header INTEGER,
         reached_gateway INTEGER NOT NULL
     );
     CREATE INDEX items_unsent ON items (sequence) WHERE reached_gateway = 0;
@@ -51,7 +49,6 @@ _SCHEMA = """
         principal TEXT NOT NULL,
         stored_wall_s REAL NOT NULL,
         response BLOB NOT NULL,
-        response_header INTEGER,
         announced INTEGER NOT NULL
     );
     CREATE INDEX answers_by_age ON answers (stored_wall_s);

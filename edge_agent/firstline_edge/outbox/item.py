@@ -1,15 +1,16 @@
 """A promise that waits in the outbox, and its form on disk: the V2 binary bodies that also travel, sealed.
 
 The two bodies of an item have a seal each, so that damage to the request still leaves the answer that was given. A
-seal also covers the columns that identify its body. The other columns are part of an index too, which SQLite compares
-when the outbox is opened.
+seal also covers the columns that identify its body. The times are part of an index too, which SQLite compares when the
+outbox is opened.
 """
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import orjson
@@ -28,6 +29,7 @@ _NO_LIMITS = Limits(
     body_bytes=_ANY, json_bytes=_ANY, elements=_ANY, byte_elements=_ANY, rows=_ANY, tensors=_ANY, id_chars=_ANY
 )
 
+_HEADER_LENGTH = struct.Struct(">i")
 _REQUEST, _PROVISIONAL, _ANSWER = "request", "provisional", "answer"
 
 
@@ -66,9 +68,7 @@ class StoredItem:
     version: str
     rows: str
     request: bytes
-    request_header: int | None
     provisional: bytes
-    provisional_header: int | None
     reached_gateway: bool
 
     @property
@@ -85,37 +85,20 @@ def _decoding() -> Iterator[None]:
         raise IntegrityError(f"Its columns are not as they were written: {error}.") from error
 
 
-def pack(item: OutboxItem, created_wall_s: float, seal: Seal) -> StoredItem:
-    """Returns the item in its form on disk.
-
-    Args:
-        item: its `created_wall_s` is ignored.
-        created_wall_s: when the promise was made, as it is stored.
-        seal: closes it.
+def pack(item: OutboxItem, seal: Seal) -> StoredItem:
+    """Returns the item in its form on disk, which does not include its time.
 
     Raises:
         InvalidTensorError: an input or output that V2 cannot carry.
     """
-    request = encode_request(structs.replace(item.request, deadline_s=None), binary=True, traced=True)
-    provisional = pack_response(item.provisional)
-    stored = StoredItem(
-        request_id=item.request.request_id,
-        principal=item.request.principal,
-        model=item.request.model,
-        version=item.request.version,
-        rows=orjson.dumps(item.rows).decode(),
-        request=request.body,
-        request_header=request.header_length,
-        provisional=provisional.body,
-        provisional_header=provisional.header_length,
-        reached_gateway=item.reached_gateway,
-    )
-    return replace(
-        stored,
-        request=seal.close(stored.request, _about_request(stored, created_wall_s)),
-        provisional=seal.close(
-            stored.provisional, _about(_PROVISIONAL, stored.request_id, stored.principal, stored.provisional_header)
-        ),
+    request = _framed(encode_request(structs.replace(item.request, deadline_s=None), binary=True, traced=True))
+    request_id, principal = item.request.request_id, item.request.principal
+    model, version, rows = item.request.model, item.request.version, orjson.dumps(item.rows).decode()
+    return StoredItem(
+        *(request_id, principal, model, version, rows),
+        seal.close(request, _about(_REQUEST, request_id, principal, model, version, rows)),
+        seal.close(pack_response(item.provisional), _about(_PROVISIONAL, request_id, principal)),
+        item.reached_gateway,
     )
 
 
@@ -126,84 +109,59 @@ def unpack(stored: StoredItem, created_wall_s: float, seal: Seal) -> OutboxItem:
     Raises:
         FirstlineError: the bytes are not what `pack` wrote.
     """
+    request_id, principal, model = stored.request_id, stored.principal, stored.model
+    about = _about(_REQUEST, request_id, principal, model, stored.version, stored.rows)
+    header_length, body = _unframed(seal.open(stored.request, about))
     request = decode_request(
-        stored.model,
-        seal.open(stored.request, _about_request(stored, created_wall_s)),
-        stored.request_header,
+        model,
+        body,
+        header_length,
         version=stored.version,
-        principal=stored.principal,
+        principal=principal,
         trust_request_id=True,
         limits=_NO_LIMITS,
     )
-    provisional = unpack_provisional(
-        stored.provisional, stored.provisional_header, stored.request_id, stored.principal, seal
-    )
+    provisional = unpack_provisional(stored.provisional, request_id, principal, seal)
     return OutboxItem(request, _positions(stored.rows, request.rows), provisional, created_wall_s)
 
 
 @_decoding()
-def restamp_request(stored: StoredItem, seal: Seal, *, before_s: float, after_s: float) -> bytes:
-    """Returns the request, sealed with another time.
-
-    Raises:
-        IntegrityError: the bytes are not what `pack` wrote.
-    """
-    return seal.close(seal.open(stored.request, _about_request(stored, before_s)), _about_request(stored, after_s))
-
-
-@_decoding()
-def unpack_provisional(
-    body: bytes, header_length: int | None, request_id: str, principal: str, seal: Seal
-) -> InferResponse:
+def unpack_provisional(sealed: bytes, request_id: str, principal: str, seal: Seal) -> InferResponse:
     """Returns the answer that was given with the promise.
 
     Raises:
         FirstlineError: the bytes are not what `pack` wrote.
     """
-    return unpack_response(seal.open(body, _about(_PROVISIONAL, request_id, principal, header_length)), header_length)
+    return unpack_response(seal.open(sealed, _about(_PROVISIONAL, request_id, principal)))
 
 
-def seal_answer(encoded: Encoded, request_id: str, principal: str, stored_wall_s: float, seal: Seal) -> Encoded:
-    """Seals a packed answer with its id, principal and time."""
-    about = _about_answer(encoded.header_length, stored_wall_s, request_id, principal)
-    return encoded._replace(body=seal.close(encoded.body, about))
-
-
-@_decoding()
-def restamp_answer(
-    encoded: Encoded, request_id: str, principal: str, seal: Seal, *, before_s: float, after_s: float
-) -> Encoded:
-    """Returns the answer, sealed with another time.
-
-    Raises:
-        IntegrityError: the bytes are not what `seal_answer` made.
-    """
-    body = seal.open(encoded.body, _about_answer(encoded.header_length, before_s, request_id, principal))
-    return seal_answer(encoded._replace(body=body), request_id, principal, after_s, seal)
+def seal_answer(packed: bytes, request_id: str, principal: str, seal: Seal) -> bytes:
+    """Seals a packed answer with its id and principal."""
+    return seal.close(packed, _about(_ANSWER, request_id, principal))
 
 
 @_decoding()
-def unpack_answer(encoded: Encoded, stored_wall_s: float, request_id: str, principal: str, seal: Seal) -> InferResponse:
+def unpack_answer(sealed: bytes, request_id: str, principal: str, seal: Seal) -> InferResponse:
     """Returns the answer from its form on disk.
 
     Raises:
         FirstlineError: the bytes are not what `seal_answer` made.
     """
-    about = _about_answer(encoded.header_length, stored_wall_s, request_id, principal)
-    return unpack_response(seal.open(encoded.body, about), encoded.header_length)
+    return unpack_response(seal.open(sealed, _about(_ANSWER, request_id, principal)))
 
 
-def _about(kind: str, request_id: str, principal: str, header_length: int | None, *more: object) -> bytes:
-    return orjson.dumps((kind, request_id, principal, header_length, *more))
+def _about(*fields: str) -> bytes:
+    return orjson.dumps(fields)
 
 
-def _about_request(stored: StoredItem, created_wall_s: float) -> bytes:
-    more = (stored.model, stored.version, stored.rows, float(created_wall_s))
-    return _about(_REQUEST, stored.request_id, stored.principal, stored.request_header, *more)
+def _framed(encoded: Encoded) -> bytes:
+    """Returns a body with the length of its JSON header before it."""
+    return _HEADER_LENGTH.pack(-1 if encoded.header_length is None else encoded.header_length) + encoded.body
 
 
-def _about_answer(header_length: int | None, stored_wall_s: float, request_id: str, principal: str) -> bytes:
-    return _about(_ANSWER, request_id, principal, header_length, float(stored_wall_s))
+def _unframed(framed: bytes) -> tuple[int | None, bytes]:
+    (length,) = _HEADER_LENGTH.unpack_from(framed)
+    return None if length < 0 else length, framed[_HEADER_LENGTH.size :]
 
 
 def _positions(text: str, count: int) -> tuple[int, ...]:
@@ -216,18 +174,19 @@ def _positions(text: str, count: int) -> tuple[int, ...]:
     return tuple(rows)
 
 
-def pack_response(response: InferResponse) -> Encoded:
+def pack_response(response: InferResponse) -> bytes:
     """Encodes an answer with all its outputs in binary, so that NaN and raw bytes survive."""
     everything = InferRequest(model=response.model, inputs=(), request_id="", binary_output=True)
-    return encode_response(everything, response)
+    return _framed(encode_response(everything, response))
 
 
-def unpack_response(body: bytes, header_length: int | None) -> InferResponse:
+def unpack_response(packed: bytes) -> InferResponse:
     """Decodes an answer that `pack_response` wrote.
 
     Raises:
         ProtocolError: the bytes are not what it wrote.
     """
+    header_length, body = _unframed(packed)
     return decode_response(body, header_length, _NO_LIMITS)
 
 

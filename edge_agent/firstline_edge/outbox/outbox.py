@@ -48,7 +48,7 @@ from firstline_edge.outbox.item import (
     unpack_provisional,
 )
 from firstline_edge.outbox.recovery import open_or_recover
-from firstline_edge.outbox.timeline import Restamping, Timeline
+from firstline_edge.outbox.timeline import ClockJump, Timeline
 from firstline_edge.settings.settings import OutboxSection
 
 __all__ = ["Completion", "Completions", "Outbox", "OutboxItem"]
@@ -113,10 +113,9 @@ class Outbox:
         CapacityError: the disk refuses, or a key is missing and an earlier file is set aside already.
     """
 
-    _reader: _Reader
     _database: Database
     _writer: Writer
-    _restamping: Restamping
+    _reader: sqlite3.Connection
 
     def __init__(
         self,
@@ -139,6 +138,11 @@ class Outbox:
         self._to_announce = asyncio.Event()
         self._to_announce.set()  # what an earlier process left
         self._ages = Timeline(clock)
+        self._jumps: list[ClockJump] = []  # of the wall clock, which stored times are still to be corrected by
+        self._shifting = False
+        self._unreadable: set[str] = set()  # ids of damaged records
+        self._read_problem = ""
+        self._reading = ThreadPoolExecutor(1, thread_name_prefix="outbox-reader")
         self._make_writer = writer
         self._open()
 
@@ -160,14 +164,14 @@ class Outbox:
     @property
     def damage(self) -> str:
         """Describes damage to stored records, in sentences; "" if none is known."""
-        count = len(self._reader.unreadable)
+        count = len(self._unreadable)
         lost = f"{count} records could not be read, and were removed." if count else ""
         return " ".join(filter(None, (self._damage, lost)))
 
     @property
     def problem(self) -> str:
         """Why the database refuses to be written or read now, in sentences; "" if it does not."""
-        return " ".join(filter(None, (self._writer.problem, self._reader.problem)))
+        return " ".join(filter(None, (self._writer.problem, self._read_problem)))
 
     async def put(self, item: OutboxItem) -> None:
         """Stores a promise; returns once it is on the disk. The same request again changes nothing.
@@ -180,9 +184,9 @@ class Outbox:
         request_id = item.request.request_id
         if item.request.privacy is Privacy.LOCAL_ONLY:
             raise RequestError(f"Request {request_id} is local_only and must not be queued.")
-        self._restamping.check_clock()
+        self._check_clock()
         created_wall_s = self._ages.wall_s()
-        stored = pack(item, created_wall_s, self._seal)
+        stored = pack(item, self._seal)
         existed = request_id in self._ages
 
         def insert(transaction: Transaction) -> bool | QueueFullError:
@@ -244,7 +248,7 @@ class Outbox:
         Raises:
             CapacityError: the disk refuses.
         """
-        self._restamping.check_clock()
+        self._check_clock()
         request_ids = self._ages.over(age_s, limit)
         if not request_ids:
             return []
@@ -258,9 +262,9 @@ class Outbox:
         Raises:
             CapacityError: the disk refuses.
         """
-        self._restamping.check_clock()
+        self._check_clock()
         now_wall_s = self._ages.wall_s()
-        encoded = pack_response(final)
+        packed = pack_response(final)
 
         def move(transaction: Transaction) -> bool:
             principal = tables.delete_promise(transaction, request_id)
@@ -268,7 +272,7 @@ class Outbox:
                 return False
             tables.insert_answer(
                 transaction,
-                seal_answer(encoded, request_id, principal, now_wall_s, self._seal),
+                seal_answer(packed, request_id, principal, self._seal),
                 request_id=request_id,
                 principal=principal,
                 wall_s=now_wall_s,
@@ -292,7 +296,23 @@ class Outbox:
             UnknownAnswerError: there is none, it cannot be read, or it is not this principal's.
             CapacityError: the disk refuses.
         """
-        return await self._reader.answer(request_id, principal)
+        # In this order: a promise is only ever moved to the answers, so it cannot be missed in between.
+        whose = {"request_id": request_id, "principal": principal}
+        provisional = await self._read(lambda connection: tables.find_provisional(connection, **whose))
+        final = None
+        if provisional is None:
+            final = await self._read(lambda connection: tables.find_answer(connection, **whose))
+        try:
+            if provisional is not None:
+                return unpack_provisional(provisional, request_id, principal, self._seal)
+            if final is not None:
+                return unpack_answer(final, request_id, principal, self._seal)
+        except FirstlineError as error:
+            self._unreadable.add(request_id)
+            raise UnknownAnswerError(
+                f"The answer under the id {request_id[:64]!r} cannot be given any more. {error.message}"
+            ) from error
+        raise UnknownAnswerError(f"No answer is kept under the id {request_id[:64]!r} for this caller.")
 
     async def wait_unannounced(self) -> None:
         """Returns once an answer may be still to be announced."""
@@ -305,8 +325,14 @@ class Outbox:
             CapacityError: the disk refuses.
         """
         self._to_announce.clear()
+        answers, unreadable = [], []
         try:
-            answers, unreadable = await self._reader.unannounced(limit)
+            for request_id, principal, sealed in await self._read(partial(tables.unannounced_answers, limit=limit)):
+                try:
+                    answers.append((request_id, unpack_answer(sealed, request_id, principal, self._seal)))
+                except FirstlineError as error:
+                    self._report_damage("outbox answer unreadable", request_id, error)
+                    unreadable.append(request_id)
         except BaseException:
             self._to_announce.set()
             raise
@@ -330,7 +356,7 @@ class Outbox:
         Raises:
             CapacityError: the disk refuses.
         """
-        self._restamping.check_clock()
+        self._check_clock()
         now_wall_s = self._ages.wall_s()
         await self._write(partial(self._evict, now_wall_s=now_wall_s))
 
@@ -353,7 +379,7 @@ class Outbox:
             await self._replace_files()
         await asyncio.to_thread(erase, self._path.with_name(self._path.name + DAMAGED))
         self._damage = ""
-        self._reader.unreadable.clear()
+        self._unreadable.clear()
 
     def age_s(self, item: OutboxItem) -> float:
         """The age of a promise in seconds."""
@@ -371,6 +397,7 @@ class Outbox:
         """Closes the outbox after everything that was put is on the disk; the file can then be opened again."""
         self._writer.close()
         self._database.close()
+        self._reading.shutdown(wait=True)
         self._reader.close()
 
     def _open(self) -> None:
@@ -380,7 +407,7 @@ class Outbox:
             undo.callback(opened.connection.close)
             undo.callback(opened.mark.close)
             try:
-                self._reader = undo.enter_context(contextlib.closing(_Reader(self._path, self._seal)))
+                self._reader = undo.enter_context(contextlib.closing(open_reader(self._path)))
                 counts = self._load(opened.connection)
                 # Last: the next start must report damage and missing records again if this one fails.
                 if opened.newest != newest_rows(opened.connection):
@@ -392,7 +419,6 @@ class Outbox:
             undo.pop_all()
         self._database = Database(opened.connection, Totals(*counts, opened.newest), opened.mark)
         self._writer = self._make_writer(self._database)
-        self._restamping = Restamping(self._ages, self._seal, self._writer)
 
     async def _replace_files(self) -> None:
         """Erases the files and makes new ones in the room that they leave; until then the outbox refuses.
@@ -403,7 +429,7 @@ class Outbox:
         self._writer.end()
         await asyncio.to_thread(self._writer.close)
         await asyncio.to_thread(self._database.close)
-        await asyncio.to_thread(self._reader.close)
+        await asyncio.get_running_loop().run_in_executor(self._reading, self._reader.close)
         try:
             await asyncio.to_thread(erase, self._path)
         finally:
@@ -416,23 +442,50 @@ class Outbox:
 
     async def _readable(self, query: Callable[[sqlite3.Connection], list[tables.StoredPromise]]) -> list[OutboxItem]:
         """Returns the promises that a query selects; those whose request cannot be read end."""
-        items, unreadable = await self._reader.items(query)
-        for stored in unreadable:
-            await self._give_up(stored)
+        items = []
+        for stored, created_wall_s in await self._read(query):
+            try:
+                items.append(unpack(stored, created_wall_s, self._seal))
+            except FirstlineError as error:
+                self._report_damage("outbox item unreadable", stored.request_id, error)
+                await self._give_up(stored)
         return items
 
     async def _give_up(self, stored: StoredItem) -> None:
         """Ends a promise whose request cannot be read, so that it does not block those behind it."""
-        request_id, provisional = stored.request_id, self._reader.provisional(stored)
-        if provisional is not None:
+        request_id = stored.request_id
+        try:
+            provisional = unpack_provisional(stored.provisional, request_id, stored.principal, self._seal)
+        except FirstlineError:
+            await self._write(partial(tables.delete_promise, request_id=request_id))
+            self._ages.remove(request_id)
+            self._completions.notify(request_id, None)
+        else:
             await self.finish(request_id, expire(provisional))
-            return
-        await self._write(partial(tables.delete_promise, request_id=request_id))
-        self._ages.remove(request_id)
-        self._completions.notify(request_id, None)
+
+    def _report_damage(self, event: str, request_id: str, error: FirstlineError) -> None:
+        log.error(event, request_id=request_id, why=error.message)
+        self._unreadable.add(request_id)
+
+    def _check_clock(self) -> None:
+        """Corrects stored times if the wall clock was set ahead; tries again where the disk refused."""
+        jump = self._ages.check_clock()
+        if jump is not None:
+            log.info("wall clock set ahead", by_s=round(jump.by_s))
+            self._jumps.append(jump)
+        if self._jumps and not self._shifting and not self._writer.closed:
+            self._shifting = True
+            shift = self._writer.submit(partial(tables.shift_times, jump=self._jumps[0]))
+            asyncio.wrap_future(shift).add_done_callback(self._shifted)
+
+    def _shifted(self, done: asyncio.Future[None]) -> None:
+        self._shifting = False
+        if not done.cancelled() and done.exception() is None:  # the writer has logged the reason
+            self._jumps.pop(0)
+            self._check_clock()
 
     def _evict(self, transaction: Transaction, now_wall_s: float) -> None:
-        if self._restamping.is_complete:  # otherwise the next call deletes old answers
+        if not self._jumps:  # otherwise the next call deletes old answers
             oldest_s = now_wall_s - self._limits.answers_age_s
             tables.delete_old_answers(transaction, oldest_s, also_unannounced=not self._announcing())
         tables.make_room_for_answers(transaction, self._limits.answers_limit_bytes)
@@ -447,6 +500,22 @@ class Outbox:
         """Returns an operation's result once it is on the disk."""
         return await asyncio.shield(self._submit(operation))
 
+    async def _read(self, query: Callable[[sqlite3.Connection], _T]) -> _T:
+        """Runs a query over the reader's connection, which never waits for the writer.
+
+        Raises:
+            CapacityError: the disk refuses.
+        """
+        if self._writer.closed:
+            raise CapacityError("The outbox is closed.")
+        try:
+            found = await asyncio.get_running_loop().run_in_executor(self._reading, query, self._reader)
+        except SQLITE_ERRORS as error:
+            self._read_problem = f"The outbox could not be read: {error}. Is the disk failing?"
+            raise CapacityError(self._read_problem) from error
+        self._read_problem = ""
+        return found
+
     def _note_depth(self) -> None:
         if self.depth:
             self._pending.set()
@@ -460,108 +529,3 @@ class Outbox:
         if created:
             self._pending.set()
         return tables.count_records(writer)
-
-
-class _Reader:
-    """Reads concurrently with the writer over a connection of its own, and never waits for the writer.
-
-    Args:
-        path: of the database.
-        seal: opens the records.
-
-    Attributes:
-        unreadable: ids of records that were damaged.
-        problem: why the database could not be read the last time; "" if it could.
-
-    Raises:
-        sqlite3.Error: the disk refuses.
-    """
-
-    def __init__(self, path: Path, seal: Seal) -> None:
-        self._seal = seal
-        self._connection = open_reader(path)
-        self.unreadable: set[str] = set()
-        self.problem = ""
-        self._closed = False
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="outbox-reader")
-
-    async def items(
-        self, query: Callable[[sqlite3.Connection], list[tables.StoredPromise]]
-    ) -> tuple[list[OutboxItem], list[StoredItem]]:
-        """Returns the promises that a query selects, and those whose request cannot be read.
-
-        Raises:
-            CapacityError: the disk refuses.
-        """
-        items, unreadable = [], []
-        for stored, created_wall_s in await self._read(query):
-            try:
-                items.append(unpack(stored, created_wall_s, self._seal))
-            except FirstlineError as error:
-                self._report_damage("outbox item unreadable", stored.request_id, error)
-                unreadable.append(stored)
-        return items, unreadable
-
-    def provisional(self, stored: StoredItem) -> InferResponse | None:
-        """Returns the provisional answer of a promise; None if it cannot be read either."""
-        columns = (stored.provisional, stored.provisional_header, stored.request_id, stored.principal)
-        try:
-            return unpack_provisional(*columns, self._seal)
-        except FirstlineError:
-            return None
-
-    async def answer(self, request_id: str, principal: str) -> InferResponse:
-        """See `Outbox.answer`."""
-        # In this order: a promise is only ever moved to the answers, so it cannot be missed in between.
-        provisional = await self._read(partial(tables.find_provisional, request_id=request_id, principal=principal))
-        final = None
-        if provisional is None:
-            final = await self._read(partial(tables.find_answer, request_id=request_id, principal=principal))
-        try:
-            if provisional is not None:
-                body, header_length = provisional.body, provisional.header_length
-                return unpack_provisional(body, header_length, request_id, principal, self._seal)
-            if final is not None:
-                return unpack_answer(*final, request_id, principal, self._seal)
-        except FirstlineError as error:
-            self.unreadable.add(request_id)
-            raise UnknownAnswerError(
-                f"The answer under the id {request_id[:64]!r} cannot be given any more. {error.message}"
-            ) from error
-        raise UnknownAnswerError(f"No answer is kept under the id {request_id[:64]!r} for this caller.")
-
-    async def unannounced(self, limit: int) -> tuple[list[tuple[str, InferResponse]], list[str]]:
-        """Returns ids and answers that are still to be announced, oldest first, and the ids of unreadable answers.
-
-        Raises:
-            CapacityError: the disk refuses.
-        """
-        answers, unreadable = [], []
-        for request_id, principal, packed, wall_s in await self._read(partial(tables.unannounced_answers, limit=limit)):
-            try:
-                answers.append((request_id, unpack_answer(packed, wall_s, request_id, principal, self._seal)))
-            except FirstlineError as error:
-                self._report_damage("outbox answer unreadable", request_id, error)
-                unreadable.append(request_id)
-        return answers, unreadable
-
-    def close(self) -> None:
-        """Closes the connection after the reads in progress; calling it twice is harmless."""
-        self._closed = True
-        self._thread.shutdown(wait=True)
-        self._connection.close()
-
-    def _report_damage(self, event: str, request_id: str, error: FirstlineError) -> None:
-        log.error(event, request_id=request_id, why=error.message)
-        self.unreadable.add(request_id)
-
-    async def _read(self, query: Callable[[sqlite3.Connection], _T]) -> _T:
-        if self._closed:
-            raise CapacityError("The outbox is closed.")
-        try:
-            found = await asyncio.get_running_loop().run_in_executor(self._thread, query, self._connection)
-        except SQLITE_ERRORS as error:
-            self.problem = f"The outbox could not be read: {error}. Is the disk failing?"
-            raise CapacityError(self.problem) from error
-        self.problem = ""
-        return found

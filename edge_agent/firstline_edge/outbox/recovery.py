@@ -10,13 +10,11 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from firstline_core.errors import CapacityError, ConfigError, FirstlineError
-from firstline_core.protocol.oip import Encoded
 from firstline_core.storage.files import DAMAGED, set_aside, sync_folder
 from firstline_core.storage.seals import HEAD_BYTES, Seal
 from firstline_core.telemetry.logs import logger
@@ -36,7 +34,8 @@ from firstline_edge.outbox.database import (
     store_damage,
     unreported_damage,
 )
-from firstline_edge.outbox.item import StoredItem, unpack, unpack_answer, unpack_provisional
+from firstline_edge.outbox.item import StoredItem, unpack_answer, unpack_provisional
+from firstline_edge.outbox.tables import ITEM_COLUMNS
 
 log = logger(__name__)
 
@@ -45,13 +44,12 @@ Row = tuple[Any, ...]
 _FRESH, _BEGUN = ".fresh", ".begun"
 _JOURNALS = ("-wal", "-shm", "-journal")
 _SEALED = (("items", "request"), ("items", "provisional"), ("answers", "response"))
+# The last column of each is the time, which an index holds too.
 _COLUMNS = {
-    "items": "sequence, request_id, principal, model, version, created_wall_s, rows, request, request_header, "
-    "provisional, provisional_header, reached_gateway",
-    "answers": "sequence, request_id, principal, stored_wall_s, response, response_header, announced",
+    "items": ("sequence", *ITEM_COLUMNS.split(", "), "created_wall_s"),
+    "answers": ("sequence", "request_id", "principal", "response", "announced", "stored_wall_s"),
 }
-# A damaged page stops a scan, so rows are looked for in both directions: in the table and in the indexes that cover it.
-_SCANS = {"items": ("sequence", "request_id", "created_wall_s"), "answers": ("sequence", "request_id", "stored_wall_s")}
+_UNKNOWN_TIME = -1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,10 +198,8 @@ def _recover(fresh: sqlite3.Connection, damaged: Path, seal: Seal) -> tuple[int,
         if not _is_readable(old):
             return None
         fresh.execute("BEGIN IMMEDIATE")
-        for row in _rows(old, "items"):
-            _take_item(fresh, row, seal)
-        for row in _rows(old, "answers"):
-            _take_answer(fresh, row, seal)
+        for table in _COLUMNS:
+            _copy(old, fresh, table, seal)
         fresh.execute("DELETE FROM items WHERE request_id IN (SELECT request_id FROM answers)")
         fresh.execute("COMMIT")
     count = "SELECT (SELECT count(*) FROM items), (SELECT count(*) FROM answers)"
@@ -222,68 +218,55 @@ def _is_readable(connection: sqlite3.Connection) -> bool:
     return True
 
 
-def _rows(connection: sqlite3.Connection, table: str) -> Iterator[Row]:
-    """Every row that can be read, oldest first."""
-    one = f"SELECT {_COLUMNS[table]} FROM {table} WHERE sequence = ?"  # noqa: S608
-    for sequence in sorted(_sequences(connection, table)):
+def _copy(old: sqlite3.Connection, fresh: sqlite3.Connection, table: str, seal: Seal) -> None:
+    """Copies the genuine records of a table, oldest first.
+
+    A time that differs from the one in the index is unknown; the record counts as one of the newest.
+    """
+    columns = _COLUMNS[table]
+    names, time = ", ".join(columns), columns[-1]
+    one = f"SELECT {names} FROM {table} WHERE sequence = ?"  # noqa: S608
+    insert = f"INSERT OR IGNORE INTO {table} ({names}) VALUES ({', '.join('?' * len(columns))})"  # noqa: S608
+    by_age = f"SELECT sequence, {time} FROM {table} INDEXED BY {table}_by_age ORDER BY {time}"  # noqa: S608
+    times: dict[int, float] = dict(_scan(old, by_age))
+    # A damaged page stops a scan, so rows are looked for in the table and in the indexes that cover it.
+    found = set(times)
+    for column in ("sequence", "request_id"):
+        found.update(number for (number,) in _scan(old, f"SELECT sequence FROM {table} ORDER BY {column}"))  # noqa: S608
+    for sequence in sorted(found):
+        for row in _scan(old, one, (sequence,), both_ways=False):
+            if _is_genuine(table, row, seal):
+                known = isinstance(row[-1], int | float) and times.get(sequence, row[-1]) == row[-1]
+                fresh.execute(insert, row if known else (*row[:-1], _UNKNOWN_TIME))
+    newest = f"SELECT max({time}) FROM {table}"  # noqa: S608
+    fresh.execute(f"UPDATE {table} SET {time} = ({newest}) WHERE {time} = ?", (_UNKNOWN_TIME,))  # noqa: S608
+
+
+def _scan(connection: sqlite3.Connection, query: str, values: Row = (), *, both_ways: bool = True) -> list[Row]:
+    """Returns the rows that a query reaches from either end, before damage stops it."""
+    found: list[Row] = []
+    for end in (query, f"{query} DESC") if both_ways else (query,):
         try:
-            row = connection.execute(one, (sequence,)).fetchone()
+            for row in connection.execute(end, values):
+                found.append(row)
         except Exception as error:  # whatever a damaged file makes SQLite raise
             if is_refusal(error):
                 raise
-            log.warning("damaged outbox record lost", table=table, sequence=sequence, error=str(error))
-            continue
-        if row is not None:
-            yield row
-
-
-def _sequences(connection: sqlite3.Connection, table: str) -> set[int]:
-    """The numbers of all rows that a scan reaches."""
-    found: set[int] = set()
-    for column in _SCANS[table]:
-        for direction in ("ASC", "DESC"):
-            scan = f"SELECT sequence FROM {table} ORDER BY {column} {direction}"  # noqa: S608
-            try:
-                for (sequence,) in connection.execute(scan):
-                    found.add(sequence)
-            except Exception as error:  # whatever a damaged file makes SQLite raise
-                if is_refusal(error):
-                    raise
-                log.debug("scan of a damaged outbox stopped", scan=scan, error=str(error))
+            log.warning("damaged outbox not read to the end", query=end, values=values, error=str(error))
     return found
 
 
-def _take_item(connection: sqlite3.Connection, row: Row, seal: Seal) -> None:
-    """Adds a promise whose provisional answer can be read; if its request cannot, the promise is to end as expired."""
-    sequence, request_id, principal, model, version, created_wall_s, positions, request, header, *rest = row
-    provisional, provisional_header, reached_gateway = rest
-    stored = StoredItem(
-        *(request_id, principal, model, version, positions, request, header, provisional, provisional_header),
-        reached_gateway=reached_gateway != 0,
-    )
+def _is_genuine(table: str, row: Row, seal: Seal) -> bool:
+    """Whether an answer, or the answer that was given with a promise, is what was written.
+
+    A promise whose request cannot be read will end as expired.
+    """
+    _, request_id, principal, *rest = row
     try:
-        unpack_provisional(provisional, provisional_header, request_id, principal, seal)
+        if table == "items":
+            unpack_provisional(StoredItem(*row[1:-1]).provisional, request_id, principal, seal)
+        else:
+            unpack_answer(rest[0], request_id, principal, seal)
     except FirstlineError:
-        return
-    created_s = _genuine_time(stored, created_wall_s, seal)
-    values = (sequence, request_id, principal, model, version, created_s or 0.0, positions, request, header)
-    more = (provisional, provisional_header, stored.reached_gateway)
-    connection.execute("INSERT OR IGNORE INTO items VALUES (?,?,?,?,?,?,?,?,?,?,?,?)", (*values, *more))
-
-
-def _genuine_time(stored: StoredItem, created_wall_s: float, seal: Seal) -> float | None:
-    """When a promise was made; None if its request cannot be read, whose seal covers the time."""
-    try:
-        return unpack(stored, created_wall_s, seal).created_wall_s
-    except FirstlineError:
-        return None
-
-
-def _take_answer(connection: sqlite3.Connection, row: Row, seal: Seal) -> None:
-    sequence, request_id, principal, stored_wall_s, response, header, announced = row
-    try:
-        unpack_answer(Encoded(response, header), stored_wall_s, request_id, principal, seal)
-    except FirstlineError:
-        return
-    values = (sequence, request_id, principal, stored_wall_s, response, header)
-    connection.execute("INSERT OR IGNORE INTO answers VALUES (?,?,?,?,?,?,?)", (*values, announced != 0))
+        return False
+    return True

@@ -12,15 +12,12 @@ from collections.abc import Collection
 import orjson
 
 from firstline_core.errors import QueueFullError
-from firstline_core.protocol.oip import Encoded
 from firstline_core.telemetry.wording import counted
 from firstline_edge.outbox.database import ANSWER_BYTES, ITEM_BYTES, Transaction
 from firstline_edge.outbox.item import StoredItem
+from firstline_edge.outbox.timeline import ClockJump
 
-ITEM_COLUMNS = (
-    "request_id, principal, model, version, rows, request, request_header, provisional, provisional_header, "
-    "reached_gateway"
-)
+ITEM_COLUMNS = "request_id, principal, model, version, rows, request, provisional, reached_gateway"
 
 StoredPromise = tuple[StoredItem, float]
 """A promise, and the wall time at which it was made."""
@@ -50,7 +47,7 @@ def insert_promise(
         )
     values = (getattr(stored, name) for name in ITEM_COLUMNS.split(", "))
     inserted = connection.execute(
-        f"INSERT INTO items ({ITEM_COLUMNS}, created_wall_s) VALUES (?,?,?,?,?,?,?,?,?,?,?)",  # noqa: S608
+        f"INSERT INTO items ({ITEM_COLUMNS}, created_wall_s) VALUES (?,?,?,?,?,?,?,?,?)",  # noqa: S608
         (*values, created_wall_s),
     )
     totals.newest = totals.newest._replace(items=inserted.lastrowid or 0)
@@ -102,18 +99,17 @@ def promises_by_id(connection: sqlite3.Connection, request_ids: Collection[str])
 
 
 def insert_answer(
-    transaction: Transaction, encoded: Encoded, *, request_id: str, principal: str, wall_s: float, announced: bool
+    transaction: Transaction, sealed: bytes, *, request_id: str, principal: str, wall_s: float, announced: bool
 ) -> None:
     """Adds an answer; `announced` is true if it need not be announced."""
     totals = transaction.totals
     inserted = transaction.connection.execute(
-        "INSERT INTO answers (request_id, principal, stored_wall_s, response, response_header, announced) "
-        "VALUES (?,?,?,?,?,?)",
-        (request_id, principal, wall_s, encoded.body, encoded.header_length, announced),
+        "INSERT INTO answers (request_id, principal, stored_wall_s, response, announced) VALUES (?,?,?,?,?)",
+        (request_id, principal, wall_s, sealed, announced),
     )
     totals.newest = totals.newest._replace(answers=inserted.lastrowid or 0)
     totals.answers += 1
-    totals.answer_bytes += len(encoded.body)
+    totals.answer_bytes += len(sealed)
 
 
 def delete_old_answers(transaction: Transaction, oldest_wall_s: float, *, also_unannounced: bool) -> None:
@@ -140,34 +136,36 @@ def make_room_for_answers(transaction: Transaction, limit_bytes: int) -> None:
         totals.answer_bytes -= size_bytes
 
 
-def find_provisional(connection: sqlite3.Connection, request_id: str, principal: str) -> Encoded | None:
-    """Returns the provisional answer of a promise that still waits."""
+def find_provisional(connection: sqlite3.Connection, request_id: str, principal: str) -> bytes | None:
+    """Returns the sealed provisional answer of a promise that still waits."""
     row = connection.execute(
-        "SELECT provisional, provisional_header FROM items WHERE request_id = ? AND principal = ?",
-        (request_id, principal),
+        "SELECT provisional FROM items WHERE request_id = ? AND principal = ?", (request_id, principal)
     ).fetchone()
-    return None if row is None else Encoded(*row)
+    return None if row is None else row[0]
 
 
-def find_answer(connection: sqlite3.Connection, request_id: str, principal: str) -> tuple[Encoded, float] | None:
-    """Returns the final or expired answer under this id, and when it was stored."""
+def find_answer(connection: sqlite3.Connection, request_id: str, principal: str) -> bytes | None:
+    """Returns the sealed final or expired answer under this id."""
     row = connection.execute(
-        "SELECT response, response_header, stored_wall_s FROM answers WHERE request_id = ? AND principal = ?",
-        (request_id, principal),
+        "SELECT response FROM answers WHERE request_id = ? AND principal = ?", (request_id, principal)
     ).fetchone()
-    return None if row is None else (Encoded(row[0], row[1]), row[2])
+    return None if row is None else row[0]
 
 
-def unannounced_answers(connection: sqlite3.Connection, limit: int) -> list[tuple[str, str, Encoded, float]]:
-    """Returns ids, principals, bytes and times of the oldest answers that are still to be announced."""
-    rows = connection.execute(
-        "SELECT request_id, principal, response, response_header, stored_wall_s FROM answers WHERE announced = 0 "
-        "ORDER BY sequence LIMIT ?",
-        (limit,),
-    )
-    return [
-        (request_id, principal, Encoded(body, header), wall_s) for request_id, principal, body, header, wall_s in rows
-    ]
+def unannounced_answers(connection: sqlite3.Connection, limit: int) -> list[tuple[str, str, bytes]]:
+    """Returns ids, principals and bytes of the oldest answers that are still to be announced."""
+    return connection.execute(
+        "SELECT request_id, principal, response FROM answers WHERE announced = 0 ORDER BY sequence LIMIT ?", (limit,)
+    ).fetchall()
+
+
+def shift_times(transaction: Transaction, jump: ClockJump) -> None:
+    """Corrects the times that were stored before the wall clock was set ahead."""
+    for table, column in (("items", "created_wall_s"), ("answers", "stored_wall_s")):
+        transaction.connection.execute(
+            f"UPDATE {table} SET {column} = {column} + ? WHERE {column} BETWEEN ? AND ?",  # noqa: S608
+            (jump.by_s, jump.from_s, jump.until_s),
+        )
 
 
 def mark_announced(transaction: Transaction, request_ids: Collection[str]) -> None:

@@ -53,6 +53,7 @@ class Configurator(UpdateStateMachine[SignedConfiguration, DesiredConfiguration]
         jitter_s: float = 0.0,
     ) -> None:
         super().__init__("The configuration", file, services)
+        self._lack = "This device has no previous configuration"
         self._own = own
         self._registry = registry
         self._adoption = adoption
