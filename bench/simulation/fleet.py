@@ -33,7 +33,7 @@ from firstline_edge.cloud.chain import LinkChain
 from firstline_edge.cloud.client import ModelRefusals
 from firstline_edge.models.models import DeviceModel, Models
 from firstline_edge.outbox.correction_client import CorrectionClient
-from firstline_edge.outbox.delivery import Delivery, DeliverySettings
+from firstline_edge.outbox.delivery import Delivery
 from firstline_edge.outbox.item import OutboxItem
 
 _ROUND_TRIP_S = 0.05
@@ -190,8 +190,7 @@ async def _device(name: str, outbox: MemoryOutbox, gateway: _Gateway, clock: Clo
     """One that escalates now and then, and promises what fails; what is left of the agent is its delivery."""
     chain = LinkChain([_Link(gateway, clock)], [CircuitBreaker(clock, rng)], clock)
     client = CorrectionClient(chain, Models([]), NoContracts(), ModelRefusals(clock), clock, merge=_merge)
-    settings = DeliverySettings(max_age_s=_MAX_AGE_S)
-    delivery = Delivery(outbox, asyncio.Queue(), client, chain, clock=clock, rng=rng, settings=settings)  # type: ignore[arg-type]
+    delivery = Delivery(outbox, asyncio.Queue(), client, chain, clock=clock, rng=rng, max_age_s=_MAX_AGE_S)  # type: ignore[arg-type]
     await chain.start()
     delivering = asyncio.create_task(delivery.run())
     asking: set[asyncio.Task[None]] = set()

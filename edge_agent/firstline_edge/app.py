@@ -66,7 +66,7 @@ from firstline_edge.models.reloading import Reloading
 from firstline_edge.models.workers import Workers
 from firstline_edge.outbox import reopening
 from firstline_edge.outbox.correction_client import CorrectionClient
-from firstline_edge.outbox.delivery import DeliverySettings, deliver_corrections
+from firstline_edge.outbox.delivery import deliver_corrections
 from firstline_edge.outbox.reopening import ReopeningOutbox, open_outbox
 from firstline_edge.settings.check import check
 from firstline_edge.settings.settings import EdgeSettings
@@ -366,7 +366,7 @@ class EdgeAgent:
             correction_client,
             self.links,
             clock,
-            settings=DeliverySettings(settings.outbox.max_age_s),
+            max_age_s=settings.outbox.max_age_s,
             on_correction=self.recorder.corrected,
         )
         self.decoding = FileDecoding(settings.models.workers, settings.decoding.total_memory_bytes, clock)

@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
 
 from firstline_core.clock import Clock, first_of
 from firstline_core.errors import CapacityError, FirstlineError, RemoteTimeoutError
@@ -26,7 +25,7 @@ from firstline_edge.outbox.announcer import Announcer, Report
 from firstline_edge.outbox.correction_client import CorrectionClient
 from firstline_edge.outbox.item import OutboxItem, expire
 from firstline_edge.outbox.outbox import Outbox
-from firstline_edge.outbox.pacing import DeliveryRate, RateSettings, RetryQueue
+from firstline_edge.outbox.pacing import AT_ONCE, BACKOFF_MAX_S, BACKOFF_S, DeliveryRate, RateSettings, RetryQueue
 from firstline_edge.outbox.reopening import ReopeningOutbox
 from firstline_edge.outbox.timeline import CHECK_CLOCK_EVERY_S
 
@@ -35,32 +34,12 @@ log = logger(__name__)
 OnCorrection = Callable[[InferResponse, str, TraceContext | None], None]
 """Receives each answer once it is stored, why the gateway refused to correct it ("" if it did not), and the trace."""
 
+_SPREAD_S = 2.0
+"""The first request after a reconnection waits up to so long, so that a fleet does not return as one."""
 _SHORTEST_WAIT_S = 0.05  # a promise may be overdue and still on its way to the disk
 
 
-@dataclass(frozen=True, slots=True)
-class DeliverySettings:
-    """When promises are sent, and how many.
-
-    Args:
-        max_age_s: after which a promise expires.
-        concurrency: requests at once; live requests need the link too.
-        spread_s: the first request after a reconnection waits up to so long, so that a fleet does not return
-            as one.
-        late_s: a request that was answered provisionally because the gateway was late waits up to so long: the
-            gateway is at work, maybe on this very request, and must not get twice the load at once.
-        backoff_s: nominal wait after a failure, doubled with each further one in a row.
-        backoff_max_s: cap of that, and of what a gateway may ask for.
-        pace: how fast promises are delivered.
-    """
-
-    max_age_s: float
-    concurrency: int = 4
-    spread_s: float = 2.0
-    late_s: float = 5.0
-    backoff_s: float = 1.0
-    backoff_max_s: float = 60.0
-    pace: RateSettings = field(default_factory=RateSettings)
+_PACE = RateSettings()
 
 
 class Delivery:
@@ -73,7 +52,8 @@ class Delivery:
         links: whether requests may be sent now.
         clock: for waits and ages.
         rng: for jitter.
-        settings: times and limits.
+        max_age_s: after which a promise expires.
+        pace: how fast promises are delivered.
         on_correction: receives each answer that ended a promise, expired ones included.
     """
 
@@ -86,7 +66,8 @@ class Delivery:
         *,
         clock: Clock,
         rng: random.Random,
-        settings: DeliverySettings,
+        max_age_s: float,
+        pace: RateSettings = _PACE,
         on_correction: OnCorrection = lambda _answer, _cause, _trace: None,
     ) -> None:
         self._outbox = outbox
@@ -95,22 +76,13 @@ class Delivery:
         self._links = links
         self._clock = clock
         self._rng = rng
-        self._settings = settings
+        self._max_age_s = max_age_s
         self._on_correction = on_correction
         self._recoveries = links.recoveries
-        self._order = RetryQueue(
-            outbox,
-            links.retries,
-            clock,
-            rng,
-            at_once=settings.concurrency,
-            late_s=settings.late_s,
-            backoff_s=settings.backoff_s,
-            backoff_max_s=settings.backoff_max_s,
-        )
-        self._pace = DeliveryRate(clock, rng, settings.pace)
+        self._order = RetryQueue(outbox, links.retries, clock, rng)
+        self._pace = DeliveryRate(clock, rng, pace)
         self._waiting_for: dict[tuple[str, str], str] = {}  # by model, the code of what its corrections wait for
-        self._priority = PriorityDelivery(self._deliver, settings.concurrency)
+        self._priority = PriorityDelivery(self._deliver)
 
     async def run(self) -> None:
         """Delivers until it is cancelled."""
@@ -136,15 +108,14 @@ class Delivery:
             else:
                 failures = 0
                 continue
-            base_s, max_s = self._settings.backoff_s, self._settings.backoff_max_s
-            await self._clock.sleep(full_jitter_s(self._rng, failures, base_s=base_s, max_s=max_s))
+            await self._clock.sleep(full_jitter_s(self._rng, failures, base_s=BACKOFF_S, max_s=BACKOFF_MAX_S))
             failures += 1
 
     async def _work(self) -> None:
         """One step: ends overdue promises, or sends some, or waits."""
         arrival = self._outbox.arrival()
         self._priority.begin_step()
-        overdue = await self._outbox.overdue(self._settings.max_age_s, self._settings.concurrency)
+        overdue = await self._outbox.overdue(self._max_age_s, AT_ONCE)
         ending = self._priority.without_sent(overdue)
         for item in ending:
             await self._end(item, expire(item.provisional))
@@ -154,7 +125,7 @@ class Delivery:
             self._recoveries = self._links.recoveries
             self._order.release()
             self._pace.begin()
-            await self._clock.sleep(self._rng.uniform(0, self._settings.spread_s))
+            await self._clock.sleep(self._rng.uniform(0, _SPREAD_S))
         if not self._links.available:
             await self._wait()
             return
@@ -164,7 +135,7 @@ class Delivery:
         pending, others_in_s = await self._order.next(self._priority.sent_in_step)
         items = self._priority.without_sent(pending)
         if not items:
-            await self._wait(arrival, min(others_in_s, self._settings.max_age_s))
+            await self._wait(arrival, min(others_in_s, self._max_age_s))
             return
         chosen: list[OutboxItem] = []
         for item in items:
@@ -193,7 +164,7 @@ class Delivery:
 
         It waits until the next check of the wall clock at most.
         """
-        expires_in_s = self._settings.max_age_s - self._outbox.oldest_age_s()
+        expires_in_s = self._max_age_s - self._outbox.oldest_age_s()
         waits: list[Awaitable[object]] = [
             self._clock.sleep(max(_SHORTEST_WAIT_S, min(expires_in_s, retry_in_s, CHECK_CLOCK_EVERY_S))),
             self._links.wait_recovery(self._recoveries),
@@ -244,7 +215,7 @@ async def deliver_corrections(
     links: Links,
     clock: Clock,
     *,
-    settings: DeliverySettings,
+    max_age_s: float,
     on_correction: OnCorrection,
     report: Report | None,
 ) -> None:
@@ -255,7 +226,7 @@ async def deliver_corrections(
         client: asks the full model.
         links: to the gateway; without any, promises end by their age.
         clock: for waits and ages.
-        settings: times and limits.
+        max_age_s: after which a promise expires.
         on_correction: receives each answer that was corrected or has expired.
         report: reports these answers to the fleet; None for a device without a fleet.
     """
@@ -267,7 +238,7 @@ async def deliver_corrections(
         links.chain,
         clock=clock,
         rng=rng,
-        settings=settings,
+        max_age_s=max_age_s,
         on_correction=on_correction,
     )
     async with asyncio.TaskGroup() as tasks:
@@ -284,16 +255,14 @@ class PriorityDelivery:
 
     Args:
         deliver: ends one promise, or makes it wait for its turn.
-        slots: promises that are sent here at the same time.
 
     Attributes:
         under_way: request ids of all promises that are being sent, here or in a step.
         ended: set when one of them has ended since the step began.
     """
 
-    def __init__(self, deliver: Callable[[OutboxItem], Awaitable[object]], slots: int) -> None:
+    def __init__(self, deliver: Callable[[OutboxItem], Awaitable[object]]) -> None:
         self._deliver = deliver
-        self._slots = slots
         self._sending = 0
         self._sent_in_step: set[str] = set()
         self.under_way: set[str] = set()
@@ -302,7 +271,7 @@ class PriorityDelivery:
     def send(self, item: OutboxItem, tasks: asyncio.TaskGroup) -> None:
         """Sends a promise in a task if a slot is free; otherwise it waits for its turn."""
         request_id = item.request.request_id
-        if self._sending < self._slots and request_id not in self.under_way:
+        if self._sending < AT_ONCE and request_id not in self.under_way:
             self._sending += 1
             self.under_way.add(request_id)
             self._sent_in_step.add(request_id)

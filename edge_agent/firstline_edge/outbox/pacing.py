@@ -28,6 +28,13 @@ from firstline_edge.cloud.breaker import RetryBudget
 from firstline_edge.outbox.item import OutboxItem
 from firstline_edge.outbox.outbox import Outbox
 
+AT_ONCE = 4
+"""Promises that are sent together; live requests need the link too."""
+BACKOFF_S, BACKOFF_MAX_S = 1.0, 60.0
+"""Nominal wait after a failure, doubled with each further one in a row; cap of that, and of what a gateway asks for."""
+_LATE_S = 5.0
+"""A request that was answered provisionally because the gateway was late waits up to so long: the gateway is at work,
+maybe on this very request, and must not get twice the load at once."""
 _SLACK_S = 0.1  # shorter gaps are saved up, and then several deliveries go together
 _FORGET = 1.01  # growth of the shortest seen time with each answer: the path may have changed
 
@@ -44,15 +51,11 @@ class Backoffs(Generic[K]):
     Args:
         clock: its monotonic time.
         rng: for the jitter.
-        base_s: nominal wait after the first failure.
-        max_s: maximum of the nominal wait, and of the wait that the gateway may ask for.
     """
 
-    def __init__(self, clock: Clock, rng: random.Random, *, base_s: float, max_s: float) -> None:
+    def __init__(self, clock: Clock, rng: random.Random) -> None:
         self._clock = clock
         self._rng = rng
-        self._base_s = base_s
-        self._max_s = max_s
         self._failures: dict[K, int] = {}
         self._not_before_s: dict[K, float] = {}
 
@@ -64,8 +67,8 @@ class Backoffs(Generic[K]):
         """Makes a key wait: the requested time, up to the maximum, plus a random time."""
         failures = self._failures.get(key, 0)
         self._failures[key] = failures + 1
-        drawn_s = full_jitter_s(self._rng, failures, base_s=self._base_s, max_s=self._max_s)
-        self.hold(key, min(at_least_s, self._max_s) + drawn_s)
+        drawn_s = full_jitter_s(self._rng, failures, base_s=BACKOFF_S, max_s=BACKOFF_MAX_S)
+        self.hold(key, min(at_least_s, BACKOFF_MAX_S) + drawn_s)
 
     def hold(self, key: K, wait_s: float) -> None:
         """Makes a key wait without counting a failure."""
@@ -98,31 +101,14 @@ class RetryQueue:
         retries: the retry budget.
         clock: for waits.
         rng: for jitter.
-        at_once: promises that are sent together.
-        late_s: see `DeliverySettings`.
-        backoff_s: see there.
-        backoff_max_s: see there.
     """
 
-    def __init__(
-        self,
-        outbox: Outbox,
-        retries: RetryBudget,
-        clock: Clock,
-        rng: random.Random,
-        *,
-        at_once: int,
-        late_s: float,
-        backoff_s: float,
-        backoff_max_s: float,
-    ) -> None:
+    def __init__(self, outbox: Outbox, retries: RetryBudget, clock: Clock, rng: random.Random) -> None:
         self._outbox = outbox
         self._retries = retries
         self._rng = rng
-        self._at_once = at_once
-        self._late_s = late_s
-        self._items: Backoffs[str] = Backoffs(clock, rng, base_s=backoff_s, max_s=backoff_max_s)
-        self._models: Backoffs[Model] = Backoffs(clock, rng, base_s=backoff_s, max_s=backoff_max_s)
+        self._items: Backoffs[str] = Backoffs(clock, rng)
+        self._models: Backoffs[Model] = Backoffs(clock, rng)
 
     async def next(self, skip_ids: Collection[str]) -> tuple[list[OutboxItem], float]:
         """Returns promises that may be sent now: those without a failure first, those that failed last.
@@ -149,7 +135,7 @@ class RetryQueue:
             choices.append((skipped, models_waiting))
         for ids, models in choices:
             items = await self._outbox.pending(
-                self._at_once, skip_ids=ids, skip_models=models, skip_reached_gateway=retry_wait_s > 0
+                AT_ONCE, skip_ids=ids, skip_models=models, skip_reached_gateway=retry_wait_s > 0
             )
             if items:
                 return items, others_in_s
@@ -197,7 +183,7 @@ class RetryQueue:
         late = answer is not None and answer.reason is Reason.DEADLINE and item.reached_gateway
         if not late or request_id in self._items:
             return False
-        wait_s = self._rng.uniform(0, self._late_s) - self._outbox.age_s(item)
+        wait_s = self._rng.uniform(0, _LATE_S) - self._outbox.age_s(item)
         if wait_s <= 0:
             return False
         self._items.hold(request_id, wait_s)

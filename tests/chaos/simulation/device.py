@@ -31,7 +31,7 @@ from firstline_edge.cloud.client import CloudClient, LiveTraffic, ModelRefusals
 from firstline_edge.models.models import Models
 from firstline_edge.outbox.announcer import Announcer
 from firstline_edge.outbox.correction_client import CorrectionClient
-from firstline_edge.outbox.delivery import Delivery, DeliverySettings
+from firstline_edge.outbox.delivery import Delivery
 from firstline_edge.outbox.item import OutboxItem
 from firstline_edge.outbox.outbox import Outbox
 from firstline_edge.requests.context import RequestContext
@@ -98,8 +98,7 @@ class Device:
         hedging = Hedging(gateway, clock, HedgeSection(), _RESERVE_S)
         held, stored = Models(models.held(plan.row_ms, clock)), asyncio.Queue[OutboxItem]()
         client = CorrectionClient(chain, held, NoContracts(), model_refusals, clock)
-        settings = DeliverySettings(max_age_s=plan.max_age_s)
-        delivery = Delivery(self.outbox, stored, client, chain, clock=clock, rng=rng, settings=settings)
+        delivery = Delivery(self.outbox, stored, client, chain, clock=clock, rng=rng, max_age_s=plan.max_age_s)
         promises = _Promises(self.outbox, stored)
         edge_runs = EdgeRuns(cache, None, FileDecoding(1, 1 << 28, clock), clock)
         self._cascade = Cascade(

@@ -21,7 +21,7 @@ from firstline_edge.cloud.chain import LinkChain
 from firstline_edge.cloud.client import ModelRefusals
 from firstline_edge.models.models import Models
 from firstline_edge.outbox.correction_client import CorrectionClient, Merge
-from firstline_edge.outbox.delivery import Delivery, DeliverySettings
+from firstline_edge.outbox.delivery import Delivery
 from firstline_edge.outbox.item import expire
 from firstline_edge.outbox.outbox import Outbox, OutboxItem
 from firstline_edge.outbox.pacing import RateSettings
@@ -110,7 +110,8 @@ class House:
             self.chain,
             clock=self.clock,
             rng=random.Random(2),
-            settings=DeliverySettings(3600.0, concurrency=2, pace=AT_ONCE),
+            max_age_s=3600.0,
+            pace=AT_ONCE,
             on_correction=self.note,
         )
 
@@ -568,7 +569,7 @@ async def test_promises_expire_on_a_device_whose_links_are_gone(tmp_path: Path) 
         chain,
         clock=clock,
         rng=random.Random(1),
-        settings=DeliverySettings(max_age_s=60.0),
+        max_age_s=60.0,
     )
     task = asyncio.create_task(delivery.run())
     await pass_time(clock, outbox, 61.0, 1.0)
