@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Protocol
 from weakref import WeakKeyDictionary
 
@@ -34,6 +35,7 @@ class CertificateWatch(Protocol):
     def unwatch_one(self, model: DeviceModel) -> None: ...
 
 
+@dataclass(eq=False)
 class VariantSwitcher:
     """Switches the variants of all models of one agent.
 
@@ -47,25 +49,18 @@ class VariantSwitcher:
         switches: number of switches, by the guard that caused them.
     """
 
-    def __init__(
-        self,
-        models: Models,
-        certificates: CertificateWatch,
-        on_switch: Callable[[Mapping[str, object]], None],
-        clock: Clock,
-    ) -> None:
-        self._models = models
-        self._certificates = certificates
-        self._on_switch = on_switch
-        self._clock = clock
-        self._loading: dict[Variants, asyncio.Task[None]] = {}
-        self._retry_s: WeakKeyDictionary[Variants, float] = WeakKeyDictionary()
-        self._split_s: WeakKeyDictionary[Variants, float] = WeakKeyDictionary()
-        self.switches: Counter[str] = Counter()
+    models: Models
+    certificates: CertificateWatch
+    on_switch: Callable[[Mapping[str, object]], None]
+    clock: Clock
+    _loading: dict[Variants, asyncio.Task[None]] = field(default_factory=dict, init=False)
+    _retry_s: WeakKeyDictionary[Variants, float] = field(default_factory=WeakKeyDictionary, init=False)
+    _split_s: WeakKeyDictionary[Variants, float] = field(default_factory=WeakKeyDictionary, init=False)
+    switches: Counter[str] = field(default_factory=Counter, init=False)
 
     def update(self, snapshot: Snapshot) -> None:
         """Passes a sensor reading to every controller; runs on the event loop and takes no noticeable time."""
-        for device_model in self._models.all:
+        for device_model in self.models.all:
             if isinstance(device_model.variants, Variants):
                 self._update(device_model, device_model.variants, snapshot)
 
@@ -84,15 +79,15 @@ class VariantSwitcher:
         if after.unload:
             self._unload(variants)
         if variants.current is not device_model:
-            self._models.put(variants.current)
-        may_retry = self._clock.monotonic_s() >= self._retry_s.get(variants, _NEVER_S)
+            self.models.put(variants.current)
+        may_retry = self.clock.monotonic_s() >= self._retry_s.get(variants, _NEVER_S)
         if variants.missing_rung is not None and variants not in self._loading and may_retry:
             task = asyncio.get_running_loop().create_task(self._load(device_model, variants, variants.missing_rung))
             self._loading[variants] = task
             task.add_done_callback(lambda _: self._loading.pop(variants))
 
     def _begins_to_split(self, variants: Variants, before: LadderPosition) -> bool:
-        now_s = self._clock.monotonic_s()
+        now_s = self.clock.monotonic_s()
         if before.next_share or now_s < self._split_s.get(variants, _NEVER_S) + _REPORT_S:
             return False
         self._split_s[variants] = now_s
@@ -101,7 +96,7 @@ class VariantSwitcher:
     def _unload(self, variants: Variants) -> None:
         released = variants.unload_above()
         for device_model in released:
-            self._certificates.unwatch_one(device_model)
+            self.certificates.unwatch_one(device_model)
             log.info("variant unloaded", model=device_model.manifest.name, variant=_variant(device_model))
         if released:
             with contextlib.suppress(*REFUSED):  # without a free thread the heap is trimmed later
@@ -113,17 +108,17 @@ class VariantSwitcher:
         try:
             edge = await asyncio.to_thread(variants.load, rung)
         except (FirstlineError, *REFUSED) as error:
-            self._retry_s[variants] = self._clock.monotonic_s() + _RETRY_S
+            self._retry_s[variants] = self.clock.monotonic_s() + _RETRY_S
             log.warning("variant not reloaded", model=device_model.manifest.name, variant=wanted, error=str(error))
             return
-        now = self._models.find(device_model.manifest.name, device_model.version)
+        now = self.models.find(device_model.manifest.name, device_model.version)
         if now is None or now.variants is not variants or variants.position.rung > rung:  # no longer wanted
             edge.loaded.close()
             return
         loaded = DeviceModel(device_model.bundle, edge, variants=variants)
         variants.put(rung, loaded)
-        self._certificates.watch_one(loaded)
-        self._models.put(variants.current)
+        self.certificates.watch_one(loaded)
+        self.models.put(variants.current)
         log.info("variant reloaded", model=device_model.manifest.name, variant=wanted)
 
     def _report(self, device_model: DeviceModel, variants: Variants, before: int) -> None:
@@ -140,7 +135,7 @@ class VariantSwitcher:
             "reason": reason,
         }
         log.info("variant switched", **facts)
-        self._on_switch(facts)
+        self.on_switch(facts)
 
 
 def add_gauges(metrics: RequestMetrics, models: Models, switcher: VariantSwitcher) -> None:

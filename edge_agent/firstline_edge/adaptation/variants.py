@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from firstline_core.adaptation.controller import Controller, LadderPosition, RequestSplitter
@@ -187,6 +188,7 @@ def _reason(verdict: GuardVerdict | None) -> str:
     return "" if verdict is None else f"{verdict.guard}: {verdict.reason}"
 
 
+@dataclass(eq=False)
 class Chooser:
     """Chooses the variant for a request.
 
@@ -197,19 +199,18 @@ class Chooser:
         escalation_mj: stated energy to send a row and receive its answer; 0 if it is not stated.
     """
 
-    def __init__(self, client: CloudClient, clock: Clock, reserve_s: float, escalation_mj: EscalationCost) -> None:
-        self._client = client
-        self._clock = clock
-        self._reserve_s = reserve_s
-        self._escalation_mj = escalation_mj
+    client: CloudClient
+    clock: Clock
+    reserve_s: float
+    escalation_mj: EscalationCost
 
     def choose(self, request: InferRequest, deadline_s: float, variants: VariantSet) -> VariantChoice:
         """Returns the variant that answers the request, see `Variants.choose`."""
-        left_s = deadline_s - self._clock.monotonic_s()
-        left_s -= min(self._reserve_s, max(0.0, left_s) / 4)
+        left_s = deadline_s - self.clock.monotonic_s()
+        left_s -= min(self.reserve_s, max(0.0, left_s) / 4)
         may_escalate = request.route is not Route.EDGE and request.privacy is Privacy.ANY
-        link_s = self._client.predicted_s(request, request.rows) if may_escalate else None
+        link_s = self.client.predicted_s(request, request.rows) if may_escalate else None
         if link_s is None:
             return variants.choose(request, 1000 * left_s, math.inf)
-        escalation_mj = self._escalation_mj(request.size_bytes / request.rows)
+        escalation_mj = self.escalation_mj(request.size_bytes / request.rows)
         return variants.choose(request, 1000 * left_s, 1000 * link_s, escalation_mj)

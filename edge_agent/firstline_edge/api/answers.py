@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from dataclasses import dataclass
 from functools import partial
 
 from firstline_core.errors import RequestError
@@ -18,6 +19,7 @@ from firstline_edge.api.streams import Render, Streams, wants_events
 from firstline_edge.outbox.reopening import ReopeningOutbox
 
 
+@dataclass(eq=False)
 class Answers:
     """The handlers of inference by file and of the endpoints below `/firstline/v1/answers`.
 
@@ -29,44 +31,41 @@ class Answers:
         budget: of memory for request bodies.
     """
 
-    def __init__(
-        self, agent: EdgeDataPlane, files: FileRoute, outbox: ReopeningOutbox, streams: Streams, budget: BodyBudget
-    ) -> None:
-        self._agent = agent
-        self._files = files
-        self._outbox = outbox
-        self._streams = streams
-        self._budget = budget
+    agent: EdgeDataPlane
+    files: FileRoute
+    outbox: ReopeningOutbox
+    streams: Streams
+    budget: BodyBudget
 
     async def infer_file(self, request: Request, principal: str) -> Reply | Streamed:
         """Runs inference by file; a caller that accepts an event stream receives every answer to its request in it."""
-        agent, model = self._agent, request.parameters["model"]
+        agent, model = self.agent, request.parameters["model"]
         with contextlib.ExitStack() as resources:
-            with self._budget.share(principal) as take:
+            with self.budget.share(principal) as take:
                 body = await request.body(agent.limits, take)
-                inference = await self._files.read(model, agent.short_metadata(model), request, body, principal)
+                inference = await self.files.read(model, agent.short_metadata(model), request, body, principal)
                 if wants_picture(request.headers) or not wants_events(request.headers):
-                    return await self._files.answer(inference, request)
+                    return await self.files.answer(inference, request)
                 # Not before the body was read: a slow sender must not take a stream from other callers.
                 images = image_of(inference.inputs)
-                render = partial(self._files.json, query=request.query, images=images)
-                stream = resources.enter_context(self._streams.opened(render))
-                completion = resources.enter_context(self._outbox.completions.watch(inference.request_id))
+                render = partial(self.files.json, query=request.query, images=images)
+                stream = resources.enter_context(self.streams.opened(render))
+                completion = resources.enter_context(self.outbox.completions.watch(inference.request_id))
                 response = await agent.infer(inference)
             return stream.response(response, completion, resources)
 
     async def answer(self, request: Request, principal: str) -> Reply:
         """Returns the latest answer under an id."""
         render = self._renderer(request)
-        return render(await self._outbox.answer(request.parameters["request_id"], principal))
+        return render(await self.outbox.answer(request.parameters["request_id"], principal))
 
     async def events(self, request: Request, principal: str) -> Reply | Streamed:
         """Streams the present answer under an id, and the final one when it arrives."""
         request_id, seen = request.parameters["request_id"], last_event_id(request.headers)
         with contextlib.ExitStack() as resources:
-            stream = resources.enter_context(self._streams.opened(self._renderer(request), seen))
-            completion = resources.enter_context(self._outbox.completions.watch(request_id))
-            return stream.response(await self._outbox.answer(request_id, principal), completion, resources)
+            stream = resources.enter_context(self.streams.opened(self._renderer(request), seen))
+            completion = resources.enter_context(self.outbox.completions.watch(request_id))
+            return stream.response(await self.outbox.answer(request_id, principal), completion, resources)
 
     def _renderer(self, request: Request) -> Render:
         """Returns the renderer for the form that the query asks for.
@@ -82,4 +81,4 @@ class Answers:
             encoded = encode_response(InferRequest(response.model, (), request.parameters["request_id"]), response)
             return Reply(200, http.headers_for(encoded), encoded.body)
 
-        return tensors if form == "v2" else partial(self._files.json, query=request.query)
+        return tensors if form == "v2" else partial(self.files.json, query=request.query)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -208,53 +209,53 @@ def _logged(error: FirstlineError) -> FirstlineError:
     return error
 
 
+@dataclass(eq=False)
 class _Handlers:
     """The handlers of the V2 protocol, of its extensions, and of the endpoints for operators."""
 
-    def __init__(self, plane: EdgeDataPlane, operations: Operations, bodies: BodyBudget) -> None:
-        self._plane = plane
-        self._operations = operations
-        self._bodies = bodies
+    plane: EdgeDataPlane
+    operations: Operations
+    bodies: BodyBudget
 
     async def live(self, _request: Request, _principal: str) -> Reply:
-        return http.live_reply(self._plane)
+        return http.live_reply(self.plane)
 
     async def ready(self, _request: Request, _principal: str) -> Reply:
-        return http.ready_reply(self._plane)
+        return http.ready_reply(self.plane)
 
     async def server_metadata(self, _request: Request, _principal: str) -> Reply:
-        return http.server_metadata_reply(self._plane)
+        return http.server_metadata_reply(self.plane)
 
     async def model_ready(self, request: Request, _principal: str) -> Reply:
-        return http.model_ready_reply(self._plane, *_model(request))
+        return http.model_ready_reply(self.plane, *_model(request))
 
     async def model_metadata(self, request: Request, _principal: str) -> Reply:
-        return http.model_metadata_reply(self._plane, *_model(request))
+        return http.model_metadata_reply(self.plane, *_model(request))
 
     async def model_config(self, request: Request, _principal: str) -> Reply:
-        return http.json_reply(self._plane.config(*_model(request)))
+        return http.json_reply(self.plane.config(*_model(request)))
 
     async def statistics(self, request: Request, _principal: str) -> Reply:
-        return http.json_reply(extensions.statistics_json(self._plane, *_model(request)))
+        return http.json_reply(extensions.statistics_json(self.plane, *_model(request)))
 
     async def index(self, request: Request, principal: str) -> Reply:
-        with self._bodies.share(principal) as reserve:
-            body = await request.body(self._plane.limits, reserve)
-        return extensions.index_reply(self._plane, body, self._plane.limits)
+        with self.bodies.share(principal) as reserve:
+            body = await request.body(self.plane.limits, reserve)
+        return extensions.index_reply(self.plane, body, self.plane.limits)
 
     async def load(self, request: Request, _principal: str) -> Reply:
         check_local(request.peer)
         body = await request.body(_SMALL)
-        return await extensions.load_reply(self._plane, request.parameters["model"], body, _SMALL)
+        return await extensions.load_reply(self.plane, request.parameters["model"], body, _SMALL)
 
     async def unload(self, request: Request, _principal: str) -> Reply:
         check_local(request.peer)
         body = await request.body(_SMALL)
-        return await extensions.unload_reply(self._plane, request.parameters["model"], body, _SMALL)
+        return await extensions.unload_reply(self.plane, request.parameters["model"], body, _SMALL)
 
     async def infer(self, request: Request, principal: str) -> Reply:
-        plane = self._plane
-        with self._bodies.share(principal) as reserve:
+        plane = self.plane
+        with self.bodies.share(principal) as reserve:
             body = await request.body(plane.limits, reserve)
             inference = await http.read_infer_request(
                 *_model(request),
@@ -269,25 +270,25 @@ class _Handlers:
 
     async def roll_back(self, request: Request, _principal: str) -> Reply:
         check_local(request.peer)
-        await self._operations.roll_back(request.parameters["model"])
+        await self.operations.roll_back(request.parameters["model"])
         return http.json_reply({"rolled_back": request.parameters["model"]})
 
     async def roll_back_configuration(self, request: Request, _principal: str) -> Reply:
         check_local(request.peer)
-        await self._operations.roll_back_configuration()
+        await self.operations.roll_back_configuration()
         return http.json_reply({"rolled_back": "configuration"})
 
     async def status(self, _request: Request, _principal: str) -> Reply:
-        return http.json_reply(self._operations.status())
+        return http.json_reply(self.operations.status())
 
     async def description(self, _request: Request, _principal: str) -> Reply:
         return http.json_reply(openapi.description())
 
     async def purge(self, request: Request, _principal: str) -> Reply:
-        return await purge_reply(self._operations.erasure, request)
+        return await purge_reply(self.operations.erasure, request)
 
     async def metrics(self, request: Request, _principal: str) -> Reply:
-        text, content_type = self._operations.exposition(request.headers.get("accept", ""))
+        text, content_type = self.operations.exposition(request.headers.get("accept", ""))
         return Reply(200, {http.CONTENT_TYPE: content_type}, text)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -53,6 +54,7 @@ def erase_files(state_dir: Path, places: Collection[str]) -> None:
         erase(paths(state_dir)[place])
 
 
+@dataclass(eq=False)
 class Erasure:
     """Erases places of the agent that runs.
 
@@ -64,14 +66,11 @@ class Erasure:
         recorder: the decision log.
     """
 
-    def __init__(
-        self, state: StateDirectory, outbox: ReopeningOutbox, cache: ResultCache, samples: SampleLog, recorder: Recorder
-    ) -> None:
-        self._state = state
-        self._outbox = outbox
-        self._cache = cache
-        self._samples = samples
-        self._recorder = recorder
+    state: StateDirectory
+    outbox: ReopeningOutbox
+    cache: ResultCache
+    samples: SampleLog
+    recorder: Recorder
 
     def check(self, proof: str) -> None:
         """Checks that the caller may write in the state directory.
@@ -82,7 +81,7 @@ class Erasure:
         Raises:
             ForbiddenError: the proof is wrong.
         """
-        if not self._state.takes_proof(proof):
+        if not self.state.takes_proof(proof):
             raise ForbiddenError(
                 "Only a user who may write in the agent's state directory may erase: use `edge-agent purge`."
             )
@@ -104,13 +103,13 @@ class Erasure:
         files: list[Path] = []
         try:
             if "outbox" in places:
-                await self._outbox.purge()
+                await self.outbox.purge()
             if "cache" in places:
-                files += self._cache.clear()
+                files += self.cache.clear()
             if "samples" in places:
-                files += self._samples.clear()
+                files += self.samples.clear()
             if "decisions" in places:
-                files += self._recorder.clear()
+                files += self.recorder.clear()
             await asyncio.to_thread(erase_all, files)  # as slow as the disk
         except (OSError, CapacityError) as error:
             raise CapacityError(

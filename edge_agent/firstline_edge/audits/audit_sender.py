@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 
 from msgspec.structs import replace
 
@@ -108,6 +108,7 @@ class Finding:
         return record | {"cause": self.cause} if self.cause else record
 
 
+@dataclass(eq=False)
 class AuditSender:
     """The drawn answers that wait for the full model, and their outcomes.
 
@@ -121,39 +122,29 @@ class AuditSender:
         on_finding: called with the outcome of each audit.
     """
 
-    def __init__(
-        self,
-        cloud: LinkChain | None,
-        cache: ResultCache,
-        certificates: CertificateStates,
-        traffic: LiveTraffic,
-        clock: Clock,
-        *,
-        on_drawn: Callable[[], None] = lambda: None,
-        on_finding: Callable[[Finding], None] = lambda _: None,
-    ) -> None:
-        self._cloud = cloud
-        self._cache = cache
-        self._certificates = certificates
-        self._traffic = traffic
-        self._clock = clock
-        self._on_drawn = on_drawn
-        self._on_finding = on_finding
-        self._queue: asyncio.Queue[Audit] = asyncio.Queue(_WAITING)
-        self._waiting_bytes = 0
+    cloud: LinkChain | None
+    cache: ResultCache
+    certificates: CertificateStates
+    traffic: LiveTraffic
+    clock: Clock
+    _: KW_ONLY
+    on_drawn: Callable[[], None] = lambda: None
+    on_finding: Callable[[Finding], None] = lambda _: None
+    _queue: asyncio.Queue[Audit] = field(default_factory=lambda: asyncio.Queue(_WAITING), init=False)
+    _waiting_bytes: int = field(default=0, init=False)
 
     @property
     def has_room(self) -> bool:
         """Whether one more audit may wait."""
-        return self._cloud is not None and not self._queue.full() and self._waiting_bytes <= _WAITING_BYTES
+        return self.cloud is not None and not self._queue.full() and self._waiting_bytes <= _WAITING_BYTES
 
     def add(self, audit: Audit) -> None:
         """Adds an answer that was just drawn; call it only if there is room."""
-        self._on_drawn()
+        self.on_drawn()
         if audit.monitored is not None:
             audit.monitored.record.drawn += 1
-            self._certificates.save()
-        if self._cloud is not None and self._cloud.available:
+            self.certificates.save()
+        if self.cloud is not None and self.cloud.available:
             self._waiting_bytes += audit.sent.size_bytes
             self._queue.put_nowait(audit)
         else:
@@ -165,7 +156,7 @@ class AuditSender:
             audit = await self._queue.get()
             self._waiting_bytes -= audit.sent.size_bytes
             try:
-                await self._traffic.wait_quiet()
+                await self.traffic.wait_quiet()
                 await self._ask(audit)
             except FirstlineError as error:
                 self._lose(audit, error)
@@ -174,33 +165,33 @@ class AuditSender:
                 self._lose(audit, FirstlineError(f"The audit failed unexpectedly: {error!r}."))
 
     async def _ask(self, audit: Audit) -> None:
-        if self._cloud is None:
+        if self.cloud is None:
             raise LinkDownError("This device has no link to a gateway.")
         manifest, attempts = audit.model.manifest, list[Attempt]()
-        trace, started_s = tracing.begin(), self._clock.monotonic_s()
-        sent = replace(audit.sent, alarm=self._certificates.alarm_of(audit.model), trace=trace)
+        trace, started_s = tracing.begin(), self.clock.monotonic_s()
+        sent = replace(audit.sent, alarm=self.certificates.alarm_of(audit.model), trace=trace)
         declared = manifest.outputs_of(manifest.full)
-        response = await self._cloud.infer(sent, self._clock.monotonic_s() + _TIMEOUT_S, attempts, declared)
+        response = await self.cloud.infer(sent, self.clock.monotonic_s() + _TIMEOUT_S, attempts, declared)
         full = response.arrays_of(manifest.task.outputs)
-        self._cache.put(result_key(audit.content, manifest.full_digest), ModelOutput(full))
+        self.cache.put(result_key(audit.content, manifest.full_digest), ModelOutput(full))
         compared = Comparison.of(audit.model, audit.edge, full)
         # Before its own result can raise an alarm: the certificate was valid when the note was sent.
         outcome = "agreed" if compared.agree else "disagreed"
-        tracing.record("audit", trace, self._clock.monotonic_s() - started_s, own=True, outcome=outcome)
-        self._on_finding(Finding(audit, outcome, loss=compared.loss, events=compared.events))
+        tracing.record("audit", trace, self.clock.monotonic_s() - started_s, own=True, outcome=outcome)
+        self.on_finding(Finding(audit, outcome, loss=compared.loss, events=compared.events))
         if audit.monitored is None:
             return
         sample = audit.monitored.sample(
-            self._clock.wall_s(), audit.score, compared, audit.propensity, kept=audit.covered
+            self.clock.wall_s(), audit.score, compared, audit.propensity, kept=audit.covered
         )
         notice = response.answer.contract if response.answer is not None else None
-        self._certificates.count_fleet(audit.monitored, notice)  # before its result, which is tested at that level
-        self._certificates.audited(audit.monitored, sample, threshold=audit.threshold)
+        self.certificates.count_fleet(audit.monitored, notice)  # before its result, which is tested at that level
+        self.certificates.audited(audit.monitored, sample, threshold=audit.threshold)
         # After its own result: what the gateway says may be due to it, and begins a test that must not count it.
-        self._certificates.apply_notice(audit.monitored.model, notice)
+        self.certificates.apply_notice(audit.monitored.model, notice)
 
     def _lose(self, audit: Audit, error: FirstlineError) -> None:
         if audit.monitored is not None:
             audit.monitored.record.lost += 1
-            self._certificates.save()
-        self._on_finding(Finding(audit, "lost", error.message))
+            self.certificates.save()
+        self.on_finding(Finding(audit, "lost", error.message))

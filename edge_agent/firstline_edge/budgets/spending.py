@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -73,6 +73,7 @@ _ROW_BYTES = 256  # of the answer, for each row after the first
 _DECAY = 0.05  # share by which the estimate of `around_bytes` moves towards a smaller call
 
 
+@dataclass(eq=False)
 class Spending:
     """The budgets of this device. Not thread-safe.
 
@@ -87,35 +88,24 @@ class Spending:
         metered_factor: factor by which a metered link raises prices.
     """
 
-    def __init__(
-        self,
-        account: Account,
-        tariff: Tariff,
-        clock: Clock,
-        *,
-        file: SpendingFile | None = None,
-        around_bytes: float = AROUND_BYTES,
-        links: Callable[[], Sequence[str]] = tuple,
-        sense: Callable[[], Conditions] = Conditions,
-        metered_factor: float = 4.0,
-    ) -> None:
-        self.account = account
-        self.conditions = Conditions()
-        self._tariff = tariff
-        self._clock = clock
-        self._file = file
-        self._links = links
-        self._sense = sense
-        self._metered_factor = metered_factor
-        self._around_bytes = around_bytes
-        self._changed = False
+    account: Account
+    tariff: Tariff
+    clock: Clock
+    _: KW_ONLY
+    file: SpendingFile | None = None
+    around_bytes: float = AROUND_BYTES
+    links: Callable[[], Sequence[str]] = tuple
+    sense: Callable[[], Conditions] = Conditions
+    metered_factor: float = 4.0
+    conditions: Conditions = field(default_factory=Conditions, init=False)
+    _changed: bool = field(default=False, init=False)
 
     def adopt(self, account: Account, tariff: Tariff, metered_factor: float) -> None:
         """Replaces budgets and prices.
 
         Calls in progress are settled with the account that paid them. A budget of both accounts has one ledger.
         """
-        self.account, self._tariff, self._metered_factor = account, tariff, metered_factor
+        self.account, self.tariff, self.metered_factor = account, tariff, metered_factor
         self._set_conditions(self.conditions)
         self._changed = True
 
@@ -127,7 +117,7 @@ class Spending:
             value: P(edge wrong and full right).
             demanded: whether the contract demands it.
         """
-        now_s = self._clock.wall_s()
+        now_s = self.clock.wall_s()
         tariff, cost = self._link_and_cost(size_bytes, now_s)
         if tariff.metered is not self.conditions.metered:
             self._set_conditions(replace(self.conditions, metered=tariff.metered))
@@ -136,12 +126,12 @@ class Spending:
     @property
     def linked(self) -> bool:
         """Whether any link would try a request now."""
-        return bool(self._links())
+        return bool(self.links())
 
     @property
     def ample(self) -> bool:
         """Whether no budget has a price now, so that the agent may send a request that it may not need."""
-        now_s = self._clock.wall_s()
+        now_s = self.clock.wall_s()
         return all(meter.price(now_s, demanded=False) == 0 for meter in self.account.meters.values())
 
     @contextmanager
@@ -155,14 +145,14 @@ class Spending:
         Raises:
             BudgetExceededError: too little is left; for an audit, too little beyond the needs of the contract.
         """
-        now_s, account, audit = self._clock.wall_s(), self.account, request.audit is not None
+        now_s, account, audit = self.clock.wall_s(), self.account, request.audit is not None
         size_bytes = request.size_bytes
         around_rows_bytes = _ROW_BYTES * (request.rows - 1)
         asked_bytes = size_bytes + around_rows_bytes
         if link is None:
             _, reserved = self._link_and_cost(asked_bytes, now_s)
         else:
-            reserved = self._estimate(asked_bytes, self._tariff.of_link(link))
+            reserved = self._estimate(asked_bytes, self.tariff.of_link(link))
         if (audit and not account.can_spare(reserved, now_s)) or not account.take(reserved, now_s, priced=not audit):
             short = account.short(reserved, now_s)
             raise BudgetExceededError(
@@ -179,18 +169,18 @@ class Spending:
             finally:
                 if not answered or traffic.crossed:  # if a link counts nothing, the estimate stays
                     spent = self._spent(traffic, asked_bytes, answered=answered)
-                    account.settle(reserved, spent, periods, self._clock.wall_s())
+                    account.settle(reserved, spent, periods, self.clock.wall_s())
                     self._changed = True
 
     def charge_runs(self, rows: int) -> None:
         """Charges the energy of running the edge model on a number of rows."""
-        if self._tariff.joules_per_run:
-            self.account.charge(self._tariff.runs(rows), self._clock.wall_s(), priced=False)
+        if self.tariff.joules_per_run:
+            self.account.charge(self.tariff.runs(rows), self.clock.wall_s(), priced=False)
             self._changed = True
 
     def _link_and_cost(self, size_bytes: float, now_s: float) -> tuple[LinkTariff, Cost]:
         """Returns tariff and cost of the first affordable link, or of the first link if none is."""
-        links, of_link = self._links(), self._tariff.of_link
+        links, of_link = self.links(), self.tariff.of_link
         first = of_link(links[0] if links else "")
         cost = self._estimate(size_bytes, first)
         if len(links) > 1 and not self.account.can_afford(cost, now_s):
@@ -201,51 +191,51 @@ class Spending:
         return first, cost
 
     def _estimate(self, size_bytes: float, link: LinkTariff) -> Cost:
-        return link.cost(size_bytes, self._around_bytes, self._tariff.money_per_request)
+        return link.cost(size_bytes, self.around_bytes, self.tariff.money_per_request)
 
     def _spent(self, traffic: Traffic, size_bytes: int, *, answered: bool) -> Cost:
         """Returns the cost of a call by the links' counts, and updates the estimate of `around_bytes`."""
-        spent = [self._tariff.of_link(link).cost(sent, received) for link, sent, received in traffic.crossed]
-        requests = Cost(money=self._tariff.money_per_request if answered else 0.0)
+        spent = [self.tariff.of_link(link).cost(sent, received) for link, sent, received in traffic.crossed]
+        requests = Cost(money=self.tariff.money_per_request if answered else 0.0)
         if answered:
             # Only the last try counts: a link rarely sends a request twice (over a connection that was closed).
             around_bytes = traffic.last_bytes - size_bytes
-            self._around_bytes = max(around_bytes, self._around_bytes + _DECAY * (around_bytes - self._around_bytes))
+            self.around_bytes = max(around_bytes, self.around_bytes + _DECAY * (around_bytes - self.around_bytes))
         return Cost(*(sum(parts) for parts in zip(requests, *spent, strict=True)))
 
     def _set_conditions(self, conditions: Conditions) -> None:
         self.conditions = conditions
-        self.account.markup = markup(conditions, self._metered_factor)
+        self.account.markup = markup(conditions, self.metered_factor)
 
     async def keep(self) -> None:
         """Reads battery and heat, and stores the spending, every few seconds until it is cancelled."""
         while True:
-            self._set_conditions(replace(self._sense(), metered=self.conditions.metered))
-            await self._clock.sleep(SAVE_EVERY_S)
-            if self._file is not None and self.account.meters and (self._changed or self._file.refusal):
+            self._set_conditions(replace(self.sense(), metered=self.conditions.metered))
+            await self.clock.sleep(SAVE_EVERY_S)
+            if self.file is not None and self.account.meters and (self._changed or self.file.refusal):
                 self._changed = False
                 try:
-                    await asyncio.to_thread(self._file.write, self._encoded())
+                    await asyncio.to_thread(self.file.write, self._encoded())
                 except REFUSED as error:  # no thread or no memory; battery and heat are still read
-                    self._file.refused(str(error) or type(error).__name__)
+                    self.file.refused(str(error) or type(error).__name__)
 
     def save(self) -> None:
         """Stores the spending if there are a file and budgets."""
-        if self._file is not None and self.account.meters:
-            self._file.write(self._encoded())
+        if self.file is not None and self.account.meters:
+            self.file.write(self._encoded())
 
     def _encoded(self) -> bytes:
         """Returns the content of the file; encoded on the caller's thread, because the ledgers change meanwhile."""
-        return msgspec.json.encode(StoredSpending(self.account.ledgers(self._clock.wall_s()), self._around_bytes))
+        return msgspec.json.encode(StoredSpending(self.account.ledgers(self.clock.wall_s()), self.around_bytes))
 
     @property
     def problem(self) -> str:
         """The problem with the file, in sentences; "" if there is none or nothing is stored."""
-        return self._file.problem if self._file is not None else ""
+        return self.file.problem if self.file is not None else ""
 
     def status(self) -> list[dict[str, Any]]:
         """Returns spent and remaining amounts and the current price of each budget."""
-        now_s = self._clock.wall_s()
+        now_s = self.clock.wall_s()
         return [
             {
                 "budget": name,

@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from firstline_core.bundle.inputs import declared_inputs
@@ -57,6 +58,7 @@ _TOO_HEAVY = Decision(_CLOUD, Reason.HEAVY)
 _LATE = "This device's model was not done before the request's deadline; give it more time."
 
 
+@dataclass(eq=False, kw_only=True)
 class Cascade:
     """Decides which tier answers a request, and returns the answer.
 
@@ -71,26 +73,14 @@ class Cascade:
         limit_bytes: the largest payload that this device computes itself.
     """
 
-    def __init__(
-        self,
-        *,
-        models: Models,
-        chooser: Chooser,
-        edge_runs: EdgeRuns,
-        decisions: RowDecisions,
-        hedging: Hedging,
-        escalation: Escalation,
-        audits: Auditor,
-        limit_bytes: int,
-    ) -> None:
-        self._models = models
-        self._chooser = chooser
-        self._edge_runs = edge_runs
-        self._decisions = decisions
-        self._hedging = hedging
-        self._escalation = escalation
-        self._audits = audits
-        self._limit_bytes = limit_bytes
+    models: Models
+    chooser: Chooser
+    edge_runs: EdgeRuns
+    decisions: RowDecisions
+    hedging: Hedging
+    escalation: Escalation
+    audits: Auditor
+    limit_bytes: int
 
     async def infer(self, context: RequestContext) -> InferResponse:
         """Answers one request.
@@ -107,7 +97,7 @@ class Cascade:
         request = context.request
         if not request.inputs or [tensor for tensor in request.inputs if tensor.array.shape[:1] in _NO_ROWS]:
             raise InvalidTensorError(f"The request to model '{request.model}' has no rows; send one at least.")
-        model = self._models.find(request.model, request.version)
+        model = self.models.find(request.model, request.version)
         if model is not None:
             model = self._variant_of(context, model)
         edge, partial = model.edge if model is not None else None, False
@@ -124,10 +114,10 @@ class Cascade:
             holds_model=edge is not None,
             partial=partial,
             size_bytes=request.size_bytes if edge is None else edge.size_bytes(request),
-            limit_bytes=self._limit_bytes,
+            limit_bytes=self.limit_bytes,
         )
         if model is None:
-            return await self._escalation.pass_on(context)
+            return await self.escalation.pass_on(context)
         asks_edge = edge is not None and (decision is None or decision.tier is _EDGE)
         if asks_edge:
             context.turn_to(_EDGE, None if decision is None else decision.reason)
@@ -138,32 +128,32 @@ class Cascade:
         try:
             # 2. The edge model's output, from the cache or by running the model.
             if edge is not None and asks_edge:
-                missing = self._edge_runs.fill_from_cache(context, edge, context.rows)
+                missing = self.edge_runs.fill_from_cache(context, edge, context.rows)
                 if missing:
                     if decision is None and not context.shedding and not edge.quick(request):
-                        hedge = self._hedging.start(request, model, edge, missing, context.deadline_s)
+                        hedge = self.hedging.start(request, model, edge, missing, context.deadline_s)
                     await self._run_edge(context, edge, missing, hedge, bound_to_device=decision is not None)
 
             # 3. Row by row, the edge answer or an escalation. An output of the full model may be in the cache.
-            escalated = self._decisions.decide(context, model, decision, hedge)
-            self._audits.observe_decisions(request, model, context.rows)
+            escalated = self.decisions.decide(context, model, decision, hedge)
+            self.audits.observe_decisions(request, model, context.rows)
             if edge is not None and missing and decision is None:
                 edge.escalation_rate.add(hit=bool(escalated) or (hedge is not None and hedge.joined))
             if hedge is not None:
-                self._hedging.conclude(hedge, escalated, context.attempts)
+                self.hedging.conclude(hedge, escalated, context.attempts)
 
             # 4. The full model for the escalated rows.
-            return await self._escalation.ask(context, model, escalated) if escalated else context.answer(model.version)
+            return await self.escalation.ask(context, model, escalated) if escalated else context.answer(model.version)
         finally:
             if hedge is not None:
-                self._hedging.cancel(hedge)
+                self.hedging.cancel(hedge)
 
     def _variant_of(self, context: RequestContext, model: DeviceModel) -> DeviceModel:
         """Returns the model with the variant that answers this request."""
         context.decision_record = {}
         if model.variants is None:
             return model
-        choice = self._chooser.choose(context.request, context.deadline_s, model.variants)
+        choice = self.chooser.choose(context.request, context.deadline_s, model.variants)
         context.decision_record, context.shedding = choice.facts, choice.sheds
         return choice.model
 
@@ -191,7 +181,7 @@ class Cascade:
             DeadlineExceededError: the model was not done in time, and no hedge has answered.
         """
         try:
-            await self._edge_runs.run(context, edge, missing, hedge)
+            await self.edge_runs.run(context, edge, missing, hedge)
         except (InferenceError, QueueFullError, SheddingError):
             if bound_to_device:
                 raise
@@ -200,6 +190,7 @@ class Cascade:
                 raise
 
 
+@dataclass(eq=False)
 class EdgeRuns:
     """Runs the edge model; outputs come from the cache, and are stored there.
 
@@ -210,12 +201,11 @@ class EdgeRuns:
         clock: for deadlines.
     """
 
-    def __init__(self, cache: ResultCache, spending: Spending | None, decoding: FileDecoding, clock: Clock) -> None:
-        self._cache = cache
-        self._spending = spending
-        self._decoding = decoding
-        self._clock = clock
-        self._runs: SingleFlight[ModelOutput] = SingleFlight()
+    cache: ResultCache
+    spending: Spending | None
+    decoding: FileDecoding
+    clock: Clock
+    _runs: SingleFlight[ModelOutput] = field(default_factory=SingleFlight, init=False)
 
     async def close(self) -> None:
         """Cancels runs whose callers have left."""
@@ -223,14 +213,14 @@ class EdgeRuns:
 
     def fill_from_cache(self, context: RequestContext, edge: EdgeModel, rows: Sequence[Row]) -> Sequence[Row]:
         """Fills in the edge outputs that the cache knows, and returns the other rows."""
-        started_s = self._clock.monotonic_s()
+        started_s = self.clock.monotonic_s()
         missing: list[Row] = []
         for row in rows:
-            row.edge, row.edge_tier = self._cache.get(result_key(row.edge_content, edge.digest)), _CACHE
+            row.edge, row.edge_tier = self.cache.get(result_key(row.edge_content, edge.digest)), _CACHE
             if row.edge is None:
                 missing.append(row)
         if len(missing) < len(rows):
-            context.attempts.append(attempt(self._clock, _CACHE, "ok", started_s))
+            context.attempts.append(attempt(self.clock, _CACHE, "ok", started_s))
         return missing
 
     async def compute(self, context: RequestContext, edge: EdgeModel, rows: Sequence[Row]) -> None:
@@ -247,20 +237,20 @@ class EdgeRuns:
             FirstlineError: the model failed or was not done in time; see `infer`.
         """
         private = context.request.privacy is _LOCAL_ONLY
-        started_s = self._clock.monotonic_s()
+        started_s = self.clock.monotonic_s()
         try:
             if context.shedding:
                 raise shedding_error(context.shedding)
             outputs = await self._outputs(context, edge, rows, hedge)
         except FirstlineError as error:
-            context.attempts.append(attempt(self._clock, _EDGE, error.code, started_s))
+            context.attempts.append(attempt(self.clock, _EDGE, error.code, started_s))
             raise
-        context.attempts.append(attempt(self._clock, _EDGE, "ok", started_s))
-        if self._spending is not None and not private:
-            self._spending.charge_runs(len(rows))
+        context.attempts.append(attempt(self.clock, _EDGE, "ok", started_s))
+        if self.spending is not None and not private:
+            self.spending.charge_runs(len(rows))
         for row, output in zip(rows, outputs, strict=True):
             row.edge, row.edge_tier = output, _EDGE
-            self._cache.put(result_key(row.edge_content, edge.digest), output, private=private)
+            self.cache.put(result_key(row.edge_content, edge.digest), output, private=private)
 
     async def _outputs(
         self, context: RequestContext, edge: EdgeModel, rows: Sequence[Row], hedge: Hedge | None
@@ -269,7 +259,7 @@ class EdgeRuns:
         request, inputs = context.request, context.inputs
         cost, light = NO_COST, True
         if edge.loaded.has_costs:
-            cost = await self._decoding.cost(edge.loaded, inputs, request.size_bytes, request.principal)
+            cost = await self.decoding.cost(edge.loaded, inputs, request.size_bytes, request.principal)
             light = is_light(cost)
         if light and edge.quick(request):
             # It runs at once, so that no other request can ask for the same row meanwhile.
@@ -279,14 +269,14 @@ class EdgeRuns:
         async def compute(positions: Sequence[int]) -> list[ModelOutput]:
             taken = [rows[position].position for position in positions]
             measured_s = edge.measured_ms(request, len(positions)) / 1000
-            async with self._decoding.prepared(
+            async with self.decoding.prepared(
                 edge.loaded, take_rows(inputs, taken), cost.take(taken), request.principal, context.deadline_s
             ) as prepared:
                 return await edge.run_in_thread(prepared, context.deadline_s, measured_s)
 
         async def run_until(until_s: float) -> list[ModelOutput]:
             run = self._runs.run([result_key(row.edge_content, edge.digest) for row in rows], compute)
-            return await within(self._clock, until_s, run, _LATE)
+            return await within(self.clock, until_s, run, _LATE)
 
         if hedge is not None:
             try:
@@ -297,6 +287,7 @@ class EdgeRuns:
         return await run_until(context.deadline_s)
 
 
+@dataclass(eq=False)
 class RowDecisions:
     """Decides each row by the edge model's output, and answers the rows that need no escalation.
 
@@ -307,11 +298,10 @@ class RowDecisions:
         clock: for durations.
     """
 
-    def __init__(self, router: TierRouter, cache: ResultCache, spending: Spending | None, clock: Clock) -> None:
-        self._router = router
-        self._cache = cache
-        self._spending = spending
-        self._clock = clock
+    router: TierRouter
+    cache: ResultCache
+    spending: Spending | None
+    clock: Clock
 
     def decide(
         self, context: RequestContext, model: DeviceModel, decision: Decision | None, hedge: Hedge | None
@@ -328,7 +318,7 @@ class RowDecisions:
         for row in context.rows:
             if not self._decide_row(context, model, row, decision, hedge):
                 escalated.append(row)
-        context.decision_record = {**self._router.record_of(model), **context.decision_record}
+        context.decision_record = {**self.router.record_of(model), **context.decision_record}
         return escalated
 
     def _decide_row(
@@ -343,7 +333,7 @@ class RowDecisions:
             decision: the policy's decision without the edge output; None to decide by the score.
             hedge: the early call to the full model, if there is one.
         """
-        edge, router = model.edge, self._router
+        edge, router = model.edge, self.router
         verdict = decision or router.verdict(model, row)
         row.reason = verdict.reason
         if verdict.tier is _EDGE and edge is not None:
@@ -356,7 +346,7 @@ class RowDecisions:
         if self._denied(context, row, verdict):
             accepted = router.decide_denied(model, row, verdict)
             certified = router.is_certified(model, row, accepted)
-            unreachable = accepted.reason is Reason.BUDGET and self._spending is not None and not self._spending.linked
+            unreachable = accepted.reason is Reason.BUDGET and self.spending is not None and not self.spending.linked
             row.accept_edge(
                 Reason.LINK_DOWN if unreachable else accepted.reason, edge.loaded.digest, certified=certified
             )
@@ -371,23 +361,23 @@ class RowDecisions:
         digest, attempts = model.manifest.full_digest, context.attempts
         if hedge is not None and hedge.take(row, attempts):
             return True
-        started_s = self._clock.monotonic_s()
-        output = self._cache.get(result_key(row.content, digest)) if digest else None
+        started_s = self.clock.monotonic_s()
+        output = self.cache.get(result_key(row.content, digest)) if digest else None
         if output is None:
             return False
         row.accept_full(output, _CACHE, row.reason, digest)
         if hedge is not None:
             hedge.note_cached(row)
         if not any(tried.tier is _CACHE for tried in attempts):
-            attempts.append(attempt(self._clock, _CACHE, "ok", started_s))
+            attempts.append(attempt(self.clock, _CACHE, "ok", started_s))
         return True
 
     def _denied(self, context: RequestContext, row: Row, verdict: Decision) -> bool:
         """Returns whether an escalation of the row is not worth its price, and notes why."""
-        if self._spending is None or row.edge is None:
+        if self.spending is None or row.edge is None:
             return False
         size_bytes = context.request.size_bytes / context.request.rows
-        denial = self._spending.denial(size_bytes, row.value, demanded=verdict.demanded)
+        denial = self.spending.denial(size_bytes, row.value, demanded=verdict.demanded)
         if denial is not None:
             context.denials[row.position] = denial
         return denial is not None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import KW_ONLY, dataclass
 
 from firstline_core.clock import Clock
 from firstline_core.errors import CapacityError, FirstlineError, InvalidTensorError, LinkError, SheddingError
@@ -25,6 +26,7 @@ RunEdge = Callable[[RequestContext, EdgeModel, Sequence[Row]], Awaitable[None]]
 """Fills in the edge model's outputs of rows that it has not seen."""
 
 
+@dataclass(eq=False)
 class Escalation:
     """Answers the rows that the edge model does not answer.
 
@@ -37,22 +39,13 @@ class Escalation:
         reserve_s: the part of a deadline that is reserved for storing the promise and writing the answer.
     """
 
-    def __init__(
-        self,
-        client: CloudClient,
-        promises: ReopeningOutbox,
-        audits: Auditor,
-        run_edge: RunEdge,
-        clock: Clock,
-        *,
-        reserve_s: float,
-    ) -> None:
-        self._client = client
-        self._promises = promises
-        self._audits = audits
-        self._run_edge = run_edge
-        self._clock = clock
-        self._reserve_s = reserve_s
+    client: CloudClient
+    promises: ReopeningOutbox
+    audits: Auditor
+    run_edge: RunEdge
+    clock: Clock
+    _: KW_ONLY
+    reserve_s: float
 
     async def pass_on(self, context: RequestContext) -> InferResponse:
         """Returns the gateway's answer for a model that this device does not hold.
@@ -61,7 +54,7 @@ class Escalation:
             FirstlineError: see `CloudClient.pass_on`.
         """
         context.turn_to(Tier.CLOUD, Reason.HEAVY)
-        return await self._client.pass_on(context.request, context.deadline_s, context.attempts)
+        return await self.client.pass_on(context.request, context.deadline_s, context.attempts)
 
     async def ask(self, context: RequestContext, model: DeviceModel, escalated: Sequence[Row]) -> InferResponse:
         """Asks the full model about the escalated rows; falls back on the edge answer if there can be one.
@@ -75,7 +68,7 @@ class Escalation:
         # Without an edge answer to fall back on, a failure of the full model is the answer.
         if edge is None or any(row.reason is Reason.HEAVY for row in escalated):
             try:
-                await self._client.answer_rows(request, model, escalated, deadline_s, context.attempts)
+                await self.client.answer_rows(request, model, escalated, deadline_s, context.attempts)
             except (LinkError, CapacityError) as error:
                 if not context.shedding:
                     raise
@@ -87,14 +80,14 @@ class Escalation:
         reserve_s, has_answer = self._reserve(context, edge, escalated)
         asked_until_s = deadline_s - reserve_s
         try:
-            self._client.check_time(request, model, escalated if has_answer else (), asked_until_s)
-            await self._client.answer_rows(request, model, escalated, asked_until_s, context.attempts)
-            self._audits.observe_escalations(model, escalated)
+            self.client.check_time(request, model, escalated if has_answer else (), asked_until_s)
+            await self.client.answer_rows(request, model, escalated, asked_until_s, context.attempts)
+            self.audits.observe_escalations(model, escalated)
             return context.answer(model.version)
         except FirstlineError as error:
             if isinstance(error, InvalidTensorError) and not _certifiable(edge, escalated):
                 raise  # the caller's fault, which an answer that the device does not trust would hide
-            reason, promised = reason_for(error), self._client.can_be_promised(model, error)
+            reason, promised = reason_for(error), self.client.can_be_promised(model, error)
             context.cause = error.message
 
         # The edge answer now; the correction later, if one may come.
@@ -105,8 +98,8 @@ class Escalation:
 
         The edge answer has to be computed if the edge model has not run, stored and written.
         """
-        left_s = context.deadline_s - self._clock.monotonic_s()
-        reserve_s = min(self._reserve_s, left_s / 4)
+        left_s = context.deadline_s - self.clock.monotonic_s()
+        reserve_s = min(self.reserve_s, left_s / 4)
         unseen = sum(row.edge is None for row in waiting)
         run_s = edge.sure_ms(context.request, unseen) / 1000 if unseen else 0.0
         if math.isinf(run_s):  # never measured
@@ -140,17 +133,17 @@ class Escalation:
         unseen = [row for row in waiting if row.edge is None]
         if unseen:  # the caller asked for the cloud, so the edge model has not run
             context.turn_to(Tier.EDGE, reason)
-            await self._run_edge(context, edge, unseen)
+            await self.run_edge(context, edge, unseen)
         digest = edge.loaded.digest
         full_digest = model.manifest.full_digest
-        if promised and self._client.linked and full_digest:
+        if promised and self.client.linked and full_digest:
             for row in waiting:
                 row.accept_edge(reason, digest, Status.PROVISIONAL)
             response = context.answer(model.version, durable=True)
             positions = tuple(row.position for row in waiting)
             escalation = escalation_of(context.request.take(positions), model.version, full_digest, model.full_inputs)
             try:
-                await self._promises.put(OutboxItem(escalation, positions, response, self._clock.wall_s()))
+                await self.promises.put(OutboxItem(escalation, positions, response, self.clock.wall_s()))
                 return response
             except CapacityError as error:  # full, or a disk that refuses: either way nothing was promised
                 log.warning("no correction promised", request_id=context.request.request_id, error=error.message)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from firstline_edge.audits.auditor import Auditor
 from firstline_edge.audits.certificate_states import CertificateStates
 from firstline_edge.budgets.from_settings import exchange
@@ -10,6 +12,7 @@ from firstline_edge.cascade.cascade import TierRouter, policy_from
 from firstline_edge.settings.settings import EdgeSettings, link_names
 
 
+@dataclass(eq=False)
 class LiveSettings:
     """Exchanges policy, budgets, costs and audits of a running agent.
 
@@ -23,19 +26,16 @@ class LiveSettings:
         spending: takes budgets and costs; None if nothing has a price.
     """
 
-    def __init__(
-        self, router: TierRouter, certificates: CertificateStates, auditor: Auditor, spending: Spending | None
-    ) -> None:
-        self._router = router
-        self._certificates = certificates
-        self._auditor = auditor
-        self._spending = spending
+    router: TierRouter
+    certificates: CertificateStates
+    auditor: Auditor
+    spending: Spending | None
 
     def exchange(self, settings: EdgeSettings) -> None:
         """Uses other settings from now on."""
         policy = policy_from(settings.policy)
-        self._router.adopt(policy, settings.policy.min_threshold)
-        self._certificates.adopt(settings.audit)
-        self._auditor.adopt(settings.audit, policy.certifies)
-        if self._spending is not None:
-            exchange(self._spending, settings, link_names(settings.links))
+        self.router.adopt(policy, settings.policy.min_threshold)
+        self.certificates.adopt(settings.audit)
+        self.auditor.adopt(settings.audit, policy.certifies)
+        if self.spending is not None:
+            exchange(self.spending, settings, link_names(settings.links))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from types import TracebackType
 from typing import Protocol
 
@@ -188,6 +189,7 @@ class LiveTraffic:
         await self._quiet.wait()
 
 
+@dataclass(eq=False)
 class CloudClient:
     """Asks the full models, over whichever link works.
 
@@ -199,29 +201,19 @@ class CloudClient:
         traffic: counts the escalations in progress.
     """
 
-    def __init__(
-        self,
-        cloud: LinkChain | None,
-        cache: ResultCache,
-        clock: Clock,
-        refusals: ModelRefusals,
-        *,
-        contracts: Contracts,
-        traffic: LiveTraffic,
-    ) -> None:
-        self._cloud = cloud
-        self._cache = cache
-        self._clock = clock
-        self._refusals = refusals
-        self._contracts = contracts
-        self._traffic = traffic
-        self.lateness = LatenessGate()
-        # The digest of the model accompanies a row's output, for callers that joined a request in progress.
-        self._flights: SingleFlight[tuple[ModelOutput, str]] = SingleFlight()
+    cloud: LinkChain | None
+    cache: ResultCache
+    clock: Clock
+    refusals: ModelRefusals
+    _: KW_ONLY
+    contracts: Contracts
+    traffic: LiveTraffic
+    lateness: LatenessGate = field(default_factory=LatenessGate, init=False)
+    _flights: SingleFlight[tuple[ModelOutput, str]] = field(default_factory=SingleFlight, init=False)
 
     @property
     def linked(self) -> bool:
-        return self._cloud is not None
+        return self.cloud is not None
 
     async def close(self) -> None:
         """Cancels requests whose callers have left."""
@@ -229,11 +221,11 @@ class CloudClient:
 
     def can_be_promised(self, model: DeviceModel, error: FirstlineError) -> bool:
         """Returns whether a correction can be promised after this failure to get the full model's answer."""
-        return can_be_promised(error) or self._refusals.may_end(model.manifest.name, model.version, error)
+        return can_be_promised(error) or self.refusals.may_end(model.manifest.name, model.version, error)
 
     def predicted_s(self, request: InferRequest, rows: int) -> float | None:
         """Returns the seconds within which most requests with so many rows are answered; None if unknown."""
-        return self._cloud.predicted_s(request.size_bytes * rows // request.rows) if self._cloud is not None else None
+        return self.cloud.predicted_s(request.size_bytes * rows // request.rows) if self.cloud is not None else None
 
     def check_time(self, request: InferRequest, model: DeviceModel, rows: Sequence[Row], deadline_s: float) -> None:
         """Refuses rows that would probably be answered too late; rows already in progress may be awaited.
@@ -247,8 +239,8 @@ class CloudClient:
         Raises:
             DeadlineExceededError: the answer would come too late; nothing was sent.
         """
-        left_s = deadline_s - self._clock.monotonic_s()
-        if self._cloud is None or left_s <= 0 or all(key in self._flights for key in _flight_keys(model, rows)):
+        left_s = deadline_s - self.clock.monotonic_s()
+        if self.cloud is None or left_s <= 0 or all(key in self._flights for key in _flight_keys(model, rows)):
             return
         predicted_s = self.predicted_s(request, len(rows))
         if not self.lateness.allows(predicted_s, left_s):
@@ -299,39 +291,39 @@ class CloudClient:
         Raises:
             FirstlineError: see `Cascade.infer`.
         """
-        if deadline_s <= self._clock.monotonic_s():
+        if deadline_s <= self.clock.monotonic_s():
             raise DeadlineExceededError("The request's deadline leaves no time to ask the full model.")
         manifest, digest = model.manifest, model.manifest.full_digest
         tried_before = len(attempts)
-        started_s = self._clock.monotonic_s()
+        started_s = self.clock.monotonic_s()
 
         async def compute(indices: Sequence[int]) -> list[tuple[ModelOutput, str]]:
             escalated = request.take([rows[index].position for index in indices])
-            sent = escalation_of(escalated, model.version, digest, model.full_inputs, self._contracts.alarm_of(model))
+            sent = escalation_of(escalated, model.version, digest, model.full_inputs, self.contracts.alarm_of(model))
             try:
                 response = await self._call(sent, deadline_s, attempts, manifest.outputs_of(manifest.full))
             except FirstlineError as error:
-                self._refusals.record(manifest.name, model.version, error)
+                self.refusals.record(manifest.name, model.version, error)
                 raise
-            self._refusals.clear(manifest.name, model.version)
-            self._contracts.apply_notice(model, response.answer.contract if response.answer is not None else None)
+            self.refusals.clear(manifest.name, model.version)
+            self.contracts.apply_notice(model, response.answer.contract if response.answer is not None else None)
             ran = digest_of(response)
             arrays = response.arrays_of(manifest.task.outputs)
             outputs = [ModelOutput(slice_rows(arrays, row, row + 1)) for row in range(len(indices))]
             if digest and ran:
                 for index, output in zip(indices, outputs, strict=True):
-                    self._cache.put(result_key(rows[index].content, digest), output)
+                    self.cache.put(result_key(rows[index].content, digest), output)
             return [(output, ran) for output in outputs]
 
         flight = self._flights.run(_flight_keys(model, rows), compute, keep=keep)
         try:
-            answers = await within(self._clock, deadline_s, flight, _LATE)
+            answers = await within(self.clock, deadline_s, flight, _LATE)
         except FirstlineError as error:
             if len(attempts) == tried_before:  # late, or another request's journey failed
-                attempts.append(attempt(self._clock, Tier.CLOUD, error.code, started_s))
+                attempts.append(attempt(self.clock, Tier.CLOUD, error.code, started_s))
             raise
         if len(attempts) == tried_before:  # another request was already asking the same
-            attempts.append(attempt(self._clock, Tier.CLOUD, "ok", started_s))
+            attempts.append(attempt(self.clock, Tier.CLOUD, "ok", started_s))
         return answers
 
     async def pass_on(self, request: InferRequest, deadline_s: float, attempts: list[Attempt]) -> InferResponse:
@@ -341,14 +333,14 @@ class CloudClient:
             UnknownModelError: this device has no link.
             FirstlineError: see `Cascade.infer`.
         """
-        if self._cloud is None:
+        if self.cloud is None:
             wanted = shown(request.model) + (f" in version {shown(request.version)}" if request.version else "")
             raise UnknownModelError(
                 f"This device holds no model {wanted} and has no link to a gateway; add the model's bundle to "
                 "models.directories, or a [[links]] section."
             )
         sent = escalation_of(request, request.version, "")
-        response = await within(self._clock, deadline_s, self._call(sent, deadline_s, attempts), _LATE)
+        response = await within(self.clock, deadline_s, self._call(sent, deadline_s, attempts), _LATE)
         answer = Answer(
             request_id=request.request_id,
             status=Status.FINAL,
@@ -366,14 +358,14 @@ class CloudClient:
         self, request: InferRequest, deadline_s: float, attempts: list[Attempt], outputs: DeclaredOutputs | None = None
     ) -> InferResponse:
         """One escalation over whichever link answers; every link tried leaves an attempt."""
-        if self._cloud is None:  # no Retry-After: time does not change it
+        if self.cloud is None:  # no Retry-After: time does not change it
             raise LinkDownError(
                 "The full model alone can answer this, and this device has no link to a gateway, so trying again does "
                 "not help; add a [[links]] section to its configuration."
             )
         try:
-            with self._traffic:
-                return await self._cloud.infer(request, deadline_s, attempts, outputs)
+            with self.traffic:
+                return await self.cloud.infer(request, deadline_s, attempts, outputs)
         except UnauthorizedError as error:  # the operator can renew the credentials, so the promise is kept
             raise LinkError(f"The gateway refuses this device: {error.message}") from error
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
@@ -65,30 +66,30 @@ class TwinTransport(Protocol):
         ...
 
 
+@dataclass(eq=False)
 class HttpTransport:
     """Polls with jitter, which prevents a thundering herd; less often while the gateway does not answer."""
 
     connections = 0  # every message is acknowledged
 
-    def __init__(self, http: FleetHttp, poll_s: float, clock: Clock, rng: random.Random) -> None:
-        self._http = http
-        self._poll_s = poll_s
-        self._clock = clock
-        self._rng = rng
-        self.session = new_request_id()
-        self._etag = ""
-        self._polled = False
-        self._failures = 0
+    http: FleetHttp
+    poll_s: float
+    clock: Clock
+    rng: random.Random
+    session: str = field(default_factory=new_request_id, init=False)
+    _etag: str = field(default="", init=False)
+    _polled: bool = field(default=False, init=False)
+    _failures: int = field(default=0, init=False)
 
     async def desired(self, revision: int) -> Desired:
         """See `TwinTransport`."""
         while True:
             if self._polled:
-                await self._clock.sleep(self._pause_s())
+                await self.clock.sleep(self._pause_s())
             self._polled = True
             try:
                 headers = {"If-None-Match": self._etag} if self._etag else {}
-                status, response_headers, body = await self._http.exchange("GET", rest.TWIN_PATH, headers=headers)
+                status, response_headers, body = await self.http.exchange("GET", rest.TWIN_PATH, headers=headers)
                 self._failures = 0
                 if status == _NOT_MODIFIED:
                     continue
@@ -102,9 +103,9 @@ class HttpTransport:
             return desired
 
     def _pause_s(self) -> float:
-        pause_s = self._poll_s * self._rng.uniform(1 - _SPREAD, 1 + _SPREAD)
+        pause_s = self.poll_s * self.rng.uniform(1 - _SPREAD, 1 + _SPREAD)
         if self._failures > 1:
-            pause_s += full_jitter_s(self._rng, self._failures - 1, base_s=self._poll_s, max_s=_BACKOFF_MAX_S)
+            pause_s += full_jitter_s(self.rng, self._failures - 1, base_s=self.poll_s, max_s=_BACKOFF_MAX_S)
         return pause_s
 
     async def report(self, reported: Reported) -> None:
@@ -117,7 +118,7 @@ class HttpTransport:
 
     async def _send(self, method: str, path: str, document: Reported | Telemetry) -> None:
         headers = {"Content-Type": "application/json"}
-        await self._http.exchange(method, path, headers=headers, content=msgspec.json.encode(document))
+        await self.http.exchange(method, path, headers=headers, content=msgspec.json.encode(document))
 
 
 class MqttTransport:

@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -29,6 +30,7 @@ _AGAIN_S = 300.0
 _END_S = 5.0
 
 
+@dataclass(eq=False)
 class Surveyor:
     """Surveys one device.
 
@@ -44,23 +46,14 @@ class Surveyor:
         catalogue: None until the files were read, milliseconds after the start.
     """
 
-    def __init__(
-        self,
-        tree: Tree,
-        folder: Path,
-        path: Path,
-        *,
-        clock: Clock = SYSTEM_CLOCK,
-        measures: bool = True,
-        on_change: Callable[[], None] = lambda: None,
-    ) -> None:
-        self._tree = tree
-        self._folder = folder
-        self._path = path
-        self._clock = clock
-        self._measures = measures
-        self._on_change = on_change
-        self.catalogue: Catalogue | None = None
+    tree: Tree
+    folder: Path
+    path: Path
+    _: KW_ONLY
+    clock: Clock = SYSTEM_CLOCK
+    measures: bool = True
+    on_change: Callable[[], None] = lambda: None
+    catalogue: Catalogue | None = field(default=None, init=False)
 
     async def run(self) -> None:
         """Describes and measures the device, then returns."""
@@ -72,18 +65,18 @@ class Surveyor:
                 if not refused:
                     log.warning("hardware not described yet; retrying", error=str(error))
                 refused = True
-            await self._clock.sleep(_AGAIN_S)
+            await self.clock.sleep(_AGAIN_S)
 
     async def _survey(self) -> None:
-        found = await in_daemon_thread(partial(describe_device, self._tree, self._folder))  # a driver may hang
+        found = await in_daemon_thread(partial(describe_device, self.tree, self.folder))  # a driver may hang
         stored = await asyncio.to_thread(self.read_stored)
         if stored is not None and stored.fingerprint == found.fingerprint:
             found = with_measurements(found, stored)
         self._publish(found)
-        if self._measures and not found.measured:
-            await self._clock.sleep(_DELAY_S)
+        if self.measures and not found.measured:
+            await self.clock.sleep(_DELAY_S)
             try:
-                measured = await survey(self._tree.root, self._folder)
+                measured = await survey(self.tree.root, self.folder)
             except FirstlineError as error:
                 log.warning("hardware not measured", error=error.message)
                 return
@@ -93,7 +86,7 @@ class Surveyor:
     def read_stored(self) -> Catalogue | None:
         """Returns the stored catalogue; None if there is none or it is damaged."""
         try:
-            return decode(read_checked(self._path), str(self._path))
+            return decode(read_checked(self.path), str(self.path))
         except FileNotFoundError:
             return None
         except (OSError, IntegrityError, ProtocolError) as error:
@@ -103,9 +96,9 @@ class Surveyor:
     def store(self, measured: Catalogue) -> None:
         """Stores the catalogue; if the disk refuses, the device is measured again at the next start."""
         try:
-            write_struct(self._path, measured)
+            write_struct(self.path, measured)
         except OSError as error:
-            log.warning("catalogue not stored", path=str(self._path), error=str(error))
+            log.warning("catalogue not stored", path=str(self.path), error=str(error))
 
     def _publish(self, found: Catalogue) -> None:
         """Rejects a catalogue that a reader would refuse."""
@@ -114,7 +107,7 @@ class Surveyor:
         except ProtocolError as error:
             log.warning("catalogue of this device invalid", error=error.message)
             return
-        self._on_change()
+        self.on_change()
 
 
 async def survey(root: Path, folder: Path, limit_s: float = _LIMIT_S) -> Catalogue:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 
 from firstline_core.clock import Clock
 from firstline_core.errors import CapacityError, FirstlineError, LinkDownError, RemoteTimeoutError, UnauthorizedError
@@ -48,6 +48,7 @@ class AnnouncerSettings:
     backoff_max_s: float = 30.0
 
 
+@dataclass(eq=False)
 class Announcer:
     """Announces the outbox's answers, oldest first.
 
@@ -60,29 +61,20 @@ class Announcer:
         settings: timeouts and limits.
     """
 
-    def __init__(
-        self,
-        outbox: Outbox,
-        publisher: Links,
-        clock: Clock,
-        rng: random.Random,
-        *,
-        report: Report | None = None,
-        settings: AnnouncerSettings = AnnouncerSettings(),
-    ) -> None:
-        self._outbox = outbox
-        self._publisher = publisher
-        self._clock = clock
-        self._rng = rng
-        self._report = report
-        self._settings = settings
+    outbox: Outbox
+    publisher: Links
+    clock: Clock
+    rng: random.Random
+    _: KW_ONLY
+    report: Report | None = None
+    settings: AnnouncerSettings = AnnouncerSettings()
 
     async def run(self) -> None:
         """Works until it is cancelled."""
         failures = 0
         while True:
-            await self._outbox.wait_unannounced()
-            await self._publisher.wait_connected()
+            await self.outbox.wait_unannounced()
+            await self.publisher.wait_connected()
             try:
                 succeeded = await self._announce()
             except FirstlineError as error:
@@ -93,29 +85,29 @@ class Announcer:
                 succeeded = False
             failures = 0 if succeeded else failures + 1
             if failures:
-                base_s, max_s = self._settings.backoff_s, self._settings.backoff_max_s
-                await self._clock.sleep(full_jitter_s(self._rng, failures - 1, base_s=base_s, max_s=max_s))
+                base_s, max_s = self.settings.backoff_s, self.settings.backoff_max_s
+                await self.clock.sleep(full_jitter_s(self.rng, failures - 1, base_s=base_s, max_s=max_s))
 
     async def _announce(self) -> bool:
         """Announces the oldest answers; returns whether none of them must be retried."""
-        answers = await self._outbox.unannounced(self._settings.concurrency)
+        answers = await self.outbox.unannounced(self.settings.concurrency)
         are_done = await asyncio.gather(*(self._publish(request_id, answer) for request_id, answer in answers))
         done = {request_id: answer for (request_id, answer), is_done in zip(answers, are_done, strict=True) if is_done}
-        if done and self._report is not None and not await self._is_done(self._report(list(done.values())), *done):
+        if done and self.report is not None and not await self._is_done(self.report(list(done.values())), *done):
             return False
         if done:
-            await self._outbox.mark_announced(done)
+            await self.outbox.mark_announced(done)
         return all(are_done)
 
     async def _publish(self, request_id: str, answer: InferResponse) -> bool:
         """Publishes one answer; returns whether it was acknowledged or is refused for good."""
-        return await self._is_done(self._publisher.publish(answer), request_id)
+        return await self._is_done(self.publisher.publish(answer), request_id)
 
     async def _is_done(self, announcing: Awaitable[None], *request_ids: str) -> bool:
         """Returns whether an announcement was acknowledged or is refused for good."""
-        deadline_s = self._clock.monotonic_s() + self._settings.timeout_s
+        deadline_s = self.clock.monotonic_s() + self.settings.timeout_s
         try:
-            await within(self._clock, deadline_s, announcing, "No receiver acknowledged the announcement.")
+            await within(self.clock, deadline_s, announcing, "No receiver acknowledged the announcement.")
         except _PASSING as error:
             log.info("correction not announced yet", request_ids=request_ids, error=error.message)
             return False

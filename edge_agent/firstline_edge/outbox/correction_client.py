@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass, field
 
 from msgspec.structs import replace
 
@@ -27,6 +28,7 @@ _TIMEOUT_S = 30.0
 _REFUSALS = 5
 
 
+@dataclass(eq=False)
 class CorrectionClient:
     """Has the full model correct promises.
 
@@ -40,25 +42,15 @@ class CorrectionClient:
         merge: puts the corrected rows into the provisional answer; its result is final.
     """
 
-    def __init__(
-        self,
-        cloud: LinkChain,
-        models: Models,
-        contracts: Contracts,
-        model_refusals: ModelRefusals,
-        clock: Clock,
-        *,
-        refusals: int = _REFUSALS,
-        merge: Merge = merge,
-    ) -> None:
-        self._cloud = cloud
-        self._models = models
-        self._contracts = contracts
-        self._model_refusals = model_refusals
-        self._clock = clock
-        self._refusals = refusals
-        self._merge = merge
-        self._refused: dict[str, int] = {}  # by request id, how often the gateway refused a promise that still waits
+    cloud: LinkChain
+    models: Models
+    contracts: Contracts
+    model_refusals: ModelRefusals
+    clock: Clock
+    _: KW_ONLY
+    refusals: int = _REFUSALS
+    merge: Merge = merge
+    _refused: dict[str, int] = field(default_factory=dict, init=False)
 
     async def correct(self, item: OutboxItem) -> tuple[InferResponse, str]:
         """Returns the answer that ends the promise, and why the gateway refused to correct it ("" if it did not).
@@ -71,9 +63,9 @@ class CorrectionClient:
         try:
             correction = await self._ask(item)
             answered = True
-            held = _held(item, self._models.find(model, version))
-            merged = self._merge(item.provisional, item.rows, correction, held.task if held is not None else None)
-            self._model_refusals.clear(model, version)
+            held = _held(item, self.models.find(model, version))
+            merged = self.merge(item.provisional, item.rows, correction, held.task if held is not None else None)
+            self.model_refusals.clear(model, version)
             return merged, ""
         except FirstlineError as error:
             # The operator can correct a refused token, so the item is retried.
@@ -85,10 +77,10 @@ class CorrectionClient:
             refusal = RuntimeFailure(f"The correction cannot be had: {error!r}.")
         if not isinstance(refusal, RequestError):
             self._refused[request_id] = self._refused.get(request_id, 0) + 1
-            if self._refused[request_id] < self._refusals:
+            if self._refused[request_id] < self.refusals:
                 raise refusal
-        self._model_refusals.record(model, version, refusal)
-        if self._model_refusals.may_end(model, version, refusal):
+        self.model_refusals.record(model, version, refusal)
+        if self.model_refusals.may_end(model, version, refusal):
             raise refusal
         return expire(item.provisional, Reason.CLOUD_ERROR, refusal.message), refusal.message
 
@@ -98,16 +90,16 @@ class CorrectionClient:
 
     async def _ask(self, item: OutboxItem) -> InferResponse:
         """Returns the gateway's answer with the tries of this call, and applies its notice about the contract."""
-        device_model = self._models.find(item.request.model, item.request.version)
-        alarm = self._contracts.alarm_of(device_model) if device_model is not None else None
+        device_model = self.models.find(item.request.model, item.request.version)
+        alarm = self.contracts.alarm_of(device_model) if device_model is not None else None
         attempts: list[Attempt] = []
         request = replace(item.request, alarm=alarm, promised=True)
-        ends_s = self._clock.monotonic_s() + _TIMEOUT_S
-        correction = await self._cloud.infer(request, ends_s, attempts, _declared_outputs(item, device_model))
+        ends_s = self.clock.monotonic_s() + _TIMEOUT_S
+        correction = await self.cloud.infer(request, ends_s, attempts, _declared_outputs(item, device_model))
         if correction.answer is None:
             return correction
         if device_model is not None:
-            self._contracts.apply_notice(device_model, correction.answer.contract)
+            self.contracts.apply_notice(device_model, correction.answer.contract)
         return replace(correction, answer=replace(correction.answer, attempts=tuple(attempts)))
 
 

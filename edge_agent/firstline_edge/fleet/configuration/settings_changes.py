@@ -8,6 +8,7 @@ for more is refused as a whole, so that a device runs exactly the configuration 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -57,6 +58,7 @@ def _check_bound(own: EdgeSettings, name: str, before: object, value: object) ->
         )
 
 
+@dataclass(eq=False, kw_only=True)
 class SettingsAdoption:
     """Applies other settings to a running agent, and counts its failures since then.
 
@@ -66,27 +68,20 @@ class SettingsAdoption:
         answered: returns the rows of a model so far, and those without an answer.
     """
 
-    def __init__(
-        self,
-        *,
-        models: Models,
-        live: LiveSettings,
-        answered: Callable[[DeviceModel], tuple[int, int]],
-    ) -> None:
-        self._models = models
-        self._live = live
-        self._answered = answered
-        self._before = (0, 0)
+    models: Models
+    live: LiveSettings
+    answered: Callable[[DeviceModel], tuple[int, int]]
+    _before: tuple[int, int] = field(default=(0, 0), init=False)
 
     def adopt(self, settings: EdgeSettings) -> None:
         """Exchanges the settings, and begins to count failures."""
         self._before = self._counts()
-        self._live.exchange(settings)
+        self.live.exchange(settings)
 
     def failed(self) -> bool:
         """Returns whether more than half of the rows since the latest exchange got no answer."""
         return has_failed(self._before, self._counts())
 
     def _counts(self) -> tuple[int, int]:
-        counts = [self._answered(device_model) for device_model in self._models.all]
+        counts = [self.answered(device_model) for device_model in self.models.all]
         return sum(rows for rows, _ in counts), sum(errors for _, errors in counts)

@@ -192,7 +192,7 @@ class TestKeep:
     async def test_a_draining_battery_raises_the_price_of_energy(self) -> None:
         clock = SimulatedClock()
         spending = limited_spending(resource="joules/day", clock=clock)
-        spending._sense = lambda: Conditions(battery=0.05, charging=False)
+        spending.sense = lambda: Conditions(battery=0.05, charging=False)
         async with running(spending):
             await settled(clock)
         assert spending.account.markup.joules == 8.0
@@ -230,7 +230,7 @@ class TestKeep:
             return Conditions()
 
         spending = limited_spending(clock=clock, file=file)
-        spending._sense = sense
+        spending.sense = sense
         async with running(spending):
             with spending.paid(TestPaid.asked):
                 count("http", sent=300)

@@ -33,7 +33,7 @@ async def test_a_row_below_its_price_gets_a_final_edge_answer(short: Spending) -
 
 
 async def test_where_no_link_works_that_is_the_reason_and_not_the_price(short: Spending) -> None:
-    short._links = list
+    short.links = list
     scene = Scene(certified=0.8, spending=short)
     answer = answer_of(await scene.infer(0.7))
     assert (answer.tier, answer.reason, answer.status) == (Tier.EDGE, Reason.LINK_DOWN, Status.FINAL)
