@@ -29,7 +29,7 @@ from firstline_core.telemetry.logs import logger
 from firstline_core.telemetry.metrics import RequestMetrics
 from firstline_core.telemetry.settings_reload import SettingsReload
 from firstline_edge.adaptation.variants import Chooser
-from firstline_edge.api.access import Access, TokenAccess, access_of, read_tokens
+from firstline_edge.api.access import Access, TokenAccess, access_of, parse_tokens
 from firstline_edge.api.app import App
 from firstline_edge.api.data_plane import EdgeDataPlane
 from firstline_edge.api.erasure import Erasure
@@ -556,7 +556,7 @@ class EdgeAgent:
         async def apply(settings: EdgeSettings) -> list[str]:
             check(settings)
             files = [settings.api.token_file] if isinstance(access, TokenAccess) else []
-            tokens = [await asyncio.to_thread(read_tokens, file, "api.token_file") for file in files]
+            tokens = [await asyncio.to_thread(parse_tokens, file, "api.token_file") for file in files]
             if self._configurator is not None:
                 self._configurator.adopt_own(settings)
             else:

@@ -15,7 +15,7 @@ from support.digits import scan
 from bench.support.line import Line, line
 from firstline import Client
 from firstline_core.protocol.mqtt_messages import MqttSettings
-from firstline_edge.api.access import read_tokens
+from firstline_edge.api.access import TokenAccess, parse_tokens
 from firstline_edge.cloud.http_link import HttpLink, HttpLinkSettings
 
 API_TOKEN = "press-hall-4-of-tuesday"  # the agent's own callers'
@@ -118,7 +118,7 @@ def test_secrets_are_in_no_repr(running: Running) -> None:
         link = HttpLinkSettings("https://gateway.example.com", token=API_TOKEN)
         said = [
             *(link, HttpLink(link), MqttSettings("broker", username="me", password=API_TOKEN)),
-            *(read_tokens(str(callers), "api.token_file"), Client("http://127.0.0.1:1", token=API_TOKEN)),
+            *(TokenAccess(parse_tokens(str(callers), "api.token_file")), Client("http://127.0.0.1:1", token=API_TOKEN)),
         ]
         for value in said:
             assert API_TOKEN not in repr(value) + str(value)

@@ -21,35 +21,6 @@ LOCAL_PRINCIPAL = "local"
 """The caller of an agent without a token file."""
 
 
-class Tokens:
-    """The callers by their bearer tokens. Only digests are stored, and they are compared in constant time."""
-
-    def __init__(self, names_and_tokens: dict[str, str]) -> None:
-        self._digests = {name: _digest(token) for name, token in names_and_tokens.items()}
-
-    def principal(self, authorization: str) -> str:
-        """Returns the name of the caller that an `Authorization` header identifies.
-
-        Raises:
-            UnauthorizedError: the header has no valid token.
-        """
-        scheme, _, token = authorization.partition(" ")
-        given = _digest(token.strip())
-        found = [name for name, digest in self._digests.items() if hmac.compare_digest(digest, given)]
-        if scheme.lower() != "bearer" or not found:
-            raise UnauthorizedError("No valid token; send `Authorization: Bearer TOKEN` with one from api.token_file.")
-        return found[0]
-
-
-def read_tokens(file: str, setting: str) -> Tokens:
-    """Returns the tokens of a file.
-
-    Raises:
-        ConfigError: see `parse_tokens`.
-    """
-    return Tokens(parse_tokens(file, setting))
-
-
 def first_token(file: str, setting: str) -> str:
     """Returns the first token of a file, for a command that calls the agent on its own device; "" without a file.
 
@@ -116,20 +87,29 @@ class Access(Protocol):
 
 
 class TokenAccess:
-    """The name of the bearer token is the principal."""
+    """The name of the bearer token is the principal. Only digests are stored, and compared in constant time.
 
-    def __init__(self, tokens: Tokens) -> None:
-        self._tokens = tokens
+    Args:
+        tokens: by the names of their callers.
+    """
 
-    def adopt(self, tokens: Tokens) -> None:
+    def __init__(self, tokens: Mapping[str, str]) -> None:
+        self.adopt(tokens)
+
+    def adopt(self, tokens: Mapping[str, str]) -> None:
         """Accepts these tokens from the next request on, and no others."""
-        self._tokens = tokens
+        self._digests = {name: _digest(token) for name, token in tokens.items()}
 
     def principal(self, headers: Mapping[str, str]) -> str:
         return self.bearer(headers.get("authorization", ""))
 
     def bearer(self, authorization: str) -> str:
-        return self._tokens.principal(authorization)
+        scheme, _, token = authorization.partition(" ")
+        given = _digest(token.strip())
+        found = [name for name, digest in self._digests.items() if hmac.compare_digest(digest, given)]
+        if scheme.lower() != "bearer" or not found:
+            raise UnauthorizedError("No valid token; send `Authorization: Bearer TOKEN` with one from api.token_file.")
+        return found[0]
 
 
 class LoopbackAccess:
@@ -193,7 +173,7 @@ def access_of(api: ApiSection) -> Access:
         ConfigError: the token file cannot be read, or is not valid.
     """
     return (
-        TokenAccess(read_tokens(api.token_file, "api.token_file"))
+        TokenAccess(parse_tokens(api.token_file, "api.token_file"))
         if api.token_file
         else LoopbackAccess(api.cors_origins)
     )

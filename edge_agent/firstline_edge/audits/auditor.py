@@ -259,12 +259,7 @@ class Auditor:
             covered = monitored.is_auditable(row.score, model.group(row.edge))
             if covered or (row.answer is not None and row.answer.reason is Reason.BUDGET):
                 if may_draw and (covered or self._is_ample()):
-                    size_bytes = _row_bytes(request, model.full_inputs, row.position)
-                    draw, propensity = self._rate.count(request.source, size_bytes, has_room=self._sender.has_room)
-                    if self._rng.random() < draw:
-                        drawn = _audit_of(monitored, request, row, row.edge, propensity, covered=covered)
-                        self._rate.charge(request.source, drawn.sent.size_bytes)
-                        self._sender.add(drawn)
+                    self._draw(request, model, row, row.edge, monitored, covered=covered)
             elif row.answer is not None:
                 fully_answered.append(row)
         if fully_answered:
@@ -277,13 +272,56 @@ class Auditor:
         if not model.manifest.full_digest:
             return
         for row in rows:
-            if row.edge is None or row.output is not row.edge or row.reason not in _BY_SCORE:
-                continue
-            size_bytes = _row_bytes(request, model.full_inputs, row.position)
-            draw, propensity = self._rate.count(request.source, size_bytes, has_room=self._sender.has_room)
-            if self._rng.random() < draw:
-                self._rate.charge(request.source, size_bytes)
-                self._sender.add(_rollout_audit_of(model, request, row, row.edge, propensity))
+            if row.edge is not None and row.output is row.edge and row.reason in _BY_SCORE:
+                self._draw(request, model, row, row.edge)
+
+    def _draw(
+        self,
+        request: InferRequest,
+        model: DeviceModel,
+        row: Row,
+        edge: ModelOutput,
+        monitored: MonitoredCertificate | None = None,
+        *,
+        covered: bool = False,
+    ) -> None:
+        """Audits an edge answer by chance.
+
+        Args:
+            request: of which it is a row.
+            model: that gave the answer.
+            row: answered, or escalated.
+            edge: the edge model's output for it.
+            monitored: the certificate; None to audit for a rollout alone.
+            covered: whether the threshold in use covers it.
+        """
+        size_bytes = _row_bytes(request, model.full_inputs, row.position)
+        draw, propensity = self._rate.count(request.source, size_bytes, has_room=self._sender.has_room)
+        if self._rng.random() >= draw:
+            return
+        escalation = escalation_of(
+            request.take([row.position]), model.version, model.manifest.full_digest, model.full_inputs
+        )
+        # The caller of the request does not wait for an audit, and its trace does not contain one.
+        sent = replace(escalation, request_id=new_request_id(), trace=None)
+        if monitored is not None and covered and monitored.certificate_state.threshold is None:  # it tests the promise
+            sent = replace(sent, audit=_note_of(monitored, propensity), edge_outputs=edge.outputs)
+        self._rate.charge(request.source, sent.size_bytes)
+        self._sender.add(
+            Audit(
+                model=model,
+                monitored=monitored,
+                request_id=request.request_id,
+                position=row.position,
+                sent=sent,
+                content=row.content,
+                score=row.score,
+                edge=edge.outputs,
+                propensity=propensity,
+                threshold=monitored.threshold if monitored is not None else math.nan,
+                covered=covered,
+            )
+        )
 
     def observe_escalations(self, model: DeviceModel, rows: Sequence[Row]) -> None:
         """Samples answers that the full model gave, with the propensity of audits, so that both can be joined.
@@ -315,76 +353,19 @@ class Auditor:
         return self._spending is None or self._spending.ample
 
 
-def _audit_of(
-    monitored: MonitoredCertificate,
-    request: InferRequest,
-    row: Row,
-    edge: ModelOutput,
-    propensity: float,
-    *,
-    covered: bool,
-) -> Audit:
-    """Returns the audit of a drawn row.
+def _note_of(monitored: MonitoredCertificate, propensity: float) -> AuditNote:
+    """Returns what the gateway is told about an audit that tests a promise.
 
-    Args:
-        monitored: the certificate.
-        request: of which it is a row.
-        row: drawn.
-        edge: the edge model's output.
-        propensity: with which it was drawn.
-        covered: whether the threshold in use covers it.
+    Only the certificate's threshold was promised anything: a stricter part may be riskier than the whole, and would
+    raise a false alarm for the whole fleet. A tightened one is this device's own affair.
     """
     certificate = monitored.certificate
-    # Only the certificate's threshold was promised anything: a stricter part may be riskier than the whole, and would
-    # raise a false alarm for the whole fleet. A tightened one is this device's own affair.
-    note = AuditNote(
+    return AuditNote(
         propensity=propensity,
         epsilon=max(monitored.bounds.values()),
         threshold=certificate.threshold,
         edge_digest=certificate.edge_digest,
         events=monitored.bounds if certificate.events else {},
-    )
-    escalation = escalation_of(
-        request.take([row.position]), monitored.model.version, certificate.full_digest, monitored.model.full_inputs
-    )
-    # The caller of the request does not wait for an audit, and its trace does not contain one.
-    sent = replace(escalation, request_id=new_request_id(), trace=None)
-    if covered and monitored.certificate_state.threshold is None:  # it tests the promise
-        sent = replace(sent, audit=note, edge_outputs=edge.outputs)
-    return Audit(
-        model=monitored.model,
-        monitored=monitored,
-        request_id=request.request_id,
-        position=row.position,
-        sent=sent,
-        content=row.content,
-        score=row.score,
-        edge=edge.outputs,
-        propensity=propensity,
-        threshold=monitored.threshold,
-        covered=covered,
-    )
-
-
-def _rollout_audit_of(
-    model: DeviceModel, request: InferRequest, row: Row, edge: ModelOutput, propensity: float
-) -> Audit:
-    """Returns the audit of a drawn row that tests no certificate; see `_audit_of`."""
-    escalation = escalation_of(
-        request.take([row.position]), model.version, model.manifest.full_digest, model.full_inputs
-    )
-    return Audit(
-        model=model,
-        monitored=None,
-        request_id=request.request_id,
-        position=row.position,
-        sent=replace(escalation, request_id=new_request_id(), trace=None),
-        content=row.content,
-        score=row.score,
-        edge=edge.outputs,
-        propensity=propensity,
-        threshold=math.nan,
-        covered=False,
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
@@ -17,13 +18,13 @@ from firstline_core.routing import audit
 from firstline_core.routing.audit import AuditState
 from firstline_core.routing.certificate import ALL_ROWS, Certificate
 from firstline_core.routing.tightening import EVERYTHING
-from firstline_core.storage.files import DAMAGED, read_checked
+from firstline_core.storage.files import DAMAGED
+from firstline_core.storage.structs import read_struct
 from firstline_core.telemetry.logs import logger
 from firstline_edge.state import StateFile
 
 log = logger(__name__)
 
-FORMAT = 1
 _UNKNOWN = "Whether there was an alarm is not known, so answers are not certified until a newly certified bundle comes."
 _ALARM = ("alarmed", "cause", "event", "alarmed_wall_s", "tightened", "escalates_all", "escalations_per_hour")
 _RECORDS_KEPT = 64  # records of absent bundles: the alarm applies again when the folder returns
@@ -91,12 +92,8 @@ class Record(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         return EVERYTHING if self.escalates_all else self.tightened
 
 
-class _Head(msgspec.Struct):
-    format: int
-
-
 class _Document(msgspec.Struct, forbid_unknown_fields=True):
-    format: int
+    format: Literal[1]
     records: dict[str, Record]
 
 
@@ -138,7 +135,7 @@ def begun(records: Mapping[str, Record], model: str, version: str, certificate: 
 def encode(records: Mapping[str, Record]) -> bytes:
     """Returns the text of the file: the latest records, the newest last."""
     latest = dict(list(records.items())[-_RECORDS_KEPT:])
-    return msgspec.json.encode(_Document(FORMAT, latest))
+    return msgspec.json.encode(_Document(1, latest))
 
 
 class RecordFile(StateFile):
@@ -172,22 +169,19 @@ def read(path: Path) -> dict[str, Record]:
         OSError: the disk refuses.
     """
     try:
-        text = read_checked(path)
+        document = read_struct(path, _Document)
     except FileNotFoundError:
         aside = path.with_name(path.name + DAMAGED)
         if aside.exists():
             raise IntegrityError(f"{path} was set aside as {aside.name}, for it could not be read.") from None
         return {}
-    try:
-        if (found := msgspec.json.decode(text, type=_Head).format) != FORMAT:
-            raise IntegrityError(f"{path} has format {found}; this version of Firstline reads {FORMAT}.")
-        document = msgspec.json.decode(text, type=_Document)
-        for record in document.records.values():
+    for record in document.records.values():
+        try:
             for each in record.events.values():
                 audit.check(each.test)
-            if not record.events:
-                raise ConfigError("A record has no test.")
-            record.lost = record.drawn - record.agreed - record.disagreed
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ConfigError) as error:
-        raise IntegrityError(f"{path} cannot be read: {error}") from error
+        except ConfigError as error:
+            raise IntegrityError(f"{path} cannot be read: {error}") from error
+        if not record.events:
+            raise IntegrityError(f"{path} cannot be read: a record has no test.")
+        record.lost = record.drawn - record.agreed - record.disagreed
     return document.records

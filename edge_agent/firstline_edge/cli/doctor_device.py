@@ -25,7 +25,7 @@ from firstline_core.hardware.survey import thermal_zones
 from firstline_core.storage.files import DAMAGED
 from firstline_core.storage.seals import CREDENTIAL, read_keys
 from firstline_core.storage.secrets import read_secret
-from firstline_edge.api.access import read_tokens
+from firstline_edge.api.access import parse_tokens
 from firstline_edge.budgets.from_settings import device_sensors
 from firstline_edge.cli.agent_api import agent_status
 from firstline_edge.cli.findings import Finding, hint, hint_if, ok, problem, warning, warning_if
@@ -143,7 +143,7 @@ def clock_finding(offset_s: float | None) -> Finding:
 def secret_findings(settings: EdgeSettings) -> list[Finding]:
     """Checks whether files with secrets are readable and private."""
     files: list[tuple[str, str, Callable[[str, str], object] | None]] = [
-        ("api.token_file", settings.api.token_file, read_tokens),
+        ("api.token_file", settings.api.token_file, parse_tokens),
         ("encryption.key_file", settings.encryption.key_file, read_keys),
     ]
     for number, link in enumerate(settings.links):

@@ -14,7 +14,7 @@ import pytest
 from support.example_settings import EDGE_FILE as EXAMPLE
 
 from firstline_core.errors import ConfigError, UnauthorizedError
-from firstline_edge.api.access import first_token, read_tokens
+from firstline_edge.api.access import TokenAccess, first_token, parse_tokens
 from firstline_edge.settings.load import load
 from firstline_edge.settings.settings import EdgeSettings, LinkSection
 
@@ -98,26 +98,26 @@ class TestSecrets:
     def test_tokens(self, tmp_path: Path) -> None:
         file = tmp_path / "tokens"
         file.write_text("\ufeffcamera: 0123456789abcdef \n# who may call\n\nphone:fedcba9876543210\n")
-        tokens = read_tokens(str(file), "api.token_file")
-        assert tokens.principal("Bearer fedcba9876543210") == "phone"
-        assert tokens.principal("bearer  0123456789abcdef") == "camera"
+        tokens = TokenAccess(parse_tokens(str(file), "api.token_file"))
+        assert tokens.bearer("Bearer fedcba9876543210") == "phone"
+        assert tokens.bearer("bearer  0123456789abcdef") == "camera"
         assert first_token(str(file), "api.token_file") == "0123456789abcdef"
         for wrong in ("", "Bearer", "Bearer x", "Basic 0123456789abcdef", "0123456789abcdef"):
             with pytest.raises(UnauthorizedError):
-                tokens.principal(wrong)
+                tokens.bearer(wrong)
 
     @pytest.mark.parametrize("text", ["", "# nothing", "no colon but long enough", "camera:short", ":0123456789abcdef"])
     def test_a_file_without_tokens_is_refused(self, tmp_path: Path, text: str) -> None:
         file = tmp_path / "tokens"
         file.write_text(text)
         with pytest.raises(ConfigError, match=r"api\.token_file: .*tokens"):
-            read_tokens(str(file), "api.token_file")
+            parse_tokens(str(file), "api.token_file")
 
     def test_a_name_has_one_token(self, tmp_path: Path) -> None:
         file = tmp_path / "tokens"
         file.write_text("camera:0123456789abcdef\ncamera:fedcba9876543210\n")
         with pytest.raises(ConfigError, match="tokens:2 gives 'camera' a second token"):
-            read_tokens(str(file), "api.token_file")
+            parse_tokens(str(file), "api.token_file")
 
 
 @pytest.mark.parametrize("folder", ["~nobody-of-this-name/state", "/var/lib/x\0y"])
