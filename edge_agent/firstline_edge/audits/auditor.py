@@ -354,7 +354,7 @@ class Auditor:
 
 
 def _note_of(monitored: MonitoredCertificate, propensity: float) -> AuditNote:
-    """Returns what the gateway is told about an audit that tests a promise.
+    """Returns the note to the gateway about an audit that tests a promise.
 
     Only the certificate's threshold was promised anything: a stricter part may be riskier than the whole, and would
     raise a false alarm for the whole fleet. A tightened one is this device's own affair.
