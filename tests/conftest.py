@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from firstline_gateway.store.database import Database
 
-settings.register_profile("any machine", deadline=None)  # a busy one is slow at times
+settings.register_profile("any machine", deadline=None, max_examples=50)  # a busy one is slow at times
 settings.load_profile("any machine")
 
 BrokerStarter = Callable[..., Broker]

@@ -6,17 +6,20 @@ import contextlib
 from collections.abc import AsyncGenerator, Callable, Mapping
 from functools import cached_property, lru_cache
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl
 
 from firstline_core.errors import RequestError
 from firstline_core.protocol.http import Reply, body_time_limit, check_declared_size
-from firstline_core.protocol.http_server import Receive, Send
 from firstline_core.protocol.limits import Limits
 from firstline_core.protocol.parameters import SEVERAL
 from firstline_core.protocol.request_info import Scope, request_info
 from firstline_core.protocol.tensors import shown
 from firstline_core.telemetry.trace import from_lines
 from firstline_core.types import TRACEPARENT
+
+if TYPE_CHECKING:  # settings refer to these modules: commands that serve nothing need no server
+    from firstline_core.protocol.http_server import Receive, Send
 
 _NO_CONTENT = 204
 _NO_PARAMETERS: Mapping[str, str] = MappingProxyType({})

@@ -43,21 +43,21 @@ REAL = {
         "coco-cascade/models/fastestdet.onnx",
         "coco-cascade/models/yolox_nano.onnx",
         "coco-cascade/dev/images",
-        16,
+        8,
         {"edge": ("decode:BGR,resize:352x352,scale:0:255,layout:NCHW", "fastestdet,suppress:0.6"), "full": YOLOX},
     ),
     "TensorFlow's SSD and YOLOX": Case(
         "coco-cascade/models/ssd_mobilenet_v1_quant.tflite",
         "coco-cascade/models/yolox_nano.onnx",
         "coco-cascade/dev/images",
-        16,
+        8,
         {"edge": ("decode:RGB,resize:300x300,scale:128:128", "ssd,class_map"), "full": YOLOX},
     ),
     "YOLOX for TFLite and for ONNX": Case(
         "coco-cascade/models/yolox_nano_dynamic_range.tflite",
         "coco-cascade/models/yolox_nano.onnx",
         "coco-cascade/dev/images",
-        12,
+        8,
         {"edge": YOLOX, "full": YOLOX},
     ),
     "two DeepLabs": Case(
@@ -71,7 +71,7 @@ REAL = {
         "imagenet-cascade/models/mobilenet_v1_0.5_160_quant.tflite",
         "imagenet-cascade/models/tf2_mobilenet_v2_1.0_224_ptq.tflite",
         "imagenet-cascade/dev/images",
-        96,
+        48,
         {
             "edge": ("decode:RGB,center_crop:0.875,resize:160x160,scale:128:128", "label_offset:1"),
             "full": ("decode:RGB,center_crop:0.875,resize:224x224,scale:127:127.5", "label_offset:1"),
@@ -88,21 +88,21 @@ REAL = {
         "cifar10-cascade/models/mlperf_resnet8_float.tflite",
         "cifar10-cascade/models/resnet20_cifar10.onnx",
         "cifar10-cascade/dev/images.zip",
-        384,
+        128,
         {"edge": (f"{CIFAR}scale:0:1", ""), "full": (f"{CIFAR}{IMAGENET}", "softmax")},
     ),
     "two of PyTorch": Case(
         "cifar10-cascade/models/resnet20_cifar10.onnx",
         "cifar10-cascade/models/resnet56_cifar10.onnx",
         "cifar10-cascade/dev/images.zip",
-        384,
+        128,
         {"edge": (f"{CIFAR}{IMAGENET}", "softmax"), "full": (f"{CIFAR}{IMAGENET}", "softmax")},
     ),
     "two of MLPerf Tiny": Case(
         "cifar10-cascade/models/mlperf_resnet8_float.tflite",
         "cifar10-cascade/models/mlperf_resnet_large_int8.tflite",
         "cifar10-cascade/dev/images.zip",
-        384,
+        128,
         {"edge": (f"{CIFAR}scale:0:1", ""), "full": (f"{CIFAR}scale:0:1", "")},
     ),
 }
@@ -145,7 +145,7 @@ OTHERS = {
         "nab-forecast-cascade/models/nab_spread.onnx",
         "nab-forecast-cascade/models/nab_full.onnx",
         "nab-forecast-cascade/dev/series",
-        300,
+        100,
         {"edge": ("standardize", "spread:spread,unstandardize"), "full": ("standardize", "unstandardize")},
     ),
 }
@@ -183,7 +183,7 @@ def test_a_detector_that_its_quantisation_broke_is_refused(shared_data: Path, tm
     models = shared_data / "coco-cascade" / "models"
     data = shared_data / "coco-cascade" / "dev" / "images"
     with pytest.raises(ConfigError, match=r"ends of a quantised range: one scale was used for boxes and scores"):
-        _pair(tmp_path, models / "yolox_nano_int8.tflite", models / "yolox_nano.onnx", data, 12)
+        _pair(tmp_path, models / "yolox_nano_int8.tflite", models / "yolox_nano.onnx", data, 6)
     assert not (tmp_path / "out" / "bundle").exists()
 
 
