@@ -116,14 +116,11 @@ def test_a_flipped_bit_is_detected_or_harmless(tmp_path: Path, bit: int) -> None
         assert msgspec.json.decode(read_checked(tmp_path / "file")) == msgspec.json.decode(LINE)
 
 
-@pytest.mark.parametrize("left", range(len(with_checksum(LINE))))
-def test_a_truncation_is_detected_or_harmless(tmp_path: Path, left: int) -> None:
-    (tmp_path / "file").write_bytes(with_checksum(LINE)[:left])
-    try:
-        found = read_checked(tmp_path / "file")
-    except IntegrityError:
-        return
-    assert found == LINE
+def test_a_truncation_is_detected_or_harmless(tmp_path: Path) -> None:
+    for left in range(len(with_checksum(LINE))):
+        (tmp_path / "file").write_bytes(with_checksum(LINE)[:left])
+        with contextlib.suppress(IntegrityError):
+            assert read_checked(tmp_path / "file") == LINE
 
 
 def test_a_line_without_its_checksum_is_damage(tmp_path: Path) -> None:
