@@ -28,7 +28,6 @@ from firstline_core.tasks.detection import Detection
 from firstline_core.types import Arrays
 
 Floats = NDArray[np.float64]
-Mask = NDArray[np.bool_]
 
 _SENT = 0.5  # of the bytes
 _HALVES = 100

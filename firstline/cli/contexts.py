@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Struct
 
 from firstline_core.errors import ConfigError, did_you_mean
-from firstline_core.storage.files import make_folder, read_limited, write_whole
+from firstline_core.storage.files import make_folder, naming, read_limited, write_whole
 
 SELECTS = "FIRSTLINE_CONTEXT"
 _LIMIT_BYTES = 1024 * 1024
@@ -82,11 +82,9 @@ def write_contexts(contexts: Contexts) -> None:
         ConfigError: the file cannot be written.
     """
     file = contexts_file()
-    try:
+    with naming(file, "written"):
         make_folder(file.parent)
         write_whole(file, msgspec.json.format(msgspec.json.encode(contexts)))
-    except OSError as error:
-        raise ConfigError(f"{file} cannot be written: {error.strerror}.") from error
 
 
 def context_in_use() -> Context:

@@ -26,6 +26,7 @@ from firstline_core.errors import (
     UnauthorizedError,
     UnknownModelError,
 )
+from firstline_core.storage.files import naming
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -151,11 +152,9 @@ def _drawn(names: Collection[Path]) -> dict[Path, Path]:
 
 def _save(picture: Image.Image, folder: Path, name: Path) -> None:
     file = folder / name
-    try:
+    with naming(file, "written"):
         file.parent.mkdir(parents=True, exist_ok=True)
         picture.save(file)
-    except OSError as error:
-        raise ConfigError(f"{file} cannot be written: {error.strerror or error}.") from error
 
 
 def _read(file: Path) -> bytes:

@@ -33,7 +33,7 @@ from tuf.api.metadata import Metadata, Root, Targets
 from firstline.release import roles
 from firstline_core.errors import ConfigError, UpdateError
 from firstline_core.fleet.registry import OnlineKey
-from firstline_core.storage.files import make_folder, write_whole
+from firstline_core.storage.files import make_folder, naming, write_whole
 
 _ROOT = re.compile(r"([1-9][0-9]{0,8})\.root\.json")
 _KEY = re.compile(r"(root|targets)-([0-9a-f]{8})\.key")
@@ -82,11 +82,9 @@ class Keyring:
         if self.metadata.exists():
             raise ConfigError(f"{self.folder} has keys already; `firstline keys get` shows them.")
         online_key = roles.public_key(online)
-        try:
+        with naming(self.folder, "written"):
             make_folder(self.folder)
             make_folder(self.metadata)
-        except OSError as error:
-            raise ConfigError(f"{self.folder} cannot be written: {error.strerror}.") from error
         made = [write_key(self.folder, Root.type, self._passphrase) for _ in range(roles.ROOT_KEYS)]
         targets, targets_file = write_key(self.folder, Targets.type, self._passphrase)
         root = roles.new_root([signer.public_key for signer, _ in made], targets.public_key, online_key, now_s)
@@ -273,10 +271,8 @@ def write_key(folder: Path, role: str, passphrase: str = "") -> tuple[CryptoSign
     if passphrase:
         encryption = BestAvailableEncryption(passphrase.encode())
     file = folder / f"{role}-{short(signer.public_key.keyid)}{SUFFIX}"
-    try:
+    with naming(file, "written"):
         write_whole(file, key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, encryption))
-    except OSError as error:
-        raise ConfigError(f"{file} cannot be written: {error.strerror}.") from error
     return signer, file
 
 
@@ -287,12 +283,9 @@ def read_key(file: Path, passphrase: str = "") -> CryptoSigner:
         ConfigError: the file cannot be read, other users can read it, it is not an Ed25519 key, or the passphrase is
             wrong.
     """
-    try:
-        with file.open("rb") as stream:
-            mode = os.fstat(stream.fileno()).st_mode
-            content = stream.read(_LIMIT_BYTES)
-    except OSError as error:
-        raise ConfigError(f"{file} cannot be read: {error.strerror}.") from error
+    with naming(file), file.open("rb") as stream:
+        mode = os.fstat(stream.fileno()).st_mode
+        content = stream.read(_LIMIT_BYTES)
     if mode & _PUBLIC_TO_OTHERS:
         raise ConfigError(f"{file} can be read by others than its owner; `chmod 600 {file}`, and ask who has read it.")
     encrypted = b"BEGIN ENCRYPTED PRIVATE KEY" in content

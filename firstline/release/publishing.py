@@ -23,7 +23,7 @@ from firstline_core.bundle.trust import Trust
 from firstline_core.errors import ConfigError, ConflictError, IntegrityError, MetadataRollbackError, NotFoundError
 from firstline_core.fleet.configuration import LIMIT_BYTES, configuration_path, parse_configuration
 from firstline_core.fleet.target import ExtraNeeds, bundle_of_target, target_fields, target_path
-from firstline_core.storage.files import read_limited
+from firstline_core.storage.files import naming, read_limited
 
 # If several machines push at the same moment, one is first; the others sign again on top of what it has published.
 _TRIES = 5
@@ -110,10 +110,8 @@ def push_configuration(keyring: Keyring, registry: Registry, file: Path, now_s: 
         ConflictError: the registry has this version with other content.
         FirstlineError: a key is missing, or the registry refuses.
     """
-    try:
+    with naming(file):
         content = read_limited(file, LIMIT_BYTES)
-    except OSError as error:
-        raise ConfigError(f"{file} cannot be read: {error.strerror}.") from error
     configuration = parse_configuration(content, str(file))
     sha256 = hashlib.sha256(content).hexdigest()
     path = configuration_path(configuration.name, configuration.version)

@@ -17,6 +17,7 @@ from firstline_core.errors import ConfigError, IntegrityError, NotFoundError
 from firstline_core.fleet.configuration import configuration_path
 from firstline_core.fleet.target import find_bundle
 from firstline_core.storage.artefact import SignedFile
+from firstline_core.storage.files import naming
 
 _PART_BYTES = 1 << 20
 _UNFINISHED = ".part"
@@ -53,7 +54,7 @@ def pull_bundle(
     wanted = {MANIFEST_NAME: bundle.manifest} | {file: signed for file, (signed, _) in bundle.files.items()}
     unfinished = folder.with_name(folder.name + _UNFINISHED)
     total, done, fetched = sum(file.size_bytes for file in wanted.values()), 0, 0
-    try:
+    with naming(unfinished, "written"):
         for inside, file in wanted.items():
             path = unfinished / inside
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -66,8 +67,6 @@ def pull_bundle(
             report(done, total)
         open_bundle(unfinished)
         os.replace(unfinished, folder)  # noqa: PTH105 (a folder)
-    except OSError as error:
-        raise ConfigError(f"{unfinished} cannot be written: {error.strerror}.") from error
     return PulledBundle(folder, fetched)
 
 

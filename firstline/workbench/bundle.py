@@ -35,6 +35,7 @@ from firstline_core.processing.steps import Graph, ModelInput, decoded_kind
 from firstline_core.runtime.base import RowByRow, Runtime
 from firstline_core.runtime.select import RuntimeOptions, load_runtime
 from firstline_core.storage.artefact import Artefact
+from firstline_core.storage.files import naming
 from firstline_core.tasks.classification import Classification
 from firstline_core.tasks.installed import package_of
 from firstline_core.types import TensorSpec
@@ -114,11 +115,8 @@ def runtime_of(file: Path) -> RuntimeName:
     Raises:
         ConfigError: the runtime is unknown, or there is no such file.
     """
-    try:
-        with file.open("rb") as stream:
-            start = stream.read(8)
-    except OSError as error:
-        raise ConfigError(f"The model {file} cannot be read: {error.strerror}.") from error
+    with naming(f"The model {file}"), file.open("rb") as stream:
+        start = stream.read(8)
     if start[4:] == b"TFL3":
         return "tflite"
     if file.suffix.lower() == ".onnx":
@@ -150,10 +148,8 @@ class _Files:
             raise type(error)(message) from error
 
     def add(self, source: Path, name: str) -> Artefact:
-        try:
+        with naming(source):
             content = source.read_bytes()
-        except OSError as error:
-            raise ConfigError(f"{source} cannot be read: {error.strerror}.") from error
         digest = hashlib.sha256(content).hexdigest()
         if digest not in self.copied:
             (self.folder / name).write_bytes(content)
@@ -353,12 +349,10 @@ def refuse_existing(out: Path) -> None:
 
 def require_writable(out: Path) -> None:
     """Raises ConfigError if no bundle can be created at `out`; leaves no file there."""
-    try:
+    with naming(f"The bundle {out}", "written"):
         nearest = next(folder for folder in out.absolute().parents if folder.exists())
         with TemporaryDirectory(prefix=f".{out.name}.", dir=nearest):
             pass
-    except OSError as error:
-        raise ConfigError(f"The bundle {out} cannot be written: {error.strerror or error}.") from error
 
 
 @contextmanager

@@ -30,6 +30,7 @@ from firstline_core.errors import ConfigError, InvalidTensorError
 from firstline_core.processing.steps import InputSpec
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.storage.artefact import Artefact
+from firstline_core.storage.files import naming
 from firstline_core.types import DATATYPES, Array, payload_bytes
 
 _DIGITS = 6  # of a number: far below any tolerance, and a third of the bytes
@@ -153,12 +154,10 @@ def _images_of(file: Path) -> Iterator[bytes]:
 
 
 def _bytes_of(file: Path) -> bytes:
-    try:
+    with naming(f"The golden input {file}"):
         if file.stat().st_size > LIMIT_BYTES:
             raise ConfigError(f"The golden input {file} has more than {LIMIT_BYTES} bytes; give a smaller one.")
         return file.read_bytes()
-    except OSError as error:
-        raise ConfigError(f"The golden input {file} cannot be read: {error.strerror}.") from error
 
 
 def _loaded(file: Path) -> Any:

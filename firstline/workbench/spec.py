@@ -73,7 +73,7 @@ from firstline_core.errors import ConfigError, TaskError
 from firstline_core.processing.steps import Datatype, InputSpec, Kind, Scale, decoded_kind
 from firstline_core.routing.certification import check_share
 from firstline_core.storage import settings
-from firstline_core.storage.files import read_text
+from firstline_core.storage.files import naming, read_text
 from firstline_core.tasks.base import Task
 from firstline_core.tasks.classification import Classification
 from firstline_core.tasks.installed import BUILT_IN, read_task
@@ -444,10 +444,8 @@ def _label_thresholds(recipe: _Fields, labels: Sequence[str], file: Path) -> tup
 
 
 def _content(file: Path) -> bytes:
-    try:
+    with naming(f"The loss graph {file}"):
         return file.read_bytes()
-    except OSError as error:
-        raise ConfigError(f"The loss graph {file} cannot be read: {error.strerror}.") from error
 
 
 def parse_score(text: str, folder: Path, kinds: Sequence[str]) -> str | Path:

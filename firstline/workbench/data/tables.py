@@ -17,7 +17,7 @@ import numpy as np
 
 from firstline.workbench.csv_files import csv_reader
 from firstline_core.errors import ConfigError
-from firstline_core.storage.files import read_limited
+from firstline_core.storage.files import naming, read_limited
 from firstline_core.telemetry.wording import counted
 from firstline_core.types import DATATYPES, Array
 
@@ -145,10 +145,8 @@ def read_json_lines(path: Path) -> TextTable:
 
 
 def _content(path: Path) -> bytes:
-    try:
+    with naming(path):
         return read_limited(path, TABLE_LIMIT_BYTES)
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}.") from error
 
 
 class _Rows:

@@ -10,7 +10,8 @@ from PIL import Image
 from firstline.workbench.decodings import Decision, Trials
 from firstline.workbench.infer import upright_image
 from firstline.workbench.recognition import Reading
-from firstline_core.errors import ConfigError, FirstlineError
+from firstline_core.errors import FirstlineError
+from firstline_core.storage.files import naming
 from firstline_core.tasks.drawing import COLOURS, write
 from firstline_core.types import Arrays, slice_rows
 
@@ -58,11 +59,9 @@ def write_contact_sheet(file: Path, trials: Trials, reading: Reading, decision: 
     sheet = Image.new("RGB", (columns * picture.width, lines * picture.height), "white")
     for position, panel in enumerate(panels):
         sheet.paste(panel, (position % columns * picture.width, position // columns * picture.height))
-    try:
+    with naming(f"The contact sheet {file}", "written"):
         file.parent.mkdir(parents=True, exist_ok=True)
         sheet.save(file)
-    except OSError as error:
-        raise ConfigError(f"The contact sheet {file} cannot be written: {error.strerror or error}.") from error
     return tuple(found)
 
 

@@ -32,6 +32,7 @@ from firstline_core.bundle.store import Bundle
 from firstline_core.errors import ConfigError, ModelLoadError
 from firstline_core.processing.steps import InputSpec
 from firstline_core.runtime.select import RuntimeOptions
+from firstline_core.storage.files import naming
 from firstline_core.tasks import AnyTask
 from firstline_core.tasks.anomaly import Anomaly
 from firstline_core.tasks.classification import Classification
@@ -197,14 +198,12 @@ def draft_of(
     score = first_score(task, next(iter(pair.models.values())).reading)
     text = recipe_text(spec.bundle_name, task, pair.labels_source, pair.models, score)
     recipe = spec.out / "recipe.toml"
-    try:
+    with naming(spec.out, "written"):
         spec.out.mkdir(parents=True, exist_ok=True)
         if task.labels:
             (spec.out / "labels.txt").write_text("\n".join(task.labels) + "\n")
         recipe.write_text(text)
         folder = TemporaryDirectory(prefix=f".{BUNDLE}.", dir=spec.out)
-    except OSError as error:
-        raise ConfigError(f"{spec.out} cannot be written: {error.strerror}.") from error
     with folder as place:
         yield create_bundle(read_recipe(recipe), Path(place) / BUNDLE, warn=warn, options=options)
 

@@ -18,6 +18,7 @@ from firstline.workbench.report_data import disagreements
 from firstline.workbench.sequences import Sequences
 from firstline_core.errors import ConfigError
 from firstline_core.routing.contracts import EventsResult
+from firstline_core.storage.files import naming
 
 _PICTURES = 12
 
@@ -147,11 +148,9 @@ def draw_disagreements(measured: Measured, folder: Path) -> None:
             picture.paste(drawn.full, (drawn.edge.width, 0))
             decided = "accepted" if drawn.accepted else "escalated"
             file = folder / f"{number:02}-{decided}-{Path(drawn.name).stem}.png"
-            try:
+            with naming(file, "written"):
                 folder.mkdir(parents=True, exist_ok=True)
                 picture.save(file)
-            except OSError as error:
-                raise ConfigError(f"{file} cannot be written: {error.strerror or error}.") from error
 
 
 def summary_lines(report: PairReport, measured: Measured) -> Iterator[str]:

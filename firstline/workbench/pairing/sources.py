@@ -14,6 +14,7 @@ from firstline.workbench.data.dataset import Dataset
 from firstline.workbench.data.tables import Table, read_csv
 from firstline.workbench.model_file import ModelFile
 from firstline_core.errors import ConfigError
+from firstline_core.storage.files import naming
 from firstline_core.types import TensorSpec
 
 WINDOWS = "windows.npz"
@@ -120,11 +121,9 @@ def _write_windows(series: Mapping[str, NDArray[np.float64]], size: int, inputs:
     names, rows = [name for name, _ in parts], np.concatenate([cut for _, cut in parts])
     columns: dict[str, Any] = dict.fromkeys(inputs, rows[:, :size])
     columns |= {"label": rows[:, size], "group": np.repeat(names, [len(cut) for _, cut in parts])}
-    try:
+    with naming(file, "written"):
         file.parent.mkdir(parents=True, exist_ok=True)
         np.savez(file, **columns)
-    except OSError as error:
-        raise ConfigError(f"{file} cannot be written: {error.strerror}.") from error
     return file
 
 

@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from firstline_core.errors import IntegrityError
+from firstline_core.errors import ConfigError, IntegrityError
 
 DAMAGED = ".damaged"
 """Suffix of a file or folder that was set aside."""
@@ -26,6 +26,15 @@ _DIGEST_BYTES = 16
 _CHUNK_BYTES = 1 << 20
 # Some file systems have no durable names; nothing more can be done there.
 _NO_SUCH_SYNC = (errno.EINVAL, errno.ENOTSUP)
+
+
+@contextlib.contextmanager
+def naming(what: object, done: str = "read") -> Iterator[None]:
+    """Raises what the operating system refuses as a ConfigError: "`what` cannot be `done`", with the reason."""
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(f"{what} cannot be {done}: {error.strerror or error}.") from error
 
 
 def make_folder(path: Path) -> None:
