@@ -100,6 +100,8 @@ CASES = {
         table="labels.csv",
         references={"accuracy: edge": 0.87, "accuracy: full": 0.953, _AGREEMENT: 0.845},
     ),
+    "cifar10-cascade": Case("resnet8-int8", ALL_ROWS, 0.05),
+    "imagenet-cascade": Case("v1-160", ALL_ROWS, 0.05),
     "diamonds-tabular-cascade": Case(
         "edge",
         ALL_ROWS,

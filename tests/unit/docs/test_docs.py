@@ -162,7 +162,7 @@ def _told(figure: figures.Figure) -> str:
     value, unit = figure.value, figure.unit
     if unit == "share":
         return f"{value:.2%}".replace("%", " %")
-    return f"{value:.4g} {unit}" if isinstance(value, float) else f"{value} {unit}".strip()
+    return (f"{value:.4g} {unit}" if isinstance(value, float) else f"{value} {unit}").strip()
 
 
 def test_the_site_leads_to_every_page() -> None:
