@@ -8,7 +8,7 @@ DEMO_ARGS ?=
 DIST := dist
 LOCK := $(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-annotate \
   --no-emit-index-url --no-emit-find-links --constraint requirements/constraints.txt $(UPGRADE)
-PEERS := bargain bentoml litserve mlserver pytriton rayserve
+PEERS := bargain mlserver pytriton
 # An interpreter without a tflite-runtime wheel (Python 3.12 and later) leaves that environment out.
 TFLITE := $(if $(shell $(TFLITE_PYTHON) -c 'import sys; print(sys.version_info[:2] == (3, 11) or "")' 2>/dev/null),tflite)
 

@@ -20,7 +20,7 @@ from bench import figures as book
 from bench.figures import Figure, at_least, plain
 from bench.serving import machine, ours, peer, tables, wrk
 from bench.serving.bodies import Row
-from bench.serving.client import Ask, Question, WrongAnswerError, expected, measured, v2
+from bench.serving.client import Question, WrongAnswerError, expected, measured, v2
 from bench.serving.models import KINDS, Kind, M, S, write_onnx
 from bench.serving.processes import Cores, Server, StartError, cores
 from bench.serving.samples import Effort, Sample, median, of_load, ratio
@@ -37,21 +37,19 @@ QUESTIONS = (
 )
 _FIRST_WARM_UP_S = 3  # some have much to start when they are asked first
 _AIMS = {"MLServer": 3.0, "pytriton": 2.5}
-_FORMS: Mapping[str, Callable[[Kind], Ask]] = {
-    form: partial(lambda form, kind: v2(form, kind, kind.name), form) for form in ("binary", "JSON")
-}
+_BOTH = ("binary", "JSON")
 
 
 class Contender(NamedTuple):
     """One that is measured.
 
     Attributes:
-        forms: what asks it, by "binary" and "JSON".
+        forms: of V2 that it speaks.
         start: runs it, for the models in a folder, until it answers for the kind.
     """
 
     name: str
-    forms: Mapping[str, Callable[[Kind], Ask]]
+    forms: Sequence[str]
     start: Callable[[Kind], AbstractContextManager[Server]]
     kinds: Sequence[Kind]
 
@@ -60,17 +58,18 @@ def contenders(folder: Path, right: Mapping[str, Row], headers: dict[str, str], 
     """Ours, the raw limit for each model, and the peers."""
 
     def gateway(kind: Kind) -> AbstractContextManager[Server]:
-        return ours.gateway(folder / "gateway", headers, _FORMS["binary"](kind), right[kind.name], on)
+        return ours.gateway(folder / "gateway", headers, v2("binary", kind, kind.name), right[kind.name], on)
 
     def raw(kind: Kind) -> AbstractContextManager[Server]:
-        return ours.raw_asgi(folder, folder / f"{kind.name}.onnx", _FORMS["binary"](kind), right[kind.name], on)
+        ask = v2("binary", kind, kind.name)
+        return ours.raw_asgi(folder, folder / f"{kind.name}.onnx", ask, right[kind.name], on)
 
     def other(one: peer.Peer, kind: Kind) -> AbstractContextManager[Server]:
         return peer.running(one, folder, right[kind.name], kind, on)
 
     return [
-        Contender(GATEWAY, _FORMS, gateway, (S, M)),
-        *(Contender(RAW, _FORMS, raw, (kind,)) for kind in (S, M)),
+        Contender(GATEWAY, _BOTH, gateway, (S, M)),
+        *(Contender(RAW, _BOTH, raw, (kind,)) for kind in (S, M)),
         *(Contender(one.name, one.forms, partial(other, one), (S, M)) for one in peer.PEERS),
     ]
 
@@ -107,7 +106,7 @@ def _turn(contender: Contender, number: int, effort: Effort, right: Mapping[str,
         for question in asked:
             load = measured(
                 server,
-                contender.forms[question.form](question.kind),
+                ours.asked(question),
                 right[question.kind.name],
                 in_flight=question.in_flight,
                 seconds=effort.seconds,

@@ -59,8 +59,8 @@ def test_another_part_keeps_the_figures_of_the_first(results: Path) -> None:
 
 def test_peer_without_an_environment_is_reported(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compare_peers.peer, "_CHECKOUT", results)  # without any peer's environment
-    assert compare_peers.main(["--quick", "--only", "LitServe"]) == 0
-    assert "has no environment" in results_of(results, "peers")["not measured"]["LitServe"]
+    assert compare_peers.main(["--quick", "--only", "pytriton"]) == 0
+    assert "has no environment" in results_of(results, "peers")["not measured"]["pytriton"]
 
 
 @pytest.mark.skipif(not compare_peers.peer.PEERS[1].python.exists(), reason="needs `make .venv-peers/mlserver/stamp`")

@@ -64,11 +64,11 @@ def test_a_peer_is_compared_by_the_best_that_it_can_do_and_its_failure_is_told()
         sample("MLServer", text, rate_per_s=100),
         sample("MLServer, unbatched", text, rate_per_s=280),
     ]
-    told = {figure.figure: figure for figure in compare_peers.figures(found, {"BentoML": "ended with 1"})}
+    told = {figure.figure: figure for figure in compare_peers.figures(found, {"MLServer": "ended with 1"})}
     assert told["gateway, S binary, 32 in flight: rate / pytriton's best"].value == 2
     assert told["gateway, S binary, 32 in flight: rate / MLServer's best"].value == 2.5
     assert told["gateway, S binary, 32 in flight: rate / MLServer's best"].holds is False
-    assert "BentoML could not be measured: ended with 1" in told
+    assert "MLServer could not be measured: ended with 1" in told
 
 
 def test_bodies_say_the_same_in_both_forms() -> None:

@@ -42,7 +42,7 @@ def test_a_table_may_tell_of_aims_alone_or_of_what_is_missed() -> None:
 
 
 @pytest.mark.parametrize(
-    "failed", [{}, {"BentoML": "ended with 1 before it answered: Traceback | File x | ModuleNotFoundError: no y | "}]
+    "failed", [{}, {"pytriton": "ended with 1 before it answered: Traceback | File x | ModuleNotFoundError: no y | "}]
 )
 def test_everybody_is_told_in_one_table(failed: dict[str, str]) -> None:
     samples = [
@@ -57,5 +57,5 @@ def test_everybody_is_told_in_one_table(failed: dict[str, str]) -> None:
     assert "| gateway | 2,000 | |" in told
     assert "| MLServer | | 50.2 |" in told
     assert (
-        "BentoML could not be measured: ended with 1 before it answered: ModuleNotFoundError: no y\n" in told
+        "pytriton could not be measured: ended with 1 before it answered: ModuleNotFoundError: no y\n" in told
     ) is bool(failed)
