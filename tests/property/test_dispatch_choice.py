@@ -9,6 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from firstline_core.types import ModelKey
 from firstline_gateway.executors.dispatch.forecast import (
     WINDOW_S,
     Candidate,
@@ -119,7 +120,7 @@ def test_energy_stays_within_the_average_and_one_batch(budget_w: float, asked: l
 def test_missing_budget_is_unlimited() -> None:
     assert (Energy(0).left_j(0), Memory(0).free_bytes, Memory(0).fits(1e18)) == (math.inf, math.inf, True)
     small = Memory(100)
-    small.models_bytes, small.batches_bytes = 60, 30
+    small.models[ModelKey("m", 1)], small.batches_bytes = 60, 30
     assert (small.free_bytes, small.fits(40), small.fits(41)) == (10, True, False)
 
 

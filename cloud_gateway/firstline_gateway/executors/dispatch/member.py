@@ -317,14 +317,15 @@ class Member:
     def _usable_slots(self) -> int:
         return max(1, min(self.slots, self.side_by_side))
 
-    def room(self, ahead_s: float | None = None) -> bool:
+    def room(self, slots: int, ahead_s: float | None = None) -> bool:
         """Returns whether it may be given one more batch.
 
         Args:
+            slots: see `slots`; the caller asks for them once.
             ahead_s: seconds of a batch that may be queued behind the running ones, so that no slot idles until the
                 event loop has its turn; None for a batch that needs a free slot.
         """
-        most = self.slots
+        most = slots
         if ahead_s is not None and self.in_process is None:
             most = min(most + self._sessions, max(most, self.executor.slots))
         elif ahead_s is not None and ahead_s <= _AHEAD_S:

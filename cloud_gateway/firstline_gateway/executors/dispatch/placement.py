@@ -81,6 +81,10 @@ class Placement(Struct, frozen=True):
         """The executor."""
         return self.times.member
 
+    def seconds(self, rows: int) -> float:
+        """Returns the expected seconds of a batch there."""
+        return self.times.seconds(rows)
+
 
 class NoPlacement(NamedTuple):
     """No executor may run a batch now, whether or not one is free.
@@ -179,11 +183,26 @@ class ExecutorSnapshot:
         self._reserved_s: defaultdict[Member, float] = defaultdict(float)  # of each slot
         self._rates: dict[ModelKey, dict[Member, float]] = {}
         self._completions: dict[ModelKey, CompletionForecast | None] = {}
+        self._slots = {member: member.slots for member in members}
 
-    @property
-    def is_full(self) -> bool:
-        """Whether no executor is free for any batch."""
-        return not any(member.room(ahead_s=0.0) or self._may_try_ejected(member) for member in self._members)
+    def may_start(self, rows: Mapping[ModelKey, int], max_rows: int) -> bool:
+        """Returns whether a batch can start now: a slot is free, or a batch as large as it can be may go ahead.
+
+        Args:
+            rows: of the backlog of each model.
+            max_rows: of a batch.
+        """
+        return any(
+            self._has_room(member)
+            or self._may_try_ejected(member)
+            or any(
+                key in member.models
+                and count >= (most := member.worthwhile_rows(key, max_rows))
+                and self._has_room(member, member.seconds(key, most))
+                for key, count in rows.items()
+            )
+            for member in self._members
+        )
 
     def is_bounded(self, key: ModelKey) -> bool:
         """Returns whether a model may have no placement at all: because of budgets, or because no executor runs it."""
@@ -217,9 +236,9 @@ class ExecutorSnapshot:
             return beyond_budgets(self._members, now, key, least_rows, self._now_s)
         most = sizes[best.executor]
         if self._is_free(best, key, is_full=rows >= best.executor.worthwhile_rows(key, max_rows)):
-            if may_share_slots and best.run_s is not None and best.executor.room():
+            if may_share_slots and best.run_s is not None and self._has_room(best.executor):
                 most = self._even_rows(best, key, rows, (least_rows, most), sizes)
-            return Placement(ExecutorTimes(best.executor, key, most), is_ahead=not best.executor.room())
+            return Placement(ExecutorTimes(best.executor, key, most), is_ahead=not self._has_room(best.executor))
         idle = [each for each in sizes if each is not best.executor and each.takes_now(key) and self._has_room(each)]
         busy_rows_per_s = sum(
             each.rows_per_s(key, most, self._now_s) for each in sizes if each.takes_now(key) and each not in idle
@@ -346,7 +365,7 @@ class ExecutorSnapshot:
     def _rates_of(self, key: ModelKey) -> dict[Member, float]:
         members = self._trusted_members(key)
         rates = {member: member.rows_per_s(key, _ANY_ROWS, self._now_s) for member in members}
-        return rates if any(rates.values()) else {member: float(member.slots) for member in members}
+        return rates if any(rates.values()) else {member: float(self._slots[member]) for member in members}
 
     def _trusted_members(self, key: ModelKey) -> list[Member]:
         """Returns the executors that run a model and are not ejected; the ejected ones if there is no other."""
@@ -368,7 +387,7 @@ class ExecutorSnapshot:
         )
 
     def _has_room(self, member: Member, ahead_s: float | None = None) -> bool:
-        return member.room(None if member in self._reserved_s else ahead_s)
+        return member.room(self._slots[member], None if member in self._reserved_s else ahead_s)
 
     def _candidate(self, member: Member, key: ModelKey, rows: int) -> Candidate[Member]:
         reserved_s = [self._reserved_s[member]] * member.side_by_side if member in self._reserved_s else ()

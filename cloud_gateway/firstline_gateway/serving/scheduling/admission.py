@@ -43,6 +43,8 @@ _LEAST_SHARE, _MOST_SHARE = 0.5, 0.75
 # The part of the room that each level may fill if there are requests above it. Audits are limited without them, too: an
 # audit is never urgent, and no caller waits for its answer.
 _LEAVES, _AUDITS_SHARE = 0.75, 0.5
+# A key is noted at most once in this time.
+_NOTED_S = 0.1
 
 EXPECTED_S = 10.0
 """After a request the next one of its client, or level, is expected for so long."""
@@ -100,8 +102,8 @@ class Admission:
         self._bounds = bounds
 
     def learn(self, item: PendingRequest, now_s: float) -> None:
-        """Learns from an answer how good its prediction was. Audits and waits for budgets are not predicted."""
-        if item.predicted_s < math.inf and item.level != AUDIT_LEVEL and not item.waited_for_budget:
+        """Learns from an answer how good its prediction was."""
+        if item.is_predictable and item.predicted_s < math.inf:
             self.margin.learn(item.predicted_s, now_s)
 
     def new_request(
@@ -117,16 +119,24 @@ class Admission:
         """
         latest_s = now_s + self._bounds.seconds if request.deadline_s is None else request.deadline_s
         return PendingRequest(
-            key, request, now_s, level_of(request), due_s=latest_s, latest_s=latest_s, inputs=inputs or request.arrays
+            key,
+            request,
+            now_s,
+            level_of(request),
+            due_s=latest_s,
+            latest_s=latest_s,
+            is_predictable=request.audit is None,
+            inputs=inputs or request.arrays,
         )
 
-    def check_start(self, item: PendingRequest, now_s: float, alone_s: float, ended_s: float) -> None:
-        """Admits a request that starts at once.
+    def check_start(self, item: PendingRequest, now_s: float, alone_s: float, done_s: float, ended_s: float) -> None:
+        """Admits a request that starts at once, or in this turn of the event loop.
 
         Args:
             item: the request.
             now_s: the present.
             alone_s: the seconds of a batch of it alone.
+            done_s: the seconds until it is complete.
             ended_s: when a batch of its model ended last.
 
         Raises:
@@ -136,7 +146,7 @@ class Admission:
         # What runs is measured: a wrong estimate must not exclude a model forever.
         if now_s - ended_s <= _PROBE_PAUSES * alone_s:
             _check_possible(item, now_s, alone_s)
-        item.predicted_s, item.start_by_s = now_s + alone_s, _start_by_s(item, 0.0)
+        item.predicted_s, item.start_by_s = now_s + done_s, _start_by_s(item, 0.0)
 
     def check_wait(self, item: PendingRequest, now_s: float, backlog: Backlog) -> None:
         """Admits a request that has to wait; it may be due earlier afterwards.
@@ -290,6 +300,8 @@ class RecentKeys:
         self._noted_s: OrderedDict[Hashable, float] = OrderedDict()
 
     def note(self, key: Hashable, now_s: float) -> None:
+        if now_s - self._noted_s.get(key, -math.inf) < _NOTED_S:
+            return
         self._noted_s[key] = now_s
         self._noted_s.move_to_end(key)
         while now_s - next(iter(self._noted_s.values())) > EXPECTED_S:

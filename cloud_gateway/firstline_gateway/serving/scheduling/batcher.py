@@ -38,6 +38,7 @@ from firstline_gateway.executors.dispatch.placement import ExecutorSnapshot, NoP
 from firstline_gateway.serving.scheduling.admission import Admission, Backlog, Bounds
 from firstline_gateway.serving.scheduling.queue import (
     AUDIT_LEVEL,
+    NO_WEIGHTS,
     PendingQueue,
     PendingRequest,
     Weights,
@@ -169,7 +170,7 @@ class Batcher:
             self._queue.remove(item)
             self._take_back()
             raise
-        if item.predicted_s < math.inf:
+        if item.is_predictable:
             self._admission.learn(item, self._clock.monotonic_s())
         return outputs
 
@@ -191,20 +192,17 @@ class Batcher:
         Returns:
             The request, and where to start it at once; None if it is in the queue.
         """
-        item = self._admission.new_request(key, request, now_s, inputs)
-        weights: Weights = {}
-        place: Placement | LoopTimes | None = self._loop_now(item, now_s)
-        if place is None:
-            snapshot = self._snapshot = self._snapshot or self._dispatcher.snapshot()
-            place = self._placement_now(snapshot, key, item.rows)
-            if place is not None:
-                alone_s = place.times.seconds(item.rows)
-                self._admission.check_start(item, now_s, alone_s, self._ended_s.get(key, -math.inf))
-            else:
-                weights = self._weights(snapshot, key)
-                completion = snapshot.completion(key, self._max_rows) or _NOTHING_KNOWN
-                alone_s = snapshot.alone_s(key, item.rows)
-                self._admission.check_wait(item, now_s, Backlog(completion, weights, alone_s, snapshot.is_known(key)))
+        item, weights = self._admission.new_request(key, request, now_s, inputs), NO_WEIGHTS
+        place, done_s = self._place_now(item, now_s)
+        if place is not None:
+            ended_s = self._ended_s.get(key, -math.inf)
+            self._admission.check_start(item, now_s, place.seconds(item.rows), done_s, ended_s)
+        else:
+            snapshot = self._snapshot_now()
+            weights = self._weights(snapshot, key)
+            completion = snapshot.completion(key, self._max_rows) or _NOTHING_KNOWN
+            alone_s = snapshot.alone_s(key, item.rows)
+            self._admission.check_wait(item, now_s, Backlog(completion, weights, alone_s, snapshot.is_known(key)))
         if self._ahead and any(
             item.level < each.level or item.due_s < each.due_s for batch in self._ahead for each in batch.items
         ):
@@ -218,14 +216,28 @@ class Batcher:
         self._may_start = self._may_start or not isinstance(place, LoopTimes)
         return item, None
 
-    def _placement_now(self, snapshot: ExecutorSnapshot, key: ModelKey, rows: int) -> Placement | None:
-        """Returns where a new request starts at once, or None: no request waits for its model, and one is free."""
-        if snapshot.is_full or key in self._queue.rows or self._is_at_limit(key):
-            return None
-        placement = snapshot.place(key, rows, self._max_rows, rows)
-        if isinstance(placement, NoPlacement) or placement.is_ahead:
-            return None
-        return placement if placement.is_free else None
+    def _place_now(self, item: PendingRequest, now_s: float) -> tuple[Placement | LoopTimes | None, float]:
+        """Returns where a new request can start at once, or in this turn of the event loop, and its seconds until then.
+
+        It does not wait only if no other request waits for the executors of its model, and one is free.
+        """
+        times, done_s = self._loop_now(item, now_s)
+        if times is not None:
+            item.is_predictable = False
+            return times, done_s
+        snapshot, key = self._snapshot_now(), item.key
+        if key in self._queue.rows or self._is_at_limit(key):
+            return None, 0.0
+        placement = snapshot.place(key, item.rows, self._max_rows, item.rows)
+        if isinstance(placement, NoPlacement) or placement.is_ahead or not placement.is_free:
+            return None, 0.0
+        return placement, placement.seconds(item.rows)
+
+    def _snapshot_now(self) -> ExecutorSnapshot:
+        """Returns the executors as they are in this turn of the event loop."""
+        if self._snapshot is None:
+            self._snapshot = self._dispatcher.snapshot()
+        return self._snapshot
 
     def _weights(self, snapshot: ExecutorSnapshot, key: ModelKey) -> Weights:
         """Returns how much of each model's work comes before a new request."""
@@ -259,19 +271,23 @@ class Batcher:
             return None
         return None if self._running and self._is_at_limit(key) else times
 
-    def _loop_now(self, item: PendingRequest, now_s: float) -> LoopTimes | None:
-        """Returns the times of a new request's model if it runs on the event loop soon, and in time, else None."""
+    def _loop_now(self, item: PendingRequest, now_s: float) -> tuple[LoopTimes | None, float]:
+        """Returns the times of a new request's model if it runs on the event loop soon, and in time, else None.
+
+        Returns:
+            The times, and the seconds until the request is complete there.
+        """
         if item.level == AUDIT_LEVEL and (self._queue or self._new):
-            return None  # an audit gives way
+            return None, 0.0  # an audit gives way
         times = self._loop_times(item.key, item.rows, now_s)
         if times is None:
-            return None
+            return None, 0.0
         rows_of = self._queue.rows
         work_s = times.seconds(rows_of.get(item.key, 0) + item.rows)
         for key, rows in rows_of.items():
             if key != item.key and (others := self._dispatcher.loop_times(key)) is not None:
                 work_s += others.seconds(rows)
-        return times if work_s <= WAITING_S and now_s + work_s <= item.latest_s else None
+        return (times if work_s <= WAITING_S and now_s + work_s <= item.latest_s else None), work_s
 
     def _requests_for_loop(self, now_s: float) -> tuple[list[PendingRequest], dict[ModelKey, LoopTimes]]:
         """Chooses requests of quick models that run on the event loop, up to the work that may wait for it.
@@ -366,7 +382,7 @@ class Batcher:
         """Starts one batch on an executor and returns None; else returns the seconds after which to look again."""
         self._over_budget = {}
         snapshot = self._dispatcher.snapshot()
-        if snapshot.is_full:
+        if not snapshot.may_start(self._queue.rows, self._max_rows):
             return self._refuse_or_delay_bounded(snapshot, loop_requests, now_s)
         full = {key for key in self._running_of if self._is_at_limit(key)}
         retry_s = math.inf
@@ -448,7 +464,7 @@ class Batcher:
                 self._queue.remove(item)
                 item.settle(placement.error)
                 continue
-            item.waited_for_budget = True
+            item.is_predictable = False
             self._over_budget.setdefault(item.key, []).append(item)
             retry_s = min(retry_s, placement.retry_s or math.inf, item.latest_s - now_s)
         return unplaced, max(_LOOK_AGAIN_S, retry_s)

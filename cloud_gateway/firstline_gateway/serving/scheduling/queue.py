@@ -57,9 +57,10 @@ class PendingRequest(Struct, eq=False):
         latest_s: when it must be complete.
         start_by_s: it cannot complete by its deadline if it starts later; infinite without a deadline.
         work_s: seconds of one slot that it takes, as its share of a batch; on the executor that does most of its model.
-        predicted_s: its predicted completion; infinite if there is no prediction.
+        predicted_s: its predicted completion; infinite before it is admitted.
         delays_s: by how much requests behind it complete later.
-        waited_for_budget: whether it waited for something that is not predicted: a budget.
+        is_predictable: whether its completion shows how good predictions are: not of an audit, nor after a wait for a
+            budget, nor on the event loop.
         inputs: that the model reads, by name, or the rows prepared from them.
         expiry: ends it at its deadline.
         answered: its outcome.
@@ -79,7 +80,7 @@ class PendingRequest(Struct, eq=False):
     work_s: float = 0.0
     predicted_s: float = float("inf")
     delays_s: float = 0.0
-    waited_for_budget: bool = False
+    is_predictable: bool = True
     inputs: Arrays = field(default_factory=dict)
     expiry: Timer | None = None
     answered: asyncio.Future[Arrays] = field(default_factory=_future)

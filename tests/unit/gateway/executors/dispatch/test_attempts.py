@@ -58,14 +58,14 @@ async def test_an_abandoned_thread_keeps_its_slot_and_memory_until_it_ends(fails
         await clock.advance(0.001)
     assert asked.result()[0]["probabilities"].tolist() == [[4.0]]
     assert here.outcomes == {"cut_off": 1}
-    assert (len(here.running), here.room(), memory.batches_bytes) == (1, False, 4 * MIB)
+    assert (len(here.running), here.room(here.slots), memory.batches_bytes) == (1, False, 4 * MIB)
     assert not here.candidate(M, 1, clock.monotonic_s()).fits
     await clock.advance(1.0)
     freed = asyncio.Event()
     dispatcher.subscribe(freed.set)
     model.goes_on.set()
     await asyncio.wait_for(freed.wait(), 60)
-    assert (len(here.running), here.room(), memory.batches_bytes) == (0, True, 0)
+    assert (len(here.running), here.room(here.slots), memory.batches_bytes) == (0, True, 0)
     assert here.outcomes == {"cut_off": 1}
     assert here.energy.spent_j == pytest.approx(10.0 * clock.monotonic_s()), "it drew until then"
     assert await dispatcher.close(10)
