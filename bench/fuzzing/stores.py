@@ -249,7 +249,9 @@ def _database(folder: Path) -> StoreSettings:
 
 def _enrol(connection: Connection, name: str, serial: str) -> None:
     enrolment.invite(connection, [(name, f"hash of {name}")], by="operator", now_s=_NOW_S, expires_s=_NOW_S + 9)
-    enrolment.redeem(connection, f"hash of {name}", "key", lambda _: Issued(serial, "pem", _NOW_S + 900), _NOW_S)
+    enrolment.redeem(
+        connection, f"hash of {name}", "key", lambda _: Issued(serial, "pem", _NOW_S + 900), _NOW_S, address=""
+    )
 
 
 def _make_gateway(folder: Path, *, killed: bool = False) -> None:
@@ -267,7 +269,7 @@ def _make_gateway(folder: Path, *, killed: bool = False) -> None:
                 record = deliveries.recorded(b"c" * 32, _response(number, Status.FINAL))
                 deliveries.put(connection, DeliveryKey("good", f"{number}"), record, service_s=0.0, limit=1000)
         with database.begin() as connection:
-            enrolment.revoke(connection, "lost", _NOW_S)
+            enrolment.revoke(connection, "lost", "ops", _NOW_S)
         with database.begin() as connection:  # damage to the last commit looks like a power cut
             keys.create_key(connection, "last", ["infer"], now_s=_NOW_S)
         if killed:

@@ -38,8 +38,7 @@ from firstline_core.errors import ConfigError
 from firstline_core.fleet.audit_log import FIRST, Entry, Head, next_entry
 from firstline_core.fleet.rollout import AuditPage
 from firstline_core.storage.files import make_folder, sync_folder
-from firstline_gateway.store import schema
-from firstline_gateway.store.schema import METADATA
+from firstline_gateway.store.schema import METADATA, insert_missing
 from firstline_gateway.store.store import Store
 
 ENTRIES = Table(
@@ -68,9 +67,7 @@ HEAD = Table(
 _DETAILS_BYTES = 64 * 1024
 
 
-def add(
-    connection: Connection, *, at_s: float, actor: str, action: str, subject: str, details: dict[str, Any]
-) -> Entry:
+def add(connection: Connection, at_s: float, actor: str, action: str, subject: str, /, **details: Any) -> Entry:
     """Adds an entry; replicas that add at the same moment do so one after the other.
 
     Args:
@@ -85,7 +82,7 @@ def add(
     if len(text) > _DETAILS_BYTES:
         text = msgspec.json.encode({"left_out_bytes": len(text)}).decode()
     row = {"id": 1, "number": 0, "sha256": FIRST}
-    connection.execute(schema.insert(connection, HEAD).values(row).on_conflict_do_nothing())
+    insert_missing(connection, HEAD, row)
     head = connection.execute(select(HEAD.c.number, HEAD.c.sha256).with_for_update()).one()
     entry = next_entry((head.number, head.sha256), at_s=at_s, actor=actor, action=action, subject=subject, details=text)
     connection.execute(insert(ENTRIES).values(msgspec.structs.asdict(entry)))
@@ -165,9 +162,7 @@ class AuditLog:
     async def note(self, actor: str, action: str, subject: str, details: dict[str, Any]) -> None:
         """Adds an entry about something that changes nothing else in the store."""
         now_s = self._clock.wall_s()
-        await self._store.write(
-            lambda on: add(on, at_s=now_s, actor=actor, action=action, subject=subject, details=details)
-        )
+        await self._store.write(lambda on: add(on, now_s, actor, action, subject, **details))
 
     async def note_export(self, actor: str, since_s: float) -> Head:
         """Notes an export from a wall time on, and returns the signed head with its first and last entry.

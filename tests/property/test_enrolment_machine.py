@@ -65,7 +65,7 @@ class Enrolment(RuleBasedStateMachine):
             return
         secret = self.open_tokens.pop(device)
         with self.database.begin() as on:
-            found = enrolment.redeem(on, enrolment.secret_hash(secret), key, self.issue, self.now_s)
+            found = enrolment.redeem(on, enrolment.secret_hash(secret), key, self.issue, self.now_s, address="")
         assert found.device == device and not found.again
         for serial in [serial for serial, owner in self.valid.items() if owner == device]:
             del self.valid[serial]
@@ -77,7 +77,7 @@ class Enrolment(RuleBasedStateMachine):
     def try_used_tokens(self, key: str) -> None:
         for secret, (device, used_key, certificate) in self.used_tokens.items():
             with self.database.begin() as on:
-                found = enrolment.redeem(on, enrolment.secret_hash(secret), key, self.issue, self.now_s)
+                found = enrolment.redeem(on, enrolment.secret_hash(secret), key, self.issue, self.now_s, address="")
             assert (found is not None) == (key == used_key)
             if found is not None:
                 assert (found.device, found.certificate, found.again) == (device, certificate, True)
@@ -86,7 +86,9 @@ class Enrolment(RuleBasedStateMachine):
     def try_spent_tokens(self, key: str) -> None:
         for secret in self.spent:
             with self.database.begin() as on:
-                assert enrolment.redeem(on, enrolment.secret_hash(secret), key, self.issue, self.now_s) is None
+                assert (
+                    enrolment.redeem(on, enrolment.secret_hash(secret), key, self.issue, self.now_s, address="") is None
+                )
 
     @rule()
     def renew(self) -> None:
@@ -98,7 +100,7 @@ class Enrolment(RuleBasedStateMachine):
     @rule(device=DEVICES)
     def revoke(self, device: str) -> None:
         with self.database.begin() as on:
-            revoked = enrolment.revoke(on, device, self.now_s)
+            revoked = enrolment.revoke(on, device, "ops", self.now_s)
         was_enrolled = any(found[0] == device for found in self.used_tokens.values()) or device in self.revoked
         assert revoked == (was_enrolled or device in self.open_tokens)
         if was_enrolled:

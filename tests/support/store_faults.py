@@ -76,7 +76,7 @@ async def main():
                 sha256 = enrolment.secret_hash(name)
                 enrolment.invite(on, [(name, sha256)], by="a", now_s=NOW_S, expires_s=NOW_S + 60)
                 issue = lambda device: Issued(f"serial {device}", "pem", NOW_S + 1e6)
-                return enrolment.redeem(on, sha256, "key", issue, NOW_S)
+                return enrolment.redeem(on, sha256, "key", issue, NOW_S, address="")
             return operation
 
         def audit(name):

@@ -126,7 +126,7 @@ def _note(connection: Connection, action: str, name: str, now_s: float, details:
         user = getuser()
     except (KeyError, OSError):  # a container's user without an entry in passwd; OSError from Python 3.13 on
         user = f"uid:{os.getuid()}"
-    audit_log.add(connection, at_s=now_s, actor=f"user:{user}", action=action, subject=f"key:{name}", details=details)
+    audit_log.add(connection, now_s, f"user:{user}", action, f"key:{name}", **details)
 
 
 @contextmanager

@@ -24,7 +24,7 @@ from firstline_core.types import AuditNote, ModelKey
 from firstline_gateway import audit_log
 from firstline_gateway.contracts.pool import Pool, PoolKey, model_of, new_pool, spaced, with_audit
 from firstline_gateway.settings.settings import Contracts
-from firstline_gateway.store.schema import METADATA, insert
+from firstline_gateway.store.schema import METADATA, insert, insert_missing, upsert
 
 POOLS = Table(
     "contract_pools",
@@ -91,8 +91,7 @@ class Evidence(NamedTuple):
     risk: float
 
 
-@dataclass(frozen=True, slots=True)
-class Contribution:
+class Contribution(NamedTuple):
     """One device's share of a pool; its latest audit was at `last_s` of wall time, and `service_s` of service."""
 
     device: str
@@ -119,8 +118,7 @@ def alarmed(connection: Connection, model: ModelKey) -> Pool | None:
 def locked(connection: Connection, key: PoolKey) -> Pool | None:
     """Returns a pool, locked until this transaction ends; None if it does not exist yet."""
     # A row to hold: two replicas must not both open the pool.
-    row = {"key": text_of(key), "record": ""}
-    connection.execute(insert(connection, POOLS).values(row).on_conflict_do_nothing())
+    insert_missing(connection, POOLS, {"key": text_of(key), "record": ""})
     query = select(POOLS.c.record).where(POOLS.c.key == text_of(key)).with_for_update()
     record = connection.execute(query).scalar_one()
     return decoded(text_of(key), record) if record else None
@@ -136,7 +134,7 @@ def contributions(connection: Connection, key: PoolKey, limit: int | None = None
     """Returns the contributions to a pool, those with most disagreements first; without a limit, all of them."""
     table = CONTRIBUTIONS.c
     query = (
-        select(table.device, table.audits, table.disagreements, table.last_s, table.service_s)
+        select(*(table[name] for name in Contribution._fields))
         .where(table.pool == text_of(key))
         .order_by(table.disagreements.desc(), table.audits.desc(), table.device)
         .limit(limit)
@@ -194,47 +192,27 @@ def add_audit(
         return False
     for pool, lost in pools:
         replace_pool(connection, pool)
-        share = insert(connection, CONTRIBUTIONS).values(
-            pool=text_of(pool.key),
-            device=device,
-            audits=1,
-            disagreements=int(lost),
-            last_s=pool.last_s,
-            service_s=service_s,
-        )
-        connection.execute(
-            share.on_conflict_do_update(
-                index_elements=[CONTRIBUTIONS.c.pool, CONTRIBUTIONS.c.device],
-                set_={
-                    "audits": CONTRIBUTIONS.c.audits + 1,
-                    "disagreements": CONTRIBUTIONS.c.disagreements + share.excluded.disagreements,
-                    "last_s": share.excluded.last_s,
-                    "service_s": share.excluded.service_s,
-                },
-            )
-        )
+        share = Contribution(device, 1, int(lost), pool.last_s, service_s)
+        row = {"pool": text_of(pool.key), **share._asdict()}
+        upsert(connection, CONTRIBUTIONS, row, summed=("audits", "disagreements"))
     connection.execute(delete(AUDITS).where(AUDITS.c.service_s < service_s - _DAY_S))
     return True
 
 
 def replace_pool(connection: Connection, pool: Pool) -> None:
     """Stores a pool, and replaces the previous one of its key."""
-    row = insert(connection, POOLS).values(key=text_of(pool.key), record=msgspec.json.encode(pool).decode())
-    connection.execute(row.on_conflict_do_update(index_elements=[POOLS.c.key], set_={"record": row.excluded.record}))
-    hour, numbers = int(pool.last_s // HOUR_S), {"audits": pool.state.audits, "e_value": audit.e_value(pool.state)}
-    numbers |= {"risk": pool.risk or 0.0}
-    at = insert(connection, EVIDENCE).values(pool=text_of(pool.key), hour=hour, **numbers)
-    connection.execute(at.on_conflict_do_update(index_elements=[EVIDENCE.c.pool, EVIDENCE.c.hour], set_=numbers))
-    old = (EVIDENCE.c.pool == text_of(pool.key), EVIDENCE.c.hour < hour - _EVIDENCE_HOURS)
-    connection.execute(delete(EVIDENCE).where(*old))
+    key, hour = text_of(pool.key), int(pool.last_s // HOUR_S)
+    upsert(connection, POOLS, {"key": key, "record": msgspec.json.encode(pool).decode()})
+    numbers = {"audits": pool.state.audits, "e_value": audit.e_value(pool.state), "risk": pool.risk or 0.0}
+    upsert(connection, EVIDENCE, {"pool": key, "hour": hour, **numbers})
+    connection.execute(delete(EVIDENCE).where(EVIDENCE.c.pool == key, EVIDENCE.c.hour < hour - _EVIDENCE_HOURS))
 
 
 def delete_pools(connection: Connection, keys: Iterable[PoolKey]) -> None:
     """Deletes pools."""
-    for key in keys:
-        connection.execute(delete(CONTRIBUTIONS).where(CONTRIBUTIONS.c.pool == text_of(key)))
-        connection.execute(delete(EVIDENCE).where(EVIDENCE.c.pool == text_of(key)))
-        connection.execute(delete(POOLS).where(POOLS.c.key == text_of(key)))
+    texts = [text_of(key) for key in keys]
+    for column in (CONTRIBUTIONS.c.pool, EVIDENCE.c.pool, POOLS.c.key):
+        connection.execute(delete(column.table).where(column.in_(texts)))
 
 
 def set_quota(connection: Connection, model: ModelKey, per_hour: float | None) -> None:
@@ -338,7 +316,9 @@ def count(
         alarmed_devices = None
         if after.alarmed_s is not None and before.alarmed_s is None:
             alarmed_devices = devices(connection)[after.key]
-            _record_alarm(connection, after, alarmed_devices, now_s)
+            details = alarm_figures(after, alarmed_devices) | {"event": after.key.event}
+            subject = f"bundle:{after.key.bundle}/{after.key.version}"
+            audit_log.add(connection, now_s, "rule:contract", "contract.alarm", subject, **details)
         outcome.append(Counted(after, lost, alarmed_devices))
     return outcome
 
@@ -358,15 +338,3 @@ def alarm_figures(pool: Pool, devices: int) -> dict[str, Any]:
         "e_value": round(audit.e_value(pool.state), 1),
         "devices": devices,
     }
-
-
-def _record_alarm(connection: Connection, pool: Pool, devices: int, now_s: float) -> None:
-    """Adds an alarm to the audit log."""
-    audit_log.add(
-        connection,
-        at_s=now_s,
-        actor="rule:contract",
-        action="contract.alarm",
-        subject=f"bundle:{pool.key.bundle}/{pool.key.version}",
-        details=alarm_figures(pool, devices) | {"event": pool.key.event},
-    )

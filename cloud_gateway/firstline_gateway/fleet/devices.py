@@ -38,8 +38,7 @@ from firstline_core.fleet.rest import Presence, Sort, presence
 from firstline_core.fleet.selector import Selector
 from firstline_core.fleet.twin import Brake, Desired, Reported
 from firstline_gateway.fleet.totals import COUNTS, HISTORY
-from firstline_gateway.store import schema
-from firstline_gateway.store.schema import METADATA, Document, batched
+from firstline_gateway.store.schema import METADATA, Document, batched, insert_missing
 
 DEVICES = Table(
     "fleet_devices",
@@ -211,6 +210,18 @@ def find(connection: Connection, name: str, *, lock: bool = False) -> Device | N
     return _device(row) if row is not None else None
 
 
+def existing(connection: Connection, name: str, *, lock: bool = False) -> Device:
+    """Returns one device, see `find`.
+
+    Raises:
+        NotFoundError: the device is unknown.
+    """
+    device = find(connection, name, lock=lock)
+    if device is None:
+        raise unknown(name)
+    return device
+
+
 def every(connection: Connection) -> Iterator[Device]:
     """Yields all devices, by name."""
     return _sorted(connection, "", Sort.NAME, _AT_ONCE)
@@ -352,25 +363,18 @@ def names(connection: Connection) -> list[str]:
 
 
 def _ensure(connection: Connection, names: Iterable[str], accepted_s: float | None) -> None:
-    rows: list[dict[str, Any]] = [
-        {
-            "name": name,
-            "tags": {},
-            "accepted_s": accepted_s,
-            "first_seen_s": None,
-            "last_seen_s": None,
-            "online": False,
-            "session": "",
-            "earlier_sessions": [],
-            "sequence": -1,
-            "reported": None,
-            "desired": Desired(0),
-            "revision": 0,
-            "published": -1,
-        }
-        for name in names
-    ]
-    connection.execute(schema.insert(connection, DEVICES).on_conflict_do_nothing(), rows)
+    new: dict[str, Any] = {
+        "tags": {},
+        "accepted_s": accepted_s,
+        "online": False,
+        "session": "",
+        "earlier_sessions": [],
+        "sequence": -1,
+        "desired": Desired(0),
+        "revision": 0,
+        "published": -1,
+    }
+    insert_missing(connection, DEVICES, *({"name": name, **new} for name in names))
 
 
 def _query() -> Select[Any]:

@@ -7,7 +7,6 @@ devices, and set the brake. Changes by operators are in the audit log, in the sa
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from functools import partial
 from typing import TypeVar
 
 from msgspec.structs import replace
@@ -150,7 +149,7 @@ class Fleet:
         now_s = self._clock.wall_s()
 
         def read(connection: Connection) -> FleetDevice:
-            found = _document(_existing(connection, name), now_s, revoked_devices(connection))
+            found = _document(devices.existing(connection, name), now_s, revoked_devices(connection))
             return replace(found, latest=totals.latest(connection, name))
 
         return await self._store.read(read)
@@ -184,16 +183,15 @@ class Fleet:
 
         def changed(connection: Connection) -> FleetDevice:
             revoked = revoked_devices(connection)
-            check(_document(_existing(connection, name, lock=True), now_s, revoked))
+            check(_document(devices.existing(connection, name, lock=True), now_s, revoked))
             tags = devices.tag(connection, name, change.tags)
             if len(tags) > _TAGS:
                 raise RequestError(f"The device {name} would have {len(tags)} tags; {_TAGS} are the most.")
-            note = partial(audit_log.add, connection, at_s=now_s, actor=by, subject=f"device:{name}")
             if change.tags:
-                note(action="device.tag", details={"tags": change.tags})
+                audit_log.add(connection, now_s, by, "device.tag", f"device:{name}", tags=change.tags)
             if change.accepted and devices.accept(connection, name, now_s):
-                note(action="device.accept", details={})
-            return _document(_existing(connection, name), now_s, revoked)
+                audit_log.add(connection, now_s, by, "device.accept", f"device:{name}")
+            return _document(devices.existing(connection, name), now_s, revoked)
 
         found = await self._store.write(changed)
         if change.accepted:
@@ -213,9 +211,7 @@ class Fleet:
                 return False
             for delete_data in self._delete_with_device:
                 delete_data(connection, name)
-            audit_log.add(
-                connection, at_s=now_s, actor=by, action="device.decommission", subject=f"device:{name}", details={}
-            )
+            audit_log.add(connection, now_s, by, "device.decommission", f"device:{name}")
             return True
 
         if not await self._store.write(forgotten):
@@ -234,14 +230,8 @@ class Fleet:
             informed = devices.desire(
                 connection, devices.names(connection), lambda _, before: replace(before, brake=brake), now_s
             )
-            audit_log.add(
-                connection,
-                at_s=now_s,
-                actor=by,
-                action="fleet.brake" if brake is not None else "fleet.lift",
-                subject="fleet",
-                details={"brake": brake, "devices": len(informed)},
-            )
+            action = "fleet.brake" if brake is not None else "fleet.lift"
+            audit_log.add(connection, now_s, by, action, "fleet", brake=brake, devices=len(informed))
             return len(informed)
 
         informed = await self._store.write(braked)
@@ -330,10 +320,3 @@ def _document(device: devices.Device, now_s: float, revoked: Collection[str]) ->
         desired=device.desired,
         revoked=device.name in revoked,
     )
-
-
-def _existing(connection: Connection, name: str, *, lock: bool = False) -> devices.Device:
-    device = devices.find(connection, name, lock=lock)
-    if device is None:
-        raise devices.unknown(name)
-    return device

@@ -14,8 +14,7 @@ from sqlalchemy import BigInteger, Column, Connection, Integer, String, Table, d
 
 from firstline_core.fleet.rest import TierCounts, TierHistory
 from firstline_gateway.fleet.totals import KEPT_HOURS, Totals, difference
-from firstline_gateway.store import schema
-from firstline_gateway.store.schema import METADATA
+from firstline_gateway.store.schema import METADATA, upsert
 
 BUCKET_S = 300.0
 _MOST = 256  # versions of models in a bucket, because devices choose their names
@@ -108,14 +107,8 @@ class TierCounter:
 
 def store(connection: Connection, counted: Mapping[Key, Counts]) -> None:
     """Adds counts to the store, in one order, so that replicas do not deadlock."""
-    for key, counts in sorted(counted.items()):
-        added = schema.insert(connection, TIERS).values(key._asdict() | counts._asdict())
-        connection.execute(
-            added.on_conflict_do_update(
-                index_elements=["bucket", "model", "version"],
-                set_={name: _C[name] + added.excluded[name] for name in Counts._fields},
-            )
-        )
+    rows = (key._asdict() | counts._asdict() for key, counts in sorted(counted.items()))
+    upsert(connection, TIERS, *rows, summed=Counts._fields)
 
 
 def history(connection: Connection, since_s: float, model: str) -> TierHistory:

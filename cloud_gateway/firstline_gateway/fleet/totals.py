@@ -13,8 +13,7 @@ from msgspec.structs import replace
 from sqlalchemy import BigInteger, Column, Connection, Double, Integer, String, Table, delete, func, select
 
 from firstline_core.fleet.telemetry import GROUPS_LIMIT, ModelCounts, Telemetry
-from firstline_gateway.store import schema
-from firstline_gateway.store.schema import METADATA, Document
+from firstline_gateway.store.schema import METADATA, Document, insert_missing, upsert
 
 _HOUR_S = 3600.0
 # Limits on what a device can report, so that sums stay readable and stored data stays bounded.
@@ -182,18 +181,10 @@ def count(connection: Connection, device: str, report: Telemetry, now_s: float) 
                 return None
             before = stored.latest
     after = added(totals, before, report)
-    row = {
-        "device": device,
-        "session": report.session,
-        "sequence": report.sequence,
-        "latest": report,
-        "totals": after,
-        "at_s": now_s,
-    }
-    inserted = schema.insert(connection, COUNTS).values(row)
-    connection.execute(inserted.on_conflict_do_update(index_elements=["device"], set_=row))
-    past = {"device": device, "hour": int(now_s // _HOUR_S), "at_s": now_s, "totals": after}
-    connection.execute(schema.insert(connection, HISTORY).values(past).on_conflict_do_nothing())
+    row = {"device": device, "at_s": now_s, "totals": after}
+    process = {"session": report.session, "sequence": report.sequence, "latest": report}
+    upsert(connection, COUNTS, row | process)
+    insert_missing(connection, HISTORY, row | {"hour": int(now_s // _HOUR_S)})
     return Counted(totals, after)
 
 

@@ -25,11 +25,10 @@ from firstline_core.protocol.enrolment import (
     public_key_hash,
 )
 from firstline_core.telemetry.logs import logger
-from firstline_gateway import audit_log
 from firstline_gateway.identity import ca, enrolment
 from firstline_gateway.identity.authorities import Authorities, AuthorityFolder
 from firstline_gateway.identity.client_certificate import ClientCertificate
-from firstline_gateway.identity.enrolment import Enrolled, Issue, Issued
+from firstline_gateway.identity.enrolment import Issue, Issued
 from firstline_gateway.identity.gatekeeper import REMEMBERED_S, Gatekeeper, TokenBuckets
 from firstline_gateway.settings import settings
 from firstline_gateway.store.store import Store
@@ -105,7 +104,7 @@ class Devices:
         hashes = [(name, enrolment.secret_hash(secret)) for name, secret in tokens.items()]
         await self._authorities()  # the first invitation creates them
         trusted = public_key_hash(await self.authorities_pem())
-        await self._store.write(lambda on: _invite(on, hashes, by=by, now_s=now_s, expires_s=expires_s))
+        await self._store.write(lambda on: enrolment.invite(on, hashes, by=by, now_s=now_s, expires_s=expires_s))
         for name in tokens:
             log.info("device invited", device=name, principal=by, valid_s=request.valid_s)
         return InviteAnswer(
@@ -138,7 +137,7 @@ class Devices:
             if await self._store.read(lambda on: enrolment.is_token(on, sha256, now_s)):
                 issue = await self._issuing(key)
                 enrolled = await self._store.write(
-                    lambda on: _redeem(on, sha256, ca.key_hash(key), issue, now_s=now_s, address=address)
+                    lambda on: enrolment.redeem(on, sha256, ca.key_hash(key), issue, now_s, address=address)
                 )
         except CapacityError:
             self._attempts.give_back(address)  # the store's fault, not the device's
@@ -195,7 +194,7 @@ class Devices:
             CapacityError: the store refuses.
         """
         now_s = self._clock.wall_s()
-        if not await self._store.write(lambda on: _revoke(on, device, by, now_s)):
+        if not await self._store.write(lambda on: enrolment.revoke(on, device, by, now_s)):
             raise RequestError(f"There is no device {device[:64]!a} here.")
         log.warning("device revoked", device=device, principal=by)
         await self._gatekeeper.refreshed()
@@ -242,32 +241,3 @@ class Devices:
         except ConfigError as error:
             log.error("certificate authority not opened", error=error.message)
             raise CapacityError("This gateway's certificate authority cannot be opened; its log says why.") from error
-
-
-def _invite(connection: Connection, hashes: list[tuple[str, str]], *, by: str, now_s: float, expires_s: float) -> None:
-    """Creates join tokens, with an entry in the audit log."""
-    enrolment.invite(connection, hashes, by=by, now_s=now_s, expires_s=expires_s)
-    names = [name for name, _ in hashes]
-    subject = f"device:{names[0]}" if len(names) == 1 else "devices"
-    details = {"devices": names, "expires_s": expires_s}
-    audit_log.add(connection, at_s=now_s, actor=by, action="device.invite", subject=subject, details=details)
-
-
-def _redeem(
-    connection: Connection, sha256: str, key_hash: str, issue: Issue, *, now_s: float, address: str
-) -> Enrolled | None:
-    """Enrols a device, with an entry in the audit log."""
-    enrolled = enrolment.redeem(connection, sha256, key_hash, issue, now_s)
-    if enrolled is not None and not enrolled.again:
-        subject = f"device:{enrolled.device}"
-        details = {"address": address}
-        audit_log.add(connection, at_s=now_s, actor=subject, action="device.enrol", subject=subject, details=details)
-    return enrolled
-
-
-def _revoke(connection: Connection, device: str, by: str, now_s: float) -> bool:
-    """Revokes a device, with an entry in the audit log."""
-    revoked = enrolment.revoke(connection, device, now_s)
-    if revoked:
-        audit_log.add(connection, at_s=now_s, actor=by, action="device.revoke", subject=f"device:{device}", details={})
-    return revoked

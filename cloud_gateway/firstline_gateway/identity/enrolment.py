@@ -1,5 +1,7 @@
 """Devices and their certificates in the store: invited, enrolled, renewed, revoked. A function is one transaction.
 
+The audit log has an entry for each invitation, enrolment and revocation.
+
 Each that changes something takes its number (`next_version`) before anything else, so that they take turns: of two
 that hold what the other waits for, PostgreSQL would undo one.
 """
@@ -13,6 +15,7 @@ from dataclasses import dataclass
 from sqlalchemy import Connection, bindparam, delete, func, insert, select, update
 
 from firstline_core.protocol.enrolment import DeviceState
+from firstline_gateway import audit_log
 from firstline_gateway.identity.tables import API_KEYS, CERTIFICATES, DEVICES, JOIN_TOKENS, VERSION
 from firstline_gateway.store import service_clock
 
@@ -70,6 +73,9 @@ def invite(
         insert(JOIN_TOKENS), [{"sha256": sha256, "device": device, **common} for device, sha256 in secrets]
     )
     connection.execute(delete(JOIN_TOKENS).where(JOIN_TOKENS.c.expires_s < now_s))
+    names = [name for name, _ in secrets]
+    subject = f"device:{names[0]}" if len(names) == 1 else "devices"
+    audit_log.add(connection, now_s, by, "device.invite", subject, devices=names, expires_s=expires_s)
 
 
 def is_token(connection: Connection, sha256: str, now_s: float) -> bool:
@@ -78,7 +84,9 @@ def is_token(connection: Connection, sha256: str, now_s: float) -> bool:
     return connection.execute(query).first() is not None
 
 
-def redeem(connection: Connection, sha256: str, key_hash: str, issue: Issue, now_s: float) -> Enrolled | None:
+def redeem(
+    connection: Connection, sha256: str, key_hash: str, issue: Issue, now_s: float, *, address: str
+) -> Enrolled | None:
     """Enrols the device that a join token is for, and revokes the certificates that it had before.
 
     A used token enrols no other device; the same device, which may have lost the answer, gets it again.
@@ -89,6 +97,7 @@ def redeem(connection: Connection, sha256: str, key_hash: str, issue: Issue, now
         key_hash: of the device's public key.
         issue: makes the certificate.
         now_s: the wall time.
+        address: of the sender, for the audit log.
 
     Returns:
         None where there is no such token, it has expired, or another key used it.
@@ -111,6 +120,8 @@ def redeem(connection: Connection, sha256: str, key_hash: str, issue: Issue, now
     issued = issue(token.device)
     _add_certificate(connection, token.device, issued, version, now_s)
     connection.execute(update(JOIN_TOKENS).where(JOIN_TOKENS.c.sha256 == sha256).values(certificate=issued.pem))
+    subject = f"device:{token.device}"
+    audit_log.add(connection, now_s, subject, "device.enrol", subject, address=address)
     return Enrolled(token.device, issued.pem, again=False)
 
 
@@ -138,7 +149,7 @@ def renew(connection: Connection, device: str, serial: str, issue: Issue, now_s:
     return issued.pem
 
 
-def revoke(connection: Connection, device: str, now_s: float) -> bool:
+def revoke(connection: Connection, device: str, by: str, now_s: float) -> bool:
     """Refuses a device from now on: its certificates, its join tokens, and its API key.
 
     Returns:
@@ -155,7 +166,10 @@ def revoke(connection: Connection, device: str, now_s: float) -> bool:
         .where(API_KEYS.c.name == device, API_KEYS.c.kind == "device", API_KEYS.c.revoked_s.is_(None))
         .values(revoked_s=now_s, changed=version)
     ).rowcount
-    return bool(updated or invited or keys)
+    found = bool(updated or invited or keys)
+    if found:
+        audit_log.add(connection, now_s, by, "device.revoke", f"device:{device}")
+    return found
 
 
 def revoke_listed(connection: Connection, serials: Mapping[str, float]) -> None:

@@ -189,8 +189,7 @@ def _fulfilled(request: RequestRecord) -> ConflictError:
 
 def _record(connection: Connection, now_s: float, by: str, action: str, place: Place) -> None:
     bundle, version, machine = place
-    subject, details = f"profile:{bundle}/{version}", {"machine": machine}
-    audit_log.add(connection, at_s=now_s, actor=by, action=action, subject=subject, details=details)
+    audit_log.add(connection, now_s, by, action, f"profile:{bundle}/{version}", machine=machine)
 
 
 def _unknown(place: Place) -> NotFoundError:

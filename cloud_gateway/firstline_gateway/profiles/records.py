@@ -23,8 +23,7 @@ from sqlalchemy import (
 from firstline_core.fleet.profiles import MACHINE_VERSIONS, ProfileEntry
 from firstline_core.fleet.twin import DesiredProfile
 from firstline_core.protocol.enrolment import device_principal
-from firstline_gateway.store import schema
-from firstline_gateway.store.schema import METADATA, Document
+from firstline_gateway.store.schema import METADATA, Document, upsert
 
 _RECENT = 64
 """Latest profiles of one bundle on machines of one fingerprint that are searched for a model's digest."""
@@ -69,7 +68,7 @@ def put(connection: Connection, entry: ProfileEntry, content: bytes) -> None:
     """Stores a profile, replacing the previous one, and deletes the machine's oldest of that bundle."""
     values = {name: getattr(entry, name) for name in ("bundle", "version", "machine", "kept_s", "by", "fingerprint")}
     values |= {"entry": entry, "content": content}
-    _upsert(connection, PROFILES, values)
+    upsert(connection, PROFILES, values)
     same = (_P.bundle == entry.bundle, _P.machine == entry.machine)
     others = select(_P.version).where(*same, _P.version != entry.version).order_by(_P.kept_s.desc(), _P.version.desc())
     if old := connection.execute(others.offset(MACHINE_VERSIONS - 1)).scalars().all():
@@ -157,7 +156,7 @@ _REQUEST = [_R[name] for name in RequestRecord.__struct_fields__]
 
 def put_request(connection: Connection, request: RequestRecord) -> None:
     """Stores a request, replacing the previous one of that device and bundle."""
-    _upsert(connection, PROFILE_REQUESTS, asdict(request) | {"bundle": request.wanted.bundle})
+    upsert(connection, PROFILE_REQUESTS, asdict(request) | {"bundle": request.wanted.bundle})
 
 
 def requests_of(connection: Connection, device: str) -> list[RequestRecord]:
@@ -188,13 +187,6 @@ def delete_device(connection: Connection, device: str) -> None:
     """Deletes the requests of a device, and the profiles that it measured itself."""
     connection.execute(delete(PROFILES).where(_P.machine == device, _P.by == device_principal(device)))
     connection.execute(delete(PROFILE_REQUESTS).where(_R.device == device))
-
-
-def _upsert(connection: Connection, table: Table, values: dict[str, object]) -> None:
-    keys = [column.name for column in table.primary_key]
-    replaced = {name: value for name, value in values.items() if name not in keys}
-    added = schema.insert(connection, table).values(values)
-    connection.execute(added.on_conflict_do_update(index_elements=keys, set_=replaced))
 
 
 def _at(place: Place) -> tuple[ColumnElement[bool], ...]:

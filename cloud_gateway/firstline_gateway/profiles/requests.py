@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from msgspec.structs import replace
 from sqlalchemy import Connection
@@ -11,7 +10,7 @@ from sqlalchemy import Connection
 from firstline_core.clock import Clock
 from firstline_core.errors import ConflictError, NotFoundError
 from firstline_core.fleet.profiles import NewProfileRequest, ProfileRequest, ProfileRequests
-from firstline_core.fleet.twin import REQUESTS, Desired, Profiling, ProfilingState
+from firstline_core.fleet.twin import REQUESTS, Profiling, ProfilingState
 from firstline_core.ids import new_request_id
 from firstline_core.telemetry.logs import logger
 from firstline_core.telemetry.wording import duration_text, time_text
@@ -61,7 +60,7 @@ class RequestedProfiles:
         now_s = self._clock.wall_s()
 
         def read(connection: Connection) -> ProfileRequests:
-            found = _device(connection, device)
+            found = devices.existing(connection, device)
             requests = records.requests_of(connection, device)
             return ProfileRequests(tuple(request_of(found, one, now_s) for one in requests))
 
@@ -77,7 +76,7 @@ class RequestedProfiles:
         now_s = self._clock.wall_s()
 
         def request(connection: Connection) -> ProfileRequest:
-            found = _device(connection, device, lock=True)
+            found = devices.existing(connection, device, lock=True)
             if found.accepted_s is None:
                 raise ConflictError(f"{device} has not been accepted; run `firstline device accept {device}`.")
             others = {one.wanted.bundle: one for one in records.requests_of(connection, device)}
@@ -97,8 +96,8 @@ class RequestedProfiles:
             records.put_request(connection, new)
             _update_desired(connection, device, records.requests_of(connection, device), now_s)
             details = {"bundle": wanted.bundle, "version": wanted.version, "request": wanted.id}
-            _record(connection, now_s, by, "profile.request", device=device, details=details)
-            return replace(request_of(_device(connection, device), new, now_s), new=True)
+            audit_log.add(connection, now_s, by, "profile.request", f"device:{device}", **details)
+            return replace(request_of(devices.existing(connection, device), new, now_s), new=True)
 
         made = await self._store.write(request)
         if made.new:
@@ -114,14 +113,14 @@ class RequestedProfiles:
         now_s = self._clock.wall_s()
 
         def remove(connection: Connection) -> None:
-            _device(connection, device, lock=True)
+            devices.existing(connection, device, lock=True)
             request = records.find_request(connection, device, bundle)
             if request is None:
                 raise NotFoundError(f"{device} is asked for no profile of {bundle}.")
             records.remove_request(connection, device, bundle)
             _update_desired(connection, device, records.requests_of(connection, device), now_s)
             details = {"bundle": bundle, "request": request.wanted.id}
-            _record(connection, now_s, by, "profile.cancel", device=device, details=details)
+            audit_log.add(connection, now_s, by, "profile.cancel", f"device:{device}", **details)
 
         await self._store.write(remove)
         self._on_desired()
@@ -158,24 +157,7 @@ def _expire(connection: Connection, device: str, now_s: float) -> int:
 def _update_desired(connection: Connection, device: str, requests: Sequence[RequestRecord], now_s: float) -> None:
     """Fulfilled requests stay in the document, so that the device gets no new one; expired requests are removed."""
     wanted = tuple(one.wanted for one in requests if not one.has_expired(now_s))
-
-    def change(_: str, before: Desired) -> Desired:
-        return replace(before, profiles=wanted)
-
-    devices.desire(connection, [device], change, now_s, existing_only=True)
-
-
-def _record(
-    connection: Connection, now_s: float, by: str, action: str, *, device: str, details: dict[str, Any]
-) -> None:
-    audit_log.add(connection, at_s=now_s, actor=by, action=action, subject=f"device:{device}", details=details)
-
-
-def _device(connection: Connection, device: str, *, lock: bool = False) -> Device:
-    found = devices.find(connection, device, lock=lock)
-    if found is None:
-        raise devices.unknown(device)
-    return found
+    devices.desire(connection, [device], lambda _, before: replace(before, profiles=wanted), now_s, existing_only=True)
 
 
 def request_of(device: Device, request: RequestRecord, now_s: float) -> ProfileRequest:

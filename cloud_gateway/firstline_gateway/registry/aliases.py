@@ -101,8 +101,7 @@ class Aliases:
                 raise ConflictError("Somebody has published since; look at what is listed now, then repeat.")
             change = AliasChange(model, alias, choose(connection, catalogue), by, now_s)
             records.change_alias(connection, change)
-            details = {"version": change.version}
-            audit_log.add(connection, at_s=now_s, actor=by, action=action, subject=f"{model}/{alias}", details=details)
+            audit_log.add(connection, now_s, by, action, f"{model}/{alias}", version=change.version)
             return change
 
         return await self._store.write(write)

@@ -153,9 +153,7 @@ class Registry:
                 raise ConflictError(reason)
             online = signing.signed_online(accepted.targets_content, signer, records.heads(connection), now_s)
             records.put(connection, [*accepted.fresh, *online])
-            audit_log.add(
-                connection, at_s=now_s, actor=by, action="registry.publish", subject="registry", details=details
-            )
+            audit_log.add(connection, now_s, by, "registry.publish", "registry", **details)
             return {role: head.version for role, head in records.heads(connection).items()}
 
         return await self._store.write(put)

@@ -34,8 +34,7 @@ from firstline_gateway.rollouts.device_progress import with_audits, with_desired
 from firstline_gateway.rollouts.judgement.figures import Period
 from firstline_gateway.rollouts.rollout import LIVE, WAITING, Assignment, Rollout, RolloutState
 from firstline_gateway.rollouts.step import Changes
-from firstline_gateway.store import schema
-from firstline_gateway.store.schema import METADATA, Document, batched
+from firstline_gateway.store.schema import METADATA, Document, batched, insert_missing, upsert
 
 ROLLOUTS = Table(
     "rollouts",
@@ -90,7 +89,7 @@ def add(connection: Connection, rollout: Rollout, idempotency: str | None) -> Ro
         "idempotency": idempotency,
         "record": rollout,
     }
-    connection.execute(schema.insert(connection, ROLLOUTS).values(row).on_conflict_do_nothing())
+    insert_missing(connection, ROLLOUTS, row)
     if idempotency is None:
         return rollout
     stored: Rollout = connection.execute(select(_R.record).where(_R.idempotency == idempotency)).scalar_one()
@@ -220,20 +219,10 @@ def assigned(connection: Connection, rollout_ids: Iterable[str], names: Iterable
 
 def assign(connection: Connection, rollout_id: str, changed: Iterable[Assignment]) -> None:
     """Stores assignments; existing ones keep their baselines."""
-    rows = [
-        {
-            "rollout": rollout_id,
-            "device": each.device,
-            "state": each.state.value,
-            "record": each,
-        }
-        for each in changed
-    ]
-    if not rows:
-        return
-    added = schema.insert(connection, ASSIGNMENTS)
-    newer = {name: added.excluded[name] for name in ("state", "record")}
-    connection.execute(added.on_conflict_do_update(index_elements=["rollout", "device"], set_=newer), rows)
+    rows = (
+        {"rollout": rollout_id, "device": each.device, "state": each.state.value, "record": each} for each in changed
+    )
+    upsert(connection, ASSIGNMENTS, *rows)
 
 
 def set_baselines(
@@ -260,13 +249,7 @@ def baselines(connection: Connection, rollout_id: str) -> dict[str, tuple[Period
 
 def add_look(connection: Connection, rollout_id: str, look: Look) -> None:
     """Stores an evaluation."""
-    row = {
-        "rollout": rollout_id,
-        "stage": look.stage,
-        "look": look.look,
-        "at_s": look.at_s,
-        "verdict": look,
-    }
+    row = {"rollout": rollout_id, "stage": look.stage, "look": look.look, "at_s": look.at_s, "verdict": look}
     connection.execute(insert(LOOKS).values(row))
 
 
@@ -281,9 +264,7 @@ def looks(connection: Connection, rollout_id: str, after: tuple[int, int], limit
 def lease(connection: Connection, holder: str, service_s: float, for_s: float) -> bool:
     """Takes or renews the right to drive rollouts; returns False if another replica has it."""
     row = {"id": 1, "holder": holder, "until_service_s": service_s + for_s}
-    connection.execute(
-        schema.insert(connection, LEASE).values(row | {"until_service_s": service_s - 1.0}).on_conflict_do_nothing()
-    )
+    insert_missing(connection, LEASE, row | {"until_service_s": service_s - 1.0})
     free = or_(LEASE.c.holder == holder, LEASE.c.until_service_s < service_s)
     return connection.execute(update(LEASE).where(LEASE.c.id == 1, free).values(row)).rowcount > 0
 
@@ -329,7 +310,5 @@ def apply(connection: Connection, before: Rollout, changes: Changes, wall_s: flo
 
     devices.desire(connection, changes.desired.keys() | changes.audits.keys(), desire, wall_s, existing_only=True)
     for action, actor, details in changes.notes:
-        audit_log.add(
-            connection, at_s=wall_s, actor=actor, action=action, subject=f"rollout:{before.id}", details=details
-        )
+        audit_log.add(connection, wall_s, actor, action, f"rollout:{before.id}", **details)
     return put(connection, changes.rollout) if changes.rollout != before else current

@@ -98,14 +98,8 @@ class Rollouts:
         def create(connection: Connection) -> Rollout:
             stored = records.add(connection, rollout, idempotency)
             if stored.id == rollout.id:
-                audit_log.add(
-                    connection,
-                    at_s=now_s,
-                    actor=by,
-                    action="rollout.create",
-                    subject=f"rollout:{rollout.id}",
-                    details=msgspec.to_builtins(definition),
-                )
+                details = msgspec.to_builtins(definition)
+                audit_log.add(connection, now_s, by, "rollout.create", f"rollout:{rollout.id}", **details)
             return stored
 
         stored = await self._store.write(create)

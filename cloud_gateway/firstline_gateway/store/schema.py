@@ -5,7 +5,7 @@ The tables describe the schema after the newest migration; `store/migrations` cr
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any, TypeVar, cast
 
@@ -60,6 +60,32 @@ def insert(connection: Connection, table: Table) -> sqlite.Insert:
 
         return cast(sqlite.Insert, postgresql.insert(table))  # the same methods
     return sqlite.insert(table)
+
+
+def insert_missing(connection: Connection, table: Table, *rows: Mapping[str, Any]) -> None:
+    """Inserts rows; those that exist already stay as they are."""
+    if rows:
+        connection.execute(insert(connection, table).on_conflict_do_nothing(), rows)
+
+
+def upsert(connection: Connection, table: Table, *rows: Mapping[str, Any], summed: Collection[str] = ()) -> None:
+    """Inserts rows, and replaces the values of those that exist already.
+
+    Args:
+        connection: within a transaction.
+        table: by its primary key, rows are the same.
+        rows: all with the same columns.
+        summed: columns whose values are added to those of a row that exists.
+    """
+    if not rows:
+        return
+    added, keys = insert(connection, table), [column.name for column in table.primary_key]
+    values = {
+        name: table.c[name] + added.excluded[name] if name in summed else added.excluded[name]
+        for name in rows[0]
+        if name not in keys
+    }
+    connection.execute(added.on_conflict_do_update(index_elements=keys, set_=values), rows)
 
 
 def batched(names: Iterable[_T]) -> Iterator[list[_T]]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from sqlalchemy import BigInteger, Column, Connection, Double, Integer, String, Table, Text, select, update
 
-from firstline_gateway.store.schema import METADATA, insert
+from firstline_gateway.store.schema import METADATA, insert_missing
 
 POSITIONS = Table(
     "webhook_positions",
@@ -58,9 +58,10 @@ def find(connection: Connection, webhook: str) -> Position | None:
 
 def add(connection: Connection, webhooks: Mapping[str, int]) -> None:
     """Stores new webhooks, which receive what comes after the given numbers; others stay as they are."""
-    for webhook, number in webhooks.items():
-        row = {"webhook": webhook, "holder": "", "number": number, "due_service_s": 0.0, "failures": 0, "problem": ""}
-        connection.execute(insert(connection, POSITIONS).values(row).on_conflict_do_nothing())
+    new = {"holder": "", "due_service_s": 0.0, "failures": 0, "problem": ""}
+    insert_missing(
+        connection, POSITIONS, *({"webhook": name, "number": number, **new} for name, number in webhooks.items())
+    )
 
 
 def claim(connection: Connection, webhook: str, holder: str, service_s: float, for_s: float) -> Position | None:

@@ -17,7 +17,7 @@ from firstline_gateway.store.database import Database
 
 def add(database: Database, subject: str, **details: object) -> None:
     with database.begin() as connection:
-        audit_log.add(connection, at_s=1e9, actor="application:ops", action="test", subject=subject, details=details)
+        audit_log.add(connection, 1e9, "application:ops", "test", subject, **details)
 
 
 def test_entries_form_a_chain(database: Database) -> None:
@@ -39,7 +39,7 @@ def test_entries_form_a_chain(database: Database) -> None:
 def test_an_export_begins_by_number_though_the_clock_stepped_back(database: Database) -> None:
     with database.begin() as connection:
         for at_s in (1.0, 9.0, 3.0, 8.0, 2.0):
-            audit_log.add(connection, at_s=at_s, actor="a", action="b", subject="c", details={})
+            audit_log.add(connection, at_s, "a", "b", "c")
         assert [audit_log.first_since(connection, since_s) for since_s in (0, 2, 8.5, 10)] == [1, 2, 2, 6]
 
 
@@ -53,7 +53,7 @@ def test_an_empty_log_has_a_head_too(database: Database, tmp_path: Path) -> None
 def test_a_failed_action_leaves_no_entry(database: Database) -> None:
     def refused() -> None:
         with database.begin() as connection:
-            audit_log.add(connection, at_s=1e9, actor="a", action="b", subject="c", details={})
+            audit_log.add(connection, 1e9, "a", "b", "c")
             raise RuntimeError("the transaction fails")
 
     with pytest.raises(RuntimeError):

@@ -47,8 +47,8 @@ def test_devices_are_counted_by_presence_and_tag(database: Database) -> None:
         devices.mark_offline(connection, "a", "s")
         enrolment.invite(connection, [("d", "0" * 64)], by="ops", now_s=NOW_S, expires_s=NOW_S + 60)
         issue = enrolment.Issued("1", "pem", NOW_S + DAY_S)
-        enrolment.redeem(connection, "0" * 64, "key", lambda _: issue, NOW_S)
-        enrolment.revoke(connection, "d", NOW_S)
+        enrolment.redeem(connection, "0" * 64, "key", lambda _: issue, NOW_S, address="")
+        enrolment.revoke(connection, "d", "ops", NOW_S)
         devices.report(connection, "e", Reported("s", 1), NOW_S, accept=False)  # it waits to be accepted
     found = state_of(database, "site")
     counts = {labels: count for labels, count in found.devices.items() if count}

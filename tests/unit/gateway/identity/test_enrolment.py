@@ -44,7 +44,7 @@ def redeemed(
     database: Database, sha256: str, issue: Callable[[str], Issued], key: str = "key", now_s: float = NOW_S
 ) -> Enrolled | None:
     with database.begin() as on:
-        return enrolment.redeem(on, sha256, key, issue, now_s)
+        return enrolment.redeem(on, sha256, key, issue, now_s, address="")
 
 
 def known(database: Database, found: Credentials | None = None) -> Credentials:
@@ -121,7 +121,7 @@ def test_a_device_is_admitted_while_a_certificate_is_valid(database: Database, i
     memory = known(database, memory)
     assert memory.admits("a", NOW_S)
     with database.begin() as on:
-        enrolment.revoke(on, "a", NOW_S)
+        enrolment.revoke(on, "a", "ops", NOW_S)
     assert not known(database, memory).admits("a", NOW_S)
 
 
@@ -142,7 +142,7 @@ def test_a_revoked_device_needs_a_new_token(database: Database, issue: Callable[
     first = invited(database, "a", "first")
     redeemed(database, first, issue)
     with database.begin() as on:
-        assert enrolment.revoke(on, "a", NOW_S)
+        assert enrolment.revoke(on, "a", "ops", NOW_S)
     memory = known(database)
     assert memory.is_revoked("a")
     assert redeemed(database, first, issue) is None, "the token that it used is gone with it"
@@ -164,8 +164,8 @@ def test_renewal_leaves_the_present_certificate(database: Database, issue: Calla
 def test_an_invitation_that_was_not_used_can_be_taken_back(database: Database, issue: Callable[[str], Issued]) -> None:
     sha256 = invited(database, "a", "first")
     with database.begin() as on:
-        assert enrolment.revoke(on, "a", NOW_S)
-        assert not enrolment.revoke(on, "a", NOW_S)
+        assert enrolment.revoke(on, "a", "ops", NOW_S)
+        assert not enrolment.revoke(on, "a", "ops", NOW_S)
     assert redeemed(database, sha256, issue) is None
 
 
@@ -173,8 +173,8 @@ def test_revoking_a_device_revokes_its_key(database: Database) -> None:
     with database.begin() as on:
         keys.create_key(on, "a", ("infer",), now_s=NOW_S, kind="device")
         keys.create_key(on, "b", ("infer",), now_s=NOW_S)
-        assert enrolment.revoke(on, "a", NOW_S)
-        assert not enrolment.revoke(on, "b", NOW_S), "an application of that name is no device"
+        assert enrolment.revoke(on, "a", "ops", NOW_S)
+        assert not enrolment.revoke(on, "b", "ops", NOW_S), "an application of that name is no device"
     with database.reading() as on:
         assert [row.name for row in keys.list_keys(on)] == ["b"]
 
@@ -210,7 +210,7 @@ def test_a_certificate_is_forgotten_by_no_wall_clock_alone(
 ) -> None:
     redeemed(database, invited(database, "a", "first"), issue)
     with database.begin() as on:
-        assert enrolment.revoke(on, "a", NOW_S)
+        assert enrolment.revoke(on, "a", "ops", NOW_S)
     memory = known(database)
     with database.begin() as on:
         service_clock.advance(on, service_s)
@@ -243,7 +243,7 @@ def test_changes_that_meet_wait_their_turn(database: Database) -> None:
                 enrolment.renew(on, name, "1", issue, NOW_S)
                 enrolment.delete_expired(on, NOW_S, 0.0)
             with database.begin() as on:
-                enrolment.revoke(on, name, NOW_S)
+                enrolment.revoke(on, name, "ops", NOW_S)
 
     with ThreadPoolExecutor(6) as threads:
         list(threads.map(change, range(24)))

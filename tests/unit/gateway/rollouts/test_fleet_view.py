@@ -125,7 +125,7 @@ def test_revoked_devices_are_left_out_until_they_enrol_again(database: Database)
         for name in ("a", "b"):
             report(connection, name, 1, 1)
             connection.execute(insert(ENROLLED).values(name=name, enrolled_s=NOW_S, changed=1))
-        enrolment.revoke(connection, "a", NOW_S)
+        enrolment.revoke(connection, "a", "ops", NOW_S)
     assert read(cache, database).keys() == {"b"}
     with database.begin() as connection:
         connection.execute(update(ENROLLED).values(revoked_s=None))

@@ -36,14 +36,7 @@ class Site:
     def note(self, *actions: str) -> None:
         with self.database.begin() as connection:
             for action in actions:
-                audit_log.add(
-                    connection,
-                    at_s=self.clock.wall_s(),
-                    actor="rule:order",
-                    action=action,
-                    subject="rollout:r1",
-                    details={"sentence": "why"},
-                )
+                audit_log.add(connection, self.clock.wall_s(), "rule:order", action, "rollout:r1", sentence="why")
 
     def count(self, result: str) -> float:
         labels = {"webhook": "ops", "result": result}
@@ -106,7 +99,7 @@ async def test_a_new_webhook_receives_nothing_old(database: Database, tmp_path: 
     with receiver() as found:
         settings = Webhook(url=found.url, secret_file=secret_file(tmp_path))
         with database.begin() as connection:
-            audit_log.add(connection, at_s=1.0, actor="a", action="rollout.old", subject="s", details={})
+            audit_log.add(connection, 1.0, "a", "rollout.old", "s")
         async with site(database, settings, SimulatedClock()) as made:
             made.note("rollout.new")
             await eventually(made, 1, found.ids)
