@@ -36,6 +36,7 @@ from firstline_gateway.identity.enrolment import Issued
 from firstline_gateway.jobs import records as jobs
 from firstline_gateway.serving.deliveries import records as deliveries
 from firstline_gateway.serving.deliveries.records import DeliveryKey
+from firstline_gateway.settings.settings import Jobs as JobSettings
 from firstline_gateway.settings.settings import Store as StoreSettings
 from firstline_gateway.store.database import check, open_database
 
@@ -260,7 +261,7 @@ def _make_gateway(folder: Path, *, killed: bool = False) -> None:
             _enrol(connection, "good", "2b")
             _enrol(connection, "lost", "1a")
             (folder / "key").write_text(keys.create_key(connection, "shop", ["infer"], now_s=_NOW_S))
-            limits = jobs.JobLimits(1000, _LIMIT_BYTES)
+            limits = JobSettings(limit=1000, bytes_limit=_LIMIT_BYTES)
             for number in range(_RECORDS):
                 job = jobs.Job(
                     f"job-{number}", "shop", "digits", "1", jobs.RUNNING, b"%d" % number * 99, None, None, 0.0

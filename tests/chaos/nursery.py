@@ -97,7 +97,7 @@ async def nursery(module: str, folder: Path, constants: Mapping[str, float] | No
     Args:
         module: "firstline_edge" or "firstline_gateway".
         folder: for what its children say.
-        constants: of the tier's modules, such as "firstline_gateway.jobs.runner._LEASE_S", and their values there.
+        constants: of the tier's modules, such as "firstline_gateway.jobs.jobs._LEASE_S", and their values there.
     """
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "chaos.nursery", module, json.dumps(dict(constants or {}))),

@@ -27,7 +27,8 @@ from firstline_core.errors import (
 from firstline_core.protocol.oip import encode_request
 from firstline_core.types import InferRequest, InferResponse
 from firstline_gateway.app import Gateway, open_gateway
-from firstline_gateway.jobs import records, runner
+from firstline_gateway.jobs import jobs as jobs_module
+from firstline_gateway.jobs import records
 from firstline_gateway.jobs.records import JOBS
 from firstline_gateway.settings.settings import Settings
 
@@ -188,9 +189,9 @@ async def test_jobs_of_a_killed_gateway_are_retried_five_times(tmp_path: Path) -
     settings = settings_of(tmp_path)
     async with running(settings, GatedExecutor()) as (gateway, client):
         jobs = [await submit(client), await submit(client)]
-        await gateway.jobs._runner.close()
+        await gateway.jobs.close()
         with gateway.store.database.begin() as connection:
-            for job, attempts in zip(jobs, (1, runner._ATTEMPTS), strict=True):
+            for job, attempts in zip(jobs, (1, jobs_module._ATTEMPTS), strict=True):
                 connection.execute(
                     update(JOBS)
                     .where(JOBS.c.job_id == job)
@@ -205,14 +206,14 @@ async def test_jobs_of_a_killed_gateway_are_retried_five_times(tmp_path: Path) -
 async def test_retried_jobs_run_one_at_a_time(tmp_path: Path) -> None:
     executor = GatedExecutor(slots=4)
     async with running(settings_of(tmp_path, execution__max_batch_rows=1), executor) as (gateway, client):
-        await gateway.jobs._runner.close()
+        await gateway.jobs.close()
         jobs = [await submit(client) for _ in range(3)]
         with gateway.store.database.begin() as connection:
             connection.execute(update(JOBS).values(attempts=1))
         fresh = [await submit(client), await submit(client)]
-        await gateway.jobs._runner.start()
+        await gateway.jobs.start()
         await until(lambda: executor.held == 3)
-        await gateway.jobs._runner._claim()
+        await gateway.jobs._claim()
         with gateway.store.database.reading() as connection:
             begun = connection.execute(select(JOBS.c.job_id).where(JOBS.c.holder != "").order_by(JOBS.c.sequence))
             assert [job for (job,) in begun] == [jobs[0], *fresh]
@@ -222,9 +223,9 @@ async def test_retried_jobs_run_one_at_a_time(tmp_path: Path) -> None:
 async def test_deadline_counts_from_submission(tmp_path: Path) -> None:
     executor = GatedExecutor()
     async with running(settings_of(tmp_path), executor) as (gateway, client):
-        await gateway.jobs._runner.close()
+        await gateway.jobs.close()
         late = await submit(client, ROW | {"parameters": {"timeout": 1}})
-        await gateway.jobs._runner.start()
+        await gateway.jobs.start()
         reply = await fetch(client, late)
         assert (reply.status_code, reply.json()["code"]) == (504, "deadline_exceeded")
 
@@ -257,7 +258,7 @@ async def test_expired_job_states_the_outage(tmp_path: Path) -> None:
 
 async def test_job_whose_answer_was_not_stored_runs_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, seconds in (("_LEASE_S", 0.5), ("_RENEW_S", 0.1), ("_LOOK_S", 0.1)):
-        monkeypatch.setattr(runner, name, seconds)
+        monkeypatch.setattr(jobs_module, name, seconds)
     executor = GatedExecutor(slots=2)
     async with running(settings_of(tmp_path, execution__max_batch_rows=1), executor) as (_, client):
         jobs = [await submit(client), await submit(client)]
@@ -428,14 +429,14 @@ async def test_classification_of_a_job_is_returned_in_short_form(tmp_path: Path)
 async def test_replicas_share_jobs_and_take_over_after_a_crash(
     tmp_path: Path, postgresql: PostgreSql, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runner, "_LEASE_S", 1.0)
-    monkeypatch.setattr(runner, "_LOOK_S", 0.1)
+    monkeypatch.setattr(jobs_module, "_LEASE_S", 1.0)
+    monkeypatch.setattr(jobs_module, "_LOOK_S", 0.1)
     url = postgresql.new_database()
     first, second = (settings_of(tmp_path / name, store__url=url, jobs__in_flight=2) for name in ("a", "b"))
     held = GatedExecutor()
     async with running(first, held) as (dying, client), running(second) as (_, other):
         jobs = [await submit(client) for _ in range(20)]
-        await dying.jobs._runner._tasks[1].close()  # it renews no lease any more, nor ends what it holds
+        await dying.jobs._tasks[1].close()  # it renews no lease any more, nor ends what it holds
         for job in jobs:
             ended = await client.get(f"/firstline/v1/answers/{job}", headers={"Prefer": "wait=30"})  # by the other
             assert ended.status_code == 200

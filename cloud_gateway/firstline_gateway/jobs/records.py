@@ -37,6 +37,7 @@ from sqlalchemy import (
 
 from firstline_core.errors import IntegrityError, QueueFullError
 from firstline_core.storage.seals import ChecksumSeal
+from firstline_gateway.settings.settings import Jobs as JobSettings
 from firstline_gateway.store.schema import METADATA, SEQUENCE
 
 JOBS = Table(
@@ -119,13 +120,6 @@ class JobResult(NamedTuple):
     header: int | None
 
 
-class JobLimits(NamedTuple):
-    """The largest number of stored jobs, ended ones included, and of their bytes."""
-
-    jobs: int
-    size_bytes: int
-
-
 class Usage(NamedTuple):
     """The stored jobs in total, and those of a principal."""
 
@@ -135,7 +129,7 @@ class Usage(NamedTuple):
     own_bytes: int
 
 
-def add(connection: Connection, job: Job, priority: int, limits: JobLimits) -> QueueFullError | None:
+def add(connection: Connection, job: Job, priority: int, settings: JobSettings) -> QueueFullError | None:
     """Stores a new job if there is room. One principal may take as much as it leaves free.
 
     Returns:
@@ -143,7 +137,7 @@ def add(connection: Connection, job: Job, priority: int, limits: JobLimits) -> Q
     """
     size_bytes = len(job.content)
     stored = usage(connection, job.principal)
-    free_jobs, free_bytes = limits.jobs - stored.jobs, limits.size_bytes - stored.size_bytes
+    free_jobs, free_bytes = settings.limit - stored.jobs, settings.bytes_limit - stored.size_bytes
     if stored.own_jobs >= free_jobs or stored.own_bytes + size_bytes > free_bytes - size_bytes:
         return QueueFullError(
             f"{stored.own_jobs} jobs of yours, with {stored.own_bytes} bytes, are kept here; {free_jobs} more, with "

@@ -10,11 +10,12 @@ from support.databases import PostgreSql
 
 from firstline_core.errors import IntegrityError
 from firstline_gateway.jobs import records
-from firstline_gateway.jobs.records import JOBS, RUNNING, USAGE, Job, JobLimits, JobResult
+from firstline_gateway.jobs.records import JOBS, RUNNING, USAGE, Job, JobResult
+from firstline_gateway.settings.settings import Jobs as JobSettings
 from firstline_gateway.settings.settings import Store
 from firstline_gateway.store.database import Database, open_database
 
-ROOM = JobLimits(jobs=10_000, size_bytes=1 << 30)
+ROOM = JobSettings(limit=10_000, bytes_limit=1 << 30)
 WHO = ("anna", "bob", "carl")
 
 

@@ -19,6 +19,7 @@ from firstline_gateway.jobs.records import Job
 from firstline_gateway.serving.deliveries import records
 from firstline_gateway.serving.deliveries.records import DeliveryKey, Record
 from firstline_gateway.settings.settings import Identity, Settings, Store
+from firstline_gateway.settings.settings import Jobs as JobSettings
 from firstline_gateway.store.database import Database, open_database
 
 ROWS = 2500  # of several batches
@@ -50,7 +51,7 @@ def contents(store: Store) -> dict[str, list[tuple[object, ...]]]:
 def hand_in(database: Database, number: int) -> None:
     job = Job(f"{number}", AWKWARD, "m", "", jobs.RUNNING, bytes(range(number)), number or None, None, number / 3)
     with database.begin() as connection:
-        assert jobs.add(connection, job, 2, jobs.JobLimits(1000, 1_000_000)) is None
+        assert jobs.add(connection, job, 2, JobSettings(limit=1000, bytes_limit=1_000_000)) is None
 
 
 @pytest.fixture
