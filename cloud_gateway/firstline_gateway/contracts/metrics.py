@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-
-from prometheus_client.core import GaugeMetricFamily
-from prometheus_client.registry import Collector
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from firstline_core.routing import audit
 from firstline_core.telemetry.metrics import RequestMetrics
@@ -15,6 +13,8 @@ from firstline_gateway.contracts.devices import DeviceAlarm
 from firstline_gateway.contracts.pool import Pool
 
 _EVENTS_SHOWN = 32
+
+_Values = dict[tuple[str, ...], float]
 
 
 class ContractMetrics:
@@ -36,7 +36,25 @@ class ContractMetrics:
             "audits_total", "Audits that were counted, by their result.", ("model", "version", "result")
         )
         self._skipped = metrics.counter("audits_skipped_total", "Audits that were not counted, and why.", ("why",))
-        metrics.registry.register(_ContractCollector(pools, device_alarms))
+        version = ("model", "version")
+        for name, description, read in (
+            ("alarm", "1 where audits show that the contract is broken.", _alarm),
+            ("e_value", "Evidence against the contract; the alarm is at the number of its promises / delta.", _e_value),
+            ("risk", "Estimated mean loss of edge answers: where it is 0 or 1, the share that disagrees.", _risk),
+        ):
+            metrics.readings(f"contract_{name}", description, version, partial(_worst, pools, read))
+        for name, description, read in (
+            ("audits", "Audits in which the event can occur.", _audits),
+            ("e_value", "Evidence against the promise about an event.", _e_value),
+            ("alarm", "1 where audits show that the promise is broken.", _alarm),
+        ):
+            metrics.readings(f"contract_event_{name}", description, (*version, "event"), partial(_events, pools, read))
+        metrics.readings(
+            "contract_device_alarms",
+            "Devices whose own audits broke the contract, as they say themselves.",
+            version,
+            lambda: _alarming_devices(device_alarms()),
+        )
 
     def counted(self, model: ModelKey, lost: Sequence[bool]) -> None:
         """Counts an audit, by whether it was lost in each pool that has taken it; none takes one without any event."""
@@ -48,84 +66,47 @@ class ContractMetrics:
         self._skipped.labels(why).inc()
 
 
-class _ContractCollector(Collector):
-    """The state of each version's contract: where several promises of it are tested, the worst."""
-
-    def __init__(self, read: Callable[[], Sequence[Pool]], alarms: Callable[[], Sequence[DeviceAlarm]]) -> None:
-        self._read = read
-        self._device_alarms = alarms
-
-    def collect(self) -> Iterable[GaugeMetricFamily]:
-        pools = self._read()
-        yield from (
-            _family(
-                "alarm",
-                "1 where audits show that the contract is broken.",
-                pools,
-                lambda pool: float(pool.alarmed_s is not None),
-            ),
-            _family(
-                "e_value",
-                "Evidence against the contract; the alarm is at the number of its promises / delta.",
-                pools,
-                lambda pool: audit.e_value(pool.state),
-            ),
-            _family(
-                "risk",
-                "Estimated mean loss of edge answers: where it is 0 or 1, the share that disagrees.",
-                pools,
-                lambda pool: pool.risk or 0.0,
-            ),
-            *_events(pools),
-            _devices(self._device_alarms()),
-        )
+def _alarm(pool: Pool) -> float:
+    return float(pool.alarmed_s is not None)
 
 
-def _family(name: str, description: str, pools: Sequence[Pool], read: Callable[[Pool], float]) -> GaugeMetricFamily:
-    worst: dict[tuple[str, str], float] = {}
-    for pool in pools:
-        labels = (pool.key.bundle, str(pool.key.version))
-        worst[labels] = max(read(pool), worst.get(labels, 0.0))
-    family = GaugeMetricFamily(f"firstline_gateway_contract_{name}", description, labels=("model", "version"))
-    for labels, value in worst.items():
-        family.add_metric(labels, value)
-    return family
+def _e_value(pool: Pool) -> float:
+    return audit.e_value(pool.state)
 
 
-def _events(pools: Sequence[Pool]) -> Iterable[GaugeMetricFamily]:
-    """Yields audits, evidence and alarm of each event; of a version with many events, of those with most evidence."""
-    worst: dict[tuple[str, str], dict[str, Pool]] = {}
-    for pool in pools:
-        known = worst.setdefault((pool.key.bundle, str(pool.key.version)), {})
-        held = known.get(pool.key.event)
-        if pool.key.event and (held is None or audit.e_value(pool.state) > audit.e_value(held.state)):
-            known[pool.key.event] = pool
-    labels = ("model", "version", "event")
-    audits = GaugeMetricFamily(
-        "firstline_gateway_contract_event_audits", "Audits in which the event can occur.", labels=labels
-    )
-    evidence = GaugeMetricFamily(
-        "firstline_gateway_contract_event_e_value", "Evidence against the promise about an event.", labels=labels
-    )
-    alarms = GaugeMetricFamily(
-        "firstline_gateway_contract_event_alarm", "1 where audits show that the promise is broken.", labels=labels
-    )
-    for version, by_event in worst.items():
-        most = sorted(by_event.items(), key=lambda item: audit.e_value(item[1].state), reverse=True)[:_EVENTS_SHOWN]
-        for event, pool in most:
-            audits.add_metric((*version, event), pool.state.audits)
-            evidence.add_metric((*version, event), audit.e_value(pool.state))
-            alarms.add_metric((*version, event), float(pool.alarmed_s is not None))
-    return audits, evidence, alarms
+def _risk(pool: Pool) -> float:
+    return pool.risk or 0.0
 
 
-def _devices(alarms: Sequence[DeviceAlarm]) -> GaugeMetricFamily:
-    family = GaugeMetricFamily(
-        "firstline_gateway_contract_device_alarms",
-        "Devices whose own audits broke the contract, as they say themselves.",
-        labels=("model", "version"),
-    )
-    under_way = Counter((alarm.model.name, str(alarm.model.version)) for alarm in alarms if alarm.ended_s is None)
-    for labels in {(alarm.model.name, str(alarm.model.version)) for alarm in alarms}:  # 0 for those that ended
-        family.add_metric(labels, under_way[labels])
-    return family
+def _audits(pool: Pool) -> float:
+    return pool.state.audits
+
+
+def _worst(pools: Callable[[], Sequence[Pool]], read: Callable[[Pool], float]) -> _Values:
+    """Returns a value of each version's contract: where several promises of it are tested, the worst."""
+    found: _Values = {}
+    for pool in pools():
+        labels = pool.key.bundle, str(pool.key.version)
+        found[labels] = max(read(pool), found.get(labels, 0.0))
+    return found
+
+
+def _events(pools: Callable[[], Sequence[Pool]], read: Callable[[Pool], float]) -> _Values:
+    """Returns a value of each event; of a version with many events, of those with most evidence."""
+    found: _Values = {}
+    shown = Counter[tuple[str, str]]()
+    for pool in sorted(pools(), key=_e_value, reverse=True):
+        version = pool.key.bundle, str(pool.key.version)
+        labels = (*version, pool.key.event)
+        if pool.key.event and labels not in found and shown[version] < _EVENTS_SHOWN:
+            found[labels] = read(pool)
+            shown[version] += 1
+    return found
+
+
+def _alarming_devices(alarms: Sequence[DeviceAlarm]) -> _Values:
+    found: _Values = {}
+    for alarm in alarms:  # 0 for those that ended
+        labels = alarm.model.name, str(alarm.model.version)
+        found[labels] = found.get(labels, 0.0) + (alarm.ended_s is None)
+    return found

@@ -29,7 +29,7 @@ from firstline_core.types import Arrays, ContractNotice, InferRequest, ModelKey
 from firstline_gateway.contracts import records
 from firstline_gateway.contracts.devices import DeviceActivity, DeviceAlarm, DeviceAlarms, share_per_hour
 from firstline_gateway.contracts.metrics import ContractMetrics
-from firstline_gateway.contracts.pool import Pool, PoolKey, model_of, promises, promises_of
+from firstline_gateway.contracts.pool import Pool, PoolKey, model_of, promises_in, promises_of
 from firstline_gateway.contracts.records import Audit, Contribution, Counted, Evidence, Skipped, count
 from firstline_gateway.identity.principals import UNAUTHENTICATED, device_of
 from firstline_gateway.models.repository import Repository, ServedModel
@@ -298,7 +298,7 @@ class ContractMonitor:
     def _promises(self, served: ServedModel) -> bool:
         known = self._promising.get(served.key)
         if known is None or known[0] is not served.manifest:
-            known = self._promising[served.key] = served.manifest, promises(served.manifest)
+            known = self._promising[served.key] = served.manifest, bool(promises_in(served.manifest))
         return known[1]
 
 

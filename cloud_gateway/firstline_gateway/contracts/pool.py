@@ -201,12 +201,6 @@ def spaced(
     return replace(pool, recent=(*recent, latest), peak=peak), counts
 
 
-def promises(manifest: Manifest) -> bool:
-    """Returns whether a bundle promises anything that audits can test."""
-    certificates = (valid_certificate(manifest, variant) for variant in manifest.edge)
-    return any(certificate is not None and certificate.audit_bounds for certificate in certificates)
-
-
 def promises_of(manifest: Manifest, note: AuditNote) -> list[PoolKey]:
     """Returns the promises that a note audits, one for each event.
 
@@ -220,11 +214,6 @@ def promises_of(manifest: Manifest, note: AuditNote) -> list[PoolKey]:
     Returns:
         Nothing if the bundle makes no such promise.
     """
-    for variant in manifest.edge:
-        certificate = valid_certificate(manifest, variant)
-        if certificate is not None and certificate.edge_digest == note.edge_digest:
-            if (note.bounds, note.threshold) != (certificate.audit_bounds, certificate.threshold):
-                return []
-            promise = manifest.name, manifest.version, note.edge_digest, certificate.threshold
-            return [PoolKey(*promise, epsilon, event) for event, epsilon in sorted(note.bounds.items())]
-    return []
+    audited = note.edge_digest, note.threshold
+    keys = [key for key in promises_in(manifest) if (key.edge_digest, key.threshold) == audited]
+    return keys if {key.event: key.epsilon for key in keys} == note.bounds else []
