@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from fastapi import FastAPI
 
@@ -105,6 +105,14 @@ LIVE_KEYS = frozenset(
 log = logger(__name__)
 
 
+class _Service(Protocol):
+    """A component that works in the background."""
+
+    async def start(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+
 class Gateway:
     """The components of one gateway.
 
@@ -147,7 +155,9 @@ class Gateway:
             clock=clock,
             service=service,
         )
-        self._build_broker()
+        # In the order of their starts.
+        self._services: list[_Service] = [self.residency, self.identity, self.jobs]
+        self._build_mqtt()
         self._build_fleet(service, must_be_whole=load is not None)
 
     def _build_serving(self, service: ServiceClock, load: Load | None) -> None:
@@ -209,22 +219,20 @@ class Gateway:
         )
         self.files = FileRoute(self.plane, self.decoding, settings.decoding.limits)
 
-    def _build_broker(self) -> None:
-        """Builds the MQTT clients, after the broker's files, which contain the password of the clients."""
-        settings, credentials, clock = self.settings, self.identity.gatekeeper.credentials, self.clock
-        self._broker = (
-            BrokerUpdater(
+    def _build_mqtt(self) -> None:
+        """Builds the MQTT client, after the broker's files, which contain the client's password."""
+        settings, clock = self.settings, self.clock
+        if settings.broker.directory:
+            updater = BrokerUpdater(
                 broker_folder(settings),
                 self.identity.folder,
-                credentials,
+                self.identity.gatekeeper.credentials,
+                partial(mqtt.connection_settings, settings.mqtt, self.plane.limits.body_bytes),
                 refresh_s=settings.auth.refresh_s,
                 clock=clock,
             )
-            if settings.broker.directory
-            else None
-        )
-        if self._broker is not None:
-            self._broker.refresh()
+            updater.refresh()
+            self._services.append(updater)
         self._mqtt = (
             MqttConsumer(self.plane, settings.mqtt, metrics=self.metrics, clock=clock, admit=self.identity.admit_device)
             if settings.mqtt.enabled
@@ -273,6 +281,7 @@ class Gateway:
                 ("profile request expiry", self.profile_requests.expire, _PROFILE_EXPIRY_INTERVAL_S),
             )
         ]
+        self._services.append(self.rollout_driver)
         self._build_registry(must_be_whole=must_be_whole)
         self.rollouts = Rollouts(
             self.store,
@@ -283,19 +292,21 @@ class Gateway:
             on_change=self.rollout_driver.wake,
             before_start=self.full_models.prepare if self.full_models is not None else None,
         )
-        self._fleet_broker = (
-            FleetBroker(
-                self.fleet,
-                mqtt.connection_settings(settings.mqtt, LIMIT_BYTES),
-                settings.mqtt.prefix,
-                self.identity.admit_device,
-                desired_changed,
-                metrics=self.metrics,
-                clock=clock,
+        if settings.mqtt.enabled and settings.fleet.mqtt:
+            self._services.append(
+                FleetBroker(
+                    self.fleet,
+                    mqtt.connection_settings(settings.mqtt, LIMIT_BYTES),
+                    settings.mqtt.prefix,
+                    self.identity.admit_device,
+                    desired_changed,
+                    metrics=self.metrics,
+                    clock=clock,
+                )
             )
-            if settings.mqtt.enabled and settings.fleet.mqtt
-            else None
-        )
+        self._services.append(self.webhooks)
+        if self._mqtt is not None:
+            self._services.append(self._mqtt)
 
     def _build_registry(self, *, must_be_whole: bool) -> None:
         settings, clock = self.settings.registry, self.clock
@@ -329,6 +340,7 @@ class Gateway:
                     must_be_whole=must_be_whole,
                     clock=clock,
                 )
+                self._services.append(self.full_models)
         registry = self.registry
         registry_metrics.register(self.metrics, lambda: {} if registry is None else registry.latest_expiries)
 
@@ -436,19 +448,8 @@ class Gateway:
     async def start(self) -> None:
         """Starts the background tasks and the MQTT clients, which retry until the broker is available."""
         await self._dispatcher.start()
-        await self.residency.start()
-        await self.identity.start()
-        await self.jobs.start()
-        if self._broker is not None:
-            self._broker.start(mqtt.connection_settings(self.settings.mqtt, self.plane.limits.body_bytes))
-        if self._mqtt is not None:
-            await self._mqtt.start()
-        self.rollout_driver.start()
-        if self.full_models is not None:
-            self.full_models.start()
-        if self._fleet_broker is not None:
-            await self._fleet_broker.start()
-        await self.webhooks.start()
+        for service in self._services:
+            await service.start()
         for task in self._periodic:
             task.start()
 
@@ -486,21 +487,10 @@ class Gateway:
         Returns:
             False if a batch still runs or the database does not respond; only the end of the process stops those.
         """
-        if self._mqtt is not None:
-            await self._mqtt.close()
         for task in self._periodic:
             await task.close()
-        if self._fleet_broker is not None:
-            await self._fleet_broker.close()
-        await self.rollout_driver.close()
-        await self.webhooks.close()
-        if self.full_models is not None:
-            await self.full_models.close()
-        if self._broker is not None:
-            await self._broker.close()
-        await self.jobs.close()
-        await self.identity.close()
-        await self.residency.close()
+        for service in reversed(self._services):
+            await service.close()
         self.contracts.close()
         ends = (self.deliveries.close, self.identity.readers.close, self.store.close)
         ended = await asyncio.gather(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -59,6 +60,7 @@ class Room:
             broker.files,
             SimpleNamespace(open=lambda: Authorities(broker.issuer.authority)),
             self.revocations,
+            partial(gateways, broker),
             refresh_s=0.1,
             clock=SYSTEM_CLOCK,
         )
@@ -67,7 +69,7 @@ class Room:
 @pytest.fixture
 async def room(broker: GeneratedBroker) -> AsyncIterator[Room]:
     found = Room(broker)
-    found.updater.start(gateways(broker))
+    await found.updater.start()
     yield found
     await found.updater.close()
 
@@ -136,7 +138,7 @@ async def test_session_revoked_before_the_start_is_ended(broker: GeneratedBroker
     room, thief = Room(broker), device(broker, "a")
     room.revocations.certificates.append(RevokedCertificate(broker.issuer.serials["a"], time.time(), "a"))
     assert await asyncio.to_thread(room.updater.refresh) == {"a"}
-    room.updater.start(gateways(broker))
+    await room.updater.start()
     await asyncio.to_thread(thief.wait, lambda: thief.gone)
     await room.updater.close()
 

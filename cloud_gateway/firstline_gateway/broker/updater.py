@@ -9,9 +9,8 @@ leaves at once. The device cannot come back, for its certificate is on the list 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
-from functools import partial
 
 from firstline_core.clock import Clock
 from firstline_core.errors import FirstlineError
@@ -76,6 +75,7 @@ class BrokerUpdater:
         folder: the broker's.
         authorities: the gateway's.
         credentials: devices and certificates that are refused.
+        connect: returns the settings of the gateway's own connection to the broker, by which sessions are ended.
         refresh_s: how often changes of the credentials are looked for.
         clock: dates certificates.
     """
@@ -85,6 +85,7 @@ class BrokerUpdater:
         folder: BrokerFolder,
         authorities: AuthorityFolder,
         credentials: Credentials,
+        connect: Callable[[], MqttSettings],
         *,
         refresh_s: float,
         clock: Clock,
@@ -92,12 +93,12 @@ class BrokerUpdater:
         self._folder = folder
         self._authorities = authorities
         self._credentials = credentials
+        self._connect = connect
         self._clock = clock
         self._open_sessions: set[str] = set()  # devices whose sessions are still to be ended
         self._applied_version = -1
         self._looked_s = clock.monotonic_s()
-        self._refresh_s = refresh_s
-        self._task: PeriodicTask | None = None
+        self._task = PeriodicTask("broker files", self._update, interval_s=refresh_s, clock=clock)
 
     def refresh(self) -> set[str]:
         """Updates the folder, and returns the devices that are refused since, whose sessions are to be ended. Blocks.
@@ -110,21 +111,14 @@ class BrokerUpdater:
         self._open_sessions |= refused
         return refused
 
-    def start(self, connection: MqttSettings) -> None:
-        """Starts to look for changes.
-
-        Args:
-            connection: the gateway's own to the broker, by which sessions are ended.
-        """
-        update = partial(self._update, connection)
-        self._task = PeriodicTask("broker files", update, interval_s=self._refresh_s, clock=self._clock)
+    async def start(self) -> None:
+        """Starts to look for changes."""
         self._task.start()
 
     async def close(self) -> None:
-        if self._task is not None:
-            await self._task.close()
+        await self._task.close()
 
-    async def _update(self, connection: MqttSettings) -> None:
+    async def _update(self) -> None:
         """Updates the folder after a change, and ends the sessions of devices that are refused since.
 
         Raises:
@@ -139,4 +133,4 @@ class BrokerUpdater:
         if self._open_sessions:
             log.info("revoked devices refused by broker", devices=len(self._open_sessions))
             await self._clock.sleep(_RELOAD_S)
-            self._open_sessions = set(await end_sessions(connection, sorted(self._open_sessions)))
+            self._open_sessions = set(await end_sessions(self._connect(), sorted(self._open_sessions)))

@@ -72,7 +72,7 @@ class RolloutDriver:
         """Runs the next steps at once."""
         self._wake.set()
 
-    def start(self) -> None:
+    async def start(self) -> None:
         self._task.start()
 
     async def close(self) -> None:

@@ -84,7 +84,7 @@ class FullModels:
             "full models", self.update, interval_s=_INTERVAL_S, clock=clock, wake=repository.pending.requested
         )
 
-    def start(self) -> None:
+    async def start(self) -> None:
         self._task.start()
 
     async def close(self) -> None:
