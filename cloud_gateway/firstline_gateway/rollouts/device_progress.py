@@ -6,6 +6,7 @@ desired configuration replaces any other.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from msgspec import Struct
@@ -44,13 +45,13 @@ class DeviceView(Struct, frozen=True):
     """
 
     name: str
-    tags: Mapping[str, str]
-    age_s: float
-    online: bool
-    up_to_date: bool
-    version: int
-    update: Update | None
-    desired: DesiredVersion | None
+    tags: Mapping[str, str] = {}
+    age_s: float = math.inf
+    online: bool = False
+    up_to_date: bool = False
+    version: int = 0
+    update: Update | None = None
+    desired: DesiredVersion | None = None
     audited: bool = False
     audits_off: str = ""
     model: RunningModel | None = None

@@ -12,9 +12,9 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 from sqlalchemy import Connection, Row, Text, select, type_coerce
 
-from firstline_core.fleet.twin import DesiredVersion, RunningModel, Update
 from firstline_core.hardware.catalogue import Catalogue
 from firstline_core.routing import audit
 from firstline_core.types import ModelKey
@@ -32,8 +32,8 @@ from firstline_gateway.store.schema import batched
 _C = DEVICES.c
 
 
-class _Documents(NamedTuple):
-    """The parts of a device's documents that concern one rollout.
+class _Cached(NamedTuple):
+    """A device as a rollout has read it.
 
     Attributes:
         edition: differs if a document differs; the time of acceptance distinguishes a device from a decommissioned one
@@ -41,18 +41,11 @@ class _Documents(NamedTuple):
     """
 
     edition: tuple[object, ...]
-    up_to_date: bool
-    version: int
-    update: Update | None
-    desired: DesiredVersion | None
-    audited: bool
-    audits_off: str
-    model: RunningModel | None
-    board: str
+    device: DeviceView
 
 
 class FleetCache:
-    """A cache of the documents that one rollout has read; used on one thread.
+    """A cache of the devices that one rollout has read; used on one thread.
 
     Args:
         definition: of the rollout.
@@ -61,7 +54,7 @@ class FleetCache:
     def __init__(self, definition: Definition) -> None:
         self._what, self._bundle = definition.what, definition.bundle
         self._judged_bundle = definition.judged_bundle
-        self._documents: dict[str, _Documents] = {}
+        self._devices: dict[str, _Cached] = {}
         self._tags: dict[str, dict[str, str]] = {}
         self._assigned: dict[str, tuple[str, Assignment]] = {}
 
@@ -72,10 +65,10 @@ class FleetCache:
         revoked = revoked_devices(connection)
         accepted = connection.execute(select(*columns).where(_C.accepted_s.is_not(None)))
         rows: Sequence[Any] = [row for row in accepted if row.name not in revoked]
-        cached = self._documents
+        cached = self._devices
         changed = {row.name: row for row in rows if row.name not in cached or cached[row.name].edition != _edition(row)}
         fresh = {name: found for some in batched(changed) for name, found in self._read(connection, some, changed)}
-        self._documents = {row.name: fresh.get(row.name) or cached[row.name] for row in rows}
+        self._devices = {row.name: fresh.get(row.name) or cached[row.name] for row in rows}
         self._tags = {text: self._tags.get(text) or _tags(text) for text in {row.tags for row in rows}}
         return {row.name: self._device(row, wall_s) for row in rows}
 
@@ -94,29 +87,27 @@ class FleetCache:
 
     def _read(
         self, connection: Connection, names: Sequence[str], rows: Mapping[str, Row[Any]]
-    ) -> Iterable[tuple[str, _Documents]]:
+    ) -> Iterable[tuple[str, _Cached]]:
         query = select(_C.name, _C.reported, _C.desired).where(_C.name.in_(names))
         for row in connection.execute(query):
             reported, desired = row.reported, row.desired
-            yield (
-                row.name,
-                _Documents(
-                    edition=_edition(rows[row.name]),
-                    up_to_date=reported is not None and reported.revision >= rows[row.name].revision,
-                    version=version_of(reported, self._what, self._bundle),
-                    update=update_of(reported, self._what, self._bundle),
-                    desired=desired_of(desired, self._what, self._bundle),
-                    audited=self._judged_bundle in desired.audits,
-                    audits_off=reported.audits_off if reported is not None else "",
-                    model=model_of(reported, self._what, self._bundle),
-                    board=_board(reported.hardware if reported is not None else None),
-                ),
+            device = DeviceView(
+                name=row.name,
+                up_to_date=reported is not None and reported.revision >= rows[row.name].revision,
+                version=version_of(reported, self._what, self._bundle),
+                update=update_of(reported, self._what, self._bundle),
+                desired=desired_of(desired, self._what, self._bundle),
+                audited=self._judged_bundle in desired.audits,
+                audits_off=reported.audits_off if reported is not None else "",
+                model=model_of(reported, self._what, self._bundle),
+                board=_board(reported.hardware if reported is not None else None),
             )
+            yield row.name, _Cached(_edition(rows[row.name]), device)
 
     def _device(self, row: Row[Any], wall_s: float) -> DeviceView:
-        documents = self._documents[row.name]
+        """Returns a device with the facts that change without a document."""
         age_s = max(0.0, wall_s - row.last_seen_s) if row.last_seen_s is not None else math.inf
-        return DeviceView(row.name, self._tags[row.tags], age_s, row.online, *documents[1:])
+        return replace(self._devices[row.name].device, tags=self._tags[row.tags], age_s=age_s, online=row.online)
 
 
 class FleetView:

@@ -159,45 +159,56 @@ def open_database(found: settings.Store, *, must_exist: bool = False) -> Databas
     Raises:
         ConfigError: there is no such database, it is damaged, it lost its content, or a newer version wrote it.
     """
-    if must_exist and (file := sqlite_file(found)) is not None and not file.exists():
+    file = sqlite_file(found)
+    if must_exist and file is not None and not file.exists():
         raise ConfigError(f"store.url: {_lost(str(file))}")
-    _check_log(found)
-    database = connect(found)
+    database = _connect_undamaged(found)
     try:
-        with database.begin() as connection:
+        with _as_settings(database), database.begin() as connection:
             if must_exist and schema_of(connection) is None:
                 raise ConfigError(f"store.url: {_lost(database.shown)}")
             upgrade(connection, database.shown)
-    except StoreUnavailableError as error:
-        database.close()
-        raise ConfigError(f"store.url: {error.message}") from error
     except FirstlineError:
         database.close()
         raise
-    except Exception as error:  # whatever a damaged file makes the driver or Alembic raise
-        database.close()
-        raise ConfigError(f"store.url: {_damaged(database.shown, error)}") from error
     return database
 
 
-def _check_log(found: settings.Store) -> None:
-    """Checks the log of an SQLite file, before SQLite moves into the file as much as it can read.
+@contextmanager
+def _as_settings(database: Database) -> Iterator[None]:
+    """Translates failures into errors of the setting that names the store.
+
+    Raises:
+        ConfigError: the store is damaged, or refuses.
+    """
+    try:
+        yield
+    except StoreUnavailableError as error:
+        raise ConfigError(f"store.url: {error.message}") from error
+    except FirstlineError:
+        raise
+    except Exception as error:  # whatever a damaged file makes the driver or Alembic raise
+        raise ConfigError(f"store.url: {_damaged(database.shown, error)}") from error
+
+
+def _connect_undamaged(found: settings.Store) -> Database:
+    """Connects, after a check of the log of an SQLite file: SQLite moves into the file as much as it can read.
 
     Raises:
         ConfigError: the log is damaged, and acknowledged changes would be lost.
     """
-    if (file := sqlite_file(found)) is None:
-        return
-    log = file.with_name(file.name + "-wal")
-    try:
-        loses = loses_commits(log)
-    except OSError as error:
-        raise ConfigError(f"store.url: {log} cannot be read: {error.strerror}.") from error
-    if loses:
-        raise ConfigError(
-            f"store.url: The store {file} is damaged: its log {log.name} cannot be read to its end, so acknowledged "
-            f"changes would be lost. {_RESTORE}"
-        )
+    if (file := sqlite_file(found)) is not None:
+        log = file.with_name(file.name + "-wal")
+        try:
+            loses = loses_commits(log)
+        except OSError as error:
+            raise ConfigError(f"store.url: {log} cannot be read: {error.strerror}.") from error
+        if loses:
+            raise ConfigError(
+                f"store.url: The store {file} is damaged: its log {log.name} cannot be read to its end, so "
+                f"acknowledged changes would be lost. {_RESTORE}"
+            )
+    return connect(found)
 
 
 def _check_pages(connection: Connection, shown: str) -> None:
@@ -241,21 +252,10 @@ def check(found: settings.Store, *, must_exist: bool = False) -> None:
         if must_exist:
             raise ConfigError(f"store.url: {_lost(str(existing))}")
         return
-    _check_log(found)
-    database = connect(found)
-    try:
-        with database.reading() as connection:
-            _check_pages(connection, database.shown)
-            if schema_of(connection) is None and must_exist:
-                raise ConfigError(f"store.url: {_lost(database.shown)}")
-    except StoreUnavailableError as error:
-        raise ConfigError(f"store.url: {error.message}") from error
-    except FirstlineError:
-        raise
-    except Exception as error:  # whatever a damaged file makes the driver or Alembic raise
-        raise ConfigError(f"store.url: {_damaged(database.shown, error)}") from error
-    finally:
-        database.close()
+    with closing(_connect_undamaged(found)) as database, _as_settings(database), database.reading() as connection:
+        _check_pages(connection, database.shown)
+        if schema_of(connection) is None and must_exist:
+            raise ConfigError(f"store.url: {_lost(database.shown)}")
 
 
 def reason_of(error: Exception) -> str:
