@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
+import sqlalchemy as sa
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import (
@@ -17,20 +18,6 @@ from cryptography.hazmat.primitives.serialization import (
     PrivateFormat,
     PublicFormat,
     load_pem_private_key,
-)
-from sqlalchemy import (
-    BigInteger,
-    Column,
-    Connection,
-    Double,
-    Integer,
-    String,
-    Table,
-    Text,
-    func,
-    insert,
-    select,
-    update,
 )
 
 from firstline_core.clock import Clock
@@ -41,25 +28,25 @@ from firstline_core.storage.files import make_folder, sync_folder
 from firstline_gateway.store.schema import METADATA, insert_missing
 from firstline_gateway.store.store import Store
 
-ENTRIES = Table(
+ENTRIES = sa.Table(
     "audit_log_entries",
     METADATA,
-    Column("number", BigInteger, primary_key=True, autoincrement=False),
-    Column("at_s", Double, nullable=False),
-    Column("actor", String(160), nullable=False),
-    Column("action", String(64), nullable=False),
-    Column("subject", String(256), nullable=False, index=True),
-    Column("details", Text, nullable=False),
-    Column("previous", String(64), nullable=False),
-    Column("sha256", String(64), nullable=False),
+    sa.Column("number", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("at_s", sa.Double, nullable=False),
+    sa.Column("actor", sa.String(160), nullable=False),
+    sa.Column("action", sa.String(64), nullable=False),
+    sa.Column("subject", sa.String(256), nullable=False, index=True),
+    sa.Column("details", sa.Text, nullable=False),
+    sa.Column("previous", sa.String(64), nullable=False),
+    sa.Column("sha256", sa.String(64), nullable=False),
 )
 
-HEAD = Table(
+HEAD = sa.Table(
     "audit_log_head",
     METADATA,
-    Column("id", Integer, primary_key=True, autoincrement=False),
-    Column("number", BigInteger, nullable=False),
-    Column("sha256", String(64), nullable=False),
+    sa.Column("id", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("number", sa.BigInteger, nullable=False),
+    sa.Column("sha256", sa.String(64), nullable=False),
 )
 """One row, of id 1."""
 
@@ -67,7 +54,7 @@ HEAD = Table(
 _DETAILS_BYTES = 64 * 1024
 
 
-def add(connection: Connection, at_s: float, actor: str, action: str, subject: str, /, **details: Any) -> Entry:
+def add(connection: sa.Connection, at_s: float, actor: str, action: str, subject: str, /, **details: Any) -> Entry:
     """Adds an entry; replicas that add at the same moment do so one after the other.
 
     Args:
@@ -83,25 +70,25 @@ def add(connection: Connection, at_s: float, actor: str, action: str, subject: s
         text = msgspec.json.encode({"left_out_bytes": len(text)}).decode()
     row = {"id": 1, "number": 0, "sha256": FIRST}
     insert_missing(connection, HEAD, row)
-    head = connection.execute(select(HEAD.c.number, HEAD.c.sha256).with_for_update()).one()
+    head = connection.execute(sa.select(HEAD.c.number, HEAD.c.sha256).with_for_update()).one()
     entry = next_entry((head.number, head.sha256), at_s=at_s, actor=actor, action=action, subject=subject, details=text)
-    connection.execute(insert(ENTRIES).values(msgspec.structs.asdict(entry)))
-    connection.execute(update(HEAD).values(number=entry.number, sha256=entry.sha256))
+    connection.execute(sa.insert(ENTRIES).values(msgspec.structs.asdict(entry)))
+    connection.execute(sa.update(HEAD).values(number=entry.number, sha256=entry.sha256))
     return entry
 
 
-def last(connection: Connection) -> tuple[int, str]:
+def last(connection: sa.Connection) -> tuple[int, str]:
     """Returns the number and hash of the last entry; (0, `FIRST`) if the log is empty."""
-    row = connection.execute(select(HEAD.c.number, HEAD.c.sha256)).one_or_none()
+    row = connection.execute(sa.select(HEAD.c.number, HEAD.c.sha256)).one_or_none()
     return (row.number, row.sha256) if row is not None else (0, FIRST)
 
 
-def first_since(connection: Connection, since_s: float) -> int:
+def first_since(connection: sa.Connection, since_s: float) -> int:
     """Returns the number of the first entry from a wall time on; that of the next entry if there is none.
 
     Later entries can have earlier times, because the clock may step back.
     """
-    found = connection.execute(select(func.min(ENTRIES.c.number)).where(ENTRIES.c.at_s >= since_s)).scalar_one()
+    found = connection.execute(sa.select(sa.func.min(ENTRIES.c.number)).where(ENTRIES.c.at_s >= since_s)).scalar_one()
     return found if found is not None else last(connection)[0] + 1
 
 
@@ -123,10 +110,10 @@ class Wanted(NamedTuple):
     before: int | None = None
 
 
-def page(connection: Connection, wanted: Wanted, limit: int) -> list[Entry]:
+def page(connection: sa.Connection, wanted: Wanted, limit: int) -> list[Entry]:
     """Returns entries."""
     number = ENTRIES.c.number
-    query = select(ENTRIES).where(number > wanted.after, ENTRIES.c.at_s >= wanted.since_s).limit(limit)
+    query = sa.select(ENTRIES).where(number > wanted.after, ENTRIES.c.at_s >= wanted.since_s).limit(limit)
     query = query.order_by(number if wanted.before is None else number.desc())
     if wanted.before is not None:
         query = query.where(number < wanted.before)

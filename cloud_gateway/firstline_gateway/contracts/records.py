@@ -15,7 +15,7 @@ from enum import StrEnum
 from typing import Any, NamedTuple
 
 import msgspec
-from sqlalchemy import BigInteger, Column, Connection, Double, Index, Table, Text, delete, func, select
+import sqlalchemy as sa
 
 from firstline_core.errors import ConfigError
 from firstline_core.routing import audit
@@ -26,51 +26,51 @@ from firstline_gateway.contracts.pool import Pool, PoolKey, model_of, new_pool, 
 from firstline_gateway.settings.settings import Contracts
 from firstline_gateway.store.schema import METADATA, insert, insert_missing, upsert
 
-POOLS = Table(
+POOLS = sa.Table(
     "contract_pools",
     METADATA,
-    Column("key", Text, primary_key=True),
-    Column("record", Text, nullable=False),
+    sa.Column("key", sa.Text, primary_key=True),
+    sa.Column("record", sa.Text, nullable=False),
 )
 
-CONTRIBUTIONS = Table(
+CONTRIBUTIONS = sa.Table(
     "contract_contributions",
     METADATA,
-    Column("pool", Text, primary_key=True),
-    Column("device", Text, primary_key=True),
-    Column("audits", BigInteger, nullable=False),
-    Column("disagreements", BigInteger, nullable=False),
-    Column("last_s", Double, nullable=False),
-    Column("service_s", Double, nullable=False),
+    sa.Column("pool", sa.Text, primary_key=True),
+    sa.Column("device", sa.Text, primary_key=True),
+    sa.Column("audits", sa.BigInteger, nullable=False),
+    sa.Column("disagreements", sa.BigInteger, nullable=False),
+    sa.Column("last_s", sa.Double, nullable=False),
+    sa.Column("service_s", sa.Double, nullable=False),
 )
 
-AUDITS = Table(
+AUDITS = sa.Table(
     "contract_audits",
     METADATA,
-    Column("device", Text, primary_key=True),
-    Column("request_id", Text, primary_key=True),
-    Column("service_s", Double, nullable=False),
-    Index(None, "service_s"),
-    Index(None, "device", "service_s"),
+    sa.Column("device", sa.Text, primary_key=True),
+    sa.Column("request_id", sa.Text, primary_key=True),
+    sa.Column("service_s", sa.Double, nullable=False),
+    sa.Index(None, "service_s"),
+    sa.Index(None, "device", "service_s"),
 )
 
-EVIDENCE = Table(
+EVIDENCE = sa.Table(
     "contract_evidence",
     METADATA,
-    Column("pool", Text, primary_key=True),
-    Column("hour", BigInteger, primary_key=True, autoincrement=False),  # since 1970
-    Column("audits", BigInteger, nullable=False),
-    Column("e_value", Double, nullable=False),
-    Column("risk", Double, nullable=False),
+    sa.Column("pool", sa.Text, primary_key=True),
+    sa.Column("hour", sa.BigInteger, primary_key=True, autoincrement=False),  # since 1970
+    sa.Column("audits", sa.BigInteger, nullable=False),
+    sa.Column("e_value", sa.Double, nullable=False),
+    sa.Column("risk", sa.Double, nullable=False),
 )
 """Each pool after the last audit of an hour."""
 
-QUOTAS = Table(
+QUOTAS = sa.Table(
     "contract_quotas",
     METADATA,
-    Column("bundle", Text, primary_key=True),
-    Column("version", BigInteger, primary_key=True, autoincrement=False),
-    Column("per_hour", Double, nullable=False),
+    sa.Column("bundle", sa.Text, primary_key=True),
+    sa.Column("version", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("per_hour", sa.Double, nullable=False),
 )
 
 
@@ -101,40 +101,40 @@ class Contribution(NamedTuple):
     service_s: float
 
 
-def pools(connection: Connection) -> list[Pool]:
+def pools(connection: sa.Connection) -> list[Pool]:
     """Returns all pools. A pool whose state cannot be read is left out, and starts again."""
-    rows = connection.execute(select(POOLS.c.key, POOLS.c.record))
+    rows = connection.execute(sa.select(POOLS.c.key, POOLS.c.record))
     decoded_pools = (decoded(key, record) for key, record in rows if record)
     return [pool for pool in decoded_pools if pool is not None]
 
 
-def alarmed(connection: Connection, model: ModelKey) -> Pool | None:
+def alarmed(connection: sa.Connection, model: ModelKey) -> Pool | None:
     """Returns a pool of a version whose audits raised the alarm; None while none did."""
     return next(
         (pool for pool in pools(connection) if pool.alarmed_s is not None and model_of(pool.key) == model), None
     )
 
 
-def locked(connection: Connection, key: PoolKey) -> Pool | None:
+def locked(connection: sa.Connection, key: PoolKey) -> Pool | None:
     """Returns a pool, locked until this transaction ends; None if it does not exist yet."""
     # A row to hold: two replicas must not both open the pool.
     insert_missing(connection, POOLS, {"key": text_of(key), "record": ""})
-    query = select(POOLS.c.record).where(POOLS.c.key == text_of(key)).with_for_update()
+    query = sa.select(POOLS.c.record).where(POOLS.c.key == text_of(key)).with_for_update()
     record = connection.execute(query).scalar_one()
     return decoded(text_of(key), record) if record else None
 
 
-def quotas(connection: Connection) -> dict[ModelKey, float]:
+def quotas(connection: sa.Connection) -> dict[ModelKey, float]:
     """Returns the operators' quotas, in escalations per hour."""
-    rows = connection.execute(select(QUOTAS.c.bundle, QUOTAS.c.version, QUOTAS.c.per_hour))
+    rows = connection.execute(sa.select(QUOTAS.c.bundle, QUOTAS.c.version, QUOTAS.c.per_hour))
     return {ModelKey(bundle, version): per_hour for bundle, version, per_hour in rows}
 
 
-def contributions(connection: Connection, key: PoolKey, limit: int | None = None) -> list[Contribution]:
+def contributions(connection: sa.Connection, key: PoolKey, limit: int | None = None) -> list[Contribution]:
     """Returns the contributions to a pool, those with most disagreements first; without a limit, all of them."""
     table = CONTRIBUTIONS.c
     query = (
-        select(*(table[name] for name in Contribution._fields))
+        sa.select(*(table[name] for name in Contribution._fields))
         .where(table.pool == text_of(key))
         .order_by(table.disagreements.desc(), table.audits.desc(), table.device)
         .limit(limit)
@@ -142,37 +142,37 @@ def contributions(connection: Connection, key: PoolKey, limit: int | None = None
     return [Contribution(*row) for row in connection.execute(query)]
 
 
-def evidence(connection: Connection, key: PoolKey) -> list[Evidence]:
+def evidence(connection: sa.Connection, key: PoolKey) -> list[Evidence]:
     """Returns a pool over time, by hour."""
     table = EVIDENCE.c
     query = (
-        select(table.hour, table.audits, table.e_value, table.risk)
+        sa.select(table.hour, table.audits, table.e_value, table.risk)
         .where(table.pool == text_of(key))
         .order_by(table.hour)
     )
     return [Evidence(hour * HOUR_S, *numbers) for hour, *numbers in connection.execute(query)]
 
 
-def devices(connection: Connection) -> dict[PoolKey, int]:
+def devices(connection: sa.Connection) -> dict[PoolKey, int]:
     """Returns how many devices contributed to each pool."""
-    query = select(CONTRIBUTIONS.c.pool, func.count()).group_by(CONTRIBUTIONS.c.pool)
+    query = sa.select(CONTRIBUTIONS.c.pool, sa.func.count()).group_by(CONTRIBUTIONS.c.pool)
     return {msgspec.json.decode(pool, type=PoolKey): found for pool, found in connection.execute(query)}
 
 
-def is_counted(connection: Connection, device: str, request_id: str) -> bool:
+def is_counted(connection: sa.Connection, device: str, request_id: str) -> bool:
     """Returns whether this request was counted within the last day of service."""
-    query = select(1).where(AUDITS.c.device == device, AUDITS.c.request_id == request_id)
+    query = sa.select(1).where(AUDITS.c.device == device, AUDITS.c.request_id == request_id)
     return connection.execute(query).first() is not None
 
 
-def count_since(connection: Connection, device: str, service_s: float) -> int:
+def count_since(connection: sa.Connection, device: str, service_s: float) -> int:
     """Returns how many audits of a device were counted after a time of service."""
-    query = select(func.count()).where(AUDITS.c.device == device, AUDITS.c.service_s > service_s)
+    query = sa.select(sa.func.count()).where(AUDITS.c.device == device, AUDITS.c.service_s > service_s)
     return int(connection.execute(query).scalar_one())
 
 
 def add_audit(
-    connection: Connection, device: str, request_id: str, pools: Sequence[tuple[Pool, bool]], *, service_s: float
+    connection: sa.Connection, device: str, request_id: str, pools: Sequence[tuple[Pool, bool]], *, service_s: float
 ) -> bool:
     """Stores an audit, and the `locked` pools after it.
 
@@ -195,29 +195,29 @@ def add_audit(
         share = Contribution(device, 1, int(lost), pool.last_s, service_s)
         row = {"pool": text_of(pool.key), **share._asdict()}
         upsert(connection, CONTRIBUTIONS, row, summed=("audits", "disagreements"))
-    connection.execute(delete(AUDITS).where(AUDITS.c.service_s < service_s - _DAY_S))
+    connection.execute(sa.delete(AUDITS).where(AUDITS.c.service_s < service_s - _DAY_S))
     return True
 
 
-def replace_pool(connection: Connection, pool: Pool) -> None:
+def replace_pool(connection: sa.Connection, pool: Pool) -> None:
     """Stores a pool, and replaces the previous one of its key."""
     key, hour = text_of(pool.key), int(pool.last_s // HOUR_S)
     upsert(connection, POOLS, {"key": key, "record": msgspec.json.encode(pool).decode()})
     numbers = {"audits": pool.state.audits, "e_value": audit.e_value(pool.state), "risk": pool.risk or 0.0}
     upsert(connection, EVIDENCE, {"pool": key, "hour": hour, **numbers})
-    connection.execute(delete(EVIDENCE).where(EVIDENCE.c.pool == key, EVIDENCE.c.hour < hour - _EVIDENCE_HOURS))
+    connection.execute(sa.delete(EVIDENCE).where(EVIDENCE.c.pool == key, EVIDENCE.c.hour < hour - _EVIDENCE_HOURS))
 
 
-def delete_pools(connection: Connection, keys: Iterable[PoolKey]) -> None:
+def delete_pools(connection: sa.Connection, keys: Iterable[PoolKey]) -> None:
     """Deletes pools."""
     texts = [text_of(key) for key in keys]
     for column in (CONTRIBUTIONS.c.pool, EVIDENCE.c.pool, POOLS.c.key):
-        connection.execute(delete(column.table).where(column.in_(texts)))
+        connection.execute(sa.delete(column.table).where(column.in_(texts)))
 
 
-def set_quota(connection: Connection, model: ModelKey, per_hour: float | None) -> None:
+def set_quota(connection: sa.Connection, model: ModelKey, per_hour: float | None) -> None:
     """Stores an operator's quota; None deletes it."""
-    connection.execute(delete(QUOTAS).where(QUOTAS.c.bundle == model.name, QUOTAS.c.version == model.version))
+    connection.execute(sa.delete(QUOTAS).where(QUOTAS.c.bundle == model.name, QUOTAS.c.version == model.version))
     if per_hour is not None:
         row = {"bundle": model.name, "version": model.version, "per_hour": per_hour}
         connection.execute(insert(connection, QUOTAS).values(row))
@@ -277,7 +277,7 @@ class Counted:
 
 
 def count(
-    connection: Connection, one: Audit, settings: Contracts, *, service_s: float, now_s: float
+    connection: sa.Connection, one: Audit, settings: Contracts, *, service_s: float, now_s: float
 ) -> list[Counted] | Skipped:
     """Counts an audit in the pool of each promise that it tests.
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from msgspec import Struct
-from sqlalchemy import Boolean, Column, Connection, Double, Index, String, Table, UniqueConstraint, delete, func, select
+import sqlalchemy as sa
 from sqlalchemy import text as sql
 
 from firstline_core.fleet.telemetry import EndedPromise
@@ -21,19 +21,19 @@ KEPT_S = 7 * 86_400.0
 OF_A_DEVICE = 10_000
 """The newest of one device that are kept, so that a device cannot fill the store."""
 
-ANSWERS = Table(
+ANSWERS = sa.Table(
     "fleet_answers",
     METADATA,
-    Column("number", SEQUENCE, primary_key=True, autoincrement=True),
-    Column("device", String(64), nullable=False),
-    Column("request_id", String(64), nullable=False),
-    Column("model", String(64), nullable=False),
-    Column("version", String(64), nullable=False),
-    Column("expired", Boolean, nullable=False),
-    Column("changed", Boolean),
-    Column("at_s", Double, nullable=False, index=True),
-    UniqueConstraint("device", "request_id"),
-    Index(None, "device", "number"),
+    sa.Column("number", SEQUENCE, primary_key=True, autoincrement=True),
+    sa.Column("device", sa.String(64), nullable=False),
+    sa.Column("request_id", sa.String(64), nullable=False),
+    sa.Column("model", sa.String(64), nullable=False),
+    sa.Column("version", sa.String(64), nullable=False),
+    sa.Column("expired", sa.Boolean, nullable=False),
+    sa.Column("changed", sa.Boolean),
+    sa.Column("at_s", sa.Double, nullable=False, index=True),
+    sa.UniqueConstraint("device", "request_id"),
+    sa.Index(None, "device", "number"),
 )
 _C = ANSWERS.c
 
@@ -51,7 +51,7 @@ class Ended(Struct, frozen=True):
     at_s: float
 
 
-def add(connection: Connection, device: str, promises: Sequence[EndedPromise], now_s: float) -> None:
+def add(connection: sa.Connection, device: str, promises: Sequence[EndedPromise], now_s: float) -> None:
     """Stores the promises that are not stored yet."""
     if connection.dialect.name == "postgresql":  # numbers become visible in their order, or a reader would miss one
         connection.execute(sql("LOCK TABLE fleet_answers IN SHARE ROW EXCLUSIVE MODE"))
@@ -68,23 +68,23 @@ def add(connection: Connection, device: str, promises: Sequence[EndedPromise], n
         for each in promises
     ]
     connection.execute(schema.insert(connection, ANSWERS).on_conflict_do_nothing(), rows)
-    mine = select(_C.number).where(_C.device == device).order_by(_C.number.desc())
+    mine = sa.select(_C.number).where(_C.device == device).order_by(_C.number.desc())
     oldest = connection.execute(mine.offset(OF_A_DEVICE).limit(1)).scalar_one_or_none()
     if oldest is not None:
-        connection.execute(delete(ANSWERS).where(_C.device == device, _C.number <= oldest))
+        connection.execute(sa.delete(ANSWERS).where(_C.device == device, _C.number <= oldest))
 
 
-def last(connection: Connection) -> int:
+def last(connection: sa.Connection) -> int:
     """Returns the number of the newest; 0 if there is none."""
-    return connection.execute(select(func.max(_C.number))).scalar_one() or 0
+    return connection.execute(sa.select(sa.func.max(_C.number))).scalar_one() or 0
 
 
-def page(connection: Connection, after: int, limit: int) -> list[Ended]:
+def page(connection: sa.Connection, after: int, limit: int) -> list[Ended]:
     """Returns the oldest after a number."""
-    query = select(ANSWERS).where(_C.number > after).order_by(_C.number).limit(limit)
+    query = sa.select(ANSWERS).where(_C.number > after).order_by(_C.number).limit(limit)
     return [Ended(**row._mapping) for row in connection.execute(query)]
 
 
-def forget(connection: Connection, now_s: float) -> None:
+def forget(connection: sa.Connection, now_s: float) -> None:
     """Deletes old ones."""
-    connection.execute(delete(ANSWERS).where(_C.at_s < now_s - KEPT_S, _C.number < last(connection)))
+    connection.execute(sa.delete(ANSWERS).where(_C.at_s < now_s - KEPT_S, _C.number < last(connection)))

@@ -9,29 +9,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any, NamedTuple
 
+import sqlalchemy as sa
 from msgspec import Struct
 from msgspec.structs import replace
-from sqlalchemy import (
-    BigInteger,
-    Boolean,
-    Column,
-    Connection,
-    Double,
-    Index,
-    Integer,
-    Row,
-    Select,
-    String,
-    Table,
-    bindparam,
-    delete,
-    func,
-    insert,
-    or_,
-    select,
-    tuple_,
-    update,
-)
 
 from firstline_core.errors import NotFoundError
 from firstline_core.fleet.rest import Presence, Sort, presence
@@ -40,31 +20,31 @@ from firstline_core.fleet.twin import Brake, Desired, Reported
 from firstline_gateway.fleet.totals import COUNTS, HISTORY
 from firstline_gateway.store.schema import METADATA, Document, batched, insert_missing
 
-DEVICES = Table(
+DEVICES = sa.Table(
     "fleet_devices",
     METADATA,
-    Column("name", String(64), primary_key=True),
-    Column("tags", Document(dict[str, str]), nullable=False),
-    Column("accepted_s", Double),  # NULL while it is not accepted
-    Column("first_seen_s", Double),
-    Column("last_seen_s", Double),  # NULL before the first message
-    Column("online", Boolean, nullable=False),
-    Column("session", String(64), nullable=False),
-    Column("earlier_sessions", Document(list[str]), nullable=False),  # the latest last
-    Column("sequence", BigInteger, nullable=False),  # of `reported`
-    Column("reported", Document(Reported)),
-    Column("desired", Document(Desired), nullable=False),
-    Column("revision", BigInteger, nullable=False),  # of `desired`
-    Column("published", BigInteger, nullable=False),  # the revision at the broker; -1 for none
-    Index(None, "last_seen_s"),
+    sa.Column("name", sa.String(64), primary_key=True),
+    sa.Column("tags", Document(dict[str, str]), nullable=False),
+    sa.Column("accepted_s", sa.Double),  # NULL while it is not accepted
+    sa.Column("first_seen_s", sa.Double),
+    sa.Column("last_seen_s", sa.Double),  # NULL before the first message
+    sa.Column("online", sa.Boolean, nullable=False),
+    sa.Column("session", sa.String(64), nullable=False),
+    sa.Column("earlier_sessions", Document(list[str]), nullable=False),  # the latest last
+    sa.Column("sequence", sa.BigInteger, nullable=False),  # of `reported`
+    sa.Column("reported", Document(Reported)),
+    sa.Column("desired", Document(Desired), nullable=False),
+    sa.Column("revision", sa.BigInteger, nullable=False),  # of `desired`
+    sa.Column("published", sa.BigInteger, nullable=False),  # the revision at the broker; -1 for none
+    sa.Index(None, "last_seen_s"),
 )
-BRAKE = Table(
+BRAKE = sa.Table(
     "fleet_brake",
     METADATA,
-    Column("id", Integer, primary_key=True, autoincrement=False),
-    Column("brake", Document(Brake), nullable=False),
-    Column("by", String(160), nullable=False),
-    Column("since_s", Double, nullable=False),
+    sa.Column("id", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("brake", Document(Brake), nullable=False),
+    sa.Column("by", sa.String(160), nullable=False),
+    sa.Column("since_s", sa.Double, nullable=False),
 )
 """At most one row, of id 1: the limits on all devices' escalations."""
 
@@ -105,7 +85,7 @@ class Device(Struct, frozen=True):
         return presence(age_s, online=self.online, revoked=self.name in revoked)
 
 
-def mark_seen(connection: Connection, name: str, session: str, now_s: float, *, accept: bool) -> bool:
+def mark_seen(connection: sa.Connection, name: str, session: str, now_s: float, *, accept: bool) -> bool:
     """Notes a message of a device's process.
 
     Args:
@@ -120,7 +100,7 @@ def mark_seen(connection: Connection, name: str, session: str, now_s: float, *, 
     """
     _ensure(connection, [name], now_s if accept else None)
     row = connection.execute(
-        select(_C.session, _C.earlier_sessions, _C.first_seen_s).where(_C.name == name).with_for_update()
+        sa.select(_C.session, _C.earlier_sessions, _C.first_seen_s).where(_C.name == name).with_for_update()
     ).one()
     earlier = row.earlier_sessions
     if session in earlier:
@@ -131,17 +111,17 @@ def mark_seen(connection: Connection, name: str, session: str, now_s: float, *, 
     if session and session != row.session:
         earlier = [*earlier, row.session][-_EARLIER:] if row.session else earlier
         values |= {"session": session, "sequence": -1, "earlier_sessions": earlier}
-    connection.execute(update(DEVICES).where(_C.name == name).values(**values))
+    connection.execute(sa.update(DEVICES).where(_C.name == name).values(**values))
     return True
 
 
-def mark_offline(connection: Connection, name: str, session: str) -> bool:
+def mark_offline(connection: sa.Connection, name: str, session: str) -> bool:
     """Notes that a device's process has ended, by its last will; returns False for the will of an earlier process."""
     mine = (_C.name == name, _C.session == session)
-    return connection.execute(update(DEVICES).where(*mine).values(online=False)).rowcount > 0
+    return connection.execute(sa.update(DEVICES).where(*mine).values(online=False)).rowcount > 0
 
 
-def report(connection: Connection, name: str, reported: Reported, now_s: float, *, accept: bool) -> bool:
+def report(connection: sa.Connection, name: str, reported: Reported, now_s: float, *, accept: bool) -> bool:
     """Stores a device's report; returns False if a newer one is stored already.
 
     If the device knows a later revision than the store, the store was restored from a backup: the desired document gets
@@ -152,22 +132,22 @@ def report(connection: Connection, name: str, reported: Reported, now_s: float, 
         return False
     newer = (_C.name == name, _C.sequence < reported.sequence)
     values = {"sequence": reported.sequence, "reported": reported}
-    if connection.execute(update(DEVICES).where(*newer).values(**values)).rowcount == 0:
+    if connection.execute(sa.update(DEVICES).where(*newer).values(**values)).rowcount == 0:
         return False
-    differs = or_(_C.revision < reported.revision, _C.published > reported.revision)
-    row = connection.execute(select(_C.desired, _C.revision).where(_C.name == name, differs)).first()
+    differs = sa.or_(_C.revision < reported.revision, _C.published > reported.revision)
+    row = connection.execute(sa.select(_C.desired, _C.revision).where(_C.name == name, differs)).first()
     if row is None or reported.revision >= _REVISION_LIMIT:
         return True
     values = {"published": -1}
     if row.revision < reported.revision:
         desired = replace(row.desired, revision=reported.revision + 1)
         values |= {"revision": desired.revision, "desired": desired}
-    connection.execute(update(DEVICES).where(_C.name == name).values(**values))
+    connection.execute(sa.update(DEVICES).where(_C.name == name).values(**values))
     return True
 
 
 def desire(
-    connection: Connection,
+    connection: sa.Connection,
     names: Iterable[str],
     change: Callable[[str, Desired], Desired],
     now_s: float,
@@ -190,7 +170,7 @@ def desire(
     for some in batched(sorted(set(names))):  # in one order, so that two transactions do not deadlock
         if not existing_only:
             _ensure(connection, some, now_s)
-        query = select(_C.name, _C.desired, _C.revision).where(_C.name.in_(some)).order_by(_C.name)
+        query = sa.select(_C.name, _C.desired, _C.revision).where(_C.name.in_(some)).order_by(_C.name)
         for row in connection.execute(query.with_for_update()):
             before: Desired = row.desired
             after = replace(change(row.name, before), revision=before.revision)
@@ -198,19 +178,19 @@ def desire(
                 after = replace(after, revision=row.revision + 1)
                 changed.append({"one": row.name, "document": after, "number": after.revision})
     if changed:
-        mine = update(DEVICES).where(_C.name == bindparam("one"))
-        connection.execute(mine.values(desired=bindparam("document"), revision=bindparam("number")), changed)
+        mine = sa.update(DEVICES).where(_C.name == sa.bindparam("one"))
+        connection.execute(mine.values(desired=sa.bindparam("document"), revision=sa.bindparam("number")), changed)
     return [each["one"] for each in changed]
 
 
-def find(connection: Connection, name: str, *, lock: bool = False) -> Device | None:
+def find(connection: sa.Connection, name: str, *, lock: bool = False) -> Device | None:
     """Returns one device; None for an unknown device. With `lock`, the row stays locked until this transaction ends."""
     query = _query().where(_C.name == name)
     row = connection.execute(query.with_for_update() if lock else query).first()
     return _device(row) if row is not None else None
 
 
-def existing(connection: Connection, name: str, *, lock: bool = False) -> Device:
+def existing(connection: sa.Connection, name: str, *, lock: bool = False) -> Device:
     """Returns one device, see `find`.
 
     Raises:
@@ -222,7 +202,7 @@ def existing(connection: Connection, name: str, *, lock: bool = False) -> Device
     return device
 
 
-def every(connection: Connection) -> Iterator[Device]:
+def every(connection: sa.Connection) -> Iterator[Device]:
     """Yields all devices, by name."""
     return _sorted(connection, "", Sort.NAME, _AT_ONCE)
 
@@ -263,7 +243,7 @@ class Filter(NamedTuple):
 
 
 def page(
-    connection: Connection, after: str, limit: int, matches: Callable[[Device], bool], sort: Sort = Sort.NAME
+    connection: sa.Connection, after: str, limit: int, matches: Callable[[Device], bool], sort: Sort = Sort.NAME
 ) -> list[Device]:
     """Returns a page of devices.
 
@@ -277,17 +257,17 @@ def page(
     return list(islice(filter(matches, _sorted(connection, after, sort, limit)), limit))
 
 
-def _sorted(connection: Connection, after: str, sort: Sort, at_once: int) -> Iterator[Device]:
-    seen_s = func.coalesce(_C.last_seen_s, 0.0)
+def _sorted(connection: sa.Connection, after: str, sort: Sort, at_once: int) -> Iterator[Device]:
+    seen_s = sa.func.coalesce(_C.last_seen_s, 0.0)
     order = (_C.name,) if sort is Sort.NAME else (seen_s, _C.name)
     last: tuple[Any, ...] | None = None
     if after:
         last = (after,)
         if sort is Sort.LAST_SEEN:
-            last = (connection.execute(select(seen_s).where(_C.name == after)).scalar() or 0.0, after)
+            last = (connection.execute(sa.select(seen_s).where(_C.name == after)).scalar() or 0.0, after)
     while True:
         query = _query().order_by(*order).limit(at_once)
-        rows = connection.execute(query if last is None else query.where(tuple_(*order) > last)).all()
+        rows = connection.execute(query if last is None else query.where(sa.tuple_(*order) > last)).all()
         yield from map(_device, rows)
         if len(rows) < at_once:
             return
@@ -300,69 +280,69 @@ def _runs(device: Device, model: str, version: int | None) -> bool:
     return any(each.name == model and version in (None, each.version) for each in models)
 
 
-def tagged(connection: Connection) -> list[tuple[str, dict[str, str]]]:
+def tagged(connection: sa.Connection) -> list[tuple[str, dict[str, str]]]:
     """Returns names and tags of all accepted devices."""
-    rows = connection.execute(select(_C.name, _C.tags).where(_C.accepted_s.is_not(None)).order_by(_C.name))
+    rows = connection.execute(sa.select(_C.name, _C.tags).where(_C.accepted_s.is_not(None)).order_by(_C.name))
     return [(row.name, row.tags) for row in rows]
 
 
-def tag(connection: Connection, name: str, tags: Mapping[str, str | None]) -> dict[str, str]:
+def tag(connection: sa.Connection, name: str, tags: Mapping[str, str | None]) -> dict[str, str]:
     """Sets tags of a known device, removes those that are None, and returns its tags."""
-    before = connection.execute(select(_C.tags).where(_C.name == name).with_for_update()).scalar_one()
+    before = connection.execute(sa.select(_C.tags).where(_C.name == name).with_for_update()).scalar_one()
     after = {**before, **tags}
     after = {key: value for key, value in after.items() if value is not None}
-    connection.execute(update(DEVICES).where(_C.name == name).values(tags=after))
+    connection.execute(sa.update(DEVICES).where(_C.name == name).values(tags=after))
     return after
 
 
-def accept(connection: Connection, name: str, now_s: float) -> bool:
+def accept(connection: sa.Connection, name: str, now_s: float) -> bool:
     """Accepts a device, also an unknown one; returns False if it was accepted before."""
     _ensure(connection, [name], None)
     open_ = (_C.name == name, _C.accepted_s.is_(None))
-    return connection.execute(update(DEVICES).where(*open_).values(accepted_s=now_s)).rowcount > 0
+    return connection.execute(sa.update(DEVICES).where(*open_).values(accepted_s=now_s)).rowcount > 0
 
 
-def forget(connection: Connection, name: str) -> bool:
+def forget(connection: sa.Connection, name: str) -> bool:
     """Deletes a device and its counts; returns False for an unknown device."""
     for table in (COUNTS, HISTORY):
-        connection.execute(delete(table).where(table.c.device == name))
-    return connection.execute(delete(DEVICES).where(_C.name == name)).rowcount > 0
+        connection.execute(sa.delete(table).where(table.c.device == name))
+    return connection.execute(sa.delete(DEVICES).where(_C.name == name)).rowcount > 0
 
 
-def unpublished(connection: Connection, limit: int) -> list[tuple[str, Desired]]:
+def unpublished(connection: sa.Connection, limit: int) -> list[tuple[str, Desired]]:
     """Returns the desired documents of accepted devices that are not at the broker yet."""
     due = (_C.published < _C.revision, _C.accepted_s.is_not(None))
-    rows = connection.execute(select(_C.name, _C.desired).where(*due).order_by(_C.name).limit(limit))
+    rows = connection.execute(sa.select(_C.name, _C.desired).where(*due).order_by(_C.name).limit(limit))
     return [(row.name, row.desired) for row in rows]
 
 
-def mark_published(connection: Connection, revisions: Mapping[str, int]) -> None:
+def mark_published(connection: sa.Connection, revisions: Mapping[str, int]) -> None:
     """Notes which revisions are at the broker."""
     rows = [{"one": name, "number": revision} for name, revision in sorted(revisions.items())]
-    older = (_C.name == bindparam("one"), _C.published < bindparam("number"))
+    older = (_C.name == sa.bindparam("one"), _C.published < sa.bindparam("number"))
     if rows:
-        connection.execute(update(DEVICES).where(*older).values(published=bindparam("number")), rows)
+        connection.execute(sa.update(DEVICES).where(*older).values(published=sa.bindparam("number")), rows)
 
 
-def brake(connection: Connection) -> Brake | None:
+def brake(connection: sa.Connection) -> Brake | None:
     """Returns the limits on all devices' escalations; None if there are no limits."""
-    return connection.execute(select(BRAKE.c.brake)).scalar_one_or_none()
+    return connection.execute(sa.select(BRAKE.c.brake)).scalar_one_or_none()
 
 
-def set_brake(connection: Connection, wanted: Brake | None, by: str, now_s: float) -> None:
+def set_brake(connection: sa.Connection, wanted: Brake | None, by: str, now_s: float) -> None:
     """Sets or lifts the brake; `desire` informs the devices."""
-    connection.execute(delete(BRAKE))
+    connection.execute(sa.delete(BRAKE))
     if wanted is not None:
         row = {"id": 1, "brake": wanted, "by": by, "since_s": now_s}
-        connection.execute(insert(BRAKE).values(row))
+        connection.execute(sa.insert(BRAKE).values(row))
 
 
-def names(connection: Connection) -> list[str]:
+def names(connection: sa.Connection) -> list[str]:
     """Returns the names of all accepted devices."""
-    return list(connection.execute(select(_C.name).where(_C.accepted_s.is_not(None)).order_by(_C.name)).scalars())
+    return list(connection.execute(sa.select(_C.name).where(_C.accepted_s.is_not(None)).order_by(_C.name)).scalars())
 
 
-def _ensure(connection: Connection, names: Iterable[str], accepted_s: float | None) -> None:
+def _ensure(connection: sa.Connection, names: Iterable[str], accepted_s: float | None) -> None:
     new: dict[str, Any] = {
         "tags": {},
         "accepted_s": accepted_s,
@@ -377,9 +357,9 @@ def _ensure(connection: Connection, names: Iterable[str], accepted_s: float | No
     insert_missing(connection, DEVICES, *({"name": name, **new} for name in names))
 
 
-def _query() -> Select[Any]:
-    return select(*(_C[name] for name in Device.__struct_fields__))
+def _query() -> sa.Select[Any]:
+    return sa.select(*(_C[name] for name in Device.__struct_fields__))
 
 
-def _device(row: Row[Any]) -> Device:
+def _device(row: sa.Row[Any]) -> Device:
     return Device(**row._asdict())

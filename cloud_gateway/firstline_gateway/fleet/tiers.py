@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from sqlalchemy import BigInteger, Column, Connection, Integer, String, Table, delete, func, select
+import sqlalchemy as sa
 
 from firstline_core.fleet.rest import TierCounts, TierHistory
 from firstline_gateway.fleet.totals import KEPT_HOURS, Totals, difference
@@ -20,17 +20,17 @@ BUCKET_S = 300.0
 _MOST = 256  # versions of models in a bucket, because devices choose their names
 _OTHERS = ("", 0)
 _MOST_ROWS = 2**31  # in one report, so that sums do not overflow
-TIERS = Table(
+TIERS = sa.Table(
     "fleet_tiers",
     METADATA,
-    Column("bucket", Integer, primary_key=True),  # of five minutes, since 1970
-    Column("model", String(64), primary_key=True),
-    Column("version", BigInteger, primary_key=True, autoincrement=False),
-    Column("kept", BigInteger, nullable=False),
-    Column("escalated", BigInteger, nullable=False),
-    Column("errors", BigInteger, nullable=False),
-    Column("requests", BigInteger, nullable=False),
-    Column("latency_ms", BigInteger, nullable=False),
+    sa.Column("bucket", sa.Integer, primary_key=True),  # of five minutes, since 1970
+    sa.Column("model", sa.String(64), primary_key=True),
+    sa.Column("version", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("kept", sa.BigInteger, nullable=False),
+    sa.Column("escalated", sa.BigInteger, nullable=False),
+    sa.Column("errors", sa.BigInteger, nullable=False),
+    sa.Column("requests", sa.BigInteger, nullable=False),
+    sa.Column("latency_ms", sa.BigInteger, nullable=False),
 )
 """Rows of all devices by the tier that answered, and by the time of the report."""
 _C = TIERS.c
@@ -105,13 +105,13 @@ class TierCounter:
         self._pending[key] = Counts(*(one + more for one, more in zip(before, counts, strict=True)))
 
 
-def store(connection: Connection, counted: Mapping[Key, Counts]) -> None:
+def store(connection: sa.Connection, counted: Mapping[Key, Counts]) -> None:
     """Adds counts to the store, in one order, so that replicas do not deadlock."""
     rows = (key._asdict() | counts._asdict() for key, counts in sorted(counted.items()))
     upsert(connection, TIERS, *rows, summed=Counts._fields)
 
 
-def history(connection: Connection, since_s: float, model: str) -> TierHistory:
+def history(connection: sa.Connection, since_s: float, model: str) -> TierHistory:
     """Returns the answers by tier, bucket by bucket.
 
     Args:
@@ -120,14 +120,16 @@ def history(connection: Connection, since_s: float, model: str) -> TierHistory:
         model: only of this one; "" is all together.
     """
     late = _C.bucket >= int(since_s // BUCKET_S)
-    sums = [func.sum(_C[name]) for name in Counts._fields]
-    query = select(_C.bucket, *sums).where(late).group_by(_C.bucket).order_by(_C.bucket)
+    sums = [sa.func.sum(_C[name]) for name in Counts._fields]
+    query = sa.select(_C.bucket, *sums).where(late).group_by(_C.bucket).order_by(_C.bucket)
     rows = connection.execute(query.where(_C.model == model) if model else query)
-    names = connection.execute(select(_C.model).where(late, _C.model != "").distinct().order_by(_C.model).limit(_MOST))
+    names = connection.execute(
+        sa.select(_C.model).where(late, _C.model != "").distinct().order_by(_C.model).limit(_MOST)
+    )
     points = tuple(TierCounts(bucket * BUCKET_S, *map(int, counts)) for bucket, *counts in rows)
     return TierHistory(BUCKET_S, tuple(names.scalars()), points)
 
 
-def forget(connection: Connection, now_s: float) -> None:
+def forget(connection: sa.Connection, now_s: float) -> None:
     """Deletes counts that are older than the history."""
-    connection.execute(delete(TIERS).where(_C.bucket < int((now_s - KEPT_HOURS * 3600) // BUCKET_S)))
+    connection.execute(sa.delete(TIERS).where(_C.bucket < int((now_s - KEPT_HOURS * 3600) // BUCKET_S)))

@@ -8,9 +8,9 @@ from itertools import islice
 from types import MappingProxyType
 from typing import Any
 
+import sqlalchemy as sa
 from msgspec import Struct
 from msgspec.structs import replace
-from sqlalchemy import BigInteger, Column, Connection, Double, Integer, String, Table, delete, func, select
 
 from firstline_core.fleet.telemetry import GROUPS_LIMIT, ModelCounts, Telemetry
 from firstline_gateway.store.schema import METADATA, Document, insert_missing, upsert
@@ -46,24 +46,24 @@ class Totals(Struct, frozen=True):
     payload_bytes: int = 0
 
 
-COUNTS = Table(
+COUNTS = sa.Table(
     "fleet_counts",
     METADATA,
-    Column("device", String(64), primary_key=True),
-    Column("session", String(64), nullable=False),
-    Column("sequence", BigInteger, nullable=False),
-    Column("latest", Document(Telemetry), nullable=False),  # the report, whose counts are the session's
-    Column("totals", Document(Totals), nullable=False),  # of all sessions
-    Column("at_s", Double, nullable=False),
+    sa.Column("device", sa.String(64), primary_key=True),
+    sa.Column("session", sa.String(64), nullable=False),
+    sa.Column("sequence", sa.BigInteger, nullable=False),
+    sa.Column("latest", Document(Telemetry), nullable=False),  # the report, whose counts are the session's
+    sa.Column("totals", Document(Totals), nullable=False),  # of all sessions
+    sa.Column("at_s", sa.Double, nullable=False),
 )
 """What devices counted, over all their processes."""
-HISTORY = Table(
+HISTORY = sa.Table(
     "fleet_history",
     METADATA,
-    Column("device", String(64), primary_key=True),
-    Column("hour", Integer, primary_key=True),  # since 1970
-    Column("at_s", Double, nullable=False),
-    Column("totals", Document(Totals), nullable=False),
+    sa.Column("device", sa.String(64), primary_key=True),
+    sa.Column("hour", sa.Integer, primary_key=True),  # since 1970
+    sa.Column("at_s", sa.Double, nullable=False),
+    sa.Column("totals", Document(Totals), nullable=False),
 )
 """One copy of the totals per hour, for the time before a rollout."""
 
@@ -170,9 +170,9 @@ def _less(after: tuple[int, ...], before: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(max(0, a - b) for a, b in zip(after, before, strict=True))
 
 
-def count(connection: Connection, device: str, report: Telemetry, now_s: float) -> Counted | None:
+def count(connection: sa.Connection, device: str, report: Telemetry, now_s: float) -> Counted | None:
     """Adds a report to a device's totals; returns None if a newer report was added before."""
-    stored = connection.execute(select(COUNTS).where(COUNTS.c.device == device).with_for_update()).first()
+    stored = connection.execute(sa.select(COUNTS).where(COUNTS.c.device == device).with_for_update()).first()
     before, totals = None, Totals()
     if stored is not None:
         totals = stored.totals
@@ -188,28 +188,30 @@ def count(connection: Connection, device: str, report: Telemetry, now_s: float) 
     return Counted(totals, after)
 
 
-def totals_of(connection: Connection, devices: Iterable[str]) -> dict[str, Totals]:
+def totals_of(connection: sa.Connection, devices: Iterable[str]) -> dict[str, Totals]:
     """Returns the counts of these devices so far; devices without a report are left out."""
-    query = select(COUNTS.c.device, COUNTS.c.totals).where(COUNTS.c.device.in_(list(devices)))
+    query = sa.select(COUNTS.c.device, COUNTS.c.totals).where(COUNTS.c.device.in_(list(devices)))
     return {row.device: row.totals for row in connection.execute(query)}
 
 
-def latest(connection: Connection, device: str) -> Telemetry | None:
+def latest(connection: sa.Connection, device: str) -> Telemetry | None:
     """Returns the latest report of a device; None without one."""
-    return connection.execute(select(COUNTS.c.latest).where(COUNTS.c.device == device)).scalar_one_or_none()
+    return connection.execute(sa.select(COUNTS.c.latest).where(COUNTS.c.device == device)).scalar_one_or_none()
 
 
-def totals_before(connection: Connection, devices: Iterable[str], at_s: float) -> dict[str, Totals]:
+def totals_before(connection: sa.Connection, devices: Iterable[str], at_s: float) -> dict[str, Totals]:
     """Returns the counts of these devices at a wall time, by the last stored hour before it."""
     wanted = (HISTORY.c.device.in_(list(devices)), HISTORY.c.at_s <= at_s)
-    last = select(HISTORY.c.device, func.max(HISTORY.c.hour).label("hour")).where(*wanted).group_by(HISTORY.c.device)
+    last = (
+        sa.select(HISTORY.c.device, sa.func.max(HISTORY.c.hour).label("hour")).where(*wanted).group_by(HISTORY.c.device)
+    )
     latest = last.subquery()
-    query = select(HISTORY.c.device, HISTORY.c.totals).join(
+    query = sa.select(HISTORY.c.device, HISTORY.c.totals).join(
         latest, (HISTORY.c.device == latest.c.device) & (HISTORY.c.hour == latest.c.hour)
     )
     return {row.device: row.totals for row in connection.execute(query)}
 
 
-def forget(connection: Connection, now_s: float) -> None:
+def forget(connection: sa.Connection, now_s: float) -> None:
     """Deletes totals that are older than the history."""
-    connection.execute(delete(HISTORY).where(HISTORY.c.hour < int(now_s // _HOUR_S) - KEPT_HOURS))
+    connection.execute(sa.delete(HISTORY).where(HISTORY.c.hour < int(now_s // _HOUR_S) - KEPT_HOURS))

@@ -9,63 +9,63 @@ deleted by it alone: it is retained until gateways have been in service for its 
 
 from __future__ import annotations
 
-from sqlalchemy import BigInteger, Column, Double, Index, Integer, String, Table, Text
+import sqlalchemy as sa
 
 from firstline_gateway.store.schema import METADATA
 
-VERSION = Table(
+VERSION = sa.Table(
     "identity_version",
     METADATA,
-    Column("id", Integer, primary_key=True, autoincrement=False),
-    Column("version", BigInteger, nullable=False),
+    sa.Column("id", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("version", sa.BigInteger, nullable=False),
 )
 
-DEVICES = Table(
+DEVICES = sa.Table(
     "devices",
     METADATA,
-    Column("name", String(64), primary_key=True),
-    Column("enrolled_s", Double, nullable=False),
-    Column("revoked_s", Double),
-    Column("changed", BigInteger, nullable=False, index=True),
+    sa.Column("name", sa.String(64), primary_key=True),
+    sa.Column("enrolled_s", sa.Double, nullable=False),
+    sa.Column("revoked_s", sa.Double),
+    sa.Column("changed", sa.BigInteger, nullable=False, index=True),
 )
 
-CERTIFICATES = Table(
+CERTIFICATES = sa.Table(
     "certificates",
     METADATA,
-    Column("serial", String(40), primary_key=True),
-    Column("device", String(64), nullable=False),
-    Column("issued_s", Double, nullable=False),
-    Column("not_after_s", Double, nullable=False, index=True),
-    Column("revoked_s", Double),
-    Column("changed", BigInteger, nullable=False, index=True),
-    Column("retained_until_service_s", Double, nullable=False),
-    Index("ix_certificates_device", "device", "not_after_s"),
+    sa.Column("serial", sa.String(40), primary_key=True),
+    sa.Column("device", sa.String(64), nullable=False),
+    sa.Column("issued_s", sa.Double, nullable=False),
+    sa.Column("not_after_s", sa.Double, nullable=False, index=True),
+    sa.Column("revoked_s", sa.Double),
+    sa.Column("changed", sa.BigInteger, nullable=False, index=True),
+    sa.Column("retained_until_service_s", sa.Double, nullable=False),
+    sa.Index("ix_certificates_device", "device", "not_after_s"),
 )
 
-JOIN_TOKENS = Table(
+JOIN_TOKENS = sa.Table(
     "join_tokens",
     METADATA,
-    Column("sha256", String(64), primary_key=True),
-    Column("device", String(64), nullable=False, index=True),
-    Column("created_by", String(160), nullable=False),
-    Column("created_s", Double, nullable=False),
-    Column("expires_s", Double, nullable=False, index=True),
-    Column("used_s", Double),
-    Column("key_hash", String(64)),  # of the device that used it, which may ask again for what it was given
-    Column("certificate", Text),
+    sa.Column("sha256", sa.String(64), primary_key=True),
+    sa.Column("device", sa.String(64), nullable=False, index=True),
+    sa.Column("created_by", sa.String(160), nullable=False),
+    sa.Column("created_s", sa.Double, nullable=False),
+    sa.Column("expires_s", sa.Double, nullable=False, index=True),
+    sa.Column("used_s", sa.Double),
+    sa.Column("key_hash", sa.String(64)),  # of the device that used it, which may ask again for what it was given
+    sa.Column("certificate", sa.Text),
 )
 
-API_KEYS = Table(
+API_KEYS = sa.Table(
     "api_keys",
     METADATA,
-    Column("sha256", String(64), primary_key=True),
-    Column("name", String(64), nullable=False, index=True),
-    Column("kind", String(16), nullable=False),
-    Column("scopes", String(64), nullable=False),
-    Column("created_s", Double, nullable=False),
-    Column("expires_s", Double),
-    Column("requests_per_s", Double),
-    Column("person", String(64), nullable=False),
-    Column("revoked_s", Double),
-    Column("changed", BigInteger, nullable=False, index=True),
+    sa.Column("sha256", sa.String(64), primary_key=True),
+    sa.Column("name", sa.String(64), nullable=False, index=True),
+    sa.Column("kind", sa.String(16), nullable=False),
+    sa.Column("scopes", sa.String(64), nullable=False),
+    sa.Column("created_s", sa.Double, nullable=False),
+    sa.Column("expires_s", sa.Double),
+    sa.Column("requests_per_s", sa.Double),
+    sa.Column("person", sa.String(64), nullable=False),
+    sa.Column("revoked_s", sa.Double),
+    sa.Column("changed", sa.BigInteger, nullable=False, index=True),
 )

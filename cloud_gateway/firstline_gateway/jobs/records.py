@@ -14,62 +14,43 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import orjson
-from sqlalchemy import (
-    BigInteger,
-    Column,
-    ColumnElement,
-    Connection,
-    Double,
-    Index,
-    Integer,
-    LargeBinary,
-    Select,
-    Table,
-    Text,
-    UniqueConstraint,
-    case,
-    delete,
-    func,
-    insert,
-    select,
-    update,
-)
+import sqlalchemy as sa
 
 from firstline_core.errors import IntegrityError, QueueFullError
 from firstline_core.storage.seals import ChecksumSeal
 from firstline_gateway.settings.settings import Jobs as JobSettings
 from firstline_gateway.store.schema import METADATA, SEQUENCE
 
-JOBS = Table(
+JOBS = sa.Table(
     "jobs",
     METADATA,
-    Column("sequence", SEQUENCE, primary_key=True, autoincrement=True),
-    Column("job_id", Text, nullable=False),  # the request's id
-    Column("principal", Text, nullable=False),
-    Column("model", Text, nullable=False),
-    Column("version", Text, nullable=False),
-    Column("status", Integer, nullable=False),  # 0 while the job waits or runs, then the HTTP status
-    Column("priority", Integer, nullable=False),
-    Column("size_bytes", BigInteger, nullable=False),  # of the content
-    Column("content", LargeBinary, nullable=False),  # sealed: the request, then the answer
-    Column("header", Integer),  # bytes of JSON at its start; NULL if all of it is JSON
-    Column("due_service_s", Double),  # when the job expires; NULL for never
-    Column("service_s", Double, nullable=False),  # when it was submitted, then when it ended
-    Column("holder", Text, nullable=False),  # the replica that runs it
-    Column("lease_service_s", Double, nullable=False),  # when that replica's lease expires
-    Column("attempts", Integer, nullable=False),
-    UniqueConstraint("job_id"),
-    Index(None, "status", "priority", "sequence"),
-    Index(None, "service_s"),
+    sa.Column("sequence", SEQUENCE, primary_key=True, autoincrement=True),
+    sa.Column("job_id", sa.Text, nullable=False),  # the request's id
+    sa.Column("principal", sa.Text, nullable=False),
+    sa.Column("model", sa.Text, nullable=False),
+    sa.Column("version", sa.Text, nullable=False),
+    sa.Column("status", sa.Integer, nullable=False),  # 0 while the job waits or runs, then the HTTP status
+    sa.Column("priority", sa.Integer, nullable=False),
+    sa.Column("size_bytes", sa.BigInteger, nullable=False),  # of the content
+    sa.Column("content", sa.LargeBinary, nullable=False),  # sealed: the request, then the answer
+    sa.Column("header", sa.Integer),  # bytes of JSON at its start; NULL if all of it is JSON
+    sa.Column("due_service_s", sa.Double),  # when the job expires; NULL for never
+    sa.Column("service_s", sa.Double, nullable=False),  # when it was submitted, then when it ended
+    sa.Column("holder", sa.Text, nullable=False),  # the replica that runs it
+    sa.Column("lease_service_s", sa.Double, nullable=False),  # when that replica's lease expires
+    sa.Column("attempts", sa.Integer, nullable=False),
+    sa.UniqueConstraint("job_id"),
+    sa.Index(None, "status", "priority", "sequence"),
+    sa.Index(None, "service_s"),
 )
 
-USAGE = Table(
+USAGE = sa.Table(
     "jobs_usage",
     METADATA,
-    Column("sequence", SEQUENCE, primary_key=True, autoincrement=True),
-    Column("principal", Text, nullable=False),
-    Column("jobs", Integer, nullable=False),
-    Column("size_bytes", BigInteger, nullable=False),
+    sa.Column("sequence", SEQUENCE, primary_key=True, autoincrement=True),
+    sa.Column("principal", sa.Text, nullable=False),
+    sa.Column("jobs", sa.Integer, nullable=False),
+    sa.Column("size_bytes", sa.BigInteger, nullable=False),
 )
 """Changes of what each principal stores; the usage is their sum."""
 
@@ -129,7 +110,7 @@ class Usage(NamedTuple):
     own_bytes: int
 
 
-def add(connection: Connection, job: Job, priority: int, settings: JobSettings) -> QueueFullError | None:
+def add(connection: sa.Connection, job: Job, priority: int, settings: JobSettings) -> QueueFullError | None:
     """Stores a new job if there is room. One principal may take as much as it leaves free.
 
     Returns:
@@ -152,35 +133,35 @@ def add(connection: Connection, job: Job, priority: int, settings: JobSettings) 
         "holder": "",
         "lease_service_s": 0.0,
     }
-    connection.execute(insert(JOBS).values(row))
+    connection.execute(sa.insert(JOBS).values(row))
     change_usage(connection, job.principal, 1, size_bytes)
     return None
 
 
-def find(connection: Connection, job_id: str, principal: str) -> Job | None:
+def find(connection: sa.Connection, job_id: str, principal: str) -> Job | None:
     """Returns a principal's job; None for an unknown id.
 
     Raises:
         IntegrityError: the job is damaged.
     """
-    row = connection.execute(select(*_COLUMNS).where(_C.job_id == job_id)).first()
+    row = connection.execute(sa.select(*_COLUMNS).where(_C.job_id == job_id)).first()
     job = None if row is None else _job(row)  # the owner may be what is damaged
     return job if job is not None and job.principal == principal else None
 
 
-def running(connection: Connection, job_ids: Collection[str]) -> set[str]:
+def running(connection: sa.Connection, job_ids: Collection[str]) -> set[str]:
     """Returns those of these jobs that have not ended."""
-    query = select(_C.job_id).where(_C.job_id.in_(job_ids), _C.status == RUNNING)
+    query = sa.select(_C.job_id).where(_C.job_id.in_(job_ids), _C.status == RUNNING)
     return set(connection.execute(query).scalars())
 
 
-def any_unclaimed(connection: Connection, service_s: float, submitted_by_s: float) -> bool:
+def any_unclaimed(connection: sa.Connection, service_s: float, submitted_by_s: float) -> bool:
     """Returns whether there is an unclaimed job that had been submitted by a time of service."""
     return connection.execute(_unclaimed(service_s, submitted_by_s).limit(1)).first() is not None
 
 
 def claim(
-    connection: Connection,
+    connection: sa.Connection,
     holder: str,
     count: int,
     suspects: int,
@@ -217,10 +198,10 @@ def claim(
         return []
     mine = _C.sequence.in_(claimed)
     connection.execute(
-        update(JOBS).where(mine).values(holder=holder, lease_service_s=service_s + lease_s, attempts=_C.attempts + 1)
+        sa.update(JOBS).where(mine).values(holder=holder, lease_service_s=service_s + lease_s, attempts=_C.attempts + 1)
     )
     jobs: list[Job | str] = []
-    for row in connection.execute(select(*_COLUMNS).where(mine).order_by(_C.priority, _C.sequence)):
+    for row in connection.execute(sa.select(*_COLUMNS).where(mine).order_by(_C.priority, _C.sequence)):
         try:
             jobs.append(_job(row))
         except IntegrityError:
@@ -228,18 +209,18 @@ def claim(
     return jobs
 
 
-def _unclaimed(service_s: float, submitted_by_s: float) -> Select[int]:
-    return select(_C.sequence).where(
+def _unclaimed(service_s: float, submitted_by_s: float) -> sa.Select[int]:
+    return sa.select(_C.sequence).where(
         _C.status == RUNNING, _C.lease_service_s < service_s, _C.service_s <= submitted_by_s
     )
 
 
-def renew(connection: Connection, holder: str, job_ids: list[str], service_s: float, lease_s: float) -> None:
+def renew(connection: sa.Connection, holder: str, job_ids: list[str], service_s: float, lease_s: float) -> None:
     """Extends the leases of jobs that a replica runs."""
     connection.execute(_held(holder, _C.job_id.in_(job_ids)).values(lease_service_s=service_s + lease_s))
 
 
-def release(connection: Connection, holder: str, job_id: str | None = None, until_service_s: float = 0.0) -> None:
+def release(connection: sa.Connection, holder: str, job_id: str | None = None, until_service_s: float = 0.0) -> None:
     """Releases a job for another attempt, from a time of service on; this attempt does not count.
 
     Args:
@@ -253,16 +234,16 @@ def release(connection: Connection, holder: str, job_id: str | None = None, unti
     connection.execute(released.values(holder="", lease_service_s=until_service_s, attempts=_C.attempts - 1))
 
 
-def release_all(connection: Connection) -> None:
+def release_all(connection: sa.Connection) -> None:
     """Releases every job: for the only gateway of a store, which has just started."""
-    connection.execute(update(JOBS).where(_C.status == RUNNING).values(holder="", lease_service_s=0.0))
+    connection.execute(sa.update(JOBS).where(_C.status == RUNNING).values(holder="", lease_service_s=0.0))
 
 
-def _held(holder: str, *which: ColumnElement[bool]) -> Any:
-    return update(JOBS).where(_C.holder == holder, _C.status == RUNNING, *which)
+def _held(holder: str, *which: sa.ColumnElement[bool]) -> Any:
+    return sa.update(JOBS).where(_C.holder == holder, _C.status == RUNNING, *which)
 
 
-def end(connection: Connection, job_id: str, result: JobResult, service_s: float) -> bool:
+def end(connection: sa.Connection, job_id: str, result: JobResult, service_s: float) -> bool:
     """Replaces the request of a job by its result; the first result is kept.
 
     Returns:
@@ -271,7 +252,7 @@ def end(connection: Connection, job_id: str, result: JobResult, service_s: float
     status, content, header = result
     unfinished = (_C.job_id == job_id, _C.status == RUNNING)
     columns = (_C.job_id, _C.principal, _C.model, _C.version, _C.size_bytes)
-    before = connection.execute(select(*columns).where(*unfinished)).first()
+    before = connection.execute(sa.select(*columns).where(*unfinished)).first()
     if before is None:
         return False
     values = {
@@ -283,54 +264,54 @@ def end(connection: Connection, job_id: str, result: JobResult, service_s: float
         "holder": "",
         "lease_service_s": 0.0,
     }
-    if not connection.execute(update(JOBS).where(*unfinished).values(values)).rowcount:
+    if not connection.execute(sa.update(JOBS).where(*unfinished).values(values)).rowcount:
         return False
     change_usage(connection, before.principal, 0, len(content) - before.size_bytes)
     return True
 
 
-def remove(connection: Connection, job_id: str, principal: str) -> bool:
+def remove(connection: sa.Connection, job_id: str, principal: str) -> bool:
     """Deletes a principal's job, ended or not; returns False if there was none."""
     return _delete(connection, _C.job_id == job_id, _C.principal == principal)
 
 
-def remove_ended(connection: Connection, before_s: float) -> None:
+def remove_ended(connection: sa.Connection, before_s: float) -> None:
     """Deletes the jobs that ended before a time of service."""
     _delete(connection, _C.status != RUNNING, _C.service_s < before_s)
 
 
-def _delete(connection: Connection, *which: ColumnElement[bool]) -> bool:
+def _delete(connection: sa.Connection, *which: sa.ColumnElement[bool]) -> bool:
     """Deletes jobs; returns whether there were any."""
-    deleted = connection.execute(delete(JOBS).where(*which).returning(_C.principal, _C.size_bytes)).all()
+    deleted = connection.execute(sa.delete(JOBS).where(*which).returning(_C.principal, _C.size_bytes)).all()
     _change_usages(connection, ((principal, -1, -size_bytes) for principal, size_bytes in deleted))
     return bool(deleted)
 
 
-def usage(connection: Connection, principal: str) -> Usage:
+def usage(connection: sa.Connection, principal: str) -> Usage:
     """Returns the current usage."""
     own = _U.principal == principal
-    sums = [func.coalesce(func.sum(column), 0) for column in (_U.jobs, _U.size_bytes)]
-    sums += [func.coalesce(func.sum(case((own, column), else_=0)), 0) for column in (_U.jobs, _U.size_bytes)]
+    sums = [sa.func.coalesce(sa.func.sum(column), 0) for column in (_U.jobs, _U.size_bytes)]
+    sums += [sa.func.coalesce(sa.func.sum(sa.case((own, column), else_=0)), 0) for column in (_U.jobs, _U.size_bytes)]
     *amounts, rows, principals = connection.execute(
-        select(*sums, func.count(), func.count(_U.principal.distinct())).select_from(USAGE)
+        sa.select(*sums, sa.func.count(), sa.func.count(_U.principal.distinct())).select_from(USAGE)
     ).one()
     if rows > UNCOMBINED_ROWS + 2 * principals:
         _combine_usage(connection)
     return Usage(*map(int, amounts))
 
 
-def change_usage(connection: Connection, principal: str, jobs: int, size_bytes: int) -> None:
+def change_usage(connection: sa.Connection, principal: str, jobs: int, size_bytes: int) -> None:
     """Adds to what a principal stores; negative numbers subtract."""
-    connection.execute(insert(USAGE).values(principal=principal, jobs=jobs, size_bytes=size_bytes))
+    connection.execute(sa.insert(USAGE).values(principal=principal, jobs=jobs, size_bytes=size_bytes))
 
 
-def _combine_usage(connection: Connection) -> None:
-    free = select(_U.sequence).with_for_update(skip_locked=True)  # another replica may be combining the others
-    rows = delete(USAGE).where(_U.sequence.in_(free)).returning(_U.principal, _U.jobs, _U.size_bytes)
+def _combine_usage(connection: sa.Connection) -> None:
+    free = sa.select(_U.sequence).with_for_update(skip_locked=True)  # another replica may be combining the others
+    rows = sa.delete(USAGE).where(_U.sequence.in_(free)).returning(_U.principal, _U.jobs, _U.size_bytes)
     _change_usages(connection, connection.execute(rows).all())
 
 
-def _change_usages(connection: Connection, changes: Iterable[Any]) -> None:
+def _change_usages(connection: sa.Connection, changes: Iterable[Any]) -> None:
     """Adds changes, combined into one per principal."""
     jobs, sizes = Counter[str](), Counter[str]()
     for principal, count, size_bytes in changes:

@@ -2,23 +2,9 @@
 
 from __future__ import annotations
 
+import sqlalchemy as sa
 from msgspec import Struct
 from msgspec.structs import asdict
-from sqlalchemy import (
-    BigInteger,
-    Column,
-    ColumnElement,
-    Connection,
-    Double,
-    Index,
-    LargeBinary,
-    String,
-    Table,
-    Text,
-    delete,
-    select,
-    tuple_,
-)
 
 from firstline_core.fleet.profiles import MACHINE_VERSIONS, ProfileEntry
 from firstline_core.fleet.twin import DesiredProfile
@@ -31,72 +17,74 @@ _RECENT = 64
 Place = tuple[str, int, str]
 """Bundle, version and machine."""
 
-PROFILES = Table(
+PROFILES = sa.Table(
     "profiles",
     METADATA,
-    Column("bundle", String(64), primary_key=True),
-    Column("version", BigInteger, primary_key=True, autoincrement=False),
-    Column("machine", String(64), primary_key=True),
-    Column("kept_s", Double, nullable=False),
-    Column("by", String(160), nullable=False),
-    Column("entry", Document(ProfileEntry), nullable=False),
-    Column("content", LargeBinary, nullable=False),
-    Column("fingerprint", String(64), nullable=False),  # of `entry`
-    Index(None, "bundle", "fingerprint"),
+    sa.Column("bundle", sa.String(64), primary_key=True),
+    sa.Column("version", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("machine", sa.String(64), primary_key=True),
+    sa.Column("kept_s", sa.Double, nullable=False),
+    sa.Column("by", sa.String(160), nullable=False),
+    sa.Column("entry", Document(ProfileEntry), nullable=False),
+    sa.Column("content", sa.LargeBinary, nullable=False),
+    sa.Column("fingerprint", sa.String(64), nullable=False),  # of `entry`
+    sa.Index(None, "bundle", "fingerprint"),
 )
 
-PROFILE_REQUESTS = Table(
+PROFILE_REQUESTS = sa.Table(
     "profile_requests",
     METADATA,
-    Column("device", String(64), primary_key=True),
-    Column("bundle", String(64), primary_key=True),
-    Column("wanted", Document(DesiredProfile), nullable=False),
-    Column("by", String(160), nullable=False),
-    Column("asked_s", Double, nullable=False),
-    Column("until_s", Double, nullable=False, index=True),
-    Column("version", BigInteger, nullable=False),
-    Column("sha256", String(64), nullable=False),
-    Column("delivered_s", Double),
-    Column("ended_s", Double),
-    Column("why", Text, nullable=False),
+    sa.Column("device", sa.String(64), primary_key=True),
+    sa.Column("bundle", sa.String(64), primary_key=True),
+    sa.Column("wanted", Document(DesiredProfile), nullable=False),
+    sa.Column("by", sa.String(160), nullable=False),
+    sa.Column("asked_s", sa.Double, nullable=False),
+    sa.Column("until_s", sa.Double, nullable=False, index=True),
+    sa.Column("version", sa.BigInteger, nullable=False),
+    sa.Column("sha256", sa.String(64), nullable=False),
+    sa.Column("delivered_s", sa.Double),
+    sa.Column("ended_s", sa.Double),
+    sa.Column("why", sa.Text, nullable=False),
 )
 
 _P, _R = PROFILES.c, PROFILE_REQUESTS.c
 
 
-def put(connection: Connection, entry: ProfileEntry, content: bytes) -> None:
+def put(connection: sa.Connection, entry: ProfileEntry, content: bytes) -> None:
     """Stores a profile, replacing the previous one, and deletes the machine's oldest of that bundle."""
     values = {name: getattr(entry, name) for name in ("bundle", "version", "machine", "kept_s", "by", "fingerprint")}
     values |= {"entry": entry, "content": content}
     upsert(connection, PROFILES, values)
     same = (_P.bundle == entry.bundle, _P.machine == entry.machine)
-    others = select(_P.version).where(*same, _P.version != entry.version).order_by(_P.kept_s.desc(), _P.version.desc())
+    others = (
+        sa.select(_P.version).where(*same, _P.version != entry.version).order_by(_P.kept_s.desc(), _P.version.desc())
+    )
     if old := connection.execute(others.offset(MACHINE_VERSIONS - 1)).scalars().all():
-        connection.execute(delete(PROFILES).where(*same, _P.version.in_(old)))
+        connection.execute(sa.delete(PROFILES).where(*same, _P.version.in_(old)))
 
 
-def find(connection: Connection, place: Place) -> tuple[ProfileEntry, bytes] | None:
+def find(connection: sa.Connection, place: Place) -> tuple[ProfileEntry, bytes] | None:
     """Returns one profile; None if it is not stored."""
-    row = connection.execute(select(_P.entry, _P.content).where(*_at(place))).first()
+    row = connection.execute(sa.select(_P.entry, _P.content).where(*_at(place))).first()
     return (row.entry, row.content) if row is not None else None
 
 
-def of_hardware(connection: Connection, bundle: str, model_digest: str, fingerprint: str) -> bytes | None:
+def of_hardware(connection: sa.Connection, bundle: str, model_digest: str, fingerprint: str) -> bytes | None:
     """Returns the latest profile of a machine of this fingerprint that has the model and was not sent by a device.
 
     A device is not trusted here: its statement about another machine would steer this gateway's work.
     """
     trusted = (_P.bundle == bundle, _P.fingerprint == fingerprint, ~_P.by.startswith(device_principal("")))
-    found = select(_P.version, _P.machine, _P.entry).where(*trusted).order_by(_P.kept_s.desc()).limit(_RECENT)
+    found = sa.select(_P.version, _P.machine, _P.entry).where(*trusted).order_by(_P.kept_s.desc()).limit(_RECENT)
     for row in connection.execute(found).all():
         if model_digest in row.entry.models:
             place = _at((bundle, row.version, row.machine))
-            return connection.execute(select(_P.content).where(*place)).scalar_one_or_none()
+            return connection.execute(sa.select(_P.content).where(*place)).scalar_one_or_none()
     return None
 
 
 def page(
-    connection: Connection, after: Place, limit: int, *, bundle: str = "", machine: str = ""
+    connection: sa.Connection, after: Place, limit: int, *, bundle: str = "", machine: str = ""
 ) -> list[ProfileEntry]:
     """Returns the entries of profiles, by bundle, version and machine.
 
@@ -107,7 +95,7 @@ def page(
         bundle: only of this bundle; "" for all.
         machine: only of this machine; "" for all.
     """
-    query = select(_P.entry).where(tuple_(_P.bundle, _P.version, _P.machine) > after)
+    query = sa.select(_P.entry).where(sa.tuple_(_P.bundle, _P.version, _P.machine) > after)
     for column, wanted in ((_P.bundle, bundle), (_P.machine, machine)):
         if wanted:
             query = query.where(column == wanted)
@@ -115,9 +103,9 @@ def page(
     return list(rows.scalars())
 
 
-def remove(connection: Connection, place: Place) -> bool:
+def remove(connection: sa.Connection, place: Place) -> bool:
     """Deletes a profile; returns False if it is not stored."""
-    return connection.execute(delete(PROFILES).where(*_at(place))).rowcount > 0
+    return connection.execute(sa.delete(PROFILES).where(*_at(place))).rowcount > 0
 
 
 class RequestRecord(Struct, frozen=True):
@@ -154,41 +142,41 @@ class RequestRecord(Struct, frozen=True):
 _REQUEST = [_R[name] for name in RequestRecord.__struct_fields__]
 
 
-def put_request(connection: Connection, request: RequestRecord) -> None:
+def put_request(connection: sa.Connection, request: RequestRecord) -> None:
     """Stores a request, replacing the previous one of that device and bundle."""
     upsert(connection, PROFILE_REQUESTS, asdict(request) | {"bundle": request.wanted.bundle})
 
 
-def requests_of(connection: Connection, device: str) -> list[RequestRecord]:
+def requests_of(connection: sa.Connection, device: str) -> list[RequestRecord]:
     """Returns all requests of one device, oldest first."""
-    query = select(*_REQUEST).where(_R.device == device).order_by(_R.asked_s, _R.bundle)
+    query = sa.select(*_REQUEST).where(_R.device == device).order_by(_R.asked_s, _R.bundle)
     return [RequestRecord(**row._mapping) for row in connection.execute(query)]
 
 
-def find_request(connection: Connection, device: str, bundle: str) -> RequestRecord | None:
+def find_request(connection: sa.Connection, device: str, bundle: str) -> RequestRecord | None:
     """Returns one request; None if it does not exist."""
-    row = connection.execute(select(*_REQUEST).where(_R.device == device, _R.bundle == bundle)).first()
+    row = connection.execute(sa.select(*_REQUEST).where(_R.device == device, _R.bundle == bundle)).first()
     return RequestRecord(**row._mapping) if row is not None else None
 
 
-def devices_with_expired_requests(connection: Connection, now_s: float, limit: int) -> list[str]:
+def devices_with_expired_requests(connection: sa.Connection, now_s: float, limit: int) -> list[str]:
     """Returns devices with requests whose end has passed and was not recorded."""
     unrecorded = (_R.until_s <= now_s, _R.delivered_s.is_(None), _R.ended_s.is_(None))
-    query = select(_R.device).distinct().where(*unrecorded).order_by(_R.device).limit(limit)
+    query = sa.select(_R.device).distinct().where(*unrecorded).order_by(_R.device).limit(limit)
     return list(connection.execute(query).scalars())
 
 
-def remove_request(connection: Connection, device: str, bundle: str) -> None:
+def remove_request(connection: sa.Connection, device: str, bundle: str) -> None:
     """Deletes a request."""
-    connection.execute(delete(PROFILE_REQUESTS).where(_R.device == device, _R.bundle == bundle))
+    connection.execute(sa.delete(PROFILE_REQUESTS).where(_R.device == device, _R.bundle == bundle))
 
 
-def delete_device(connection: Connection, device: str) -> None:
+def delete_device(connection: sa.Connection, device: str) -> None:
     """Deletes the requests of a device, and the profiles that it measured itself."""
-    connection.execute(delete(PROFILES).where(_P.machine == device, _P.by == device_principal(device)))
-    connection.execute(delete(PROFILE_REQUESTS).where(_R.device == device))
+    connection.execute(sa.delete(PROFILES).where(_P.machine == device, _P.by == device_principal(device)))
+    connection.execute(sa.delete(PROFILE_REQUESTS).where(_R.device == device))
 
 
-def _at(place: Place) -> tuple[ColumnElement[bool], ...]:
+def _at(place: Place) -> tuple[sa.ColumnElement[bool], ...]:
     bundle, version, machine = place
     return _P.bundle == bundle, _P.version == version, _P.machine == machine

@@ -4,26 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+import sqlalchemy as sa
 from msgspec.structs import replace
-from sqlalchemy import (
-    BigInteger,
-    Boolean,
-    Column,
-    Connection,
-    Double,
-    Integer,
-    String,
-    Table,
-    Text,
-    and_,
-    bindparam,
-    func,
-    insert,
-    or_,
-    select,
-    type_coerce,
-    update,
-)
 
 from firstline_core.fleet.rollout import Look
 from firstline_core.fleet.twin import Desired
@@ -36,49 +18,49 @@ from firstline_gateway.rollouts.rollout import LIVE, WAITING, Assignment, Rollou
 from firstline_gateway.rollouts.step import Changes
 from firstline_gateway.store.schema import METADATA, Document, batched, insert_missing, upsert
 
-ROLLOUTS = Table(
+ROLLOUTS = sa.Table(
     "rollouts",
     METADATA,
-    Column("id", String(64), primary_key=True),
-    Column("bundle", String(64), nullable=False, index=True),
-    Column("state", String(16), nullable=False),
-    Column("active", Boolean, nullable=False, index=True),  # whether steps are due
-    Column("revision", BigInteger, nullable=False),
-    Column("idempotency", String(64), unique=True),  # hash of the creator and the key; NULL without a key
-    Column("record", Document(Rollout), nullable=False),
+    sa.Column("id", sa.String(64), primary_key=True),
+    sa.Column("bundle", sa.String(64), nullable=False, index=True),
+    sa.Column("state", sa.String(16), nullable=False),
+    sa.Column("active", sa.Boolean, nullable=False, index=True),  # whether steps are due
+    sa.Column("revision", sa.BigInteger, nullable=False),
+    sa.Column("idempotency", sa.String(64), unique=True),  # hash of the creator and the key; NULL without a key
+    sa.Column("record", Document(Rollout), nullable=False),
 )
-ASSIGNMENTS = Table(
+ASSIGNMENTS = sa.Table(
     "rollout_devices",
     METADATA,
-    Column("rollout", String(64), primary_key=True),
-    Column("device", String(64), primary_key=True),
-    Column("state", String(16), nullable=False),
-    Column("record", Document(Assignment), nullable=False),
-    Column("before", Document(Period)),  # a period before the stage, for the judgement
-    Column("start", Document(Totals)),  # counts at the start of the observation
+    sa.Column("rollout", sa.String(64), primary_key=True),
+    sa.Column("device", sa.String(64), primary_key=True),
+    sa.Column("state", sa.String(16), nullable=False),
+    sa.Column("record", Document(Assignment), nullable=False),
+    sa.Column("before", Document(Period)),  # a period before the stage, for the judgement
+    sa.Column("start", Document(Totals)),  # counts at the start of the observation
 )
-LOOKS = Table(
+LOOKS = sa.Table(
     "rollout_looks",
     METADATA,
-    Column("rollout", String(64), primary_key=True),
-    Column("stage", Integer, primary_key=True, autoincrement=False),
-    Column("look", Integer, primary_key=True, autoincrement=False),
-    Column("at_s", Double, nullable=False),
-    Column("verdict", Document(Look), nullable=False),
+    sa.Column("rollout", sa.String(64), primary_key=True),
+    sa.Column("stage", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("look", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("at_s", sa.Double, nullable=False),
+    sa.Column("verdict", Document(Look), nullable=False),
 )
-LEASE = Table(
+LEASE = sa.Table(
     "rollout_lease",
     METADATA,
-    Column("id", Integer, primary_key=True, autoincrement=False),
-    Column("holder", String(64), nullable=False),
-    Column("until_service_s", Double, nullable=False),
+    sa.Column("id", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("holder", sa.String(64), nullable=False),
+    sa.Column("until_service_s", sa.Double, nullable=False),
 )
 """At most one row, of id 1: the replica that drives the rollouts."""
 
 _R, _A = ROLLOUTS.c, ASSIGNMENTS.c
 
 
-def add(connection: Connection, rollout: Rollout, idempotency: str | None) -> Rollout:
+def add(connection: sa.Connection, rollout: Rollout, idempotency: str | None) -> Rollout:
     """Stores a new rollout and returns it; returns the stored one if it exists under the same idempotency key."""
     row = {
         "id": rollout.id,
@@ -92,19 +74,19 @@ def add(connection: Connection, rollout: Rollout, idempotency: str | None) -> Ro
     insert_missing(connection, ROLLOUTS, row)
     if idempotency is None:
         return rollout
-    stored: Rollout = connection.execute(select(_R.record).where(_R.idempotency == idempotency)).scalar_one()
+    stored: Rollout = connection.execute(sa.select(_R.record).where(_R.idempotency == idempotency)).scalar_one()
     return stored
 
 
-def find(connection: Connection, rollout_id: str, *, lock: bool = False) -> Rollout | None:
+def find(connection: sa.Connection, rollout_id: str, *, lock: bool = False) -> Rollout | None:
     """Returns one rollout; with `lock`, it stays locked until this transaction ends."""
-    query = select(_R.record).where(_R.id == rollout_id)
+    query = sa.select(_R.record).where(_R.id == rollout_id)
     return connection.execute(query.with_for_update() if lock else query).scalar_one_or_none()
 
 
-def page(connection: Connection, after: str, limit: int, bundle: str = "") -> list[Rollout]:
+def page(connection: sa.Connection, after: str, limit: int, bundle: str = "") -> list[Rollout]:
     """Returns rollouts, newest first; ids increase with time."""
-    query = select(_R.record).order_by(_R.id.desc()).limit(limit)
+    query = sa.select(_R.record).order_by(_R.id.desc()).limit(limit)
     if after:
         query = query.where(_R.id < after)
     if bundle:
@@ -112,55 +94,55 @@ def page(connection: Connection, after: str, limit: int, bundle: str = "") -> li
     return list(connection.execute(query).scalars())
 
 
-def active(connection: Connection) -> list[str]:
+def active(connection: sa.Connection) -> list[str]:
     """Returns the ids of the rollouts that need a step, oldest first.
 
     Rollouts that are ending come before running ones, so that a running rollout never records the desired state of an
     ending one as a device's earlier state.
     """
     running = _R.state.in_([RolloutState.RUNNING, RolloutState.PAUSED])
-    return list(connection.execute(select(_R.id).where(_R.active.is_(True)).order_by(running, _R.id)).scalars())
+    return list(connection.execute(sa.select(_R.id).where(_R.active.is_(True)).order_by(running, _R.id)).scalars())
 
 
-def live(connection: Connection) -> list[Rollout]:
+def live(connection: sa.Connection) -> list[Rollout]:
     """Returns the rollouts that may still change the desired state of devices."""
-    query = select(_R.record).where(_R.active.is_(True)).order_by(_R.id)
+    query = sa.select(_R.record).where(_R.active.is_(True)).order_by(_R.id)
     return [rollout for rollout in connection.execute(query).scalars() if rollout.state in LIVE]
 
 
-def by_state(connection: Connection) -> dict[RolloutState, int]:
+def by_state(connection: sa.Connection) -> dict[RolloutState, int]:
     """Returns the number of rollouts in each state."""
     counts: dict[str, int] = {}
-    for state, count in connection.execute(select(_R.state, func.count()).group_by(_R.state)):
+    for state, count in connection.execute(sa.select(_R.state, sa.func.count()).group_by(_R.state)):
         counts[state] = count
     return {state: counts.get(state.value, 0) for state in RolloutState}
 
 
-def waiting(connection: Connection, limit: int) -> list[Rollout]:
+def waiting(connection: sa.Connection, limit: int) -> list[Rollout]:
     """Returns the rollouts that wait for a person, newest first."""
-    query = select(_R.record).where(_R.state.in_(WAITING)).order_by(_R.id.desc()).limit(limit)
+    query = sa.select(_R.record).where(_R.state.in_(WAITING)).order_by(_R.id.desc()).limit(limit)
     return list(connection.execute(query).scalars())
 
 
-def completed(connection: Connection) -> list[Rollout]:
+def completed(connection: sa.Connection) -> list[Rollout]:
     """Returns rollouts that were completed and not rolled back since."""
-    query = select(_R.record).where(_R.state == RolloutState.COMPLETED).order_by(_R.id)
+    query = sa.select(_R.record).where(_R.state == RolloutState.COMPLETED).order_by(_R.id)
     return list(connection.execute(query).scalars())
 
 
-def ended(connection: Connection) -> list[Rollout]:
+def ended(connection: sa.Connection) -> list[Rollout]:
     """Returns the rollouts that were aborted or rolled back and change no desired state any more."""
     states = [RolloutState.ABORTED, RolloutState.ROLLED_BACK]
-    query = select(_R.record).where(_R.state.in_(states), _R.active.is_(False)).order_by(_R.id)
+    query = sa.select(_R.record).where(_R.state.in_(states), _R.active.is_(False)).order_by(_R.id)
     return list(connection.execute(query).scalars())
 
 
-def lock(connection: Connection) -> None:
+def lock(connection: sa.Connection) -> None:
     """Locks all rollouts until this transaction ends, so that of two simultaneous starts the second sees the first."""
-    connection.execute(select(_R.id).order_by(_R.id).with_for_update()).all()
+    connection.execute(sa.select(_R.id).order_by(_R.id).with_for_update()).all()
 
 
-def put(connection: Connection, rollout: Rollout) -> Rollout:
+def put(connection: sa.Connection, rollout: Rollout) -> Rollout:
     """Stores the state of a rollout as a new revision."""
     changed = replace(rollout, revision=rollout.revision + 1)
     values = {
@@ -169,35 +151,35 @@ def put(connection: Connection, rollout: Rollout) -> Rollout:
         "revision": changed.revision,
         "record": changed,
     }
-    connection.execute(update(ROLLOUTS).where(_R.id == rollout.id).values(values))
+    connection.execute(sa.update(ROLLOUTS).where(_R.id == rollout.id).values(values))
     return changed
 
 
-def assignments(connection: Connection, rollout_id: str) -> dict[str, Assignment]:
+def assignments(connection: sa.Connection, rollout_id: str) -> dict[str, Assignment]:
     """Returns the devices of a rollout so far, by name."""
-    query = select(_A.device, _A.record).where(_A.rollout == rollout_id).order_by(_A.device)
+    query = sa.select(_A.device, _A.record).where(_A.rollout == rollout_id).order_by(_A.device)
     return {row.device: row.record for row in connection.execute(query)}
 
 
-def page_of_devices(connection: Connection, rollout_id: str, state: str, after: str, limit: int) -> list[Assignment]:
+def page_of_devices(connection: sa.Connection, rollout_id: str, state: str, after: str, limit: int) -> list[Assignment]:
     """Returns devices of a rollout by name, from the first one after a name on; in one state, or in all for ""."""
-    query = select(_A.record).where(_A.rollout == rollout_id, _A.device > after).order_by(_A.device).limit(limit)
+    query = sa.select(_A.record).where(_A.rollout == rollout_id, _A.device > after).order_by(_A.device).limit(limit)
     if state:
         query = query.where(_A.state == state)
     return list(connection.execute(query).scalars())
 
 
-def assignment_texts(connection: Connection, rollout_id: str) -> Iterable[tuple[str, str]]:
+def assignment_texts(connection: sa.Connection, rollout_id: str) -> Iterable[tuple[str, str]]:
     """Yields the devices of a rollout with their encoded assignments."""
-    text = type_coerce(_A.record, Text).label("text")
-    query = select(_A.device, text).where(_A.rollout == rollout_id).order_by(_A.device)
+    text = sa.type_coerce(_A.record, sa.Text).label("text")
+    query = sa.select(_A.device, text).where(_A.rollout == rollout_id).order_by(_A.device)
     return ((row.device, row.text) for row in connection.execute(query))
 
 
-def counts(connection: Connection, rollout_ids: Iterable[str]) -> dict[str, dict[str, int]]:
+def counts(connection: sa.Connection, rollout_ids: Iterable[str]) -> dict[str, dict[str, int]]:
     """Returns the number of devices by state, by rollout."""
     query = (
-        select(_A.rollout, _A.state, func.count())
+        sa.select(_A.rollout, _A.state, sa.func.count())
         .where(_A.rollout.in_(list(rollout_ids)))
         .group_by(_A.rollout, _A.state)
         .order_by(_A.rollout, _A.state)
@@ -208,16 +190,16 @@ def counts(connection: Connection, rollout_ids: Iterable[str]) -> dict[str, dict
     return by_rollout
 
 
-def assigned(connection: Connection, rollout_ids: Iterable[str], names: Iterable[str]) -> set[str]:
+def assigned(connection: sa.Connection, rollout_ids: Iterable[str], names: Iterable[str]) -> set[str]:
     """Returns those of the devices that one of the rollouts has assigned."""
     found, wanted = set[str](), list(rollout_ids)
     for some in batched(names):
-        query = select(_A.device).where(_A.rollout.in_(wanted), _A.device.in_(some))
+        query = sa.select(_A.device).where(_A.rollout.in_(wanted), _A.device.in_(some))
         found.update(connection.execute(query).scalars())
     return found
 
 
-def assign(connection: Connection, rollout_id: str, changed: Iterable[Assignment]) -> None:
+def assign(connection: sa.Connection, rollout_id: str, changed: Iterable[Assignment]) -> None:
     """Stores assignments; existing ones keep their baselines."""
     rows = (
         {"rollout": rollout_id, "device": each.device, "state": each.state.value, "record": each} for each in changed
@@ -226,61 +208,63 @@ def assign(connection: Connection, rollout_id: str, changed: Iterable[Assignment
 
 
 def set_baselines(
-    connection: Connection,
+    connection: sa.Connection,
     rollout_id: str,
     before: Mapping[str, Period | None],
     start: Mapping[str, Totals],
 ) -> None:
     """Stores the periods before a stage, which restarts these devices, and the counts at the start of observation."""
-    mine = (_A.rollout == rollout_id) & (_A.device == bindparam("one"))
+    mine = (_A.rollout == rollout_id) & (_A.device == sa.bindparam("one"))
     if before:
         periods = [{"one": device, "period": period} for device, period in sorted(before.items())]
-        connection.execute(update(ASSIGNMENTS).where(mine).values(before=bindparam("period"), start=None), periods)
+        connection.execute(
+            sa.update(ASSIGNMENTS).where(mine).values(before=sa.bindparam("period"), start=None), periods
+        )
     if start:
         totals = [{"one": device, "totals": one} for device, one in sorted(start.items())]
-        connection.execute(update(ASSIGNMENTS).where(mine).values(start=bindparam("totals")), totals)
+        connection.execute(sa.update(ASSIGNMENTS).where(mine).values(start=sa.bindparam("totals")), totals)
 
 
-def baselines(connection: Connection, rollout_id: str) -> dict[str, tuple[Period | None, Totals]]:
+def baselines(connection: sa.Connection, rollout_id: str) -> dict[str, tuple[Period | None, Totals]]:
     """Returns, for each observed device, the period before its stage and its counts at the start of observation."""
-    query = select(_A.device, _A.before, _A.start).where(_A.rollout == rollout_id, _A.start.is_not(None))
+    query = sa.select(_A.device, _A.before, _A.start).where(_A.rollout == rollout_id, _A.start.is_not(None))
     return {row.device: (row.before, row.start) for row in connection.execute(query)}
 
 
-def add_look(connection: Connection, rollout_id: str, look: Look) -> None:
+def add_look(connection: sa.Connection, rollout_id: str, look: Look) -> None:
     """Stores an evaluation."""
     row = {"rollout": rollout_id, "stage": look.stage, "look": look.look, "at_s": look.at_s, "verdict": look}
-    connection.execute(insert(LOOKS).values(row))
+    connection.execute(sa.insert(LOOKS).values(row))
 
 
-def looks(connection: Connection, rollout_id: str, after: tuple[int, int], limit: int) -> list[Look]:
+def looks(connection: sa.Connection, rollout_id: str, after: tuple[int, int], limit: int) -> list[Look]:
     """Returns the evaluations of a rollout in order, after the given (stage, look)."""
     stage, look = after
-    behind = or_(LOOKS.c.stage > stage, and_(LOOKS.c.stage == stage, LOOKS.c.look > look))
-    query = select(LOOKS.c.verdict).where(LOOKS.c.rollout == rollout_id, behind)
+    behind = sa.or_(LOOKS.c.stage > stage, sa.and_(LOOKS.c.stage == stage, LOOKS.c.look > look))
+    query = sa.select(LOOKS.c.verdict).where(LOOKS.c.rollout == rollout_id, behind)
     return list(connection.execute(query.order_by(LOOKS.c.stage, LOOKS.c.look).limit(limit)).scalars())
 
 
-def lease(connection: Connection, holder: str, service_s: float, for_s: float) -> bool:
+def lease(connection: sa.Connection, holder: str, service_s: float, for_s: float) -> bool:
     """Takes or renews the right to drive rollouts; returns False if another replica has it."""
     row = {"id": 1, "holder": holder, "until_service_s": service_s + for_s}
     insert_missing(connection, LEASE, row | {"until_service_s": service_s - 1.0})
-    free = or_(LEASE.c.holder == holder, LEASE.c.until_service_s < service_s)
-    return connection.execute(update(LEASE).where(LEASE.c.id == 1, free).values(row)).rowcount > 0
+    free = sa.or_(LEASE.c.holder == holder, LEASE.c.until_service_s < service_s)
+    return connection.execute(sa.update(LEASE).where(LEASE.c.id == 1, free).values(row)).rowcount > 0
 
 
-def holds(connection: Connection, holder: str) -> bool:
+def holds(connection: sa.Connection, holder: str) -> bool:
     """Returns whether the lease is still held; locks it until this transaction ends."""
-    found = connection.execute(select(LEASE.c.holder).where(LEASE.c.id == 1).with_for_update()).scalar_one_or_none()
+    found = connection.execute(sa.select(LEASE.c.holder).where(LEASE.c.id == 1).with_for_update()).scalar_one_or_none()
     return found == holder
 
 
-def release(connection: Connection, holder: str) -> None:
+def release(connection: sa.Connection, holder: str) -> None:
     """Releases the lease."""
-    connection.execute(update(LEASE).where(LEASE.c.holder == holder).values(until_service_s=-1.0))
+    connection.execute(sa.update(LEASE).where(LEASE.c.holder == holder).values(until_service_s=-1.0))
 
 
-def apply(connection: Connection, before: Rollout, changes: Changes, wall_s: float) -> Rollout | None:
+def apply(connection: sa.Connection, before: Rollout, changes: Changes, wall_s: float) -> Rollout | None:
     """Carries out the changes of a step with their entries in the audit log: all of them, or none.
 
     Args:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from sqlalchemy import Column, Connection, Double, Integer, Table, select, update
+import sqlalchemy as sa
 
 from firstline_core.clock import Clock
 from firstline_gateway.store.database import Database
 from firstline_gateway.store.schema import METADATA
 
-SERVICE_CLOCK = Table(
+SERVICE_CLOCK = sa.Table(
     "service_clock",
     METADATA,
-    Column("id", Integer, primary_key=True, autoincrement=False),
-    Column("seconds", Double, nullable=False),
+    sa.Column("id", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("seconds", sa.Double, nullable=False),
 )
 """One row, of id 1."""
 
@@ -42,12 +42,12 @@ class ServiceClock:
         self._started_s = min(self._started_s, self._clock.monotonic_s() - service_s)
 
 
-def read(connection: Connection) -> float:
+def read(connection: sa.Connection) -> float:
     """Returns the stored time."""
-    return float(connection.execute(select(SERVICE_CLOCK.c.seconds)).scalar_one())
+    return float(connection.execute(sa.select(SERVICE_CLOCK.c.seconds)).scalar_one())
 
 
-def advance(connection: Connection, service_s: float) -> float:
+def advance(connection: sa.Connection, service_s: float) -> float:
     """Advances the stored time, and returns it: another replica may have advanced it further."""
-    connection.execute(update(SERVICE_CLOCK).where(SERVICE_CLOCK.c.seconds < service_s).values(seconds=service_s))
+    connection.execute(sa.update(SERVICE_CLOCK).where(SERVICE_CLOCK.c.seconds < service_s).values(seconds=service_s))
     return read(connection)

@@ -9,20 +9,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from sqlalchemy import BigInteger, Column, Connection, Double, Integer, String, Table, Text, select, update
+import sqlalchemy as sa
 
 from firstline_gateway.store.schema import METADATA, insert_missing
 
-POSITIONS = Table(
+POSITIONS = sa.Table(
     "webhook_positions",
     METADATA,
-    Column("webhook", String(80), primary_key=True),
-    Column("number", BigInteger, nullable=False),
-    Column("holder", String(64), nullable=False),
-    Column("due_service_s", Double, nullable=False),
-    Column("failures", Integer, nullable=False),
-    Column("failing_service_s", Double, nullable=True),
-    Column("problem", Text, nullable=False),
+    sa.Column("webhook", sa.String(80), primary_key=True),
+    sa.Column("number", sa.BigInteger, nullable=False),
+    sa.Column("holder", sa.String(64), nullable=False),
+    sa.Column("due_service_s", sa.Double, nullable=False),
+    sa.Column("failures", sa.Integer, nullable=False),
+    sa.Column("failing_service_s", sa.Double, nullable=True),
+    sa.Column("problem", sa.Text, nullable=False),
 )
 
 _P = POSITIONS.c
@@ -50,13 +50,13 @@ class Position:
 _COLUMNS = tuple(_P[name] for name in Position.__dataclass_fields__)
 
 
-def find(connection: Connection, webhook: str) -> Position | None:
+def find(connection: sa.Connection, webhook: str) -> Position | None:
     """Returns the state of a webhook; None for a new one."""
-    row = connection.execute(select(*_COLUMNS).where(_P.webhook == webhook)).one_or_none()
+    row = connection.execute(sa.select(*_COLUMNS).where(_P.webhook == webhook)).one_or_none()
     return None if row is None else Position(*row)
 
 
-def add(connection: Connection, webhooks: Mapping[str, int]) -> None:
+def add(connection: sa.Connection, webhooks: Mapping[str, int]) -> None:
     """Stores new webhooks, which receive what comes after the given numbers; others stay as they are."""
     new = {"holder": "", "due_service_s": 0.0, "failures": 0, "problem": ""}
     insert_missing(
@@ -64,16 +64,16 @@ def add(connection: Connection, webhooks: Mapping[str, int]) -> None:
     )
 
 
-def claim(connection: Connection, webhook: str, holder: str, service_s: float, for_s: float) -> Position | None:
+def claim(connection: sa.Connection, webhook: str, holder: str, service_s: float, for_s: float) -> Position | None:
     """Claims a webhook for a replica; returns None if another claimed it, or a delay has not ended."""
     due = (_P.webhook == webhook, _P.due_service_s <= service_s)
-    claimed = update(POSITIONS).where(*due).values(holder=holder, due_service_s=service_s + for_s)
+    claimed = sa.update(POSITIONS).where(*due).values(holder=holder, due_service_s=service_s + for_s)
     row = connection.execute(claimed.returning(*_COLUMNS)).one_or_none()
     return None if row is None else Position(*row)
 
 
-def release(connection: Connection, webhook: str, holder: str, after: Position) -> bool:
+def release(connection: sa.Connection, webhook: str, holder: str, after: Position) -> bool:
     """Stores the state after some attempts, and ends the claim; returns False if another replica has claimed since."""
     values = {name: getattr(after, name) for name in Position.__dataclass_fields__}
     mine = (_P.webhook == webhook, _P.holder == holder)
-    return connection.execute(update(POSITIONS).where(*mine).values(holder="", **values)).rowcount > 0
+    return connection.execute(sa.update(POSITIONS).where(*mine).values(holder="", **values)).rowcount > 0
