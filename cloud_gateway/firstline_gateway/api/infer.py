@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -60,6 +61,7 @@ class _Outcome(NamedTuple):
     error: FirstlineError | None
 
 
+@dataclass(eq=False, slots=True)
 class InferenceApp:
     """Answers requests for inference, and hands all others to the control plane.
 
@@ -75,40 +77,27 @@ class InferenceApp:
         clock: measures durations.
     """
 
-    def __init__(
-        self,
-        control_plane: ASGIApp,
-        plane: GatewayDataPlane,
-        files: FileRoute,
-        jobs: Jobs,
-        identity: Identity,
-        *,
-        overload: OverloadGuard,
-        bodies: BodyBudget,
-        metrics: RequestMetrics,
-        clock: Clock,
-    ) -> None:
-        self._control_plane = control_plane
-        self._plane = plane
-        self._files = files
-        self._jobs = jobs
-        self._identity = identity
-        self._overload = overload
-        self._bodies = bodies
-        self._metrics = metrics
-        self._clock = clock
+    control_plane: ASGIApp
+    plane: GatewayDataPlane
+    files: FileRoute
+    jobs: Jobs
+    identity: Identity
+    overload: OverloadGuard
+    bodies: BodyBudget
+    metrics: RequestMetrics
+    clock: Clock
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         route = match_route(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
         if route is None:
-            await self._control_plane(scope, receive, send)
+            await self.control_plane(scope, receive, send)
             return
         request = Request(scope, receive)
         peer = request.info.peer
-        client = client_key(peer.serial if peer is not None else "", request.headers, self._identity.proxy_header)
+        client = client_key(peer.serial if peer is not None else "", request.headers, self.identity.proxy_header)
         loop = asyncio.get_running_loop()
-        self._overload.watch(loop)
-        if self._overload.refuses(client, loop.time()):
+        self.overload.watch(loop)
+        if self.overload.refuses(client, loop.time()):
             await send_reply(error_reply(overloaded()), send)
             return
         outcome: _Outcome | None = None
@@ -119,7 +108,7 @@ class InferenceApp:
         except asyncio.CancelledError:
             reply = shutting_down()
         except Exception as error:  # noqa: BLE001 (the outermost loop of a request)
-            reply = unexpected_failure(error, request.path, self._metrics.count_error)
+            reply = unexpected_failure(error, request.path, self.metrics.count_error)
         try:
             await send_reply(reply, send)
         except asyncio.CancelledError:
@@ -127,10 +116,10 @@ class InferenceApp:
                 raise
             # The client left while its answer was sent.
         finally:
-            self._overload.ended()
+            self.overload.ended()
             if outcome is not None:  # recorded after the answer, which does not wait for the log
                 record(
-                    self._metrics,
+                    self.metrics,
                     transport="http",
                     model=route.model,
                     principal=outcome.principal,
@@ -140,19 +129,19 @@ class InferenceApp:
 
     async def _answer(self, request: Request, route: RouteMatch, client: int) -> _Outcome:
         """Answers one request, refusals included."""
-        started_s = self._clock.monotonic_s()
+        started_s = self.clock.monotonic_s()
         error: FirstlineError | None = None
         principal = ""
         if request.trace is not None:
             logs.FACTS.set(request.trace.facts)  # until there is an inference request, which says more
         try:
             # Before the body is read: unauthenticated clients must not make the gateway hold megabytes.
-            certificate = await certificate_of(self._identity, request.scope)
-            caller = await caller_of(self._identity, certificate, request.headers.get("authorization", ""))
+            certificate = await certificate_of(self.identity, request.scope)
+            caller = await caller_of(self.identity, certificate, request.headers.get("authorization", ""))
             check_scope(caller, "infer")
             principal = caller.principal
-            with self._bodies.share(principal) as reserve:
-                body = await request.body(self._plane.limits, reserve)
+            with self.bodies.share(principal) as reserve:
+                body = await request.body(self.plane.limits, reserve)
                 reply = await route.endpoint(self, _Call(request, route, caller, body))
         except (ClientDisconnectedError, asyncio.CancelledError) as ended:
             if isinstance(ended, asyncio.CancelledError) and not request.info.disconnected:
@@ -163,10 +152,10 @@ class InferenceApp:
             error = refused
             reply = error_reply(refused)
             if isinstance(refused, QueueFullError):
-                self._overload.queue_full(client, asyncio.get_running_loop().time())
-        if self._plane.draining or (error is not None and not self._plane.ready()):
+                self.overload.queue_full(client, asyncio.get_running_loop().time())
+        if self.plane.draining or (error is not None and not self.plane.ready()):
             reply.headers["Connection"] = "close"  # so that the client's next request goes to another replica
-        return _Outcome(reply, principal, self._clock.monotonic_s() - started_s, error)
+        return _Outcome(reply, principal, self.clock.monotonic_s() - started_s, error)
 
     async def v2(self, call: _Call) -> Reply:
         """`POST /v2/models/{model}[/versions/{version}]/infer`."""
@@ -178,25 +167,25 @@ class InferenceApp:
             arrived_s=call.request.info.arrived_s,
             principal=call.caller.principal,
             trust_request_id=call.caller.trust_request_id,
-            limits=self._plane.limits,
+            limits=self.plane.limits,
             trace=call.request.trace,
         )
         if _is_job(call):
-            return await submit(self._plane, self._jobs, request)
-        return response_reply(self._plane, request, await self._plane.infer(request))
+            return await submit(self.plane, self.jobs, request)
+        return response_reply(self.plane, request, await self.plane.infer(request))
 
     async def file(self, call: _Call) -> Reply:
         """`POST /firstline/v1/models/{model}/infer`."""
         model, request = call.route.model, call.request
-        metadata = self._plane.metadata(model, "")
-        inference = await self._files.read(model, metadata, request, call.body, call.caller.principal)
+        metadata = self.plane.metadata(model, "")
+        inference = await self.files.read(model, metadata, request, call.body, call.caller.principal)
         if not _is_job(call):
-            return await self._files.answer(inference, request)
+            return await self.files.answer(inference, request)
         if not request.query.keys().isdisjoint(VIEW) or wants_picture(request.headers):
             raise RequestError(
                 f"A job stores the whole answer: send {', '.join(VIEW)} when you fetch it, and draw it yourself."
             )
-        return await submit(self._plane, self._jobs, inference)
+        return await submit(self.plane, self.jobs, inference)
 
 
 Endpoint = Callable[[InferenceApp, _Call], Awaitable[Reply]]

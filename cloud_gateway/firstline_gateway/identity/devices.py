@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from dataclasses import dataclass, field
 
 from cryptography.hazmat.primitives.asymmetric import ec
 from sqlalchemy import Connection
@@ -30,7 +31,7 @@ from firstline_gateway.identity.authorities import Authorities, AuthorityFolder
 from firstline_gateway.identity.client_certificate import ClientCertificate
 from firstline_gateway.identity.enrolment import Issue, Issued
 from firstline_gateway.identity.gatekeeper import REMEMBERED_S, Gatekeeper, TokenBuckets
-from firstline_gateway.settings import settings
+from firstline_gateway.settings.settings import Identity
 from firstline_gateway.store.store import Store
 
 # A device renews once in two months; the limit is for one that crashes each time before it has stored the answer.
@@ -41,6 +42,7 @@ _DAY_S = 86_400.0
 log = logger(__name__)
 
 
+@dataclass(eq=False)
 class Devices:
     """The devices of one gateway, or of the replicas that share its store and its authority.
 
@@ -48,32 +50,21 @@ class Devices:
         folder: the folder of the authority.
         store: reads and writes it.
         gatekeeper: is refreshed after each change.
-        identity: the settings.
+        settings: of the identities.
         server_authority: PEM of the authority of the server's certificate; "" is the gateway's own authority.
         broker: the broker's address for devices.
         clock: gives wall and monotonic time.
     """
 
-    def __init__(
-        self,
-        folder: AuthorityFolder,
-        store: Store,
-        gatekeeper: Gatekeeper,
-        identity: settings.Identity,
-        *,
-        server_authority: str,
-        broker: BrokerAddress | None,
-        clock: Clock,
-    ) -> None:
-        self._folder = folder
-        self._store = store
-        self._gatekeeper = gatekeeper
-        self._settings = identity
-        self._server_authority = server_authority
-        self._broker = broker
-        self._clock = clock
-        self._attempts = TokenBuckets()
-        self._renewals = TokenBuckets()
+    folder: AuthorityFolder
+    store: Store
+    gatekeeper: Gatekeeper
+    settings: Identity
+    server_authority: str
+    broker: BrokerAddress | None
+    clock: Clock
+    _attempts: TokenBuckets = field(default_factory=TokenBuckets)
+    _renewals: TokenBuckets = field(default_factory=TokenBuckets)
 
     async def authorities_pem(self) -> str:
         """Returns the authorities that devices trust: the server's authority first, then those of certificates.
@@ -82,11 +73,11 @@ class Devices:
             RequestError: no device was ever invited here, so there is no authority.
             CapacityError: its folder cannot be used.
         """
-        if not self._folder.exists:  # an unauthenticated request must not create one
+        if not self.folder.exists:  # an unauthenticated request must not create one
             raise RequestError(
                 "This gateway has no certificate authority; it makes one when it first invites a device."
             )
-        return self._server_authority + (await self._authorities()).pem
+        return self.server_authority + (await self._authorities()).pem
 
     async def invite(self, request: InviteRequest, by: str) -> InviteAnswer:
         """Creates a join token for each device; the store keeps only their hashes.
@@ -98,13 +89,13 @@ class Devices:
         Raises:
             CapacityError: the store refuses.
         """
-        now_s = self._clock.wall_s()
+        now_s = self.clock.wall_s()
         expires_s = now_s + request.valid_s
         tokens = {name: format_secret(secrets.token_bytes(SECRET_BYTES)) for name in request.devices}
         hashes = [(name, enrolment.secret_hash(secret)) for name, secret in tokens.items()]
         await self._authorities()  # the first invitation creates them
         trusted = public_key_hash(await self.authorities_pem())
-        await self._store.write(lambda on: enrolment.invite(on, hashes, by=by, now_s=now_s, expires_s=expires_s))
+        await self.store.write(lambda on: enrolment.invite(on, hashes, by=by, now_s=now_s, expires_s=expires_s))
         for name in tokens:
             log.info("device invited", device=name, principal=by, valid_s=request.valid_s)
         return InviteAnswer(
@@ -124,19 +115,19 @@ class Devices:
             RateLimitedError: too many failures.
             CapacityError: the store refuses.
         """
-        per_s = self._settings.attempts_per_minute / 60
+        per_s = self.settings.attempts_per_minute / 60
         wait_s = self._attempts.take(
-            address, self._clock.monotonic_s(), per_s=per_s, burst=float(self._settings.attempts_per_minute)
+            address, self.clock.monotonic_s(), per_s=per_s, burst=float(self.settings.attempts_per_minute)
         )
         if wait_s:
             raise RateLimitedError("Too many attempts to enrol came from this address.", retry_after_s=wait_s)
         key = ca.requested_key(request.csr)
-        now_s, sha256, enrolled = self._clock.wall_s(), enrolment.secret_hash(request.secret), None
+        now_s, sha256, enrolled = self.clock.wall_s(), enrolment.secret_hash(request.secret), None
         try:
             # An unknown token costs no write.
-            if await self._store.read(lambda on: enrolment.is_token(on, sha256, now_s)):
+            if await self.store.read(lambda on: enrolment.is_token(on, sha256, now_s)):
                 issue = await self._issuing(key)
-                enrolled = await self._store.write(
+                enrolled = await self.store.write(
                     lambda on: enrolment.redeem(on, sha256, ca.key_hash(key), issue, now_s, address=address)
                 )
         except CapacityError:
@@ -150,7 +141,7 @@ class Devices:
             )
         self._attempts.give_back(address)
         log.info("device enrolled", device=enrolled.device, address=address, again=enrolled.again)
-        await self._gatekeeper.refreshed()
+        await self.gatekeeper.refreshed()
         return await self._answer(enrolled.device, enrolled.certificate)
 
     async def renew(self, request: RenewRequest, certificate: ClientCertificate) -> EnrolAnswer:
@@ -166,24 +157,24 @@ class Devices:
             RateLimitedError: the device renews too often.
             CapacityError: the store refuses.
         """
-        device = await self._gatekeeper.authenticate_certificate(certificate, renewing=True)
-        wait_s = self._renewals.take(device, self._clock.monotonic_s(), per_s=_RENEWALS_PER_S, burst=_RENEWALS_BURST)
+        device = await self.gatekeeper.authenticate_certificate(certificate, renewing=True)
+        wait_s = self._renewals.take(device, self.clock.monotonic_s(), per_s=_RENEWALS_PER_S, burst=_RENEWALS_BURST)
         if wait_s:
             raise RateLimitedError(f"'{device}' renews its certificate too often.", retry_after_s=wait_s)
         issue = await self._issuing(ca.requested_key(request.csr))
-        now_s = self._clock.wall_s()
-        retention_s = self._settings.renew_grace_days * _DAY_S + REMEMBERED_S
+        now_s = self.clock.wall_s()
+        retention_s = self.settings.renew_grace_days * _DAY_S + REMEMBERED_S
 
         def renew(on: Connection) -> str | None:
             renewed = enrolment.renew(on, device, certificate.serial, issue, now_s)
             enrolment.delete_expired(on, now_s, retention_s)
             return renewed
 
-        renewed = await self._store.write(renew)
+        renewed = await self.store.write(renew)
         if renewed is None:
             raise UnauthorizedError(f"The certificate of '{device}' was revoked; enrol it with a new join token.")
         log.info("certificate renewed", device=device, before=certificate.serial)
-        await self._gatekeeper.refreshed()
+        await self.gatekeeper.refreshed()
         return await self._answer(device, renewed)
 
     async def revoke(self, device: str, by: str) -> None:
@@ -193,11 +184,11 @@ class Devices:
             RequestError: there is no such device.
             CapacityError: the store refuses.
         """
-        now_s = self._clock.wall_s()
-        if not await self._store.write(lambda on: enrolment.revoke(on, device, by, now_s)):
+        now_s = self.clock.wall_s()
+        if not await self.store.write(lambda on: enrolment.revoke(on, device, by, now_s)):
             raise RequestError(f"There is no device {device[:64]!a} here.")
         log.warning("device revoked", device=device, principal=by)
-        await self._gatekeeper.refreshed()
+        await self.gatekeeper.refreshed()
 
     async def list(self, after: str, limit: int) -> DeviceList:
         """Returns a page of devices by name, from the first one after a name on.
@@ -205,13 +196,13 @@ class Devices:
         Raises:
             CapacityError: the store refuses.
         """
-        now_s = self._clock.wall_s()
-        devices = await self._store.read(lambda on: enrolment.list_devices(on, after, limit, now_s))
+        now_s = self.clock.wall_s()
+        devices = await self.store.read(lambda on: enrolment.list_devices(on, after, limit, now_s))
         return DeviceList(tuple(devices), devices[-1].device if len(devices) == limit else None)
 
     async def _issuing(self, key: ec.EllipticCurvePublicKey) -> Issue:
         authority = (await self._authorities()).active
-        now_s, days = self._clock.wall_s(), self._settings.certificate_days
+        now_s, days = self.clock.wall_s(), self.settings.certificate_days
 
         def issue(device: str) -> Issued:
             certificate = ca.issue_device(authority, device, key, now_s, days)
@@ -226,8 +217,8 @@ class Devices:
             device=device,
             certificate=certificate,
             ca=await self.authorities_pem(),
-            broker=self._broker,
-            now_s=self._clock.wall_s(),
+            broker=self.broker,
+            now_s=self.clock.wall_s(),
         )
 
     async def _authorities(self) -> Authorities:
@@ -237,7 +228,7 @@ class Devices:
             CapacityError: their folder cannot be used; the operator has to repair it.
         """
         try:
-            return await asyncio.to_thread(self._folder.open)
+            return await asyncio.to_thread(self.folder.open)
         except ConfigError as error:
             log.error("certificate authority not opened", error=error.message)
             raise CapacityError("This gateway's certificate authority cannot be opened; its log says why.") from error

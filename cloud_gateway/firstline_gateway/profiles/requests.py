@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from msgspec.structs import replace
 from sqlalchemy import Connection
@@ -28,6 +29,7 @@ _SILENT_S = 900.0
 log = logger(__name__)
 
 
+@dataclass(eq=False)
 class RequestedProfiles:
     """The requests of one gateway, or of the replicas that share its store.
 
@@ -38,18 +40,10 @@ class RequestedProfiles:
         on_desired: called on the event loop when the desired document of a device changes.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        *,
-        age_s: float,
-        clock: Clock,
-        on_desired: Callable[[], None] = lambda: None,
-    ) -> None:
-        self._store = store
-        self._age_s = age_s
-        self._clock = clock
-        self._on_desired = on_desired
+    store: Store
+    age_s: float
+    clock: Clock
+    on_desired: Callable[[], None]
 
     async def of(self, device: str) -> ProfileRequests:
         """Returns all requests of one device, ended ones included.
@@ -57,14 +51,14 @@ class RequestedProfiles:
         Raises:
             NotFoundError: the device is unknown.
         """
-        now_s = self._clock.wall_s()
+        now_s = self.clock.wall_s()
 
         def read(connection: Connection) -> ProfileRequests:
             found = devices.existing(connection, device)
             requests = records.requests_of(connection, device)
             return ProfileRequests(tuple(request_of(found, one, now_s) for one in requests))
 
-        return await self._store.read(read)
+        return await self.store.read(read)
 
     async def ask(self, device: str, asked: NewProfileRequest, by: str) -> ProfileRequest:
         """Requests a profile; an equal request that is open is returned instead.
@@ -73,7 +67,7 @@ class RequestedProfiles:
             NotFoundError: the device is unknown.
             ConflictError: the device is not accepted, or has the largest number of requests.
         """
-        now_s = self._clock.wall_s()
+        now_s = self.clock.wall_s()
 
         def request(connection: Connection) -> ProfileRequest:
             found = devices.existing(connection, device, lock=True)
@@ -92,16 +86,16 @@ class RequestedProfiles:
             for one in ended[: max(0, len(others) + 1 - REQUESTS)]:  # the oldest
                 records.remove_request(connection, device, one.wanted.bundle)
             wanted = asked.desired(new_request_id())
-            new = RequestRecord(device, wanted, by, now_s, now_s + self._age_s)
+            new = RequestRecord(device, wanted, by, now_s, now_s + self.age_s)
             records.put_request(connection, new)
             _update_desired(connection, device, records.requests_of(connection, device), now_s)
             details = {"bundle": wanted.bundle, "version": wanted.version, "request": wanted.id}
             audit_log.add(connection, now_s, by, "profile.request", f"device:{device}", **details)
             return replace(request_of(devices.existing(connection, device), new, now_s), new=True)
 
-        made = await self._store.write(request)
+        made = await self.store.write(request)
         if made.new:
-            self._on_desired()
+            self.on_desired()
         return made
 
     async def cancel(self, device: str, bundle: str, by: str) -> None:
@@ -110,7 +104,7 @@ class RequestedProfiles:
         Raises:
             NotFoundError: the device is unknown, or has no request for that bundle.
         """
-        now_s = self._clock.wall_s()
+        now_s = self.clock.wall_s()
 
         def remove(connection: Connection) -> None:
             devices.existing(connection, device, lock=True)
@@ -122,8 +116,8 @@ class RequestedProfiles:
             details = {"bundle": bundle, "request": request.wanted.id}
             audit_log.add(connection, now_s, by, "profile.cancel", f"device:{device}", **details)
 
-        await self._store.write(remove)
-        self._on_desired()
+        await self.store.write(remove)
+        self.on_desired()
 
     async def expire(self) -> int:
         """Ends requests that were not fulfilled in time, and returns their number.
@@ -131,16 +125,16 @@ class RequestedProfiles:
         Raises:
             StoreUnavailableError: the database refuses or does not answer.
         """
-        now_s, count = self._clock.wall_s(), 0
-        while due := await self._store.read(lambda on: records.devices_with_expired_requests(on, now_s, _AT_ONCE)):
+        now_s, count = self.clock.wall_s(), 0
+        while due := await self.store.read(lambda on: records.devices_with_expired_requests(on, now_s, _AT_ONCE)):
 
             def end(connection: Connection, names: Sequence[str] = due) -> int:
                 return sum(_expire(connection, name, now_s) for name in names)
 
-            count += await self._store.write(end)
+            count += await self.store.write(end)
         if count:
             log.info("profile requests expired", requests=count)
-            self._on_desired()
+            self.on_desired()
         return count
 
 

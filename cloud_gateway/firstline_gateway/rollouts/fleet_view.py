@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -110,8 +111,9 @@ class FleetCache:
         return replace(self._devices[row.name].device, tags=self._tags[row.tags], age_s=age_s, online=row.online)
 
 
+@dataclass(eq=False)
 class FleetView:
-    """The fleet in the store, all of it within one transaction; see `changes.View`.
+    """The fleet in the store, all of it within one transaction; see `step.View`.
 
     Args:
         connection: within a transaction that sees one moment.
@@ -121,31 +123,28 @@ class FleetView:
         wall_s: now.
     """
 
-    def __init__(
-        self, connection: Connection, rollout_id: str, definition: Definition, cache: FleetCache, wall_s: float
-    ) -> None:
-        self._connection = connection
-        self._definition = definition
-        self._rollout_id = rollout_id
-        self._cache = cache
-        self._wall_s = wall_s
+    connection: Connection
+    rollout_id: str
+    definition: Definition
+    cache: FleetCache
+    wall_s: float
 
     @cached_property
     def devices(self) -> dict[str, DeviceView]:
-        return self._cache.devices(self._connection, self._wall_s)
+        return self.cache.devices(self.connection, self.wall_s)
 
     @cached_property
     def alarm(self) -> str:
-        return contract_alarm(self._connection, self._definition)
+        return contract_alarm(self.connection, self.definition)
 
     def totals(self, names: Iterable[str]) -> dict[str, Totals]:
-        return {k: v for some in batched(names) for k, v in totals.totals_of(self._connection, some).items()}
+        return {k: v for some in batched(names) for k, v in totals.totals_of(self.connection, some).items()}
 
     def totals_before(self, names: Iterable[str], at_s: float) -> dict[str, Totals]:
-        return {k: v for some in batched(names) for k, v in totals.totals_before(self._connection, some, at_s).items()}
+        return {k: v for some in batched(names) for k, v in totals.totals_before(self.connection, some, at_s).items()}
 
     def baselines(self) -> dict[str, tuple[Period | None, Totals]]:
-        return records.baselines(self._connection, self._rollout_id)
+        return records.baselines(self.connection, self.rollout_id)
 
 
 def contract_alarm(connection: Connection, definition: Definition) -> str:

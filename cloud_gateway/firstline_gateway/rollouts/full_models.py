@@ -9,6 +9,7 @@ fetched nor retired.
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from functools import partial
 
 from msgspec import Struct
@@ -40,6 +41,7 @@ _RETIRED = "no device needs it any more; it is fetched again when one does"
 log = logger(__name__)
 
 
+@dataclass(eq=False)
 class FullModels:
     """Keeps the full models that the fleet needs. Belongs to one event loop.
 
@@ -55,34 +57,23 @@ class FullModels:
         clock: decides what is due.
     """
 
-    def __init__(
-        self,
-        fetched: FetchedBundles,
-        catalogue: CatalogueReader,
-        repository: Repository,
-        orders: Orders,
-        store: Store,
-        *,
-        retire_after_s: float,
-        must_be_whole: bool,
-        clock: Clock,
-    ) -> None:
-        self._fetched = fetched
-        self._catalogue = catalogue
-        self._repository = repository
-        self._orders = orders
-        self._store = store
-        self._retire_after_s = retire_after_s
-        self._must_be_whole = must_be_whole
-        self._clock = clock
+    fetched: FetchedBundles
+    catalogue: CatalogueReader
+    repository: Repository
+    orders: Orders
+    store: Store
+    retire_after_s: float
+    must_be_whole: bool
+    clock: Clock
+
+    def __post_init__(self) -> None:
         self._fetches: dict[ModelKey, asyncio.Task[None]] = {}
         self._needed_s: dict[ModelKey, float] = {}
         self._failures: dict[ModelKey, str] = {}
         self._signed: set[ModelKey] = set()
         self._signed_version = 0
-        self._task = PeriodicTask(
-            "full models", self.update, interval_s=_INTERVAL_S, clock=clock, wake=repository.pending.requested
-        )
+        wake = self.repository.pending.requested
+        self._task = PeriodicTask("full models", self.update, interval_s=_INTERVAL_S, clock=self.clock, wake=wake)
 
     async def start(self) -> None:
         self._task.start()
@@ -107,7 +98,7 @@ class FullModels:
             bundle = await self._listed(key)
         except NotFoundError:
             return  # each device reports it
-        digest, served = bundle.release.full_digest, self._repository.models.get(key)
+        digest, served = bundle.release.full_digest, self.repository.models.get(key)
         if served is not None and served.digest != digest:
             raise ConflictError(
                 f"This gateway serves {key.name} version {key.version} from {served.path}, with the full model "
@@ -115,7 +106,7 @@ class FullModels:
             )
         if served is not None or not digest:
             return
-        if key.name in self._repository.unloaded:
+        if key.name in self.repository.unloaded:
             load = f"POST /v2/repository/models/{key.name}/load"
             raise ConflictError(
                 f"An operator unloaded {key.name} on this gateway; load it ({load}), then start its rollout."
@@ -136,13 +127,13 @@ class FullModels:
         Raises:
             FirstlineError: the store is unavailable.
         """
-        now_s = self._clock.monotonic_s()
-        since_s = self._clock.wall_s() - self._retire_after_s
+        now_s = self.clock.monotonic_s()
+        since_s = self.clock.wall_s() - self.retire_after_s
         await self._read_signed()
-        wanted = self._repository.pending.take() | await self._store.read(partial(needed, since_s=since_s))
+        wanted = self.repository.pending.take() | await self.store.read(partial(needed, since_s=since_s))
         self._failures = {key: failure for key, failure in self._failures.items() if key in wanted}
-        for key in sorted(wanted - set(self._repository.models)):
-            if key.name in self._repository.unloaded:
+        for key in sorted(wanted - set(self.repository.models)):
+            if key.name in self.repository.unloaded:
                 continue
             try:
                 if (await self._listed(key)).release.full_digest:
@@ -154,29 +145,29 @@ class FullModels:
                 if self._failures.get(key) != error.message:
                     log.error("full model not served", model=key.name, version=key.version, error=error.message)
                 self._failures[key] = error.message
-        self._repository.pending.offer(self._signed - self._failures.keys())
-        for key in [key for key in self._repository.models if self._is_fetched(key)]:
+        self.repository.pending.offer(self._signed - self._failures.keys())
+        for key in [key for key in self.repository.models if self._is_fetched(key)]:
             if key in wanted:
                 self._needed_s[key] = now_s
-            elif now_s - self._needed_s.setdefault(key, now_s) >= self._retire_after_s:
+            elif now_s - self._needed_s.setdefault(key, now_s) >= self.retire_after_s:
                 await self._retire(key)
 
     async def _read_signed(self) -> None:
         """Reads which versions with a full model are signed now."""
-        found = await self._catalogue.current()
+        found = await self.catalogue.current()
         if found.version != self._signed_version:
             manifests = {
                 ModelKey(*key): files[target_path(*key, MANIFEST_NAME)] for key, files in found.bundles.items()
             }
             self._signed = {key for key, manifest in manifests.items() if manifest.custom.get("full_digest")}
             self._signed_version = found.version
-            self._repository.pending.offer(self._signed - self._failures.keys())
+            self.repository.pending.offer(self._signed - self._failures.keys())
 
     def _is_fetched(self, key: ModelKey) -> bool:
-        return self._repository.models[key].path == self._fetched.path(key)
+        return self.repository.models[key].path == self.fetched.path(key)
 
     async def _listed(self, key: ModelKey) -> ListedBundle:
-        return find_bundle((await self._catalogue.current()).bundles.get(key, {}), *key)
+        return find_bundle((await self.catalogue.current()).bundles.get(key, {}), *key)
 
     async def _fetch_and_serve(self, key: ModelKey) -> None:
         """Waits for a fetch that all waiting callers share and that continues when a caller leaves."""
@@ -192,21 +183,21 @@ class FullModels:
             task.exception()  # reported to the callers; if none is left, the next update retries
 
     async def _fetch(self, key: ModelKey) -> None:
-        path = self._fetched.path(key)
-        if not self._fetched.has(key):
-            path = await self._fetched.fetch(await self._listed(key))
+        path = self.fetched.path(key)
+        if not self.fetched.has(key):
+            path = await self.fetched.fetch(await self._listed(key))
         try:
-            served = await asyncio.to_thread(partial(read_bundle, path, must_be_whole=self._must_be_whole))
-            await self._orders.add(served)
+            served = await asyncio.to_thread(partial(read_bundle, path, must_be_whole=self.must_be_whole))
+            await self.orders.add(served)
         except FirstlineError:
-            await asyncio.to_thread(self._fetched.remove, key)
+            await asyncio.to_thread(self.fetched.remove, key)
             raise
-        self._needed_s[key] = self._clock.monotonic_s()
+        self._needed_s[key] = self.clock.monotonic_s()
         log.info("full model served for the fleet", model=key.name, version=key.version, digest=served.digest)
 
     async def _retire(self, key: ModelKey) -> None:
-        await self._orders.retire(key, _RETIRED)
-        await asyncio.to_thread(self._fetched.remove, key)
+        await self.orders.retire(key, _RETIRED)
+        await asyncio.to_thread(self.fetched.remove, key)
         self._needed_s.pop(key, None)
         log.info("full model retired", model=key.name, version=key.version)
 

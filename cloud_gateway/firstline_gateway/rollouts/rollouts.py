@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
@@ -47,6 +48,7 @@ FindListed = Callable[[str, str, int], Awaitable["ListedVersion | None"]]
 """Returns a signed "model" or "configuration" by name and version; None if it is not signed."""
 
 
+@dataclass(eq=False)
 class Rollouts:
     """The rollouts of one gateway, or of the replicas that share its store.
 
@@ -55,29 +57,18 @@ class Rollouts:
         clock: for wall time.
         service: measures the durations of rollouts.
         delta: the probability with which a contract that holds may ever alarm.
-        find_listed: returns a signed version; None if this gateway has no registry.
         on_change: called when a step is due.
+        find_listed: returns a signed version; None if this gateway has no registry.
         before_start: prepares the start; a rollout does not start if it raises.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        *,
-        clock: Clock,
-        service: ServiceClock,
-        delta: float,
-        find_listed: FindListed | None = None,
-        on_change: Callable[[], None],
-        before_start: Callable[[Definition], Awaitable[None]] | None = None,
-    ) -> None:
-        self._store = store
-        self._clock = clock
-        self._service = service
-        self._delta = delta
-        self._find_listed = find_listed
-        self._on_change = on_change
-        self._before_start = before_start
+    store: Store
+    clock: Clock
+    service: ServiceClock
+    delta: float
+    on_change: Callable[[], None]
+    find_listed: FindListed | None = None
+    before_start: Callable[[Definition], Awaitable[None]] | None = None
 
     async def create(self, definition: Definition, by: str, idempotency_key: str | None = None) -> RolloutSummary:
         """Creates a rollout, which can be started, or must be approved by another person first.
@@ -87,7 +78,7 @@ class Rollouts:
             RequestError: its rules can never promote a stage, or a stage takes no device.
         """
         definition.check()
-        now_s = self._clock.wall_s()
+        now_s = self.clock.wall_s()
         idempotency = None
         if idempotency_key is not None:
             idempotency = hashlib.sha256(msgspec.json.encode([by, idempotency_key])).hexdigest()
@@ -102,7 +93,7 @@ class Rollouts:
                 audit_log.add(connection, now_s, by, "rollout.create", f"rollout:{rollout.id}", **details)
             return stored
 
-        stored = await self._store.write(create)
+        stored = await self.store.write(create)
         if stored.definition != definition:
             raise ConflictError("This Idempotency-Key was used for another rollout; take a new one.")
         return _summary(stored, {})
@@ -114,7 +105,7 @@ class Rollouts:
             found = records.page(connection, after, limit, bundle)
             return found, records.counts(connection, [rollout.id for rollout in found])
 
-        found, counts = await self._store.read(read)
+        found, counts = await self.store.read(read)
         shown = tuple(_summary(rollout, counts.get(rollout.id, {})) for rollout in found)
         return RolloutPage(shown, found[-1].id if len(found) == limit else None)
 
@@ -126,7 +117,7 @@ class Rollouts:
             counts = records.counts(connection, [rollout.id for rollout in found])
             return tuple(_summary(rollout, counts.get(rollout.id, {})) for rollout in found)
 
-        return await self._store.read(read)
+        return await self.store.read(read)
 
     async def get(self, rollout_id: str) -> RolloutSummary:
         """Returns one rollout.
@@ -138,7 +129,7 @@ class Rollouts:
         def read(connection: Connection) -> RolloutSummary:
             return _summary(_existing(connection, rollout_id), _counts(connection, rollout_id))
 
-        return await self._store.read(read)
+        return await self.store.read(read)
 
     async def looks(self, rollout_id: str, after: tuple[int, int] = (-1, 0), limit: int = _LOOKS) -> LookList:
         """Returns the evaluations of a rollout after the given (stage, look).
@@ -151,7 +142,7 @@ class Rollouts:
             _existing(connection, rollout_id)
             return records.looks(connection, rollout_id, after, limit)
 
-        found = await self._store.read(read)
+        found = await self.store.read(read)
         return LookList(tuple(found), f"{found[-1].stage}.{found[-1].look}" if len(found) == limit else None)
 
     async def devices(self, rollout_id: str, state: str, after: str, limit: int) -> RolloutDevices:
@@ -166,7 +157,7 @@ class Rollouts:
             found = records.page_of_devices(connection, rollout_id, state, after, limit)
             return [RolloutDevice(one.device, one.stage, one.state.value, one.reason) for one in found]
 
-        found = await self._store.read(read)
+        found = await self.store.read(read)
         return RolloutDevices(tuple(found), found[-1].device if len(found) == limit else None)
 
     async def command(self, rollout_id: str, command: Command, by: str, revision: int | None = None) -> RolloutSummary:
@@ -185,7 +176,7 @@ class Rollouts:
             ForbiddenError: its creator may not approve it.
         """
         warnings = await self._prepare(rollout_id) if command is Command.START else ()
-        now = Now(self._service.now_s(), self._clock.wall_s())
+        now = Now(self.service.now_s(), self.clock.wall_s())
 
         def apply(connection: Connection) -> RolloutSummary:
             if command is Command.START:
@@ -202,17 +193,17 @@ class Rollouts:
             after = records.apply(connection, rollout, changes, now.wall_s) or rollout
             return replace(_summary(after, _counts(connection, rollout_id)), warnings=warnings)
 
-        summary = await self._store.write(apply)
-        self._on_change()
+        summary = await self.store.write(apply)
+        self.on_change()
         return summary
 
     async def _prepare(self, rollout_id: str) -> tuple[str, ...]:
         """Does the slow part of a start, before its transaction; returns what the rollout cannot achieve."""
-        rollout = await self._store.read(partial(_existing, rollout_id=rollout_id))
+        rollout = await self.store.read(partial(_existing, rollout_id=rollout_id))
         state_after(Command.START, rollout.state)
         await self._check_signed(rollout.definition)
-        if self._before_start is not None:
-            await self._before_start(rollout.definition)
+        if self.before_start is not None:
+            await self.before_start(rollout.definition)
         planned = await self._planned(rollout.definition, None)
         blind = "" if planned.sees else planned.detects
         warnings = (blind,) if planned.devices else no_device_warning(rollout.definition)
@@ -232,7 +223,7 @@ class Rollouts:
         return await self._planned(definition, size_bytes)
 
     async def _planned(self, definition: Definition, size_bytes: int | None) -> Plan:
-        now = Now(self._service.now_s(), self._clock.wall_s())
+        now = Now(self.service.now_s(), self.clock.wall_s())
         listed = await self._listed(definition)
         # A version that the registry does not list may have one certified variant.
         contracts = listed.contracts if listed is not None else int(definition.what is Subject.MODEL)
@@ -246,17 +237,17 @@ class Rollouts:
                 view,
                 size_bytes,
                 now,
-                delta=self._delta,
+                delta=self.delta,
                 contracts=contracts,
                 has_full_model=has_full_model,
             )
             return replace(planned, supersedes=supersedes)
 
-        return await self._store.read(read)
+        return await self.store.read(read)
 
     async def _check_signed(self, definition: Definition) -> None:
         """Checks that the version is signed; each device would refuse it otherwise."""
-        if self._find_listed is None:
+        if self.find_listed is None:
             return
         listed = await self._listed(definition)
         if listed is None:
@@ -270,9 +261,9 @@ class Rollouts:
             )
 
     async def _listed(self, definition: Definition) -> ListedVersion | None:
-        if self._find_listed is None:
+        if self.find_listed is None:
             return None
-        return await self._find_listed(definition.what.value, definition.bundle, definition.version)
+        return await self.find_listed(definition.what.value, definition.bundle, definition.version)
 
 
 def _check_contract(connection: Connection, definition: Definition) -> None:

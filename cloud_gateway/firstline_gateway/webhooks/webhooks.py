@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import random
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 import httpx
@@ -74,17 +74,7 @@ class Webhooks:
             ("webhook", "result"),
         )
         self._senders = [
-            _Sender(
-                name,
-                each.url,
-                keys[name],
-                store,
-                queue=queue,
-                events=kinds,
-                counter=counter,
-                clock=clock,
-                service=service,
-            )
+            _Sender(name, each.url, keys[name], queue, kinds, store, counter, clock, service)
             for name, each in settings.items()
             for queue, kinds in messages.queues(each.events)
         ]
@@ -120,6 +110,7 @@ class Webhooks:
         return found
 
 
+@dataclass(eq=False)
 class _Sender:
     """Sends the messages of one queue to one webhook.
 
@@ -128,88 +119,75 @@ class _Sender:
         key: under which its position in the queue is stored.
     """
 
-    def __init__(
-        self,
-        name: str,
-        url: str,
-        signing_key: bytes,
-        store: Store,
-        *,
-        queue: Queue,
-        events: tuple[str, ...],
-        counter: Counter,
-        clock: Clock,
-        service: ServiceClock,
-    ) -> None:
-        self.name = name
-        self.key = f"{name}{queue.suffix}"
-        self._url = url
-        self._signing_key = signing_key
-        self._queue = queue
-        self._events = events
-        self._store = store
-        self._counter = counter
-        self._clock = clock
-        self._service = service
+    name: str
+    url: str
+    signing_key: bytes
+    queue: Queue
+    events: tuple[str, ...]
+    store: Store
+    counter: Counter
+    clock: Clock
+    service: ServiceClock
+
+    def __post_init__(self) -> None:
+        self.key = f"{self.name}{self.queue.suffix}"
         self._holder = new_request_id()
 
     def begin(self, connection: Connection) -> None:
         """Begins at the end of the queue, if it has no position yet."""
-        records.add(connection, {self.key: self._queue.last(connection)})
+        records.add(connection, {self.key: self.queue.last(connection)})
 
     async def send(self) -> None:
         """Sends what waits, until an attempt fails or the round has taken long."""
-        found = await self._store.read(partial(records.find, webhook=self.key))
+        found = await self.store.read(partial(records.find, webhook=self.key))
         if found is None:
-            await self._store.write(self.begin)
+            await self.store.write(self.begin)
             return
-        if found.due_service_s > self._service.now_s() or not await self._waiting(found):
+        if found.due_service_s > self.service.now_s() or not await self._waiting(found):
             return
         claim = partial(records.claim, webhook=self.key, holder=self._holder, for_s=_CLAIM_S)
-        position = await self._store.write(partial(claim, service_s=self._service.now_s()))
+        position = await self.store.write(partial(claim, service_s=self.service.now_s()))
         if position is None:
             return
         waiting = await self._waiting(position)
         position = replace(position, due_service_s=0.0)
-        ends_s = self._clock.monotonic_s() + _ROUND_S
+        ends_s = self.clock.monotonic_s() + _ROUND_S
         try:
-            async with open_async_client(self._client_settings()) as client:
+            settings = ClientSettings(self.url, timeout=_TIMEOUT_S, use_environment=True)
+            async with open_async_client(settings) as client:
                 for message in waiting:
                     position = await self._after(message, position, client)
-                    if position.due_service_s or self._clock.monotonic_s() >= ends_s:
+                    if position.due_service_s or self.clock.monotonic_s() >= ends_s:
                         break
         finally:  # also while the gateway stops
-            released = self._store.submit(
+            released = self.store.submit(
                 partial(records.release, webhook=self.key, holder=self._holder, after=position)
             )
         await asyncio.wrap_future(released)
 
     async def _waiting(self, after: Position) -> list[Message]:
-        return await self._store.read(lambda on: self._queue.page(on, after.number, _PAGE))
-
-    def _client_settings(self) -> ClientSettings:
-        return ClientSettings(self._url, timeout=_TIMEOUT_S, use_environment=True)
+        return await self.store.read(lambda on: self.queue.page(on, after.number, _PAGE))
 
     async def _after(self, message: Message, position: Position, client: httpx.AsyncClient) -> Position:
         """Sends a message if it is wanted, and returns the position after that."""
-        if not message.is_wanted(self._events):
+        if not message.is_wanted(self.events):
             return replace(position, number=message.number)
         problem = await self._attempt(message, client)
         if not problem:
-            self._counter.labels(self.name, "delivered").inc()
+            self.counter.labels(self.name, "delivered").inc()
             if position.problem:
                 log.info("webhook delivers again", webhook=self.name)
             return Position(message.number)
-        self._counter.labels(self.name, "failed").inc()
+        self.counter.labels(self.name, "failed").inc()
         if not position.problem:
             log.error("webhook failed", webhook=self.name, why=problem)
         return self._failed(message, position, problem)
 
     def _failed(self, message: Message, position: Position, problem: str) -> Position:
-        now_s, since_s = self._service.now_s(), position.failing_service_s
+        now_s, since_s = self.service.now_s(), position.failing_service_s
         number = position.number
         if since_s is not None and now_s - since_s >= GIVE_UP_S:
-            self._counter.labels(self.name, "skipped").inc()
+            self.counter.labels(self.name, "skipped").inc()
             log.error("webhook message skipped", webhook=self.key, number=message.number, why=problem)
             number = message.number
         longest_s = min(LONGEST_RETRY_S, RETRY_S * 2.0 ** min(position.failures, 20))
@@ -223,11 +201,11 @@ class _Sender:
 
     async def _attempt(self, message: Message, client: httpx.AsyncClient) -> str:
         """Sends a message; returns why it was not delivered, or ""."""
-        headers = messages.headers(message, self._signing_key, self._clock.wall_s())
+        headers = messages.headers(message, self.signing_key, self.clock.wall_s())
         try:
             async with (
                 asyncio.timeout(_TIMEOUT_S),
-                client.stream("POST", self._url, content=message.body, headers=headers) as response,
+                client.stream("POST", self.url, content=message.body, headers=headers) as response,
             ):
                 if not response.is_success:
                     return f"it answered with status {response.status_code}"
