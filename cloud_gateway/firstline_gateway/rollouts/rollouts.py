@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
@@ -100,24 +100,12 @@ class Rollouts:
 
     async def page(self, after: str, limit: int, bundle: str) -> RolloutPage:
         """Returns rollouts, newest first."""
-
-        def read(connection: Connection) -> tuple[list[Rollout], dict[str, dict[str, int]]]:
-            found = records.page(connection, after, limit, bundle)
-            return found, records.counts(connection, [rollout.id for rollout in found])
-
-        found, counts = await self.store.read(read)
-        shown = tuple(_summary(rollout, counts.get(rollout.id, {})) for rollout in found)
-        return RolloutPage(shown, found[-1].id if len(found) == limit else None)
+        found = await self.store.read(lambda on: _summaries(on, records.page(on, after, limit, bundle)))
+        return RolloutPage(found, found[-1].id if len(found) == limit else None)
 
     async def waiting(self, limit: int) -> tuple[RolloutSummary, ...]:
         """Returns the rollouts that wait for a person, newest first."""
-
-        def read(connection: Connection) -> tuple[RolloutSummary, ...]:
-            found = records.waiting(connection, limit)
-            counts = records.counts(connection, [rollout.id for rollout in found])
-            return tuple(_summary(rollout, counts.get(rollout.id, {})) for rollout in found)
-
-        return await self.store.read(read)
+        return await self.store.read(lambda on: _summaries(on, records.waiting(on, limit)))
 
     async def get(self, rollout_id: str) -> RolloutSummary:
         """Returns one rollout.
@@ -125,11 +113,8 @@ class Rollouts:
         Raises:
             NotFoundError: the rollout is unknown.
         """
-
-        def read(connection: Connection) -> RolloutSummary:
-            return _summary(_existing(connection, rollout_id), _counts(connection, rollout_id))
-
-        return await self.store.read(read)
+        (summary,) = await self.store.read(lambda on: _summaries(on, [_existing(on, rollout_id)]))
+        return summary
 
     async def looks(self, rollout_id: str, after: tuple[int, int] = (-1, 0), limit: int = _LOOKS) -> LookList:
         """Returns the evaluations of a rollout after the given (stage, look).
@@ -191,7 +176,8 @@ class Rollouts:
                 _check_contract(connection, rollout.definition)
                 _supersede(connection, rollout, by, now)
             after = records.apply(connection, rollout, changes, now.wall_s) or rollout
-            return replace(_summary(after, _counts(connection, rollout_id)), warnings=warnings)
+            (summary,) = _summaries(connection, [after])
+            return replace(summary, warnings=warnings)
 
         summary = await self.store.write(apply)
         self.on_change()
@@ -313,8 +299,9 @@ def _existing(connection: Connection, rollout_id: str, *, lock: bool = False) ->
     return rollout
 
 
-def _counts(connection: Connection, rollout_id: str) -> dict[str, int]:
-    return records.counts(connection, [rollout_id]).get(rollout_id, {})
+def _summaries(connection: Connection, rollouts: Sequence[Rollout]) -> tuple[RolloutSummary, ...]:
+    counts = records.counts(connection, [rollout.id for rollout in rollouts])
+    return tuple(_summary(rollout, counts.get(rollout.id, {})) for rollout in rollouts)
 
 
 def _summary(rollout: Rollout, counts: dict[str, int]) -> RolloutSummary:
