@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -42,25 +42,8 @@ def load_repository(
     Raises:
         ConfigError: there is no such folder, or it cannot be read.
     """
-    models: dict[ModelKey, ServedModel] = {}
-    refused: list[RefusedBundle] = []
-
-    def refuse(path: Path, error: FirstlineError, key: ModelKey | None) -> None:
-        log.error("bundle refused", path=str(path), error=error.message)
-        refused.append(RefusedBundle(path, error, key))
-
-    for path in [*find_bundles(directory), *_fetched(fetched)]:
-        try:
-            served = read_bundle(path, must_be_whole=options is not None)
-            if served.key in models and path.parent == fetched:
-                continue
-            check_size(served, budget_bytes)
-            if served.key in models:
-                raise _twice(path, models[served.key])
-        except FirstlineError as error:
-            refuse(path, error, _key_at(path))
-        else:
-            models[served.key] = served
+    paths = [*find_bundles(directory), *_fetched(fetched)]
+    models, refused = _read(paths, must_be_whole=options is not None, budget_bytes=budget_bytes, fetched=fetched)
     taken_bytes = 0
     for served in in_loading_order(models.values()):
         taken_bytes += served.memory_bytes
@@ -73,10 +56,37 @@ def load_repository(
         except FirstlineError as error:
             taken_bytes -= served.memory_bytes
             del models[served.key]
-            refuse(served.path, error, served.key)
+            refused.append(RefusedBundle(served.path, error, served.key))
         else:
             log.info("model loaded", model=served.key.name, version=served.key.version, digest=served.digest)
+    for bundle in refused:
+        log.error("bundle refused", path=str(bundle.path), error=bundle.error.message)
     return Repository(models, tuple(refused))
+
+
+def _read(
+    paths: Iterable[Path], *, must_be_whole: bool, budget_bytes: int, fetched: Path | None
+) -> tuple[dict[ModelKey, ServedModel], list[RefusedBundle]]:
+    """Returns the bundles in these folders, and those that are refused; see `load_repository`."""
+    found: dict[ModelKey, ServedModel] = {}
+    refused: list[RefusedBundle] = []
+    for path in paths:
+        try:
+            served = read_bundle(path, must_be_whole=must_be_whole)
+            if served.key in found and path.parent == fetched:
+                continue
+            check_size(served, budget_bytes)
+            if served.key in found:
+                other = found[served.key].path
+                raise ConfigError(
+                    f"{path} and {other} are both version {served.key.version} of '{served.key.name}'; remove one of "
+                    "them."
+                )
+        except FirstlineError as error:
+            refused.append(RefusedBundle(path, error, _key_at(path)))
+        else:
+            found[served.key] = served
+    return found, refused
 
 
 def read_bundle(path: Path, *, must_be_whole: bool) -> ServedModel:
@@ -126,22 +136,12 @@ def named(
     Raises:
         ConfigError: there is no such folder, or it cannot be read.
     """
-    found: dict[ModelKey, ServedModel] = {}
-    refused: list[RefusedBundle] = []
-    for path in [*find_bundles(directory), *_fetched(fetched)]:
-        key = _key_at(path)
-        if (key.name if key is not None else None) != name and (key is not None or name not in path.parts[-2:]):
-            continue
-        try:
-            served = read_bundle(path, must_be_whole=must_be_whole)
-            if served.key in found and path.parent == fetched:
-                continue
-            if served.key in found:
-                raise _twice(path, found[served.key])
-        except FirstlineError as error:
-            refused.append(RefusedBundle(path, error, key))
-        else:
-            found[served.key] = served
+    paths = [
+        path
+        for path in [*find_bundles(directory), *_fetched(fetched)]
+        if (key.name == name if (key := _key_at(path)) is not None else name in path.parts[-2:])
+    ]
+    found, refused = _read(paths, must_be_whole=must_be_whole, budget_bytes=0, fetched=fetched)
     return list(found.values()), refused
 
 
@@ -152,12 +152,6 @@ def _fetched(folder: Path | None) -> list[Path]:
 def _key_at(path: Path) -> ModelKey | None:
     found = declared(path)
     return ModelKey(*found) if found is not None else None
-
-
-def _twice(path: Path, other: ServedModel) -> ConfigError:
-    return ConfigError(
-        f"{path} and {other.path} are both version {other.key.version} of '{other.key.name}'; remove one of them."
-    )
 
 
 def find_bundles(directory: Path) -> list[Path]:
