@@ -40,7 +40,7 @@ from firstline_gateway.fleet.broker import FleetBroker
 from firstline_gateway.fleet.fleet import Fleet
 from firstline_gateway.fleet.gauges import REFRESH_S, FleetGauges
 from firstline_gateway.identity import identity
-from firstline_gateway.identity.authorities import AuthorityFolder
+from firstline_gateway.identity.authorities import had_store
 from firstline_gateway.identity.identity import Identity
 from firstline_gateway.jobs.jobs import Jobs
 from firstline_gateway.models import residency
@@ -66,7 +66,7 @@ from firstline_gateway.serving.scheduling.admission import Bounds
 from firstline_gateway.serving.scheduling.batcher import Batcher
 from firstline_gateway.settings.settings import Settings
 from firstline_gateway.store import database, store
-from firstline_gateway.store.database import open_database
+from firstline_gateway.store.database import Database, open_database
 from firstline_gateway.store.service_clock import ServiceClock
 from firstline_gateway.store.store import Store
 from firstline_gateway.webhooks import webhooks
@@ -142,8 +142,7 @@ class Gateway:
         self.metrics = RequestMetrics("gateway")
         self.bodies = BodyBudget(settings.api.bodies_limit_bytes, fair=True)
         self._dispatcher = dispatcher
-        authority = AuthorityFolder(Path(settings.identity.directory), clock)
-        self.store = Store(open_database(settings.store, must_exist=authority.had_store))
+        self.store = Store(_open_store(settings))
         service = ServiceClock(self.store.database, clock)
         self.identity = Identity(settings, self.store, clock=clock)
         self._build_serving(service, load)
@@ -512,6 +511,10 @@ def _bounds_of(settings: Settings) -> Bounds:
     )
 
 
+def _open_store(settings: Settings) -> Database:
+    return open_database(settings.store, must_exist=had_store(settings.identity))
+
+
 def open_gateway(settings: Settings) -> Gateway:
     """Builds the gateway; with `models.wait`, loads the models first.
 
@@ -519,8 +522,6 @@ def open_gateway(settings: Settings) -> Gateway:
         ConfigError: a setting names something that is missing or invalid.
     """
     check_files(settings)
-    authority = AuthorityFolder(Path(settings.identity.directory), SYSTEM_CLOCK)
-    database.check(settings.store, must_exist=authority.had_store)
     options = runtime_options(settings)
     here = settings.loads_here
     repository = load_repository(
@@ -531,7 +532,7 @@ def open_gateway(settings: Settings) -> Gateway:
     )
     load = partial(load_full, options=options) if here else None
     if settings.executors:
-        open_database(settings.store, must_exist=authority.had_store).close()  # creates the schema for the profiles
+        _open_store(settings).close()  # creates the schema for the profiles
     dispatcher = open_executors(settings, repository, options, priors_in(settings.store))
     gateway = Gateway(settings, repository, dispatcher, load=load)
     if not repository.models:
@@ -560,11 +561,12 @@ def check_files(settings: Settings) -> None:
     """Checks the files and services that the settings name, except the models.
 
     Raises:
-        ConfigError: the token file, the broker's password or certificate, a topic, or a file that the engine needs is
-            invalid.
+        ConfigError: the token file, the store, the broker's password or certificate, a topic, or a file that the engine
+            needs is invalid.
     """
     check_executors(settings)
     identity.check_files(settings)
+    database.check(settings.store, must_exist=had_store(settings.identity))
     webhooks.check(settings.webhooks)
     if settings.mqtt.enabled and not settings.broker.directory:  # otherwise the gateway creates the files
         mqtt.check(settings.mqtt)

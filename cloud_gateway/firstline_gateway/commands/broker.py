@@ -39,7 +39,7 @@ def add_commands(commands: Commands) -> None:
 def _write(arguments: argparse.Namespace) -> int:
     from firstline_gateway.broker import config
     from firstline_gateway.broker.files import broker_folder
-    from firstline_gateway.identity.authorities import AuthorityFolder
+    from firstline_gateway.identity.authorities import AuthorityFolder, had_store
     from firstline_gateway.identity.credentials import Credentials, read_changes
     from firstline_gateway.settings.load import load
     from firstline_gateway.settings.settings import BROKER_AUTHORITIES_FILE, BROKER_USER
@@ -53,7 +53,7 @@ def _write(arguments: argparse.Namespace) -> int:
         raise ConfigError("broker.directory is empty; name the folder for the broker's files.")
     folder, now_s, credentials = broker_folder(settings), time.time(), Credentials()
     authority = AuthorityFolder(Path(settings.identity.directory), SYSTEM_CLOCK)
-    opened = open_database(settings.store, must_exist=authority.had_store)
+    opened = open_database(settings.store, must_exist=had_store(settings.identity))
     with closing(opened) as database, database.reading() as connection:
         credentials.apply(read_changes(connection, 0))
     folder.refresh(authority.open(), credentials, now_s)

@@ -8,10 +8,8 @@ import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from getpass import getuser
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from firstline_core.clock import SYSTEM_CLOCK
 from firstline_core.command_line import add_group
 from firstline_core.errors import ConfigError
 from firstline_core.telemetry.wording import iso_time
@@ -132,13 +130,14 @@ def _note(connection: Connection, action: str, name: str, now_s: float, details:
 @contextmanager
 def _transaction(arguments: argparse.Namespace) -> Iterator[Connection]:
     """Opens the store and yields one transaction that writes."""
-    from firstline_gateway.identity.authorities import AuthorityFolder
+    from firstline_gateway.identity.authorities import had_store
     from firstline_gateway.store.database import open_database
 
     settings = settings_of(arguments)
-    authority = AuthorityFolder(Path(settings.identity.directory), SYSTEM_CLOCK)
-    opened = open_database(settings.store, must_exist=authority.had_store)
-    with closing(opened) as database, database.begin() as connection:
+    with (
+        closing(open_database(settings.store, must_exist=had_store(settings.identity))) as database,
+        database.begin() as connection,
+    ):
         yield connection
 
 

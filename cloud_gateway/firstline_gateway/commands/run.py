@@ -11,7 +11,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from firstline_core.clock import SYSTEM_CLOCK
 from firstline_gateway.commands.base import add_action, settings_of, show
 
 if TYPE_CHECKING:
@@ -69,16 +68,12 @@ def _check(arguments: argparse.Namespace) -> int:
     from firstline_core.errors import ModelLoadError
     from firstline_core.telemetry import logs
     from firstline_gateway.app import check_files, runtime_options
-    from firstline_gateway.identity.authorities import AuthorityFolder
     from firstline_gateway.models.folder import load_repository
     from firstline_gateway.models.repository import check_size
-    from firstline_gateway.store import database
 
     settings = settings_of(arguments)
     logs.configure("error", settings.log.format)
     check_files(settings)
-    authority = AuthorityFolder(Path(settings.identity.directory), SYSTEM_CLOCK)
-    database.check(settings.store, must_exist=authority.had_store)
     options = runtime_options(settings)
     here = settings.loads_here
     repository = load_repository(

@@ -30,6 +30,7 @@ from firstline_core.telemetry.logs import logger
 from firstline_gateway.identity import ca
 from firstline_gateway.identity.ca import Authority
 from firstline_gateway.identity.credentials import RevokedCertificate
+from firstline_gateway.settings import settings
 
 CRL_FILE = "crl.pem"
 BUNDLE_FILE = "authorities.pem"
@@ -45,9 +46,9 @@ _LISTED_S = 2 * 825 * 86_400.0
 log = logger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Authorities:
-    """The authorities that issue devices' certificates.
+    """The authorities that issue devices' certificates; another object after each change.
 
     Args:
         active: the authority that signs.
@@ -64,6 +65,11 @@ class Authorities:
     def pem(self) -> str:
         """Their certificates, the active one's first."""
         return "".join(authority.pem for authority in self)
+
+
+def had_store(identity: settings.Identity) -> bool:
+    """Returns whether a gateway has used the authority, and so had a store: an empty store has lost its content."""
+    return (Path(identity.directory) / CRL_FILE).exists()
 
 
 def open_authorities(directory: Path, now_s: float) -> Authorities:
@@ -354,11 +360,6 @@ class AuthorityFolder:
         """Whether an authority was created or imported."""
         return (self.directory / BUNDLE_FILE).exists()
 
-    @property
-    def had_store(self) -> bool:
-        """Whether a gateway has used the authority, and so had a store: an empty store has lost its content."""
-        return (self.directory / CRL_FILE).exists()
-
     def open(self) -> Authorities:
         """Returns the authorities; creates the first one if missing.
 
@@ -370,7 +371,7 @@ class AuthorityFolder:
             while self._authorities is None or self._versions != present:  # a command may change them meanwhile
                 self._authorities = open_authorities(self.directory, self._clock.wall_s())
                 self._versions, present = present, self._file_versions()
-            if not self.had_store:
+            if not (self.directory / CRL_FILE).exists():
                 write_revocations(self.directory, self._authorities, (), self._clock.wall_s())
             return self._authorities
 
@@ -380,7 +381,7 @@ class AuthorityFolder:
         Raises:
             ConfigError: the folder cannot be used.
         """
-        return read_lists(self.directory, self.open()).revoked if self.had_store else {}
+        return read_lists(self.directory, self.open()).revoked if (self.directory / CRL_FILE).exists() else {}
 
     def write_revocations(self, revoked: Iterable[RevokedCertificate]) -> None:
         """Writes the list of revoked certificates for a proxy, if there is an authority; logs why it cannot."""
