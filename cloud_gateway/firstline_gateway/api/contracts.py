@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query
+from msgspec.structs import asdict
 from starlette.responses import Response
 
 from firstline_core.errors import UnknownModelError
@@ -107,7 +108,7 @@ async def _bundle(contracts: ContractMonitor, repository: Repository, bundle: st
         _described(contracts, repository, pool)
         | {
             "contributions": [_contribution(one) for one in contributions[pool.key] if one.device in shown],
-            "evidence": [one._asdict() for one in evidence[pool.key]],
+            "evidence": [asdict(one) for one in evidence[pool.key]],
         }
         for pool in pools
     ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from firstline_core.telemetry.logs import logger
 from firstline_core.types import ContractAlarm, ModelKey
@@ -17,16 +17,6 @@ _ALARMS = 100_000
 _EVENT_LIMIT = 256  # characters
 
 log = logger(__name__)
-
-
-def share_per_hour(capacity_per_hour: float, devices: int) -> float:
-    """Returns how much one device may escalate after an alarm, so that all devices stay within the capacity.
-
-    Args:
-        capacity_per_hour: escalations that the gateway has room for.
-        devices: the devices that sent a request within the last hour; at least 1.
-    """
-    return capacity_per_hour / max(1, devices)
 
 
 class ActiveDevices:
@@ -125,6 +115,7 @@ class DeviceAlarm:
         last_s: wall time of the latest report.
         ended_s: wall time of the first request without the alarm; None while it lasts.
         event: whose promise is broken, as the device reports it; "" for the promise about all rows.
+        monotonic_s: monotonic time of the latest report, by which it expires.
     """
 
     model: ModelKey
@@ -134,6 +125,7 @@ class DeviceAlarm:
     last_s: float
     ended_s: float | None = None
     event: str = ""
+    monotonic_s: float = field(default=0.0, compare=False)
 
 
 class DeviceAlarms:
@@ -144,9 +136,7 @@ class DeviceAlarms:
     """
 
     def __init__(self) -> None:
-        self._alarms: OrderedDict[tuple[ModelKey, str], tuple[DeviceAlarm, float]] = (
-            OrderedDict()
-        )  # oldest report first
+        self._alarms: OrderedDict[tuple[ModelKey, str], DeviceAlarm] = OrderedDict()  # oldest report first
 
     def report(
         self, model: ModelKey, device: str, alarm: ContractAlarm | None, now_s: float, *, monotonic_s: float
@@ -160,20 +150,22 @@ class DeviceAlarms:
             now_s: wall time, to be shown.
             monotonic_s: monotonic time, by which alarms expire.
         """
-        before = self._alarms[(model, device)][0] if (model, device) in self._alarms else None
+        before = self._alarms.get((model, device))
         if alarm is not None:
             lasting = before is not None and before.ended_s is None and before.edge_digest == alarm.edge_digest
             since_s = before.since_s if before is not None and lasting else now_s
             event = alarm.event[:_EVENT_LIMIT]
-            reported = DeviceAlarm(model, device, alarm.edge_digest, since_s, now_s, event=event)
-            self._put(reported, monotonic_s)
+            reported = DeviceAlarm(
+                model, device, alarm.edge_digest, since_s, now_s, event=event, monotonic_s=monotonic_s
+            )
+            self._put(reported)
             if not lasting:
                 log.error("device contract broken by its own audits", **_log_fields(reported))
             while len(self._alarms) > _ALARMS:
                 self._alarms.popitem(last=False)
         elif before is not None and before.ended_s is None:
-            ended = replace(before, last_s=now_s, ended_s=now_s)
-            self._put(ended, monotonic_s)
+            ended = replace(before, last_s=now_s, ended_s=now_s, monotonic_s=monotonic_s)
+            self._put(ended)
             log.warning("device alarm ended", **_log_fields(ended))
 
     def listed(self, now_s: float) -> list[DeviceAlarm]:
@@ -182,14 +174,15 @@ class DeviceAlarms:
         Args:
             now_s: monotonic time.
         """
-        while self._alarms and next(iter(self._alarms.values()))[1] <= now_s - _DAY_S:
+        while self._alarms and next(iter(self._alarms.values())).monotonic_s <= now_s - _DAY_S:
             self._alarms.popitem(last=False)
-        alarms = [alarm for alarm, _ in self._alarms.values()]
-        return sorted(alarms, key=lambda alarm: (alarm.ended_s is not None, -alarm.since_s, alarm.device))
+        return sorted(
+            self._alarms.values(), key=lambda alarm: (alarm.ended_s is not None, -alarm.since_s, alarm.device)
+        )
 
-    def _put(self, alarm: DeviceAlarm, monotonic_s: float) -> None:
+    def _put(self, alarm: DeviceAlarm) -> None:
         key = (alarm.model, alarm.device)
-        self._alarms[key] = alarm, monotonic_s
+        self._alarms[key] = alarm
         self._alarms.move_to_end(key)
 
 

@@ -20,6 +20,7 @@ from sqlalchemy import Connection
 from firstline_core.bundle.manifest import Manifest
 from firstline_core.clock import Clock
 from firstline_core.errors import CapacityError
+from firstline_core.fleet.rest import Evidence
 from firstline_core.routing.certificate import ALL_ROWS
 from firstline_core.tasks.base import Task
 from firstline_core.tasks.field import field_events, field_losses
@@ -27,10 +28,10 @@ from firstline_core.telemetry.logs import logger
 from firstline_core.telemetry.metrics import RequestMetrics
 from firstline_core.types import Arrays, ContractNotice, InferRequest, ModelKey
 from firstline_gateway.contracts import records
-from firstline_gateway.contracts.devices import DeviceActivity, DeviceAlarm, DeviceAlarms, share_per_hour
+from firstline_gateway.contracts.devices import DeviceActivity, DeviceAlarm, DeviceAlarms
 from firstline_gateway.contracts.metrics import ContractMetrics
 from firstline_gateway.contracts.pool import Pool, PoolKey, model_of, promises_in, promises_of
-from firstline_gateway.contracts.records import Audit, Contribution, Counted, Evidence, Skipped, count
+from firstline_gateway.contracts.records import Audit, Contribution, Counted, Skipped, count
 from firstline_gateway.identity.principals import UNAUTHENTICATED, device_of
 from firstline_gateway.models.repository import Repository, ServedModel
 from firstline_gateway.settings.settings import Contracts
@@ -169,14 +170,12 @@ class ContractMonitor:
 
     def quota_per_device(self, model: ModelKey) -> float | None:
         """Returns a device's escalations per hour: its share of the operator's quota, or of the capacity for alarms."""
-        now_s = self._clock.monotonic_s()
-        own = self._quotas.get(model)
-        if own is not None:
-            return share_per_hour(own, self._activity.active_devices([model], now_s))
-        if model not in self._alarms:
-            return None
-        sharing = self._alarms.keys() - self._quotas.keys()
-        return share_per_hour(self._settings.escalations_per_hour, self._activity.active_devices(sharing, now_s))
+        per_hour, sharing = self._quotas.get(model), {model}
+        if per_hour is None:
+            if model not in self._alarms:
+                return None
+            per_hour, sharing = self._settings.escalations_per_hour, self._alarms.keys() - self._quotas.keys()
+        return per_hour / max(1, self._activity.active_devices(sharing, self._clock.monotonic_s()))
 
     def answered(self, request: InferRequest, served: ServedModel, outputs: Arrays) -> None:
         """Notes the alarm of the device that sent an answered request, and counts the request if it is an audit.

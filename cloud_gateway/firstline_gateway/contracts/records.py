@@ -18,6 +18,7 @@ import msgspec
 import sqlalchemy as sa
 
 from firstline_core.errors import ConfigError
+from firstline_core.fleet.rest import Evidence
 from firstline_core.routing import audit
 from firstline_core.telemetry.logs import logger
 from firstline_core.types import AuditNote, ModelKey
@@ -80,15 +81,6 @@ HOUR_S = 3600.0
 _DAY_S = 86_400.0
 _RNG = random.SystemRandom()
 _EVIDENCE_HOURS = 60 * 24
-
-
-class Evidence(NamedTuple):
-    """A pool at one time: number of audits, e-value, and estimated mean loss."""
-
-    at_s: float
-    audits: int
-    e_value: float
-    risk: float
 
 
 class Contribution(NamedTuple):

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from support.logs import captured_lines
 
 from firstline_core.types import ContractAlarm, ModelKey
-from firstline_gateway.contracts.devices import ActiveDevices, DeviceAlarm, DeviceAlarms, share_per_hour
+from firstline_gateway.contracts.devices import ActiveDevices, DeviceAlarm, DeviceAlarms
 from firstline_gateway.contracts.records import HOUR_S
 
 M, N = ModelKey("digits", 1), ModelKey("digits", 2)
@@ -73,11 +73,6 @@ def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(110):
         alarms.report(M, f"cam{number}", ContractAlarm(A), number, monotonic_s=number)
     assert {alarm.device for alarm in alarms.listed(110.0)} == {f"cam{number}" for number in range(10, 110)}
-
-
-@pytest.mark.parametrize(("devices", "share"), [(0, 600.0), (1, 600.0), (20, 30.0), (6000, 0.1)])
-def test_the_capacity_is_shared_by_all_devices(devices: int, share: float) -> None:
-    assert share_per_hour(600.0, devices) == pytest.approx(share)
 
 
 @given(st.lists(st.tuples(st.sampled_from("abcd"), st.integers(0, 7200)), max_size=20))
