@@ -7,10 +7,10 @@ from nicegui import ui
 from firstline.console import contracts_view as view
 from firstline.console.cells import address, rows
 from firstline.console.dialogs import Action, confirm_button
-from firstline.console.overview_view import STANDINGS
+from firstline.console.overview_view import AUDIT_RESULTS
 from firstline.console.page import Frame, Redrawn, Table, card, choices, put, text
 from firstline.console.polling import Watch
-from firstline_core.fleet.rest import ContractState, ContractStates, Standing
+from firstline_core.fleet.rest import AuditResult, ContractState, ContractStates
 
 _EMPTY = "No bundle of this gateway promises anything. `firstline certify` proves a promise."
 
@@ -25,7 +25,7 @@ def add_pages(watch: Watch) -> None:
         with frame.main:
             links = [("All", "/contracts", not state)]
             links += [
-                (label, address("/contracts", state=each), each == state) for each, (label, _) in STANDINGS.items()
+                (label, address("/contracts", state=each), each == state) for each, (label, _) in AUDIT_RESULTS.items()
             ]
             choices("State", links)
             with card():
@@ -65,7 +65,7 @@ def _promises(frame: Frame, watch: Watch, states: ContractStates) -> None:
             with ui.element("ul").classes("list-disc pl-5 max-w-4xl"):
                 for sentence in view.advice(one):
                     text("li", sentence)
-            if one.state is Standing.ALARMED:
+            if one.state is AuditResult.ALARMED:
                 _end_button(frame, watch, one)
             if one.evidence:
                 text("h3", "Evidence against the promise").classes("font-semibold mt-4")

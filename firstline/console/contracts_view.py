@@ -6,8 +6,8 @@ import math
 from typing import Any
 
 from firstline.console.cells import Cell, Column, Row, Tone, contract_page, device_page, number, rows
-from firstline.console.overview_view import STANDINGS
-from firstline_core.fleet.rest import ContractState, ContractStates, Contribution, DeviceAlarm, Standing
+from firstline.console.overview_view import AUDIT_RESULTS
+from firstline_core.fleet.rest import AuditResult, ContractState, ContractStates, Contribution, DeviceAlarm
 from firstline_core.telemetry.wording import counted
 
 _TEXT, _LINE = "#7b8794", "#7b879433"  # readable in both themes
@@ -15,14 +15,14 @@ _TEXT, _LINE = "#7b8794", "#7b879433"  # readable in both themes
 
 def state(one: ContractState) -> Cell:
     """Returns what the audits show, in a word or two."""
-    label, tone = STANDINGS[one.state]
+    label, tone = AUDIT_RESULTS[one.state]
     return Cell(label, tone=tone)
 
 
 def listed(states: ContractStates, wanted: str = "") -> list[ContractState]:
     """Returns the promises, those that alarm first; only those in one state if it is given."""
-    order = list(Standing)
-    order.insert(0, order.pop(order.index(Standing.ALARMED)))
+    order = list(AuditResult)
+    order.insert(0, order.pop(order.index(AuditResult.ALARMED)))
     found = [one for one in (*states.contracts, *states.unaudited) if wanted in ("", one.state)]
     return sorted(found, key=lambda one: (not one.served, order.index(one.state), one.bundle, one.version))
 
@@ -60,7 +60,7 @@ def key(one: ContractState) -> str:
 def advice(one: ContractState) -> list[str]:
     """Returns what a person can do about a promise, in sentences."""
     missing = one.audits_needed - one.audits
-    if one.state is Standing.ALARMED:
+    if one.state is AuditResult.ALARMED:
         return [
             f"The alarm was raised on {one.alarmed_since}. Devices accept only what their latest audits still support, "
             "and send the rest to the full model.",
@@ -71,17 +71,17 @@ def advice(one: ContractState) -> list[str]:
             "If the cause was not the model and is removed, end the alarm: its audits are deleted and the test starts "
             "again.",
         ]
-    if one.state is Standing.TOO_LITTLE_EVIDENCE and missing <= 0:
+    if one.state is AuditResult.TOO_LITTLE_EVIDENCE and missing <= 0:
         return [
             "The audits have more errors than promised, but not enough for an alarm. Later audits will decide. Look at "
             "the devices with the most disagreements meanwhile."
         ]
-    if one.state is Standing.TOO_LITTLE_EVIDENCE:
+    if one.state is AuditResult.TOO_LITTLE_EVIDENCE:
         return [
             f"About {counted(missing, 'further audit')} are needed until twice the promised share of errors would have "
             "been noticed. They come by themselves; `audit.per_hour` of the devices sets their rate."
         ]
-    if one.state is Standing.NOT_AUDITED:
+    if one.state is AuditResult.NOT_AUDITED:
         return [
             "No device has audited this promise. Check that devices run this version, that they reach the gateway, and "
             "that `audit.per_hour` is above 0."

@@ -21,12 +21,12 @@ from firstline.console.cells import (
     rows,
 )
 from firstline_core.fleet.rest import (
+    AuditResult,
     ContractState,
     ContractStates,
     FleetOverview,
     Outbox,
     Presence,
-    Standing,
     TierHistory,
 )
 from firstline_core.telemetry.wording import counted
@@ -38,11 +38,11 @@ PRESENCES: dict[Presence, tuple[str, Tone]] = {
     Presence.REVOKED: ("Revoked", Tone.BAD),
 }
 """Name and tone of each presence, in the order of the page."""
-STANDINGS: dict[Standing, tuple[str, Tone]] = {
-    Standing.HOLDS: ("Holds", Tone.GOOD),
-    Standing.ALARMED: ("Alarmed", Tone.BAD),
-    Standing.TOO_LITTLE_EVIDENCE: ("Too little evidence", Tone.BUSY),
-    Standing.NOT_AUDITED: ("Not audited", Tone.BUSY),
+AUDIT_RESULTS: dict[AuditResult, tuple[str, Tone]] = {
+    AuditResult.HOLDS: ("Holds", Tone.GOOD),
+    AuditResult.ALARMED: ("Alarmed", Tone.BAD),
+    AuditResult.TOO_LITTLE_EVIDENCE: ("Too little evidence", Tone.BUSY),
+    AuditResult.NOT_AUDITED: ("Not audited", Tone.BUSY),
 }
 _SHOWN = 5  # of each kind of attention
 
@@ -90,7 +90,7 @@ def contract_tiles(contracts: ContractStates) -> list[Tile]:
     counts = Counter(one.state for one in served)
     return [
         Tile(label, counts[state], tone if counts[state] else Tone.PLAIN, address("/contracts", state=state.value))
-        for state, (label, tone) in STANDINGS.items()
+        for state, (label, tone) in AUDIT_RESULTS.items()
     ]
 
 
@@ -133,7 +133,7 @@ def attention(data: OverviewData) -> list[Attention]:
 
 
 def _alarmed(contracts: Iterable[ContractState]) -> list[ContractState]:
-    return [one for one in contracts if one.state is Standing.ALARMED]
+    return [one for one in contracts if one.state is AuditResult.ALARMED]
 
 
 class TagRow(NamedTuple):

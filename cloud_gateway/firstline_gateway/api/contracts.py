@@ -137,7 +137,7 @@ def _described(contracts: ContractMonitor, repository: Repository, pool: Pool) -
         "event": key.event or None,
         "epsilon": key.epsilon,
         "promise": _promise(key, _variant(repository, model, key.edge_digest)),
-        "state": pool.standing(contracts.delta).value,
+        "state": pool.result(contracts.delta).value,
         "finding": pool.finding,
         "audits": pool.state.audits,
         "audits_needed": audit.audits_to_alarm(pool.state, level),

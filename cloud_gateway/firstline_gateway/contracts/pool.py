@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from firstline_core.bundle.manifest import Manifest, valid_certificate
-from firstline_core.fleet.rest import Standing
+from firstline_core.fleet.rest import AuditResult
 from firstline_core.routing import audit
 from firstline_core.routing.audit import AuditState
 from firstline_core.routing.certificate import ALL_ROWS
@@ -101,19 +101,19 @@ class Pool:
         """Returns the level of the alarm of this promise, where delta is that of the contract."""
         return delta / self.promises
 
-    def standing(self, delta: float) -> Standing:
+    def result(self, delta: float) -> AuditResult:
         """Returns what the audits show, where delta is the level of the contract.
 
         The promise holds only if its audits have lost at most the promised share, and are so many that twice the odds
         of an error would have raised the alarm with a probability of 95 %.
         """
         if self.alarmed_s is not None:
-            return Standing.ALARMED
+            return AuditResult.ALARMED
         if not self.state.audits:
-            return Standing.NOT_AUDITED
+            return AuditResult.NOT_AUDITED
         enough = self.state.audits >= audit.audits_to_alarm(self.state, self.level(delta))
         holds = enough and self.risk is not None and self.risk <= self.key.epsilon
-        return Standing.HOLDS if holds else Standing.TOO_LITTLE_EVIDENCE
+        return AuditResult.HOLDS if holds else AuditResult.TOO_LITTLE_EVIDENCE
 
     @property
     def finding(self) -> str:

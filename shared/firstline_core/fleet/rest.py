@@ -149,7 +149,7 @@ class TierCounts(Struct, frozen=True):
     latency_ms: int = 0
 
 
-class Standing(StrEnum):
+class AuditResult(StrEnum):
     """The result of the audits of a promise."""
 
     HOLDS = "holds"
@@ -207,7 +207,7 @@ class ContractState(Struct, frozen=True):
     variant: str | None
     event: str | None
     promise: str
-    state: Standing
+    state: AuditResult
     epsilon: float
     audits: int
     audits_needed: int

@@ -23,6 +23,7 @@ from firstline_core.errors import LinkDownError, RequestError
 from firstline_core.fleet.audit_log import Entry
 from firstline_core.fleet.profiles import ProfileRequest
 from firstline_core.fleet.rest import (
+    AuditResult,
     ContractState,
     ContractStates,
     DeviceAlarm,
@@ -33,7 +34,6 @@ from firstline_core.fleet.rest import (
     FleetOverview,
     Outbox,
     Presence,
-    Standing,
     TierCounts,
     TierHistory,
 )
@@ -267,7 +267,7 @@ def test_answers_by_tier_are_described_and_drawn_to_100_percent() -> None:
 
 
 PROMISE = ContractState(
-    "yard", "3", "edge", None, "Edge answers of yard 3 differ.", Standing.HOLDS, 0.05, 900, 313, 0.05
+    "yard", "3", "edge", None, "Edge answers of yard 3 differ.", AuditResult.HOLDS, 0.05, 900, 313, 0.05
 )
 OVERVIEW = FleetOverview(
     at_s=1.7e9,
@@ -294,8 +294,8 @@ def test_the_overview_counts_devices_and_promises() -> None:
     }
     assert tiles["Late"].tone is Tone.BAD and tiles["Revoked"].tone is Tone.PLAIN
     assert tiles["Late"].href == "/devices?presence=late"
-    old = replace(PROMISE, served=False, state=Standing.ALARMED)
-    unaudited = replace(PROMISE, state=Standing.NOT_AUDITED, audits=0)
+    old = replace(PROMISE, served=False, state=AuditResult.ALARMED)
+    unaudited = replace(PROMISE, state=AuditResult.NOT_AUDITED, audits=0)
     found = overview_view.contract_tiles(ContractStates((PROMISE, old), (unaudited,)))
     assert [tile.number for tile in found] == [1, 0, 0, 1]
     rows = overview_view.tag_rows(OVERVIEW)
@@ -307,7 +307,7 @@ def test_the_overview_counts_devices_and_promises() -> None:
 
 def test_attention_names_what_a_person_has_to_do() -> None:
     finding = "missed person: 12 % of 140 audits in which it can occur; promised 5 %"
-    broken = replace(PROMISE, state=Standing.ALARMED, finding=finding, alarmed_since="2026-11-21T00:00:00+00:00")
+    broken = replace(PROMISE, state=AuditResult.ALARMED, finding=finding, alarmed_since="2026-11-21T00:00:00+00:00")
     data = overview_view.OverviewData(OVERVIEW, ContractStates((broken, PROMISE)), history())
     assert [(one.sentence, one.href) for one in overview_view.attention(data)] == [
         (f"yard 3 breaks its promise: {finding}.", "/contracts/yard"),
@@ -333,9 +333,9 @@ def test_the_figures_of_all_answers() -> None:
 
 
 def test_promises_are_listed_with_what_to_do() -> None:
-    alarmed = replace(PROMISE, state=Standing.ALARMED, bundle="door", alarmed_since="2026-11-21", risk=0.12)
-    early = replace(PROMISE, state=Standing.TOO_LITTLE_EVIDENCE, audits=13)
-    unaudited = replace(PROMISE, state=Standing.NOT_AUDITED, audits=0, bundle="gate")
+    alarmed = replace(PROMISE, state=AuditResult.ALARMED, bundle="door", alarmed_since="2026-11-21", risk=0.12)
+    early = replace(PROMISE, state=AuditResult.TOO_LITTLE_EVIDENCE, audits=13)
+    unaudited = replace(PROMISE, state=AuditResult.NOT_AUDITED, audits=0, bundle="gate")
     states = ContractStates((PROMISE, early, alarmed), (unaudited,), delta=0.05)
     rows = contracts_view.contract_rows(states)
     assert [row["state"].text for row in rows] == ["Alarmed", "Holds", "Too little evidence", "Not audited"]
@@ -343,10 +343,10 @@ def test_promises_are_listed_with_what_to_do() -> None:
     assert [row["audits"].text for row in rows] == ["900", "900", "13 of 313", "0 of 313"]
     assert len(contracts_view.contract_rows(states, "alarmed")) == 1
     words = {one.state: " ".join(contracts_view.advice(one)) for one in (PROMISE, alarmed, early, unaudited)}
-    assert "certify the bundle again" in words[Standing.ALARMED]
-    assert "300 further audits" in words[Standing.TOO_LITTLE_EVIDENCE]
-    assert "audit.per_hour" in words[Standing.NOT_AUDITED] and words[Standing.HOLDS].startswith("Nothing")
-    doubtful = replace(PROMISE, state=Standing.TOO_LITTLE_EVIDENCE, risk=0.06)
+    assert "certify the bundle again" in words[AuditResult.ALARMED]
+    assert "300 further audits" in words[AuditResult.TOO_LITTLE_EVIDENCE]
+    assert "audit.per_hour" in words[AuditResult.NOT_AUDITED] and words[AuditResult.HOLDS].startswith("Nothing")
+    doubtful = replace(PROMISE, state=AuditResult.TOO_LITTLE_EVIDENCE, risk=0.06)
     assert "more errors than promised" in contracts_view.advice(doubtful)[0]
 
 

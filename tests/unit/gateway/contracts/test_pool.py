@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from support.audits import EPSILON, EVENTS, THRESHOLD, certified_detector, certified_digits, note_of
 
-from firstline_core.fleet.rest import Standing
+from firstline_core.fleet.rest import AuditResult
 from firstline_core.routing import audit
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_gateway.contracts.pool import Pool, PoolKey, new_pool, promises_of, spaced, with_audit
@@ -129,15 +129,15 @@ def test_a_promise_holds_only_with_few_errors_in_so_many_audits_that_many_would_
     served: ServedModel,
 ) -> None:
     needed = audit.audits_to_alarm(audit.begin(EPSILON), 0.05)
-    assert new_pool(KEY, 0.0).standing(0.05) is Standing.NOT_AUDITED
-    assert after(served, [0.0] * (needed - 1)).standing(0.05) is Standing.TOO_LITTLE_EVIDENCE
+    assert new_pool(KEY, 0.0).result(0.05) is AuditResult.NOT_AUDITED
+    assert after(served, [0.0] * (needed - 1)).result(0.05) is AuditResult.TOO_LITTLE_EVIDENCE
     quiet = after(served, [0.0] * needed)
-    assert quiet.standing(0.05) is Standing.HOLDS
-    assert replace(quiet, promises=3).standing(0.05) is Standing.TOO_LITTLE_EVIDENCE  # their alarms are later
+    assert quiet.result(0.05) is AuditResult.HOLDS
+    assert replace(quiet, promises=3).result(0.05) is AuditResult.TOO_LITTLE_EVIDENCE  # their alarms are later
     often = [float(number % round(0.8 / EPSILON) == 0) for number in range(needed)]  # 1.25 times the promised share
     doubtful = after(served, often)
-    assert doubtful.alarmed_s is None and doubtful.standing(0.05) is Standing.TOO_LITTLE_EVIDENCE
-    assert after(served, [1.0] * 20).standing(0.05) is Standing.ALARMED
+    assert doubtful.alarmed_s is None and doubtful.result(0.05) is AuditResult.TOO_LITTLE_EVIDENCE
+    assert after(served, [1.0] * 20).result(0.05) is AuditResult.ALARMED
 
 
 def test_a_variant_without_a_certificate_promises_nothing(served: ServedModel) -> None:
