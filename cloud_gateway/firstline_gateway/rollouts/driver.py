@@ -36,6 +36,7 @@ _CLOSE_S = 2.0
 
 _T = TypeVar("_T")
 _Computed = tuple[Rollout, Changes] | None
+_Compute = Callable[[Connection, str, dict[str, FleetCache], Now], _Computed]
 
 
 class RolloutDriver:
@@ -90,28 +91,28 @@ class RolloutDriver:
             steps = 0
             active = await self._read(records.active)
             for each in active:
-                steps += await self._follow(partial(_compute_step, rollout_id=each, caches=self._caches))
+                steps += await self._follow(each, _compute_step)
             if self._clock.monotonic_s() >= self._joining_s:
                 self._joining_s = self._clock.monotonic_s() + _JOIN_S
                 joinable = [rollout.id for rollout in in_force(await self._read(records.completed))]
                 for each in joinable:
-                    steps += await self._follow(partial(_compute_join, rollout_id=each, caches=self._caches))
+                    steps += await self._follow(each, _compute_join)
                 for each in self._caches.keys() - {*active, *joinable}:
                     del self._caches[each]
             return steps
 
-    async def _follow(self, make: partial[_Computed]) -> int:
+    async def _follow(self, rollout_id: str, compute: _Compute) -> int:
         """Steps a rollout until no step is due at once; an error in one rollout does not delay the others."""
         steps, more = 0, True
         try:
             while more and await self._leads():
-                more = await self._step(make)
+                more = await self._step(rollout_id, compute)
                 steps += 1
         except Exception as error:
             if isinstance(error, CapacityError) and not isinstance(error, StoreDamagedError):
                 raise  # the next rollout would meet the same
-            log.exception("rollout step failed", rollout=make.keywords["rollout_id"])
-            self._caches.pop(make.keywords["rollout_id"], None)
+            log.exception("rollout step failed", rollout=rollout_id)
+            self._caches.pop(rollout_id, None)
         return steps
 
     async def _leads(self) -> bool:
@@ -119,11 +120,11 @@ class RolloutDriver:
         now_s = self._service.now_s()
         return await self._store.write(partial(records.lease, holder=self._holder, service_s=now_s, for_s=_LEASE_S))
 
-    async def _step(self, make: partial[_Computed]) -> bool:
+    async def _step(self, rollout_id: str, compute: _Compute) -> bool:
         """Carries out one step of one rollout; returns whether the next is due at once."""
         now = Now(self._service.now_s(), self._clock.wall_s())
         started_s = self._clock.monotonic_s()
-        computed = await self._read(partial(make, now=now))
+        computed = await self._read(lambda on: compute(on, rollout_id, self._caches, now))
         if computed is None:
             return False
         seconds = self._clock.monotonic_s() - started_s
