@@ -34,15 +34,6 @@ from firstline_core.protocol.data_plane import DataPlane
 from firstline_core.protocol.enrolment import device_principal
 from firstline_core.protocol.http import run_decoder
 from firstline_core.protocol.mqtt import MqttClient
-from firstline_core.protocol.mqtt_messages import (
-    Message,
-    MqttSettings,
-    Publication,
-    Topics,
-    parse_request,
-    shared_requests,
-    tls_context,
-)
 from firstline_core.storage.secrets import read_secret
 from firstline_core.telemetry import logs
 from firstline_core.telemetry.metrics import RequestMetrics
@@ -90,7 +81,7 @@ class MqttConsumer:
         self._clock = clock
         self._admit = admit
         self.connection = connection_settings(settings, plane.limits.body_bytes)
-        self._filter = shared_requests(_group(settings.group, self.connection.password), settings.prefix)
+        self._filter = mqtt_messages.shared_requests(_group(settings.group, self.connection.password), settings.prefix)
         self._in_work = 0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -124,7 +115,7 @@ class MqttConsumer:
     async def close(self) -> None:
         await self._client.close()
 
-    async def _handle(self, message: Message) -> None:
+    async def _handle(self, message: mqtt_messages.Message) -> None:
         self._in_work += 1
         self._idle.clear()
         try:
@@ -134,13 +125,13 @@ class MqttConsumer:
             if not self._in_work:
                 self._idle.set()
 
-    async def _answer(self, message: Message) -> None:
+    async def _answer(self, message: mqtt_messages.Message) -> None:
         trace = mqtt_messages.trace_of(message)
         if trace is not None:
             logs.FACTS.set(trace.facts)  # until the request is decoded
         try:
-            device, model = parse_request(message.topic, self._settings.prefix)
-            own = Topics(device, self._settings.prefix).response
+            device, model = mqtt_messages.parse_request(message.topic, self._settings.prefix)
+            own = mqtt_messages.Topics(device, self._settings.prefix).response
         except (ProtocolError, ConfigError) as fault:
             self._drop(message, fault)
             return
@@ -183,8 +174,13 @@ class MqttConsumer:
             await self._client.publish(error)
 
     async def _work(
-        self, message: Message, model: str, response_topic: str, principal: str, trace: TraceContext | None
-    ) -> tuple[Publication, FirstlineError | None]:
+        self,
+        message: mqtt_messages.Message,
+        model: str,
+        response_topic: str,
+        principal: str,
+        trace: TraceContext | None,
+    ) -> tuple[mqtt_messages.Publication, FirstlineError | None]:
         """Returns the answer to publish, and its error if it failed."""
         expiry_s = _ANSWER_EXPIRY_S
         read = partial(
@@ -220,7 +216,7 @@ class MqttConsumer:
             )
             return publication, error
 
-    def _drop(self, message: Message, error: FirstlineError) -> None:
+    def _drop(self, message: mqtt_messages.Message, error: FirstlineError) -> None:
         """Acknowledges a message that gets no answer."""
         self._metrics.count_error(error)
         log.warning("mqtt request dropped", topic=ascii(message.topic), error=error.message)
@@ -233,11 +229,11 @@ def check(settings: Mqtt) -> None:
     Raises:
         ConfigError: the password file, the authority's certificate or a topic is invalid.
     """
-    shared_requests(settings.group, settings.prefix)
-    tls_context(connection_settings(settings, 0))
+    mqtt_messages.shared_requests(settings.group, settings.prefix)
+    mqtt_messages.tls_context(connection_settings(settings, 0))
 
 
-def connection_settings(settings: Mqtt, body_bytes: int) -> MqttSettings:
+def connection_settings(settings: Mqtt, body_bytes: int) -> mqtt_messages.MqttSettings:
     """Returns the settings of the connection to the broker.
 
     Args:
@@ -247,7 +243,7 @@ def connection_settings(settings: Mqtt, body_bytes: int) -> MqttSettings:
     Raises:
         ConfigError: the password file cannot be read.
     """
-    return MqttSettings(
+    return mqtt_messages.MqttSettings(
         host=settings.host,
         port=settings.port,
         # Unique, because a broker ends the older of two connections of one client id.

@@ -11,20 +11,7 @@ from sqlalchemy import Connection
 
 from firstline_core.clock import Clock
 from firstline_core.errors import CapacityError, ConfigError, RateLimitedError, RequestError, UnauthorizedError
-from firstline_core.protocol.enrolment import (
-    SECRET_BYTES,
-    BrokerAddress,
-    DeviceList,
-    EnrolAnswer,
-    EnrolRequest,
-    Invitation,
-    InviteAnswer,
-    InviteRequest,
-    RenewRequest,
-    format_join_token,
-    format_secret,
-    public_key_hash,
-)
+from firstline_core.protocol import enrolment as wire
 from firstline_core.telemetry.logs import logger
 from firstline_gateway.identity import ca, enrolment
 from firstline_gateway.identity.authorities import Authorities, AuthorityFolder
@@ -61,7 +48,7 @@ class Devices:
     gatekeeper: Gatekeeper
     settings: Identity
     server_authority: str
-    broker: BrokerAddress | None
+    broker: wire.BrokerAddress | None
     clock: Clock
     _attempts: TokenBuckets = field(default_factory=TokenBuckets)
     _renewals: TokenBuckets = field(default_factory=TokenBuckets)
@@ -79,7 +66,7 @@ class Devices:
             )
         return self.server_authority + (await self._authorities()).pem
 
-    async def invite(self, request: InviteRequest, by: str) -> InviteAnswer:
+    async def invite(self, request: wire.InviteRequest, by: str) -> wire.InviteAnswer:
         """Creates a join token for each device; the store keeps only their hashes.
 
         Args:
@@ -91,18 +78,21 @@ class Devices:
         """
         now_s = self.clock.wall_s()
         expires_s = now_s + request.valid_s
-        tokens = {name: format_secret(secrets.token_bytes(SECRET_BYTES)) for name in request.devices}
+        tokens = {name: wire.format_secret(secrets.token_bytes(wire.SECRET_BYTES)) for name in request.devices}
         hashes = [(name, enrolment.secret_hash(secret)) for name, secret in tokens.items()]
         await self._authorities()  # the first invitation creates them
-        trusted = public_key_hash(await self.authorities_pem())
+        trusted = wire.public_key_hash(await self.authorities_pem())
         await self.store.write(lambda on: enrolment.invite(on, hashes, by=by, now_s=now_s, expires_s=expires_s))
         for name in tokens:
             log.info("device invited", device=name, principal=by, valid_s=request.valid_s)
-        return InviteAnswer(
-            tuple(Invitation(name, format_join_token(secret, trusted), expires_s) for name, secret in tokens.items())
+        return wire.InviteAnswer(
+            tuple(
+                wire.Invitation(name, wire.format_join_token(secret, trusted), expires_s)
+                for name, secret in tokens.items()
+            )
         )
 
-    async def enrol(self, request: EnrolRequest, address: str) -> EnrolAnswer:
+    async def enrol(self, request: wire.EnrolRequest, address: str) -> wire.EnrolAnswer:
         """Gives the device that a join token is for its certificate.
 
         Args:
@@ -144,7 +134,7 @@ class Devices:
         await self.gatekeeper.refreshed()
         return await self._answer(enrolled.device, enrolled.certificate)
 
-    async def renew(self, request: RenewRequest, certificate: ClientCertificate) -> EnrolAnswer:
+    async def renew(self, request: wire.RenewRequest, certificate: ClientCertificate) -> wire.EnrolAnswer:
         """Issues the next certificate of a device.
 
         Args:
@@ -190,7 +180,7 @@ class Devices:
         log.warning("device revoked", device=device, principal=by)
         await self.gatekeeper.refreshed()
 
-    async def list(self, after: str, limit: int) -> DeviceList:
+    async def list(self, after: str, limit: int) -> wire.DeviceList:
         """Returns a page of devices by name, from the first one after a name on.
 
         Raises:
@@ -198,7 +188,7 @@ class Devices:
         """
         now_s = self.clock.wall_s()
         devices = await self.store.read(lambda on: enrolment.list_devices(on, after, limit, now_s))
-        return DeviceList(tuple(devices), devices[-1].device if len(devices) == limit else None)
+        return wire.DeviceList(tuple(devices), devices[-1].device if len(devices) == limit else None)
 
     async def _issuing(self, key: ec.EllipticCurvePublicKey) -> Issue:
         authority = (await self._authorities()).active
@@ -212,8 +202,8 @@ class Devices:
 
         return issue
 
-    async def _answer(self, device: str, certificate: str) -> EnrolAnswer:
-        return EnrolAnswer(
+    async def _answer(self, device: str, certificate: str) -> wire.EnrolAnswer:
+        return wire.EnrolAnswer(
             device=device,
             certificate=certificate,
             ca=await self.authorities_pem(),

@@ -12,16 +12,7 @@ from collections.abc import Mapping
 from msgspec import Struct
 from msgspec.structs import asdict, replace
 
-from firstline_core.fleet.twin import (
-    Desired,
-    DesiredConfiguration,
-    DesiredModel,
-    DesiredVersion,
-    Reported,
-    RunningModel,
-    Update,
-    withdrawn_after,
-)
+from firstline_core.fleet import twin
 from firstline_core.fleet.update import UNSUCCESSFUL, UpdateState
 from firstline_gateway.rollouts.rollout import Assignment, DeviceState, Rollout, Subject
 
@@ -50,43 +41,43 @@ class DeviceView(Struct, frozen=True):
     online: bool = False
     up_to_date: bool = False
     version: int = 0
-    update: Update | None = None
-    desired: DesiredVersion | None = None
+    update: twin.Update | None = None
+    desired: twin.DesiredVersion | None = None
     audited: bool = False
     audits_off: str = ""
-    model: RunningModel | None = None
+    model: twin.RunningModel | None = None
     board: str = ""
 
 
-def desired_of(document: Desired, subject: Subject, name: str) -> DesiredVersion | None:
+def desired_of(document: twin.Desired, subject: Subject, name: str) -> twin.DesiredVersion | None:
     """Returns the desired version of a bundle with this name, or of the device's configuration, whatever its name."""
     if subject is Subject.CONFIGURATION:
         return document.configuration
     return next((each for each in document.models if each.name == name), None)
 
 
-def with_desired(document: Desired, subject: Subject, version: DesiredVersion) -> Desired:
+def with_desired(document: twin.Desired, subject: Subject, version: twin.DesiredVersion) -> twin.Desired:
     """Returns a device's document with another desired version."""
     if subject is Subject.CONFIGURATION:
-        return replace(document, configuration=DesiredConfiguration(**asdict(version)))
+        return replace(document, configuration=twin.DesiredConfiguration(**asdict(version)))
     others = tuple(each for each in document.models if each.name != version.name)
-    models = (*others, DesiredModel(**asdict(version)))
+    models = (*others, twin.DesiredModel(**asdict(version)))
     return replace(document, models=tuple(sorted(models, key=lambda each: each.name)))
 
 
-def with_audits(document: Desired, bundle: str, *, wanted: bool) -> Desired:
+def with_audits(document: twin.Desired, bundle: str, *, wanted: bool) -> twin.Desired:
     """Returns a device's document that starts or ends the audits of a bundle; "" for all bundles."""
     others = {each for each in document.audits if each != bundle}
     return replace(document, audits=tuple(sorted(others | {bundle} if wanted else others)))
 
 
-def model_of(reported: Reported | None, subject: Subject, name: str) -> RunningModel | None:
+def model_of(reported: twin.Reported | None, subject: Subject, name: str) -> twin.RunningModel | None:
     """Returns the version of a bundle that a device reports to run; None if it reports none, or for a configuration."""
     models = reported.models if reported is not None and subject is Subject.MODEL else ()
     return next((each for each in models if each.name == name), None)
 
 
-def version_of(reported: Reported | None, subject: Subject, name: str) -> int:
+def version_of(reported: twin.Reported | None, subject: Subject, name: str) -> int:
     """Returns the version that a device reports to run; 0 if it reports none, or another name."""
     if reported is not None and subject is Subject.CONFIGURATION:
         return reported.configuration if reported.configuration_name == name else 0
@@ -94,7 +85,7 @@ def version_of(reported: Reported | None, subject: Subject, name: str) -> int:
     return model.version if model is not None else 0
 
 
-def update_of(reported: Reported | None, subject: Subject, name: str) -> Update | None:
+def update_of(reported: twin.Reported | None, subject: Subject, name: str) -> twin.Update | None:
     """Returns the latest update that a device reports."""
     updates = reported.updates if reported is not None else ()
     return next((each for each in updates if each.name == name and each.what == subject), None)
@@ -117,15 +108,15 @@ def after_offer(assignment: Assignment, device: DeviceView, rollout: Rollout, no
         offered_s=now_s,
         before=before,
         before_version=assignment.before_version or device.version,
-        withdrawn=assignment.withdrawn if retried else withdrawn_after(old, rollout.definition.manifest_sha256),
+        withdrawn=assignment.withdrawn if retried else twin.withdrawn_after(old, rollout.definition.manifest_sha256),
         reason="",
     )
 
 
-def target(rollout: Rollout) -> DesiredVersion:
+def target(rollout: Rollout) -> twin.DesiredVersion:
     """Returns the version that a rollout brings."""
     definition = rollout.definition
-    return DesiredVersion(
+    return twin.DesiredVersion(
         definition.bundle,
         definition.version,
         definition.manifest_sha256,
@@ -135,18 +126,18 @@ def target(rollout: Rollout) -> DesiredVersion:
     )
 
 
-def offer(assignment: Assignment, rollout: Rollout) -> DesiredVersion:
+def offer(assignment: Assignment, rollout: Rollout) -> twin.DesiredVersion:
     """Returns the desired version for a device that takes the model."""
     return replace(target(rollout), withdrawn=assignment.withdrawn)
 
 
-def rollback(assignment: Assignment, rollout: Rollout) -> DesiredVersion:
+def rollback(assignment: Assignment, rollout: Rollout) -> twin.DesiredVersion:
     """Returns the desired version for a device that goes back."""
     offered = offer(assignment, rollout)
     if assignment.before is None:
         return replace(offered, window=None, undone=True)
     before = assignment.before
-    return replace(before, withdrawn=withdrawn_after(replace(offered, undone=True), before.sha256))
+    return replace(before, withdrawn=twin.withdrawn_after(replace(offered, undone=True), before.sha256))
 
 
 def after_report(assignment: Assignment, device: DeviceView | None, rollout: Rollout) -> Assignment:

@@ -9,15 +9,7 @@ from fastapi import APIRouter, Depends, Request
 from starlette.responses import Response
 
 from firstline_core.errors import ForbiddenError, RequestError
-from firstline_core.fleet.profiles import (
-    BODY_BYTES,
-    OWN_PROFILES_PATH,
-    PROFILES_PATH,
-    NewProfileRequest,
-    ProfileEntry,
-    ProfilePage,
-    requests_path,
-)
+from firstline_core.fleet import profiles as wire
 from firstline_core.profile.profile import Profile
 from firstline_core.protocol.limits import Limits
 from firstline_gateway.api.auth import Access, CallingDevice, Operator, Sees
@@ -43,9 +35,9 @@ from firstline_gateway.profiles.profiles import Profiles, read_uploaded
 from firstline_gateway.profiles.records import Place
 from firstline_gateway.profiles.requests import RequestedProfiles
 
-_DOCUMENT = Limits(body_bytes=BODY_BYTES)
-_ONE = PROFILES_PATH + "/{bundle}/versions/{version}/machines/{machine}"
-_REQUESTS = requests_path("{name}")
+_DOCUMENT = Limits(body_bytes=wire.BODY_BYTES)
+_ONE = wire.PROFILES_PATH + "/{bundle}/versions/{version}/machines/{machine}"
+_REQUESTS = wire.requests_path("{name}")
 
 
 def place_of(bundle: BundleName, version: Version, machine: MachineName) -> Place:
@@ -60,7 +52,7 @@ def profile_routes(profiles: Profiles, access: Access) -> APIRouter:
     """Returns the routes of the stored profiles, for operators."""
     router = APIRouter(tags=["profiles"], dependencies=[Depends(access.fleet)])
 
-    @router.get(PROFILES_PATH)
+    @router.get(wire.PROFILES_PATH)
     async def list_profiles(
         *,
         sees: Sees,
@@ -78,7 +70,7 @@ def profile_routes(profiles: Profiles, access: Access) -> APIRouter:
             behind = name_of(name, "a bundle"), number_of(version, "a version"), name_of(other, "a machine")
         page = await profiles.page(behind, limit, bundle=bundle, machine=machine)
         shown = {name for name in {one.machine for one in page.profiles} if await sees(name)}
-        return answer(ProfilePage(tuple(one for one in page.profiles if one.machine in shown), page.after))
+        return answer(wire.ProfilePage(tuple(one for one in page.profiles if one.machine in shown), page.after))
 
     @router.get(_ONE, responses=UNCHANGED)
     async def read_profile(request: Request, place: PlaceDep, sees: Sees) -> Response:
@@ -112,10 +104,10 @@ def request_routes(requests: RequestedProfiles, access: Access) -> APIRouter:
         """The measurements requested from a device, and their progress."""
         return answer(await requests.of(name))
 
-    @router.post(_REQUESTS, responses=NEW, openapi_extra=body_schema(NewProfileRequest))
+    @router.post(_REQUESTS, responses=NEW, openapi_extra=body_schema(wire.NewProfileRequest))
     async def ask(request: Request, principal: Operator, name: DeviceName) -> Response:
         """Request that a device measures a bundle: 201 if new, 200 if already requested."""
-        wanted = await body_of(request, NewProfileRequest)
+        wanted = await body_of(request, wire.NewProfileRequest)
         created = await requests.ask(name, wanted, principal)
         return answer(created, 201 if created.new else 200)
 
@@ -132,7 +124,7 @@ def own_profile_routes(profiles: Profiles, access: Access) -> APIRouter:
     """Returns the route with which a device sends its profiles."""
     router = APIRouter(tags=["twins"], dependencies=[Depends(access.device)])
 
-    @router.put(OWN_PROFILES_PATH + "/{bundle}/versions/{version}", openapi_extra=body_schema(Profile))
+    @router.put(wire.OWN_PROFILES_PATH + "/{bundle}/versions/{version}", openapi_extra=body_schema(Profile))
     async def write_own(request: Request, device: CallingDevice, bundle: BundleName, version: Version) -> Response:
         """Store the profile that was requested from the calling device."""
         await profiles.check_requested(device, bundle, version)  # before megabytes arrive that were not requested
@@ -142,6 +134,6 @@ def own_profile_routes(profiles: Profiles, access: Access) -> APIRouter:
     return router
 
 
-async def _uploaded(request: Request, place: Place) -> tuple[ProfileEntry, bytes]:
+async def _uploaded(request: Request, place: Place) -> tuple[wire.ProfileEntry, bytes]:
     content = await read_body(request, _DOCUMENT)
     return await asyncio.to_thread(read_uploaded, content, place), content

@@ -10,21 +10,7 @@ from pydantic import AfterValidator
 from starlette.responses import Response, StreamingResponse
 
 from firstline_core.errors import NotFoundError, RequestError
-from firstline_core.fleet.registry import (
-    ALIASES_PATH,
-    BLOBS_PATH,
-    BUNDLES_PATH,
-    CONFIGURATIONS_PATH,
-    METADATA_PATH,
-    ONLINE_KEY_PATH,
-    PUBLICATION_LIMIT_BYTES,
-    REGISTRY_PATH,
-    AliasList,
-    AliasRequest,
-    BundlePage,
-    ConfigurationPage,
-    Publication,
-)
+from firstline_core.fleet import registry as wire
 from firstline_core.protocol.http import limited_chunks, timed_chunks
 from firstline_core.protocol.limits import Limits
 from firstline_gateway.api.auth import Access, Operator
@@ -50,15 +36,15 @@ from firstline_gateway.api.messages import (
 if TYPE_CHECKING:  # loads python-tuf, which a gateway without a registry does not need
     from firstline_gateway.registry.registry import Registry
 
-_PUBLICATION = Limits(body_bytes=PUBLICATION_LIMIT_BYTES)
+_PUBLICATION = Limits(body_bytes=wire.PUBLICATION_LIMIT_BYTES)
 _PAGE_LIMIT = 200
 _PART: dict[int | str, dict[str, Any]] = {
     206: {"description": "A part of the file."},
     416: {"description": "The file has no such part."},
 }
-_BLOB = BLOBS_PATH + "/{sha256}"
-_BUNDLE = BUNDLES_PATH + "/{model}/versions/{version}"
-_ALIAS = ALIASES_PATH + "/{model}/{alias}"
+_BLOB = wire.BLOBS_PATH + "/{sha256}"
+_BUNDLE = wire.BUNDLES_PATH + "/{model}/versions/{version}"
+_ALIAS = wire.ALIASES_PATH + "/{model}/{alias}"
 _SHA256_LENGTH = 64
 # A hash names content that never changes. Shared caches cannot check access, so only private ones may store it.
 _IMMUTABLE = "private, max-age=31536000, immutable"
@@ -105,8 +91,8 @@ def file_routes(registry: Registry | None, access: Access) -> APIRouter:
             return Response(status_code=200, headers=headers)
         return StreamingResponse(files.read(sha256, start, end), 206 if part is not None else 200, headers)
 
-    @router.head(METADATA_PATH + "/{name}", include_in_schema=False)
-    @router.get(METADATA_PATH + "/{name}", responses=UNCHANGED)
+    @router.head(wire.METADATA_PATH + "/{name}", include_in_schema=False)
+    @router.get(wire.METADATA_PATH + "/{name}", responses=UNCHANGED)
     async def read_metadata(request: Request, name: str) -> Response:
         """Signed metadata, as The Update Framework names it: timestamp.json, 3.root.json."""
         content = (await _opened(registry).metadata(name)).content
@@ -128,23 +114,23 @@ def publication_routes(registry: Registry | None, access: Access) -> APIRouter:
         is_new = await files.put(sha256, limited_chunks(timed_chunks(request.stream()), request.headers, limits))
         return answer({"sha256": sha256, "new": is_new}, 201 if is_new else 200)
 
-    @router.post(METADATA_PATH, openapi_extra=body_schema(Publication))
+    @router.post(wire.METADATA_PATH, openapi_extra=body_schema(wire.Publication))
     async def publish(request: Request, principal: Operator) -> Response:
         """Publish newly signed root and targets metadata, atomically."""
-        publication = await body_of(request, Publication, _PUBLICATION)
+        publication = await body_of(request, wire.Publication, _PUBLICATION)
         return answer(await _opened(registry).publish([bytes(content) for content in publication.metadata], principal))
 
-    @router.get(REGISTRY_PATH)
+    @router.get(wire.REGISTRY_PATH)
     async def read_status() -> Response:
         """Versions and expiry of the metadata, size of the files, and warnings."""
         return answer(await _opened(registry).status())
 
-    @router.get(ONLINE_KEY_PATH)
+    @router.get(wire.ONLINE_KEY_PATH)
     async def read_online_key() -> Response:
         """The public key that a root must name for snapshot and timestamp."""
         return answer(await _opened(registry).online_key(fresh=False))
 
-    @router.post(ONLINE_KEY_PATH)
+    @router.post(wire.ONLINE_KEY_PATH)
     async def make_online_key() -> Response:
         """Create the next such key, for a rotation; the present one signs until a root names the new one."""
         return answer(await _opened(registry).online_key(fresh=True))
@@ -156,21 +142,21 @@ def catalogue_routes(registry: Registry | None, access: Access) -> APIRouter:
     """Returns the routes of the signed bundles and configurations."""
     router = APIRouter(tags=["registry"], dependencies=[Depends(access.fleet)])
 
-    @router.get(BUNDLES_PATH)
+    @router.get(wire.BUNDLES_PATH)
     async def list_bundles(after: str = "", model: OptionalModelName = "", limit: str = str(_PAGE_LIMIT)) -> Response:
         """The signed bundles, by name and version (after=NAME/VERSION, model=)."""
         behind, count = _cursor(after, "a model"), number_of(limit, "a limit", _PAGE_LIMIT)
         bundles = await _opened(registry).catalogue.entries(behind, count + 1, model)
         page = bundles[:count]
         last = f"{page[-1].name}/{page[-1].version}" if len(bundles) > count else None
-        return answer(BundlePage(tuple(page), last))
+        return answer(wire.BundlePage(tuple(page), last))
 
     @router.get(_BUNDLE)
     async def read_bundle(model: ModelName, version: Version) -> Response:
         """A signed bundle: variants, requirements, certificates, aliases."""
         return answer(await _opened(registry).catalogue.entry(model, version))
 
-    @router.get(CONFIGURATIONS_PATH)
+    @router.get(wire.CONFIGURATIONS_PATH)
     async def list_configurations(
         after: str = "", name: OptionalConfigurationName = "", limit: str = str(PAGE)
     ) -> Response:
@@ -180,7 +166,7 @@ def catalogue_routes(registry: Registry | None, access: Access) -> APIRouter:
         matching = [one for one in listed if (one.name, one.version) > behind and name in ("", one.name)]
         page = matching[:count]
         last = f"{page[-1].name}/{page[-1].version}" if len(matching) > count else None
-        return answer(ConfigurationPage(tuple(page), last))
+        return answer(wire.ConfigurationPage(tuple(page), last))
 
     return router
 
@@ -189,20 +175,20 @@ def alias_routes(registry: Registry | None, access: Access) -> APIRouter:
     """Returns the routes of the aliases."""
     router = APIRouter(tags=["registry"], dependencies=[Depends(access.fleet)])
 
-    @router.get(ALIASES_PATH)
+    @router.get(wire.ALIASES_PATH)
     async def list_aliases(model: OptionalModelName = "") -> Response:
         """The aliases and their versions."""
-        return answer(AliasList(tuple(await _opened(registry).aliases.all(model))))
+        return answer(wire.AliasList(tuple(await _opened(registry).aliases.all(model))))
 
     @router.get(_ALIAS)
     async def read_alias(model: ModelName, alias: AliasName) -> Response:
         """The history of an alias, newest first."""
-        return answer(AliasList(tuple(await _opened(registry).aliases.history(model, alias))))
+        return answer(wire.AliasList(tuple(await _opened(registry).aliases.history(model, alias))))
 
-    @router.put(_ALIAS, openapi_extra=body_schema(AliasRequest))
+    @router.put(_ALIAS, openapi_extra=body_schema(wire.AliasRequest))
     async def write_alias(request: Request, principal: Operator, model: ModelName, alias: AliasName) -> Response:
         """Set an alias to a version."""
-        wanted = await body_of(request, AliasRequest)
+        wanted = await body_of(request, wire.AliasRequest)
         return answer(await _opened(registry).aliases.set(model, alias, wanted.version, principal))
 
     @router.post(_ALIAS + "/revert")
