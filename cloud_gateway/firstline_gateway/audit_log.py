@@ -12,13 +12,7 @@ import msgspec
 import sqlalchemy as sa
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from cryptography.hazmat.primitives.serialization import (
-    Encoding,
-    NoEncryption,
-    PrivateFormat,
-    PublicFormat,
-    load_pem_private_key,
-)
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
 
 from firstline_core.clock import Clock
 from firstline_core.errors import ConfigError
@@ -195,7 +189,7 @@ def open_key(directory: Path) -> Ed25519PrivateKey:
 
 def sign(last: tuple[int, str], key: Ed25519PrivateKey, now_s: float, first: int = 1) -> Head:
     """Returns the signed head of a log, or of an export from `first` on, whose last entry has this number and hash."""
-    public = key.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw).hex()
+    public = key.public_key().public_bytes_raw().hex()
     return Head(*last, at_s=now_s, public_key=public, first=first).signed(key)
 
 
