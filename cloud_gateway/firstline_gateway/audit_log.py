@@ -16,10 +16,10 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 
 from firstline_core.clock import Clock
 from firstline_core.errors import ConfigError
-from firstline_core.fleet.audit_log import FIRST, Entry, Head, next_entry
+from firstline_core.fleet.audit_log import Entry, Head, next_entry
 from firstline_core.fleet.rollout import AuditPage
 from firstline_core.storage.files import make_folder, sync_folder
-from firstline_gateway.store.schema import METADATA, insert_missing
+from firstline_gateway.store.schema import METADATA
 from firstline_gateway.store.store import Store
 
 ENTRIES = sa.Table(
@@ -62,8 +62,6 @@ def add(connection: sa.Connection, at_s: float, actor: str, action: str, subject
     text = msgspec.json.encode(details).decode()
     if len(text) > _DETAILS_BYTES:
         text = msgspec.json.encode({"left_out_bytes": len(text)}).decode()
-    row = {"id": 1, "number": 0, "sha256": FIRST}
-    insert_missing(connection, HEAD, row)
     head = connection.execute(sa.select(HEAD.c.number, HEAD.c.sha256).with_for_update()).one()
     entry = next_entry((head.number, head.sha256), at_s=at_s, actor=actor, action=action, subject=subject, details=text)
     connection.execute(sa.insert(ENTRIES).values(msgspec.structs.asdict(entry)))
@@ -73,8 +71,8 @@ def add(connection: sa.Connection, at_s: float, actor: str, action: str, subject
 
 def last(connection: sa.Connection) -> tuple[int, str]:
     """Returns the number and hash of the last entry; (0, `FIRST`) if the log is empty."""
-    row = connection.execute(sa.select(HEAD.c.number, HEAD.c.sha256)).one_or_none()
-    return (row.number, row.sha256) if row is not None else (0, FIRST)
+    row = connection.execute(sa.select(HEAD.c.number, HEAD.c.sha256)).one()
+    return row.number, row.sha256
 
 
 def first_since(connection: sa.Connection, since_s: float) -> int:

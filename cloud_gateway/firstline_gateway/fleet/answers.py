@@ -8,13 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from msgspec import Struct
 import sqlalchemy as sa
-from sqlalchemy import text as sql
+from msgspec import Struct
 
 from firstline_core.fleet.telemetry import EndedPromise
-from firstline_gateway.store import schema
-from firstline_gateway.store.schema import METADATA, SEQUENCE
+from firstline_gateway.store.schema import METADATA, SEQUENCE, insert_missing
 
 KEPT_S = 7 * 86_400.0
 """Time after which they are deleted."""
@@ -54,7 +52,7 @@ class Ended(Struct, frozen=True):
 def add(connection: sa.Connection, device: str, promises: Sequence[EndedPromise], now_s: float) -> None:
     """Stores the promises that are not stored yet."""
     if connection.dialect.name == "postgresql":  # numbers become visible in their order, or a reader would miss one
-        connection.execute(sql("LOCK TABLE fleet_answers IN SHARE ROW EXCLUSIVE MODE"))
+        connection.execute(sa.text("LOCK TABLE fleet_answers IN SHARE ROW EXCLUSIVE MODE"))
     rows = [
         {
             "device": device,
@@ -67,7 +65,7 @@ def add(connection: sa.Connection, device: str, promises: Sequence[EndedPromise]
         }
         for each in promises
     ]
-    connection.execute(schema.insert(connection, ANSWERS).on_conflict_do_nothing(), rows)
+    insert_missing(connection, ANSWERS, *rows)
     mine = sa.select(_C.number).where(_C.device == device).order_by(_C.number.desc())
     oldest = connection.execute(mine.offset(OF_A_DEVICE).limit(1)).scalar_one_or_none()
     if oldest is not None:

@@ -87,9 +87,13 @@ class Fleet:
         now_s = self._clock.wall_s()
 
         def report(connection: Connection) -> tuple[bool, list[str]]:
-            is_new = devices.report(connection, device, reported, now_s, accept=self._accept)
-            wanted = partial(devices.desire, connection, [device], now_s=now_s, existing_only=True)
-            return is_new, wanted(lambda _, before: replace(before, answers=self._wants_answers)) if is_new else []
+            if not devices.report(connection, device, reported, now_s, accept=self._accept):
+                return False, []
+
+            def change(_: str, before: Desired) -> Desired:
+                return replace(before, answers=self._wants_answers)
+
+            return True, devices.desire(connection, [device], change, now_s, existing_only=True)
 
         is_new, informed = await self._store.write(report)
         if informed:
@@ -298,14 +302,7 @@ def _note_alarms(connection: Connection, device: str, counted: totals.Counted, n
     for model in raised[:room]:
         details = {"model": model.name, "version": model.version}
         details |= {"audits": model.audited, "disagreements": model.disagreed}
-        audit_log.add(
-            connection,
-            at_s=now_s,
-            actor="rule:contract",
-            action=DEVICE_ALARM,
-            subject=f"device:{device}",
-            details=details,
-        )
+        audit_log.add(connection, now_s, "rule:contract", DEVICE_ALARM, f"device:{device}", **details)
 
 
 def _document(device: devices.Device, now_s: float, revoked: Collection[str]) -> FleetDevice:

@@ -55,7 +55,7 @@ LEASE = sa.Table(
     sa.Column("holder", sa.String(64), nullable=False),
     sa.Column("until_service_s", sa.Double, nullable=False),
 )
-"""At most one row, of id 1: the replica that drives the rollouts."""
+"""One row, of id 1: the replica that drives the rollouts."""
 
 _R, _A = ROLLOUTS.c, ASSIGNMENTS.c
 
@@ -247,15 +247,14 @@ def looks(connection: sa.Connection, rollout_id: str, after: tuple[int, int], li
 
 def lease(connection: sa.Connection, holder: str, service_s: float, for_s: float) -> bool:
     """Takes or renews the right to drive rollouts; returns False if another replica has it."""
-    row = {"id": 1, "holder": holder, "until_service_s": service_s + for_s}
-    insert_missing(connection, LEASE, row | {"until_service_s": service_s - 1.0})
     free = sa.or_(LEASE.c.holder == holder, LEASE.c.until_service_s < service_s)
-    return connection.execute(sa.update(LEASE).where(LEASE.c.id == 1, free).values(row)).rowcount > 0
+    taken = sa.update(LEASE).where(free).values(holder=holder, until_service_s=service_s + for_s)
+    return connection.execute(taken).rowcount > 0
 
 
 def holds(connection: sa.Connection, holder: str) -> bool:
     """Returns whether the lease is still held; locks it until this transaction ends."""
-    found = connection.execute(sa.select(LEASE.c.holder).where(LEASE.c.id == 1).with_for_update()).scalar_one_or_none()
+    found: str = connection.execute(sa.select(LEASE.c.holder).with_for_update()).scalar_one()
     return found == holder
 
 

@@ -8,6 +8,7 @@ from importlib import import_module
 
 from alembic import op
 
+from firstline_core.fleet.audit_log import FIRST
 from firstline_gateway.store.schema import METADATA
 
 revision = "0001"
@@ -30,11 +31,17 @@ _MODULES = (
     "store.service_clock",
     "webhooks.records",
 )
+_SINGLE_ROWS: dict[str, dict[str, object]] = {
+    "audit_log_head": {"number": 0, "sha256": FIRST},
+    "identity_version": {"version": 0},
+    "rollout_lease": {"holder": "", "until_service_s": -1.0},
+    "service_clock": {"seconds": 0.0},
+}
 
 
 def upgrade() -> None:
     for name in _MODULES:
         import_module(f"firstline_gateway.{name}")
     METADATA.create_all(op.get_bind(), checkfirst=False)  # of a damaged store, tables may exist
-    op.execute("INSERT INTO service_clock (id, seconds) VALUES (1, 0)")
-    op.execute("INSERT INTO identity_version (id, version) VALUES (1, 0)")
+    for table, row in _SINGLE_ROWS.items():
+        op.bulk_insert(METADATA.tables[table], [{"id": 1, **row}])
