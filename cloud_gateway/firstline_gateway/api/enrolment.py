@@ -6,15 +6,7 @@ from fastapi import APIRouter, Depends, Request
 from starlette.responses import Response
 
 from firstline_core.errors import UnauthorizedError
-from firstline_core.protocol.enrolment import (
-    CA_PATH,
-    DEVICES_PATH,
-    ENROL_PATH,
-    RENEW_PATH,
-    EnrolRequest,
-    InviteRequest,
-    RenewRequest,
-)
+from firstline_core.protocol import enrolment as wire
 from firstline_core.protocol.limits import MIB, Limits
 from firstline_gateway.api.auth import Access, Operator, address_of, certificate_of
 from firstline_gateway.api.messages import DeviceName, OptionalDeviceName, answer, body_of, body_schema
@@ -30,26 +22,26 @@ def enrolment_routes(identity: Identity) -> APIRouter:
     """Returns the routes of devices that enrol or renew."""
     router = APIRouter(tags=["devices"])
 
-    @router.get(CA_PATH)
+    @router.get(wire.CA_PATH)
     async def read_authorities() -> Response:
         """The certificate authorities for devices, as PEM. Needs no key: a join token has their hash."""
         pem = await identity.devices.authorities_pem()
         return Response(pem, media_type="application/x-pem-file")
 
-    @router.post(ENROL_PATH, openapi_extra=body_schema(EnrolRequest))
+    @router.post(wire.ENROL_PATH, openapi_extra=body_schema(wire.EnrolRequest))
     async def enrol(request: Request) -> Response:
         """Issue a device's first certificate for the secret of a join token."""
-        request_body = await body_of(request, EnrolRequest, _STRANGERS)
+        request_body = await body_of(request, wire.EnrolRequest, _STRANGERS)
         return answer(await identity.devices.enrol(request_body, address_of(identity, request)))
 
-    @router.post(RENEW_PATH, openapi_extra=body_schema(RenewRequest))
+    @router.post(wire.RENEW_PATH, openapi_extra=body_schema(wire.RenewRequest))
     async def renew(request: Request) -> Response:
         """Renew a device's certificate, which may have expired some time ago."""
         certificate = await certificate_of(identity, request.scope)
         if certificate is None:
             raise UnauthorizedError("Only a device renews its certificate, and must show the present one.")
         await identity.gatekeeper.authenticate_certificate(certificate, renewing=True)  # before the body is read
-        return answer(await identity.devices.renew(await body_of(request, RenewRequest, _STRANGERS), certificate))
+        return answer(await identity.devices.renew(await body_of(request, wire.RenewRequest, _STRANGERS), certificate))
 
     return router
 
@@ -58,18 +50,18 @@ def invitation_routes(devices: Devices, access: Access) -> APIRouter:
     """Returns the routes with which operators invite and revoke devices."""
     router = APIRouter(tags=["devices"], dependencies=[Depends(access.fleet)])
 
-    @router.post(DEVICES_PATH, openapi_extra=body_schema(InviteRequest))
+    @router.post(wire.DEVICES_PATH, openapi_extra=body_schema(wire.InviteRequest))
     async def invite(request: Request, principal: Operator) -> Response:
         """Create join tokens for devices; each is shown only once."""
-        request_body = await body_of(request, InviteRequest, _FLEET)
+        request_body = await body_of(request, wire.InviteRequest, _FLEET)
         return answer(await devices.invite(request_body, principal))
 
-    @router.get(DEVICES_PATH)
+    @router.get(wire.DEVICES_PATH)
     async def list_devices(after: OptionalDeviceName = "") -> Response:
         """The enrolled and invited devices by name, 1,000 at a time."""
         return answer(await devices.list(after, _LISTED_LIMIT))
 
-    @router.post(DEVICES_PATH + "/{name}/revoke")
+    @router.post(wire.DEVICES_PATH + "/{name}/revoke")
     async def revoke(principal: Operator, name: DeviceName) -> Response:
         """Refuse a device from now on, and close its connections."""
         await devices.revoke(name, principal)

@@ -17,15 +17,7 @@ from tuf.api.metadata import Root
 
 from firstline_core.clock import Clock
 from firstline_core.errors import ConfigError, ConflictError, NotFoundError, NotReadyError
-from firstline_core.fleet.registry import (
-    AUTHORITY,
-    DAY_S,
-    HOUR_S,
-    OnlineKey,
-    RegistryStatus,
-    RoleState,
-    expiry_warnings,
-)
+from firstline_core.fleet import registry as wire
 from firstline_core.telemetry.logs import logger
 from firstline_gateway import audit_log
 from firstline_gateway.identity.authorities import AuthorityFolder
@@ -42,8 +34,8 @@ _ROLES = ("root", "targets", "snapshot", "timestamp")
 # Half of their life: a gateway that is away for less than the other half leaves no gap.
 _RENEW_BEFORE_S = signing.ONLINE_LIFE.total_seconds() / 2
 # A push may take a day over a slow link before it lists the files that it has sent.
-_UNLISTED_S = DAY_S
-_SWEEP_INTERVAL_S = HOUR_S
+_UNLISTED_S = wire.DAY_S
+_SWEEP_INTERVAL_S = wire.HOUR_S
 
 log = logger(__name__)
 
@@ -196,8 +188,8 @@ class Registry:
         finally:
             self.latest_expiries = await self.expiries()
             now_s = self._clock.wall_s()
-            for role, sentence in expiry_warnings(self.latest_expiries, now_s).items():
-                if now_s - self._warned_s.get(role, 0.0) >= DAY_S:
+            for role, sentence in wire.expiry_warnings(self.latest_expiries, now_s).items():
+                if now_s - self._warned_s.get(role, 0.0) >= wire.DAY_S:
                     self._warned_s[role] = now_s
                     log.warning("registry expiry", role=role, warning=sentence)
         if self._clock.monotonic_s() - self._swept_s >= _SWEEP_INTERVAL_S:
@@ -205,7 +197,7 @@ class Registry:
             if deleted := await self.sweep(_UNLISTED_S):
                 log.info("unlisted files deleted", files=deleted)
 
-    async def online_key(self, *, fresh: bool) -> OnlineKey:
+    async def online_key(self, *, fresh: bool) -> wire.OnlineKey:
         """Returns the public key that a root must name for snapshot and timestamp; `fresh` for one not in use yet."""
         used = await self._online_keys()
         return await asyncio.to_thread(signing.offered_key, self._folder.directory, fresh=fresh, used=used)
@@ -216,10 +208,10 @@ class Registry:
         expiries = {role: head.expires_s for role, head in heads.items()}
         if self._folder.exists:
             authority = await asyncio.to_thread(self._folder.open)
-            expiries[AUTHORITY] = authority.active.certificate.not_valid_after_utc.timestamp()
+            expiries[wire.AUTHORITY] = authority.active.certificate.not_valid_after_utc.timestamp()
         return expiries
 
-    async def status(self) -> RegistryStatus:
+    async def status(self) -> wire.RegistryStatus:
         """Returns the versions and expiry of the metadata, warnings, and the size of the files."""
         heads = await self._store.read(records.heads)
         expiries = await self.expiries()
@@ -229,11 +221,11 @@ class Registry:
         except NotReadyError:
             keyid = None
         blobs = await self.files.all()
-        return RegistryStatus(
-            roles=tuple(RoleState(role, *heads[role]) for role in _ROLES if role in heads),
+        return wire.RegistryStatus(
+            roles=tuple(wire.RoleState(role, *heads[role]) for role in _ROLES if role in heads),
             online_key=keyid,
-            authority_expires_s=expiries.get(AUTHORITY),
-            warnings=tuple(expiry_warnings(expiries, self._clock.wall_s()).values()),
+            authority_expires_s=expiries.get(wire.AUTHORITY),
+            warnings=tuple(wire.expiry_warnings(expiries, self._clock.wall_s()).values()),
             blobs=len(blobs),
             blobs_bytes=sum(blob.size_bytes for blob in blobs),
             limit_bytes=self.files.limit_bytes,

@@ -15,16 +15,8 @@ from sqlalchemy import Connection
 
 from firstline_core.clock import Clock
 from firstline_core.errors import ConflictError, ForbiddenError, NotFoundError
+from firstline_core.fleet import rollout as wire
 from firstline_core.fleet.persons import same_person
-from firstline_core.fleet.rollout import (
-    Look,
-    LookList,
-    Plan,
-    RolloutDevice,
-    RolloutDevices,
-    RolloutPage,
-    RolloutSummary,
-)
 from firstline_core.fleet.selector import parse_selector
 from firstline_core.ids import new_request_id
 from firstline_gateway import audit_log
@@ -70,7 +62,7 @@ class Rollouts:
     find_listed: FindListed | None = None
     before_start: Callable[[Definition], Awaitable[None]] | None = None
 
-    async def create(self, definition: Definition, by: str, idempotency_key: str | None = None) -> RolloutSummary:
+    async def create(self, definition: Definition, by: str, idempotency_key: str | None = None) -> wire.RolloutSummary:
         """Creates a rollout, which can be started, or must be approved by another person first.
 
         Raises:
@@ -98,16 +90,16 @@ class Rollouts:
             raise ConflictError("This Idempotency-Key was used for another rollout; take a new one.")
         return _summary(stored, {})
 
-    async def page(self, after: str, limit: int, bundle: str) -> RolloutPage:
+    async def page(self, after: str, limit: int, bundle: str) -> wire.RolloutPage:
         """Returns rollouts, newest first."""
         found = await self.store.read(lambda on: _summaries(on, records.page(on, after, limit, bundle)))
-        return RolloutPage(found, found[-1].id if len(found) == limit else None)
+        return wire.RolloutPage(found, found[-1].id if len(found) == limit else None)
 
-    async def waiting(self, limit: int) -> tuple[RolloutSummary, ...]:
+    async def waiting(self, limit: int) -> tuple[wire.RolloutSummary, ...]:
         """Returns the rollouts that wait for a person, newest first."""
         return await self.store.read(lambda on: _summaries(on, records.waiting(on, limit)))
 
-    async def get(self, rollout_id: str) -> RolloutSummary:
+    async def get(self, rollout_id: str) -> wire.RolloutSummary:
         """Returns one rollout.
 
         Raises:
@@ -116,36 +108,38 @@ class Rollouts:
         (summary,) = await self.store.read(lambda on: _summaries(on, [_existing(on, rollout_id)]))
         return summary
 
-    async def looks(self, rollout_id: str, after: tuple[int, int] = (-1, 0), limit: int = _LOOKS) -> LookList:
+    async def looks(self, rollout_id: str, after: tuple[int, int] = (-1, 0), limit: int = _LOOKS) -> wire.LookList:
         """Returns the evaluations of a rollout after the given (stage, look).
 
         Raises:
             NotFoundError: the rollout is unknown.
         """
 
-        def read(connection: Connection) -> list[Look]:
+        def read(connection: Connection) -> list[wire.Look]:
             _existing(connection, rollout_id)
             return records.looks(connection, rollout_id, after, limit)
 
         found = await self.store.read(read)
-        return LookList(tuple(found), f"{found[-1].stage}.{found[-1].look}" if len(found) == limit else None)
+        return wire.LookList(tuple(found), f"{found[-1].stage}.{found[-1].look}" if len(found) == limit else None)
 
-    async def devices(self, rollout_id: str, state: str, after: str, limit: int) -> RolloutDevices:
+    async def devices(self, rollout_id: str, state: str, after: str, limit: int) -> wire.RolloutDevices:
         """Returns a page of the devices of a rollout, in one state or in all.
 
         Raises:
             NotFoundError: the rollout is unknown.
         """
 
-        def read(connection: Connection) -> list[RolloutDevice]:
+        def read(connection: Connection) -> list[wire.RolloutDevice]:
             _existing(connection, rollout_id)
             found = records.page_of_devices(connection, rollout_id, state, after, limit)
-            return [RolloutDevice(one.device, one.stage, one.state.value, one.reason) for one in found]
+            return [wire.RolloutDevice(one.device, one.stage, one.state.value, one.reason) for one in found]
 
         found = await self.store.read(read)
-        return RolloutDevices(tuple(found), found[-1].device if len(found) == limit else None)
+        return wire.RolloutDevices(tuple(found), found[-1].device if len(found) == limit else None)
 
-    async def command(self, rollout_id: str, command: Command, by: str, revision: int | None = None) -> RolloutSummary:
+    async def command(
+        self, rollout_id: str, command: Command, by: str, revision: int | None = None
+    ) -> wire.RolloutSummary:
         """Applies a command to a rollout.
 
         Args:
@@ -163,7 +157,7 @@ class Rollouts:
         warnings = await self._prepare(rollout_id) if command is Command.START else ()
         now = Now(self.service.now_s(), self.clock.wall_s())
 
-        def apply(connection: Connection) -> RolloutSummary:
+        def apply(connection: Connection) -> wire.RolloutSummary:
             if command is Command.START:
                 records.lock(connection)
             rollout = _existing(connection, rollout_id, lock=True)
@@ -195,7 +189,7 @@ class Rollouts:
         warnings = (blind,) if planned.devices else no_device_warning(rollout.definition)
         return tuple(filter(None, (*warnings, planned.unaudited)))
 
-    async def plan(self, definition: Definition, size_bytes: int | None) -> Plan:
+    async def plan(self, definition: Definition, size_bytes: int | None) -> wire.Plan:
         """Returns the plan of a rollout.
 
         Args:
@@ -208,14 +202,14 @@ class Rollouts:
         definition.check()
         return await self._planned(definition, size_bytes)
 
-    async def _planned(self, definition: Definition, size_bytes: int | None) -> Plan:
+    async def _planned(self, definition: Definition, size_bytes: int | None) -> wire.Plan:
         now = Now(self.service.now_s(), self.clock.wall_s())
         listed = await self._listed(definition)
         # A version that the registry does not list may have one certified variant.
         contracts = listed.contracts if listed is not None else int(definition.what is Subject.MODEL)
         has_full_model = listed is None or bool(listed.full_digest)
 
-        def read(connection: Connection) -> Plan:
+        def read(connection: Connection) -> wire.Plan:
             view = FleetView(connection, "", definition, FleetCache(definition), now.wall_s)
             supersedes = tuple(rollout.id for rollout in _conflicting(connection, definition))
             planned = plan(
@@ -299,15 +293,15 @@ def _existing(connection: Connection, rollout_id: str, *, lock: bool = False) ->
     return rollout
 
 
-def _summaries(connection: Connection, rollouts: Sequence[Rollout]) -> tuple[RolloutSummary, ...]:
+def _summaries(connection: Connection, rollouts: Sequence[Rollout]) -> tuple[wire.RolloutSummary, ...]:
     counts = records.counts(connection, [rollout.id for rollout in rollouts])
     return tuple(_summary(rollout, counts.get(rollout.id, {})) for rollout in rollouts)
 
 
-def _summary(rollout: Rollout, counts: dict[str, int]) -> RolloutSummary:
+def _summary(rollout: Rollout, counts: dict[str, int]) -> wire.RolloutSummary:
     definition = rollout.definition
     states = {state: number for state, number in counts.items() if state != DeviceState.CONTROL}
-    return RolloutSummary(
+    return wire.RolloutSummary(
         id=rollout.id,
         bundle=definition.bundle,
         version=definition.version,
