@@ -11,13 +11,8 @@ from firstline_core.fleet.rollout import FigurePlan, Plan, StagePlan
 from firstline_core.telemetry.wording import counted, duration_text
 from firstline_gateway.fleet.totals import Totals
 from firstline_gateway.rollouts.device_progress import DeviceView, is_reachable
+from firstline_gateway.rollouts.judgement import statistics
 from firstline_gateway.rollouts.judgement.figures import BEFORE_S, FIGURES, against_past, between, classes_of
-from firstline_gateway.rollouts.judgement.statistics import (
-    LOOKS_PER_STAGE,
-    divisions,
-    smallest_detectable,
-    spread_error,
-)
 from firstline_gateway.rollouts.judgement.verdict import WITHOUT_AUDITS, Limit, finite
 from firstline_gateway.rollouts.rollout import Definition, Rollout, RolloutState, Stage, divide
 from firstline_gateway.rollouts.step import Now, View, selected
@@ -54,7 +49,7 @@ def plan(
     rollout = Rollout("plan", definition, RolloutState.DRAFT, "", now.wall_s, seed=0)
     devices = selected(rollout, view)
     spreads = _spreads(definition.judged_bundle, [name for name, _ in devices], view, now)
-    level = definition.rules.level(len(definition.stages) + 1, LOOKS_PER_STAGE)
+    level = definition.rules.level(len(definition.stages) + 1, statistics.LOOKS_PER_STAGE)
     stages, taken = [], set[str]()
     for number, stage in enumerate(definition.stages):
         treated, control, _ = divide(definition.places_salt, stage, devices, definition.held_back, taken)
@@ -185,7 +180,9 @@ def _audits(
     hours = sum(period.hours for period in periods)
     share = max(losses / telling if telling else 0.0, limit.must_detect)
     # The standard error of a difference of shares, if the devices do not differ.
-    reach = smallest_detectable(1.0, level, divisions(treated, stage.control)) / (limit.must_detect - limit.tolerance)
+    reach = statistics.smallest_detectable(1.0, level, statistics.divisions(treated, stage.control)) / (
+        limit.must_detect - limit.tolerance
+    )
     if not hours or not math.isfinite(reach):
         return ""
     needed = math.ceil(share * (1 - share) * (1 + treated / stage.control) * reach**2)
@@ -261,7 +258,9 @@ def _figure(
     detectable: dict[int, tuple[float, float]] = {}
     for hours, by_figure in spreads.items():
         if name in by_figure:
-            smallest = smallest_detectable(spread_error(by_figure[name], *groups), level, divisions(*groups))
+            smallest = statistics.smallest_detectable(
+                statistics.spread_error(by_figure[name], *groups), level, statistics.divisions(*groups)
+            )
             detectable[hours] = by_figure[name], limit.tolerance + smallest
     fitting = [hours for hours in detectable if hours <= max(soak_s / 3600, 1)]
     spread, smallest = detectable[max(fitting)] if fitting else (math.nan, math.inf)

@@ -29,17 +29,8 @@ from firstline_core.errors import RequestError
 from firstline_core.fleet.rollout import FindingState
 from firstline_core.routing.binomial import cdf
 from firstline_core.telemetry.wording import counted
+from firstline_gateway.rollouts.judgement import statistics
 from firstline_gateway.rollouts.judgement.figures import ALL, FALL, FIGURES, RISE, Device, Figure, classes_of
-from firstline_gateway.rollouts.judgement.statistics import (
-    ClassGroups,
-    Groups,
-    difference,
-    divisions,
-    level,
-    p_values,
-    smallest_detectable,
-    standard_error,
-)
 
 INSTALLATIONS = "installations"
 _SMALLEST = 1e-300  # no p-value is 0, so that logarithms of it are finite
@@ -142,7 +133,7 @@ class Rules(Struct, frozen=True, forbid_unknown_fields=True):
 
     def level(self, stages: int, look: int) -> float:
         """Returns the p-value at which one figure aborts; installations are a figure too."""
-        return level(self.alpha, stages=stages, figures=len(self.judged) + 1, look=look)
+        return statistics.level(self.alpha, stages=stages, figures=len(self.judged) + 1, look=look)
 
 
 class Verdict(Struct, frozen=True):
@@ -190,11 +181,14 @@ def judge(
     """
     level, rng = rules.level(stages, look), np.random.default_rng([seed, look])
     judged = rules.judged
-    tested = [ClassGroups(_groups(FIGURES[name], treated, control), limit.tolerance) for name, limit in judged.items()]
-    p_values_ = p_values(tested, level, rng)
+    tested = [
+        statistics.ClassGroups(_groups(FIGURES[name], treated, control), limit.tolerance)
+        for name, limit in judged.items()
+    ]
+    p_values = statistics.p_values(tested, level, rng)
     findings = (
         _installations(rules.installations, installed, failed, level),
-        *(_compared(*each, level) for each in zip(judged.items(), tested, p_values_, strict=True)),
+        *(_compared(*each, level) for each in zip(judged.items(), tested, p_values, strict=True)),
     )
     for finding in findings:
         if finding.p_value <= finding.level:
@@ -238,22 +232,22 @@ def _installations(accepted: float, installed: int, failed: int, level: float) -
     return FindingState(INSTALLATIONS, rate, accepted, 0.0, p_value, level, None, (tried, 0))
 
 
-def _groups(figure: Figure, treated: Sequence[Device], control: Sequence[Device]) -> list[Groups]:
+def _groups(figure: Figure, treated: Sequence[Device], control: Sequence[Device]) -> list[statistics.Groups]:
     """Returns the groups of the classes with most weight; one group of both kinds without data if there are none."""
     devices = [*treated, *control]
     is_treated = np.arange(len(devices)) < len(treated)
     after = [figure(device.after) if device.after is not None else {} for device in devices]
     before = [figure(device.before) if device.before is not None else {} for device in devices]
-    found, by_board = list[Groups](), list[Groups]()
+    found, by_board = list[statistics.Groups](), list[statistics.Groups]()
     boards = _boards(devices)
     for name in classes_of(after)[:_CLASSES_AT_MOST] or [ALL]:
         table = np.asarray([values.get(name, values.get(ALL, (0.0, 0.0))) for values in after], np.float64).reshape(
             -1, 2
         )
         past = np.asarray([values[name][0] if name in values else math.nan for values in before], np.float64)
-        found.append(Groups(table[:, 0], table[:, 1], past, is_treated, name))
+        found.append(statistics.Groups(table[:, 0], table[:, 1], past, is_treated, name))
         for board, there in boards.items():
-            by_board.append(Groups(table[:, 0], table[:, 1] * there, past, is_treated, name, board))
+            by_board.append(statistics.Groups(table[:, 0], table[:, 1] * there, past, is_treated, name, board))
     by_board.sort(key=lambda groups: -groups.weights.sum())
     return found + by_board[:_BOARDS_AT_MOST]
 
@@ -265,7 +259,7 @@ def _boards(devices: Sequence[Device]) -> dict[str, NDArray[np.bool_]]:
     return {board: np.array([device.board == board for device in devices]) for board in several}
 
 
-def _compared(named: tuple[str, Limit], tested: ClassGroups, p_value: float, level: float) -> FindingState:
+def _compared(named: tuple[str, Limit], tested: statistics.ClassGroups, p_value: float, level: float) -> FindingState:
     """Returns the finding for a figure: the class and board with the largest difference.
 
     Its limit of detection is for a difference of that class on all boards.
@@ -274,11 +268,11 @@ def _compared(named: tuple[str, Limit], tested: ClassGroups, p_value: float, lev
     if not known:
         counts = tested.classes[0].counts
         return FindingState(name, None, None, limit.tolerance, p_value, level, None, counts, limit.must_detect)
-    worst = max(known, key=lambda groups: difference(groups, limit.tolerance))
+    worst = max(known, key=lambda groups: statistics.difference(groups, limit.tolerance))
     treated, control = map(finite, worst.means)
     everywhere = next(groups for groups in tested.classes if groups.name == worst.name)  # on all boards
-    smallest = smallest_detectable(
-        standard_error(everywhere), level / len(tested.classes), divisions(*everywhere.counts)
+    smallest = statistics.smallest_detectable(
+        statistics.standard_error(everywhere), level / len(tested.classes), statistics.divisions(*everywhere.counts)
     )
     detectable = finite(limit.tolerance + smallest)
     return FindingState(
