@@ -184,10 +184,10 @@ async def test_a_failing_rollout_does_not_delay_the_others(store: Store, monkeyp
         ]
         real = driver._compute_step
 
-        def stepped(connection: object, rollout_id: str, **now: object) -> object:
+        def stepped(connection: object, rollout_id: str, *rest: object) -> object:
             if rollout_id == broken.id:
                 raise ZeroDivisionError
-            return real(connection, rollout_id, **now)  # type: ignore[arg-type]
+            return real(connection, rollout_id, *rest)  # type: ignore[arg-type]
 
         monkeypatch.setattr(driver, "_compute_step", stepped)
         await first.rollouts.command(broken.id, Command.START, OPS)

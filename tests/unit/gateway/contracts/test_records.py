@@ -57,7 +57,7 @@ def test_the_evidence_is_kept_by_hour(database: Database) -> None:
     for count, hour in ((1, 0), (2, 0), (3, 1)):
         put(database, pool_of(count, last_s=3600.0 * hour + 60), "cam", f"{count}")
     with database.begin() as connection:
-        assert [one[:2] for one in records.evidence(connection, KEY)] == [(0.0, 2), (3600.0, 3)]
+        assert [(one.at_s, one.audits) for one in records.evidence(connection, KEY)] == [(0.0, 2), (3600.0, 3)]
         records.replace_pool(connection, pool_of(4, last_s=3600.0 * 24 * 60 + 3600))
         assert [one.audits for one in records.evidence(connection, KEY)] == [3, 4]
         records.delete_pools(connection, [KEY])
