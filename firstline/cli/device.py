@@ -159,8 +159,7 @@ def _device_text(device: FleetDevice) -> Iterator[str]:
         return
     for update in reported.updates:
         why = f": {update.reason} {update.message}".rstrip() if update.reason else ""
-        what = "" if update.what == "model" else f"{update.what} "
-        yield f"update to {what}{update.name} {update.version}: {update.state}{why}"
+        yield f"update to {wording.subject(update.what, update.name)} {update.version}: {update.state}{why}"
     for profile in reported.profiles:
         points = f" ({profile.done} of {profile.total} points)" if profile.total else ""
         message = f": {profile.message}" if profile.message else ""

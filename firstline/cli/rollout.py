@@ -22,6 +22,7 @@ from firstline_core.telemetry.wording import counted
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from firstline.fleet import wording
     from firstline.fleet.rollouts import Rollouts
     from firstline_core.fleet.rollout import Look, Plan, RolloutSummary
     from firstline_core.storage.files import read_text
@@ -32,7 +33,6 @@ _POLL_S = 2.0
 _LIVE = ("running", "rolling_back")
 _FILE_BYTES = 256 * 1024
 _DURATIONS_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
-"""Units of time, the shortest first."""
 
 app = command_group("Roll out models and configurations in stages, each of which is judged.")
 
@@ -307,8 +307,7 @@ def _print_warnings(rollout: RolloutSummary) -> None:
 
 
 def _subject(rollout: RolloutSummary) -> str:
-    what = rollout.definition.get("what", "model")
-    return rollout.bundle if what == "model" else f"{what} {rollout.bundle}"
+    return wording.subject(rollout.definition.get("what", "model"), rollout.bundle)
 
 
 def _counts(rollout: RolloutSummary) -> str:
@@ -321,8 +320,8 @@ def _plan_text(plan: Plan) -> Iterator[str | Table]:
         (
             *map(str, (stage.stage + 1, stage.devices, stage.away, stage.control)),
             _size(stage.bytes),
-            _duration(stage.offered_s),
-            "-" if stage.earliest_s is None else _duration(stage.earliest_s),
+            wording.duration(stage.offered_s),
+            "-" if stage.earliest_s is None else wording.duration(stage.earliest_s),
         )
         for stage in plan.stages
     )
@@ -334,14 +333,16 @@ def _plan_text(plan: Plan) -> Iterator[str | Table]:
             one.figure,
             f"{one.tolerance:.3g}",
             *("-" if number is None else f"{number:.3g}" for number in (one.must_detect, one.detectable)),
-            "-" if one.after_s is None else _duration(one.after_s),
+            "-" if one.after_s is None else wording.duration(one.after_s),
         )
         for stage in plan.stages
         for one in stage.figures
     )
     yield table(">stage", "figure", ">accepted", ">to find", ">can see", ">sees that after", rows=figures)
     sent = "-" if plan.bytes is None else f"at most {size(plan.bytes)}"
-    complete = "" if plan.earliest_s is None else f"; complete after {_duration(plan.earliest_s)} at the earliest"
+    complete = (
+        "" if plan.earliest_s is None else f"; complete after {wording.duration(plan.earliest_s)} at the earliest"
+    )
     yield f"{counted(plan.devices, 'device')}, {plan.rest} of them held back; {sent}{complete}"
     yield "\n".join(filter(None, (plan.detects, plan.audits, plan.false_aborts)))
     yield from (f"its start ends rollout {rollout}" for rollout in plan.supersedes)
@@ -351,8 +352,3 @@ def _plan_text(plan: Plan) -> Iterator[str | Table]:
 
 def _size(size_bytes: int | None) -> str:
     return "-" if size_bytes is None else size(size_bytes)
-
-
-def _duration(seconds: float) -> str:
-    units = reversed(_DURATIONS_S.items())
-    return next((f"{seconds / unit_s:.3g} {unit}" for unit, unit_s in units if seconds >= unit_s), "0 s")

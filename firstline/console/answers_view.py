@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from firstline.console.cells import Column, Row, duration, moment, rows
+from firstline.console.cells import Column, Row, moment, rows
+from firstline.fleet import wording
 from firstline_core.fleet.rest import TierCounts, TierHistory
 
 SPANS_H = (1, 6, 24, 48)
@@ -64,9 +65,9 @@ def summary(spans: list[Shares], hours: int) -> str:
     """Returns the shares over the whole time in a sentence, as the chart's description."""
     total = Shares(0.0, *(sum(getattr(one, name) for one in spans) for name, _, _ in _SERIES))
     if not total.rows:
-        return f"There were no requests in the last {duration(hours * 3600)}, or no device reported any."
+        return f"There were no requests in the last {wording.duration(hours * 3600)}, or no device reported any."
     parts = ", ".join(f"{total.percent(name):.1f} % {label}" for name, label, _ in _SERIES)
-    return f"Of {total.rows:,} rows in the last {duration(hours * 3600)}: {parts}."
+    return f"Of {total.rows:,} rows in the last {wording.duration(hours * 3600)}: {parts}."
 
 
 TIERS: tuple[Column[Shares], ...] = (

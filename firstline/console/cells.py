@@ -91,14 +91,6 @@ def clock(wall_s: float) -> str:
     return datetime.fromtimestamp(wall_s, UTC).strftime("%H:%M:%S")
 
 
-def duration(seconds: float) -> str:
-    """Returns a duration."""
-    for unit, per in (("d", 86_400.0), ("h", 3600.0), ("min", 60.0)):
-        if seconds >= per:
-            return f"{seconds / per:.3g} {unit}"
-    return f"{seconds:.3g} s"
-
-
 def number(value: float | None) -> str:
     """Returns a number with three digits; "-" if unknown."""
     return "-" if value is None else f"{value:.3g}"

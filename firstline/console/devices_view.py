@@ -13,7 +13,6 @@ from firstline.console.cells import (
     Tone,
     address,
     device_page,
-    duration,
     moment,
     number,
     rollout_page,
@@ -146,8 +145,7 @@ def _summary(update: Update) -> str:
 
 
 def _what(update: Update) -> str:
-    kind = "" if update.what == "model" else f"{update.what} "
-    return f"{kind}{update.name} {update.version}"
+    return f"{wording.subject(update.what, update.name)} {update.version}"
 
 
 def _tone(state: UpdateState) -> Tone:
@@ -190,10 +188,10 @@ def health(device: FleetDevice) -> list[tuple[str, Cell]]:
     if latest is None:
         return [("Telemetry", Cell("none yet"))]
     state = latest.health
-    waiting = Cell(f"{latest.outbox_items}, the oldest for {duration(state.outbox_oldest_s)}", tone=Tone.BUSY)
+    waiting = Cell(f"{latest.outbox_items}, the oldest for {wording.duration(state.outbox_oldest_s)}", tone=Tone.BUSY)
     disk, heat = state.disk_free_share, state.hottest_c
     return [
-        ("Running for", Cell(duration(latest.uptime_s))),
+        ("Running for", Cell(wording.duration(latest.uptime_s))),
         ("Starts", Cell(f"{latest.starts}, {latest.unclean} of them after a crash")),
         ("Corrections waited for", waiting if latest.outbox_items else Cell("none", tone=Tone.GOOD)),
         ("Links down", Cell(str(state.links_down), tone=Tone.BAD if state.links_down else Tone.GOOD)),

@@ -15,11 +15,11 @@ from firstline.console.cells import (
     address,
     contract_page,
     device_page,
-    duration,
     number,
     rollout_page,
     rows,
 )
+from firstline.fleet import wording
 from firstline_core.fleet.rest import (
     AuditResult,
     ContractState,
@@ -120,7 +120,7 @@ def attention(data: OverviewData) -> list[Attention]:
         Attention(
             Tone.BAD,
             f"The certificate of {one.device} "
-            + (f"ends in {duration(left_s)}" if (left_s := one.ends_s - fleet.at_s) > 0 else "has ended")
+            + (f"ends in {wording.duration(left_s)}" if (left_s := one.ends_s - fleet.at_s) > 0 else "has ended")
             + " and was not renewed.",
             device_page(one.device),
         )
@@ -187,7 +187,7 @@ def agent_rows(fleet: FleetOverview) -> list[Row]:
 OUTBOXES: tuple[Column[Outbox], ...] = (
     Column("device", "Device", lambda one: Cell(one.device, device_page(one.device))),
     Column("items", "Corrections", lambda one: str(one.items), number=True),
-    Column("oldest", "Oldest", lambda one: duration(one.oldest_s), number=True),
+    Column("oldest", "Oldest", lambda one: wording.duration(one.oldest_s), number=True),
 )
 
 

@@ -15,12 +15,12 @@ from firstline.console.cells import (
     Tone,
     address,
     device_page,
-    duration,
     moment,
     number,
     rollout_page,
     rows,
 )
+from firstline.fleet import wording
 from firstline_core.fleet.audit_log import Entry
 from firstline_core.fleet.rollout import FindingState, Look, Plan, RolloutDevice, RolloutPage, RolloutSummary
 
@@ -41,8 +41,7 @@ _VERDICTS = {"promote": Tone.GOOD, "hold": Tone.BUSY, "abort": Tone.BAD}
 
 def title(rollout: RolloutSummary) -> str:
     """Returns the bundle or configuration of a rollout."""
-    what = rollout.definition.get("what", "model")
-    return f"{rollout.bundle} {rollout.version}" if what == "model" else f"{what} {rollout.bundle} {rollout.version}"
+    return f"{wording.subject(rollout.definition.get('what', 'model'), rollout.bundle)} {rollout.version}"
 
 
 def state(rollout: RolloutSummary) -> Cell:
@@ -97,7 +96,7 @@ def _stages(rollout: RolloutSummary) -> Iterable[_Stage]:
     """Yields the stages, and at the end the devices held back."""
     for index, stage in enumerate(rollout.definition.get("stages", ())):
         pace = number(stage["per_minute"]) if stage.get("per_minute") else "all at once"
-        group, soak = stage.get("group") or "all", duration(stage.get("soak_s", 0.0))
+        group, soak = stage.get("group") or "all", wording.duration(stage.get("soak_s", 0.0))
         state_ = _stage_state(rollout, index)
         yield _Stage(str(index), str(index + 1), state_, stage.get("share", 0), group, soak, pace)
     if held_back := rollout.definition.get("held_back", 0.0):
@@ -113,7 +112,10 @@ def plan_facts(plan: Plan) -> list[tuple[str, str]]:
         ("In the stages", stages or "-"),
         ("Held back", f"{plan.rest:,}"),
         ("Download", "-" if plan.bytes is None else f"{plan.bytes / 1e6:,.1f} MB"),
-        ("Complete at the earliest", "unknown" if plan.earliest_s is None else f"after {duration(plan.earliest_s)}"),
+        (
+            "Complete at the earliest",
+            "unknown" if plan.earliest_s is None else f"after {wording.duration(plan.earliest_s)}",
+        ),
         ("If it is aborted", plan.abort),
         ("If it is rolled back", plan.rollback),
     ]

@@ -5,14 +5,21 @@ from __future__ import annotations
 from firstline_core.fleet.rest import FleetDevice
 
 
+def duration(seconds: float, form: str = ".3g") -> str:
+    """Returns a duration in its largest unit."""
+    units = (("d", 86_400.0), ("h", 3600.0), ("min", 60.0), ("s", 1.0))
+    unit, length_s = next((each for each in units if seconds >= each[1]), units[-1])
+    return f"{seconds / length_s:{form}} {unit}"
+
+
 def age(age_s: float | None) -> str:
     """Returns an age as text; "never" for None."""
-    if age_s is None:
-        return "never"
-    for unit, length_s in (("d", 86_400), ("h", 3600), ("min", 60)):
-        if age_s >= length_s:
-            return f"{age_s / length_s:.0f} {unit}"
-    return f"{age_s:.0f} s"
+    return "never" if age_s is None else duration(age_s, ".0f")
+
+
+def subject(what: str, name: str) -> str:
+    """Returns the name of a bundle, or of something else with its kind."""
+    return name if what == "model" else f"{what} {name}"
 
 
 def last_seen(device: FleetDevice) -> str:

@@ -17,8 +17,9 @@ from firstline.console import (
     profiles_view,
     rollouts_view,
 )
-from firstline.console.cells import Cell, Tone, address, duration, number, plain, rows
+from firstline.console.cells import Cell, Tone, address, number, plain, rows
 from firstline.fleet.client import Fleet
+from firstline.fleet.wording import duration
 from firstline_core.errors import LinkDownError, RequestError
 from firstline_core.fleet.audit_log import Entry
 from firstline_core.fleet.profiles import ProfileRequest
