@@ -9,10 +9,11 @@ from typing import NamedTuple
 
 import typer
 
+from firstline.cli.command import Report
 from firstline.cli.interrupt import EXIT_INTERRUPTED, pause
 from firstline.cli.options import GatewayOptions, is_name
-from firstline.cli.output import Output, print_json, progress
-from firstline.cli.profile_source import print_profile
+from firstline.cli.output import progress
+from firstline.cli.profile_source import profile_report
 from firstline_core.bundle.manifest import MANIFEST_NAME, Manifest
 from firstline_core.bundle.store import manifest_in
 from firstline_core.errors import CapacityError, ConfigError, LinkError
@@ -59,17 +60,16 @@ def profile_on(
     device: str,
     request: NewProfileRequest,
     gateway: GatewayOptions,
-    output: Output,
     *,
     wait: bool,
     accuracy: Mapping[Sha256, float],
-) -> None:
-    """Requests a profile from a device, waits for it and prints it."""
+) -> Report:
+    """Requests a profile from a device, and waits for it."""
     with gateway.fleet() as fleet:
         found = fleet.profiles.ask(device, request)
         if not wait:
-            _print_request(found, output)
-            return
+            asked = f"{found.device} is asked for a profile of {found.desired.bundle}: {found.state}. {_again(found)}"
+            return Report(found, asked)
         try:
             found = followed(fleet.profiles.request, found)
         except KeyboardInterrupt:
@@ -83,7 +83,7 @@ def profile_on(
         agent = profile.agent_version or "of an unknown version"
         typer.echo(f"{device} runs agent {agent}, which does not know {without}, and measured without.", err=True)
     kept = f"Kept by the gateway: firstline profile get {profile.bundle} {profile.version} {device}"
-    print_profile(profile, accuracy, output, kept)
+    return profile_report(profile, accuracy, kept)
 
 
 def followed(current: Callable[[ProfileRequest], ProfileRequest], found: ProfileRequest) -> ProfileRequest:
@@ -143,13 +143,6 @@ def _changes_only() -> Callable[[str], None]:
         last = sentence
 
     return show
-
-
-def _print_request(found: ProfileRequest, output: Output) -> None:
-    if output is Output.JSON:
-        print_json(found)
-    else:
-        typer.echo(f"{found.device} is asked for a profile of {found.desired.bundle}: {found.state}. {_again(found)}")
 
 
 def _again(found: ProfileRequest) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from firstline.cli.command import Report, command, command_group
+from firstline.cli.command import EXIT_FAILED, Report, command, command_group
 from firstline.cli.options import (
     DATA_HELP,
     DataReading,
@@ -18,7 +18,7 @@ from firstline.cli.options import (
     check_name,
     require_bundle,
 )
-from firstline.cli.output import Output, OutputOption, date, progress, size, table
+from firstline.cli.output import date, progress, size, table
 from firstline.cli.profile_predict import predict_command
 from firstline.cli.profile_split import split_command
 from firstline_core.errors import ConfigError
@@ -26,7 +26,7 @@ from firstline_core.telemetry.wording import counted
 
 if TYPE_CHECKING:
     from firstline.cli.device_profiling import bundle_named, profile_on
-    from firstline.cli.profile_source import print_profile, profile_in
+    from firstline.cli.profile_source import profile_in, profile_report
     from firstline.workbench.quality import qualities_on
     from firstline_core.bundle.store import Bundle, open_bundle
     from firstline_core.fleet.profiles import NewProfileRequest
@@ -160,8 +160,7 @@ def create(
     reading: DataReading,
     device: DeviceOptions,
     gateway: GatewayOptions,
-    output: OutputOption = Output.TEXT,
-) -> None:
+) -> Report:
     """Measure what each model of the bundle costs, here or --on a device: latency, throughput, memory, energy.
 
     Each point (model, provider, threads, batch) is measured by a process of the lowest priority, and is written to
@@ -174,8 +173,7 @@ def create(
         known = accuracies(named.manifest) if named.manifest is not None else {}
         if accuracy.data is not None or accuracy.limit is not None:
             known = accuracy.of(open_bundle(require_bundle(bundle)), reading, ())
-        profile_on(device.on, request, gateway, output, wait=device.wait, accuracy=known)
-        return
+        return profile_on(device.on, request, gateway, wait=device.wait, accuracy=known)
     if device.version or not device.wait:
         raise ConfigError("--version and --no-wait are of a device's profile; name the device with --on.")
     opened = open_bundle(require_bundle(bundle))
@@ -206,9 +204,8 @@ def create(
             progress=lambda done, total, what: on_progress(done, total),
             warn=lambda sentence: typer.echo(sentence, err=True),
         )
-    print_profile(found, known, output, f"Written: {path}")
-    if not found.points:
-        raise typer.Exit(1)
+    report = profile_report(found, known, f"Written: {path}")
+    return report if found.points else report._replace(exit_code=EXIT_FAILED)
 
 
 @command(app, "cancel", example="firstline profile cancel digits --on press-7")
@@ -275,16 +272,14 @@ def get(
     ],
     version: VersionArgument,
     machine: MachineArgument,
-    *,
     gateway: GatewayOptions,
-    output: OutputOption = Output.TEXT,
-) -> None:
+) -> Report:
     """Print a profile."""
     named = bundle_named(bundle)
     accuracy = accuracies(named.manifest) if named.manifest is not None else {}
     with gateway.fleet() as fleet:
         profile = fleet.profiles.get(named.name, version, machine)
-    print_profile(profile, accuracy, output)
+    return profile_report(profile, accuracy)
 
 
 @command(app, "delete", example="firstline profile delete digits 1 bench")

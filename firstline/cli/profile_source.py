@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-import typer
-
+from firstline.cli.command import Report
 from firstline.cli.options import GatewayOptions, is_name, is_there
-from firstline.cli.output import Output, print_json
 from firstline.fleet.profiles import Profiles
 from firstline_core.errors import ConfigError, ProtocolError
 from firstline_core.profile.files import read_profile
@@ -78,16 +76,13 @@ def _is_version(text: str) -> bool:
     return text.isascii() and text.isdigit() and 1 <= len(text) <= 15 and int(text) > 0
 
 
-def print_profile(profile: Profile, accuracy: Mapping[Sha256, float], output: Output, last: str = "") -> None:
-    """Prints a profile.
+def profile_report(profile: Profile, accuracy: Mapping[Sha256, float], last: str = "") -> Report:
+    """Returns the report of a profile.
 
     Args:
         profile: to print.
         accuracy: share of right answers by `Model.digest`; if empty, as stated in the profile.
-        output: format.
         last: printed as the last line of text.
     """
-    if output is Output.JSON:
-        print_json(profile)
-    else:
-        typer.echo("\n".join((*profile_lines(profile, accuracy or profile.accuracy), *([last] if last else ()))))
+    lines = (*profile_lines(profile, accuracy or profile.accuracy), *([last] if last else ()))
+    return Report(profile, lines)
