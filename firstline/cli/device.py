@@ -49,8 +49,7 @@ def enroll(
         ),
     ] = None,
     valid_days: Annotated[float, typer.Option(min=0.001, max=90, help="How long the tokens are valid.")] = 7.0,
-    output: OutputOption = Output.TEXT,
-) -> None:
+) -> Report:
     """Create a join token for each device, for `edge-agent join`; they are shown only once."""
     devices = [*(names or ()), *(_names_in(list_file) if list_file is not None else ())]
     if not devices:
@@ -63,15 +62,12 @@ def enroll(
         _write(out, invitations)
         tokens = counted(len(invitations), "join token")
         typer.echo(f"{tokens} in {out}, until {date(invitations[0].expires_s)}", err=True)
-        if output is Output.JSON:
-            print_json([{"device": each.device, "expires_s": each.expires_s, "out": str(out)} for each in invitations])
-    elif output is Output.JSON:
-        print_json(invitations)
-    elif len(invitations) == 1:
-        typer.echo(invitations[0].token)
-    else:
-        for invitation in invitations:
-            typer.echo(f"{invitation.device} {invitation.token}")
+        return Report(
+            [{"device": each.device, "expires_s": each.expires_s, "out": str(out)} for each in invitations], ()
+        )
+    if len(invitations) == 1:
+        return Report(invitations, invitations[0].token)
+    return Report(invitations, [f"{each.device} {each.token}" for each in invitations])
 
 
 @command(app, "list", example="firstline device list --selector site=berlin")
