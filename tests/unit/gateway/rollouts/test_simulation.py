@@ -67,9 +67,9 @@ async def test_an_alarm_after_the_snapshot_stops_the_offer_to_a_late_joiner(
     name, late = population.popitem()
     offers, compute_join = 0, driver._compute_join
 
-    def computed(connection: Connection, **rest: Any) -> Any:
+    def computed(connection: Connection, *rest: Any) -> Any:
         nonlocal offers
-        found = compute_join(connection, **rest)
+        found = compute_join(connection, *rest)
         if found is not None and found[1].desired:
             offers += 1
             if alarms:
