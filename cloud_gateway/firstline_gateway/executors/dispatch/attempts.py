@@ -56,9 +56,10 @@ class Work:
     inputs: Sequence[Arrays]
     deadlines_s: Sequence[float | None]
 
-    def rows(self, positions: Sequence[int]) -> int:
-        """Returns the rows of some of its requests, at least 1."""
-        return max(1, sum([row_count(self.inputs[at]) for at in positions]))
+    def rows(self, positions: Sequence[int] | None = None) -> int:
+        """Returns the rows of some of its requests, or of all, at least 1."""
+        found = self.inputs if positions is None else [self.inputs[at] for at in positions]
+        return max(1, sum([row_count(each) for each in found]))
 
 
 @dataclass(slots=True, eq=False)

@@ -108,24 +108,26 @@ class Dispatcher:
         """
         member = self._local
         assert member is not None and member.in_process is not None  # noqa: S101 (see `loop_times`)
-        work, started_s = Work(key, inputs, deadlines_s), self._clock.monotonic_s()
-        every = range(len(inputs))
-        if member.memory.is_limited and not member.has_memory(key, work.rows(every)):
+        started_s = self._clock.monotonic_s()
+        if member.memory.is_limited and not member.has_memory(key, Work(key, inputs, deadlines_s).rows()):
             return self.run(key, inputs, deadlines_s)
         self._attempts.count_new_batch(member)
         try:
             outcomes = member.in_process.run_on_loop(key, inputs, deadlines_s)
         except Exception as error:
-            running = member.begin(key, work.rows(every), started_s, on_loop=True)
-            self._attempts.failed(Attempt(member, running, every), str(error))
+            self._attempts.failed(self._begun_on_loop(member, Work(key, inputs, deadlines_s), started_s), str(error))
             raise
         if not [outcome for outcome in outcomes if isinstance(outcome, FirstlineError)]:
             member.answered_on_loop(key, inputs, started_s, self._clock.monotonic_s())
             return outcomes
+        work = Work(key, inputs, deadlines_s)
         run = BatchRun(self._attempts, work)
-        running = member.begin(key, work.rows(every), started_s, on_loop=True)
-        run.take(Attempt(member, running, every), outcomes)
+        run.take(self._begun_on_loop(member, work, started_s), outcomes)
         return run.ended.result() if run.ended.done() else self._follow(run)
+
+    def _begun_on_loop(self, member: Member, work: Work, started_s: float) -> Attempt:
+        running = member.begin(work.key, work.rows(), started_s, on_loop=True)
+        return Attempt(member, running, range(len(work.inputs)))
 
     def run_on(
         self, member: Member, key: ModelKey, inputs: Sequence[Arrays], deadlines_s: Sequence[float | None]
@@ -146,7 +148,7 @@ class Dispatcher:
             EngineUnavailableError: no executor that has the model answers.
             CapacityError: the batch exceeds the budgets of all executors.
         """
-        rows = Work(key, inputs, deadlines_s).rows(range(len(inputs)))
+        rows = Work(key, inputs, deadlines_s).rows()
         placement = self.snapshot().place(key, rows, rows, rows)
         if isinstance(placement, NoPlacement):
             raise placement.error

@@ -116,7 +116,7 @@ class Batcher:
         self._is_turn_ending = False
         self._may_start = False  # an executor, or what waits for one, has changed
         self._snapshot: ExecutorSnapshot | None = None  # of this turn, for admission
-        dispatcher.subscribe(self._fill_soon)
+        dispatcher.subscribe(self._start_soon)
 
     def adopt(self, bounds: Bounds) -> None:
         """Admits new requests by other bounds from now on, which have the same `batch_rows`."""
@@ -156,7 +156,7 @@ class Batcher:
         """
         now_s = self._clock.monotonic_s()
         if request.deadline_s is not None and request.deadline_s <= now_s:
-            raise _expired()
+            raise _deadline_error()
         if not self._is_turn_ending:  # also if it is refused: the snapshot is of this turn
             self._end_turn_soon()
         is_alone = self._comes_alone and not self._new and not self._queue
@@ -313,7 +313,7 @@ class Batcher:
             self._may_start = True
         return found, times
 
-    def _run_on_loop(self, waiting: list[PendingRequest], times: Mapping[ModelKey, LoopTimes]) -> None:
+    def _start_on_loop(self, waiting: list[PendingRequest], times: Mapping[ModelKey, LoopTimes]) -> None:
         """Runs the next batches of quick models, for as long as one turn may take."""
         now_s = self._clock.monotonic_s()
         end_s = now_s + TURN_S
@@ -332,7 +332,7 @@ class Batcher:
 
     # Batches.
 
-    def _fill_soon(self) -> None:
+    def _start_soon(self) -> None:
         """Places what waits at the end of this turn of the event loop: an executor may have become free."""
         self._may_start, self._snapshot = True, None
         if self._queue and not self._is_turn_ending:
@@ -347,24 +347,24 @@ class Batcher:
         self._is_turn_ending, self._snapshot = False, None
         try:
             if self._queue:
-                self._fill()
+                self._start_waiting()
         finally:  # whatever fails, no request waits longer than it allows
             for item in self._new:
                 if item.request.deadline_s is not None and not item.answered.done():
-                    self._expire_in_time(item)
+                    self._expire_at_deadline(item)
             if self._new:
                 self._comes_alone = len(self._new) == 1
                 self._new = []
 
-    def _fill(self) -> None:
+    def _start_waiting(self) -> None:
         """Starts every batch that can start now, on the executors and on the event loop."""
         loop_requests, times = self._requests_for_loop(self._clock.monotonic_s())
         if self._may_start and len(self._queue) > len(loop_requests):
             self._start_on_executors(set(loop_requests))
         if loop_requests:
-            self._run_on_loop(loop_requests, times)
+            self._start_on_loop(loop_requests, times)
             if not times.keys().isdisjoint(self._queue.rows):  # the turn is over, or a model has become slow
-                self._fill_soon()
+                self._start_soon()
 
     def _start_on_executors(self, loop_requests: AbstractSet[PendingRequest]) -> None:
         """Starts what can start there. Until an executor, or what waits for one, changes, nothing more can."""
@@ -373,12 +373,12 @@ class Batcher:
             self._retry_timer = None
         retry_s: float | None = None
         while retry_s is None and len(self._queue) > len(loop_requests):
-            retry_s = self._start_on_executor(loop_requests, self._clock.monotonic_s())
+            retry_s = self._start_next(loop_requests, self._clock.monotonic_s())
         self._may_start = False
         if retry_s is not None and retry_s < math.inf:
-            self._retry_timer = self._clock.call_at(self._clock.monotonic_s() + retry_s, self._fill_soon)
+            self._retry_timer = self._clock.call_at(self._clock.monotonic_s() + retry_s, self._start_soon)
 
-    def _start_on_executor(self, loop_requests: AbstractSet[PendingRequest], now_s: float) -> float | None:
+    def _start_next(self, loop_requests: AbstractSet[PendingRequest], now_s: float) -> float | None:
         """Starts one batch on an executor and returns None; else returns the seconds after which to look again."""
         self._over_budget = {}
         snapshot = self._dispatcher.snapshot()
@@ -388,7 +388,7 @@ class Batcher:
         retry_s = math.inf
         waiting = [item for item in self._queue if item not in loop_requests and item.key not in full]
         while waiting:
-            placements = _Placements(snapshot, waiting, self._max_rows, self._may_share_slots)
+            placements = _NextPlacements(snapshot, waiting, self._max_rows, self._may_share_slots)
             choice = choose_batch(
                 waiting,
                 placements.times,
@@ -418,7 +418,7 @@ class Batcher:
                 self._start(part, Placement(placement.idle.times), now_s)
                 return None
             retry_s = min(retry_s, placement.retry_s)
-            snapshot.reserve(key, placement, _rows(same_model))
+            snapshot.reserve(key, placement, _row_sum(same_model))
             waiting = [item for item in waiting if item.key != key]
         return retry_s
 
@@ -476,19 +476,19 @@ class Batcher:
             return
         self._snapshot = None
         try:
-            self._run(items, place, now_s)
+            self._hand_over(items, place, now_s)
         except Exception as error:  # no other code would answer these requests
             log.exception("batch failed unexpectedly", model=items[0].key.name)
             for item in items:
                 item.settle(error)
 
-    def _run(self, items: Sequence[PendingRequest], place: Placement | LoopTimes, now_s: float) -> None:
+    def _hand_over(self, items: Sequence[PendingRequest], place: Placement | LoopTimes, now_s: float) -> None:
         key = items[0].key
         inputs, deadlines_s = [item.inputs for item in items], [item.request.deadline_s for item in items]
-        batch = _Batch(key, items, _rows(items), now_s)
-        self._on_batch(batch.rows)
+        rows = _row_sum(items)
+        self._on_batch(rows)
         if isinstance(place, LoopTimes):
-            outcomes = self._dispatcher.run_on_loop(key, inputs, deadlines_s)
+            outcomes, batch = self._dispatcher.run_on_loop(key, inputs, deadlines_s), _Batch(key, items, rows, now_s)
             if isinstance(outcomes, list):
                 self._answer(batch, outcomes, self._clock.monotonic_s())
             else:
@@ -500,7 +500,7 @@ class Batcher:
         run = self._dispatcher.run_on(place.member, key, inputs, deadlines_s)
         if token is not None:
             CURRENT.reset(token)
-        batch = batch._replace(run=run)
+        batch = _Batch(key, items, rows, now_s, run)
         if place.is_ahead:
             self._ahead = [*(each for each in self._ahead if each.run is not None and each.run.is_waiting), batch]
         self._follow(batch, run.ended)
@@ -516,14 +516,14 @@ class Batcher:
             for item in batch.items:
                 if not item.answered.done():
                     self._queue.add(item)
-        self._fill_soon()
+        self._start_soon()
 
     def _follow(self, batch: _Batch, ran: FutureOutcomes) -> None:
         """Answers the requests of a batch when it ends."""
         self._running[ran] = batch
         self._running_of[batch.key] += 1
         for item in batch.items:
-            self._expire_in_time(item)
+            self._expire_at_deadline(item)
         ran.add_done_callback(self._finish)
 
     def _finish(self, ran: FutureOutcomes) -> None:
@@ -533,7 +533,7 @@ class Batcher:
         was_at_limit = self._is_at_limit(batch.key)
         self._running_of[batch.key] -= 1
         if was_at_limit:
-            self._fill_soon()
+            self._start_soon()
         error = asyncio.CancelledError() if ran.cancelled() else ran.exception()
         if error is None:
             self._answer(batch, ran.result(), self._clock.monotonic_s())
@@ -563,7 +563,7 @@ class Batcher:
             if batch.run is None:
                 tracing.record("execute", trace, seconds)
 
-    def _expire_in_time(self, item: PendingRequest) -> None:
+    def _expire_at_deadline(self, item: PendingRequest) -> None:
         if item.expiry is None and item.request.deadline_s is not None:
             item.expiry = self._clock.call_at(item.request.deadline_s, partial(self._expire, item))
 
@@ -573,10 +573,10 @@ class Batcher:
             if item.level != AUDIT_LEVEL:
                 self._on_late()
             self._admission.learn(item, self._clock.monotonic_s())
-            item.settle(_expired())
+            item.settle(_deadline_error())
 
 
-class _Placements:
+class _NextPlacements:
     """Where the next batches of the models run; found when first asked for.
 
     Args:
@@ -607,7 +607,7 @@ class _Placements:
             least_rows = max(same_model[0].rows, by_level(same_model)[0].rows)
             may_share_slots = self._may_share_slots(key, len(same_model), len(self._waiting))
             self._found[key] = self._snapshot.place(
-                key, _rows(same_model), self._max_rows, least_rows, may_share_slots=may_share_slots
+                key, _row_sum(same_model), self._max_rows, least_rows, may_share_slots=may_share_slots
             )
         return self._found[key]
 
@@ -617,11 +617,11 @@ class _Placements:
         return _UNKNOWN if isinstance(placement, NoPlacement) else placement.times
 
 
-def _rows(items: Sequence[PendingRequest]) -> int:
+def _row_sum(items: Sequence[PendingRequest]) -> int:
     return sum([item.rows for item in items])
 
 
-def _expired() -> FirstlineError:
+def _deadline_error() -> FirstlineError:
     return DeadlineExceededError("The request's deadline passed before it was answered; allow more time.")
 
 

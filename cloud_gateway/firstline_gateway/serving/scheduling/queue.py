@@ -285,25 +285,27 @@ def choose_batch(
         return Choice(list(waiting), too_late, [])
     first, delayed = _first(waiting, times, now_s, margin_s)
     delayed_s = dict(delayed)
-    fill = _Fill(first, waiting, times(first.key), begins_s=now_s + margin_s, max_rows=max_rows, delayed_s=delayed_s)
+    builder = _BatchBuilder(
+        first, waiting, times(first.key), begins_s=now_s + margin_s, max_rows=max_rows, delayed_s=delayed_s
+    )
     by_due = [item for item in waiting if item.key == first.key and item is not first]
-    filled = fill.filled(by_due)
+    built = builder.build(by_due)
     if any(item.level != first.level for item in by_due) and (ranked := by_level(by_due)) != by_due:
-        other = fill.filled(ranked)
+        other = builder.build(ranked)
         # A level never delays other models.
-        if len(other.passed) <= len(filled.passed):
+        if len(other.passed) <= len(built.passed):
             taken = set(other.batch)
             last = max((at for at, item in enumerate(by_due) if item in taken), default=0)
             left_over = [item for item in by_due[:last] if item not in taken]
             # Requests of its model that are due earlier wait for the next batch, if they can.
-            batch_s = fill.times.seconds(other.rows) + margin_s
+            batch_s = builder.times.seconds(other.rows) + margin_s
             if not any(0 <= item.slack_s - delayed_s.get(item, 0.0) < batch_s for item in left_over):
-                filled = other
+                built = other
                 delayed += [
                     (item, sum(each.work_s for each in other.batch if each.due_s > item.due_s)) for item in left_over
                 ]
-    delayed += [(item, filled.delay_s) for item in filled.passed]
-    return Choice(filled.batch, too_late, delayed)
+    delayed += [(item, built.delay_s) for item in built.passed]
+    return Choice(built.batch, too_late, delayed)
 
 
 def _first(
@@ -333,14 +335,14 @@ def _first(
     return highest, [(item, delay_s) for item in passed]
 
 
-class _Filled(NamedTuple):
+class _Built(NamedTuple):
     batch: list[PendingRequest]
     rows: int
     passed: list[PendingRequest]  # of other models, due before a request of the batch
     delay_s: float  # the delay of those
 
 
-class _Fill:
+class _BatchBuilder:
     """Fills the batch of the first request: as many rows as gain by it, while no request becomes late.
 
     Args:
@@ -369,7 +371,7 @@ class _Fill:
         self._delayed_s = delayed_s
         self.times = times
 
-    def filled(self, fitting: Sequence[PendingRequest]) -> _Filled:
+    def build(self, fitting: Sequence[PendingRequest]) -> _Built:
         """Returns the batch; `fitting` are of its model, in the order in which to take them."""
         batch, rows, latest_s = [self._first], self._first.rows, self._first.latest_s
         for item in fitting:
@@ -381,10 +383,10 @@ class _Fill:
             if item.level != AUDIT_LEVEL and item.latest_s < latest_s:
                 latest_s = item.latest_s
         if not self._others and self._begins_s + self.times.seconds(rows) <= latest_s:
-            return _Filled(batch, rows, [], 0.0)
-        return self._filled_one_by_one(batch[1:])
+            return _Built(batch, rows, [], 0.0)
+        return self._build_one_by_one(batch[1:])
 
-    def _filled_one_by_one(self, fitting: Sequence[PendingRequest]) -> _Filled:
+    def _build_one_by_one(self, fitting: Sequence[PendingRequest]) -> _Built:
         batch, rows, latest_s = [self._first], self._first.rows, self._first.latest_s
         seconds, delay_s, least_s, passed = self.times.seconds(rows), 0.0, float("inf"), 0
         for item in fitting:
@@ -402,7 +404,7 @@ class _Fill:
                 break
             batch.append(item)
             rows, seconds, delay_s = rows + item.rows, more_s, delay_s + added_s
-        return _Filled(batch, rows, self._others[:passed], delay_s)
+        return _Built(batch, rows, self._others[:passed], delay_s)
 
 
 def batch_for_idle(items: Iterable[PendingRequest], idle: IdleShare, now_s: float) -> list[PendingRequest]:
