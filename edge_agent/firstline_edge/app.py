@@ -215,7 +215,7 @@ class EdgeAgent:
             from firstline_edge.fleet.updates.model_store import load_installed
 
             installed = load_installed(self._fleet_state.models, self._load_bundle, clock)
-        directories = [Path(folder) for folder in settings.models.directories]
+        directories = settings.models.folders
         copies = BundleCopies(self.state.copies_path, settings.models.copies_limit_bytes)
         self.models = open_models(directories, self._load_bundle, copies, list(installed.values()))
         opened.callback(self.models.close)

@@ -271,7 +271,7 @@ async def served_findings(subject: str, client: httpx.AsyncClient, settings: Edg
         settings: contain models.directories.
     """
     own: list[tuple[Path, Manifest]] = []
-    for path in bundle_paths(Path(directory) for directory in settings.models.directories):
+    for path in bundle_paths(settings.models.folders):
         try:
             own.append((path, open_bundle(path).manifest))
         except FirstlineError:  # `doctor_models` reports it

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 
 from firstline_core.bundle.loading import load_model, load_scorer
 from firstline_core.bundle.manifest import (
@@ -38,7 +37,7 @@ _PROVIDERS = (
 
 def model_findings(settings: EdgeSettings) -> list[Finding]:
     """Returns one finding for each edge variant of each bundle."""
-    directories = [Path(directory) for directory in settings.models.directories]
+    directories = settings.models.folders
     if not directories:
         advice = "name a bundle's folder in models.directories, or every request goes to the cloud"
         return [warning("models", "none configured", advice)]
@@ -120,7 +119,7 @@ def contract_findings(settings: EdgeSettings) -> list[Finding]:
     except (IntegrityError, OSError) as error:
         return [warning("audits", f"{error}", "certify the models again: nothing is certified until then")]
     findings = []
-    for folder in bundle_paths([Path(directory) for directory in settings.models.directories]):
+    for folder in bundle_paths(settings.models.folders):
         try:
             manifest = parse_manifest((folder / MANIFEST_NAME).read_bytes(), str(folder))
         except (FirstlineError, OSError):

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import argparse
-from functools import partial
 from pathlib import Path
 
 import msgspec
 
 from firstline_core.errors import ConfigError
 from firstline_core.hardware.catalogue import Catalogue, catalogue_lines, sensor_lines
-from firstline_core.hardware.kernel_files import Tree, read_in_time
+from firstline_core.hardware.kernel_files import Tree
 from firstline_core.hardware.readings import limited
 from firstline_core.hardware.sensors import read_twice
-from firstline_core.hardware.survey import describe_device, measure_device, with_measurements
+from firstline_core.hardware.survey import measure_device
 from firstline_core.storage.files import make_folder
 from firstline_edge.budgets.from_settings import device_sensors
 from firstline_edge.cli.output import print_progress, show
@@ -43,17 +42,14 @@ def command(arguments: argparse.Namespace) -> int:
 def _catalogue(settings: EdgeSettings, *, measure: bool) -> Catalogue:
     tree, folder = Tree(Path(settings.hardware.root)), settings.state_dir
     surveyor = Surveyor(tree, folder, StatePaths(folder).hardware_path)
-    described = read_in_time(tree, partial(describe_device, tree, folder))
     if not measure:
-        stored = surveyor.read_stored()
-        is_valid = stored is not None and stored.fingerprint == described.fingerprint
-        return with_measurements(described, stored) if stored is not None and is_valid else described
+        return surveyor.known()
     try:
         make_folder(folder)
     except OSError as error:
         raise ConfigError(
             f"agent.state_dir {folder} cannot be used: {error.strerror}; run this as the agent's user."
         ) from error
-    measured = measure_device(described, tree, folder, lambda what: print_progress(f"measuring: {what}"))
+    measured = measure_device(surveyor.describe(), tree, folder, lambda what: print_progress(f"measuring: {what}"))
     surveyor.store(measured)
     return measured

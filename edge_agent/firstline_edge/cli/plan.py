@@ -5,18 +5,16 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 from msgspec.structs import replace
 
-from firstline_core.bundle.store import Bundle, declared, open_bundle
+from firstline_core.bundle.store import Bundle, open_bundle
 from firstline_core.errors import ConfigError, FirstlineError, similar_name
 from firstline_core.hardware.catalogue import Catalogue
-from firstline_core.hardware.kernel_files import Tree, read_in_time
-from firstline_core.hardware.survey import describe_device
+from firstline_core.hardware.kernel_files import Tree
 from firstline_core.planning import split
 from firstline_core.planning.plan import Link, Plan, plan, plan_lines
 from firstline_core.profile import profile
@@ -27,7 +25,7 @@ from firstline_edge.cli.agent_api import agent_status
 from firstline_edge.cli.output import show
 from firstline_edge.cli.parser import OK, load_settings
 from firstline_edge.hardware.surveyor import Surveyor
-from firstline_edge.models.loading import bundle_paths
+from firstline_edge.models.loading import bundle_paths, named_bundles
 from firstline_edge.settings.settings import EdgeSettings
 from firstline_edge.state import StatePaths
 
@@ -45,7 +43,8 @@ def command(arguments: argparse.Namespace) -> int:
         ProtocolError: a file is not such a document.
     """
     settings = load_settings(arguments)
-    catalogue = _catalogue(settings)
+    tree, folder = Tree(Path(settings.hardware.root)), settings.state_dir
+    catalogue = Surveyor(tree, folder, StatePaths(folder).hardware_path).known()  # nothing is measured for a plan
     link, assumed = link_for_plan(arguments.bandwidth, arguments.round_trip, settings)
     plans = []
     for bundle in _bundles(settings, arguments.model):
@@ -75,26 +74,18 @@ def _profile(
 
 
 def _bundles(settings: EdgeSettings, model: str | None) -> list[Bundle]:
-    folders = list(bundle_paths(Path(folder) for folder in settings.models.directories))
-    named = {folder: bundle[0] for folder in folders if (bundle := declared(folder)) is not None}
-    matching = [folder for folder, name in named.items() if model in (None, name)]
+    folders = bundle_paths(settings.models.folders)
+    bundles = named_bundles(folders)
+    matching = [folder for name, _, folder in bundles if model in (None, name)]
     if not matching:
         lacks = "no model" if model is None else f"no model '{model}'"
-        close = similar_name(model or "", named.values())
+        close = similar_name(model or "", [name for name, _, _ in bundles])
         raise ConfigError(
             f"models.directories names {lacks}; it names {', '.join(map(str, folders)) or 'nothing'}. "
             + (f"Did you mean '{close}'? " if close else "")
             + "Name a bundle's folder there, or with --set 'models.directories=[\"FOLDER\"]'."
         )
     return [open_bundle(folder) for folder in matching]
-
-
-def _catalogue(settings: EdgeSettings) -> Catalogue:
-    """Returns the stored catalogue if it is valid; nothing is measured for a plan."""
-    tree, folder = Tree(Path(settings.hardware.root)), settings.state_dir
-    described = read_in_time(tree, partial(describe_device, tree, folder))
-    stored = Surveyor(tree, folder, StatePaths(folder).hardware_path).read_stored()
-    return stored if stored is not None and stored.fingerprint == described.fingerprint else described
 
 
 def _if_there(path: Path) -> Path | None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from firstline_core.bundle.manifest import MANIFEST_NAME
-from firstline_core.bundle.store import Bundle, declared, open_bundle
+from firstline_core.bundle.store import Bundle, open_bundle
 from firstline_core.errors import ConfigError
 from firstline_core.profile.measure import (
     Need,
@@ -22,7 +22,7 @@ from firstline_core.profile.summary import accuracies, profile_lines
 from firstline_edge.budgets.from_settings import device_sensors
 from firstline_edge.cli.output import print_progress, show
 from firstline_edge.cli.parser import FAILED, OK, load_settings
-from firstline_edge.models.loading import bundle_paths
+from firstline_edge.models.loading import bundle_paths, named_bundles
 from firstline_edge.profiling.gate import CHECK_S, bounds_of, cause_to_wait, never
 from firstline_edge.settings.settings import EdgeSettings
 from firstline_edge.state import StatePaths
@@ -62,16 +62,14 @@ def _bundle(settings: EdgeSettings, name: str) -> Bundle:
     """Returns the bundle in a folder, or the newest version of a name in `models.directories`."""
     if os.path.isfile(Path(name) / MANIFEST_NAME):  # noqa: PTH113 (`is_file` raises where no such name is possible)
         return open_bundle(Path(name))
-    bundles = [
-        (bundle, path) for path in bundle_paths(map(Path, settings.models.directories)) if (bundle := declared(path))
-    ]
-    versions = [(bundle[1], path) for bundle, path in bundles if bundle[0] == name]
+    bundles = named_bundles(bundle_paths(settings.models.folders))
+    versions = [found for found in bundles if found[0] == name]
     if not versions:
-        names = ", ".join(sorted({bundle[0] for bundle, _ in bundles})) or "none"
+        names = ", ".join(sorted({found for found, _, _ in bundles})) or "none"
         raise ConfigError(
             f"'{name[:200]}' is no folder of a bundle, and no model of models.directories, which has: {names}."
         )
-    return open_bundle(max(versions)[1])
+    return open_bundle(max(versions)[2])
 
 
 def _waiting(settings: EdgeSettings) -> Permit:

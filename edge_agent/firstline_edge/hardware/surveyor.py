@@ -15,7 +15,7 @@ from pathlib import Path
 from firstline_core.clock import SYSTEM_CLOCK, Clock
 from firstline_core.errors import FirstlineError, IntegrityError, ProtocolError
 from firstline_core.hardware.catalogue import LIMIT_BYTES, Catalogue, decode, encode
-from firstline_core.hardware.kernel_files import Tree
+from firstline_core.hardware.kernel_files import Tree, read_in_time
 from firstline_core.hardware.survey import describe_device, with_measurements
 from firstline_core.runtime.threads import REFUSED, in_daemon_thread
 from firstline_core.storage.files import read_checked
@@ -68,10 +68,7 @@ class Surveyor:
             await self.clock.sleep(_AGAIN_S)
 
     async def _survey(self) -> None:
-        found = await in_daemon_thread(partial(describe_device, self.tree, self.folder))  # a driver may hang
-        stored = await asyncio.to_thread(self.read_stored)
-        if stored is not None and stored.fingerprint == found.fingerprint:
-            found = with_measurements(found, stored)
+        found = await in_daemon_thread(lambda: self._with_stored(describe_device(self.tree, self.folder)))
         self._publish(found)
         if self.measures and not found.measured:
             await self.clock.sleep(_DELAY_S)
@@ -82,6 +79,23 @@ class Surveyor:
                 return
             self._publish(measured)
             await asyncio.to_thread(self.store, measured)
+
+    def describe(self) -> Catalogue:
+        """Returns what the files say now; blocks for milliseconds.
+
+        Raises:
+            DeadlineExceededError: a driver hangs.
+        """
+        return read_in_time(self.tree, partial(describe_device, self.tree, self.folder))
+
+    def known(self) -> Catalogue:
+        """Returns what the files say now, with the stored measurements if they are of this hardware."""
+        return self._with_stored(self.describe())
+
+    def _with_stored(self, described: Catalogue) -> Catalogue:
+        stored = self.read_stored()
+        is_valid = stored is not None and stored.fingerprint == described.fingerprint
+        return with_measurements(described, stored) if stored is not None and is_valid else described
 
     def read_stored(self) -> Catalogue | None:
         """Returns the stored catalogue; None if there is none or it is damaged."""

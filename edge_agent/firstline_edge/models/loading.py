@@ -118,6 +118,11 @@ def bundle_paths(directories: Iterable[Path]) -> list[Path]:
     return found
 
 
+def named_bundles(paths: Iterable[Path]) -> list[tuple[str, int, Path]]:
+    """Returns name, version and folder of the bundles whose manifests can be read."""
+    return [(*identity, path) for path in paths if (identity := declared(path)) is not None]
+
+
 def load_bundle(
     path: Path,
     options: RuntimeOptions,

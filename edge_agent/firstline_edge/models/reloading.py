@@ -11,13 +11,12 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Protocol
 
-from firstline_core.bundle.store import declared
 from firstline_core.errors import RequestError, UnknownModelError, UpdateError
 from firstline_core.protocol.tensors import shown
 from firstline_core.runtime.memory import release_freed_memory
 from firstline_core.telemetry.logs import logger
 from firstline_edge.models.copies import BundleCopies
-from firstline_edge.models.loading import bundle_paths
+from firstline_edge.models.loading import bundle_paths, named_bundles
 from firstline_edge.models.models import DeviceModel, Models
 
 log = logger(__name__)
@@ -142,14 +141,12 @@ class Reloading:
 
     def place(self, name: str) -> Path | None:
         """Returns the folder of the newest bundle of a name in `directories`; None if there is none."""
-        found = [(path, declared(path)) for path in bundle_paths(self._directories)]
-        versions = [(identity[1], path) for path, identity in found if identity is not None and identity[0] == name]
-        return max(versions)[1] if versions else None
+        versions = [found for found in named_bundles(bundle_paths(self._directories)) if found[0] == name]
+        return max(versions)[2] if versions else None
 
     def _named(self, name: str) -> list[tuple[Path, int]]:
         paths = [self.replacements[name]] if name in self.replacements else bundle_paths(self._directories)
-        found = [(path, declared(path)) for path in paths]
-        return [(path, identity[1]) for path, identity in found if identity is not None and identity[0] == name]
+        return [(path, version) for found, version, path in named_bundles(paths) if found == name]
 
     def _opened(self, path: Path) -> DeviceModel:
         """Returns a bundle that can answer requests.

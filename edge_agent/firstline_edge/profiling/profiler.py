@@ -17,17 +17,18 @@ from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from firstline_core.clock import Clock, end_tasks, first_of
-from firstline_core.errors import CapacityError, FirstlineError, IntegrityError, LinkError, UnauthorizedError
+from firstline_core.errors import CapacityError, FirstlineError, LinkError, UnauthorizedError
 from firstline_core.fleet.twin import REQUESTS, DesiredProfile, Profiling, ProfilingState
 from firstline_core.profile.profile import Profile
 from firstline_core.protocol.backoff import full_jitter_s
-from firstline_core.storage.structs import read_struct, write_struct
 from firstline_core.telemetry.logs import logger
 from firstline_edge.profiling.measuring import Measured, OnProgress, Order, Progress
+from firstline_edge.state import read_or, store
 
 log = logger(__name__)
 
 _S = ProfilingState
+_CONTENT = "profile progress"
 _TEMPORARY = (LinkError, CapacityError, UnauthorizedError)  # a key or a certificate may be renewed meanwhile
 _RETRY_S, _RETRY_MAX_S = 5.0, 600.0
 _REPORT_S = 10.0
@@ -62,25 +63,6 @@ class Ledger(Struct, frozen=True):
         return Ledger((*others, entry), began)
 
 
-def read_ledger(path: Path) -> Ledger:
-    """Reads the ledger; a damaged one is empty, because the points themselves are stored elsewhere."""
-    try:
-        return read_struct(path, Ledger)
-    except FileNotFoundError:
-        return Ledger()
-    except (OSError, IntegrityError) as error:
-        log.warning("profile progress lost; requests restart", error=str(error))
-        return Ledger()
-
-
-def write_ledger(path: Path, ledger: Ledger) -> None:
-    """Writes the ledger; if the disk refuses, a restart begins again."""
-    try:
-        write_struct(path, ledger)
-    except OSError as error:
-        log.warning("profile progress not stored", error=str(error))
-
-
 class Profiler:
     """Works through the requests of one device.
 
@@ -112,7 +94,7 @@ class Profiler:
         self._rng = rng
         self._on_change = on_change
         self._measure = measure
-        self._ledger = read_ledger(path)
+        self._ledger = read_or(path, Ledger(), _CONTENT)
         self._wanted: tuple[DesiredProfile, ...] = ()
         self._news = asyncio.Event()
 
@@ -221,7 +203,7 @@ class Profiler:
     async def _store(self, ledger: Ledger) -> None:
         self._ledger = ledger
         self._on_change()
-        writing = asyncio.create_task(asyncio.to_thread(write_ledger, self._path, ledger))
+        writing = asyncio.create_task(asyncio.to_thread(store, self._path, ledger, _CONTENT))
         try:
             await asyncio.shield(writing)
         finally:

@@ -120,6 +120,11 @@ class ModelsSection(Section, frozen=True, kw_only=True):
     """Runs that may wait for a worker; if more wait, or for too long, requests that may leave the device go to the
     cloud."""
 
+    @property
+    def folders(self) -> list[Path]:
+        """The directories as paths."""
+        return [Path(directory) for directory in self.directories]
+
 
 class DecodingSection(Section, frozen=True, kw_only=True):
     pixels_limit: Positive = DEFAULT_DECODING_LIMITS.pixels

@@ -19,7 +19,8 @@ from firstline_core.fleet.twin import DesiredProfile, Profiling, ProfilingState
 from firstline_core.profile.measure import ProfileOptions
 from firstline_core.profile.profile import Profile
 from firstline_edge.profiling.measuring import Measured, OnProgress, Order, Progress
-from firstline_edge.profiling.profiler import Ledger, Profiler, read_ledger, write_ledger
+from firstline_edge.profiling.profiler import Ledger, Profiler
+from firstline_edge.state import read_or, store
 
 ONE, TWO = DesiredProfile("one", id="1"), DesiredProfile("two", anew=True, id="2")
 
@@ -141,7 +142,7 @@ async def test_a_restart_continues_without_remeasuring_twice(device: Device) -> 
         await device.is_so(two=MEASURING)
 
         async def begun() -> bool:
-            return read_ledger(device.folder / "fleet" / "profiling").begun == ("2",)
+            return read_or(device.folder / "fleet" / "profiling", Ledger(), "").begun == ("2",)
 
         await until(begun)
     device.points["two"] = (1.0,)
@@ -233,7 +234,7 @@ async def test_the_reason_of_a_wait_is_reported_and_removed(device: Device) -> N
 @pytest.mark.parametrize("damage", [b"", b"{}", b"[" * 1000])
 async def test_a_damaged_ledger_starts_empty(device: Device, damage: bytes) -> None:
     path = device.folder / "fleet" / "profiling"
-    write_ledger(path, Ledger((Profiling("1", "one", DONE),)))
+    store(path, Ledger((Profiling("1", "one", DONE),)), "")
     path.write_bytes(damage)
     device.start().receive((ONE,))
     async with device.running():
