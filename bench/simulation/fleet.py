@@ -32,8 +32,7 @@ from firstline_edge.cloud.breaker import CircuitBreaker
 from firstline_edge.cloud.chain import LinkChain
 from firstline_edge.cloud.client import ModelRefusals
 from firstline_edge.models.models import DeviceModel, Models
-from firstline_edge.outbox.correction_client import CorrectionClient
-from firstline_edge.outbox.delivery import Delivery
+from firstline_edge.outbox.delivery import CorrectionClient, Delivery
 from firstline_edge.outbox.item import OutboxItem
 
 _ROUND_TRIP_S = 0.05

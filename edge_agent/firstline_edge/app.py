@@ -64,10 +64,9 @@ from firstline_edge.models.loading import load_bundle, open_models
 from firstline_edge.models.profiles import Profiles
 from firstline_edge.models.reloading import Reloading
 from firstline_edge.models.workers import Workers
-from firstline_edge.outbox import reopening
-from firstline_edge.outbox.correction_client import CorrectionClient
-from firstline_edge.outbox.delivery import deliver_corrections
-from firstline_edge.outbox.reopening import ReopeningOutbox, open_outbox
+from firstline_edge.outbox import outbox as outbox_metrics
+from firstline_edge.outbox.delivery import CorrectionClient, deliver_corrections
+from firstline_edge.outbox.outbox import ReopeningOutbox, open_outbox
 from firstline_edge.settings.check import check
 from firstline_edge.settings.settings import EdgeSettings
 from firstline_edge.state import StateDirectory
@@ -509,7 +508,7 @@ class EdgeAgent:
         )
 
     def _register_metrics(self) -> None:
-        reopening.register_metrics(self.metrics, self.outbox)
+        outbox_metrics.register_metrics(self.metrics, self.outbox)
         cache_metrics.register_metrics(self.metrics, self.cache)
         cloud_links.register_metrics(self.metrics, self.links, self.client)
         audit_metrics.register_metrics(self.metrics, self.certificates)

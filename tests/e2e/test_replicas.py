@@ -37,7 +37,7 @@ DEVICES = {"over-http": "http", "over-mqtt": "mqtt"}
 REFRESH_S = 2.0  # `auth.refresh_s`
 LEASE_S = 6.0
 JOBS = {"firstline_gateway.jobs.jobs._LEASE_S": LEASE_S, "firstline_gateway.jobs.jobs._RENEW_S": 1.0}
-OUTBOX = {"firstline_edge.outbox.correction_client._TIMEOUT_S": 6.0}
+OUTBOX = {"firstline_edge.outbox.delivery._TIMEOUT_S": 6.0}
 """A fifth of what they are in the field: what the dead replica had begun is waited for."""
 
 _GATEWAY = """\

@@ -30,8 +30,7 @@ from firstline_edge.outbox.database import (
     count_promises,
     open_writer,
 )
-from firstline_edge.outbox.outbox import Completions, Outbox
-from firstline_edge.outbox.reopening import ReopeningOutbox
+from firstline_edge.outbox.outbox import Completions, Outbox, ReopeningOutbox
 
 # A page holds a few small records, and parts of two that are larger than it.
 A_PAGE = 12

@@ -40,7 +40,7 @@ from firstline_edge.fleet.fleet_state import FleetState
 from firstline_edge.hardware.surveyor import Surveyor
 from firstline_edge.identity.credentials import Credentials
 from firstline_edge.models.models import DeviceModel, Models
-from firstline_edge.outbox.reopening import ReopeningOutbox
+from firstline_edge.outbox.outbox import ReopeningOutbox
 from firstline_edge.telemetry.recorder import AnsweredRow, AuditFinding, Recorder
 from firstline_edge.telemetry.version import VERSION
 

@@ -1,15 +1,12 @@
 """Promised corrections: requests that wait on the disk for the gateway, and their answers.
 
 Modules
-    outbox              promises and answers in one SQLite file, and the callers that wait for an answer
-    reopening           an outbox whose disk may refuse, which is opened again later; its metrics
+    outbox              promises and answers, and the callers that wait for an answer; opened again if the disk refuses
     item                a promise, and its sealed form on disk
-    tables              the tables of promises and answers
-    database            the file: schema, transactions, damage, the newest acknowledged records
+    database            the file: schema, rows, transactions, damage, the newest acknowledged records
     recovery            replaces a damaged file, and reports lost records
-    timeline            ages on a device whose wall clock cannot be trusted, and the correction of stored times
-    delivery            sends promises to the gateway, and has their answers announced
-    correction_client   asks the full model for a correction, and decides which failures end a promise
+    timeline            ages on a device whose wall clock cannot be trusted
+    delivery            has the gateway correct promises, and ends those that it will not correct
     pacing              which promises may be sent now, and how fast
     announcer           announces corrections to local applications over MQTT, and to the fleet
 

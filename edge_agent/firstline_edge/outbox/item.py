@@ -21,13 +21,15 @@ from firstline_core.protocol.limits import Limits
 from firstline_core.protocol.oip import Encoded, decode_request, decode_response, encode_request, encode_response
 from firstline_core.storage.seals import DECODING_ERRORS, Seal
 from firstline_core.types import InferRequest, InferResponse, Reason, Status, Tier
-from firstline_edge.outbox.database import ITEM_OVERHEAD_BYTES
 
 # The agent reads back what it accepted and wrote, whatever limits are set by then.
 _ANY = 1 << 62
 _NO_LIMITS = Limits(
     body_bytes=_ANY, json_bytes=_ANY, elements=_ANY, byte_elements=_ANY, rows=_ANY, tensors=_ANY, id_chars=_ANY
 )
+
+ITEM_OVERHEAD_BYTES = 512
+"""Estimated size of a promise's other columns and its share of the indexes."""
 
 _HEADER_LENGTH = struct.Struct(">i")
 _REQUEST, _PROVISIONAL, _ANSWER = "request", "provisional", "answer"

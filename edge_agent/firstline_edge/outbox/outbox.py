@@ -1,7 +1,8 @@
 """The durable outbox: promises of corrections, and the answers that ended them.
 
-A promise is on the disk when `put` returns, and is never evicted: a full outbox refuses new ones. The package's
-docstring names the modules for tables, ages and recovery.
+A promise is on the disk when `put` returns, and is never evicted: a full outbox refuses new ones. While the disk
+refuses the file (full, read-only or gone), nothing is promised, and requests continue. The package's docstring names
+the other modules.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sqlite3
+import threading
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -16,12 +18,20 @@ from pathlib import Path
 from typing import TypeVar
 
 from firstline_core.clock import SYSTEM_CLOCK, Clock
-from firstline_core.errors import CapacityError, FirstlineError, QueueFullError, RequestError, UnknownAnswerError
+from firstline_core.errors import (
+    CapacityError,
+    ConfigError,
+    FirstlineError,
+    QueueFullError,
+    RequestError,
+    UnknownAnswerError,
+)
 from firstline_core.storage.files import DAMAGED, erase
 from firstline_core.storage.seals import ChecksumSeal, Seal
 from firstline_core.telemetry.logs import logger
+from firstline_core.telemetry.metrics import RequestMetrics
 from firstline_core.types import InferResponse, Privacy
-from firstline_edge.outbox import tables
+from firstline_edge.outbox import database
 from firstline_edge.outbox.database import (
     SQLITE_ERRORS,
     Database,
@@ -29,6 +39,7 @@ from firstline_edge.outbox.database import (
     Totals,
     Transaction,
     Writer,
+    count_promises,
     is_full,
     make_writer,
     newest_rows,
@@ -49,11 +60,12 @@ from firstline_edge.outbox.item import (
 )
 from firstline_edge.outbox.recovery import open_or_recover
 from firstline_edge.outbox.timeline import ClockJump, Timeline
-from firstline_edge.settings.settings import OutboxSection
-
-__all__ = ["Completion", "Completions", "Outbox", "OutboxItem"]
+from firstline_edge.settings.settings import EdgeSettings, OutboxSection
+from firstline_edge.state import open_seal
 
 log = logger(__name__)
+
+__all__ = ["Completion", "Completions", "Outbox", "OutboxItem"]
 
 _T = TypeVar("_T")
 
@@ -191,7 +203,7 @@ class Outbox:
 
         def insert(transaction: Transaction) -> bool | QueueFullError:
             limit_items, limit_bytes = self._limits.limit_items, self._limits.limit_bytes
-            return tables.insert_promise(
+            return database.insert_promise(
                 transaction, stored, created_wall_s, limit_items=limit_items, limit_bytes=limit_bytes
             )
 
@@ -232,7 +244,7 @@ class Outbox:
         """
         return await self._readable(
             partial(
-                tables.oldest_promises,
+                database.oldest_promises,
                 limit=limit,
                 skip_ids=skip_ids,
                 skip_models=skip_models,
@@ -252,7 +264,7 @@ class Outbox:
         request_ids = self._ages.over(age_s, limit)
         if not request_ids:
             return []
-        return await self._readable(partial(tables.promises_by_id, request_ids=request_ids))
+        return await self._readable(partial(database.promises_by_id, request_ids=request_ids))
 
     async def finish(self, request_id: str, final: InferResponse) -> None:
         """Stores the answer and deletes the promise, both or neither. Does nothing if there is no such promise.
@@ -267,10 +279,10 @@ class Outbox:
         packed = pack_response(final)
 
         def move(transaction: Transaction) -> bool:
-            principal = tables.delete_promise(transaction, request_id)
+            principal = database.delete_promise(transaction, request_id)
             if principal is None:
                 return False
-            tables.insert_answer(
+            database.insert_answer(
                 transaction,
                 seal_answer(packed, request_id, principal, self._seal),
                 request_id=request_id,
@@ -298,10 +310,10 @@ class Outbox:
         """
         # In this order: a promise is only ever moved to the answers, so it cannot be missed in between.
         whose = {"request_id": request_id, "principal": principal}
-        provisional = await self._read(lambda connection: tables.find_provisional(connection, **whose))
+        provisional = await self._read(lambda connection: database.find_provisional(connection, **whose))
         final = None
         if provisional is None:
-            final = await self._read(lambda connection: tables.find_answer(connection, **whose))
+            final = await self._read(lambda connection: database.find_answer(connection, **whose))
         try:
             if provisional is not None:
                 return unpack_provisional(provisional, request_id, principal, self._seal)
@@ -327,7 +339,7 @@ class Outbox:
         self._to_announce.clear()
         answers, unreadable = [], []
         try:
-            for request_id, principal, sealed in await self._read(partial(tables.unannounced_answers, limit=limit)):
+            for request_id, principal, sealed in await self._read(partial(database.unannounced_answers, limit=limit)):
                 try:
                     answers.append((request_id, unpack_answer(sealed, request_id, principal, self._seal)))
                 except FirstlineError as error:
@@ -348,7 +360,7 @@ class Outbox:
         Raises:
             CapacityError: the disk refuses.
         """
-        await self._write(partial(tables.mark_announced, request_ids=request_ids))
+        await self._write(partial(database.mark_announced, request_ids=request_ids))
 
     async def delete_old_answers(self) -> None:
         """Deletes answers that are too old and need not be announced. Storing an answer does so too.
@@ -367,7 +379,7 @@ class Outbox:
             CapacityError: the disk refuses.
         """
         try:
-            for request_id in await self._write(tables.delete_all):
+            for request_id in await self._write(database.delete_all):
                 self._ages.remove(request_id)
                 self._completions.notify(request_id, None)
             await asyncio.shield(
@@ -440,7 +452,7 @@ class Outbox:
             for request_id in ended.difference(self._ages.ids()):
                 self._completions.notify(request_id, None)
 
-    async def _readable(self, query: Callable[[sqlite3.Connection], list[tables.StoredPromise]]) -> list[OutboxItem]:
+    async def _readable(self, query: Callable[[sqlite3.Connection], list[database.StoredPromise]]) -> list[OutboxItem]:
         """Returns the promises that a query selects; those whose request cannot be read end."""
         items = []
         for stored, created_wall_s in await self._read(query):
@@ -457,7 +469,7 @@ class Outbox:
         try:
             provisional = unpack_provisional(stored.provisional, request_id, stored.principal, self._seal)
         except FirstlineError:
-            await self._write(partial(tables.delete_promise, request_id=request_id))
+            await self._write(partial(database.delete_promise, request_id=request_id))
             self._ages.remove(request_id)
             self._completions.notify(request_id, None)
         else:
@@ -475,7 +487,7 @@ class Outbox:
             self._jumps.append(jump)
         if self._jumps and not self._shifting and not self._writer.closed:
             self._shifting = True
-            shift = self._writer.submit(partial(tables.shift_times, jump=self._jumps[0]))
+            shift = self._writer.submit(partial(database.shift_times, jump=self._jumps[0]))
             asyncio.wrap_future(shift).add_done_callback(self._shifted)
 
     def _shifted(self, done: asyncio.Future[None]) -> None:
@@ -487,8 +499,8 @@ class Outbox:
     def _evict(self, transaction: Transaction, now_wall_s: float) -> None:
         if not self._jumps:  # otherwise the next call deletes old answers
             oldest_s = now_wall_s - self._limits.answers_age_s
-            tables.delete_old_answers(transaction, oldest_s, also_unannounced=not self._announcing())
-        tables.make_room_for_answers(transaction, self._limits.answers_limit_bytes)
+            database.delete_old_answers(transaction, oldest_s, also_unannounced=not self._announcing())
+        database.make_room_for_answers(transaction, self._limits.answers_limit_bytes)
 
     def _submit(self, operation: Callable[[Transaction], _T | FirstlineError]) -> asyncio.Future[_T]:
         """Queues an operation, which is committed even if its caller is cancelled."""
@@ -524,8 +536,207 @@ class Outbox:
 
     def _load(self, writer: sqlite3.Connection) -> tuple[int, int, int, int]:
         """Counts the records of earlier processes as `count_records` does, and reads their ages."""
-        newest_wall_s, created = tables.read_times(writer)
+        newest_wall_s, created = database.read_times(writer)
         self._ages.load(newest_wall_s, created)
         if created:
             self._pending.set()
-        return tables.count_records(writer)
+        return database.count_records(writer)
+
+
+_RETRY_S = 30.0
+_STORED = 64
+_EXPIRE_EVERY_S = 3600.0
+
+
+class ReopeningOutbox:
+    """An `Outbox` that is opened as soon as the disk permits.
+
+    Args:
+        path: of the outbox.
+        make: opens the outbox.
+        clock: says when to try again.
+
+    Attributes:
+        completions: wakes callers that wait for a promise to end.
+        stored: the promises that were just stored, for their delivery.
+
+    Raises:
+        ConfigError: a newer version wrote it.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        make: Callable[[Completions], Outbox],
+        clock: Clock,
+    ) -> None:
+        self._path = path
+        self._make = make
+        self.completions = Completions()
+        self.stored: asyncio.Queue[OutboxItem] = asyncio.Queue(_STORED)
+        self._opening = threading.Lock()
+        self._unopened_counts = (0, 0)
+        self._clock = clock
+        self._outbox: Outbox | None = None
+        self._closed = False
+        self._unopened_problem = ""
+        self._try()
+
+    @property
+    def problem(self) -> str:
+        """Why the outbox is not open, or refuses to be written or read now, in sentences; "" if it works."""
+        return self._outbox.problem if self._outbox is not None else self._unopened_problem
+
+    @property
+    def depth(self) -> int:
+        """Number of promises that wait."""
+        return self._outbox.depth if self._outbox is not None else self._unopened_counts[0]
+
+    @property
+    def size_bytes(self) -> int:
+        """Size of the waiting promises in bytes."""
+        return self._outbox.size_bytes if self._outbox is not None else self._unopened_counts[1]
+
+    @property
+    def oldest_s(self) -> float:
+        """Age of the oldest waiting promise in seconds; 0 if there are no promises, or the outbox is not open."""
+        return self._outbox.oldest_s if self._outbox is not None else 0.0
+
+    @property
+    def damage(self) -> str:
+        """Describes damage to stored records, in sentences; "" if none is known."""
+        return self._outbox.damage if self._outbox is not None else ""
+
+    async def opened(self) -> Outbox:
+        """Returns the outbox once it is open; retries until then.
+
+        Raises:
+            ConfigError: as above, found only now.
+        """
+        while self._outbox is None:
+            await self._clock.sleep(_RETRY_S)
+            await asyncio.to_thread(self._try)  # which looks at the whole file, while requests go on
+        return self._outbox
+
+    def current(self) -> Outbox:
+        """Returns the outbox.
+
+        Raises:
+            CapacityError: it is not open.
+        """
+        if self._outbox is None:
+            raise CapacityError(self._unopened_problem, retry_after_s=_RETRY_S)
+        return self._outbox
+
+    async def put(self, item: OutboxItem) -> None:
+        """Stores a promise; returns once it is on the disk. See `Outbox.put`.
+
+        Raises:
+            CapacityError: the outbox is full, or cannot be used now.
+        """
+        await self.current().put(item)
+        if not self.stored.full():  # otherwise it is delivered in its turn
+            self.stored.put_nowait(item)
+
+    async def answer(self, request_id: str, principal: str) -> InferResponse:
+        """Returns the answer that was promised a correction: provisional until that came, final or expired after.
+
+        Raises:
+            UnknownAnswerError: nothing was promised to this principal under this id.
+            CapacityError: the outbox is not open, or the disk refuses.
+        """
+        return await self.current().answer(request_id, principal)
+
+    async def purge(self) -> None:
+        """See `Outbox.purge`; of an outbox that cannot be opened the files are erased.
+
+        Raises:
+            OSError, CapacityError: the disk refuses.
+        """
+        if self._outbox is None and await asyncio.to_thread(self._erase_unopened):
+            return
+        await self.current().purge()
+
+    async def keep_expiring(self) -> None:
+        """Deletes old answers every hour, also while no promise is made, until it is cancelled.
+
+        Reads one promise too, so that `problem` is that of now: without promises nothing else reads.
+        """
+        while True:
+            with contextlib.suppress(CapacityError):  # `problem` reports it; the next call tries again
+                await self.current().delete_old_answers()
+            with contextlib.suppress(CapacityError):
+                await self.current().pending(1)
+            await self._clock.sleep(_EXPIRE_EVERY_S)
+
+    def close(self) -> None:
+        """See `Outbox.close`."""
+        self._closed = True
+        if self._outbox is not None:
+            self._outbox.close()
+
+    def _erase_unopened(self) -> bool:
+        """Erases the files if no outbox is open; returns whether it did."""
+        with self._opening:
+            if self._outbox is not None:  # meanwhile
+                return False
+            erase(self._path)
+            self._unopened_counts = (0, 0)
+        self._try()
+        return True
+
+    def _try(self) -> None:
+        with self._opening:
+            if self._outbox is None:
+                self._open()
+
+    def _open(self) -> None:
+        try:
+            outbox = self._make(self.completions)
+        except CapacityError as error:
+            if not self._unopened_problem:
+                self._unopened_counts = count_promises(self._path)
+                log.error("outbox unavailable; no correction promised", error=error.message)
+            # An error about a setting says itself what to do; all other errors come from the disk.
+            disk = "" if isinstance(error.__cause__, ConfigError) else " Free space, or correct who may write there."
+            self._unopened_problem = f"{error.message}{disk} Until then nothing is promised."
+        else:
+            if self._closed:  # meanwhile
+                outbox.close()
+                return
+            if self._unopened_problem:
+                log.info("outbox restored", items=outbox.depth)
+            self._outbox, self._unopened_problem = outbox, ""
+
+
+def open_outbox(
+    settings: EdgeSettings, path: Path, clock: Clock, reporting: asyncio.Event | None, completions: Completions
+) -> Outbox:
+    """Returns the outbox on disk.
+
+    Args:
+        settings: of the agent.
+        path: of the database.
+        clock: for ages.
+        reporting: set while answers are reported to the fleet; None for a device without a fleet.
+        completions: see `Outbox`.
+
+    Raises:
+        CapacityError: the disk refuses, or there is no key.
+        ConfigError: a newer version wrote it.
+    """
+    has_broker = any(link.kind == "mqtt" for link in settings.links)
+    return Outbox(
+        path,
+        settings.outbox,
+        announcing=lambda: has_broker or (reporting is not None and reporting.is_set()),
+        completions=completions,
+        seal=open_seal(settings.encryption),
+        clock=clock,
+    )
+
+
+def register_metrics(metrics: RequestMetrics, outbox: ReopeningOutbox) -> None:
+    """Registers the number and the size of the promises that wait."""
+    metrics.gauge("outbox_items", "Promised corrections that are still to come.", lambda: outbox.depth)
+    metrics.gauge("outbox_bytes", "Payload in the outbox.", lambda: outbox.size_bytes)

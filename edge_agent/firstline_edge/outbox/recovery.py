@@ -20,6 +20,7 @@ from firstline_core.storage.seals import HEAD_BYTES, Seal
 from firstline_core.telemetry.logs import logger
 from firstline_core.telemetry.wording import counted
 from firstline_edge.outbox.database import (
+    ITEM_COLUMNS,
     LEAST_BYTES,
     SQLITE_ERRORS,
     DamagedError,
@@ -35,7 +36,6 @@ from firstline_edge.outbox.database import (
     unreported_damage,
 )
 from firstline_edge.outbox.item import StoredItem, unpack_answer, unpack_provisional
-from firstline_edge.outbox.tables import ITEM_COLUMNS
 
 log = logger(__name__)
 

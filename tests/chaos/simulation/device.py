@@ -30,8 +30,7 @@ from firstline_edge.cloud.chain import LinkChain
 from firstline_edge.cloud.client import CloudClient, LiveTraffic, ModelRefusals
 from firstline_edge.models.models import Models
 from firstline_edge.outbox.announcer import Announcer
-from firstline_edge.outbox.correction_client import CorrectionClient
-from firstline_edge.outbox.delivery import Delivery
+from firstline_edge.outbox.delivery import CorrectionClient, Delivery
 from firstline_edge.outbox.item import OutboxItem
 from firstline_edge.outbox.outbox import Outbox
 from firstline_edge.requests.context import RequestContext

@@ -17,7 +17,7 @@ from firstline_core.tasks.classification import Classification
 from firstline_core.tasks.detection import Detection
 from firstline_core.types import InferRequest, InferResponse, Status, Tensor
 from firstline_edge.cloud.client import ModelRefusals
-from firstline_edge.outbox.correction_client import CorrectionClient
+from firstline_edge.outbox.delivery import CorrectionClient
 from firstline_edge.outbox.item import OutboxItem
 from firstline_edge.requests.full_answers import check_answer
 

@@ -20,8 +20,7 @@ from firstline_edge.cloud.breaker import CircuitBreaker
 from firstline_edge.cloud.chain import LinkChain
 from firstline_edge.cloud.client import ModelRefusals
 from firstline_edge.models.models import Models
-from firstline_edge.outbox.correction_client import CorrectionClient, Merge
-from firstline_edge.outbox.delivery import Delivery
+from firstline_edge.outbox.delivery import CorrectionClient, Delivery, Merge
 from firstline_edge.outbox.item import expire
 from firstline_edge.outbox.outbox import Outbox, OutboxItem
 from firstline_edge.outbox.pacing import RateSettings

@@ -16,7 +16,7 @@ from firstline_core.errors import CapacityError, ConfigError, QueueFullError, Re
 from firstline_core.ids import new_request_id
 from firstline_core.telemetry.trace import received
 from firstline_core.types import Attempt, InferRequest, Privacy, Status, Tier
-from firstline_edge.outbox import tables
+from firstline_edge.outbox import database
 from firstline_edge.outbox.database import _SCHEMA, APPLICATION, FORMAT, PAGE_BYTES
 from firstline_edge.outbox.outbox import Completions, Outbox, OutboxItem
 from firstline_edge.settings.settings import OutboxSection
@@ -417,7 +417,7 @@ async def test_a_clock_jump_the_disk_refuses_is_applied_later(
         raise sqlite3.OperationalError("database or disk is full")
 
     with monkeypatch.context() as patch:
-        patch.setattr(tables, "shift_times", refuse)
+        patch.setattr(database, "shift_times", refuse)
         for _ in range(3):
             with contextlib.suppress(CapacityError):  # of the same group
                 await outbox.delete_old_answers()
@@ -508,7 +508,7 @@ async def test_promises_that_reached_the_gateway_are_skipped_by_an_index(outbox:
         connection.executescript(_SCHEMA)
         asked: list[str] = []
         connection.set_trace_callback(asked.append)
-        tables.oldest_promises(connection, 4, (), (), skip_reached_gateway=True)
+        database.oldest_promises(connection, 4, (), (), skip_reached_gateway=True)
         plan = connection.execute(f"EXPLAIN QUERY PLAN {asked[0]}").fetchall()
     connection.close()
     assert any("items_unsent" in step[-1] for step in plan)
