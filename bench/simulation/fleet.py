@@ -189,7 +189,7 @@ async def _device(name: str, outbox: MemoryOutbox, gateway: _Gateway, clock: Clo
     """One that escalates now and then, and promises what fails; what is left of the agent is its delivery."""
     chain = LinkChain([_Link(gateway, clock)], [CircuitBreaker(clock, rng)], clock)
     client = CorrectionClient(chain, Models([]), NoContracts(), ModelRefusals(clock), clock, merge=_merge)
-    delivery = Delivery(outbox, asyncio.Queue(), client, chain, clock=clock, rng=rng, max_age_s=_MAX_AGE_S)  # type: ignore[arg-type]
+    delivery = Delivery(outbox, client, chain, clock=clock, rng=rng, max_age_s=_MAX_AGE_S)  # type: ignore[arg-type]
     await chain.start()
     delivering = asyncio.create_task(delivery.run())
     asking: set[asyncio.Task[None]] = set()

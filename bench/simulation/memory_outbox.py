@@ -21,6 +21,7 @@ class MemoryOutbox:
         self._pending = asyncio.Event()
         self._arrival = asyncio.Event()
         self.finished: dict[str, InferResponse] = {}
+        self.stored: asyncio.Queue[OutboxItem] = asyncio.Queue()  # always empty: no caller waits here
 
     @property
     def depth(self) -> int:

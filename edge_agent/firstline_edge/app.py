@@ -66,7 +66,7 @@ from firstline_edge.models.reloading import Reloading
 from firstline_edge.models.workers import Workers
 from firstline_edge.outbox import outbox as outbox_metrics
 from firstline_edge.outbox.delivery import CorrectionClient, deliver_corrections
-from firstline_edge.outbox.outbox import ReopeningOutbox, open_outbox
+from firstline_edge.outbox.outbox import open_outbox
 from firstline_edge.settings.check import check
 from firstline_edge.settings.settings import EdgeSettings
 from firstline_edge.state import StateDirectory
@@ -255,9 +255,7 @@ class EdgeAgent:
         )
         opened.callback(self.recorder.close)
         reporting = self._fleet_state.reporting if self._fleet_state is not None else None
-        self.outbox = ReopeningOutbox(
-            state.outbox_path, partial(open_outbox, settings, state.outbox_path, clock, reporting), clock
-        )
+        self.outbox = open_outbox(settings, state.outbox_path, clock, reporting)
         opened.callback(self.outbox.close)
 
     def _open_hardware(self, opened: AsyncExitStack) -> None:

@@ -138,7 +138,7 @@ async def test_doctor_reports_an_outbox_that_refuses(tmp_path: Path) -> None:
         with contextlib.closing(sqlite3.connect(agent.state.outbox_path)) as connection, connection:
             connection.execute("ALTER TABLE answers RENAME TO elsewhere")  # as if its page could not be read
         with pytest.raises(CapacityError):
-            await agent.outbox.current().delete_old_answers()
+            await agent.outbox.delete_old_answers()
         [finding] = await asyncio.to_thread(outbox_findings, settings)
     assert finding.severity is Severity.WARNING
     assert "The outbox could not be written" in finding.detail

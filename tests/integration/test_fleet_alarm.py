@@ -233,7 +233,7 @@ async def test_a_devices_own_alarm_reaches_the_gateway(tmp_path: Path, broker: B
         digest = dirty.models.find("small", "").manifest.full_digest
         row = Tensor("x", np.array([[0.01, 1]], np.float32))
         waited = InferRequest("small", (row,), new_request_id(), version="1", full_model_digest=digest)
-        await dirty.outbox.current().put(
+        await dirty.outbox.put(
             OutboxItem(waited, (0,), response(waited, Status.PROVISIONAL, classes=2), SYSTEM_CLOCK.wall_s())
         )
 

@@ -19,7 +19,7 @@ from support.waiting import until
 
 from firstline_core.clock import SimulatedClock
 from firstline_core.errors import CapacityError
-from firstline_core.storage.seals import ChecksumSeal, KeySeal
+from firstline_core.storage.seals import ChecksumSeal, KeySeal, Seal
 from firstline_edge.outbox import recovery
 from firstline_edge.outbox.database import (
     FORMAT,
@@ -30,7 +30,7 @@ from firstline_edge.outbox.database import (
     count_promises,
     open_writer,
 )
-from firstline_edge.outbox.outbox import Completions, Outbox, ReopeningOutbox
+from firstline_edge.outbox.outbox import Outbox
 
 # A page holds a few small records, and parts of two that are larger than it.
 A_PAGE = 12
@@ -201,7 +201,7 @@ async def test_a_loss_is_reported_by_the_start_that_succeeds(folder: Path, monke
     with monkeypatch.context() as patch:
         patch.setattr("firstline_edge.outbox.outbox.open_reader", refuse)
         with pytest.raises(CapacityError, match="disk I/O error"):
-            Outbox(kept.folder / "outbox.db", clock=SimulatedClock())
+            Outbox(kept.folder / "outbox.db", clock=SimulatedClock()).check()
     outbox = Outbox(kept.folder / "outbox.db", clock=SimulatedClock())
     assert "that were acknowledged are lost" in outbox.damage
     outbox.close()
@@ -219,7 +219,7 @@ async def test_a_replacement_whose_mark_fails_leaves_no_connection_open(
 
     monkeypatch.setattr(recovery, "HighWaterMark", refuse)
     with pytest.raises(CapacityError, match="disk I/O error"):
-        Outbox(folder / "outbox.db", clock=SimulatedClock())
+        Outbox(folder / "outbox.db", clock=SimulatedClock()).check()
     with pytest.raises(sqlite3.ProgrammingError, match="closed"):
         opened[0].execute("SELECT 1")
 
@@ -306,11 +306,11 @@ async def test_with_a_key_no_payload_is_on_the_disk(folder: Path) -> None:
     path = folder / "state" / "outbox.db"
     secret = b"image 1"
     for seal, readable in ((ChecksumSeal(), True), (KeySeal([b"k" * 32]), False)):
-        outbox = Outbox(path, seal=seal, clock=SimulatedClock())
+        outbox = Outbox(path, seal=lambda seal=seal: seal, clock=SimulatedClock())
         await outbox.put(one := promise())
         outbox.close()
         assert (secret in path.read_bytes()) is readable
-        outbox = Outbox(path, seal=KeySeal([b"n" * 32, b"k" * 32]), clock=SimulatedClock())
+        outbox = Outbox(path, seal=lambda: KeySeal([b"n" * 32, b"k" * 32]), clock=SimulatedClock())
         assert [item.request.request_id for item in await outbox.pending(9)] == [one.request.request_id]
         await outbox.purge()
         outbox.close()
@@ -318,14 +318,14 @@ async def test_with_a_key_no_payload_is_on_the_disk(folder: Path) -> None:
 
 async def test_wrong_key_sets_the_outbox_aside(folder: Path) -> None:
     path, first = folder / "outbox.db", KeySeal([b"k" * 32])
-    outbox = Outbox(path, seal=ChecksumSeal(), clock=SimulatedClock())
+    outbox = Outbox(path, seal=ChecksumSeal, clock=SimulatedClock())
     await outbox.put(plain := promise())
     outbox.close()
-    outbox = Outbox(path, seal=first, clock=SimulatedClock())
+    outbox = Outbox(path, seal=lambda: first, clock=SimulatedClock())
     await outbox.put(hidden := promise())
     outbox.close()
     for other in (KeySeal([b"o" * 32]), ChecksumSeal()):
-        outbox = Outbox(path, seal=other, clock=SimulatedClock())
+        outbox = Outbox(path, seal=lambda other=other: other, clock=SimulatedClock())
         assert [item.request.request_id for item in await outbox.pending(9)] == [plain.request.request_id]
         assert "encryption.key_file" in outbox.damage
         assert "outbox.db.damaged" in outbox.damage
@@ -333,7 +333,7 @@ async def test_wrong_key_sets_the_outbox_aside(folder: Path) -> None:
         outbox.close()
         path.unlink()
         path.with_name("outbox.db.damaged").rename(path)
-        outbox = Outbox(path, seal=first, clock=SimulatedClock())
+        outbox = Outbox(path, seal=lambda: first, clock=SimulatedClock())
         found = [item.request.request_id for item in await outbox.pending(9)]
         assert found == [plain.request.request_id, hidden.request.request_id]
         assert outbox.damage == ""
@@ -348,22 +348,22 @@ async def test_a_damaged_replacement_is_reported(folder: Path, monkeypatch: pyte
 
     monkeypatch.setattr(recovery, "open_writer", damaged_again)
     with pytest.raises(CapacityError, match="its first page is not as it was written"):
-        Outbox(folder / "outbox.db", clock=SimulatedClock())
+        Outbox(folder / "outbox.db", clock=SimulatedClock()).check()
 
 
 async def test_the_right_key_after_a_wrong_one_overwrites_nothing(folder: Path) -> None:
     path, right, wrong = folder / "outbox.db", KeySeal([b"k" * 32]), KeySeal([b"o" * 32])
     for seal in (right, wrong):
-        outbox = Outbox(path, seal=seal, clock=SimulatedClock())
+        outbox = Outbox(path, seal=lambda seal=seal: seal, clock=SimulatedClock())
         await outbox.put(promise())
         outbox.close()
     aside = path.with_name("outbox.db.damaged")
     before = aside.read_bytes()
     with pytest.raises(CapacityError, match=r"outbox.db.damaged was set aside before.*Put that file or that key back"):
-        Outbox(path, seal=right, clock=SimulatedClock())
+        Outbox(path, seal=lambda: right, clock=SimulatedClock()).check()
     assert aside.read_bytes() == before
     aside.replace(path)
-    outbox = Outbox(path, seal=right, clock=SimulatedClock())
+    outbox = Outbox(path, seal=lambda: right, clock=SimulatedClock())
     assert outbox.depth == 1
     outbox.close()
 
@@ -374,10 +374,10 @@ async def test_promises_of_an_unopened_outbox_are_counted(folder: Path, closed: 
     path = kept.folder / "outbox.db"
     before = {file: file.read_bytes() for file in kept.folder.iterdir()}
 
-    def refused(_completions: Completions) -> Outbox:
+    def refused() -> Seal:
         raise CapacityError("The disk is full.")
 
-    outbox = ReopeningOutbox(path, refused, SimulatedClock())
+    outbox = Outbox(path, seal=refused, clock=SimulatedClock())
     assert outbox.depth == 6
     assert outbox.size_bytes > 6 * 512
     # What may be damaged in the log is not taken over by looking.
@@ -398,7 +398,7 @@ async def test_a_replacement_is_reported_by_the_start_that_succeeds(
     with monkeypatch.context() as patch:
         patch.setattr("firstline_edge.outbox.outbox.open_reader", refuse)
         with pytest.raises(CapacityError, match="disk I/O error"):
-            Outbox(path, clock=SimulatedClock())
+            Outbox(path, clock=SimulatedClock()).check()
     reason = []
     for _ in range(2):
         outbox = Outbox(path, clock=SimulatedClock())
@@ -410,31 +410,31 @@ async def test_a_replacement_is_reported_by_the_start_that_succeeds(
 
 async def test_a_running_outbox_that_sqlite_refuses_is_a_problem(folder: Path) -> None:
     path = folder / "outbox.db"
-    outbox = ReopeningOutbox(path, lambda _: Outbox(path, clock=SimulatedClock()), SimulatedClock())
-    await outbox.current().put(promise())
+    outbox = Outbox(path, clock=SimulatedClock())
+    await outbox.put(promise())
     assert outbox.problem == ""
     with contextlib.closing(sqlite3.connect(path)) as connection, connection:
         connection.execute("ALTER TABLE items RENAME TO elsewhere")  # as if its page could not be read
-    for refused in (outbox.current().put(promise()), outbox.current().pending(1)):
+    for refused in (outbox.put(promise()), outbox.pending(1)):
         with pytest.raises(CapacityError):
             await refused
     assert "could not be written" in outbox.problem
     assert "could not be read" in outbox.problem
     with contextlib.closing(sqlite3.connect(path)) as connection, connection:
         connection.execute("ALTER TABLE elsewhere RENAME TO items")
-    await outbox.current().put(promise())
-    assert len(await outbox.current().pending(10)) == 2
+    await outbox.put(promise())
+    assert len(await outbox.pending(10)) == 2
     assert outbox.problem == ""
     outbox.close()
 
 
 async def test_problem_of_one_failed_read_ends_without_promises(folder: Path) -> None:
     path = folder / "outbox.db"
-    outbox = ReopeningOutbox(path, lambda _: Outbox(path, clock=SimulatedClock()), SimulatedClock())
+    outbox = Outbox(path, clock=SimulatedClock())
     with contextlib.closing(sqlite3.connect(path)) as connection, connection:
         connection.execute("ALTER TABLE items RENAME TO elsewhere")  # as if its page could not be read
     with pytest.raises(CapacityError):
-        await outbox.current().pending(1)
+        await outbox.pending(1)
     assert "could not be read" in outbox.problem
     with contextlib.closing(sqlite3.connect(path)) as connection, connection:
         connection.execute("ALTER TABLE elsewhere RENAME TO items")

@@ -34,7 +34,7 @@ async def test_promise_expires_without_links(tmp_path: Path) -> None:
     asked = request()
     async with EdgeAgent(edge_settings(tmp_path, links=[link])) as agent:
         item = OutboxItem(asked, (0,), response(asked, Status.PROVISIONAL), SYSTEM_CLOCK.wall_s())
-        await agent.outbox.current().put(item)
+        await agent.outbox.put(item)
     async with EdgeAgent(edge_settings(tmp_path, outbox__max_age_s=0.05)) as agent:
         await until(lambda: agent.outbox.depth == 0)
         answer = (await agent.outbox.answer(asked.request_id, "local")).answer

@@ -103,7 +103,7 @@ async def test_a_request_with_the_edge_models_inputs_stays_on_the_device(site: t
     }
     assert yes(response) == sigmoid(SURE, UNSURE)
     assert [found.inference_count for found in gateway.plane.statistics()] == [0]
-    assert not await agent.outbox.current().pending(9)
+    assert not await agent.outbox.pending(9)
 
 
 @pytest.mark.parametrize(
@@ -159,7 +159,7 @@ async def test_a_promise_carries_the_full_models_inputs(tmp_path: Path) -> None:
         request = asked()
         response = await agent.data_plane.infer(request)
         assert (response.answer.status, response.answer.durable) == (Status.PROVISIONAL, True)
-        [promise] = await agent.outbox.current().pending(9)
+        [promise] = await agent.outbox.pending(9)
         assert {name: array.tolist() for name, array in promise.request.arrays.items()} == {
             "a": [[UNSURE]],
             "b": [[3]],
@@ -167,7 +167,7 @@ async def test_a_promise_carries_the_full_models_inputs(tmp_path: Path) -> None:
         }
         partial = await agent.data_plane.infer(asked("a", a=(0.5,)))
         assert (partial.answer.status, partial.answer.durable) == (Status.FINAL, False)
-        assert len(await agent.outbox.current().pending(9)) == 1
+        assert len(await agent.outbox.pending(9)) == 1
 
         gateway = small_gateway(tmp_path)
         await opened.enter_async_context(serving(gateway, port))

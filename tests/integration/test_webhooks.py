@@ -94,7 +94,7 @@ async def test_devices_report_no_promise_if_no_webhook_wants_it(tmp_path: Path) 
                 return (await agent.outbox.answer(answer.request_id, "local")).answer.status is Status.FINAL
 
             await until(is_final)
-            assert await (await agent.outbox.opened()).unannounced(9) == []
+            assert await agent.outbox.unannounced(9) == []
 
 
 async def test_an_alarm_that_a_device_raises_reaches_its_receiver_once(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ async def life(path, kept):
     refused = 0
     try:
         outbox = Outbox(path, LIMITS, clock=SimulatedClock())
+        outbox.check()
     except CapacityError:
         return None, 1
     outbox._database.connection.execute("PRAGMA wal_autocheckpoint = 5")
@@ -98,7 +99,9 @@ from firstline_edge.outbox.outbox import Outbox
 root = Path(sys.argv[1])
 
 def opened(folder):
-    return Outbox(folder / "outbox.db", LIMITS, clock=SimulatedClock())
+    outbox = Outbox(folder / "outbox.db", LIMITS, clock=SimulatedClock())
+    outbox.check()
+    return outbox
 
 async def main():
     kept, rounds, refused = root / "kept", 0, 0

@@ -162,7 +162,7 @@ def promise(size_bytes: int = 1) -> OutboxItem:
 async def filled(folder: Path, rng: random.Random, *, closed: bool, count: int = 40, seal: Seal | None = None) -> Kept:
     """An outbox with promises and answers of all sizes, as a stopped agent leaves it, or one that was killed."""
     found, live = Kept(folder), folder.with_name(folder.name + ".live")
-    outbox = Outbox(live / "outbox.db", LIMITS, clock=SimulatedClock(), seal=seal or ChecksumSeal())
+    outbox = Outbox(live / "outbox.db", LIMITS, clock=SimulatedClock(), seal=lambda: seal or ChecksumSeal())
     items = [promise(rng.choice([1, 1, 1, 3_000, 20_000])) for _ in range(count)]
     for number, item in enumerate(items):
         await outbox.put(item)

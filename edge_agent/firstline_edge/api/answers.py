@@ -16,7 +16,7 @@ from firstline_core.protocol.tensors import shown
 from firstline_core.types import InferRequest, InferResponse
 from firstline_edge.api.data_plane import EdgeDataPlane
 from firstline_edge.api.streams import Render, Streams, wants_events
-from firstline_edge.outbox.outbox import ReopeningOutbox
+from firstline_edge.outbox.outbox import Outbox
 
 
 @dataclass(eq=False)
@@ -33,7 +33,7 @@ class Answers:
 
     agent: EdgeDataPlane
     files: FileRoute
-    outbox: ReopeningOutbox
+    outbox: Outbox
     streams: Streams
     budget: BodyBudget
 

@@ -29,7 +29,7 @@ from firstline_edge.api.data_plane import EdgeDataPlane
 from firstline_edge.api.erasure import purge_reply
 from firstline_edge.api.operations import Operations
 from firstline_edge.api.streams import Streams
-from firstline_edge.outbox.outbox import ReopeningOutbox
+from firstline_edge.outbox.outbox import Outbox
 
 Handler = Callable[[Request, str], Awaitable[Reply | Streamed]]
 """Answers a request of an authenticated principal."""
@@ -146,7 +146,7 @@ class App:
         self,
         plane: EdgeDataPlane,
         files: FileRoute,
-        outbox: ReopeningOutbox,
+        outbox: Outbox,
         operations: Operations,
         access: Access,
     ) -> None:

@@ -21,7 +21,7 @@ from firstline_core.protocol.limits import Limits
 from firstline_core.storage.files import erase, erase_all
 from firstline_edge.audits.samples import SampleLog
 from firstline_edge.cache.results import ResultCache
-from firstline_edge.outbox.outbox import ReopeningOutbox
+from firstline_edge.outbox.outbox import Outbox
 from firstline_edge.state import StateDirectory, StatePaths
 from firstline_edge.telemetry.recorder import Recorder
 
@@ -67,7 +67,7 @@ class Erasure:
     """
 
     state: StateDirectory
-    outbox: ReopeningOutbox
+    outbox: Outbox
     cache: ResultCache
     samples: SampleLog
     recorder: Recorder

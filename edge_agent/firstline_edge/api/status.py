@@ -22,7 +22,7 @@ from firstline_edge.identity.credentials import DeviceIdentity
 from firstline_edge.identity.renewal import CredentialRenewal
 from firstline_edge.models.models import DeviceModel, Models
 from firstline_edge.models.profiles import Profiles
-from firstline_edge.outbox.outbox import ReopeningOutbox
+from firstline_edge.outbox.outbox import Outbox
 from firstline_edge.state import StateDirectory
 from firstline_edge.telemetry.background import Background
 from firstline_edge.telemetry.version import VERSION
@@ -46,7 +46,7 @@ class AgentStatus:
     models: Models
     profiles: Profiles
     cache: ResultCache
-    outbox: ReopeningOutbox
+    outbox: Outbox
     certificates: CertificateStates
     router: TierRouter
     model_refusals: ModelRefusals

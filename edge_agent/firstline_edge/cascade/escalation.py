@@ -14,7 +14,7 @@ from firstline_edge.audits.auditor import Auditor
 from firstline_edge.cloud.client import CloudClient
 from firstline_edge.models.models import DeviceModel, EdgeModel
 from firstline_edge.outbox.item import OutboxItem
-from firstline_edge.outbox.outbox import ReopeningOutbox
+from firstline_edge.outbox.outbox import Outbox
 from firstline_edge.requests.context import RequestContext, Row
 from firstline_edge.requests.full_answers import escalation_of, reason_for
 
@@ -40,7 +40,7 @@ class Escalation:
     """
 
     client: CloudClient
-    promises: ReopeningOutbox
+    promises: Outbox
     audits: Auditor
     run_edge: RunEdge
     clock: Clock

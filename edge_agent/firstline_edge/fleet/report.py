@@ -40,7 +40,7 @@ from firstline_edge.fleet.fleet_state import FleetState
 from firstline_edge.hardware.surveyor import Surveyor
 from firstline_edge.identity.credentials import Credentials
 from firstline_edge.models.models import DeviceModel, Models
-from firstline_edge.outbox.outbox import ReopeningOutbox
+from firstline_edge.outbox.outbox import Outbox
 from firstline_edge.telemetry.recorder import AnsweredRow, AuditFinding, Recorder
 from firstline_edge.telemetry.version import VERSION
 
@@ -132,7 +132,7 @@ class FleetReport:
     surveyor: Surveyor
     counts: FleetCounts
     recorder: Recorder
-    outbox: ReopeningOutbox
+    outbox: Outbox
     chain: LinkChain
     credentials: Credentials | None
     readings: Callable[[], Snapshot]
@@ -176,7 +176,7 @@ class FleetReport:
 
 
 def health_of(
-    outbox: ReopeningOutbox, chain: LinkChain, credentials: Credentials | None, snapshot: Snapshot, folder: Path
+    outbox: Outbox, chain: LinkChain, credentials: Credentials | None, snapshot: Snapshot, folder: Path
 ) -> Health:
     """Returns the device's condition; blocks for microseconds.
 

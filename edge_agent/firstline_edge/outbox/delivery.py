@@ -39,7 +39,7 @@ from firstline_edge.cloud.links import Links
 from firstline_edge.models.models import DeviceModel, Models
 from firstline_edge.outbox.announcer import Announcer, Report
 from firstline_edge.outbox.item import OutboxItem, expire
-from firstline_edge.outbox.outbox import Outbox, ReopeningOutbox
+from firstline_edge.outbox.outbox import Outbox
 from firstline_edge.outbox.pacing import AT_ONCE, BACKOFF_MAX_S, BACKOFF_S, DeliveryRate, RateSettings, RetryQueue
 from firstline_edge.outbox.timeline import CHECK_CLOCK_EVERY_S
 from firstline_edge.requests.full_answers import merge
@@ -155,8 +155,7 @@ class Delivery:
     """Sends the outbox's promises: the oldest first, those of failing models last.
 
     Args:
-        outbox: whose promises.
-        stored: promises that were just stored in the outbox; those whose callers wait (`wait=first`) are sent at once.
+        outbox: whose promises; those that were just stored, and whose callers wait (`wait=first`), are sent at once.
         client: asks the full model.
         links: whether requests may be sent now.
         clock: for waits and ages.
@@ -169,7 +168,6 @@ class Delivery:
     def __init__(
         self,
         outbox: Outbox,
-        stored: asyncio.Queue[OutboxItem],
         client: CorrectionClient,
         links: LinkChain,
         *,
@@ -180,7 +178,6 @@ class Delivery:
         on_correction: OnCorrection = lambda _answer, _cause, _trace: None,
     ) -> None:
         self._outbox = outbox
-        self._stored = stored
         self._client = client
         self._links = links
         self._clock = clock
@@ -198,7 +195,7 @@ class Delivery:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._keep_working())
             while True:
-                item = await self._stored.get()
+                item = await self._outbox.stored.get()
                 answer, model = item.provisional.answer, (item.request.model, item.request.version)
                 waited_for = answer is not None and answer.reason is Reason.REQUESTED
                 if waited_for and self._links.available and not self._order.is_failing(model):
@@ -319,7 +316,7 @@ class Delivery:
 
 
 async def deliver_corrections(
-    outbox: ReopeningOutbox,
+    outbox: Outbox,
     client: CorrectionClient,
     links: Links,
     clock: Clock,
@@ -339,10 +336,10 @@ async def deliver_corrections(
         on_correction: receives each answer that was corrected or has expired.
         report: reports these answers to the fleet; None for a device without a fleet.
     """
-    opened, rng = await outbox.opened(), random.Random()  # noqa: S311 (jitter)
+    await outbox.opened()
+    rng = random.Random()  # noqa: S311 (jitter)
     delivery = Delivery(
-        opened,
-        outbox.stored,
+        outbox,
         client,
         links.chain,
         clock=clock,
@@ -353,7 +350,7 @@ async def deliver_corrections(
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(delivery.run(), name="delivery")
         if links.mqtt or report is not None:
-            tasks.create_task(Announcer(opened, links, clock, rng, report=report).run(), name="announcer")
+            tasks.create_task(Announcer(outbox, links, clock, rng, report=report).run(), name="announcer")
 
 
 class PriorityDelivery:

@@ -107,27 +107,31 @@ class Completions:
 
 
 class Outbox:
-    """Promises and answers in one SQLite file.
+    """Promises and answers in one SQLite file, which is opened as soon as the disk permits.
 
-    Everything may be awaited by many tasks at once. A cancelled `put` may still have been stored.
+    Everything may be awaited by many tasks at once. A cancelled `put` may still have been stored. While the file is not
+    open, every call raises CapacityError, and `problem` says why.
 
     Args:
         path: of the database; its folder is made private. One process at a time: `state.py` holds the lock.
         limits: how much is stored, and how long.
         announcing: returns whether answers are announced now, and marked once they were.
-        completions: wakes callers that wait for a promise to end; None if there are no such callers.
-        seal: closes the bodies, and opens them again.
-        clock: for ages.
+        seal: returns what closes the bodies, and opens them again; raises CapacityError without its key.
+        clock: for ages, and says when to try again.
         writer: makes the group-commit writer.
 
+    Attributes:
+        completions: wakes callers that wait for a promise to end.
+        stored: promises that were just stored, for their delivery.
+
     Raises:
-        ConfigError: a newer version wrote it.
-        CapacityError: the disk refuses, or a key is missing and an earlier file is set aside already.
+        ConfigError: a newer version wrote the file.
     """
 
     _database: Database
     _writer: Writer
     _reader: sqlite3.Connection
+    _seal: Seal
 
     def __init__(
         self,
@@ -135,16 +139,18 @@ class Outbox:
         limits: OutboxSection = _DEFAULTS,
         *,
         announcing: Callable[[], bool] = lambda: False,
-        completions: Completions | None = None,
-        seal: Seal = _CHECKSUM,
+        seal: Callable[[], Seal] = ChecksumSeal,
         clock: Clock = SYSTEM_CLOCK,
         writer: MakeWriter = make_writer,
     ) -> None:
         self._path = path
         self._limits = limits
-        self._seal = seal
+        self._make_seal = seal
         self._announcing = announcing
-        self._completions = completions if completions is not None else Completions()
+        self._clock = clock
+        self._make_writer = writer
+        self.completions = Completions()
+        self.stored: asyncio.Queue[OutboxItem] = asyncio.Queue(_STORED)
         self._pending = asyncio.Event()
         self._arrival = asyncio.Event()
         self._to_announce = asyncio.Event()
@@ -153,20 +159,22 @@ class Outbox:
         self._jumps: list[ClockJump] = []  # of the wall clock, which stored times are still to be corrected by
         self._shifting = False
         self._unreadable: set[str] = set()  # ids of damaged records
-        self._read_problem = ""
+        self._damage = self._read_problem = self._unopened_problem = ""
         self._reading = ThreadPoolExecutor(1, thread_name_prefix="outbox-reader")
-        self._make_writer = writer
-        self._open()
+        self._opening = threading.Lock()
+        self._is_open = self._closed = False
+        self._unopened_counts = (0, 0)
+        self._try_open()
 
     @property
     def depth(self) -> int:
         """Number of promises that wait."""
-        return self._database.totals.items
+        return self._database.totals.items if self._is_open else self._unopened_counts[0]
 
     @property
     def size_bytes(self) -> int:
         """Size of the waiting promises in bytes."""
-        return self._database.totals.item_bytes
+        return self._database.totals.item_bytes if self._is_open else self._unopened_counts[1]
 
     @property
     def oldest_s(self) -> float:
@@ -182,8 +190,25 @@ class Outbox:
 
     @property
     def problem(self) -> str:
-        """Why the database refuses to be written or read now, in sentences; "" if it does not."""
+        """Why the file is not open, or refuses to be written or read now, in sentences; "" if it works."""
+        if not self._is_open:
+            return self._unopened_problem
         return " ".join(filter(None, (self._writer.problem, self._read_problem)))
+
+    def check(self) -> None:
+        """Raises CapacityError while the file is not open."""
+        if not self._is_open:
+            raise CapacityError(self._unopened_problem or "The outbox is closed.", retry_after_s=_RETRY_S)
+
+    async def opened(self) -> None:
+        """Returns once the file is open; retries until then.
+
+        Raises:
+            ConfigError: a newer version wrote it.
+        """
+        while not self._is_open:
+            await self._clock.sleep(_RETRY_S)
+            await asyncio.to_thread(self._try_open)  # which looks at the whole file, while requests go on
 
     async def put(self, item: OutboxItem) -> None:
         """Stores a promise; returns once it is on the disk. The same request again changes nothing.
@@ -196,6 +221,7 @@ class Outbox:
         request_id = item.request.request_id
         if item.request.privacy is Privacy.LOCAL_ONLY:
             raise RequestError(f"Request {request_id} is local_only and must not be queued.")
+        self.check()
         self._check_clock()
         created_wall_s = self._ages.wall_s()
         stored = pack(item, self._seal)
@@ -218,6 +244,8 @@ class Outbox:
         self._ages.start(request_id)
         done.add_done_callback(note_stored)
         await asyncio.shield(done)
+        if not self.stored.full():  # otherwise it is delivered in its turn
+            self.stored.put_nowait(item)
 
     def arrival(self) -> asyncio.Event:
         """Set when the next promise is on the disk."""
@@ -299,7 +327,7 @@ class Outbox:
             self._to_announce.set()
         self._ages.remove(request_id)
         if ended:
-            self._completions.notify(request_id, final)
+            self.completions.notify(request_id, final)
 
     async def answer(self, request_id: str, principal: str) -> InferResponse:
         """Returns the answer by its id: the provisional one while its promise waits, or the final or expired one.
@@ -376,19 +404,23 @@ class Outbox:
         """Deletes all promises and answers, and leaves no byte of them in a file.
 
         Raises:
-            CapacityError: the disk refuses.
+            OSError, CapacityError: the disk refuses.
         """
+        if not self._is_open:
+            await self._replace_files()
+            return
         try:
             for request_id in await self._write(database.delete_all):
                 self._ages.remove(request_id)
-                self._completions.notify(request_id, None)
+                self.completions.notify(request_id, None)
             await asyncio.shield(
                 asyncio.wrap_future(self._writer.submit_then(lambda _: None, lambda _: self._database.compact()))
             )
         except CapacityError as error:
-            if not (is_full(error.__cause__) or self._writer.closed):  # a disk without room has none for zeros either
+            if not is_full(error.__cause__):  # a disk without room has none for zeros either
                 raise
             await self._replace_files()
+            self.check()
         await asyncio.to_thread(erase, self._path.with_name(self._path.name + DAMAGED))
         self._damage = ""
         self._unreadable.clear()
@@ -405,22 +437,64 @@ class Outbox:
         """Returns once there is a promise."""
         await self._pending.wait()
 
+    async def keep_expiring(self) -> None:
+        """Deletes old answers every hour, also while no promise is made, until it is cancelled.
+
+        Reads one promise too, so that `problem` is that of now: without promises nothing else reads.
+        """
+        while True:
+            with contextlib.suppress(CapacityError):  # `problem` reports it; the next call tries again
+                await self.delete_old_answers()
+            with contextlib.suppress(CapacityError):
+                await self.pending(1)
+            await self._clock.sleep(_EXPIRE_EVERY_S)
+
     def close(self) -> None:
         """Closes the outbox after everything that was put is on the disk; the file can then be opened again."""
-        self._writer.close()
-        self._database.close()
+        self._closed = True
+        self._close_files()
         self._reading.shutdown(wait=True)
-        self._reader.close()
+
+    def _close_files(self) -> None:
+        with self._opening:
+            if self._is_open:
+                self._writer.close()
+                self._database.close()
+                self._reading.submit(self._reader.close).result()
+                self._is_open = False
+
+    def _try_open(self) -> None:
+        """Opens the file unless it is open; notes why not if the disk refuses."""
+        with self._opening:
+            if self._is_open or self._closed:
+                return
+            try:
+                self._open()
+            except CapacityError as error:
+                if not self._unopened_problem:
+                    self._unopened_counts = count_promises(self._path)
+                    log.error("outbox unavailable; no correction promised", error=error.message)
+                # An error about a setting says itself what to do; all other errors come from the disk.
+                disk = (
+                    "" if isinstance(error.__cause__, ConfigError) else " Free space, or correct who may write there."
+                )
+                self._unopened_problem = f"{error.message}{disk} Until then nothing is promised."
+                return
+            self._is_open = True
+            if self._unopened_problem:
+                log.info("outbox restored", items=self.depth)
+            self._unopened_problem = ""
 
     def _open(self) -> None:
         with contextlib.ExitStack() as undo:
+            self._seal = self._make_seal()
             opened = open_or_recover(self._path, self._seal)
-            self._damage = opened.damage
             undo.callback(opened.connection.close)
             undo.callback(opened.mark.close)
             try:
                 self._reader = undo.enter_context(contextlib.closing(open_reader(self._path)))
-                counts = self._load(opened.connection)
+                newest_wall_s, created = database.read_times(opened.connection)
+                counts = database.count_records(opened.connection)
                 # Last: the next start must report damage and missing records again if this one fails.
                 if opened.newest != newest_rows(opened.connection):
                     skip_rows(opened.connection, opened.newest)
@@ -429,6 +503,10 @@ class Outbox:
             except SQLITE_ERRORS as error:
                 raise CapacityError(f"The outbox {self._path} cannot be read: {error}. Is the disk failing?") from error
             undo.pop_all()
+        self._damage = opened.damage
+        self._ages.load(newest_wall_s, created)
+        if created:
+            self._pending.set()
         self._database = Database(opened.connection, Totals(*counts, opened.newest), opened.mark)
         self._writer = self._make_writer(self._database)
 
@@ -436,21 +514,19 @@ class Outbox:
         """Erases the files and makes new ones in the room that they leave; until then the outbox refuses.
 
         Raises:
-            OSError, CapacityError: the disk refuses, and some files may not be erased.
+            OSError: the disk refuses, and some files may not be erased.
         """
-        self._writer.end()
-        await asyncio.to_thread(self._writer.close)
-        await asyncio.to_thread(self._database.close)
-        await asyncio.get_running_loop().run_in_executor(self._reading, self._reader.close)
+        if self._is_open:
+            self._writer.end()
+        await asyncio.to_thread(self._close_files)
         try:
             await asyncio.to_thread(erase, self._path)
         finally:
-            ended = self._ages.ids()
-            self._damage = "Its files were erased, and there was no room for new ones: free space, and purge again."
-            await asyncio.to_thread(self._open)
+            ended, self._unopened_counts = self._ages.ids(), (0, 0)
+            await asyncio.to_thread(self._try_open)
             self._note_depth()
             for request_id in ended.difference(self._ages.ids()):
-                self._completions.notify(request_id, None)
+                self.completions.notify(request_id, None)
 
     async def _readable(self, query: Callable[[sqlite3.Connection], list[database.StoredPromise]]) -> list[OutboxItem]:
         """Returns the promises that a query selects; those whose request cannot be read end."""
@@ -471,7 +547,7 @@ class Outbox:
         except FirstlineError:
             await self._write(partial(database.delete_promise, request_id=request_id))
             self._ages.remove(request_id)
-            self._completions.notify(request_id, None)
+            self.completions.notify(request_id, None)
         else:
             await self.finish(request_id, expire(provisional))
 
@@ -485,7 +561,7 @@ class Outbox:
         if jump is not None:
             log.info("wall clock set ahead", by_s=round(jump.by_s))
             self._jumps.append(jump)
-        if self._jumps and not self._shifting and not self._writer.closed:
+        if self._jumps and not self._shifting and self._is_open and not self._writer.closed:
             self._shifting = True
             shift = self._writer.submit(partial(database.shift_times, jump=self._jumps[0]))
             asyncio.wrap_future(shift).add_done_callback(self._shifted)
@@ -504,6 +580,7 @@ class Outbox:
 
     def _submit(self, operation: Callable[[Transaction], _T | FirstlineError]) -> asyncio.Future[_T]:
         """Queues an operation, which is committed even if its caller is cancelled."""
+        self.check()
         done = asyncio.wrap_future(self._writer.submit(operation))
         done.add_done_callback(lambda _: self._note_depth())
         return done
@@ -518,8 +595,7 @@ class Outbox:
         Raises:
             CapacityError: the disk refuses.
         """
-        if self._writer.closed:
-            raise CapacityError("The outbox is closed.")
+        self.check()
         try:
             found = await asyncio.get_running_loop().run_in_executor(self._reading, query, self._reader)
         except SQLITE_ERRORS as error:
@@ -534,195 +610,22 @@ class Outbox:
         else:
             self._pending.clear()
 
-    def _load(self, writer: sqlite3.Connection) -> tuple[int, int, int, int]:
-        """Counts the records of earlier processes as `count_records` does, and reads their ages."""
-        newest_wall_s, created = database.read_times(writer)
-        self._ages.load(newest_wall_s, created)
-        if created:
-            self._pending.set()
-        return database.count_records(writer)
-
 
 _RETRY_S = 30.0
 _STORED = 64
 _EXPIRE_EVERY_S = 3600.0
 
 
-class ReopeningOutbox:
-    """An `Outbox` that is opened as soon as the disk permits.
-
-    Args:
-        path: of the outbox.
-        make: opens the outbox.
-        clock: says when to try again.
-
-    Attributes:
-        completions: wakes callers that wait for a promise to end.
-        stored: the promises that were just stored, for their delivery.
-
-    Raises:
-        ConfigError: a newer version wrote it.
-    """
-
-    def __init__(
-        self,
-        path: Path,
-        make: Callable[[Completions], Outbox],
-        clock: Clock,
-    ) -> None:
-        self._path = path
-        self._make = make
-        self.completions = Completions()
-        self.stored: asyncio.Queue[OutboxItem] = asyncio.Queue(_STORED)
-        self._opening = threading.Lock()
-        self._unopened_counts = (0, 0)
-        self._clock = clock
-        self._outbox: Outbox | None = None
-        self._closed = False
-        self._unopened_problem = ""
-        self._try()
-
-    @property
-    def problem(self) -> str:
-        """Why the outbox is not open, or refuses to be written or read now, in sentences; "" if it works."""
-        return self._outbox.problem if self._outbox is not None else self._unopened_problem
-
-    @property
-    def depth(self) -> int:
-        """Number of promises that wait."""
-        return self._outbox.depth if self._outbox is not None else self._unopened_counts[0]
-
-    @property
-    def size_bytes(self) -> int:
-        """Size of the waiting promises in bytes."""
-        return self._outbox.size_bytes if self._outbox is not None else self._unopened_counts[1]
-
-    @property
-    def oldest_s(self) -> float:
-        """Age of the oldest waiting promise in seconds; 0 if there are no promises, or the outbox is not open."""
-        return self._outbox.oldest_s if self._outbox is not None else 0.0
-
-    @property
-    def damage(self) -> str:
-        """Describes damage to stored records, in sentences; "" if none is known."""
-        return self._outbox.damage if self._outbox is not None else ""
-
-    async def opened(self) -> Outbox:
-        """Returns the outbox once it is open; retries until then.
-
-        Raises:
-            ConfigError: as above, found only now.
-        """
-        while self._outbox is None:
-            await self._clock.sleep(_RETRY_S)
-            await asyncio.to_thread(self._try)  # which looks at the whole file, while requests go on
-        return self._outbox
-
-    def current(self) -> Outbox:
-        """Returns the outbox.
-
-        Raises:
-            CapacityError: it is not open.
-        """
-        if self._outbox is None:
-            raise CapacityError(self._unopened_problem, retry_after_s=_RETRY_S)
-        return self._outbox
-
-    async def put(self, item: OutboxItem) -> None:
-        """Stores a promise; returns once it is on the disk. See `Outbox.put`.
-
-        Raises:
-            CapacityError: the outbox is full, or cannot be used now.
-        """
-        await self.current().put(item)
-        if not self.stored.full():  # otherwise it is delivered in its turn
-            self.stored.put_nowait(item)
-
-    async def answer(self, request_id: str, principal: str) -> InferResponse:
-        """Returns the answer that was promised a correction: provisional until that came, final or expired after.
-
-        Raises:
-            UnknownAnswerError: nothing was promised to this principal under this id.
-            CapacityError: the outbox is not open, or the disk refuses.
-        """
-        return await self.current().answer(request_id, principal)
-
-    async def purge(self) -> None:
-        """See `Outbox.purge`; of an outbox that cannot be opened the files are erased.
-
-        Raises:
-            OSError, CapacityError: the disk refuses.
-        """
-        if self._outbox is None and await asyncio.to_thread(self._erase_unopened):
-            return
-        await self.current().purge()
-
-    async def keep_expiring(self) -> None:
-        """Deletes old answers every hour, also while no promise is made, until it is cancelled.
-
-        Reads one promise too, so that `problem` is that of now: without promises nothing else reads.
-        """
-        while True:
-            with contextlib.suppress(CapacityError):  # `problem` reports it; the next call tries again
-                await self.current().delete_old_answers()
-            with contextlib.suppress(CapacityError):
-                await self.current().pending(1)
-            await self._clock.sleep(_EXPIRE_EVERY_S)
-
-    def close(self) -> None:
-        """See `Outbox.close`."""
-        self._closed = True
-        if self._outbox is not None:
-            self._outbox.close()
-
-    def _erase_unopened(self) -> bool:
-        """Erases the files if no outbox is open; returns whether it did."""
-        with self._opening:
-            if self._outbox is not None:  # meanwhile
-                return False
-            erase(self._path)
-            self._unopened_counts = (0, 0)
-        self._try()
-        return True
-
-    def _try(self) -> None:
-        with self._opening:
-            if self._outbox is None:
-                self._open()
-
-    def _open(self) -> None:
-        try:
-            outbox = self._make(self.completions)
-        except CapacityError as error:
-            if not self._unopened_problem:
-                self._unopened_counts = count_promises(self._path)
-                log.error("outbox unavailable; no correction promised", error=error.message)
-            # An error about a setting says itself what to do; all other errors come from the disk.
-            disk = "" if isinstance(error.__cause__, ConfigError) else " Free space, or correct who may write there."
-            self._unopened_problem = f"{error.message}{disk} Until then nothing is promised."
-        else:
-            if self._closed:  # meanwhile
-                outbox.close()
-                return
-            if self._unopened_problem:
-                log.info("outbox restored", items=outbox.depth)
-            self._outbox, self._unopened_problem = outbox, ""
-
-
-def open_outbox(
-    settings: EdgeSettings, path: Path, clock: Clock, reporting: asyncio.Event | None, completions: Completions
-) -> Outbox:
-    """Returns the outbox on disk.
+def open_outbox(settings: EdgeSettings, path: Path, clock: Clock, reporting: asyncio.Event | None) -> Outbox:
+    """Returns the outbox of a device.
 
     Args:
         settings: of the agent.
         path: of the database.
         clock: for ages.
         reporting: set while answers are reported to the fleet; None for a device without a fleet.
-        completions: see `Outbox`.
 
     Raises:
-        CapacityError: the disk refuses, or there is no key.
         ConfigError: a newer version wrote it.
     """
     has_broker = any(link.kind == "mqtt" for link in settings.links)
@@ -730,13 +633,12 @@ def open_outbox(
         path,
         settings.outbox,
         announcing=lambda: has_broker or (reporting is not None and reporting.is_set()),
-        completions=completions,
-        seal=open_seal(settings.encryption),
+        seal=partial(open_seal, settings.encryption),
         clock=clock,
     )
 
 
-def register_metrics(metrics: RequestMetrics, outbox: ReopeningOutbox) -> None:
+def register_metrics(metrics: RequestMetrics, outbox: Outbox) -> None:
     """Registers the number and the size of the promises that wait."""
     metrics.gauge("outbox_items", "Promised corrections that are still to come.", lambda: outbox.depth)
     metrics.gauge("outbox_bytes", "Payload in the outbox.", lambda: outbox.size_bytes)

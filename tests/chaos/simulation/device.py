@@ -31,7 +31,6 @@ from firstline_edge.cloud.client import CloudClient, LiveTraffic, ModelRefusals
 from firstline_edge.models.models import Models
 from firstline_edge.outbox.announcer import Announcer
 from firstline_edge.outbox.delivery import CorrectionClient, Delivery
-from firstline_edge.outbox.item import OutboxItem
 from firstline_edge.outbox.outbox import Outbox
 from firstline_edge.requests.context import RequestContext
 from firstline_edge.settings.settings import HedgeSection, OutboxSection
@@ -41,18 +40,6 @@ if TYPE_CHECKING:
 
 _TIMEOUT_S = 2.0
 _RESERVE_S = 0.02
-
-
-class _Promises:
-    """As `ReopeningOutbox`: passes on each promise to the delivery."""
-
-    def __init__(self, outbox: Outbox, stored: asyncio.Queue[OutboxItem]) -> None:
-        self._outbox = outbox
-        self._stored = stored
-
-    async def put(self, item: OutboxItem) -> None:
-        await self._outbox.put(item)
-        self._stored.put_nowait(item)
 
 
 class Device:
@@ -95,10 +82,9 @@ class Device:
         model_refusals = ModelRefusals(clock)
         gateway = CloudClient(chain, cache, clock, model_refusals, contracts=NoContracts(), traffic=LiveTraffic())
         hedging = Hedging(gateway, clock, HedgeSection(), _RESERVE_S)
-        held, stored = Models(models.held(plan.row_ms, clock)), asyncio.Queue[OutboxItem]()
+        held = Models(models.held(plan.row_ms, clock))
         client = CorrectionClient(chain, held, NoContracts(), model_refusals, clock)
-        delivery = Delivery(self.outbox, stored, client, chain, clock=clock, rng=rng, max_age_s=plan.max_age_s)
-        promises = _Promises(self.outbox, stored)
+        delivery = Delivery(self.outbox, client, chain, clock=clock, rng=rng, max_age_s=plan.max_age_s)
         edge_runs = EdgeRuns(cache, None, FileDecoding(1, 1 << 28, clock), clock)
         self._cascade = Cascade(
             models=held,
@@ -106,7 +92,7 @@ class Device:
             edge_runs=edge_runs,
             decisions=RowDecisions(TierRouter(min_threshold=0.0, clock=clock), cache, None, clock),
             hedging=hedging,
-            escalation=Escalation(gateway, promises, NoAudits(), edge_runs.compute, clock, reserve_s=_RESERVE_S),
+            escalation=Escalation(gateway, self.outbox, NoAudits(), edge_runs.compute, clock, reserve_s=_RESERVE_S),
             audits=NoAudits(),
             limit_bytes=1 << 20,
         )

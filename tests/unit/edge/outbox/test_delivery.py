@@ -101,10 +101,8 @@ class House:
             refusals=3,
             merge=lambda *answers: self.merge(*answers),  # noqa: PLW0108 (a test replaces it)
         )
-        self.stored: asyncio.Queue[OutboxItem] = asyncio.Queue()
         self.delivery = Delivery(
             self.outbox,
-            self.stored,
             client,
             self.chain,
             clock=self.clock,
@@ -136,8 +134,8 @@ class House:
         provisional = replace(provisional, answer=said)
         item = OutboxItem(asked, (0, 2), provisional, self.clock.wall_s())
         await self.outbox.put(item)
-        if hurried:
-            self.stored.put_nowait(item)
+        if not hurried:
+            self.outbox.stored.get_nowait()
         return asked.request_id
 
     def sent(self, request_id: str) -> int:
@@ -563,7 +561,6 @@ async def test_promises_expire_on_a_device_whose_links_are_gone(tmp_path: Path) 
     client = CorrectionClient(chain, Models([]), NoContracts(), ModelRefusals(clock), clock)
     delivery = Delivery(
         outbox,
-        asyncio.Queue(),
         client,
         chain,
         clock=clock,

@@ -638,7 +638,7 @@ async def test_a_refusing_disk_is_reported_and_recovers(
 async def test_a_folder_that_cannot_be_made_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(CapacityError, match="cannot be opened"):
-        Outbox(tmp_path / "file" / "outbox.db")
+        Outbox(tmp_path / "file" / "outbox.db").check()
 
 
 async def test_many_puts_share_few_commits(path: Path, clock: SimulatedClock) -> None:
@@ -714,8 +714,8 @@ async def test_every_waiting_caller_gets_the_answer_once() -> None:
 
 
 async def test_waiting_callers_wake_after_the_answer_is_stored(path: Path) -> None:
-    completions = Completions()
-    outbox = Outbox(path, completions=completions)
+    outbox = Outbox(path)
+    completions = outbox.completions
     asked = request()
     with completions.watch(asked.request_id) as completion:
         await outbox.finish(asked.request_id, response(asked))
@@ -729,8 +729,8 @@ async def test_waiting_callers_wake_after_the_answer_is_stored(path: Path) -> No
 
 
 async def test_waiting_callers_wake_when_a_promise_is_given_up(path: Path) -> None:
-    completions = Completions()
-    outbox = Outbox(path, completions=completions)
+    outbox = Outbox(path)
+    completions = outbox.completions
     asked = request()
     await outbox.put(OutboxItem(asked, (0,), response(asked, Status.PROVISIONAL), 0.0))
     await outbox._write(
