@@ -72,7 +72,8 @@ class MemoryOutbox:
     def age_s(self, item: OutboxItem) -> float:
         return self._ages.of(item.request.request_id)
 
-    def oldest_age_s(self) -> float:
+    @property
+    def oldest_s(self) -> float:
         return self._ages.oldest_s()
 
     async def wait_pending(self) -> None:

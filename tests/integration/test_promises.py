@@ -23,7 +23,7 @@ from firstline_core.protocol.mqtt_messages import Message, MqttSettings
 from firstline_core.types import Status
 from firstline_edge.app import EdgeAgent
 from firstline_edge.cloud.links import open_links
-from firstline_edge.outbox.announcer import Announcer, AnnouncerSettings
+from firstline_edge.outbox.announcer import Announcer
 from firstline_edge.outbox.outbox import Outbox, OutboxItem
 
 RESULTS = "firstline/v1/device-1/results"
@@ -66,8 +66,7 @@ class House:
     async def announcing(self) -> AsyncIterator[Outbox]:
         outbox = Outbox(self.path, announcing=lambda: True)
         links = await open_links(self.settings, dict, SYSTEM_CLOCK)
-        patience = AnnouncerSettings(timeout_s=0.2, backoff_s=0.1, backoff_max_s=0.1)
-        announcer = Announcer(outbox, links, SYSTEM_CLOCK, random.Random(1), settings=patience)
+        announcer = Announcer(outbox, links, SYSTEM_CLOCK, random.Random(1), timeout_s=0.2)
         task = asyncio.create_task(announcer.run())
         await asyncio.wait_for(links.wait_connected(), 5)
         yield outbox

@@ -83,15 +83,12 @@ def _add_init(commands: Commands) -> None:
 
 
 def _add_agent_commands(commands: Commands) -> None:
-    run = _command(
-        commands, "run", "run", "answer requests until SIGTERM or SIGINT", example="run --config edge-agent.toml"
-    )
+    run = _command(commands, "run", "answer requests until SIGTERM or SIGINT", example="run --config edge-agent.toml")
     run.add_argument("--port", type=int, help="TCP port instead of api.port; 0 lets the system choose")
     run.add_argument("--socket", type=Path, metavar="PATH", help="Unix socket to listen on too, instead of api.socket")
 
     status = _command(
         commands,
-        "status",
         "status",
         "print the status of the running agent",
         example="status --config edge-agent.toml",
@@ -101,7 +98,6 @@ def _add_agent_commands(commands: Commands) -> None:
     explain = _command(
         commands,
         "explain",
-        "explain",
         "explain how one request was decided",
         example="explain 01a2019f-6dd1-704a-a261-d1635d589c27",
     )
@@ -110,7 +106,6 @@ def _add_agent_commands(commands: Commands) -> None:
     _command(
         commands,
         "doctor",
-        "doctor",
         "find errors on this device and what could be better, and print what to type",
         example="doctor --config edge-agent.toml",
     )
@@ -118,8 +113,8 @@ def _add_agent_commands(commands: Commands) -> None:
     audits = _command(
         add_group(commands, "audit", "list the audited answers"),
         "list",
-        "audits",
         "print audited and escalated answers for `firstline certify --scores`",
+        module="audits",
         example="audit list --model digits --since 2026-11-21T19:30:00Z",
         forms=("csv", "json"),
     )
@@ -130,7 +125,6 @@ def _add_agent_commands(commands: Commands) -> None:
 
     purge = _command(
         commands,
-        "purge",
         "purge",
         "erase stored requests, answers, results, scores and the decision log",
         example="purge --what cache --yes",
@@ -148,7 +142,6 @@ def _add_fleet_commands(commands: Commands) -> None:
     join = _command(
         commands,
         "join",
-        "join",
         "register this device with a gateway, once, with a join token",
         example="join https://gateway:8080 --token-file press-7.token",
     )
@@ -161,16 +154,16 @@ def _add_fleet_commands(commands: Commands) -> None:
     _command(
         updates,
         "list",
-        "updates",
         "print the state of the fleet's updates of models and configuration",
+        module="updates",
         example="update list",
     )
 
     rollback = _command(
         updates,
         "rollback",
-        "rollback",
         "roll a model or the configuration back to the previous version",
+        module="rollback",
         example="update rollback digits",
     )
     what = rollback.add_mutually_exclusive_group(required=True)
@@ -183,8 +176,8 @@ def _add_hardware_commands(commands: Commands) -> None:
     read = _command(
         hardware,
         "get",
-        "hardware",
         "print the hardware of this device and its sensor readings",
+        module="hardware",
         example="hardware get --measure",
     )
     read.add_argument(
@@ -195,8 +188,8 @@ def _add_hardware_commands(commands: Commands) -> None:
     record = _command(
         hardware,
         "record",
-        "recording",
         "write the contents of this board's files as a test fixture, without serial numbers, MACs and names",
+        module="recording",
         example="hardware record my-board.txt",
     )
     record.add_argument("file", type=Path, metavar="FILE", help="file to write")
@@ -204,8 +197,8 @@ def _add_hardware_commands(commands: Commands) -> None:
     planning = _command(
         add_group(commands, "plan", "plan how models run best on this device"),
         "explain",
-        "plan",
         "explain how a model runs best on this device",
+        module="plan",
         example="plan explain digits --bandwidth 8 --round-trip 20",
     )
     planning.add_argument("model", metavar="MODEL", nargs="?", help="only this model; default: all models")
@@ -224,8 +217,8 @@ def _add_hardware_commands(commands: Commands) -> None:
     profile = _command(
         add_group(commands, "profile", "measure models on this device"),
         "create",
-        "profile",
         "measure what each model of a bundle costs on this device",
+        module="profile",
         example="profile create digits --quick",
     )
     profile.add_argument("model", metavar="MODEL|BUNDLE", help="a name below models.directories, or a bundle's folder")
@@ -286,15 +279,15 @@ def _parse_override(text: str) -> tuple[str, str]:
 def _command(
     commands: Commands,
     name: str,
-    module: str,
     purpose: str,
     *,
     example: str,
+    module: str = "",
     forms: tuple[str, ...] = ("text", "json"),
 ) -> Parser:
-    """Adds a command, which the function `command` of a module carries out."""
+    """Adds a command, which the function `command` of a module carries out: of its own name if none is given."""
     command = add_command(commands, name, purpose, example=f"edge-agent {example}", epilog=_EPILOG, forms=forms)
-    command.set_defaults(module=module, command=command.prog)
+    command.set_defaults(module=module or name, command=command.prog)
     command.add_argument("--config", type=Path, metavar="FILE", help="settings (TOML); without it the defaults")
     command.add_argument(
         "--set",

@@ -31,21 +31,9 @@ Report = Callable[[Sequence[InferResponse]], Awaitable[None]]
 """Reports answers to the fleet; raises FirstlineError if the report did not arrive."""
 
 
-@dataclass(frozen=True, slots=True)
-class AnnouncerSettings:
-    """Timeouts and limits of announcing.
-
-    Args:
-        timeout_s: wait for one acknowledgement.
-        concurrency: announcements at the same time.
-        backoff_s: nominal wait after a failure; each further failure in a row doubles it.
-        backoff_max_s: maximum of the nominal wait.
-    """
-
-    timeout_s: float = 10.0
-    concurrency: int = 16
-    backoff_s: float = 1.0
-    backoff_max_s: float = 30.0
+_TIMEOUT_S = 10.0  # for one acknowledgement
+_CONCURRENCY = 16
+_BACKOFF_S, _BACKOFF_MAX_S = 1.0, 30.0  # nominal wait after a failure, doubled with each further one in a row; its cap
 
 
 @dataclass(eq=False)
@@ -58,7 +46,7 @@ class Announcer:
         clock: for waits.
         rng: for jitter.
         report: to the fleet; None for a device without a fleet.
-        settings: timeouts and limits.
+        timeout_s: wait for one acknowledgement.
     """
 
     outbox: Outbox
@@ -67,7 +55,7 @@ class Announcer:
     rng: random.Random
     _: KW_ONLY
     report: Report | None = None
-    settings: AnnouncerSettings = AnnouncerSettings()
+    timeout_s: float = _TIMEOUT_S
 
     async def run(self) -> None:
         """Works until it is cancelled."""
@@ -85,12 +73,12 @@ class Announcer:
                 succeeded = False
             failures = 0 if succeeded else failures + 1
             if failures:
-                base_s, max_s = self.settings.backoff_s, self.settings.backoff_max_s
-                await self.clock.sleep(full_jitter_s(self.rng, failures - 1, base_s=base_s, max_s=max_s))
+                pause_s = full_jitter_s(self.rng, failures - 1, base_s=_BACKOFF_S, max_s=_BACKOFF_MAX_S)
+                await self.clock.sleep(pause_s)
 
     async def _announce(self) -> bool:
         """Announces the oldest answers; returns whether none of them must be retried."""
-        answers = await self.outbox.unannounced(self.settings.concurrency)
+        answers = await self.outbox.unannounced(_CONCURRENCY)
         are_done = await asyncio.gather(*(self._publish(request_id, answer) for request_id, answer in answers))
         done = {request_id: answer for (request_id, answer), is_done in zip(answers, are_done, strict=True) if is_done}
         if done and self.report is not None and not await self._is_done(self.report(list(done.values())), *done):
@@ -105,7 +93,7 @@ class Announcer:
 
     async def _is_done(self, announcing: Awaitable[None], *request_ids: str) -> bool:
         """Returns whether an announcement was acknowledged or is refused for good."""
-        deadline_s = self.clock.monotonic_s() + self.settings.timeout_s
+        deadline_s = self.clock.monotonic_s() + self.timeout_s
         try:
             await within(self.clock, deadline_s, announcing, "No receiver acknowledged the announcement.")
         except _PASSING as error:

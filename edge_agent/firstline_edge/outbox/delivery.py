@@ -270,7 +270,7 @@ class Delivery:
 
         It waits until the next check of the wall clock at most.
         """
-        expires_in_s = self._max_age_s - self._outbox.oldest_age_s()
+        expires_in_s = self._max_age_s - self._outbox.oldest_s
         waits: list[Awaitable[object]] = [
             self._clock.sleep(max(_SHORTEST_WAIT_S, min(expires_in_s, retry_in_s, CHECK_CLOCK_EVERY_S))),
             self._links.wait_recovery(self._recoveries),

@@ -429,10 +429,6 @@ class Outbox:
         """The age of a promise in seconds."""
         return self._ages.of(item.request.request_id)
 
-    def oldest_age_s(self) -> float:
-        """The age of the oldest promise in seconds; 0 if there are none."""
-        return self._ages.oldest_s()
-
     async def wait_pending(self) -> None:
         """Returns once there is a promise."""
         await self._pending.wait()

@@ -236,7 +236,7 @@ async def test_a_cancelled_put_that_is_refused_leaves_nothing_behind(path: Path,
     with pytest.raises(QueueFullError):
         await outbox.put(item())
     await clock.advance(5.0)
-    assert outbox.oldest_age_s() == 0.0
+    assert outbox.oldest_s == 0.0
     outbox.close()
 
 
@@ -469,7 +469,7 @@ async def test_overdue_promises_are_found(path: Path) -> None:
     clock = SimulatedClock(wall_start_s=wall_s + 4 * DAY_S)
     second = Outbox(path, clock=clock)
     await second.put(item(created_wall_s=clock.wall_s()))
-    assert second.oldest_age_s() == pytest.approx(3 * DAY_S)
+    assert second.oldest_s == pytest.approx(3 * DAY_S)
     assert len(await second.overdue(DAY_S + 1, 9)) == 1
     await clock.advance(2.0)
     assert len(await second.overdue(DAY_S + 1, 9)) == 3
@@ -624,7 +624,7 @@ async def test_a_refusing_disk_is_reported_and_recovers(
         with pytest.raises(CapacityError):
             await outbox.put(big)
     assert outbox.depth == 1
-    assert outbox.oldest_age_s() == 0.0
+    assert outbox.oldest_s == 0.0
     writer.execute("PRAGMA max_page_count = 1000000")
     await outbox.put(big)
     assert outbox.depth == 2
@@ -668,7 +668,7 @@ async def test_a_purge_that_a_reader_blocks_leaves_other_writes_alone(path: Path
         assert put is None
     assert [one.request.request_id for one in await outbox.pending(9)] == [kept.request.request_id]
     await clock.advance(10)
-    assert outbox.oldest_age_s() == outbox.age_s(kept)
+    assert outbox.oldest_s == outbox.age_s(kept)
     assert outbox.age_s(purged) == 0
     await outbox.purge()
     assert outbox.depth == 0
