@@ -19,7 +19,7 @@ from firstline_core.routing import policy
 from firstline_edge.cloud.breaker import CircuitBreaker
 from firstline_edge.cloud.chain import LinkChain
 from firstline_edge.models import loading
-from firstline_edge.outbox import tables
+from firstline_edge.outbox import database
 from firstline_edge.outbox.delivery import Delivery
 from firstline_edge.outbox.outbox import Outbox
 from firstline_gateway.serving.scheduling.admission import Shares
@@ -68,7 +68,7 @@ def forgets(monkeypatch: pytest.MonkeyPatch) -> None:
         error = await deliver(self, item)
         if error is not None:
             request_id = item.request.request_id
-            await self._outbox._write(lambda transaction: tables.delete_promise(transaction, request_id))
+            await self._outbox._write(lambda transaction: database.delete_promise(transaction, request_id))
         return error
 
     monkeypatch.setattr(Delivery, "_deliver", forgetful)
@@ -91,7 +91,7 @@ def acknowledges_before_it_commits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def corrects_again_after_a_restart(monkeypatch: pytest.MonkeyPatch) -> None:
     """What was announced is never noted."""
-    monkeypatch.setattr(tables, "mark_announced", lambda *_, **__: None)
+    monkeypatch.setattr(database, "mark_announced", lambda *_, **__: None)
 
 
 def takes_every_certificate(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,12 +119,12 @@ def turns_in_circles(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def lets_the_outbox_grow(monkeypatch: pytest.MonkeyPatch) -> None:
-    insert = tables.insert_promise
+    insert = database.insert_promise
 
     def greedy(*arguments: Any, limit_items: int, **others: Any) -> bool:
         return insert(*arguments, limit_items=limit_items + 1, **others)
 
-    monkeypatch.setattr(tables, "insert_promise", greedy)
+    monkeypatch.setattr(database, "insert_promise", greedy)
 
 
 def lets_the_gateways_queue_grow(monkeypatch: pytest.MonkeyPatch) -> None:
