@@ -9,13 +9,13 @@ import hashlib
 import json
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from email.message import Message
 from pathlib import Path
 
 import pytest
+from support.http_answers import answering
 
 from bench.support.signed_repository import DAY, SignedRepository
 from firstline_core.errors import NotFoundError
@@ -31,27 +31,16 @@ class Server:
         self.repository = repository
         self.blobs: dict[str, bytes] = {}
         self.asked: list[str] = []
+        self.url = ""
         (folder / "metadata").mkdir()
-        outer = self
 
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                outer.asked.append(self.path)
-                kind, _, name = self.path.removeprefix("/").partition("/")
-                try:
-                    content = b"".join(repository.fetch(name)) if kind == "metadata" else outer.blobs[name]
-                except (NotFoundError, KeyError):
-                    self.send_error(404)
-                    return
-                self.send_response(200)
-                self.end_headers()
-                self.wfile.write(content)
-
-            def log_message(self, *_: object) -> None:
-                pass
-
-        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.http.server_port}"
+    def answer(self, path: str, _headers: Message, _body: bytes) -> tuple[int, dict[str, str], bytes]:
+        self.asked.append(path)
+        kind, _, name = path.removeprefix("/").partition("/")
+        try:
+            return 200, {}, b"".join(self.repository.fetch(name)) if kind == "metadata" else self.blobs[name]
+        except (NotFoundError, KeyError):
+            return 404, {}, b""
 
     def run(self, *arguments: str) -> tuple[int, str]:
         """The tool's exit code, and what it said."""
@@ -70,15 +59,11 @@ class Server:
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Server]:
     found = Server(tmp_path, SignedRepository(datetime.now(UTC).replace(microsecond=0)))
-    thread = threading.Thread(target=found.http.serve_forever)
-    thread.start()
     (tmp_path / "anchor.json").write_bytes(found.repository.anchor)
-    assert found.run("init", str(tmp_path / "anchor.json")) == (0, "")
-    assert found.asked == []
-    yield found
-    found.http.shutdown()
-    found.http.server_close()
-    thread.join()
+    with answering(found.answer) as found.url:
+        assert found.run("init", str(tmp_path / "anchor.json")) == (0, "")
+        assert found.asked == []
+        yield found
 
 
 def test_metadata_is_refreshed_and_stored(server: Server) -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import gzip
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from email.message import Message
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from support.http_answers import answering
 
 
 @dataclass(frozen=True)
@@ -72,25 +72,11 @@ class Collector:
 def collector() -> Iterator[Collector]:
     """Runs one on a free loopback port."""
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            assert self.path == "/v1/traces"
-            body = self.rfile.read(int(self.headers["Content-Length"]))
-            found.receive(gzip.decompress(body) if self.headers["Content-Encoding"] == "gzip" else body)
-            self.send_response(200)
-            self.send_header("Content-Length", "0")
-            self.end_headers()
+    def answer(path: str, headers: Message, body: bytes) -> tuple[int, dict[str, str], bytes]:
+        assert path == "/v1/traces"
+        found.receive(gzip.decompress(body) if headers["Content-Encoding"] == "gzip" else body)
+        return 200, {}, b""
 
-        def log_message(self, *_: object) -> None:
-            """Writes nothing."""
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    found = Collector(f"http://127.0.0.1:{server.server_port}")
-    serving = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
-    serving.start()
-    try:
+    with answering(answer) as url:
+        found = Collector(url)
         yield found
-    finally:
-        server.shutdown()
-        serving.join()
-        server.server_close()

@@ -6,13 +6,14 @@ import base64
 import hashlib
 import hmac
 import json
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from email.message import Message
 from pathlib import Path
 from typing import Any
+
+from support.http_answers import answering
 
 KEY = bytes(range(32))
 SECRET = "whsec_" + base64.b64encode(KEY).decode()
@@ -57,29 +58,15 @@ class Receiver:
 def receiver(port: int = 0) -> Iterator[Receiver]:
     """Runs one; port 0 lets the system choose."""
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["Content-Length"]))
-            try:
-                status = found.receive(self.headers, body)
-            except AssertionError:
-                status = 401
-            self.send_response(status)
-            self.send_header("Location", f"{found.url}/elsewhere")
-            self.send_header("Content-Length", "2")
-            self.end_headers()
-            self.wfile.write(b"ok")
+    found = Receiver()
 
-        def log_message(self, *_: object) -> None:
-            """Writes nothing."""
+    def answer(_path: str, headers: Message, body: bytes) -> tuple[int, dict[str, str], bytes]:
+        try:
+            status = found.receive(headers, body)
+        except AssertionError:
+            status = 401
+        return status, {"Location": f"{found.url}/elsewhere"}, b"ok"
 
-    server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
-    found = Receiver(f"http://127.0.0.1:{server.server_port}/hook?token=t0ken")
-    serving = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
-    serving.start()
-    try:
+    with answering(answer, port) as url:
+        found.url = f"{url}/hook?token=t0ken"
         yield found
-    finally:
-        server.shutdown()
-        serving.join()
-        server.server_close()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import http.server
 import json
 import os
 import shutil
@@ -12,7 +11,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -21,6 +19,7 @@ import msgspec
 import pytest
 from support.agent import DIGITS
 from support.broker import free_port
+from support.http_answers import answering
 
 from firstline_core.bundle.store import open_bundle
 from firstline_core.planning.split import Splits, encode
@@ -218,28 +217,11 @@ def test_run_refuses_a_provider_that_is_absent(
     assert not (config.parent / "state" / "url").exists()
 
 
-class Stranger(http.server.BaseHTTPRequestHandler):
-    """Something else that answers 200."""
-
-    body = b"<html>hello</html>"
-
-    def do_GET(self) -> None:
-        self.send_response(200)
-        self.end_headers()
-        self.wfile.write(self.body)
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-
 @pytest.mark.parametrize("body", [b"<html>hello</html>", b"[]", b'{"ready": true}'])
 def test_status_of_another_server_fails(
     body: bytes, config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(Stranger, "body", body)
-    with http.server.HTTPServer(("127.0.0.1", 0), Stranger) as server:
-        threading.Thread(target=server.handle_request, daemon=True).start()
-        url = f"http://127.0.0.1:{server.server_port}"
+    with answering(lambda *_: (200, {}, body)) as url:
         assert run(monkeypatch, "status", "--config", str(config), "--url", url) == 1
     assert "is not an edge agent" in capsys.readouterr().err
 

@@ -467,10 +467,10 @@ def test_a_model_without_weights_has_no_candidates(tmp_path: Path) -> None:
         helper.make_node("Slice", ["pixels", "a", "b", "c"], ["logits"]),
     ]
     bundle = _with_edge(tmp_path / "plain", nodes, bounds)
-    found = msgspec.json.decode(_run(bundle, "--data", _HELDOUT, "-o", "json").stdout)
+    found = msgspec.json.decode(_run(bundle, "--data", _HELDOUT, "--limit", 100, "-o", "json").stdout)
     for one in found["candidates"]:
         assert one["reasons"] == ["'edge-onnx' has no operator that it takes"], one["technique"]
-    text = _run(bundle, "--data", _HELDOUT).stdout
+    text = _run(bundle, "--data", _HELDOUT, "--limit", 100).stdout
     assert "int8-weights is not made: 'edge-onnx' has no operator that it takes.\n" in text
 
 
@@ -479,7 +479,7 @@ def test_constant_nodes_are_quantised(tmp_path: Path) -> None:
     constants = [helper.make_node("Constant", [], [one.name], value=one) for one in known.initializer]
     bundle = _with_edge(tmp_path / "nodes", [*constants, *known.node], [])
     assert precision_of(bundle / "other.onnx", "onnx") == "fp32"
-    found = msgspec.json.decode(_run(bundle, "--data", _HELDOUT, "-o", "json").stdout)
+    found = msgspec.json.decode(_run(bundle, "--data", _HELDOUT, "--limit", 100, "-o", "json").stdout)
     assert all(one["figures"] for one in found["candidates"])
 
 

@@ -33,6 +33,7 @@ from firstline_core.profile.measure_point import Job
 from firstline_core.profile.profile import Point, Profile, Refused, encode
 
 _DIGITS = Path(__file__).parents[5] / "models/digits"
+_FEW = ("--limit", 250, "--epsilon", 0.1, "--delta", 0.1)
 
 
 @pytest.fixture(scope="module")
@@ -40,30 +41,20 @@ def bundle() -> Bundle:
     return open_bundle(_DIGITS / "bundle")
 
 
-@pytest.fixture(scope="module")
-def scans(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A part of the held-out scans, which is enough to judge the digits' candidates."""
-    folder, heldout = tmp_path_factory.mktemp("scans"), _DIGITS / "heldout"
-    (folder / "images.zip").symlink_to(heldout / "images.zip")
-    lines = (heldout / "labels.csv").read_text().splitlines(keepends=True)
-    (folder / "labels.csv").write_text("".join(lines[:251]))
-    return folder
-
-
-def _run(scans: Path, *arguments: object, code: int = 0) -> Any:
-    command = ("compress", _DIGITS / "bundle", "--data", scans, "--epsilon", 0.1, "--delta", 0.1, *arguments)
+def _run(*arguments: object, code: int = 0) -> Any:
+    command = ("compress", _DIGITS / "bundle", "--data", _DIGITS / "heldout", *_FEW, *arguments)
     result = CliRunner().invoke(app, [*map(str, command)])
     assert result.exit_code == code, result.output
     return result
 
 
-def _judged(profile: Path, scans: Path) -> tuple[Any, str]:
+def _judged(profile: Path) -> tuple[Any, str]:
     """The report of one compression for a machine, as JSON and as text."""
     report = compress_command(
         _DIGITS / "bundle",
-        data=scans,
+        data=_DIGITS / "heldout",
         reading=DataReading(),
-        run=RunOptions(for_=str(profile)),
+        run=RunOptions(for_=str(profile), limit=250),
         rules=RuleOptions(epsilon=0.1, delta=0.1),
         student=StudentOptions(),
         next_=OutOptions(),
@@ -76,10 +67,10 @@ def _judged(profile: Path, scans: Path) -> tuple[Any, str]:
 
 
 @pytest.fixture(scope="module")
-def everything(tmp_path_factory: pytest.TempPathFactory, scans: Path) -> Bundle:
+def everything(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     """The digits' bundle with all candidates."""
     out = tmp_path_factory.mktemp("forced") / "all"
-    _run(scans, "--out", out, "--force")
+    _run("--out", out, "--force")
     return open_bundle(out)
 
 
@@ -191,19 +182,19 @@ def test_real_models_are_measured_in_processes_of_their_own(bundle: Bundle) -> N
     assert all(isinstance(found.known[model.id].energy_mj, Absent | Measured) for model in models)
 
 
-def test_all_models_are_measured_on_this_machine(tmp_path: Path, scans: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_models_are_measured_on_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compression, "measured_costs", partial(measured_costs, rounds=1, seconds=0.05))
     monkeypatch.setattr(costs, "TRIES", 1)  # other tests disturb the measurement; the figures do not matter here
     path, here = tmp_path / "here.json", describe_device(Tree(), tmp_path).fingerprint
     path.write_bytes(encode(_profile(point(1.0, threads=1), fingerprint=here)))
-    text = _run(scans, "--for", path).stdout
+    text = _run("--for", path).stdout
     assert "Latency is of 'board', measured now, in turns, each model in its best way. Energy is " in text
     ways = re.findall(r"^ (edge-\S+|full) .* (CPU|tflite), 1 thread ", text, re.MULTILINE)
     assert len(ways) == 8  # those that are there, and four candidates
     assert dict(ways)["edge-onnx-static-int8"] == "CPU"
 
 
-def test_candidates_are_judged_by_the_targets_figures(tmp_path: Path, scans: Path, everything: Bundle) -> None:
+def test_candidates_are_judged_by_the_targets_figures(tmp_path: Path, everything: Bundle) -> None:
     path = tmp_path / "board.json"
     measured = measure_profile(
         everything,
@@ -222,7 +213,7 @@ def test_candidates_are_judged_by_the_targets_figures(tmp_path: Path, scans: Pat
     )
     points = tuple(quick if one.key == quick.key else one for one in kept)
     path.write_bytes(encode(replace(measured, fingerprint="another", points=points)))
-    found, text = _judged(path, scans)
+    found, text = _judged(path)
     assert found["target"] == {"machine": "board", "here": False}
     by_technique = {one["technique"]: one for one in found["candidates"]}
     static = by_technique["static-int8"]
@@ -236,7 +227,7 @@ def test_candidates_are_judged_by_the_targets_figures(tmp_path: Path, scans: Pat
     assert "fp16 is not judged: it never ran on 'board'" in text
 
 
-def test_models_that_never_ran_on_the_target_are_not_compared(tmp_path: Path, scans: Path, everything: Bundle) -> None:
+def test_models_that_never_ran_on_the_target_are_not_compared(tmp_path: Path, everything: Bundle) -> None:
     path = tmp_path / "board.json"
     made = {model.id: model for model in everything.manifest.edge}
 
@@ -250,7 +241,7 @@ def test_models_that_never_ran_on_the_target_are_not_compared(tmp_path: Path, sc
         "edge-onnx-int8-weights": 9.0,
     }
     path.write_bytes(encode(_profile(*ran(**small))))
-    found, text = _judged(path, scans)
+    found, text = _judged(path)
     assert set(found["unmeasured"]) == {"edge-onnx", "edge-tflite-float", "full"}
     by_technique = {one["technique"]: one for one in found["candidates"]}
     assert by_technique["static-int8"]["times_better"] == {
@@ -260,22 +251,22 @@ def test_models_that_never_ran_on_the_target_are_not_compared(tmp_path: Path, sc
     assert by_technique["int8-weights"]["figures"]["latency_ms"] == 9.0
     assert "edge-onnx is not compared: it never ran on 'board': its profile has no model of this digest." in text
     path.write_bytes(encode(_profile(*ran(**{"edge-onnx-fp16": 0.5}))))
-    _, text = _judged(path, scans)
+    _, text = _judged(path)
     assert "edge-onnx-fp16 is accepted: nothing that is there is as accurate and runs there." in text
 
 
-def test_the_order_follows_the_preference(tmp_path: Path, scans: Path) -> None:
+def test_the_order_follows_the_preference(tmp_path: Path) -> None:
     behind = "edge-onnx-int8-weights comes after "
-    kept = _run(scans).stdout
+    kept = _run().stdout
     assert "a device takes the first that it can load, and the others only if it adapts. The order is by kept" in kept
     assert behind in kept
     out = tmp_path / "next"
-    by_size = _run(scans, "--prefer", "size", "--out", out).stdout
+    by_size = _run("--prefer", "size", "--out", out).stdout
     assert behind not in by_size
     assert open_bundle(out).manifest.edge[0].id == "edge-onnx-int8-weights"
 
 
-def test_a_missing_profile_is_refused(tmp_path: Path, scans: Path) -> None:
-    assert "There is no profile at" in _run(scans, "--for", tmp_path / "none.json", code=2).output
+def test_a_missing_profile_is_refused(tmp_path: Path) -> None:
+    assert "There is no profile at" in _run("--for", tmp_path / "none.json", code=2).output
     (tmp_path / "bad.json").write_text("{")
-    assert "is no profile" in _run(scans, "--for", tmp_path / "bad.json", code=2).output
+    assert "is no profile" in _run("--for", tmp_path / "bad.json", code=2).output
