@@ -129,20 +129,6 @@ class Gate:
 # --- Requests and answers --------------------------------------------------------------------------------------------
 
 
-async def test_pipelined_requests_are_answered_in_order() -> None:
-    async def slow_and_quick(request: Request) -> Reply:
-        if request.path == "/slow":
-            async with asyncio.timeout(1):  # of its own task, not of the one before
-                await asyncio.sleep(0.01)
-        return await echo(request)
-
-    async with served(slow_and_quick) as (_, port), connected(port) as (reader, writer):
-        for _ in range(2):
-            paths = ("/a", "/slow", "/b", "/slow", "/slow", "/c")
-            writer.write(b"".join(asking(b"xy", path=path) for path in paths))
-            assert [await answered(reader) for _ in paths] == [(200, path.encode() + b" xy") for path in paths]
-
-
 @pytest.mark.parametrize(
     ("headers", "body"),
     [([(b"content-length", b"5")], None), ([], None), ([(b"content-length", b"5")], b"ab")],
@@ -220,21 +206,6 @@ async def test_an_answered_request_is_freed_without_the_garbage_collector() -> N
             gc.enable()
 
 
-async def test_packets_may_end_anywhere() -> None:
-    request = asking(b"0123456789")
-    async with served(echo) as (_, port), connected(port) as (reader, writer):
-        writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        for cut in (len(request), 1, 4, request.index(b"\r\n\r\n") + 2, len(request) - 10, len(request) - 1):
-            writer.write(request[:cut])
-            await asyncio.sleep(0.005)  # a packet of its own; together they are the case above
-            writer.write(request[cut:])
-            assert await answered(reader) == (200, b"/a 0123456789")
-        for byte in request:
-            writer.write(bytes([byte]))
-            await asyncio.sleep(0)
-        assert (await answered(reader))[0] == 200
-
-
 async def test_every_answer_has_a_date() -> None:
     async with served(echo) as (_, port), connected(port) as (reader, writer):
         writer.write(asking(b"x"))
@@ -257,24 +228,6 @@ async def test_connection_close_ends_the_connection() -> None:
         assert await reader.read() == b"/a xy"
 
 
-async def test_a_wish_for_http_2_is_answered_over_http_1() -> None:
-    upgrade = ("Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c")
-    chunked = (
-        b"POST /c HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade: h2c\r\nTransfer-Encoding: chunked\r\n\r\n"
-    )
-    async with served(echo) as (_, port), connected(port) as (reader, writer):
-        writer.write(asking(b"xy", *upgrade) + chunked + b"2\r\nab\r\n0\r\n\r\n" + asking(b"", *upgrade) + asking(b"z"))
-        assert [await answered(reader) for _ in range(4)] == [
-            (200, said) for said in (b"/a xy", b"/c ab", b"/a ", b"/a z")
-        ]
-        request = asking(b"xy" * 100, *upgrade)
-        for cut in (30, request.index(b"\r\n\r\n") + 4, len(request) - 100):
-            writer.write(request[:cut])
-            await asyncio.sleep(0.005)  # a packet of its own
-            writer.write(request[cut:])
-            assert await answered(reader) == (200, b"/a " + b"xy" * 100)
-
-
 async def test_an_early_answer_is_not_lost_to_a_reset() -> None:
     async def refuse(_request: Request) -> Reply:
         return Reply(413, {}, b"too much")
@@ -287,22 +240,6 @@ async def test_an_early_answer_is_not_lost_to_a_reset() -> None:
         for _ in range(2):  # the connection stays open, and the next request is read from its beginning
             writer.write(asking(b"x" * 500_000))
             assert await answered(reader) == (413, b"too much")
-
-
-async def test_expect_continue_is_answered_before_the_body() -> None:
-    async def by_path(request: Request) -> Reply:
-        return Reply(413, {}, b"") if request.path == "/no" else await echo(request)
-
-    expecting = asking(b"xy", "Expect: 100-continue")[:-2]
-    async with served(by_path) as (_, port), connected(port) as (reader, writer):
-        for _ in range(2):
-            writer.write(expecting)
-            assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
-            writer.write(b"xy")
-            assert await answered(reader) == (200, b"/a xy")
-        writer.write(expecting.replace(b"/a", b"/no"))
-        answer = await reader.read()  # whether the body still comes is unknown
-        assert answer.startswith(b"HTTP/1.1 413") and b"connection: close" in answer
 
 
 async def test_http_1_0_gets_one_answer_and_no_100_continue() -> None:
@@ -345,47 +282,7 @@ async def test_ambiguous_heads_are_refused_after_the_answers_before_them(head: s
         assert await reader.read() == b""
 
 
-async def test_too_many_pipelined_requests_end_the_connection_after_the_answers() -> None:
-    limit = ServerLimits().pipelined
-    async with served(echo) as (_, port), connected(port) as (reader, writer):
-        writer.write(asking(b"x") * (limit + 5))
-        statuses = [(await answered(reader))[0] for _ in range(limit + 2)]
-        assert statuses == [200] * (limit + 1) + [400]
-        assert await reader.read() == b""
-
-
-async def test_nonsense_is_refused_after_the_answers_before_it() -> None:
-    gate = Gate()
-    async with served(gate) as (_, port), connected(port) as (reader, writer):
-        writer.write(asking(b"x") + b"nonsense\r\n\r\n")
-        await until(lambda: gate.held == 1)
-        gate.opened.set()
-        assert await answered(reader) == (200, b"/a")
-        assert (await answered(reader))[0] == 400
-        assert await reader.read() == b""
-
-
-async def test_a_body_that_breaks_the_protocol_is_refused() -> None:
-    gate = Gate()
-    async with served(gate) as (_, port), connected(port) as (reader, writer):
-        writer.write(b"POST /a HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n1\r\n")
-        await until(lambda: gate.held == 1)
-        writer.write(b"anonsense")
-        assert (await answered(reader))[0] == 400
-        await until(lambda: gate.lost == 1)
-
-
 # --- Slow, idle and absent clients -----------------------------------------------------------------------------------
-
-
-async def test_a_client_that_leaves_in_the_middle_of_a_body_is_noticed() -> None:
-    gate = Gate()
-    async with served(gate) as (server, port), connected(port) as (_, writer):
-        writer.write(asking(b"x" * 200_000)[:-1])
-        await until(lambda: gate.held == 1)
-        writer.transport.abort()
-        await until(lambda: gate.lost == 1)
-        await until(lambda: not connections(server) and not server.state.tasks)
 
 
 async def test_a_request_that_asks_for_it_is_cancelled_when_its_client_leaves() -> None:
@@ -406,22 +303,6 @@ async def test_a_request_that_asks_for_it_is_cancelled_when_its_client_leaves() 
         await until(lambda: cancelled == [True])
 
 
-async def test_a_client_that_reads_nothing_holds_few_answers() -> None:
-    async def large(_request: Request) -> Reply:
-        return Reply(200, {}, bytes(1_000_000))
-
-    async with served(large, ServerLimits(write_s=SHORT_S)) as (server, port):
-        with socket.socket() as found:
-            found.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            found.connect(("127.0.0.1", port))
-            found.sendall(asking(b"x") * 10)
-            await until(lambda: len(connections(server)) == 1)
-            (connection,) = connections(server)
-            await until(lambda: connection.transport is not None and connection.transport.get_write_buffer_size() > 0)
-            assert connection.transport.get_write_buffer_size() < 3_000_000
-            await until(lambda: not connections(server))  # its time is over
-
-
 @pytest.mark.parametrize("sent", [b"", b"POST /a HT", asking(b"x") + b"\r\n", asking(b"x", path="/early")[:-1]])
 async def test_idle_and_unfinished_connections_end(sent: bytes) -> None:
     async def early(request: Request) -> Reply:
@@ -430,27 +311,6 @@ async def test_idle_and_unfinished_connections_end(sent: bytes) -> None:
     async with served(early, SHORT) as (_, port), connected(port) as (reader, writer):
         writer.write(sent)
         await reader.read()
-
-
-async def test_a_head_that_trickles_in_is_cut_off() -> None:
-    async with served(echo, ServerLimits(head_s=SHORT_S)) as (_, port), connected(port) as (reader, writer):
-        ended = asyncio.create_task(reader.read())
-        while not ended.done():
-            writer.write(b"P" if not ended.done() else b"")
-            await asyncio.sleep(SHORT_S / 8)  # each byte comes well within the time
-
-
-async def test_an_answer_may_take_longer_than_a_head() -> None:
-    gate = Gate()
-    request = asking(b"x")
-    async with served(gate, SHORT) as (_, port), connected(port) as (reader, writer):
-        writer.write(request[:20])  # the time for the head has begun
-        await asyncio.sleep(0.005)
-        writer.write(request[20:])
-        await until(lambda: gate.held == 1)
-        await asyncio.sleep(2 * SHORT_S)
-        gate.opened.set()
-        assert (await answered(reader))[0] == 200
 
 
 async def test_the_time_in_the_kernel_is_part_of_the_arrival() -> None:
@@ -493,19 +353,6 @@ async def test_of_too_many_connections_the_oldest_idle_one_closes() -> None:
             assert (await answered(reader))[0] == 200
 
 
-async def test_of_too_many_pending_connections_the_oldest_closes() -> None:
-    async with served(echo, ServerLimits(pending=2)) as (_, port), contextlib.AsyncExitStack() as held:
-        known = await held.enter_async_context(connected(port))
-        known[1].write(asking(b"x"))
-        assert (await answered(known[0]))[0] == 200
-        oldest, *others = [await held.enter_async_context(connected(port)) for _ in range(3)]
-        with contextlib.suppress(ConnectionResetError):
-            assert await oldest[0].read() == b""
-        for reader, writer in (known, *others):
-            writer.write(asking(b"x"))
-            assert (await answered(reader))[0] == 200
-
-
 @pytest.mark.parametrize(
     ("descriptors", "limit"), [(resource.RLIM_INFINITY, 4096), (1 << 20, 4096), (1024, 512), (1, 1), (0, 1)]
 )
@@ -530,15 +377,6 @@ async def test_a_server_stops_after_the_answers_that_are_due() -> None:
         head = await reader.readuntil(b"\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 200") and b"connection: close" in head
         await stopping
-
-
-async def test_requests_that_outlive_the_drain_are_cancelled() -> None:
-    gate = Gate()
-    async with served(gate) as (server, port), connected(port) as (reader, writer):
-        writer.write(asking(b"x"))
-        await until(lambda: gate.held == 1)
-        await server.stop(0)
-        assert await answered(reader) == (503, b"cancelled")
 
 
 async def test_a_server_without_connections_stops_at_once() -> None:
@@ -594,14 +432,6 @@ async def test_a_client_that_leaves_a_stream_releases_its_resources() -> None:
         await reader.readuntil(b"one")
         writer.transport.abort()
         await until(lambda: pieces.closed == 1)
-
-
-async def test_an_idle_connection_holds_no_body() -> None:
-    async with served(echo) as (server, port), connected(port) as (reader, writer):
-        writer.write(asking(b"x" * 50_000))
-        await answered(reader)
-        (connection,) = connections(server)
-        assert connection.cycle.body == b""
 
 
 async def test_a_request_knows_its_trace() -> None:
