@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from firstline_core.errors import IntegrityError, TaskError
+from firstline_core.errors import InferenceError, IntegrityError, TaskError
 from firstline_core.processing.steps import (
     Graph,
     InputSpec,
@@ -239,8 +239,7 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
             if problem := self.task.unscored(self.policy.score.kind, model.postprocess):
                 raise ValueError(f"score '{self.policy.score.kind}' of '{model.id}' {problem}")
         for name, learned in (("score.learned", self.policy.score.learned), ("value", self.policy.value)):
-            wanted = self.task.feature_count
-            if learned is not None and len(learned.weights) != wanted:
+            if learned is not None and len(learned.weights) != (wanted := self.task.feature_count):
                 raise ValueError(
                     f"policy.{name} has {len(learned.weights)} weights, but its task gives {wanted} features"
                 )
@@ -349,7 +348,7 @@ def parse_manifest(text: bytes, where: str = MANIFEST_NAME) -> Manifest:
             )
         package = msgspec.json.decode(raw["task_package"], type=str) if "task_package" in raw else ""
         manifest = msgspec.json.decode(text, type=Manifest, dec_hook=partial(_decoded, package))
-    except TaskError as error:
+    except (TaskError, InferenceError) as error:  # what a task of another package gives for a made-up answer, too
         raise IntegrityError(f"{where}: {error}.") from error
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise IntegrityError(f"{where} is not a manifest: {error}.") from error

@@ -41,7 +41,6 @@ DISTANCE = "distance"
 TIME, SEQUENCE = "time", "sequence"
 """Truths that delays and rates need: FP64 (n,), seconds, and INT64 (n,), the number of each row's recording."""
 
-_MEASURES = 4
 _DAY_S = 86_400.0
 _LEAST_SPREAD = 1e-6  # keeps residuals finite if a model expects no error
 
@@ -150,10 +149,6 @@ class Anomaly(ConfiguredTask, frozen=True, tag="anomaly"):
 
     def needs_event(self, steps: Sequence[PostStep]) -> bool:
         return True
-
-    @property
-    def feature_count(self) -> int:
-        return _MEASURES
 
     def features(self, outputs: Arrays, evidence: Arrays) -> NDArray[np.float32]:
         """Returns the inputs of learned scores, (n, feature_count).

@@ -16,9 +16,6 @@ LABEL = "label"
 UNLABELLED = -1
 """The label of a row without one."""
 
-MEASURES = 3
-"""Number of the columns of `measures` for each output of numbers."""
-
 _SHOWN = 8
 _FP32_BYTES, _DIGITS = 4, 7
 
@@ -51,6 +48,12 @@ def shaped(found: Array, spec: TensorSpec, rows: int, what: str) -> Array:
         )
     with np.errstate(over="ignore"):  # the check of the values finds infinity
         return found.astype(dtype, copy=False).reshape(shape)
+
+
+def zeros(spec: TensorSpec, rows: int) -> Array:
+    """Returns made-up rows of an output: 0, or empty text."""
+    dtype = DATATYPES[spec.datatype]
+    return np.full((rows, *spec.shape[1:]), b"" if dtype.hasobject else 0, dtype)
 
 
 def numbers_of(specs: Iterable[TensorSpec]) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 import msgspec
@@ -19,7 +19,6 @@ from firstline_core.processing.steps import PostStep
 from firstline_core.runtime.base import pick_port
 from firstline_core.storage.artefact import Artefact
 from firstline_core.tasks.arrays import (
-    MEASURES,
     beginning,
     labelled_rows,
     largest_difference,
@@ -30,6 +29,7 @@ from firstline_core.tasks.arrays import (
     shaped,
     some_labelled,
     taken,
+    zeros,
 )
 from firstline_core.tasks.drawing import caption
 from firstline_core.tasks.view import WHOLE, View
@@ -43,6 +43,10 @@ Scores = NDArray[np.float32]
 
 MISSED, INVENTED = "missed", "invented"
 """The directions of events: what only the full model reports, and what only the edge model reports."""
+
+
+Misses = tuple[NDArray[np.bool_], NDArray[np.bool_]]
+"""Where each class counts, and where it is lost if it counts; (n, event_classes) each."""
 
 
 class Event(NamedTuple):
@@ -77,26 +81,6 @@ def event_of(name: str, classes: Sequence[str]) -> tuple[str, int]:
         known = ", ".join(event_names(classes)[:8])
         raise ConfigError(f"There is no event '{name}'; there are: {known}." if known else "The task has no events.")
     return direction, classes.index(found)
-
-
-def events_in(
-    columns: Mapping[str, tuple[str, int]],
-    *,
-    missed: tuple[NDArray[np.bool_], NDArray[np.bool_]],
-    invented: tuple[NDArray[np.bool_], NDArray[np.bool_]],
-) -> dict[str, Event]:
-    """Returns the events of some classes, by name.
-
-    Args:
-        columns: `event_of` of each event.
-        missed: where each class counts, and where it is lost if it counts; bool (n, classes) each.
-        invented: the same for the other direction.
-    """
-    found = {}
-    for name, (direction, column) in columns.items():
-        counts, lost = (each[:, column] for each in (missed if direction == MISSED else invented))
-        found[name] = Event(counts, (counts & lost).astype(np.float32))
-    return found
 
 
 class Prediction(Struct, frozen=True, eq=False):
@@ -287,7 +271,9 @@ class Task:
 
     @property
     def feature_count(self) -> int:
-        return MEASURES * len(numbers_of(self.outputs))
+        """Returns the number of columns of `features`, which are computed for a made-up row."""
+        outputs, evidence = ({spec.name: zeros(spec, 1) for spec in specs} for specs in (self.outputs, self.evidence))
+        return int(self.features(outputs, evidence).shape[1])
 
     def declared(self, *, rounded: bool, cut: bool) -> DeclaredOutputs:
         """Returns the declaration of one model's outputs; by default, those of all models satisfy the same.
@@ -399,22 +385,31 @@ class Task:
         """Returns the disagreement of each row, (n,) float32 in [0, 1]; an answer changed if it is above 0."""
 
     def events_of(self, names: Iterable[str], edge: Arrays, full: Arrays) -> dict[str, Event]:
-        """Returns the rows in which each event can occur, and where it occurred, by name.
-
-        "missed C" counts the rows in which the full model reports the class C, and loses those in which the edge model
-        does not. "invented C" is the reverse.
+        """Returns the rows in which each event can occur, and where it occurred, by name; see `misses`.
 
         Args:
             names: some of `events`.
             edge: canonical outputs.
-            full: canonical outputs.
+            full: canonical outputs, or labels of the same form.
 
         Raises:
             ConfigError: no such event.
         """
         columns = {name: event_of(name, self.event_classes) for name in names}
+        misses, found = dict(zip((MISSED, INVENTED), self.misses(edge, full), strict=True)), {}
+        for name, (direction, column) in columns.items():
+            counts, lost = (each[:, column] for each in misses[direction])
+            found[name] = Event(counts, (counts & lost).astype(np.float32))
+        return found
+
+    def misses(self, edge: Arrays, full: Arrays) -> tuple[Misses, Misses]:
+        """Returns the rows that count for "missed" and for "invented", and which of them are lost.
+
+        "missed C" counts the rows in which the full model reports the class C, and loses those in which the edge model
+        does not. "invented C" is the reverse.
+        """
         ours, theirs = (self.occurrences(outputs) > 0 for outputs in (edge, full))
-        return events_in(columns, missed=(theirs, ~ours), invented=(ours, ~theirs))
+        return (theirs, ~ours), (ours, ~theirs)
 
     def truth_loss(self, outputs: Arrays, truth: Arrays) -> Scores:
         """Returns the loss of each row against its label, (n,) float32 in [0, 1]; 1 for a row without a label.

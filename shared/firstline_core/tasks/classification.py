@@ -32,9 +32,6 @@ LOGITS = "logits"
 _LEAST = np.float32(1e-7)
 """The smallest probability that `temper` uses."""
 
-MEASURES = 4
-"""Number of the first columns of `features`, which are measures; the others are classes."""
-
 _CLASSES_AT_MOST = 64  # above this, no selection part has enough rows of each class
 
 _SMALLEST = np.float32(1 / 512)  # half a step of a quantised softmax, as the lower bound of its zeros
@@ -99,10 +96,6 @@ class Classification(ConfiguredTask, frozen=True, tag="classification"):
         """Returns the sha256 of `independent` and the thresholds, or "": labels name columns, and change no number."""
         thresholds = msgspec.json.encode(self.thresholds) if self.thresholds else b""
         return hashlib.sha256(b"independent" + thresholds).hexdigest() if self.independent else ""
-
-    @property
-    def feature_count(self) -> int:
-        return feature_count(len(self.labels))
 
     def declared(self, *, rounded: bool, cut: bool) -> Outputs:
         labels = len(self.labels)
@@ -414,11 +407,6 @@ def energy(logits: Array, temperature: float = 1.0) -> Scores:
     summed = np.log(np.exp(scaled - highest[..., None]).sum(axis=-1))
     found: Scores = (np.float32(temperature) * (highest + summed)).astype(np.float32)
     return found
-
-
-def feature_count(classes: int) -> int:
-    """Returns the number of columns of `features`."""
-    return MEASURES + (classes if classes <= _CLASSES_AT_MOST else 0)
 
 
 def features(probabilities: Probabilities) -> NDArray[np.float32]:

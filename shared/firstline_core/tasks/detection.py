@@ -10,7 +10,7 @@ therefore events, such as "missed person", each with a condition: the frames tha
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -32,16 +32,7 @@ from firstline_core.processing.boxes import (
 from firstline_core.processing.geometry import GEOMETRY
 from firstline_core.processing.steps import Anchors, Detr, PostStep, Ssd
 from firstline_core.tasks.average_precision import average_precision
-from firstline_core.tasks.base import (
-    ConfiguredTask,
-    Event,
-    ModelOutputs,
-    Postprocess,
-    Prediction,
-    Scores,
-    event_of,
-    events_in,
-)
+from firstline_core.tasks.base import ConfiguredTask, Misses, ModelOutputs, Postprocess, Prediction, Scores
 from firstline_core.tasks.drawing import COLOURS, line_width, write
 from firstline_core.tasks.view import WHOLE, View
 from firstline_core.types import Arrays, TensorSpec
@@ -52,7 +43,6 @@ if TYPE_CHECKING:
 _Share = Annotated[float, Meta(gt=0, le=1)]
 _Pixels = Annotated[float, Meta(ge=0, le=16384)]
 _SLACK = 1e-6  # rounding of 32-bit arithmetic
-_MEASURES = 8
 _CLASSES_AT_MOST = 64  # above this, no selection part has enough rows of each class
 
 
@@ -216,10 +206,6 @@ class Detection(ConfiguredTask, frozen=True, tag="detection"):
     def needs_event(self, steps: Sequence[PostStep]) -> bool:
         return True
 
-    @property
-    def feature_count(self) -> int:
-        return _MEASURES + (len(self.event_classes) if len(self.labels) <= _CLASSES_AT_MOST else 0)
-
     def features(self, outputs: Arrays, evidence: Arrays) -> NDArray[np.float32]:
         """Returns the inputs of learned scores, (n, feature_count).
 
@@ -274,28 +260,16 @@ class Detection(ConfiguredTask, frozen=True, tag="detection"):
         )
         return {"map50": found.ap50, "map50_95": found.ap50_95}
 
-    def events_of(self, names: Iterable[str], edge: Arrays, full: Arrays) -> dict[str, Event]:
-        """Returns the rows that count for each event, and its loss, by name.
+    def misses(self, edge: Arrays, full: Arrays) -> tuple[Misses, Misses]:
+        """Returns the rows that count for "missed" and for "invented", and which of them are lost.
 
-        "missed C" counts rows in which the full model detects the class C, or one of a group C; its loss is 1 if the
-        edge model lacks a match for one of these objects. "invented C" counts rows in which the edge model detects C;
-        its loss is 1 if the full model lacks a match.
-
-        Args:
-            names: some of `events`.
-            edge: canonical outputs.
-            full: canonical outputs, or labelled boxes.
-
-        Raises:
-            ConfigError: no such event.
+        "missed C" counts rows in which the full model detects the class C, or one of a group C; it is lost if the edge
+        model lacks a match for one of these objects. "invented C" counts rows in which the edge model detects C; it is
+        lost if the full model lacks a match.
         """
-        columns = {name: event_of(name, self.event_classes) for name in names}
         objects = self.objects(edge, full)
-        return events_in(
-            columns,
-            missed=(objects.found + objects.missed > 0, objects.missed > 0),
-            invented=(self.occurrences(edge) > 0, objects.invented > 0),
-        )
+        missed = objects.found + objects.missed > 0, objects.missed > 0
+        return missed, (self.occurrences(edge) > 0, objects.invented > 0)
 
     def objects(self, edge: Arrays, full: Arrays) -> Objects:
         """Returns the objects that the edge model found, missed and invented, relative to the full model or to labels.

@@ -30,7 +30,6 @@ OTHER, MARGIN = "other_similarity", "margin"
 """Evidence FP32 (n,): the cosine of the most similar row with another label, and how much the similarities may change
 before another label, or none, is the answer."""
 
-_MEASURES = 4
 _SLACK = 1e-5  # rounding of 32-bit arithmetic
 _TINY = 1e-12
 _GROUPS_AT_MOST = 256  # with more labels, contracts and rollouts cannot tell them apart
@@ -194,10 +193,6 @@ class Embedding(ConfiguredTask, frozen=True, tag="embedding"):
         if kind in ("margin", "similarity") and not any(isinstance(step, Gallery) for step in steps):
             return "needs the step gallery in its postprocessing; without it there are norm and learned"
         return ""
-
-    @property
-    def feature_count(self) -> int:
-        return _MEASURES
 
     def features(self, outputs: Arrays, evidence: Arrays) -> NDArray[np.float32]:
         """Returns the inputs of learned scores, (n, feature_count).

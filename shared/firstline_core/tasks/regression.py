@@ -30,7 +30,6 @@ VALUES, SCALE, SPREAD = "values", "scale", "spread"
 _Tolerance = Annotated[float, Meta(ge=0, le=1e30)]
 _Floats = NDArray[np.float64]
 _TINY = 1e-30  # keeps quotients finite where a tolerance is 0
-_MEASURES = 3
 _VALUES_AT_MOST = 16  # with more, no selection part has enough rows for a weight of each
 _LARGEST_ERROR = 5.0  # in units of the row's scale
 
@@ -159,10 +158,6 @@ class Regression(ConfiguredTask, frozen=True, tag="regression"):
             if needs
             else ""
         )
-
-    @property
-    def feature_count(self) -> int:
-        return _MEASURES + (len(self.names) if len(self.names) <= _VALUES_AT_MOST else 0)
 
     def features(self, outputs: Arrays, evidence: Arrays) -> NDArray[np.float32]:
         """Returns the inputs of learned scores, (n, feature_count).

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import numpy as np
@@ -33,16 +33,7 @@ from firstline_core.processing.masks import (
     to_labels,
 )
 from firstline_core.processing.steps import Argmax, Binary, ClassMap, ClassScores, Positive, PostStep, Softmax
-from firstline_core.tasks.base import (
-    ConfiguredTask,
-    Event,
-    ModelOutputs,
-    Postprocess,
-    Prediction,
-    Scores,
-    event_of,
-    events_in,
-)
+from firstline_core.tasks.base import ConfiguredTask, Misses, ModelOutputs, Postprocess, Prediction, Scores
 from firstline_core.tasks.drawing import COLOURS, write
 from firstline_core.tasks.view import WHOLE, View
 from firstline_core.types import Array, Arrays, TensorSpec
@@ -59,7 +50,6 @@ of its map (0 for the others), and the highest probability of each class in any 
 
 _Share = Annotated[float, Meta(ge=0, le=1)]
 _CELLS = 64  # of each axis of the grid from which the evidence is computed
-_MEASURES = 6
 _LABELS_AT_MOST = 64  # with more, no selection part has enough rows of each class
 
 
@@ -243,10 +233,6 @@ class Segmentation(ConfiguredTask, frozen=True, tag="segmentation"):
             return ""
         return "needs scores of the classes, by argmax or class_scores; without them there are few_classes and learned"
 
-    @property
-    def feature_count(self) -> int:
-        return _MEASURES + (len(self.labels) if len(self.labels) <= _LABELS_AT_MOST else 0)
-
     def features(self, outputs: Arrays, evidence: Arrays) -> NDArray[np.float32]:
         """Returns the inputs of learned scores, (n, feature_count).
 
@@ -297,24 +283,15 @@ class Segmentation(ConfiguredTask, frozen=True, tag="segmentation"):
         nothing = (full[MASK] == IGNORED).all(axis=(1, 2))
         return np.where(nothing, self._present(edge[MASK])[:, counted].any(axis=1), losses).astype(np.float32)
 
-    def events_of(self, names: Iterable[str], edge: Arrays, full: Arrays) -> dict[str, Event]:
-        """Returns the rows that count for each event, and its loss, by name.
+    def misses(self, edge: Arrays, full: Arrays) -> tuple[Misses, Misses]:
+        """Returns the rows that count for "missed" and for "invented", and which of them are lost.
 
-        "missed L" counts rows in which the label L covers `least_share` of the full model's mask; its loss is 1 if the
+        "missed L" counts rows in which the label L covers `least_share` of the full model's mask; it is lost if the
         intersection over union of L is below `iou`. "invented L" counts the same of the edge model's mask.
-
-        Args:
-            names: some of `events`.
-            edge: canonical outputs.
-            full: canonical outputs, or labelled masks.
-
-        Raises:
-            ConfigError: no such event.
         """
-        columns = {name: event_of(name, self.labels) for name in names}
         ours, theirs = (self._present(outputs[MASK], self.least_share) for outputs in (edge, full))
         lost = np.array([both / np.maximum(either, 1) < self.iou for both, either in self._overlaps(edge, full)])
-        return events_in(columns, missed=(theirs, lost), invented=(ours, lost))
+        return (theirs, lost), (ours, lost)
 
     def truth_loss(self, outputs: Arrays, truth: Arrays) -> Scores:
         known = (truth[MASK] != IGNORED).any(axis=(1, 2))

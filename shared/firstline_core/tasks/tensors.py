@@ -19,9 +19,9 @@ from firstline_core.errors import InferenceError, InvalidTensorError, ModelLoadE
 from firstline_core.processing.steps import Datatype
 from firstline_core.runtime.base import RowByRow
 from firstline_core.runtime.onnx import OnnxRuntime
-from firstline_core.tasks.arrays import numbers_of
+from firstline_core.tasks.arrays import numbers_of, zeros
 from firstline_core.tasks.base import ConfiguredTask, ModelOutputs, Postprocess, Scores
-from firstline_core.types import DATATYPES, Array, Arrays, TensorSpec, row_count
+from firstline_core.types import Arrays, TensorSpec, row_count
 
 EDGE, FULL = "edge/", "full/"
 """Prefixes of the inputs of a loss graph, which are outputs of both models; its output is the loss, FP32 [n]."""
@@ -91,9 +91,9 @@ class Tensors(ConfiguredTask, frozen=True, tag="tensors"):
             ModelLoadError: see `Task.postprocess`; or the loss graph does not load here, or does not fit.
         """
         if self.loss_graph:
-            zeros = {spec.name: _zeros(spec, 2) for spec in self.outputs}
+            answer = {spec.name: zeros(spec, 2) for spec in self.outputs}
             try:
-                self.check_loss(zeros, zeros)
+                self.check_loss(answer, answer)
             except (InferenceError, InvalidTensorError) as error:
                 raise ModelLoadError(f"The task's loss graph does not fit its outputs: {error}") from error
         return super().postprocess(model)
@@ -161,8 +161,3 @@ def _graph_losses(graph: RowByRow, edge: Arrays, full: Arrays) -> Scores:
     if found.size != rows:
         raise InferenceError(f"it gives {found.size} numbers for {rows} rows.")
     return found.reshape(rows).astype(np.float32)
-
-
-def _zeros(spec: TensorSpec, rows: int) -> Array:
-    dtype = DATATYPES[spec.datatype]
-    return np.full((rows, *spec.shape[1:]), b"" if dtype.hasobject else 0, dtype)

@@ -31,7 +31,6 @@ MEAN, LOWEST = "mean_probability", "lowest_probability"
 
 _LONGEST_BYTES = 1 << 20
 _LEAST = 1e-7
-_FEATURES = 4
 _Keyword = Annotated[str, Meta(min_length=1, max_length=256)]
 
 
@@ -141,10 +140,6 @@ class Text(ConfiguredTask, frozen=True, tag="text"):
     def unscored(self, kind: str, steps: Sequence[PostStep]) -> str:
         shown = any(isinstance(step, Ctc | Confidence) for step in steps)
         return "" if shown or kind == "learned" else "needs the step ctc, or confidence, in its postprocessing"
-
-    @property
-    def feature_count(self) -> int:
-        return _FEATURES
 
     def features(self, outputs: Arrays, evidence: Arrays) -> NDArray[np.float32]:
         """Returns the logarithms of mean and lowest probability (0 without them) and of the length, and emptiness."""

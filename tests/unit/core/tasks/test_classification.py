@@ -16,7 +16,6 @@ from firstline_core.processing.steps import Softmax
 from firstline_core.tasks.base import check_outputs
 from firstline_core.tasks.classification import (
     LOGITS,
-    MEASURES,
     Classification,
     Outputs,
     energy,
@@ -271,12 +270,12 @@ SATURATED_ROWS = np.array([[0.7, 0.2, 0.1], [0.0, 0.0, 255 / 256]], np.float32)
 def test_features_by_hand() -> None:
     found = features(SATURATED_ROWS)
     np.testing.assert_allclose(found[0, [0, 2, 3]], [0.5, np.log(0.2), np.log(0.7)], atol=1e-5)
-    np.testing.assert_array_equal(found[:, MEASURES:], [[1, 0, 0], [0, 0, 1]])
+    np.testing.assert_array_equal(found[:, 4:], [[1, 0, 0], [0, 0, 1]])
     assert found[1, 2] == pytest.approx(np.log(1 / 512))  # what a quantised softmax rounds to zero
 
 
 def test_many_classes_have_no_one_hot_features() -> None:
-    assert features(np.full((2, 1000), 0.001, np.float32)).shape == (2, MEASURES)
+    assert features(np.full((2, 1000), 0.001, np.float32)).shape == (2, 4)
 
 
 TAGS = Classification(("dog", "cat", "bird"), independent=True)
