@@ -107,20 +107,15 @@ def request_from_file(
     limits.check_body(len(body))
     if not body:
         raise InvalidTensorError("The body is empty; send the file itself as the body.")
-    preferences = params.preferences(params.from_query(query), now_s)
+    preferences = params.preferences(params.from_query(query), now_s)  # before the file is read
     inputs = file_body.read_body(metadata, body, content_type, limits)
     return InferRequest(
         model=model,
         inputs=inputs,
         request_id=new_request_id(),
         id=checked_id(query.get("id", ""), limits),
-        route=preferences.route,
-        privacy=preferences.privacy,
-        wait=preferences.wait,
-        deadline_s=preferences.deadline_s,
-        priority=preferences.priority,
-        source=preferences.source,
         principal=principal,
+        **preferences,
     )
 
 

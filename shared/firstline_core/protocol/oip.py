@@ -139,7 +139,6 @@ def request_of(
             )
         if not inputs:
             raise InvalidTensorError("The request has the edge outputs of an audit, but no input of the model.")
-    preferences = params.preferences(parameters, now_s)
     request_id = params.text(parameters, "request_id") if trust_request_id else ""
     if trace is None and trust_request_id and TRACEPARENT in parameters:
         trace = _stored_trace(parameters)
@@ -151,12 +150,6 @@ def request_of(
         id=head.id,
         outputs=head.outputs,
         binary_output=params.flag(parameters, "binary_data_output") or False,
-        route=preferences.route,
-        privacy=preferences.privacy,
-        wait=preferences.wait,
-        deadline_s=preferences.deadline_s,
-        priority=preferences.priority,
-        source=preferences.source,
         full_model_digest=params.text(parameters, "full_model_digest"),
         principal=principal,
         audit=audit,
@@ -165,6 +158,7 @@ def request_of(
         # Without the device's own id a repeated request could not be recognised.
         promised=bool(request_id) and bool(params.flag(parameters, "promised")),
         trace=trace,
+        **params.preferences(parameters, now_s),
     )
 
 

@@ -7,9 +7,10 @@ https://github.com/triton-inference-server/server/blob/main/docs/protocol/extens
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from msgspec import Meta
 
 from firstline_core.errors import InvalidTensorError, PayloadTooLargeError
 from firstline_core.protocol import parameters as params
@@ -18,6 +19,7 @@ from firstline_core.protocol.tensors import shown
 from firstline_core.types import InferRequest, InferResponse, RequestedOutput, Tensor
 
 # Extensions of Triton that must not be ignored, because they change the meaning of a request.
+_Count = Annotated[int, Meta(ge=1)]
 _REFUSED_OUTPUT = {"shared_memory_region": "take the data from the body"}
 
 
@@ -45,9 +47,8 @@ def requested(head: dict[str, Any], limits: Limits) -> tuple[RequestedOutput, ..
         for key, instead in _REFUSED_OUTPUT.items():
             if key in parameters:
                 raise InvalidTensorError(f"{where} asks for '{key}', which is not offered; {instead}.")
-        outputs[name] = RequestedOutput(
-            name, params.flag(parameters, "binary_data"), params.count(parameters, "classification")
-        )
+        classes = params.value_of(parameters, "classification", _Count, "a whole number from 1 on", 0)
+        outputs[name] = RequestedOutput(name, params.flag(parameters, "binary_data"), classes)
     return tuple(outputs.values())
 
 

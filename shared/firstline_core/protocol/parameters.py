@@ -8,17 +8,15 @@ separate parameter.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from enum import StrEnum
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
+from msgspec import Meta
 
 from firstline_core.errors import InvalidTensorError, RequestError
 from firstline_core.protocol.tensors import shown
 from firstline_core.types import LOWEST_PRIORITY, SOURCE_LIMIT, AuditNote, ContractAlarm, Privacy, Route, Wait
 
-_Choice = TypeVar("_Choice", bound=StrEnum)
 _T = TypeVar("_T")
 
 _US_PER_S = 1_000_000
@@ -26,19 +24,15 @@ _US_PER_S = 1_000_000
 _TIMEOUT_MAX_US = 2**53
 
 
-@dataclass(frozen=True, slots=True)
-class Preferences:
-    """The caller's preferences."""
-
-    route: Route
-    privacy: Privacy
-    wait: Wait
-    deadline_s: float | None
-    priority: int
-    source: str
-
-
-_KNOWN = dict.fromkeys(("route", "privacy", "wait", "timeout", "priority", "source")).keys()
+_KNOWN: Mapping[str, tuple[Any, str]] = {
+    "route": (Route, f"one of {', '.join(Route)}"),
+    "privacy": (Privacy, f"one of {', '.join(Privacy)}"),
+    "wait": (Wait, f"one of {', '.join(Wait)}"),
+    "timeout": (Annotated[int, Meta(ge=0)], "a whole number of microseconds, or 0 for none"),
+    "priority": (Annotated[int, Meta(ge=0)], f"1 (the highest) to {LOWEST_PRIORITY}, or 0 for the default"),
+    "source": (str, "a string"),
+}
+"""The parameters that every caller may send: type, and what to send."""
 
 VIEW = ("min_score", "classes", "max_objects", "masks")
 """Query parameters of the file route about the description of an answer; see `firstline_core/file_route.py`."""
@@ -48,29 +42,31 @@ _LISTS = ("classes",)  # may be repeated
 
 SEVERAL = "\0"
 """Separates the values of a repeated query parameter; no value holds it."""
-_DEFAULT = Preferences(Route.AUTO, Privacy.ANY, Wait.FINAL, None, 0, "")
 
 
-def preferences(parameters: Mapping[str, object], now_s: float) -> Preferences:
-    """Reads the known parameters and ignores others: clients also send parameters of other servers.
+def preferences(parameters: Mapping[str, object], now_s: float) -> dict[str, Any]:
+    """Returns the fields of `InferRequest` that the known parameters set, and ignores others, such as Triton's.
 
     Args:
         parameters: V2's request `parameters`; a null value counts as absent.
         now_s: current time on this tier's monotonic clock; `timeout` counts from here.
 
     Raises:
-        RequestError: a known parameter has an invalid value; the message lists the valid ones.
+        RequestError: a known parameter has an invalid value; the message says what is valid.
     """
-    if _KNOWN.isdisjoint(parameters):
-        return _DEFAULT
-    return Preferences(
-        route=_choice(parameters, "route", Route.AUTO),
-        privacy=_choice(parameters, "privacy", Privacy.ANY),
-        wait=_choice(parameters, "wait", Wait.FINAL),
-        deadline_s=_deadline_s(parameters, now_s),
-        priority=_priority(parameters),
-        source=_source(parameters),
-    )
+    if _KNOWN.keys().isdisjoint(parameters):
+        return {}
+    values = {name: value_of(parameters, name, *kind_and_use) for name, kind_and_use in _KNOWN.items()}
+    fields = {name: value for name, value in values.items() if value is not None}
+    if timeout_us := fields.pop("timeout", 0):
+        fields["deadline_s"] = deadline_s(timeout_us, now_s)
+    if len(source := fields.get("source", "")) > SOURCE_LIMIT:
+        raise RequestError(
+            f"Parameter 'source' has {len(source)} characters; name the camera or machine with at most {SOURCE_LIMIT}."
+        )
+    # Triton's priority: levels below the lowest one are raised to it.
+    # https://github.com/triton-inference-server/server/blob/main/docs/protocol/extension_schedule_policy.md
+    return fields | {"priority": min(fields.get("priority", 0), LOWEST_PRIORITY)}
 
 
 def from_query(query: Mapping[str, str]) -> dict[str, object]:
@@ -92,7 +88,7 @@ def from_query(query: Mapping[str, str]) -> dict[str, object]:
         number = query.get(name, "")
         # 20 digits hold every unsigned 64-bit number, and limit the work of int().
         if number.isascii() and number.isdigit() and len(number) <= 20:
-            parameters[name] = int(number)
+            parameters[name] = min(int(number), _TIMEOUT_MAX_US)
     return parameters
 
 
@@ -106,44 +102,38 @@ def deadline_s(timeout_us: int, now_s: float) -> float:
     return now_s + min(timeout_us, _TIMEOUT_MAX_US) / _US_PER_S
 
 
-def flag(parameters: Mapping[str, object], key: str) -> bool | None:
-    """Returns a boolean parameter, None if absent.
+def value_of(parameters: Mapping[str, object], key: str, kind: Any, use: str, default: Any = None) -> Any:
+    """Returns one parameter.
+
+    Args:
+        parameters: by name; null counts as absent.
+        key: its name.
+        kind: its type, for msgspec.
+        use: what to send, as the end of the error's sentence.
+        default: if it is absent.
 
     Raises:
-        RequestError: any other value.
-    """
-    value = parameters.get(key)
-    if value is None or isinstance(value, bool):
-        return value
-    raise RequestError(f"Parameter '{key}' is {shown(value)}; use true or false.")
-
-
-def count(parameters: Mapping[str, object], key: str) -> int:
-    """Returns a positive integer parameter, 0 if absent.
-
-    Raises:
-        RequestError: any other value.
+        RequestError: the value is of another type, or out of range.
     """
     value = parameters.get(key)
     if value is None:
-        return 0
-    if type(value) is not int or value < 1:
-        raise RequestError(f"Parameter '{key}' is {shown(value)}; use a whole number from 1 on.")
-    return value
+        return default
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        raise RequestError(f"Parameter '{key}' is {shown(value)}; use {use}.") from error
+
+
+def flag(parameters: Mapping[str, object], key: str) -> bool | None:
+    """Returns a boolean parameter, None if absent; see `value_of`."""
+    found: bool | None = value_of(parameters, key, bool, "true or false")
+    return found
 
 
 def text(parameters: Mapping[str, object], key: str) -> str:
-    """Returns a string parameter, "" if absent.
-
-    Raises:
-        RequestError: any other value.
-    """
-    value = parameters.get(key)
-    if value is None:
-        return ""
-    if not isinstance(value, str):
-        raise RequestError(f"Parameter '{key}' is {shown(value)}; use a string.")
-    return value
+    """Returns a string parameter, "" if absent; see `value_of`."""
+    found: str = value_of(parameters, key, str, "a string", "")
+    return found
 
 
 def name_of(entry: object, where: str) -> str:
@@ -170,50 +160,6 @@ def object_at(holder: dict[str, Any], key: str, where: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise InvalidTensorError(f"{where} has '{key}' {shown(value)}; it must be an object.")
     return value
-
-
-def _choice(parameters: Mapping[str, object], key: str, default: _Choice) -> _Choice:
-    value = parameters.get(key)
-    if value is None:
-        return default
-    kind = type(default)
-    try:
-        return kind(value)  # type: ignore[arg-type]  # any other type is a ValueError too
-    except ValueError:
-        raise RequestError(f"Parameter '{key}' is {shown(value)}; use one of {', '.join(kind)}.") from None
-
-
-def _deadline_s(parameters: Mapping[str, object], now_s: float) -> float | None:
-    value = parameters.get("timeout")
-    if value is None or (value == 0 and type(value) is int):
-        return None
-    if type(value) is not int or value < 0:
-        raise RequestError(f"Parameter 'timeout' is {shown(value)}; use a whole number of microseconds, or 0 for none.")
-    return deadline_s(value, now_s)
-
-
-def _priority(parameters: Mapping[str, object]) -> int:
-    """Returns Triton's priority: 1 is the highest level, 0 the default. Levels below the lowest one are raised to it.
-
-    https://github.com/triton-inference-server/server/blob/main/docs/protocol/extension_schedule_policy.md
-    """
-    value = parameters.get("priority")
-    if value is None:
-        return 0
-    if type(value) is not int or value < 0:
-        raise RequestError(
-            f"Parameter 'priority' is {shown(value)}; use 1 (the highest) to {LOWEST_PRIORITY}, or 0 for the default."
-        )
-    return min(value, LOWEST_PRIORITY)
-
-
-def _source(parameters: Mapping[str, object]) -> str:
-    source = text(parameters, "source")
-    if len(source) > SOURCE_LIMIT:
-        raise RequestError(
-            f"Parameter 'source' has {len(source)} characters; name the camera or machine with at most {SOURCE_LIMIT}."
-        )
-    return source
 
 
 _EVENTS = "audit_events"
