@@ -27,10 +27,9 @@ from bench.figures import Figure, plain
 from bench.pools import CIFAR10, IMAGENET, collect
 from bench.routing.population import at_most
 from firstline_core.routing.certification import CertificationResult, certify
-from firstline_core.routing.contracts import StreamCertificate, certify_stream
+from firstline_core.routing.contracts import certify_stream
 from firstline_core.tasks.classification import margin
 
-_Result = CertificationResult | StreamCertificate
 _CHECKOUT = Path(__file__).parents[2]
 _PYTHON = _CHECKOUT / ".venv-peers" / "bargain" / "bin" / "python"
 _SIDE = Path(__file__).with_name("bargain_side.py")
@@ -104,7 +103,7 @@ def _bargain(trials: Trials, labels: int) -> tuple[NDArray[np.bool_], NDArray[np
             return stored["accepted"], stored["used"]
 
 
-def _ours(trials: Trials, labels: NDArray[np.int64], test: Callable[..., _Result]) -> NDArray[np.bool_]:
+def _ours(trials: Trials, labels: NDArray[np.int64], test: Callable[..., CertificationResult]) -> NDArray[np.bool_]:
     """Returns which records are accepted at the edge, from random samples of this many labels, (trials, records)."""
     accepted = np.zeros(trials.scores.shape, np.bool_)
     for seed, (scores, differs, count) in enumerate(zip(trials.scores, trials.differs, labels, strict=True)):

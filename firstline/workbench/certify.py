@@ -327,16 +327,13 @@ def certify_stream_bundle(bundle: Bundle, evidence: Evidence, terms: Terms) -> C
     selection = _select(bundle, evidence, terms, "harm")
     costs = net_loss(*(1 - evidence.truth_losses(outputs) for outputs in (evidence.edge.outputs, evidence.full)))
     rows, part = evidence.units(selection.rest, terms.seed), _selection_rows(selection)
-    stream = certify_stream(
+    result = certify_stream(
         selection.scores[rows],
         costs[rows],
         terms.epsilon,
         terms.delta,
         seed=terms.seed,
         grid=selection.scores[part] if len(part) else None,
-    )
-    result = CertificationResult(
-        stream.certified, stream.threshold, stream.kept, stream.given_up_upper, stream.n, stream.n_needed
     )
     found = replace(_found(evidence, selection, result, terms), graded=is_graded(np.abs(costs)))
     return _with_certificate(bundle, found, audit_epsilon=None, contract="stream")

@@ -266,39 +266,21 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return f"; did you mean '{close}'?" if close else "."
 
 
-def missing_package(error: ModuleNotFoundError, program: str, extra: str) -> ConfigError:
-    """Returns the error of a program that lacks a package.
+def missing_package(
+    error: ImportError, what: str, extra: str, kind: type[FirstlineError] = ConfigError
+) -> FirstlineError:
+    """Returns the error of a program, or of a model, that lacks a package.
 
     Args:
         error: of the import.
-        program: as it is typed.
-        extra: of the distribution, which installs all packages of the program.
+        what: needs the package: a command as it is typed, or a kind of model.
+        extra: of the distribution, which installs all packages that are needed.
+        kind: the error's type.
 
     Raises:
-        ModuleNotFoundError: the module is one of the project, which is a fault of the installation or of the code.
+        ImportError: the module is one of the project, which is a fault of the installation or of the code.
     """
     package = (error.name or "").partition(".")[0]
     if package in _OWN_PACKAGES:
         raise error
-    return ConfigError(
-        f"{program} needs the package '{package}', which is not installed: pip install 'firstline[{extra}]'."
-    )
-
-
-def absent_package(error: ImportError, what: str, extra: str) -> ModelLoadError:
-    """Returns the error of a bundle that needs a package of an extra.
-
-    Args:
-        error: of the import.
-        what: the bundle's need, such as "Audio files".
-        extra: of the distribution.
-
-    Raises:
-        ImportError: the module is one of the project.
-    """
-    package = (error.name or "").partition(".")[0]
-    if package in _OWN_PACKAGES:
-        raise error
-    return ModelLoadError(
-        f"{what} need the package '{package}', which is not installed here: pip install 'firstline[{extra}]'."
-    )
+    return kind(f"{what} needs the package '{package}', which is not installed: pip install 'firstline[{extra}]'.")

@@ -6,11 +6,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from io import BytesIO
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Protocol
 
+import msgspec
 import numpy as np
+from msgspec import Meta
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
@@ -238,10 +240,11 @@ def read_view(query: Mapping[str, str], model: str, task: Task | None) -> View:
         if name == "classes":
             fields[name] = _labels(query[name], model, task.labels)
             continue
-        read, use = _VALUES[name]
-        if (value := read(query[name])) is None:
-            raise RequestError(f"Query parameter '{name}' is {shown(query[name])}; use {use}.")
-        fields[name] = value
+        kind, use = _VALUES[name]
+        try:
+            fields[name] = msgspec.convert(query[name], kind, strict=False)
+        except msgspec.ValidationError as error:
+            raise RequestError(f"Query parameter '{name}' is {shown(query[name])}; use {use}.") from error
     return View(**fields) if fields else WHOLE
 
 
@@ -268,29 +271,12 @@ def with_sizes(view: View, task: Task | None, images: Tensor | None) -> View:
     )
 
 
-def _share(text: str) -> float | None:
-    try:
-        value = float(text)
-    except ValueError:
-        return None
-    return value if 0 <= value <= 1 else None
-
-
-def _count(text: str) -> int | None:
-    valid = text.isascii() and text.isdigit() and len(text) <= 4 and 1 <= int(text) <= MOST_OBJECTS
-    return int(text) if valid else None
-
-
-def _form(text: str) -> str | None:
-    return text if text in ("png", "rle") else None
-
-
-_VALUES: Mapping[str, tuple[Callable[[str], object | None], str]] = {
-    "min_score": (_share, "a number from 0 to 1"),
-    "max_objects": (_count, f"1 to {MOST_OBJECTS}"),
-    "masks": (_form, "png or rle"),
+_VALUES: Mapping[str, tuple[Any, str]] = {
+    "min_score": (Annotated[float, Meta(ge=0, le=1)], "a number from 0 to 1"),
+    "max_objects": (Annotated[int, Meta(ge=1, le=MOST_OBJECTS)], f"1 to {MOST_OBJECTS}"),
+    "masks": (Literal["png", "rle"], "png or rle"),
 }
-"""How the value of each parameter is read, and what is valid."""
+"""The type of each parameter, and what to send."""
 
 
 def _labels(text: str, model: str, labels: Sequence[str]) -> tuple[str, ...]:

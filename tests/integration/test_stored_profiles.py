@@ -21,8 +21,9 @@ from firstline.cli.options import GatewayOptions
 from firstline.cli.profile_source import load_profile
 from firstline_core.bundle.store import open_bundle
 from firstline_core.fleet.profiles import BODY_BYTES, PROFILES_PATH, profile_path
-from firstline_core.profile.profile import FORMAT, decode, encode
+from firstline_core.profile.profile import decode, encode
 from firstline_core.profile.summary import accuracies
+from firstline_core.storage.structs import FORMAT
 
 Command = Callable[..., Awaitable[Result]]
 PLACE = profile_path("digits", 1, "bench")

@@ -144,5 +144,5 @@ async def test_a_model_of_recordings_names_the_extra_that_is_missing(shared_data
     async with EdgeAgent(settings) as agent:
         [held] = agent.models.all
         assert held.edge is None
-        assert "Audio files need the package 'soundfile'" in held.problem
+        assert "A model that takes audio files needs the package 'soundfile'" in held.problem
         assert "pip install 'firstline[audio]'" in held.problem

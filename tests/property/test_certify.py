@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from firstline_core.routing.binomial import cdf, upper_bound
 from firstline_core.routing.certification import CertificationResult, Start, certify
-from firstline_core.routing.contracts import StreamCertificate, certify_groups, certify_stream, certify_weighted
+from firstline_core.routing.contracts import certify_groups, certify_stream, certify_weighted
 
-Found = CertificationResult | StreamCertificate
+Found = CertificationResult
 SCORE = st.integers(0, 8).map(lambda q: q / 8) | st.floats(-5, 5)
 ROWS = st.lists(st.tuples(SCORE, st.booleans()), min_size=1, max_size=120)
 SHARES = st.floats(0.01, 0.6)

@@ -12,7 +12,8 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from firstline_core.fleet.twin import FORMAT, Version
+from firstline_core.fleet.twin import Version
+from firstline_core.storage.structs import FORMAT
 from firstline_core.types import Name
 
 LATENCY_BOUNDS_MS = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0, 2000.0, 5000.0)

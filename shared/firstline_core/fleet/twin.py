@@ -14,10 +14,9 @@ from msgspec import Meta, Struct
 
 from firstline_core.fleet.update import UpdateState
 from firstline_core.hardware.catalogue import Catalogue
-from firstline_core.storage.structs import read_json_document
+from firstline_core.storage.structs import FORMAT, read_json_document
 from firstline_core.types import Name, Sha256
 
-FORMAT = 1
 LIMIT_BYTES = 64 * 1024
 _MODELS = 64
 _WITHDRAWN = 8
@@ -314,6 +313,4 @@ def read_document(content: bytes, kind: type[_T], where: str) -> _T:
     Raises:
         ProtocolError: too long, not JSON, not such a document, or of a newer format.
     """
-    return read_json_document(
-        content, kind, where=where, limit_bytes=LIMIT_BYTES, supported_format=FORMAT, fault="is not valid"
-    )
+    return read_json_document(content, kind, where, LIMIT_BYTES)

@@ -14,10 +14,9 @@ from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from firstline_core.hardware.readings import Absent, Reading, Readings, Snapshot, describe
-from firstline_core.storage.structs import read_json_document
+from firstline_core.storage.structs import FORMAT, read_json_document
 from firstline_core.telemetry.wording import counted
 
-FORMAT = 1
 LIMIT_BYTES = 16 * 1024
 """Largest catalogue; a report of a device contains one."""
 MOST = 32
@@ -220,14 +219,7 @@ def decode(content: bytes, where: str) -> Catalogue:
     Raises:
         ProtocolError: too long, not JSON, no catalogue, or of a newer format.
     """
-    return read_json_document(
-        content,
-        Catalogue,
-        where=where,
-        limit_bytes=LIMIT_BYTES,
-        supported_format=FORMAT,
-        fault="is no catalogue of a device",
-    )
+    return read_json_document(content, Catalogue, where, LIMIT_BYTES, "is no catalogue of a device")
 
 
 def catalogue_lines(found: Catalogue) -> list[str]:

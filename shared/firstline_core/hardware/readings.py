@@ -18,34 +18,27 @@ _NAMED = (
 )  # fmt: skip
 
 
-class Measured(Struct, frozen=True, tag_field="kind", tag="measured"):
-    """A value that a sensor measured.
+class _Value(Struct, frozen=True, tag_field="kind"):
+    """A finite value.
 
     Attributes:
-        value: finite.
-        source: the file that it was read from.
+        source: the file that it was read from; of a modelled value its basis, in words.
     """
 
     value: float
     source: str
 
     def __post_init__(self) -> None:
-        _check(self.value)
+        if not math.isfinite(self.value):
+            raise ValueError(f"a reading has to be finite, not {self.value}")
 
 
-class Modelled(Struct, frozen=True, tag_field="kind", tag="modelled"):
-    """A value that was computed from costs that the device's owner states, because no sensor measures it.
+class Measured(_Value, frozen=True, tag="measured"):
+    """A value that a sensor measured."""
 
-    Attributes:
-        value: finite.
-        source: its basis, in words.
-    """
 
-    value: float
-    source: str
-
-    def __post_init__(self) -> None:
-        _check(self.value)
+class Modelled(_Value, frozen=True, tag="modelled"):
+    """A value that was computed from costs that the device's owner states, because no sensor measures it."""
 
 
 class Absent(Struct, frozen=True, tag_field="kind", tag="absent"):
@@ -107,11 +100,6 @@ def _select(select: Callable[..., Measured], readings: Iterable[Reading], nothin
     if found:
         return select(found, key=lambda reading: reading.value)
     return next((reading for reading in listed if isinstance(reading, Absent)), Absent(nothing))
-
-
-def _check(value: float) -> None:
-    if not math.isfinite(value):
-        raise ValueError(f"a reading has to be finite, not {value}")
 
 
 _UNREAD = Absent("The sensors were not read yet.")

@@ -24,7 +24,6 @@ import msgspec
 from msgspec.structs import replace
 
 from firstline_core.hardware.catalogue import (
-    FORMAT,
     HIGHEST_COUNT,
     MOST,
     Accelerator,
@@ -49,6 +48,7 @@ from firstline_core.hardware.power import rails_w
 from firstline_core.hardware.readings import Absent, Measured, measured
 from firstline_core.hardware.sensors import available_memory, frequencies, machine_memory
 from firstline_core.runtime.priority import use_lowest_priority
+from firstline_core.storage.structs import FORMAT
 
 _TEXT_CHARACTERS = 160
 _BOARD_CHARACTERS = 120

@@ -26,10 +26,9 @@ from typing import Annotated, Literal, NamedTuple
 import msgspec
 from msgspec import Meta, Struct
 
-from firstline_core.storage.structs import read_json_document
+from firstline_core.storage.structs import FORMAT, read_json_document
 from firstline_core.types import Name, Sha256
 
-FORMAT = 1
 LIMIT_BYTES = 1024 * 1024
 MOST_CUTS = 64
 
@@ -219,11 +218,4 @@ def decode(content: bytes, where: str) -> Splits:
     Raises:
         ProtocolError: too long, not JSON, something else, or of a newer format.
     """
-    return read_json_document(
-        content,
-        Splits,
-        where=where,
-        limit_bytes=LIMIT_BYTES,
-        supported_format=FORMAT,
-        fault="does not say how a model splits",
-    )
+    return read_json_document(content, Splits, where, LIMIT_BYTES, "does not say how a model splits")

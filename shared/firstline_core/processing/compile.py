@@ -18,7 +18,7 @@ from firstline_core.errors import (
     InvalidTensorError,
     ModelLoadError,
     PayloadTooLargeError,
-    absent_package,
+    missing_package,
 )
 from firstline_core.processing.geometry import GEOMETRY
 from firstline_core.processing.image_header import DecodingCost
@@ -312,7 +312,7 @@ def _compile_audio(
     try:
         from firstline_core.processing.audio import AudioProcessing
     except ModuleNotFoundError as error:
-        raise absent_package(error, "Audio files", "audio") from error
+        raise missing_package(error, "A model that takes audio files", "audio", ModelLoadError) from error
     standardizes = bool(others) and isinstance(others[0], Standardize)
     if any(isinstance(step, Standardize) for step in others[1:]):
         raise ModelLoadError("Preprocessing: standardize comes first after the audio steps, and once.")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from firstline_core.errors import InvalidTensorError, ModelLoadError, PayloadTooLargeError, absent_package
+from firstline_core.errors import InvalidTensorError, ModelLoadError, PayloadTooLargeError, missing_package
 from firstline_core.processing.steps import DecodeText, Tokenize
 from firstline_core.types import Array, Tensor
 
@@ -181,7 +181,7 @@ def read_encoder(step: Tokenize, content: bytes) -> Encoder:
     try:
         from tokenizers import Tokenizer
     except ImportError as error:
-        raise absent_package(error, "Texts with tokens", "text") from error
+        raise missing_package(error, "A model that takes tokens", "text", ModelLoadError) from error
     try:
         tokenizer: Tokenizer = Tokenizer.from_buffer(content)
     except Exception as error:  # the library raises no other type

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from firstline_core.hardware.catalogue import Catalogue
 from firstline_core.hardware.readings import Reading
-from firstline_core.storage.structs import read_json_document
+from firstline_core.storage.structs import FORMAT, read_json_document
 from firstline_core.types import Name, Sha256
 
 QUANTILES = 200
@@ -41,7 +41,6 @@ MOST_RANKS = 4_096
 """Most queries that are stored; of more, evenly spaced ones."""
 _RANKS = 256
 _AROUND = 4
-FORMAT = 1
 LIMIT_BYTES = 4 * 1024 * 1024
 POINTS = 512
 """Most points of one profile."""
@@ -422,6 +421,4 @@ def decode(content: bytes, where: str) -> Profile:
     Raises:
         ProtocolError: too long, not JSON, no profile, or of another format.
     """
-    return read_json_document(
-        content, Profile, where=where, limit_bytes=LIMIT_BYTES, supported_format=FORMAT, fault="is no profile"
-    )
+    return read_json_document(content, Profile, where, LIMIT_BYTES, "is no profile")

@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import math
 import zlib
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, TypeVar
@@ -236,9 +236,20 @@ class BodyBudget:
         self.held_bytes = 0
         self._of_principal: dict[str, int] = {}
 
-    def share(self, principal: str) -> BodyShare:
-        """Returns the bytes of one request, a context manager that releases them at its end."""
-        return BodyShare(self, principal)
+    @contextmanager
+    def share(self, principal: str) -> Iterator[Callable[[int], None]]:
+        """Gives one request a function that reserves bytes, see `take`; releases them at its end."""
+        held_bytes = 0
+
+        def take(size_bytes: int) -> None:
+            nonlocal held_bytes
+            self.take(principal, size_bytes)
+            held_bytes += size_bytes
+
+        try:
+            yield take
+        finally:
+            self.release(principal, held_bytes)
 
     def take(self, principal: str, size_bytes: int) -> None:
         """Reserves bytes of a client. Bytes count when they arrive, not when they are announced.
@@ -264,33 +275,6 @@ class BodyBudget:
             self._of_principal[principal] = remaining_bytes
         else:
             self._of_principal.pop(principal, None)
-
-
-class BodyShare:
-    """The bytes that one request holds of a `BodyBudget`, as a context manager.
-
-    Args:
-        budget: limits them.
-        principal: the client.
-    """
-
-    __slots__ = ("_budget", "_principal", "_size_bytes")
-
-    def __init__(self, budget: BodyBudget, principal: str) -> None:
-        self._budget = budget
-        self._principal = principal
-        self._size_bytes = 0
-
-    def __enter__(self) -> Callable[[int], None]:
-        """Returns the function that reserves bytes; see `BodyBudget.take`."""
-        return self._take
-
-    def __exit__(self, *_: object) -> None:
-        self._budget.release(self._principal, self._size_bytes)
-
-    def _take(self, size_bytes: int) -> None:
-        self._budget.take(self._principal, size_bytes)
-        self._size_bytes += size_bytes
 
 
 async def limited_chunks(

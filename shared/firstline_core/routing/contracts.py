@@ -33,27 +33,6 @@ _WALKED = 5000  # with more rows, a part of them places the thresholds
 Group = TypeVar("Group", bound=Hashable)
 
 
-@dataclass(frozen=True, slots=True)
-class StreamCertificate:
-    """The result of a certification of all answers, at the edge and escalated.
-
-    Attributes:
-        threshold: the loosest certified one; None without one.
-        kept: share of the `n` rows that it accepts.
-        given_up_upper: upper confidence bound of the accuracy given up, at most epsilon; None if nothing is certified.
-        n: number of rows of the certification.
-        n_needed: if nothing is certified, the smallest number of additional rows that might suffice; 0 with a
-            threshold.
-    """
-
-    certified: bool
-    threshold: float | None
-    kept: float
-    given_up_upper: float | None
-    n: int
-    n_needed: int
-
-
 def net_loss(edge_right: ArrayLike, full_right: ArrayLike) -> NDArray[np.float64]:
     """Returns the accuracy lost by each edge answer: 1 if only the full model is right, -1 if only the edge is.
 
@@ -73,7 +52,7 @@ def certify_stream(
     select_fraction: float = 0.0,
     seed: int = 0,
     grid: ArrayLike | None = None,
-) -> StreamCertificate:
+) -> CertificationResult:
     """Finds the loosest threshold at which the tiered accuracy is at most epsilon below the full model's.
 
     The test is paired: the loss of a row is the accuracy lost by accepting it, and 0 if it is escalated, so that its
@@ -115,7 +94,7 @@ def certify_stream(
     # Accepted answers without a net loss have the transformed loss 1/2.
     needed = max(bounds.rows_needed(0.5, (1 + epsilon) / 2, delta) - len(score_array), 1)
     if not len(candidates) or not len(score_array):
-        return StreamCertificate(False, None, 0.0, None, len(score_array), needed)
+        return CertificationResult(False, None, 0.0, None, len(score_array), needed)
     if grid is not None or select_fraction:
         candidates = candidates[np.ceil(np.arange(1, _STEPS + 1) / _STEPS * len(candidates)).astype(np.intp) - 1]
     thresholds = np.append(np.inf, np.unique(candidates)[::-1])
@@ -134,14 +113,14 @@ def certify_stream(
 
     rejected = rejected_ranges(len(thresholds), [(0, 1.0)], delta, p_values)
     if not rejected or rejected[0].last == 0:
-        return StreamCertificate(False, None, 0.0, None, len(score_array), needed)
+        return CertificationResult(False, None, 0.0, None, len(score_array), needed)
     at = rejected[0].last
     lowest = float(thresholds[at])
     kept = score_array >= lowest
     below = score_array[score_array < lowest]
     upper = 2 * bounds.upper_bound(lambda mean: bounds.betting(losses(at), mean), delta) - 1
     threshold = between(float(below.max()) if below.size else None, lowest)
-    return StreamCertificate(True, threshold, float(kept.mean()), min(upper, epsilon), len(score_array), 0)
+    return CertificationResult(True, threshold, float(kept.mean()), min(upper, epsilon), len(score_array), 0)
 
 
 def certify_groups(

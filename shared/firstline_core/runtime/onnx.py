@@ -18,20 +18,8 @@ from firstline_core.types import DATATYPES, Array, TensorSpec
 _CPU = "CPUExecutionProvider"
 _LOG_NO_ERRORS = 4  # they are raised, and the runtime would print them too
 
-_DATATYPES = {
-    "tensor(bool)": "BOOL",
-    "tensor(uint8)": "UINT8",
-    "tensor(uint16)": "UINT16",
-    "tensor(uint32)": "UINT32",
-    "tensor(uint64)": "UINT64",
-    "tensor(int8)": "INT8",
-    "tensor(int16)": "INT16",
-    "tensor(int32)": "INT32",
-    "tensor(int64)": "INT64",
-    "tensor(float16)": "FP16",
-    "tensor(float)": "FP32",
-    "tensor(double)": "FP64",
-}
+_FLOATS = {"tensor(float16)": "FP16", "tensor(float)": "FP32", "tensor(double)": "FP64"}
+_DATATYPES = _FLOATS | {f"tensor({dtype.name})": name for name, dtype in DATATYPES.items() if dtype.kind in "bui"}
 _STRING = "tensor(string)"
 _INPUT_DATATYPES = _DATATYPES | {_STRING: "BYTES"}
 

@@ -14,6 +14,9 @@ from firstline_core.storage.files import make_folder, read_checked, with_checksu
 
 S = TypeVar("S", bound=Struct)
 
+FORMAT = 1
+"""The `format` of all documents; those without this field have it too."""
+
 
 def read_struct(path: Path, kind: type[S]) -> S:
     """Returns the struct in a file that `write_struct` wrote.
@@ -39,9 +42,7 @@ def write_struct(path: Path, value: Struct) -> os.stat_result:
     return write_whole(path, with_checksum(msgspec.json.encode(value)))
 
 
-def read_json_document(
-    content: bytes, kind: type[S], *, where: str, limit_bytes: int, supported_format: int, fault: str
-) -> S:
+def read_json_document(content: bytes, kind: type[S], where: str, limit_bytes: int, fault: str = "is not valid") -> S:
     """Decodes a struct.
 
     Args:
@@ -49,7 +50,6 @@ def read_json_document(
         kind: the struct; unknown fields are ignored.
         where: origin, for errors.
         limit_bytes: maximum size.
-        supported_format: the supported `format`; documents without this field have it.
         fault: text of the error for another document, such as "is not a profile".
 
     Raises:
@@ -61,9 +61,6 @@ def read_json_document(
         document = msgspec.json.decode(content, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError, ValueError, RecursionError) as error:
         raise ProtocolError(f"{where} {fault}: {error}.") from error
-    document_format = getattr(document, "format", supported_format)
-    if document_format != supported_format:
-        raise ProtocolError(
-            f"{where} has format {document_format}; this version of Firstline reads format {supported_format}."
-        )
+    if (found := getattr(document, "format", FORMAT)) != FORMAT:
+        raise ProtocolError(f"{where} has format {found}; this version of Firstline reads format {FORMAT}.")
     return document

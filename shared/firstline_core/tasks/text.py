@@ -15,7 +15,7 @@ import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
 
-from firstline_core.errors import InferenceError, InvalidTensorError, ModelLoadError, absent_package
+from firstline_core.errors import InferenceError, InvalidTensorError, ModelLoadError, missing_package
 from firstline_core.processing.compile import softmax
 from firstline_core.processing.ctc import compile_ctc
 from firstline_core.processing.steps import Confidence, Ctc, PostStep, Softmax
@@ -224,7 +224,7 @@ def _distances() -> Callable[[Sequence[Any], Sequence[Any]], int]:
     try:
         from rapidfuzz.distance import Levenshtein
     except ImportError as error:
-        raise absent_package(error, "Models that answer with text", "text") from error
+        raise missing_package(error, "A model that answers with text", "text", ModelLoadError) from error
     return Levenshtein.distance
 
 

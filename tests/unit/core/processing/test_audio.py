@@ -237,5 +237,5 @@ def test_audio_steps_need_encoded_clips() -> None:
 def test_a_tier_without_the_packages_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "soundfile", None)
     monkeypatch.delitem(sys.modules, "firstline_core.processing.audio")
-    with pytest.raises(ModelLoadError, match=r"need the package 'soundfile'.*: pip install 'firstline\[audio\]'\."):
+    with pytest.raises(ModelLoadError, match=r"needs the package 'soundfile'.*: pip install 'firstline\[audio\]'\."):
         compiled(*START)

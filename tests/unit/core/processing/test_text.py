@@ -171,7 +171,7 @@ def test_another_file_than_a_tokenizer_is_refused() -> None:
 
 def test_a_tier_without_the_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "tokenizers", None)
-    with pytest.raises(ModelLoadError, match=r"need the package 'tokenizers'.*pip install 'firstline\[text\]'"):
+    with pytest.raises(ModelLoadError, match=r"needs the package 'tokenizers'.*pip install 'firstline\[text\]'"):
         run(DecodeText(), Tokenize(FILE), of=(b"a",))
     assert run(DecodeText(), of=(b"a",)).tolist() == ["a"]
 

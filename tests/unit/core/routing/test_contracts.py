@@ -40,7 +40,7 @@ def test_the_stream_gives_up_no_more_than_promised(select: float) -> None:
     assert 0.2 < found.kept < 0.9
     fresh, loss = _stream(random, 100_000)
     given_up = (loss * (fresh >= found.threshold)).mean()
-    assert 0 < given_up < (found.given_up_upper or 1) <= 0.05
+    assert 0 < given_up < (found.risk_upper or 1) <= 0.05
     more = certify_stream(scores, net, 0.08, 0.05, select_fraction=select)
     assert more.kept >= found.kept
 
@@ -73,7 +73,7 @@ def test_graded_net_losses_are_bounded_by_their_mean() -> None:
     net = net_loss(random.random(3000) * scores, np.full(3000, 0.5))
     found = certify_stream(scores, net, 0.02, 0.05)
     assert found.certified and 0 < found.kept < 0.5
-    assert (net * (scores >= found.threshold)).mean() <= found.given_up_upper <= 0.02
+    assert (net * (scores >= found.threshold)).mean() <= found.risk_upper <= 0.02
 
 
 def test_groups_share_delta() -> None:

@@ -179,5 +179,5 @@ def test_keywords_differ() -> None:
 
 def test_a_tier_without_the_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "rapidfuzz.distance", None)
-    with pytest.raises(ModelLoadError, match=r"need the package 'rapidfuzz'.*pip install 'firstline\[text\]'"):
+    with pytest.raises(ModelLoadError, match=r"needs the package 'rapidfuzz'.*pip install 'firstline\[text\]'"):
         post(Ctc(TABLE))

@@ -452,7 +452,7 @@ def test_stream_is_certified_on_paired_costs(rows: Evidence) -> None:
     certificate = found.certificate
     assert certificate is not None and expected.certified
     assert (certificate.contract, certificate.threshold, certificate.kept, certificate.risk_upper) == (
-        "stream", expected.threshold, expected.kept, expected.given_up_upper,
+        "stream", expected.threshold, expected.kept, expected.risk_upper,
     )  # fmt: skip
     assert (
         certificate.promise
