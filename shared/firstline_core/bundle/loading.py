@@ -20,22 +20,11 @@ from firstline_core.bundle.inputs import check_input, sizes
 from firstline_core.bundle.manifest import Manifest, Model, Score
 from firstline_core.bundle.store import Bundle
 from firstline_core.errors import InferenceError, InvalidTensorError, ModelLoadError, RequestError
+from firstline_core.processing import steps as ops
 from firstline_core.processing.boxes import InputSize
 from firstline_core.processing.compile import Preprocess, Step, check_needs, compile_preprocess
 from firstline_core.processing.decoding import LIGHT_BYTES, MeasuredInputs, PreparedRows
 from firstline_core.processing.image_header import NO_COST, DecodingCost
-from firstline_core.processing.steps import (
-    CenterCrop,
-    Decode,
-    Graph,
-    InputSpec,
-    Layout,
-    ModelInput,
-    PreStep,
-    Resize,
-    Tokenize,
-    Windows,
-)
 from firstline_core.processing.text import Encoder, Shared, read_encoder
 from firstline_core.processing.trial import trial_input, typical_row
 from firstline_core.processing.windows import WINDOWS, combine_windows
@@ -72,7 +61,7 @@ class LoadedInput(Struct, frozen=True, eq=False):
         side: names of the arrays for the postprocessing that this input gives, see `processing/compile.py`.
     """
 
-    spec: InputSpec
+    spec: ops.InputSpec
     port: TensorSpec
     pre: Preprocess
     takes_pixels: bool
@@ -229,7 +218,9 @@ class LoadedModel:
         """Returns one row in the form that clients send, see `typical_row`; None for free sizes."""
         return self._made_up(typical_row)
 
-    def _made_up(self, make: Callable[[InputSpec, Sequence[PreStep], tuple[int, ...]], Array | None]) -> Arrays | None:
+    def _made_up(
+        self, make: Callable[[ops.InputSpec, Sequence[ops.PreStep], tuple[int, ...]], Array | None]
+    ) -> Arrays | None:
         made: dict[str, Array] = {}
         for each, declared in zip(self.inputs, self.model.inputs, strict=True):
             if each.spec.name not in made:
@@ -357,16 +348,16 @@ def load_around(runtime: Runtime, bundle: Bundle, model: Model, options: Runtime
         if model.batch is not None:
             runtime = RowByRow(runtime, model.without_rows)
 
-        def load_graph(step: Graph) -> Step:
+        def load_graph(step: ops.Graph) -> Step:
             graph = load_runtime(bundle.file(step.artefact), "onnx", options)
             resources.callback(graph.close)
             return _graph_step(graph if model.batch is None else RowByRow(graph), step.artefact.file)
 
         @cache
-        def load_encoder(step: Tokenize) -> Encoder:
+        def load_encoder(step: ops.Tokenize) -> Encoder:
             return read_encoder(step, bundle.read(step.artefact))
 
-        def compile_steps(steps: Sequence[PreStep], spec: InputSpec) -> Preprocess:
+        def compile_steps(steps: Sequence[ops.PreStep], spec: ops.InputSpec) -> Preprocess:
             return compile_preprocess(
                 steps, spec, load_graph, options.decoding, lambda step: load_encoder(step.without_part)
             )
@@ -397,7 +388,7 @@ def load_around(runtime: Runtime, bundle: Bundle, model: Model, options: Runtime
 
 def _of_windows(post: Postprocess, model: Model, task: Task) -> Postprocess:
     """Returns a postprocessing that combines the answers to a clip's windows into one answer for the clip."""
-    steps = [step for step in model.presteps if isinstance(step, Windows)]
+    steps = [step for step in model.presteps if isinstance(step, ops.Windows)]
     if not steps:
         return post
     if len(model.inputs) > 1:
@@ -425,7 +416,7 @@ def _of_windows(post: Postprocess, model: Model, task: Task) -> Postprocess:
     return post._replace(run=run)
 
 
-Compile = Callable[[Sequence[PreStep], InputSpec], Preprocess]
+Compile = Callable[[Sequence[ops.PreStep], ops.InputSpec], Preprocess]
 
 
 def _loaded_inputs(
@@ -441,13 +432,13 @@ def _loaded_inputs(
     for declared in model.inputs:
         spec, port = manifest.input(declared.name), pick_port(runtime.inputs, declared.tensor, what, "input")
         pre = compile_steps(declared.preprocess, spec)
-        gives_text = spec.kind == "text" and not any(isinstance(step, Tokenize) for step in declared.preprocess)
+        gives_text = spec.kind == "text" and not any(isinstance(step, ops.Tokenize) for step in declared.preprocess)
         if (port.datatype == "BYTES") != gives_text:
             raise ModelLoadError(
                 f"{what}: its input '{port.name}' is {port.datatype}, and the bundle's input '{spec.name}' is of kind "
                 f"{spec.kind}; strings come from a text input without tokenize, and numbers do not."
             )
-        takes_pixels = any(isinstance(step, Decode) for step in declared.preprocess)
+        takes_pixels = any(isinstance(step, ops.Decode) for step in declared.preprocess)
         side = tuple([name for name in needs if pre.gives(name)])
         inputs.append(LoadedInput(spec, port, pre, takes_pixels, side))
     fed = [each.port.name for each in inputs]
@@ -464,18 +455,18 @@ def _image_size(model: Model, runtime: Runtime) -> InputSize:
     """Returns the size of the images that a model takes."""
     image = next((each for each in model.inputs if _has_image_steps(each)), model.inputs[0])
     shape = pick_port(runtime.inputs, image.tensor, f"Model '{model.id}'", "input").shape
-    channels_first = any(isinstance(step, Layout) and step.to == "NCHW" for step in image.preprocess)
+    channels_first = any(isinstance(step, ops.Layout) and step.to == "NCHW" for step in image.preprocess)
     height, width = (shape[2:] if channels_first else shape[1:3]) if len(shape) == 4 else (-1, -1)
     if min(height, width) < 1:
-        last = [step for step in image.preprocess if isinstance(step, CenterCrop | Resize)][-1:]
-        if not last or isinstance(last[0], CenterCrop):
+        last = [step for step in image.preprocess if isinstance(step, ops.CenterCrop | ops.Resize)][-1:]
+        if not last or isinstance(last[0], ops.CenterCrop):
             raise ModelLoadError(f"Model '{model.id}' takes images of any size; add resize to its preprocessing.")
         width, height = last[0].width, last[0].height
     return InputSize(width, height)
 
 
-def _has_image_steps(declared: ModelInput) -> bool:
-    return any(isinstance(step, Decode | CenterCrop | Resize) for step in declared.preprocess)
+def _has_image_steps(declared: ops.ModelInput) -> bool:
+    return any(isinstance(step, ops.Decode | ops.CenterCrop | ops.Resize) for step in declared.preprocess)
 
 
 def load_edge(

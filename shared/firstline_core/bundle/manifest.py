@@ -14,16 +14,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from firstline_core.errors import InferenceError, IntegrityError, TaskError
-from firstline_core.processing.steps import (
-    Graph,
-    InputSpec,
-    LabelOffset,
-    ModelInput,
-    PostStep,
-    PreStep,
-    Softmax,
-    WithFile,
-)
+from firstline_core.processing import steps as ops
 from firstline_core.routing.certificate import Certificate
 from firstline_core.routing.policy import Logistic
 from firstline_core.storage.artefact import Artefact
@@ -85,8 +76,8 @@ class Model(Struct, frozen=True, forbid_unknown_fields=True):
     artefact: Artefact
     runtime: Literal["onnx", "tflite"]
     precision: str
-    inputs: Annotated[tuple[ModelInput, ...], Meta(min_length=1)]
-    postprocess: tuple[PostStep, ...] = ()
+    inputs: Annotated[tuple[ops.ModelInput, ...], Meta(min_length=1)]
+    postprocess: tuple[ops.PostStep, ...] = ()
     output: str = ""
     measured: dict[str, float] = {}
     certificate: Certificate | None = None
@@ -107,7 +98,7 @@ class Model(Struct, frozen=True, forbid_unknown_fields=True):
         return tuple(dict.fromkeys([each.name for each in self.inputs]))
 
     @property
-    def presteps(self) -> tuple[PreStep, ...]:
+    def presteps(self) -> tuple[ops.PreStep, ...]:
         """Returns the preprocessing steps of all inputs."""
         return tuple([step for each in self.inputs for step in each.preprocess])
 
@@ -115,13 +106,13 @@ class Model(Struct, frozen=True, forbid_unknown_fields=True):
     def artefacts(self) -> tuple[Artefact, ...]:
         """Returns every file that this model needs."""
         steps = (*self.presteps, *self.postprocess)
-        return (self.artefact, *(step.artefact for step in steps if isinstance(step, WithFile)))
+        return (self.artefact, *(step.artefact for step in steps if isinstance(step, ops.WithFile)))
 
     @property
     def shows_logits(self) -> bool:
         """Returns whether logits are available: the postprocessing has a softmax step and no graph."""
         kinds = {type(step) for step in self.postprocess}
-        return Softmax in kinds and Graph not in kinds
+        return ops.Softmax in kinds and ops.Graph not in kinds
 
     @property
     def digest(self) -> str:
@@ -217,7 +208,7 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
     name: Name
     version: Annotated[int, Meta(ge=1)]
     task: Task
-    inputs: Annotated[tuple[InputSpec, ...], Meta(min_length=1)]
+    inputs: Annotated[tuple[ops.InputSpec, ...], Meta(min_length=1)]
     edge: tuple[Model, ...]
     full: Model | None = None
     policy: Policy = Policy()
@@ -292,7 +283,7 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
         """Returns the names of the inputs that the full model reads; of all inputs if the bundle has none."""
         return self.full.input_names if self.full is not None else tuple([spec.name for spec in self.inputs])
 
-    def input(self, name: str) -> InputSpec:
+    def input(self, name: str) -> ops.InputSpec:
         """Returns one of the inputs."""
         return next(spec for spec in self.inputs if spec.name == name)
 
@@ -310,7 +301,7 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
         """Returns what the outputs of one of the bundle's models satisfy; None is a full model without declaration."""
         if model is None:
             return self.task.declared(rounded=True, cut=True)
-        cut = any(isinstance(step, LabelOffset) for step in model.postprocess)
+        cut = any(isinstance(step, ops.LabelOffset) for step in model.postprocess)
         return self.task.declared(rounded=model.precision not in _FLOATS, cut=cut)
 
     @property

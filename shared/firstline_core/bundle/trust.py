@@ -34,20 +34,8 @@ from tuf.api import exceptions
 from tuf.api.metadata import Metadata, Root, Snapshot, TargetFile, Targets, Timestamp
 from tuf.ngclient import FetcherInterface, Updater, UpdaterConfig
 
+from firstline_core import errors
 from firstline_core.clock import SYSTEM_CLOCK, Clock
-from firstline_core.errors import (
-    FirstlineError,
-    IntegrityError,
-    MetadataExpiredError,
-    MetadataMismatchError,
-    MetadataRollbackError,
-    NoRoomError,
-    NotFoundError,
-    ProtocolError,
-    RemoteTimeoutError,
-    SignatureError,
-    UpdateError,
-)
 from firstline_core.protocol.http import GRACE_S, LEAST_BYTES_PER_S
 from firstline_core.storage.artefact import SignedFile
 from firstline_core.storage.files import make_folder, sync_folder, write_whole
@@ -186,12 +174,12 @@ class Trust:
     @property
     def _refreshed(self) -> _DurableUpdater:
         if self._updater is None:
-            raise UpdateError("No metadata has been verified yet; refresh it first.")
+            raise errors.UpdateError("No metadata has been verified yet; refresh it first.")
         return self._updater
 
-    def _storage_error(self, error: OSError) -> UpdateError:
+    def _storage_error(self, error: OSError) -> errors.UpdateError:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        return (NoRoomError if full else UpdateError)(
+        return (errors.NoRoomError if full else errors.UpdateError)(
             f"Metadata cannot be kept in {self._folder}: {error.strerror or error}."
         )
 
@@ -249,7 +237,7 @@ class _Fetcher(FetcherInterface):
         for part in self._fetch(self.name):
             size_bytes += len(part)
             if size_bytes > max_length:
-                raise IntegrityError(
+                raise errors.IntegrityError(
                     f"{self.name} goes on after {max_length} bytes, the most that is read of it; is this the registry?"
                 )
             parts.append(part)
@@ -262,12 +250,12 @@ class _Fetcher(FetcherInterface):
             for part in self._source.fetch(url):
                 size_bytes += len(part)
                 if self._clock.monotonic_s() - start_s > GRACE_S + size_bytes / LEAST_BYTES_PER_S:
-                    raise RemoteTimeoutError(
+                    raise errors.RemoteTimeoutError(
                         f"Only {size_bytes} bytes of {url} came in {self._clock.monotonic_s() - start_s:.0f} s; "
                         "it is tried again later."
                     )
                 yield part
-        except NotFoundError as error:
+        except errors.NotFoundError as error:
             raise exceptions.DownloadHTTPError(error.message, 404) from error
 
 
@@ -276,7 +264,7 @@ def refusal(
     name: str,
     content: bytes,
     trusted: TrustedMetadataSet | None,
-) -> FirstlineError:
+) -> errors.FirstlineError:
     """Returns the error to raise for one of python-tuf's.
 
     Args:
@@ -287,9 +275,9 @@ def refusal(
     """
     reason = str(error).rstrip(".")
     if trusted is None:
-        return IntegrityError(f"The root metadata of this device is invalid: {reason}; enrol the device again.")
+        return errors.IntegrityError(f"The root metadata of this device is invalid: {reason}; enrol the device again.")
     if isinstance(error, exceptions.DownloadError):
-        return ProtocolError(f"The registry has no {name}: has a release been published? ({reason}.)")
+        return errors.ProtocolError(f"The registry has no {name}: has a release been published? ({reason}.)")
     if isinstance(error, exceptions.ExpiredMetadataError):
         return _expired(name, trusted)
     if isinstance(error, exceptions.UnsignedMetadataError):
@@ -300,44 +288,44 @@ def refusal(
         return _wrong_version(name, content, trusted, reason)
     if "missing info" in reason:  # a snapshot without metadata that an earlier one listed
         return _rollback(name, reason)
-    return IntegrityError(f"{name} is not valid metadata: {reason}.")
+    return errors.IntegrityError(f"{name} is not valid metadata: {reason}.")
 
 
-def _expired(name: str, trusted: TrustedMetadataSet) -> MetadataExpiredError:
+def _expired(name: str, trusted: TrustedMetadataSet) -> errors.MetadataExpiredError:
     now = trusted.reference_time
     ended = next((signed for signed in trusted if signed.is_expired(now)), None)
     which = (
         f"{ended.type} metadata expired at {ended.expires.isoformat()}" if ended is not None else f"{name} has expired"
     )
-    return MetadataExpiredError(
+    return errors.MetadataExpiredError(
         f"The registry's {which}, and it offers no newer one. It was not renewed, newer metadata is held back, "
         f"or this device's clock, which shows {now.isoformat(timespec='minutes')}, is wrong. "
         "New bundles are not installed until this is fixed (`firstline keys get`); the installed ones stay in use."
     )
 
 
-def _unsigned(name: str, reason: str) -> SignatureError:
-    return SignatureError(
+def _unsigned(name: str, reason: str) -> errors.SignatureError:
+    return errors.SignatureError(
         f"{name} does not have the required signatures: {reason}. It was modified, or signed with a key that the "
         "root does not name. It is not used."
     )
 
 
-def _mismatch(name: str, reason: str) -> MetadataMismatchError:
-    return MetadataMismatchError(
+def _mismatch(name: str, reason: str) -> errors.MetadataMismatchError:
+    return errors.MetadataMismatchError(
         f"{name} is genuine, but does not match the other metadata: {reason}. The registry mixes metadata of different "
         "moments. It is not used."
     )
 
 
-def _rollback(name: str, reason: str) -> MetadataRollbackError:
-    return MetadataRollbackError(
+def _rollback(name: str, reason: str) -> errors.MetadataRollbackError:
+    return errors.MetadataRollbackError(
         f"{name} is older than the metadata seen before: {reason}. A registry must not go back: after a restored "
         "backup publish again (`firstline keys publish`)."
     )
 
 
-def _wrong_version(name: str, content: bytes, trusted: TrustedMetadataSet, reason: str) -> FirstlineError:
+def _wrong_version(name: str, content: bytes, trusted: TrustedMetadataSet, reason: str) -> errors.FirstlineError:
     """Tells a rollback from a mismatch with the other metadata; the content was verified before."""
     found: Metadata[Any] = Metadata.from_bytes(content)
     signed = found.signed

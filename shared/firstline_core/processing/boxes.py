@@ -16,20 +16,7 @@ from numpy.typing import NDArray
 from firstline_core.errors import InferenceError, ModelLoadError
 from firstline_core.processing.compile import softmax
 from firstline_core.processing.geometry import to_original
-from firstline_core.processing.steps import (
-    Anchors,
-    BoxDecoder,
-    BoxRows,
-    ClassMap,
-    Detr,
-    FastestDet,
-    PostStep,
-    Ssd,
-    Suppress,
-    Unit,
-    Yolo,
-    Yolox,
-)
+from firstline_core.processing import steps as ops
 from firstline_core.types import Array, all_finite
 
 BOXES, SCORES, CLASSES, COUNT = "boxes", "scores", "classes", "count"
@@ -71,7 +58,7 @@ Raises:
 """
 
 
-def compile_detection(steps: Sequence[PostStep], size: InputSize, k: int, output: str = "") -> Detect:
+def compile_detection(steps: Sequence[ops.PostStep], size: InputSize, k: int, output: str = "") -> Detect:
     """Returns the function of a detector's postprocessing.
 
     Args:
@@ -85,12 +72,18 @@ def compile_detection(steps: Sequence[PostStep], size: InputSize, k: int, output
     """
     match steps:
         case [
-            Yolox() | FastestDet() | Yolo() | Detr() | Ssd() | Anchors() | BoxRows() as decoder,
+            ops.Yolox()
+            | ops.FastestDet()
+            | ops.Yolo()
+            | ops.Detr()
+            | ops.Ssd()
+            | ops.Anchors()
+            | ops.BoxRows() as decoder,
             *maps,
-            Suppress() as suppression,
-        ] if all(isinstance(step, ClassMap) for step in maps):
+            ops.Suppress() as suppression,
+        ] if all(isinstance(step, ops.ClassMap) for step in maps):
             decode = partial(_decode, decoder, size=size, floor=suppression.floor, output=output)
-            tables = [np.asarray(step.to, np.int64) for step in maps if isinstance(step, ClassMap)]
+            tables = [np.asarray(step.to, np.int64) for step in maps if isinstance(step, ops.ClassMap)]
         case _:
             raise ModelLoadError("Postprocessing of a detector: a decoder comes first, then class_map, then suppress.")
 
@@ -177,7 +170,7 @@ def partners(overlap: NDArray[_Float]) -> NDArray[np.intp]:
     return found
 
 
-def _suppressed(found: Boxes, place: _Floats, step: Suppress) -> Boxes:
+def _suppressed(found: Boxes, place: _Floats, step: ops.Suppress) -> Boxes:
     """Returns the remaining boxes in the original image, clipped, best first."""
     found = suppress(found._replace(boxes=to_original(found.boxes, place)), step.iou, step.limit)
     clipped = np.clip(found.boxes, 0, np.tile(place[:2], 2))
@@ -218,27 +211,27 @@ def _mapped(found: Boxes, table: _Ints) -> Boxes:
 # Decoders: of one row, without the axis of rows.
 
 
-def _decode(decoder: BoxDecoder, raw: Mapping[str, Array], *, size: InputSize, floor: float, output: str) -> Boxes:
+def _decode(decoder: ops.BoxDecoder, raw: Mapping[str, Array], *, size: InputSize, floor: float, output: str) -> Boxes:
     match decoder:
-        case Yolox():
+        case ops.Yolox():
             return _yolox(_only(raw, output, 2), decoder, size, floor)
-        case FastestDet():
+        case ops.FastestDet():
             return _fastestdet(_only(raw, output, 3), size, floor)
-        case Yolo():
+        case ops.Yolo():
             return _yolo(_only(raw, output, 2), decoder, size, floor)
-        case Detr():
+        case ops.Detr():
             return _detr(raw, decoder, size, floor)
-        case Ssd():
+        case ops.Ssd():
             return _ssd(raw, decoder, size, floor)
-        case Anchors():
+        case ops.Anchors():
             return _from_anchors(raw, decoder, size, floor)
-        case BoxRows():
+        case ops.BoxRows():
             return _box_rows(_only(raw, output, 2), decoder, size, floor)
         case _:
             assert_never(decoder)
 
 
-def _yolox(values: _Floats, step: Yolox, size: InputSize, floor: float) -> Boxes:
+def _yolox(values: _Floats, step: ops.Yolox, size: InputSize, floor: float) -> Boxes:
     cells = _cells(step.strides, size)
     if len(values) != len(cells):
         raise InferenceError(
@@ -269,7 +262,7 @@ def _fastestdet(values: _Floats, size: InputSize, floor: float) -> Boxes:
     return Boxes(boxes * _sides(size), scores[kept], flat[5:, kept].argmax(axis=0))
 
 
-def _yolo(values: _Floats, step: Yolo, size: InputSize, floor: float) -> Boxes:
+def _yolo(values: _Floats, step: ops.Yolo, size: InputSize, floor: float) -> Boxes:
     if values.shape[0] < values.shape[1]:
         values = values.T
     first = 5 if step.objectness else 4
@@ -282,7 +275,7 @@ def _yolo(values: _Floats, step: Yolo, size: InputSize, floor: float) -> Boxes:
     return Boxes(_in_pixels(boxes, step.unit, size), scores[kept], values[kept, first:].argmax(axis=1))
 
 
-def _detr(raw: Mapping[str, Array], step: Detr, size: InputSize, floor: float) -> Boxes:
+def _detr(raw: Mapping[str, Array], step: ops.Detr, size: InputSize, floor: float) -> Boxes:
     logits, boxes = _named(raw, step.logits, 2), _corners(raw, step.boxes, step.logits)
     _check_columns(logits.shape[1], 2 if step.activation == "softmax" else 1)
     probabilities = softmax(logits)[:, :-1] if step.activation == "softmax" else _sigmoid(logits)
@@ -292,7 +285,7 @@ def _detr(raw: Mapping[str, Array], step: Detr, size: InputSize, floor: float) -
     return Boxes(centers * _sides(size), scores[kept], probabilities[kept].argmax(axis=1))
 
 
-def _ssd(raw: Mapping[str, Array], step: Ssd, size: InputSize, floor: float) -> Boxes:
+def _ssd(raw: Mapping[str, Array], step: ops.Ssd, size: InputSize, floor: float) -> Boxes:
     declared = (step.boxes, step.classes, step.scores, step.count)
     boxes, classes, scores, count = declared if step.boxes else (*raw, *[""] * 4)[:4]
     found, numbers, corners = _named(raw, scores, 1), _named(raw, classes, 1), _corners(raw, boxes, scores)
@@ -305,7 +298,7 @@ def _ssd(raw: Mapping[str, Array], step: Ssd, size: InputSize, floor: float) -> 
     return Boxes(_in_pixels(boxes_xyxy, step.unit, size), found[kept], _whole(numbers[kept]))
 
 
-def _from_anchors(raw: Mapping[str, Array], step: Anchors, size: InputSize, floor: float) -> Boxes:
+def _from_anchors(raw: Mapping[str, Array], step: ops.Anchors, size: InputSize, floor: float) -> Boxes:
     scores, offsets = _named(raw, step.scores, 2), _corners(raw, step.offsets, step.scores)
     _check_columns(scores.shape[1], 2)
     all_anchors = anchors(step, size)
@@ -324,7 +317,7 @@ def _from_anchors(raw: Mapping[str, Array], step: Anchors, size: InputSize, floo
     return Boxes(_from_centers(center, sides) * _sides(size), best[kept], probabilities[kept].argmax(axis=1))
 
 
-def _box_rows(values: _Floats, step: BoxRows, size: InputSize, floor: float) -> Boxes:
+def _box_rows(values: _Floats, step: ops.BoxRows, size: InputSize, floor: float) -> Boxes:
     wanted = 7 if step.numbered else 6
     if values.shape[1] != wanted:
         raise InferenceError(f"box_rows reads rows of {wanted} numbers, but the model gave {values.shape[1]}.")
@@ -355,7 +348,7 @@ def _cells(strides: tuple[int, ...], size: InputSize) -> _Floats:
 
 
 @lru_cache(maxsize=16)
-def anchors(step: Anchors, size: InputSize) -> _Floats:
+def anchors(step: ops.Anchors, size: InputSize) -> _Floats:
     """Returns the centre (x, y), width and height of each anchor in fractions of the input's sides, (anchors, 4)."""
     grids: list[Array] = []
     scales = [*np.linspace(step.least, step.most, len(step.strides)), 1.0]
@@ -377,7 +370,7 @@ def _from_centers(center: _Floats, sides: _Floats) -> _Floats:
     return np.concatenate((center - sides / 2, center + sides / 2), axis=1)
 
 
-def _in_pixels(boxes: _Floats, unit: Unit, size: InputSize) -> _Floats:
+def _in_pixels(boxes: _Floats, unit: ops.Unit, size: InputSize) -> _Floats:
     return boxes if unit == "pixels" else boxes * _sides(size)
 
 

@@ -13,54 +13,13 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from firstline_core.errors import (
-    InferenceError,
-    InvalidTensorError,
-    ModelLoadError,
-    PayloadTooLargeError,
-    missing_package,
-)
+from firstline_core import errors
+from firstline_core.processing import steps as ops
 from firstline_core.processing.geometry import GEOMETRY
 from firstline_core.processing.image_header import DecodingCost
 from firstline_core.processing.memory import steps_memory
 from firstline_core.processing.signals import compile_signal
 from firstline_core.processing.standardize import OBSERVED, STANDARDIZATION, in_units_of, split_observed, standardize
-from firstline_core.processing.steps import (
-    CHANNELS,
-    AudioStep,
-    BandEnergies,
-    Binary,
-    CenterCrop,
-    Columns,
-    Crop,
-    Decode,
-    DecodeAudio,
-    DecodeText,
-    Detrend,
-    Envelope,
-    Flatten,
-    Graph,
-    InputSpec,
-    LabelOffset,
-    Layout,
-    Mel,
-    Mono,
-    Observed,
-    Pad,
-    PostStep,
-    PreStep,
-    Resample,
-    Resize,
-    Scale,
-    Sigmoid,
-    SignalStep,
-    Softmax,
-    Standardize,
-    TextStep,
-    Tokenize,
-    Welch,
-    Windows,
-)
 from firstline_core.processing.text import Encoder, Shared, TextProcessing, Tokens
 from firstline_core.processing.windows import WINDOWS
 from firstline_core.protocol.limits import DEFAULT_DECODING_LIMITS, DecodingLimits
@@ -73,7 +32,7 @@ if TYPE_CHECKING:
 _FLOAT = np.dtype(np.float32)
 
 Step = Callable[[Array], Array]
-GraphLoader = Callable[[Graph], Step]
+GraphLoader = Callable[[ops.Graph], Step]
 
 _LATER_BYTES = 8  # of each value in the steps after the image steps: FP32, and a copy in another layout
 
@@ -118,10 +77,10 @@ class Preprocess(NamedTuple):
     images: ImageProcessing | None = None
     standardizes: bool = False
     audio: AudioProcessing | None = None
-    windows: Windows | None = None
+    windows: ops.Windows | None = None
     text: TextProcessing | None = None
     observed: int = 0
-    steps: Sequence[PreStep] = ()
+    steps: Sequence[ops.PreStep] = ()
     memory_bytes: int = DEFAULT_DECODING_LIMITS.memory_bytes
 
     @property
@@ -179,7 +138,7 @@ class Preprocess(NamedTuple):
         """
         rows, *shape = tensor.array.shape
         if (total_bytes := self.steps_bytes(tensor.array.shape)) > self.memory_bytes:
-            raise PayloadTooLargeError(
+            raise errors.PayloadTooLargeError(
                 f"Input '{tensor.name}' has {rows} rows of shape {shape}, whose steps take {total_bytes} bytes of "
                 f"memory; at most {self.memory_bytes} are used (decoding.memory_limit_bytes). Send fewer or shorter "
                 "rows."
@@ -206,23 +165,23 @@ def check_needs(inputs: Sequence[Preprocess], needs: Collection[str]) -> None:
     for side in needs:
         givers = sum(each.gives(side) for each in inputs)
         if givers == 0:
-            raise ModelLoadError(_MISSING[side])
+            raise errors.ModelLoadError(_MISSING[side])
         if givers > 1:
-            raise ModelLoadError(
+            raise errors.ModelLoadError(
                 f"Preprocessing: {givers} inputs have the steps that the postprocessing refers to; one may have them."
             )
 
 
-def _no_encoder(step: Tokenize) -> Encoder:
-    raise ModelLoadError(f"{step.artefact.file} is absent.")
+def _no_encoder(step: ops.Tokenize) -> Encoder:
+    raise errors.ModelLoadError(f"{step.artefact.file} is absent.")
 
 
 def compile_preprocess(
-    steps: Sequence[PreStep],
-    spec: InputSpec,
+    steps: Sequence[ops.PreStep],
+    spec: ops.InputSpec,
     load_graph: GraphLoader,
     limits: DecodingLimits = DEFAULT_DECODING_LIMITS,
-    load_encoder: Callable[[Tokenize], Encoder] = _no_encoder,
+    load_encoder: Callable[[ops.Tokenize], Encoder] = _no_encoder,
 ) -> Preprocess:
     """Returns a model's preprocessing.
 
@@ -236,38 +195,42 @@ def compile_preprocess(
     Raises:
         ModelLoadError: the steps do not fit each other or this input, or a package that they need is not installed.
     """
-    if any(isinstance(step, AudioStep) for step in steps):
+    if any(isinstance(step, ops.AudioStep) for step in steps):
         return _compile_audio(steps, spec, load_graph, limits)
-    if spec.kind == "text" or any(isinstance(step, TextStep) for step in steps):
-        return _compile_text(steps or (DecodeText(),), spec, load_encoder)
-    image_steps = [step for step in steps if isinstance(step, Decode | CenterCrop | Resize)]
-    array_steps = [step for step in steps if not isinstance(step, Decode | CenterCrop | Resize)]
+    if spec.kind == "text" or any(isinstance(step, ops.TextStep) for step in steps):
+        return _compile_text(steps or (ops.DecodeText(),), spec, load_encoder)
+    image_steps = [step for step in steps if isinstance(step, ops.Decode | ops.CenterCrop | ops.Resize)]
+    array_steps = [step for step in steps if not isinstance(step, ops.Decode | ops.CenterCrop | ops.Resize)]
     if list(steps) != [*image_steps, *array_steps]:
-        raise ModelLoadError(
+        raise errors.ModelLoadError(
             "Preprocessing: decode, center_crop and resize come before scale, layout, flatten and graph."
         )
-    decodes = [step for step in image_steps if isinstance(step, Decode)]
+    decodes = [step for step in image_steps if isinstance(step, ops.Decode)]
     if len(decodes) > 1 or (decodes and image_steps[0] is not decodes[0]):
-        raise ModelLoadError("Preprocessing: decode comes first, and once.")
+        raise errors.ModelLoadError("Preprocessing: decode comes first, and once.")
     if spec.kind == "image" and not decodes:
-        raise ModelLoadError(f"Preprocessing: input '{spec.name}' is an encoded image, so decode comes first.")
+        raise errors.ModelLoadError(f"Preprocessing: input '{spec.name}' is an encoded image, so decode comes first.")
     if spec.kind == "audio":
-        raise ModelLoadError(f"Preprocessing: input '{spec.name}' is encoded audio, so decode_audio comes first.")
+        raise errors.ModelLoadError(
+            f"Preprocessing: input '{spec.name}' is encoded audio, so decode_audio comes first."
+        )
     if spec.kind != "image" and spec.datatype != "UINT8" and image_steps:
-        raise ModelLoadError(
+        raise errors.ModelLoadError(
             f"Preprocessing: input '{spec.name}' is of kind {spec.kind}, {spec.datatype}; image steps need an image or "
             "UINT8."
         )
-    channels = CHANNELS[decodes[0].mode] if decodes else spec.shape[-1] if len(spec.shape) > 1 else -1
-    observed = array_steps[0].samples if array_steps and isinstance(array_steps[0], Observed) else 0
+    channels = ops.CHANNELS[decodes[0].mode] if decodes else spec.shape[-1] if len(spec.shape) > 1 else -1
+    observed = array_steps[0].samples if array_steps and isinstance(array_steps[0], ops.Observed) else 0
     array_steps = array_steps[observed > 0 :]
-    if (image_steps and observed) or any(isinstance(step, Observed) for step in array_steps):
-        raise ModelLoadError("Preprocessing: observed comes first, once, and takes numbers that are no image.")
-    standardizes = bool(array_steps) and isinstance(array_steps[0], Standardize)
-    if (image_steps and standardizes) or any(isinstance(step, Standardize) for step in array_steps[1:]):
-        raise ModelLoadError("Preprocessing: standardize comes first, once, and takes numbers that are no image.")
-    if image_steps and any(isinstance(step, SignalStep) for step in array_steps):
-        raise ModelLoadError("Preprocessing: steps for signals take numbers that are no image.")
+    if (image_steps and observed) or any(isinstance(step, ops.Observed) for step in array_steps):
+        raise errors.ModelLoadError("Preprocessing: observed comes first, once, and takes numbers that are no image.")
+    standardizes = bool(array_steps) and isinstance(array_steps[0], ops.Standardize)
+    if (image_steps and standardizes) or any(isinstance(step, ops.Standardize) for step in array_steps[1:]):
+        raise errors.ModelLoadError(
+            "Preprocessing: standardize comes first, once, and takes numbers that are no image."
+        )
+    if image_steps and any(isinstance(step, ops.SignalStep) for step in array_steps):
+        raise errors.ModelLoadError("Preprocessing: steps for signals take numbers that are no image.")
     apply = chain(_array_steps(array_steps[standardizes:], channels, load_graph))
     if not image_steps:
         return Preprocess(
@@ -277,7 +240,7 @@ def compile_preprocess(
 
     pixels = ImageProcessing(
         decodes[0] if decodes else None,
-        tuple(step for step in image_steps if not isinstance(step, Decode)),
+        tuple(step for step in image_steps if not isinstance(step, ops.Decode)),
         limits,
         _LATER_BYTES if array_steps else 0,
     )
@@ -285,61 +248,67 @@ def compile_preprocess(
 
 
 def _compile_audio(
-    steps: Sequence[PreStep], spec: InputSpec, load_graph: GraphLoader, limits: DecodingLimits
+    steps: Sequence[ops.PreStep], spec: ops.InputSpec, load_graph: GraphLoader, limits: DecodingLimits
 ) -> Preprocess:
     """Returns the preprocessing of encoded audio; see `compile_preprocess`."""
-    audio = [step for step in steps if isinstance(step, AudioStep)]
-    others = [step for step in steps if not isinstance(step, AudioStep)]
+    audio = [step for step in steps if isinstance(step, ops.AudioStep)]
+    others = [step for step in steps if not isinstance(step, ops.AudioStep)]
     kinds = [type(step) for step in audio]
-    if list(steps) != [*audio, *others] or any(isinstance(step, Decode | CenterCrop | Resize) for step in others):
-        raise ModelLoadError(
+    if list(steps) != [*audio, *others] or any(
+        isinstance(step, ops.Decode | ops.CenterCrop | ops.Resize) for step in others
+    ):
+        raise errors.ModelLoadError(
             "Preprocessing: audio steps come before scale, flatten and graph, and do not go with image steps."
         )
-    if kinds[0] is not DecodeAudio or spec.datatype != "BYTES":
-        raise ModelLoadError("Preprocessing: audio steps start with decode_audio, of an input of type BYTES.")
-    if kinds.count(Resample) != 1:
-        raise ModelLoadError(
+    if kinds[0] is not ops.DecodeAudio or spec.datatype != "BYTES":
+        raise errors.ModelLoadError("Preprocessing: audio steps start with decode_audio, of an input of type BYTES.")
+    if kinds.count(ops.Resample) != 1:
+        raise errors.ModelLoadError(
             "Preprocessing: decode_audio needs one resample:RATE, the sample rate that the model was made for."
         )
-    for kind in (DecodeAudio, Mono, Windows):
+    for kind in (ops.DecodeAudio, ops.Mono, ops.Windows):
         if kinds.count(kind) > 1:
-            raise ModelLoadError(f"Preprocessing: {kind.__struct_config__.tag} comes once.")
-    if any(kind in (Crop, Pad, Windows) for kind in kinds[: kinds.index(Resample)]):
-        raise ModelLoadError("Preprocessing: resample comes before crop, pad and windows, which count its samples.")
-    windows = [step for step in audio if isinstance(step, Windows)]
+            raise errors.ModelLoadError(f"Preprocessing: {kind.__struct_config__.tag} comes once.")
+    if any(kind in (ops.Crop, ops.Pad, ops.Windows) for kind in kinds[: kinds.index(ops.Resample)]):
+        raise errors.ModelLoadError(
+            "Preprocessing: resample comes before crop, pad and windows, which count its samples."
+        )
+    windows = [step for step in audio if isinstance(step, ops.Windows)]
     if windows and audio[-1] is not windows[0]:
-        raise ModelLoadError("Preprocessing: windows is the last of the audio steps.")
+        raise errors.ModelLoadError("Preprocessing: windows is the last of the audio steps.")
     try:
         from firstline_core.processing.audio import AudioProcessing
     except ModuleNotFoundError as error:
-        raise missing_package(error, "A model that takes audio files", "audio", ModelLoadError) from error
-    standardizes = bool(others) and isinstance(others[0], Standardize)
-    if any(isinstance(step, Standardize) for step in others[1:]):
-        raise ModelLoadError("Preprocessing: standardize comes first after the audio steps, and once.")
+        raise errors.missing_package(error, "A model that takes audio files", "audio", errors.ModelLoadError) from error
+    standardizes = bool(others) and isinstance(others[0], ops.Standardize)
+    if any(isinstance(step, ops.Standardize) for step in others[1:]):
+        raise errors.ModelLoadError("Preprocessing: standardize comes first after the audio steps, and once.")
     first: list[Step] = [lambda array: standardize(array)[0]] if standardizes else []
     return Preprocess(
-        chain(first + _array_steps(others[standardizes:], 1 if Mono in kinds else -1, load_graph)),
+        chain(first + _array_steps(others[standardizes:], 1 if ops.Mono in kinds else -1, load_graph)),
         audio=AudioProcessing(audio, limits, others),
         windows=next(iter(windows), None),
     )
 
 
-def _compile_text(steps: Sequence[PreStep], spec: InputSpec, load_encoder: Callable[[Tokenize], Encoder]) -> Preprocess:
+def _compile_text(
+    steps: Sequence[ops.PreStep], spec: ops.InputSpec, load_encoder: Callable[[ops.Tokenize], Encoder]
+) -> Preprocess:
     """Returns the preprocessing of texts; see `compile_preprocess`."""
     tokens = None
     match steps:
-        case [DecodeText() as decode]:
+        case [ops.DecodeText() as decode]:
             pass
-        case [DecodeText() as decode, Tokenize() as tokenize]:
+        case [ops.DecodeText() as decode, ops.Tokenize() as tokenize]:
             tokens = Tokens(tokenize, load_encoder(tokenize))
         case _:
-            raise ModelLoadError("Preprocessing of text: decode_text comes first, then at most tokenize.")
+            raise errors.ModelLoadError("Preprocessing of text: decode_text comes first, then at most tokenize.")
     if spec.datatype != "BYTES":
-        raise ModelLoadError(f"Preprocessing: input '{spec.name}' is {spec.datatype}; decode_text needs BYTES.")
+        raise errors.ModelLoadError(f"Preprocessing: input '{spec.name}' is {spec.datatype}; decode_text needs BYTES.")
     return Preprocess(chain([]), text=TextProcessing(decode, tokens))
 
 
-def compile_postprocess(steps: Sequence[PostStep], load_graph: GraphLoader) -> Step:
+def compile_postprocess(steps: Sequence[ops.PostStep], load_graph: GraphLoader) -> Step:
     """Returns the function of a postprocessing, from the output (n, ...) to a matrix (n, columns) float32.
 
     Raises:
@@ -348,21 +317,21 @@ def compile_postprocess(steps: Sequence[PostStep], load_graph: GraphLoader) -> S
     functions: list[Step] = [_to_float_matrix]
     for step in steps:
         match step:
-            case Softmax():
+            case ops.Softmax():
                 functions.append(softmax)
-            case Sigmoid():
+            case ops.Sigmoid():
                 functions.append(sigmoid)
-            case Columns():
+            case ops.Columns():
                 functions.append(_columns(step.indices))
-            case LabelOffset():
+            case ops.LabelOffset():
                 functions.append(_drop_columns(step.offset))
-            case Binary():
+            case ops.Binary():
                 functions.append(_binary if step.of == "probability" else _binary_of_logit)
-            case Graph():
+            case ops.Graph():
                 functions += [load_graph(step), _to_float_matrix]
             case _:
                 op = step.__struct_config__.tag
-                raise ModelLoadError(f"Postprocessing: {op} does not belong to this bundle's task.")
+                raise errors.ModelLoadError(f"Postprocessing: {op} does not belong to this bundle's task.")
     return chain(functions)
 
 
@@ -396,42 +365,45 @@ def sigmoid(logits: Array) -> NDArray[np.float32]:
     return halves * np.float32(0.5) + np.float32(0.5)
 
 
-def _array_steps(steps: Sequence[PreStep], channels: int, load_graph: GraphLoader) -> list[Step]:
+def _array_steps(steps: Sequence[ops.PreStep], channels: int, load_graph: GraphLoader) -> list[Step]:
     functions: list[Step] = []
     for position, step in enumerate(steps):
         match step:
-            case Scale():
-                moved = any(isinstance(before, Layout | Flatten | Graph | SignalStep) for before in steps[:position])
+            case ops.Scale():
+                moved = any(
+                    isinstance(before, ops.Layout | ops.Flatten | ops.Graph | ops.SignalStep)
+                    for before in steps[:position]
+                )
                 functions.append(_scale(step, channels, moved=moved))
-            case Layout():
+            case ops.Layout():
                 if step.to == "NCHW":
                     functions.append(_to_channels_first)
-            case Flatten():
+            case ops.Flatten():
                 functions.append(_flatten)
-            case Detrend() | Welch() | BandEnergies() | Envelope() | Mel():
+            case ops.Detrend() | ops.Welch() | ops.BandEnergies() | ops.Envelope() | ops.Mel():
                 functions.append(compile_signal(step))
-            case Graph():
+            case ops.Graph():
                 functions.append(load_graph(step))
     return functions
 
 
-def _scale(step: Scale, channels: int, *, moved: bool) -> Step:
+def _scale(step: ops.Scale, channels: int, *, moved: bool) -> Step:
     """Returns (x - mean) / std over the last axis as a function, FP32."""
     mean, std = (np.asarray(values, np.float32) for values in (step.mean, step.std))
     if not (np.isfinite(mean).all() and np.isfinite(std).all() and np.all(std != 0)):
-        raise ModelLoadError("Preprocessing: scale needs finite numbers, and no std of 0.")
+        raise errors.ModelLoadError("Preprocessing: scale needs finite numbers, and no std of 0.")
     sizes = {mean.size, std.size}
     if 0 in sizes or len(sizes - {1}) > 1:
-        raise ModelLoadError(
+        raise errors.ModelLoadError(
             f"Preprocessing: scale has {mean.size} means and {std.size} stds; give one or one a channel."
         )
     wide = max(sizes)
     if wide > 1 and moved:
-        raise ModelLoadError(
+        raise errors.ModelLoadError(
             "Preprocessing: scale by channel comes before layout, flatten, graph and steps for signals."
         )
     if wide > 1 and channels not in (-1, wide):
-        raise ModelLoadError(f"Preprocessing: scale has {wide} channels, but the input has {channels}.")
+        raise errors.ModelLoadError(f"Preprocessing: scale has {wide} channels, but the input has {channels}.")
     if wide == 1:  # scalars are faster than arrays of one
         divisor, shift = np.float32(std.item()), np.float32(mean.item())
         if shift == 0:
@@ -440,7 +412,9 @@ def _scale(step: Scale, channels: int, *, moved: bool) -> Step:
 
     def scale(array: Array) -> Array:
         if array.shape[-1] != wide:
-            raise InvalidTensorError(f"The input has {array.shape[-1]} channels, but the model is scaled for {wide}.")
+            raise errors.InvalidTensorError(
+                f"The input has {array.shape[-1]} channels, but the model is scaled for {wide}."
+            )
         return _standardise(array, mean, std)
 
     return scale
@@ -454,7 +428,7 @@ def _standardise(array: Array, mean: Array | np.float32, std: Array | np.float32
 
 def _to_channels_first(array: Array) -> Array:
     if array.ndim != 4:
-        raise InvalidTensorError(f"Layout NCHW needs [rows, height, width, channels], got {list(array.shape)}.")
+        raise errors.InvalidTensorError(f"Layout NCHW needs [rows, height, width, channels], got {list(array.shape)}.")
     return np.ascontiguousarray(array.transpose(0, 3, 1, 2))
 
 
@@ -465,7 +439,7 @@ def _flatten(array: Array) -> Array:
 def _columns(indices: Sequence[int]) -> Step:
     def select(array: Array) -> Array:
         if max(indices) >= array.shape[1]:
-            raise InferenceError(
+            raise errors.InferenceError(
                 f"The step columns selects column {max(indices)}, but the output has {array.shape[1]}."
             )
         return array[:, list(indices)]

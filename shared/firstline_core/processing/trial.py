@@ -9,27 +9,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from firstline_core.processing.steps import (
-    CHANNELS,
-    CenterCrop,
-    Crop,
-    Decode,
-    InputSpec,
-    Layout,
-    Mono,
-    Pad,
-    PreStep,
-    Resample,
-    Resize,
-    Windows,
-)
+from firstline_core.processing import steps as ops
 from firstline_core.types import DATATYPES, Array
 
 _WORDS = b"please book a table for two at the old harbour tonight"
 _MAGNITUDES = np.array([1.0, 0.5, 0.1])
 
 
-def trial_input(spec: InputSpec, steps: Sequence[PreStep], model_shape: tuple[int, ...]) -> Array | None:
+def trial_input(spec: ops.InputSpec, steps: Sequence[ops.PreStep], model_shape: tuple[int, ...]) -> Array | None:
     """Returns one row of zeros, or a short text, that fits the model after the steps; None for free sizes.
 
     Args:
@@ -47,11 +34,11 @@ def trial_input(spec: InputSpec, steps: Sequence[PreStep], model_shape: tuple[in
     size = _image_size(steps, model_shape) if spec.kind == "image" else None
     if size is None or min(size) <= 0:
         return None
-    channels = next((CHANNELS[step.mode] for step in steps if isinstance(step, Decode)), 3)
+    channels = next((ops.CHANNELS[step.mode] for step in steps if isinstance(step, ops.Decode)), 3)
     return np.zeros((1, *size, channels), np.uint8)
 
 
-def typical_row(spec: InputSpec, steps: Sequence[PreStep], model_shape: tuple[int, ...]) -> Array | None:
+def typical_row(spec: ops.InputSpec, steps: Sequence[ops.PreStep], model_shape: tuple[int, ...]) -> Array | None:
     """Returns one row in the form that clients send; None for free sizes.
 
     An image is a PNG of noise in the model's input size: decoding it costs as much as a photograph. A clip is a
@@ -100,7 +87,7 @@ def made_up_files(encoded: bytes, rows: int) -> list[bytes]:
     return [_wav(each.astype("<i2").tobytes(), channels, rate_hz) for each in noise]
 
 
-def _clip(steps: Sequence[PreStep], model_shape: tuple[int, ...], noise: bytes) -> bytes:
+def _clip(steps: Sequence[ops.PreStep], model_shape: tuple[int, ...], noise: bytes) -> bytes:
     """Returns a WAV file at the model's sample rate that is as long as the model takes, or a second.
 
     Args:
@@ -108,11 +95,11 @@ def _clip(steps: Sequence[PreStep], model_shape: tuple[int, ...], noise: bytes) 
         model_shape: of the model's own input.
         noise: repeated as the samples.
     """
-    rate_hz = next((step.rate_hz for step in steps if isinstance(step, Resample)), 16_000)
-    lengths = [step.samples for step in steps if isinstance(step, Crop | Pad)]
-    lengths += [2 * step.samples for step in steps if isinstance(step, Windows)]
+    rate_hz = next((step.rate_hz for step in steps if isinstance(step, ops.Resample)), 16_000)
+    lengths = [step.samples for step in steps if isinstance(step, ops.Crop | ops.Pad)]
+    lengths += [2 * step.samples for step in steps if isinstance(step, ops.Windows)]
     samples = min(lengths) if lengths else model_shape[1] if len(model_shape) > 1 and model_shape[1] > 0 else rate_hz
-    mono = len(model_shape) < 3 or any(isinstance(step, Mono) for step in steps)
+    mono = len(model_shape) < 3 or any(isinstance(step, ops.Mono) for step in steps)
     channels = 1 if mono else max(1, model_shape[2])
     size_bytes = 2 * samples * channels
     return _wav((noise * (size_bytes // len(noise) + 1))[:size_bytes], channels, rate_hz)
@@ -129,13 +116,13 @@ def _wav(samples: bytes, channels: int, rate_hz: int) -> bytes:
     return stream.getvalue()
 
 
-def _image_size(steps: Sequence[PreStep], model_shape: tuple[int, ...]) -> tuple[int, int] | None:
+def _image_size(steps: Sequence[ops.PreStep], model_shape: tuple[int, ...]) -> tuple[int, int] | None:
     """Returns a fitting (height, width): any size before a resize, or the model's input size without a crop."""
     for step in steps:
-        if isinstance(step, Resize):
+        if isinstance(step, ops.Resize):
             return step.height, step.width
-    if any(isinstance(step, CenterCrop) for step in steps) or len(model_shape) != 4:
+    if any(isinstance(step, ops.CenterCrop) for step in steps) or len(model_shape) != 4:
         return None
-    channels_first = any(isinstance(step, Layout) and step.to == "NCHW" for step in steps)
+    channels_first = any(isinstance(step, ops.Layout) and step.to == "NCHW" for step in steps)
     height, width = model_shape[2:] if channels_first else model_shape[1:3]
     return height, width

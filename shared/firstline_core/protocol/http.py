@@ -20,15 +20,6 @@ import msgspec
 import orjson
 
 from firstline_core import errors
-from firstline_core.errors import (
-    FirstlineError,
-    InvalidTensorError,
-    PayloadTooLargeError,
-    QueueFullError,
-    RemoteTimeoutError,
-    RequestError,
-    UnknownModelError,
-)
 from firstline_core.protocol.data_plane import DataPlane
 from firstline_core.protocol.limits import Limits
 from firstline_core.protocol.oip import Encoded, decode_request, encode_response
@@ -44,12 +35,12 @@ BINARY_TYPE = "application/octet-stream"
 EVENT_STREAM_TYPE = "text/event-stream"
 
 
-class StaleConnectionError(RemoteTimeoutError):
+class StaleConnectionError(errors.RemoteTimeoutError):
     """A kept connection gave no byte after it had been idle; the network may have forgotten it."""
 
 
 # The only table from errors to HTTP statuses, which are Triton's. A class without an entry has its parent's status.
-_STATUS: dict[type[FirstlineError], int] = {
+_STATUS: dict[type[errors.FirstlineError], int] = {
     errors.RequestError: 400,
     errors.UnauthorizedError: 401,
     errors.ForbiddenError: 403,
@@ -73,11 +64,11 @@ _STATUS: dict[type[FirstlineError], int] = {
     errors.LinkError: 503,
     errors.DeadlineExceededError: 504,
     errors.RemoteTimeoutError: 504,
-    FirstlineError: 500,
+    errors.FirstlineError: 500,
 }
 
 # The errors of replies without a code of Firstline, such as those of a proxy.
-_BY_STATUS: dict[int, type[FirstlineError]] = {
+_BY_STATUS: dict[int, type[errors.FirstlineError]] = {
     401: errors.UnauthorizedError,
     403: errors.UnauthorizedError,
     404: errors.UnknownModelError,
@@ -137,7 +128,9 @@ def header_length(headers: Mapping[str, str]) -> int | None:
     if value is None:
         return None
     if not (value.isascii() and value.isdigit() and len(value) <= _LENGTH_DIGITS):
-        raise InvalidTensorError(f"{HEADER_LENGTH} is {shown(value)}; give the number of bytes of the JSON header.")
+        raise errors.InvalidTensorError(
+            f"{HEADER_LENGTH} is {shown(value)}; give the number of bytes of the JSON header."
+        )
     return int(value)
 
 
@@ -149,7 +142,7 @@ def last_event_id(headers: Mapping[str, str]) -> int:
     """
     value = header(headers, "Last-Event-ID") or "0"
     if value not in ("0", str(PROVISIONAL_ID), str(LAST_ID)):
-        raise RequestError(
+        raise errors.RequestError(
             f"Last-Event-ID is {shown(value)}; events have the ids {PROVISIONAL_ID} and {LAST_ID}. Leave the header "
             "out to start from the beginning."
         )
@@ -161,12 +154,12 @@ def event(event_id: int, data: bytes) -> bytes:
     return b"id: %d\ndata: %b\n\n" % (event_id, data)
 
 
-def status_of(error: FirstlineError) -> int:
+def status_of(error: errors.FirstlineError) -> int:
     """Returns the HTTP status of an error."""
     return next(_STATUS[kind] for kind in type(error).__mro__ if kind in _STATUS)
 
 
-def error_body(error: FirstlineError) -> bytes:
+def error_body(error: errors.FirstlineError) -> bytes:
     """Returns `{"error": sentence, "code": code, "request_id": id}`, with `retry_after_s` if the error has it."""
     body: dict[str, Any] = {"error": error.message, "code": error.code, "request_id": error.identify()}
     if error.retry_after_s is not None:
@@ -174,7 +167,7 @@ def error_body(error: FirstlineError) -> bytes:
     return orjson.dumps(body)
 
 
-def closing_response(status: int, error: FirstlineError) -> bytes:
+def closing_response(status: int, error: errors.FirstlineError) -> bytes:
     """Returns a complete HTTP/1.1 error response that closes the connection, for bytes that are not a request."""
     body = error_body(error)
     head = (
@@ -186,7 +179,7 @@ def closing_response(status: int, error: FirstlineError) -> bytes:
     return "\r\n".join((*head, "", "")).encode("ascii") + body
 
 
-def error_from(status: int, body: bytes, headers: Mapping[str, str] | None = None) -> FirstlineError:
+def error_from(status: int, body: bytes, headers: Mapping[str, str] | None = None) -> errors.FirstlineError:
     """Returns the error in a server's reply, by its code, or otherwise by its status.
 
     Args:
@@ -213,12 +206,12 @@ def error_from(status: int, body: bytes, headers: Mapping[str, str] | None = Non
     return (kind or _kind_of(status))(message[:_MESSAGE_CHARS], retry_after_s=retry_after_s)
 
 
-def _kind_of(status: int) -> type[FirstlineError]:
+def _kind_of(status: int) -> type[errors.FirstlineError]:
     if status in _BY_STATUS:
         return _BY_STATUS[status]
     if 400 <= status < 500:
         return errors.RequestError
-    return FirstlineError if status >= 500 else errors.ProtocolError
+    return errors.FirstlineError if status >= 500 else errors.ProtocolError
 
 
 class BodyBudget:
@@ -259,7 +252,7 @@ class BodyBudget:
         """
         of_client, free_bytes = self._of_principal.get(principal, 0), self._limit_bytes - self.held_bytes
         if size_bytes > free_bytes or (self._fair and of_client + size_bytes > free_bytes - size_bytes):
-            raise QueueFullError(
+            raise errors.QueueFullError(
                 f"Your requests in progress hold {of_client} bytes, and {free_bytes} are free; try again later, or "
                 "raise api.bodies_limit_bytes.",
                 retry_after_s=1.0,
@@ -328,7 +321,7 @@ async def body_time_limit() -> AsyncIterator[Callable[[int], None]]:
 
             yield note_bytes
     except TimeoutError as error:
-        raise RemoteTimeoutError(
+        raise errors.RemoteTimeoutError(
             f"Only {received_bytes} bytes of the body came in time; send at least {LEAST_BYTES_PER_S} bytes a second."
         ) from error
 
@@ -362,17 +355,23 @@ def decompressed(headers: Mapping[str, str], body: bytes, limits: Limits) -> byt
     # HTTP's deflate is the zlib format (RFC 9110, section 8.4.1.2); 16 more window bits mean gzip.
     window_bits = {"gzip": 16 + zlib.MAX_WBITS, "x-gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
     if encoding not in window_bits:
-        raise InvalidTensorError(f"Content-Encoding {shown(encoding)} is not accepted; use gzip, deflate or none.")
+        raise errors.InvalidTensorError(
+            f"Content-Encoding {shown(encoding)} is not accepted; use gzip, deflate or none."
+        )
     inflate = zlib.decompressobj(window_bits[encoding])
     try:
         plain = inflate.decompress(body, limits.body_bytes + 1)
     except zlib.error as error:
-        raise InvalidTensorError(f"The body is not {encoding}, as its Content-Encoding says: {error}.") from error
+        raise errors.InvalidTensorError(
+            f"The body is not {encoding}, as its Content-Encoding says: {error}."
+        ) from error
     if len(plain) > limits.body_bytes:
-        raise PayloadTooLargeError(f"The body inflates to more than {limits.body_bytes} bytes, the most accepted.")
+        raise errors.PayloadTooLargeError(
+            f"The body inflates to more than {limits.body_bytes} bytes, the most accepted."
+        )
     if not inflate.eof or inflate.unused_data:
         fault = "has bytes after its end" if inflate.eof else "is cut short"
-        raise InvalidTensorError(f"The {encoding} body {fault}; send one complete stream.")
+        raise errors.InvalidTensorError(f"The {encoding} body {fault}; send one complete stream.")
     return plain
 
 
@@ -403,7 +402,7 @@ def json_reply(value: object, status: int = 200) -> Reply:
     return Reply(status, {CONTENT_TYPE: JSON_TYPE}, orjson.dumps(value))
 
 
-def error_reply(error: FirstlineError) -> Reply:
+def error_reply(error: errors.FirstlineError) -> Reply:
     """Returns the reply for an error."""
     status = status_of(error)
     headers = {CONTENT_TYPE: JSON_TYPE}
@@ -484,7 +483,7 @@ def class_labels(plane: DataPlane, request: InferRequest, response: InferRespons
         return ()
     try:
         return plane.metadata(response.model, response.version).labels
-    except UnknownModelError:  # a model of the other tier
+    except errors.UnknownModelError:  # a model of the other tier
         return ()
 
 
@@ -509,7 +508,7 @@ def model_ready_reply(plane: DataPlane, model: str, version: str) -> Reply:
     """Answers `GET /v2/models/{model}[/versions/{version}]/ready`."""
     try:
         ready = plane.model_ready(model, version)
-    except FirstlineError as error:
+    except errors.FirstlineError as error:
         return error_reply(error)
     return json_reply({"name": model, "ready": ready}, 200 if ready else 400)
 
@@ -518,7 +517,7 @@ def model_metadata_reply(plane: DataPlane, model: str, version: str) -> Reply:
     """Answers `GET /v2/models/{model}[/versions/{version}]`; `labels` and `task` are Firstline's additions."""
     try:
         metadata = plane.metadata(model, version)
-    except FirstlineError as error:
+    except errors.FirstlineError as error:
         return error_reply(error)
     described: dict[str, Any] = {
         "name": metadata.name,

@@ -17,15 +17,8 @@ from typing import Any, NamedTuple, TypeVar
 
 import httpx
 
+from firstline_core import errors
 from firstline_core.clock import end_tasks
-from firstline_core.errors import (
-    ConfigError,
-    LinkDownError,
-    LinkError,
-    PayloadTooLargeError,
-    ProtocolError,
-    RemoteTimeoutError,
-)
 from firstline_core.protocol.http import StaleConnectionError, read_body
 from firstline_core.protocol.http_transport import SOCKET_OPTIONS, AsyncTransport, KeepingTransport, Transport
 from firstline_core.protocol.limits import Limits
@@ -146,24 +139,24 @@ def check_url(url: str) -> None:
     try:
         httpx.URL(url).host.encode("idna")
     except (httpx.InvalidURL, UnicodeError) as error:
-        raise ConfigError(f"The URL {url!r} cannot be used: {error}.") from error
+        raise errors.ConfigError(f"The URL {url!r} cannot be used: {error}.") from error
 
 
-def link_error(error: Exception) -> LinkError:
+def link_error(error: Exception) -> errors.LinkError:
     """Returns one of `HTTP_FAILURES` as an error of ours.
 
     The message continues a sentence that begins with the server and has no period, e.g. "it cannot be reached (...)".
     """
     detail = str(error).rstrip(".") or type(error).__name__
     if isinstance(error, httpx.ConnectTimeout):
-        return LinkDownError("it did not accept a connection in time")
+        return errors.LinkDownError("it did not accept a connection in time")
     if isinstance(error, httpx.TimeoutException):
-        return RemoteTimeoutError("it did not answer in time")
+        return errors.RemoteTimeoutError("it did not answer in time")
     if isinstance(error, httpx.ConnectError | httpx.ProxyError):
-        return LinkDownError(f"it cannot be reached ({detail})")
+        return errors.LinkDownError(f"it cannot be reached ({detail})")
     if _is_disconnection(error):
-        return LinkDownError(f"it closed the connection ({detail})")
-    return ProtocolError(f"it does not speak HTTP/1.1 ({detail})")
+        return errors.LinkDownError(f"it closed the connection ({detail})")
+    return errors.ProtocolError(f"it does not speak HTTP/1.1 ({detail})")
 
 
 def _is_disconnection(error: Exception) -> bool:
@@ -349,13 +342,15 @@ class HttpClient:
         except TimeoutError as error:
             await self._transport.close_idle()
             if progress.connecting or progress.answered or idle_s < SHORTEST_IDLE_S or not is_small:
-                raise RemoteTimeoutError(f"it did not answer within {timeout_s:.3g} s") from error
+                raise errors.RemoteTimeoutError(f"it did not answer within {timeout_s:.3g} s") from error
             self._idle.silent(idle_s)
             raise StaleConnectionError(
                 f"it gave no byte within {granted_s:.3g} s over a connection that was idle for {idle_s:.3g} s"
             ) from error
-        except PayloadTooLargeError as error:
-            raise ProtocolError(f"it answered with too much, more than {self._limits.body_bytes} bytes") from error
+        except errors.PayloadTooLargeError as error:
+            raise errors.ProtocolError(
+                f"it answered with too much, more than {self._limits.body_bytes} bytes"
+            ) from error
         except HTTP_FAILURES as error:
             raise link_error(error) from error
         finally:
@@ -385,7 +380,7 @@ class HttpClient:
         progress.moved()
         async with contextlib.aclosing(response):
             if response.status_code < 200:
-                raise ProtocolError(f"it does not speak HTTP/1.1 (status {response.status_code})")
+                raise errors.ProtocolError(f"it does not speak HTTP/1.1 (status {response.status_code})")
             try:
                 answer = await read_body(response.aiter_raw(), response.headers, self._limits)
                 self._used_s = asyncio.get_running_loop().time()

@@ -25,17 +25,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from firstline_core.errors import (
-    CapacityError,
-    ConfigError,
-    FirstlineError,
-    InvalidTensorError,
-    LinkDownError,
-    PayloadTooLargeError,
-    ProtocolError,
-    RequestError,
-    UnauthorizedError,
-)
+from firstline_core import errors
 from firstline_core.protocol.http import error_body, error_from
 from firstline_core.protocol.limits import DEFAULT_LIMITS, Limits
 from firstline_core.protocol.oip import Encoded, decode_request, decode_response, encode_request, encode_response
@@ -99,7 +89,7 @@ class MqttSettings:
             return self
         try:
             return dataclasses.replace(self, password=read_secret(str(self.password_file), "password_file"))
-        except ConfigError:  # it was readable before; the broker decides whether the old one is still valid
+        except errors.ConfigError:  # it was readable before; the broker decides whether the old one is still valid
             return self
 
 
@@ -153,7 +143,7 @@ def tls_context(settings: MqttSettings) -> ssl.SSLContext | None:
         return settings.tls
     if settings.tls_ca_file is None:
         if settings.tls_certificate_file is not None or settings.tls_key_file is not None:
-            raise ConfigError(
+            raise errors.ConfigError(
                 "The MQTT connection has a certificate or key but no tls_ca_file, so it would not be encrypted; name "
                 'the authorities to trust, or "system" for the machine\'s own.'
             )
@@ -166,7 +156,7 @@ def tls_context(settings: MqttSettings) -> ssl.SSLContext | None:
     except (OSError, ssl.SSLError) as error:
         files = [settings.tls_ca_file, settings.tls_certificate_file, settings.tls_key_file]
         named = ", ".join(str(file) for file in files if file is not None)
-        raise ConfigError(f"The TLS files of the MQTT connection ({named}) cannot be used: {error}.") from error
+        raise errors.ConfigError(f"The TLS files of the MQTT connection ({named}) cannot be used: {error}.") from error
     return context
 
 
@@ -179,7 +169,7 @@ def handshake_problem(where: str, error: ssl.SSLError) -> str:
     return f"The MQTT broker at {where} and this client do not agree on TLS: {error}."
 
 
-def refusal(code: int, name: str, what: str) -> FirstlineError:
+def refusal(code: int, name: str, what: str) -> errors.FirstlineError:
     """Returns the error for a reason code (MQTT 5, section 2.4).
 
     Args:
@@ -190,23 +180,23 @@ def refusal(code: int, name: str, what: str) -> FirstlineError:
     message = f"The MQTT broker refused {what}: {name}."
     match code:
         case 0x86 | 0x87 | 0x8A | 0x8C:  # bad user name or password, not authorised, banned, bad authentication
-            return UnauthorizedError(message)
+            return errors.UnauthorizedError(message)
         case 0x88 | 0x89 | 0x96 | 0x97 | 0x9F:  # unavailable, busy, rate too high, quota exceeded
-            return CapacityError(message)
+            return errors.CapacityError(message)
         case 0x95:
-            return PayloadTooLargeError(message)
+            return errors.PayloadTooLargeError(message)
         case _:
-            return ProtocolError(message)
+            return errors.ProtocolError(message)
 
 
-def not_connected(address: str) -> LinkDownError:
+def not_connected(address: str) -> errors.LinkDownError:
     """Returns the error for sending without a connection."""
-    return LinkDownError(f"Not connected to the MQTT broker at {address}.")
+    return errors.LinkDownError(f"Not connected to the MQTT broker at {address}.")
 
 
-def connection_lost(address: str, why: str) -> LinkDownError:
+def connection_lost(address: str, why: str) -> errors.LinkDownError:
     """Returns the error for a packet whose answer cannot arrive."""
-    return LinkDownError(f"The connection to the MQTT broker at {address} was lost ({why}).")
+    return errors.LinkDownError(f"The connection to the MQTT broker at {address} was lost ({why}).")
 
 
 DEFAULT_PREFIX = "firstline/v1"
@@ -230,7 +220,7 @@ class Topics:
     def __post_init__(self) -> None:
         _check_prefix(self.prefix)
         if why := _fault(self.device):
-            raise ConfigError(f"The device name {self.device!r} {why}.")
+            raise errors.ConfigError(f"The device name {self.device!r} {why}.")
 
     @property
     def birth(self) -> str:
@@ -273,7 +263,7 @@ class Topics:
             RequestError: an invalid model name.
         """
         if why := _fault(model):
-            raise RequestError(f"The model name {model!r} {why}.")
+            raise errors.RequestError(f"The model name {model!r} {why}.")
         return f"{self._own('req')}/{model}"
 
     def _own(self, leaf: str) -> str:
@@ -288,7 +278,7 @@ def shared_requests(group: str, prefix: str = DEFAULT_PREFIX) -> str:
     """
     _check_prefix(prefix)
     if why := _fault(group):
-        raise ConfigError(f"The shared subscription's group {group!r} {why}.")
+        raise errors.ConfigError(f"The shared subscription's group {group!r} {why}.")
     return f"$share/{group}/{prefix}/+/req/+"
 
 
@@ -301,14 +291,14 @@ def parse_request(topic: str, prefix: str = DEFAULT_PREFIX) -> tuple[str, str]:
     head = f"{prefix}/"
     parts = topic[len(head) :].split("/") if topic.startswith(head) else []
     if len(parts) != 3 or parts[1] != "req" or _fault(parts[0]) or _fault(parts[2]):
-        raise ProtocolError(f"'{topic}' is not a request topic; those are {prefix}/DEVICE/req/MODEL.")
+        raise errors.ProtocolError(f"'{topic}' is not a request topic; those are {prefix}/DEVICE/req/MODEL.")
     return parts[0], parts[2]
 
 
 def _check_prefix(prefix: str) -> None:
     for level in prefix.split("/"):
         if why := _fault(level):
-            raise ConfigError(f"The topic prefix {prefix!r} has a level {level!r} that {why}.")
+            raise errors.ConfigError(f"The topic prefix {prefix!r} has a level {level!r} that {why}.")
 
 
 def _fault(level: str) -> str:
@@ -456,7 +446,7 @@ def response_publication(
 
 
 def error_publication(
-    error: FirstlineError,
+    error: errors.FirstlineError,
     *,
     topic: str,
     correlation_data: bytes,
@@ -477,16 +467,18 @@ def read_response(message: Message, limits: Limits = DEFAULT_LIMITS) -> InferRes
     """
     status = message.properties.get(STATUS)
     if status is None:
-        raise ProtocolError(f"A message on '{message.topic}' has no user property '{STATUS}'.")
+        raise errors.ProtocolError(f"A message on '{message.topic}' has no user property '{STATUS}'.")
     if status != OK:
         error = error_from(500, message.payload)
         if error.code != status:
-            raise ProtocolError(f"A message on '{message.topic}' has status '{status}', but its payload differs.")
+            raise errors.ProtocolError(
+                f"A message on '{message.topic}' has status '{status}', but its payload differs."
+            )
         raise error
     try:
         header_length = _whole_number(message, HEADER_LENGTH)
-    except InvalidTensorError as fault:
-        raise ProtocolError(fault.message) from fault
+    except errors.InvalidTensorError as fault:
+        raise errors.ProtocolError(fault.message) from fault
     return decode_response(message.payload, header_length, limits)
 
 
@@ -501,5 +493,5 @@ def _whole_number(message: Message, name: str) -> int | None:
         return None
     # 15 digits are enough for any body or time, and limit the work of int().
     if not (text.isascii() and text.isdigit() and len(text) <= 15):
-        raise InvalidTensorError(f"The user property '{name}' is {text[:40]!r}; give a whole number.")
+        raise errors.InvalidTensorError(f"The user property '{name}' is {text[:40]!r}; give a whole number.")
     return int(text)

@@ -22,12 +22,7 @@ from uuid import UUID
 
 import orjson
 
-from firstline_core.errors import (
-    InvalidTensorError,
-    PayloadTooLargeError,
-    ProtocolError,
-    RequestError,
-)
+from firstline_core import errors
 from firstline_core.ids import new_request_id
 from firstline_core.protocol import answer as answers
 from firstline_core.protocol import outputs, tensors
@@ -133,12 +128,12 @@ def request_of(
     if edge_outputs:
         inputs = tuple([tensor for tensor in inputs if not _is_edge_output(tensor)])
         if audit is None:
-            raise RequestError(
+            raise errors.RequestError(
                 f"The request has inputs '{EDGE_OUTPUT}...', the edge outputs of an audit, but it is no audit: only "
                 "devices audit, and send the parameters of an audit too."
             )
         if not inputs:
-            raise InvalidTensorError("The request has the edge outputs of an audit, but no input of the model.")
+            raise errors.InvalidTensorError("The request has the edge outputs of an audit, but no input of the model.")
     request_id = params.text(parameters, "request_id") if trust_request_id else ""
     if trace is None and trust_request_id and TRACEPARENT in parameters:
         trace = _stored_trace(parameters)
@@ -221,8 +216,8 @@ def decode_response(body: bytes, header_length: int | None, limits: Limits = DEF
             id=params.text(values, "id"),
             answer=answers.from_parameters(params.object_at(values, "parameters", "The response")),
         )
-    except RequestError as error:
-        raise ProtocolError(f"The server's response cannot be read. {error.message}") from error
+    except errors.RequestError as error:
+        raise errors.ProtocolError(f"The server's response cannot be read. {error.message}") from error
 
 
 def encode_response(request: InferRequest, response: InferResponse, labels: Sequence[str] = ()) -> Encoded:
@@ -257,22 +252,22 @@ def check_rows(inputs: Sequence[DescribedTensor], limits: Limits) -> None:
     for tensor in inputs:
         shape = tensor.shape
         if not shape or shape[0] == 0:
-            raise InvalidTensorError(
+            raise errors.InvalidTensorError(
                 f"Input {shown(tensor.name)} has shape {list(shape)}; the first axis counts rows, and must be at least "
                 "1."
             )
         if shape[0] > limits.rows:
-            raise PayloadTooLargeError(
+            raise errors.PayloadTooLargeError(
                 f"Input {shown(tensor.name)} has {shape[0]} rows; at most {limits.rows} are accepted in one request."
             )
         byte_elements += math.prod(shape) if tensor.datatype == "BYTES" else 0
         if byte_elements > limits.rows:
-            raise PayloadTooLargeError(
+            raise errors.PayloadTooLargeError(
                 f"Input {shown(tensor.name)} has shape {list(shape)} of BYTES; at most {limits.rows} elements are "
                 "accepted in one request."
             )
         if shape[0] != first.shape[0]:
-            raise InvalidTensorError(
+            raise errors.InvalidTensorError(
                 f"Input {shown(tensor.name)} has {shape[0]} rows, but {shown(first.name)} has {first.shape[0]}; all "
                 "inputs share the first axis."
             )
@@ -295,7 +290,7 @@ def checked_id(value: str, limits: Limits) -> str:
         PayloadTooLargeError: it is too long.
     """
     if len(value) > limits.id_chars:
-        raise PayloadTooLargeError(f"'id' is {len(value)} characters; at most {limits.id_chars} are accepted.")
+        raise errors.PayloadTooLargeError(f"'id' is {len(value)} characters; at most {limits.id_chars} are accepted.")
     return value
 
 
@@ -305,7 +300,7 @@ def _uuid(request_id: str) -> str:
     except ValueError:
         canonical = ""
     if canonical != request_id.lower():
-        raise RequestError(
+        raise errors.RequestError(
             f"Parameter 'request_id' is {shown(request_id)}; use a UUID such as "
             "01890a5d-ac96-774b-bcce-b302099a8057, or leave it out."
         )
@@ -338,14 +333,14 @@ def parse_json(text: bytes | memoryview, limits: Limits) -> Any:
         InvalidTensorError: not JSON.
     """
     if len(text) > limits.json_bytes:
-        raise PayloadTooLargeError(
+        raise errors.PayloadTooLargeError(
             f"The JSON is {len(text)} bytes; at most {limits.json_bytes} are accepted. Send tensors as binary data."
         )
     try:
         return orjson.loads(text)
     except orjson.JSONDecodeError as error:
         hint = " JSON has no NaN and no Infinity: send such numbers as binary data." * bool(_NOT_JSON.search(text))
-        raise InvalidTensorError(f"The body is not valid JSON: {error}.{hint}") from error
+        raise errors.InvalidTensorError(f"The body is not valid JSON: {error}.{hint}") from error
 
 
 def split(body: bytes, header_length: int | None, limits: Limits) -> tuple[dict[str, Any], memoryview | None]:
@@ -358,13 +353,15 @@ def split(body: bytes, header_length: int | None, limits: Limits) -> tuple[dict[
     limits.check_body(len(body))
     view = memoryview(body)
     if header_length is not None and not 0 < header_length <= len(body):
-        raise InvalidTensorError(
+        raise errors.InvalidTensorError(
             f"The inference header is said to be {header_length} bytes of a body of {len(body)}; give the "
             "length of the JSON at the body's start."
         )
     head = parse_json(view[:header_length], limits)
     if not isinstance(head, dict):
-        raise InvalidTensorError(f"The body's JSON is {shown(head)}; V2 takes an object with 'inputs' or 'outputs'.")
+        raise errors.InvalidTensorError(
+            f"The body's JSON is {shown(head)}; V2 takes an object with 'inputs' or 'outputs'."
+        )
     return head, None if header_length is None else view[header_length:]
 
 
@@ -479,10 +476,10 @@ def decode_tensors(key: str, listed: Iterable[DescribedTensor], tail: memoryview
         elif (data := described.entry.get("data")) is not None:
             array = tensors.from_json(where, datatype, shape, data)
         else:
-            raise InvalidTensorError(f"{where} has neither 'data' nor 'binary_data_size'; give one of them.")
+            raise errors.InvalidTensorError(f"{where} has neither 'data' nor 'binary_data_size'; give one of them.")
         decoded[described.name] = Tensor(described.name, array)
     if tail is not None and offset != len(tail):
-        raise InvalidTensorError(
+        raise errors.InvalidTensorError(
             f"{len(tail) - offset} bytes follow the last binary tensor; the 'binary_data_size' of all "
             f"{key} must add up to the {len(tail)} bytes after the JSON header."
         )
@@ -525,25 +522,27 @@ def described_tensors(kind: str, key: str, entries: object, limits: Limits) -> I
     """
     if not isinstance(entries, list) or not entries:
         description = "missing" if entries is None else shown(entries)
-        raise InvalidTensorError(f"'{key}' is {description}; give an array of at least one tensor.")
+        raise errors.InvalidTensorError(f"'{key}' is {description}; give an array of at least one tensor.")
     if len(entries) > limits.tensors:
-        raise PayloadTooLargeError(f"'{key}' has {len(entries)} tensors; at most {limits.tensors} are accepted.")
+        raise errors.PayloadTooLargeError(f"'{key}' has {len(entries)} tensors; at most {limits.tensors} are accepted.")
     names: set[str] = set()
     elements = byte_elements = 0
     for position, entry in enumerate(entries):
         name = params.name_of(entry, f"{kind} {position}")
         where = f"{kind} {shown(name)}"
         if name in names:
-            raise InvalidTensorError(f"{where} is there twice; names must be unique.")
+            raise errors.InvalidTensorError(f"{where} is there twice; names must be unique.")
         names.add(name)
         datatype = entry.get("datatype")
         if not isinstance(datatype, str) or datatype not in DATATYPES:
-            raise InvalidTensorError(f"{where} has datatype {shown(datatype)}; use one of {', '.join(DATATYPES)}.")
+            raise errors.InvalidTensorError(
+                f"{where} has datatype {shown(datatype)}; use one of {', '.join(DATATYPES)}."
+            )
         shape = tensors.parse_shape(where, entry.get("shape"), limits)
         elements += math.prod(shape)
         byte_elements += math.prod(shape) if datatype == "BYTES" else 0
         if elements > limits.elements or byte_elements > limits.byte_elements:
-            raise PayloadTooLargeError(
+            raise errors.PayloadTooLargeError(
                 f"{where} brings the message over {limits.elements} elements, or over "
                 f"{limits.byte_elements} of BYTES; send fewer rows at a time."
             )
@@ -554,14 +553,14 @@ def _binary_size(where: str, entry: dict[str, Any]) -> int | None:
     parameters = params.object_at(entry, "parameters", where)
     for key, instead in _REFUSED_INPUT.items():
         if key in parameters:
-            raise InvalidTensorError(f"{where} asks for '{key}', which is not offered; {instead}.")
+            raise errors.InvalidTensorError(f"{where} asks for '{key}', which is not offered; {instead}.")
     size = parameters.get("binary_data_size")
     if size is None:
         return None
     if type(size) is not int or size < 0:
-        raise InvalidTensorError(f"{where} has 'binary_data_size' {shown(size)}; give a number of bytes.")
+        raise errors.InvalidTensorError(f"{where} has 'binary_data_size' {shown(size)}; give a number of bytes.")
     if entry.get("data") is not None:
-        raise InvalidTensorError(f"{where} has both 'data' and 'binary_data_size'; give only one of them.")
+        raise errors.InvalidTensorError(f"{where} has both 'data' and 'binary_data_size'; give only one of them.")
     return size
 
 
@@ -569,12 +568,12 @@ def _binary_data(described: DescribedTensor, size: int, tail: memoryview | None,
     """Returns the bytes of a tensor that begin at `offset`."""
     where = described.where
     if tail is None:
-        raise InvalidTensorError(
+        raise errors.InvalidTensorError(
             f"{where} has 'binary_data_size', but the length of the JSON header did not come with the body; "
             "send it as Inference-Header-Content-Length."
         )
     if size > len(tail) - offset:
-        raise InvalidTensorError(
+        raise errors.InvalidTensorError(
             f"{where} has 'binary_data_size' {size}, but {len(tail) - offset} bytes are left in the body; "
             "send all of it, or correct the size."
         )

@@ -15,18 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from firstline_core.errors import InferenceError, InvalidTensorError, ModelLoadError
+from firstline_core.processing import steps as ops
 from firstline_core.processing.compile import compile_postprocess
 from firstline_core.processing.standardize import OBSERVED
-from firstline_core.processing.steps import (
-    Columns,
-    Graph,
-    PostStep,
-    Reconstruction,
-    Residual,
-    Sigmoid,
-    Softmax,
-    Threshold,
-)
 from firstline_core.tasks.arrays import LABEL, some_labelled
 from firstline_core.tasks.base import ConfiguredTask, ModelOutputs, Postprocess, Prediction, Scores
 from firstline_core.tasks.view import WHOLE, View
@@ -91,25 +82,25 @@ class Anomaly(ConfiguredTask, frozen=True, tag="anomaly"):
     def postprocess(self, model: ModelOutputs) -> Postprocess:
         """Compiles the steps to one number for each row, and the step `threshold` after them."""
         match model.steps:
-            case [*steps, Threshold() as last] if not any(isinstance(step, Threshold) for step in steps):
+            case [*steps, ops.Threshold() as last] if not any(isinstance(step, ops.Threshold) for step in steps):
                 pass
             case _:
                 raise ModelLoadError("Postprocessing of an anomaly model: threshold comes last, and once.")
-        compared = steps[0] if steps and isinstance(steps[0], Reconstruction | Residual) else None
+        compared = steps[0] if steps and isinstance(steps[0], ops.Reconstruction | ops.Residual) else None
         steps = steps[1:] if compared is not None else steps
-        if not all(isinstance(step, Sigmoid | Softmax | Columns | Graph) for step in steps):
+        if not all(isinstance(step, ops.Sigmoid | ops.Softmax | ops.Columns | ops.Graph) for step in steps):
             raise ModelLoadError(
                 "Postprocessing of an anomaly model: reconstruction or residual first, then sigmoid, softmax, columns "
                 "and graph."
             )
         name, to_score = model.port(model.output), compile_postprocess(steps, model.load_graph)
-        spread = model.port(compared.spread) if isinstance(compared, Residual) and compared.spread else ""
+        spread = model.port(compared.spread) if isinstance(compared, ops.Residual) and compared.spread else ""
         scale = last.scale or abs(last.value) or 1.0
         direction = 1 if last.side == "above" else -1
 
         def run(raw: Arrays, rows: Arrays) -> Prediction:
             output = raw[name]
-            if isinstance(compared, Reconstruction):
+            if isinstance(compared, ops.Reconstruction):
                 output = _error(_reconstruction(output, rows), compared.of)
             elif compared is not None:
                 output = _error(_residual(output, rows[OBSERVED], raw[spread] if spread else None), compared.of)
@@ -124,7 +115,7 @@ class Anomaly(ConfiguredTask, frozen=True, tag="anomaly"):
             anomalous = direction * (score.astype(np.float64) - last.value) >= 0
             return Prediction({SCORE: score, ANOMALOUS: anomalous}, {DISTANCE: distance})
 
-        needs = (OBSERVED,) if isinstance(compared, Residual) else ()
+        needs = (OBSERVED,) if isinstance(compared, ops.Residual) else ()
         return Postprocess((name, spread) if spread else (name,), run, needs)
 
     def score(self, kind: str, outputs: Arrays, evidence: Arrays, *, temperature: float = 1.0) -> Scores:
@@ -147,7 +138,7 @@ class Anomaly(ConfiguredTask, frozen=True, tag="anomaly"):
         signed = _bounded(evidence)
         return np.asarray(np.abs(signed) if kind == "decisiveness" else (1 - signed) / 2, np.float32)
 
-    def needs_event(self, steps: Sequence[PostStep]) -> bool:
+    def needs_event(self, steps: Sequence[ops.PostStep]) -> bool:
         return True
 
     def features(self, outputs: Arrays, evidence: Arrays) -> NDArray[np.float32]:
