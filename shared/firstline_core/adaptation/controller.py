@@ -18,18 +18,7 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from firstline_core.adaptation.guards import (
-    TREND_POINTS,
-    UNMEASURED,
-    Advice,
-    GuardVerdict,
-    Limits,
-    battery_guard,
-    forecast_c,
-    heat_guard,
-    memory_guard,
-    slope_per_s,
-)
+from firstline_core.adaptation import guards
 from firstline_core.adaptation.ladder import Rung
 from firstline_core.hardware.readings import Snapshot, measured
 
@@ -69,7 +58,7 @@ class LadderPosition(NamedTuple):
 
     rung: int = 0
     shedding: bool = False
-    verdict: GuardVerdict | None = None
+    verdict: guards.GuardVerdict | None = None
     next_share: float = 0.0
     unload: bool = False
 
@@ -86,7 +75,7 @@ class Thermostat:
         limits: the temperature settles at `limits.target_c`.
     """
 
-    def __init__(self, last: int, limits: Limits) -> None:
+    def __init__(self, last: int, limits: guards.Limits) -> None:
         self._last = last
         self._limits = limits
         self._integral = 0.0
@@ -99,7 +88,7 @@ class Thermostat:
         self._read_s = at_s
         if hottest_c is None:
             return self.depth
-        over_c = forecast_c(hottest_c, rise_c_per_s, self._limits) - self._limits.target_c
+        over_c = guards.forecast_c(hottest_c, rise_c_per_s, self._limits) - self._limits.target_c
         # Bounded, so that a long hot period is not followed by an equally long time on the cheapest rung.
         self._integral = self._bounded(self._integral + _RUNGS_PER_C_S * over_c * elapsed_s)
         self.depth = self._bounded(self._integral + _RUNGS_PER_C * over_c)
@@ -138,13 +127,13 @@ class Controller:
         position: the present position.
     """
 
-    def __init__(self, rungs: Sequence[Rung], limits: Limits, timing: StepTiming | None = None) -> None:
+    def __init__(self, rungs: Sequence[Rung], limits: guards.Limits, timing: StepTiming | None = None) -> None:
         self._rungs = tuple(rungs)
         self._limits = limits
         self._timing = timing or StepTiming()
         self._thermostat = Thermostat(len(self._rungs) - 1, limits)
         self._place = 0  # reached by steps; the number of rungs means shedding
-        self._step_verdict: GuardVerdict | None = None
+        self._step_verdict: guards.GuardVerdict | None = None
         self._lowest_since_s: float | None = None
         self._measured_guards: set[str] = set()
         self._temperatures: deque[tuple[float, float]] = deque()
@@ -166,7 +155,7 @@ class Controller:
         depth = self._thermostat.update(now_s, measured(snapshot.hottest_c), rise_c_per_s)
         return self._settle(depth, verdicts, now_s)
 
-    def _step(self, verdicts: Sequence[GuardVerdict], now_s: float) -> None:
+    def _step(self, verdicts: Sequence[guards.GuardVerdict], now_s: float) -> None:
         worst = min(verdicts, key=lambda verdict: verdict.advice)
         if self._rose_s > _NEVER_S and now_s - self._rose_s >= self._timing.regret_s:  # the last step up has held
             self._dwell_factor = max(1, self._dwell_factor // 2)
@@ -177,17 +166,17 @@ class Controller:
                 self._dwell_factor = min(_LONGEST_DWELL, 2 * self._dwell_factor)
                 self._rose_s = _NEVER_S
             self._move(lower, worst, now_s)
-        elif worst.advice is Advice.ROOM or (self._is_shedding and worst.advice is Advice.STAY):
+        elif worst.advice is guards.Advice.ROOM or (self._is_shedding and worst.advice is guards.Advice.STAY):
             # Report the guard that had stepped the device down, not another one that has room too.
             cause = self._step_verdict.guard if self._step_verdict is not None else ""
             self._rise(next((verdict for verdict in verdicts if verdict.guard == cause), worst), now_s)
         else:
             self._calm_since_s = None
 
-    def _settle(self, depth: float, verdicts: Sequence[GuardVerdict], now_s: float) -> LadderPosition:
+    def _settle(self, depth: float, verdicts: Sequence[guards.GuardVerdict], now_s: float) -> LadderPosition:
         """Combines steps and thermostat: the lower one decides."""
         last, by_guard = len(self._rungs) - 1, {verdict.guard: verdict for verdict in verdicts}
-        unload = by_guard["memory"].advice <= Advice.CHEAPEST
+        unload = by_guard["memory"].advice <= guards.Advice.CHEAPEST
         if depth > self._place:
             self.position = LadderPosition(int(depth), False, by_guard["heat"], depth - int(depth), unload)
         else:
@@ -205,21 +194,23 @@ class Controller:
     def _is_shedding(self) -> bool:
         return self._place == len(self._rungs)
 
-    def _verdicts(self, snapshot: Snapshot, rise_c_per_s: float, unloaded: Collection[int]) -> list[GuardVerdict]:
+    def _verdicts(
+        self, snapshot: Snapshot, rise_c_per_s: float, unloaded: Collection[int]
+    ) -> list[guards.GuardVerdict]:
         better_bytes = self._rungs[self._place - 1].memory_bytes if self._place - 1 in unloaded else 0
         verdicts = [
-            memory_guard(snapshot, better_bytes, self._limits),
-            heat_guard(snapshot, rise_c_per_s, self._limits),
-            battery_guard(snapshot, self._place, len(self._rungs), self._limits),
+            guards.memory_guard(snapshot, better_bytes, self._limits),
+            guards.heat_guard(snapshot, rise_c_per_s, self._limits),
+            guards.battery_guard(snapshot, self._place, len(self._rungs), self._limits),
         ]
         return [self._unless_lost(verdict) for verdict in verdicts]
 
-    def _unless_lost(self, verdict: GuardVerdict) -> GuardVerdict:
+    def _unless_lost(self, verdict: guards.GuardVerdict) -> guards.GuardVerdict:
         """A sensor that falls silent does not allow a better variant: its last reading may still apply."""
-        if verdict.reason != UNMEASURED:
+        if verdict.reason != guards.UNMEASURED:
             self._measured_guards.add(verdict.guard)
         elif verdict.guard in self._measured_guards:
-            return GuardVerdict(Advice.STAY, verdict.guard, "its sensor has fallen silent")
+            return guards.GuardVerdict(guards.Advice.STAY, verdict.guard, "its sensor has fallen silent")
         return verdict
 
     def _rise_c_per_s(self, snapshot: Snapshot) -> float:
@@ -228,18 +219,18 @@ class Controller:
         if hottest_c is not None:
             self._temperatures.append((snapshot.at_s, hottest_c))
         oldest_s = snapshot.at_s - self._limits.horizon_s
-        while len(self._temperatures) > TREND_POINTS and self._temperatures[0][0] < oldest_s:
+        while len(self._temperatures) > guards.TREND_POINTS and self._temperatures[0][0] < oldest_s:
             self._temperatures.popleft()
-        return slope_per_s(tuple(self._temperatures))
+        return guards.slope_per_s(tuple(self._temperatures))
 
-    def _lower_place(self, advice: Advice, now_s: float) -> int:
+    def _lower_place(self, advice: guards.Advice, now_s: float) -> int:
         """Returns the place that the advice asks for now; 0 if it asks for no step down."""
         last, settle_s = len(self._rungs) - 1, self._timing.settle_s
-        if advice is Advice.SHED and now_s - self._lowest_s(now_s) >= settle_s:
+        if advice is guards.Advice.SHED and now_s - self._lowest_s(now_s) >= settle_s:
             return last + 1
-        if advice <= Advice.CHEAPEST:
+        if advice <= guards.Advice.CHEAPEST:
             return last
-        return min(last, self._place + 1) if advice is Advice.DOWN and now_s - self._moved_s >= settle_s else 0
+        return min(last, self._place + 1) if advice is guards.Advice.DOWN and now_s - self._moved_s >= settle_s else 0
 
     def _lowest_s(self, now_s: float) -> float:
         """Since when the device is on the last rung; a ladder of one rung counts from the last move."""
@@ -247,7 +238,7 @@ class Controller:
             return self._moved_s
         return now_s if self._lowest_since_s is None else self._lowest_since_s
 
-    def _rise(self, verdict: GuardVerdict, now_s: float) -> None:
+    def _rise(self, verdict: guards.GuardVerdict, now_s: float) -> None:
         if self._place == 0:
             return
         if self._calm_since_s is None:
@@ -259,7 +250,7 @@ class Controller:
             self._lowest_since_s = None
             self._move(self._place - 1, verdict, now_s)
 
-    def _move(self, place: int, verdict: GuardVerdict, now_s: float) -> None:
+    def _move(self, place: int, verdict: guards.GuardVerdict, now_s: float) -> None:
         self._place, self._moved_s, self._step_verdict = place, now_s, verdict
         self._calm_since_s = None
         self._temperatures.clear()  # the trend was of another variant's heat

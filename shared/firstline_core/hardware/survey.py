@@ -23,20 +23,7 @@ from typing import NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-from firstline_core.hardware.catalogue import (
-    HIGHEST_COUNT,
-    MOST,
-    Accelerator,
-    Catalogue,
-    LinkKind,
-    Memory,
-    NetworkLink,
-    PowerSource,
-    Processor,
-    Storage,
-    ThermalZone,
-    encode,
-)
+from firstline_core.hardware import catalogue
 from firstline_core.hardware.kernel_files import (
     FileReading,
     Tree,
@@ -99,12 +86,12 @@ class _Identity(NamedTuple):
 
     board: str
     kernel: str
-    processor: Processor
+    processor: catalogue.Processor
     memory: FileReading
-    accelerators: tuple[Accelerator, ...]
+    accelerators: tuple[catalogue.Accelerator, ...]
 
 
-def describe_device(tree: Tree, folder: Path) -> Catalogue:
+def describe_device(tree: Tree, folder: Path) -> catalogue.Catalogue:
     """Describes the device from files, without measuring; takes milliseconds.
 
     Args:
@@ -113,14 +100,14 @@ def describe_device(tree: Tree, folder: Path) -> Catalogue:
     """
     identity, limit = _identify(tree), memory_limit(tree)
     total = identity.memory
-    return Catalogue(
+    return catalogue.Catalogue(
         fingerprint=_fingerprint(identity),
         board=identity.board,
         kernel=identity.kernel,
         processor=identity.processor,
-        memory=Memory(int(measured(total) or 0), int(limit.value) if isinstance(limit, Measured) else None),
+        memory=catalogue.Memory(int(measured(total) or 0), int(limit.value) if isinstance(limit, Measured) else None),
         accelerators=identity.accelerators,
-        thermal_zones=thermal_zones(tree)[:MOST],
+        thermal_zones=thermal_zones(tree)[: catalogue.MOST],
         power_sources=_power_sources(tree),
         storage=storage(tree, folder),
         links=_links(tree),
@@ -140,8 +127,8 @@ def fingerprint(tree: Tree) -> str:
 
 
 def measure_device(
-    described: Catalogue, tree: Tree, folder: Path, progress: Callable[[str], None] = lambda _: None
-) -> Catalogue:
+    described: catalogue.Catalogue, tree: Tree, folder: Path, progress: Callable[[str], None] = lambda _: None
+) -> catalogue.Catalogue:
     """Returns the catalogue with measurements; failures are noted. Takes seconds.
 
     Args:
@@ -173,7 +160,7 @@ def measure_device(
     )
 
 
-def with_measurements(described: Catalogue, stored: Catalogue) -> Catalogue:
+def with_measurements(described: catalogue.Catalogue, stored: catalogue.Catalogue) -> catalogue.Catalogue:
     """Returns what files say now with stored measurements: links, free space and power sources change."""
     disk = described.storage
     if disk is not None and stored.storage is not None:
@@ -218,7 +205,7 @@ def _packages() -> list[str]:
     return found
 
 
-def _processor(tree: Tree) -> Processor:
+def _processor(tree: Tree) -> catalogue.Processor:
     cpuinfo = "\n".join(tree.text_lines("proc/cpuinfo", 1 << 20))
     flags = set(matched[1].split()) if (matched := _FLAGS.search(cpuinfo)) is not None else set()
     if (matched := _MODEL.search(cpuinfo)) is not None:
@@ -227,7 +214,7 @@ def _processor(tree: Tree) -> Processor:
         parts = dict.fromkeys(_PART.findall(cpuinfo))
         model = " + ".join(_PARTS.get(part, f"Arm part {part}") for part in parts)[:64]
     rated = [hertz for reading in frequencies(tree).rated_hz.values() if (hertz := measured(reading)) is not None]
-    return Processor(
+    return catalogue.Processor(
         model,
         platform.machine(),
         _online_cores(tree),
@@ -262,17 +249,17 @@ def _last_cache_bytes(tree: Tree) -> int | None:
     return max(((level, size) for level, size in found if size <= _LARGEST_CACHE_BYTES), default=(0, None))[1]
 
 
-def _accelerators(tree: Tree) -> tuple[Accelerator, ...]:
+def _accelerators(tree: Tree) -> tuple[catalogue.Accelerator, ...]:
     """Accelerators that the kernel shows; whether a runtime can use one is found out by a trial."""
     found = [
-        Accelerator(kind, _nvidia_model(tree, path) or name, f"/{path}")
+        catalogue.Accelerator(kind, _nvidia_model(tree, path) or name, f"/{path}")
         for folder, pattern, kind, name in _ACCELERATORS
         for path in tree.names(folder, pattern)
     ]
     for device in tree.names("sys/bus/usb/devices", "*"):
         if (tree.text(f"{device}/idVendor"), tree.text(f"{device}/idProduct")) in _CORAL_USB:
-            found.append(Accelerator("tpu", "Coral Edge TPU (USB)", f"/{device}"))
-    return tuple(replace(one, source=one.source[:_TEXT_CHARACTERS]) for one in found[:MOST])
+            found.append(catalogue.Accelerator("tpu", "Coral Edge TPU (USB)", f"/{device}"))
+    return tuple(replace(one, source=one.source[:_TEXT_CHARACTERS]) for one in found[: catalogue.MOST])
 
 
 def _nvidia_model(tree: Tree, path: str) -> str:
@@ -285,7 +272,7 @@ def _nvidia_model(tree: Tree, path: str) -> str:
     return next((printable_name(line.partition(":")[2]) for line in lines if line.startswith("Model:")), "")
 
 
-def thermal_zones(tree: Tree) -> tuple[ThermalZone, ...]:
+def thermal_zones(tree: Tree) -> tuple[catalogue.ThermalZone, ...]:
     """Returns all zones with the temperatures at which the kernel throttles, and switches off."""
     found = []
     for zone in tree.names("sys/class/thermal", "thermal_zone*"):
@@ -295,25 +282,27 @@ def thermal_zones(tree: Tree) -> tuple[ThermalZone, ...]:
             at_c = tree.value(file.replace("_type", "_temp"), 0.001, low=0, high=200)
             if which is not None and at_c is not None:
                 trips[which] = min(at_c, trips.get(which, at_c))
-        found.append(ThermalZone(tree.word(f"{zone}/type", printable_name(zone.rpartition("/")[2])), **trips))
+        found.append(catalogue.ThermalZone(tree.word(f"{zone}/type", printable_name(zone.rpartition("/")[2])), **trips))
     return tuple(found)
 
 
-def _power_sources(tree: Tree) -> tuple[PowerSource, ...]:
+def _power_sources(tree: Tree) -> tuple[catalogue.PowerSource, ...]:
     found = []
     for folder in tree.names("sys/class/power_supply", "*"):
         if tree.text(f"{folder}/scope") != "Device":
             kind = _SUPPLY_KINDS.get(tree.word(f"{folder}/type"), "other")
             measures = tree.has(f"{folder}/power_now") or tree.has(f"{folder}/current_now")
-            found.append(PowerSource(printable_name(folder.rpartition("/")[2]), kind, measures))
-    found += [PowerSource(name, "rail", isinstance(reading, Measured)) for name, reading in rails_w(tree).items()]
+            found.append(catalogue.PowerSource(printable_name(folder.rpartition("/")[2]), kind, measures))
+    found += [
+        catalogue.PowerSource(name, "rail", isinstance(reading, Measured)) for name, reading in rails_w(tree).items()
+    ]
     for folder in tree.names("sys/class/powercap", "intel-rapl:*"):
         readable = tree.value(f"{folder}/energy_uj", low=0) is not None
-        found.append(PowerSource(tree.word(f"{folder}/name", "rapl"), "rapl", readable))
-    return tuple(found[:MOST])
+        found.append(catalogue.PowerSource(tree.word(f"{folder}/name", "rapl"), "rapl", readable))
+    return tuple(found[: catalogue.MOST])
 
 
-def storage(tree: Tree, folder: Path) -> Storage | None:
+def storage(tree: Tree, folder: Path) -> catalogue.Storage | None:
     """Returns space and file system of a folder's disk; None if the folder is missing.
 
     Args:
@@ -324,31 +313,31 @@ def storage(tree: Tree, folder: Path) -> Storage | None:
         usage = shutil.disk_usage(folder)
     except OSError:
         return None
-    if max(usage.total, usage.free) > HIGHEST_COUNT:
+    if max(usage.total, usage.free) > catalogue.HIGHEST_COUNT:
         return None  # a file system in user space may report anything
     longest, file_system = -1, ""
     for line in tree.text_lines("proc/self/mounts", 1 << 20):
         fields = line.split(" ")
         if len(fields) > 2 and folder.resolve().is_relative_to(fields[1]) and len(fields[1]) >= longest:
             longest, file_system = len(fields[1]), printable_name(fields[2])
-    return Storage(usage.total, usage.free, file_system)
+    return catalogue.Storage(usage.total, usage.free, file_system)
 
 
-def _links(tree: Tree) -> tuple[NetworkLink, ...]:
+def _links(tree: Tree) -> tuple[catalogue.NetworkLink, ...]:
     """All network interfaces (sysfs-class-net), those with hardware first."""
     found = [_link(tree, folder) for folder in tree.names("sys/class/net", "*")]
-    return tuple(sorted(found, key=lambda link: link.kind in ("virtual", "loopback"))[:MOST])
+    return tuple(sorted(found, key=lambda link: link.kind in ("virtual", "loopback"))[: catalogue.MOST])
 
 
-def _link(tree: Tree, folder: str) -> NetworkLink:
+def _link(tree: Tree, folder: str) -> catalogue.NetworkLink:
     kind = _link_kind(tree, folder)
     state = tree.text(f"{folder}/operstate")
     bits_per_s = tree.value(f"{folder}/speed", 1e6, low=1, high=1e13)  # -1 if unknown
     up = state == "up" or (state == "unknown" and kind in ("loopback", "cellular"))
-    return NetworkLink(printable_name(folder.rpartition("/")[2]), kind, up, bits_per_s)
+    return catalogue.NetworkLink(printable_name(folder.rpartition("/")[2]), kind, up, bits_per_s)
 
 
-def _link_kind(tree: Tree, folder: str) -> LinkKind:
+def _link_kind(tree: Tree, folder: str) -> catalogue.LinkKind:
     if tree.text(f"{folder}/type") == _LOOPBACK:
         return "loopback"
     if tree.has(f"{folder}/wireless") or tree.has(f"{folder}/phy80211"):
@@ -364,7 +353,7 @@ def main(arguments: list[str]) -> int:
     """Runs the command in the module's docstring."""
     use_lowest_priority()
     folder, tree = Path(arguments[0]), Tree(Path(arguments[1]) if len(arguments) > 1 else Path("/"))
-    sys.stdout.buffer.write(encode(measure_device(describe_device(tree, folder), tree, folder)))
+    sys.stdout.buffer.write(catalogue.encode(measure_device(describe_device(tree, folder), tree, folder)))
     return 0
 
 

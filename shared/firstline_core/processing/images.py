@@ -20,19 +20,8 @@ from PIL.JpegImagePlugin import JpegImageFile
 from PIL.PngImagePlugin import PngImageFile
 
 from firstline_core.errors import InvalidTensorError, PayloadTooLargeError
+from firstline_core.processing import image_header
 from firstline_core.processing.geometry import ImageStep, crop_side, geometry, placed
-from firstline_core.processing.image_header import (
-    NO_COST,
-    DecodingCost,
-    ImageHeader,
-    MeasuredImage,
-    as_four_channels,
-    check_limits,
-    damage_hint,
-    lacks_rows,
-    measure,
-    read_header,
-)
 from firstline_core.processing.steps import CHANNELS, CenterCrop, Decode, Mode, Resize
 from firstline_core.protocol.limits import DEFAULT_DECODING_LIMITS, DecodingLimits
 from firstline_core.types import Array, Tensor
@@ -109,7 +98,7 @@ class ImageProcessing:
         self._later_bytes = later_bytes
         self._transform = _transform(steps)
 
-    def cost(self, tensor: Tensor) -> DecodingCost:
+    def cost(self, tensor: Tensor) -> image_header.DecodingCost:
         """Returns what the images of a request cost, from their headers; `NO_COST` if they need no step.
 
         Raises:
@@ -120,9 +109,9 @@ class ImageProcessing:
         if not array.dtype.hasobject:
             _check_pixels(tensor)
             if self._passes(array):
-                return NO_COST
+                return image_header.NO_COST
         source_limit = max(SOURCE_PIXELS_LIMIT, self._limits.pixels)
-        measured: list[MeasuredImage] = []
+        measured: list[image_header.MeasuredImage] = []
         source_pixels = pixels = 0
         for row, element in enumerate(array):
             if not measured or array.dtype.hasobject:  # rows of pixels have one size
@@ -136,9 +125,9 @@ class ImageProcessing:
                         f"Input '{tensor.name}' has more than {limit} pixels by row {row}; send fewer or smaller "
                         "images."
                     )
-        return DecodingCost(tuple(measured))
+        return image_header.DecodingCost(tuple(measured))
 
-    def run(self, tensor: Tensor, cost: DecodingCost | None = None) -> Array:
+    def run(self, tensor: Tensor, cost: image_header.DecodingCost | None = None) -> Array:
         """Runs the steps.
 
         Args:
@@ -164,7 +153,7 @@ class ImageProcessing:
             done.append(found)
         return done[0][None] if len(done) == 1 else np.stack(done)
 
-    def geometry(self, tensor: Tensor, cost: DecodingCost) -> NDArray[np.float32]:
+    def geometry(self, tensor: Tensor, cost: image_header.DecodingCost) -> NDArray[np.float32]:
         """Returns where the result of `run` lies in the upright images: FP32 (rows, 6), see `processing/geometry.py`.
 
         Args:
@@ -182,14 +171,14 @@ class ImageProcessing:
             return False
         return self._mode is None or array.shape[3] == CHANNELS[self._mode]
 
-    def _measured(self, element: bytes | Pixels, where: str) -> MeasuredImage:
+    def _measured(self, element: bytes | Pixels, where: str) -> image_header.MeasuredImage:
         """Returns the cost of one image within the limits."""
         if isinstance(element, np.ndarray):
             height, width, channels = element.shape
-            header, encoded_bytes = ImageHeader("pixels", width, height, channels), 0
+            header, encoded_bytes = image_header.ImageHeader("pixels", width, height, channels), 0
         else:
             header, encoded_bytes = checked_header(element, self._limits, where), len(element)
-        image = measure(header, self._decode, self._steps, self._later_bytes, encoded_bytes)
+        image = image_header.measure(header, self._decode, self._steps, self._later_bytes, encoded_bytes)
         if image.working_bytes > self._limits.memory_bytes:
             raise PayloadTooLargeError(
                 f"{where} has {header.width}x{header.height} pixels, which take {image.working_bytes} bytes of memory; "
@@ -197,7 +186,7 @@ class ImageProcessing:
             )
         return image
 
-    def _original(self, element: bytes | Pixels, header: ImageHeader, where: str) -> Image.Image:
+    def _original(self, element: bytes | Pixels, header: image_header.ImageHeader, where: str) -> Image.Image:
         if not isinstance(element, np.ndarray):
             return _decoded(element, header, self._decode or Decode(), where)
         image = Image.fromarray(element[:, :, 0] if element.shape[2] == 1 else element)
@@ -220,7 +209,7 @@ def decode(encoded: bytes, step: Decode, where: str, limits: DecodingLimits = DE
     return _decoded(encoded, checked_header(encoded, limits, where), step, where)
 
 
-def _decoded(encoded: bytes, header: ImageHeader, step: Decode, where: str) -> Image.Image:
+def _decoded(encoded: bytes, header: image_header.ImageHeader, step: Decode, where: str) -> Image.Image:
     """Decodes an image whose header was checked."""
     # The plugins are used instead of Image.open: no parser of another format is reachable, and Pillow's process-wide
     # limit on pixels stays under the control of the embedding application.
@@ -229,25 +218,27 @@ def _decoded(encoded: bytes, header: ImageHeader, step: Decode, where: str) -> I
         return opaque.transpose(_UPRIGHT[header.orientation]) if header.orientation > 1 else opaque
     except _BROKEN as error:
         raise InvalidTensorError(
-            f"{where} is a broken {header.kind} of {len(encoded)} bytes: {error}.{damage_hint(encoded)}"
+            f"{where} is a broken {header.kind} of {len(encoded)} bytes: {error}.{image_header.damage_hint(encoded)}"
         ) from error
 
 
-def _loaded(encoded: bytes, header: ImageHeader, where: str) -> Image.Image:
+def _loaded(encoded: bytes, header: image_header.ImageHeader, where: str) -> Image.Image:
     """Returns the image as Pillow reads it."""
-    image = _OPENERS[header.kind](BytesIO(as_four_channels(encoded) if header.is_wide_grey_alpha else encoded))
+    image = _OPENERS[header.kind](
+        BytesIO(image_header.as_four_channels(encoded) if header.is_wide_grey_alpha else encoded)
+    )
     if image.size != (header.width, header.height):
         raise InvalidTensorError(f"{where} is a broken {header.kind}: it declares two sizes.")
     image.load()
-    if header.kind == "PNG" and _may_lack_rows(image, header) and lacks_rows(encoded, header):
+    if header.kind == "PNG" and _may_lack_rows(image, header) and image_header.lacks_rows(encoded, header):
         raise InvalidTensorError(f"{where} is a truncated PNG: its compressed data ends before its last row.")
     return image
 
 
-def checked_header(encoded: bytes, limits: DecodingLimits, where: str) -> ImageHeader:
+def checked_header(encoded: bytes, limits: DecodingLimits, where: str) -> image_header.ImageHeader:
     """Returns the header of an image within the limits; see `read_header` and `check_limits`."""
-    header = read_header(encoded, where)
-    check_limits(header, limits, where)
+    header = image_header.read_header(encoded, where)
+    image_header.check_limits(header, limits, where)
     return header
 
 
@@ -260,14 +251,14 @@ def _check_pixels(tensor: Tensor) -> None:
         )
 
 
-def _may_lack_rows(image: Image.Image, header: ImageHeader) -> bool:
+def _may_lack_rows(image: Image.Image, header: image_header.ImageHeader) -> bool:
     """Returns whether a PNG's last row may not have been written: Pillow begins with zeros."""
     if header.interlaced:
         return True
     return not any(image.crop((0, image.height - 1, image.width, image.height)).tobytes())
 
 
-def _opaque(image: Image.Image, header: ImageHeader, step: Decode, where: str) -> Image.Image:
+def _opaque(image: Image.Image, header: image_header.ImageHeader, step: Decode, where: str) -> Image.Image:
     """Returns an image of 8 bits without transparency."""
     if header.bits == 16:
         image = _of_8_bits(image, header, step, where)
@@ -284,7 +275,7 @@ def _opaque(image: Image.Image, header: ImageHeader, step: Decode, where: str) -
     return background
 
 
-def _of_8_bits(image: Image.Image, header: ImageHeader, step: Decode, where: str) -> Image.Image:
+def _of_8_bits(image: Image.Image, header: image_header.ImageHeader, step: Decode, where: str) -> Image.Image:
     """Scales a 16-bit image. Pillow takes the high byte of colours, and would clip greyscale values above 255."""
     if header.is_wide_grey_alpha:
         high, low, alpha, _ = image.split()

@@ -10,22 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from firstline_core.errors import ConfigError
-from firstline_core.routing import binomial, bounds
-from firstline_core.routing.certification import (
-    MAIN_SHARE,
-    CertificationResult,
-    RiskTests,
-    Start,
-    between,
-    certify,
-    check_rows,
-    check_share,
-    check_starts,
-    rejected_ranges,
-    split,
-    start_shares,
-    starts_at,
-)
+from firstline_core.routing import binomial, bounds, certification
 
 _STEPS = 100
 _WALKED = 5000  # with more rows, a part of them places the thresholds
@@ -52,7 +37,7 @@ def certify_stream(
     select_fraction: float = 0.0,
     seed: int = 0,
     grid: ArrayLike | None = None,
-) -> CertificationResult:
+) -> certification.CertificationResult:
     """Finds the loosest threshold at which the tiered accuracy is at most epsilon below the full model's.
 
     The test is paired: the loss of a row is the accuracy lost by accepting it, and 0 if it is escalated, so that its
@@ -78,14 +63,14 @@ def certify_stream(
     score_array, net_array = np.asarray(scores, np.float64), np.asarray(net_losses, np.float64)
     if score_array.ndim != 1 or score_array.shape != net_array.shape or not (np.abs(net_array) <= 1).all():
         raise ConfigError("A contract on the stream needs one score and one net loss from -1 to 1 a row.")
-    check_share("epsilon", epsilon)
-    check_share("delta", delta)
+    certification.check_share("epsilon", epsilon)
+    certification.check_share("delta", delta)
     if grid is None and not select_fraction and len(score_array) > _WALKED:
         select_fraction = _WALKED / len(score_array) / 10
     grid_scores = np.asarray(score_array if grid is None else grid, np.float64)
     if select_fraction:
-        check_share("the selection fraction", select_fraction)
-        selection, rest = split(len(score_array), select_fraction, seed)
+        certification.check_share("the selection fraction", select_fraction)
+        selection, rest = certification.split(len(score_array), select_fraction, seed)
         grid_scores = score_array[selection] if grid is None else grid_scores
         score_array, net_array = score_array[rest], net_array[rest]
     order = np.random.default_rng(seed).permutation(len(score_array))
@@ -94,7 +79,7 @@ def certify_stream(
     # Accepted answers without a net loss have the transformed loss 1/2.
     needed = max(bounds.rows_needed(0.5, (1 + epsilon) / 2, delta) - len(score_array), 1)
     if not len(candidates) or not len(score_array):
-        return CertificationResult(False, None, 0.0, None, len(score_array), needed)
+        return certification.CertificationResult(False, None, 0.0, None, len(score_array), needed)
     if grid is not None or select_fraction:
         candidates = candidates[np.ceil(np.arange(1, _STEPS + 1) / _STEPS * len(candidates)).astype(np.intp) - 1]
     thresholds = np.append(np.inf, np.unique(candidates)[::-1])
@@ -111,16 +96,18 @@ def certify_stream(
                 break
         return found
 
-    rejected = rejected_ranges(len(thresholds), [(0, 1.0)], delta, p_values)
+    rejected = certification.rejected_ranges(len(thresholds), [(0, 1.0)], delta, p_values)
     if not rejected or rejected[0].last == 0:
-        return CertificationResult(False, None, 0.0, None, len(score_array), needed)
+        return certification.CertificationResult(False, None, 0.0, None, len(score_array), needed)
     at = rejected[0].last
     lowest = float(thresholds[at])
     kept = score_array >= lowest
     below = score_array[score_array < lowest]
     upper = 2 * bounds.upper_bound(lambda mean: bounds.betting(losses(at), mean), delta) - 1
-    threshold = between(float(below.max()) if below.size else None, lowest)
-    return CertificationResult(True, threshold, float(kept.mean()), min(upper, epsilon), len(score_array), 0)
+    threshold = certification.between(float(below.max()) if below.size else None, lowest)
+    return certification.CertificationResult(
+        True, threshold, float(kept.mean()), min(upper, epsilon), len(score_array), 0
+    )
 
 
 def certify_groups(
@@ -132,8 +119,8 @@ def certify_groups(
     *,
     select_fraction: float = 0.0,
     seed: int = 0,
-    starts: Mapping[Group, Sequence[Start]] | None = None,
-) -> dict[Group, CertificationResult]:
+    starts: Mapping[Group, Sequence[certification.Start]] | None = None,
+) -> dict[Group, certification.CertificationResult]:
     """Certifies each group (a predicted class, a site); all results hold together with confidence 1 - delta.
 
     Delta is split evenly over the groups (Bonferroni). Holm's improvement would make the threshold of each group depend
@@ -159,7 +146,7 @@ def certify_groups(
     for row, group in enumerate(groups):
         members.setdefault(group, []).append(row)
     return {
-        group: certify(
+        group: certification.certify(
             score_array[rows],
             loss_array[rows],
             epsilon,
@@ -181,7 +168,7 @@ def certify_weighted(
     *,
     select_fraction: float = 0.0,
     seed: int = 0,
-) -> CertificationResult:
+) -> certification.CertificationResult:
     """Finds the loosest threshold that the rows certify for the population that they were sampled from.
 
     For rows that were sampled with different probabilities, such as the audits of a device. A row that was sampled with
@@ -212,12 +199,18 @@ def certify_weighted(
     Raises:
         ConfigError: as for `certify`, or an invalid weight.
     """
-    check_share("epsilon", epsilon)
+    certification.check_share("epsilon", epsilon)
     score_array, bounded_losses, shares = _weighted(scores, losses, weights, epsilon)
-    found = certify(score_array, bounded_losses, epsilon, delta, select_fraction=select_fraction, seed=seed)
+    found = certification.certify(
+        score_array, bounded_losses, epsilon, delta, select_fraction=select_fraction, seed=seed
+    )
     if found.threshold is None:
         return found
-    rest = split(len(score_array), select_fraction, seed)[1] if select_fraction else np.arange(len(score_array))
+    rest = (
+        certification.split(len(score_array), select_fraction, seed)[1]
+        if select_fraction
+        else np.arange(len(score_array))
+    )
     return replace(found, kept=_kept_share(score_array[rest], shares[rest], found.threshold))
 
 
@@ -266,7 +259,7 @@ class EventRows:
         Raises:
             ConfigError: as for `certify_weighted`.
         """
-        scores, losses = check_rows(self.scores, self.losses, self.epsilon, self.delta)
+        scores, losses = certification.check_rows(self.scores, self.losses, self.epsilon, self.delta)
         weights = np.ones(len(scores)) if self.weights is None else self.weights
         return _weighted(scores, losses, weights, self.epsilon)
 
@@ -289,7 +282,7 @@ class EventResult:
 
 
 @dataclass(frozen=True, slots=True)
-class EventsResult(CertificationResult):
+class EventsResult(certification.CertificationResult):
     """The results of promises about events. `n` and `kept` are of all events' rows, `risk_upper` is the largest.
 
     Attributes:
@@ -302,7 +295,7 @@ class EventsResult(CertificationResult):
 
 
 def certify_events(
-    events: Mapping[str, EventRows], *, starts: Sequence[Start] | None = None, seed: int = 0
+    events: Mapping[str, EventRows], *, starts: Sequence[certification.Start] | None = None, seed: int = 0
 ) -> EventsResult:
     """Finds the loosest threshold at which the promises about all events are proved.
 
@@ -334,21 +327,23 @@ def certify_events(
         ((name, rows),) = events.items()
         fewest = first_rows(rows.epsilon, rows.delta)
         scores, losses, weights = rows.bounded()
-        found = certify(scores, losses, rows.epsilon, rows.delta, seed=seed, fewest_rows=fewest)
+        found = certification.certify(scores, losses, rows.epsilon, rows.delta, seed=seed, fewest_rows=fewest)
         few = 0 if found.certified else _too_few(found.n, rows.epsilon, rows.delta)
         kept = 0.0 if found.threshold is None else _kept_share(scores, weights, found.threshold)
         only = EventResult(rows.epsilon, rows.delta, found.n, kept, found.risk_upper, few)
         return EventsResult(
             found.certified, found.threshold, kept, found.risk_upper, found.n, found.n_needed, {name: only}
         )
-    check_starts(starts)
+    certification.check_starts(starts)
     return _certify_at_starts(events, starts, seed)
 
 
-def _certify_at_starts(events: Mapping[str, EventRows], starts: Sequence[Start], seed: int) -> EventsResult:
+def _certify_at_starts(
+    events: Mapping[str, EventRows], starts: Sequence[certification.Start], seed: int
+) -> EventsResult:
     bounded = {name: rows.bounded() for name, rows in events.items()}
     tests = [
-        RiskTests.of(scores, losses, rows.epsilon, rows.delta, seed=seed)
+        certification.RiskTests.of(scores, losses, rows.epsilon, rows.delta, seed=seed)
         for rows, (scores, losses, _) in zip(events.values(), bounded.values(), strict=True)
     ]
     delta = max(test.delta for test in tests)
@@ -367,7 +362,7 @@ def _certify_at_starts(events: Mapping[str, EventRows], starts: Sequence[Start],
         largest: NDArray[np.float64] = np.maximum.reduce(scaled)
         return largest
 
-    rejected = rejected_ranges(len(descending), places, delta, p_values)
+    rejected = certification.rejected_ranges(len(descending), places, delta, p_values)
     if not rejected:
         missing = [
             max(test.missing(int(rows[at]), share * test.delta) for test, rows in zip(tests, kept, strict=True))
@@ -396,7 +391,7 @@ def _certify_at_starts(events: Mapping[str, EventRows], starts: Sequence[Start],
     below = float(descending[at + 1]) if at + 1 < len(descending) else None
     return EventsResult(
         certified=True,
-        threshold=between(below, lowest),
+        threshold=certification.between(below, lowest),
         kept=sum(int(rows[at]) for rows in kept) / n,
         risk_upper=max(result.risk_upper or 0.0 for result in results.values()),
         n=n,
@@ -412,12 +407,12 @@ def _too_few(rows: int, epsilon: float, delta: float) -> int:
 
 def first_rows(epsilon: float, delta: float) -> int:
     """Returns how many rows of an event are tested first: they prove the promise even with one error among them."""
-    return binomial.rows_needed(1, epsilon, MAIN_SHARE * delta)
+    return binomial.rows_needed(1, epsilon, certification.MAIN_SHARE * delta)
 
 
 def event_starts(
     scores: Sequence[ArrayLike], rows: Sequence[int], bounds_of: Sequence[tuple[float, float]]
-) -> tuple[Start, ...]:
+) -> tuple[certification.Start, ...]:
     """Returns the thresholds where testing of several events starts.
 
     Each of them keeps, of every event's rows, the share with which `certify` starts, and about `first_rows` of them.
@@ -432,12 +427,14 @@ def event_starts(
     if lowest is None:
         return ()
     fewest = [first_rows(epsilon, delta) for epsilon, delta in bounds_of]
-    shares_of = zip(*(start_shares(count, least) for count, least in zip(rows, fewest, strict=True)), strict=True)
+    shares_of = zip(
+        *(certification.start_shares(count, least) for count, least in zip(rows, fewest, strict=True)), strict=True
+    )
     found: dict[float, float] = {}
     for shares in shares_of:
         places = [
-            starts_at(one, [share])[0].threshold if len(one) else lowest
+            certification.starts_at(one, [share])[0].threshold if len(one) else lowest
             for one, share in zip(descending, shares, strict=True)
         ]
         found[min(places)] = found.get(min(places), 0.0) + shares[0][1]
-    return tuple(Start(threshold, min(share, 1.0)) for threshold, share in found.items())
+    return tuple(certification.Start(threshold, min(share, 1.0)) for threshold, share in found.items())
