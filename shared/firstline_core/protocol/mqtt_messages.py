@@ -114,7 +114,7 @@ class Publication:
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
+class Message(Publication):
     """A received message. If a user property is repeated, the last one counts.
 
     Args:
@@ -122,14 +122,6 @@ class Message:
         ack: acknowledges it; only the first call counts, and only on the connection that delivered it.
     """
 
-    topic: str
-    payload: bytes
-    properties: dict[str, str] = field(default_factory=dict)
-    response_topic: str = ""
-    correlation_data: bytes = b""
-    expiry_s: int | None = None
-    retain: bool = False
-    qos: int = 1
     ack: Callable[[], None] = field(default=lambda: None, repr=False, compare=False)
 
 

@@ -6,7 +6,8 @@ The `onnx` package is too large for a device, so the file is read as protobuf; t
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -82,15 +83,38 @@ class _Graph(NamedTuple):
     constants: dict[str, list[int]]
 
 
+class _Message:
+    """The fields of a protobuf message by number; those of another type than is asked for are left out."""
+
+    def __init__(self, data: memoryview) -> None:
+        self._fields: defaultdict[int, list[int | memoryview]] = defaultdict(list)
+        for number, value in fields(data):
+            self._fields[number].append(value)
+
+    def parts(self, *numbers: int) -> list[memoryview]:
+        return [value for number in numbers for value in self._fields[number] if isinstance(value, memoryview)]
+
+    def messages(self, number: int) -> Iterator[_Message]:
+        return map(_Message, self.parts(number))
+
+    def texts(self, number: int) -> list[str]:
+        return [bytes(value[:200]).decode(errors="replace") for value in self.parts(number)]
+
+    def text(self, number: int) -> str:
+        return "".join(self.texts(number)[-1:])
+
+    def integers(self, *numbers: int) -> list[int]:
+        return [one for number in numbers for value in self._fields[number] for one in _integers(value)]
+
+
 def _onnx_operators(model: bytes) -> Iterator[tuple[str, RowOperator]]:
-    graph, opset = _Graph([], {}), 0
-    for number, value in fields(memoryview(model)):
-        if number in (7, 25) and isinstance(value, memoryview):  # graph, function
-            _read_graph(value, 1 if number == 7 else 7, graph)
-        elif number == 8 and isinstance(value, memoryview):
-            imported = dict(fields(value))
-            if not imported.get(1) and isinstance(version := imported.get(2), int):
-                opset = version
+    graph, opset, parsed = _Graph([], {}), 0, _Message(memoryview(model))
+    for body in parsed.messages(7):
+        _read_graph(body, graph)
+    for function in parsed.messages(25):
+        _read_nodes(function.messages(7), graph)
+    for imported in parsed.messages(8):
+        opset = next(iter(imported.integers(2)), opset) if not imported.text(1) else opset
     for node in graph.nodes:
         yield from _judged(node, graph.constants, opset)
 
@@ -133,70 +157,35 @@ def _axes(node: _Node, constants: Mapping[str, list[int]], opset: int) -> list[i
     return [1 if opset < _OLD_SOFTMAX and node.kind != "TopK" else -1]
 
 
-def _read_graph(data: memoryview, node_number: int, graph: _Graph) -> None:
-    for number, value in fields(data):
-        if not isinstance(value, memoryview):
-            continue
-        if number == node_number:
-            _read_node(value, graph)
-        elif number == 5 and node_number == 1:
-            name, numbers = _tensor(value)
-            graph.constants[name] = numbers
+def _read_graph(body: _Message, graph: _Graph) -> None:
+    for tensor in body.messages(5):
+        graph.constants[tensor.text(8)] = _values(tensor)
+    _read_nodes(body.messages(1), graph)
 
 
-def _read_node(data: memoryview, graph: _Graph) -> None:
-    inputs, outputs, texts = list[str](), list[str](), {3: "", 4: ""}
-    attributes, inner = dict[str, list[int]](), list[memoryview]()
-    for number, value in fields(data):
-        if not isinstance(value, memoryview):
-            continue
-        if number in (1, 2):
-            (inputs if number == 1 else outputs).append(_text(value))
-        elif number in texts:
-            texts[number] = _text(value)
-        elif number == 5:
-            name, numbers, graphs = _attribute(value)
-            attributes[name] = numbers
-            inner += graphs
-    graph.nodes.append(_Node(texts[4], texts[3], inputs, [name for name in outputs if name], attributes))
-    if texts[4] == "Constant" and outputs:
-        graph.constants[outputs[0]] = next(iter(attributes.values()), [])
-    for body in inner:
-        _read_graph(body, 1, graph)
+def _read_nodes(nodes: Iterable[_Message], graph: _Graph) -> None:
+    for node in nodes:
+        attributes, inner = dict[str, list[int]](), list[_Message]()
+        for each in node.messages(5):
+            numbers = each.integers(3, 8) + [value for tensor in each.messages(5) for value in _values(tensor)]
+            attributes[each.text(1)] = numbers or [0] * (each.text(1) == "axis")  # 0 may be left out of the file
+            inner += map(_Message, each.parts(6, 11))
+        kind, outputs = node.text(4), node.texts(2)
+        graph.nodes.append(_Node(kind, node.text(3), node.texts(1), [name for name in outputs if name], attributes))
+        if kind == "Constant" and outputs:
+            graph.constants[outputs[0]] = next(iter(attributes.values()), [])
+        for body in inner:
+            _read_graph(body, graph)
 
 
-def _attribute(data: memoryview) -> tuple[str, list[int], list[memoryview]]:
-    """Returns its name, its integers and its graphs; an integer of 0 may be left out of the file."""
-    name, numbers, graphs = "", list[int](), list[memoryview]()
-    for number, value in fields(data):
-        if number == 1 and isinstance(value, memoryview):
-            name = _text(value)
-        elif number in (3, 8):
-            numbers += _integers(value)
-        elif number == 5 and isinstance(value, memoryview):
-            numbers += _tensor(value)[1]
-        elif number in (6, 11) and isinstance(value, memoryview):
-            graphs.append(value)
-    return name, numbers if numbers or name != "axis" else [0], graphs
-
-
-def _tensor(data: memoryview) -> tuple[str, list[int]]:
-    """Returns the name and the values of a tensor of a few integers or booleans; [] for another one."""
-    name, kind, numbers, raw = "", 0, list[int](), b""
-    for number, value in fields(data):
-        if number == 2 and isinstance(value, int):
-            kind = value
-        elif number in (5, 7):
-            numbers += _integers(value)
-        elif number == 8 and isinstance(value, memoryview):
-            name = _text(value)
-        elif number == 9 and isinstance(value, memoryview):
-            raw = bytes(value[:64])
-    form = {6: "i", 7: "q", 9: "?"}.get(kind)
+def _values(tensor: _Message) -> list[int]:
+    """Returns the values of a tensor of a few integers or booleans; [] for another one."""
+    form = {6: "i", 7: "q", 9: "?"}.get(next(iter(tensor.integers(2)), 0))
     if form is None:
-        return name, []
-    size = struct.calcsize(form)
-    return name, numbers or [int(one) for (one,) in struct.iter_unpack(f"<{form}", raw[: len(raw) // size * size])]
+        return []
+    size, raw = struct.calcsize(form), b"".join(bytes(part[:64]) for part in tensor.parts(9))
+    packed = struct.iter_unpack(f"<{form}", raw[: len(raw) // size * size])
+    return tensor.integers(5, 7) or [int(one) for (one,) in packed]
 
 
 def _integers(value: int | memoryview) -> list[int]:
@@ -215,7 +204,3 @@ def _integers(value: int | memoryview) -> list[int]:
 
 def _signed(value: int) -> int:
     return value - (1 << 64) if value >= 1 << 63 else value
-
-
-def _text(value: memoryview) -> str:
-    return bytes(value[:200]).decode(errors="replace")

@@ -19,7 +19,7 @@ class Plain(Struct):
 
 
 def _read(content: bytes, kind: type[Note] | type[Plain] = Note) -> Note | Plain:
-    return read_json_document(content, kind, where="note.json", limit_bytes=40, supported_format=1, fault="is no note")
+    return read_json_document(content, kind, "note.json", 40, "is no note")
 
 
 @pytest.mark.parametrize("kind", [Note, Plain])
