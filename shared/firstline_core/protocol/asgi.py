@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import AsyncGenerator, Callable, Mapping
 from functools import cached_property, lru_cache
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import parse_qsl
 
 from firstline_core.errors import RequestError
@@ -130,21 +130,18 @@ class Request:
         return message.get("body", b""), message.get("more_body", False)
 
 
-class Streamed:
+class Streamed(NamedTuple):
     """An answer that is sent in pieces.
 
-    Args:
+    Attributes:
         headers: headers of the answer.
         pieces: content; closed at the end, also if the client leaves early.
         held: resources to close at the end.
     """
 
-    def __init__(
-        self, headers: Mapping[str, str], pieces: AsyncGenerator[bytes, None], held: contextlib.ExitStack
-    ) -> None:
-        self.headers = headers
-        self.pieces = pieces
-        self.held = held
+    headers: Mapping[str, str]
+    pieces: AsyncGenerator[bytes, None]
+    held: contextlib.ExitStack
 
 
 async def send_reply(reply: Reply, send: Send) -> None:

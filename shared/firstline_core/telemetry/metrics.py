@@ -6,6 +6,7 @@ import time
 from bisect import bisect_left
 from collections import Counter as CounterDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
@@ -144,22 +145,18 @@ class _AnswerCollector(Collector):
         return [answers, latencies]
 
 
+@dataclass(eq=False)
 class _Readings(Collector):
     """A collector that reads its values at each scrape."""
 
-    def __init__(
-        self,
-        family: Callable[[], CounterMetricFamily | GaugeMetricFamily],
-        read: Callable[[], Mapping[tuple[str, ...], float]],
-    ) -> None:
-        self._family = family
-        self._read = read
+    family: Callable[[], CounterMetricFamily | GaugeMetricFamily]
+    read: Callable[[], Mapping[tuple[str, ...], float]]
 
     def describe(self) -> Iterable[Metric]:
-        return [self._family()]
+        return [self.family()]
 
     def collect(self) -> Iterable[Metric]:
-        family = self._family()
-        for labels, value in self._read().items():
+        family = self.family()
+        for labels, value in self.read().items():
             family.add_metric(labels, value)
         return [family]

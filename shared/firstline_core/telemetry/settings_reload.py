@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 import msgspec
@@ -17,6 +18,7 @@ _Settings = TypeVar("_Settings", bound=msgspec.Struct)
 log = logger(__name__)
 
 
+@dataclass(eq=False)
 class SettingsReload(Generic[_Settings]):
     """The settings of one running process.
 
@@ -28,17 +30,10 @@ class SettingsReload(Generic[_Settings]):
         live: returns the keys that can change while the process runs, such as "log.level".
     """
 
-    def __init__(
-        self,
-        running: _Settings,
-        read: Callable[[], _Settings],
-        apply: Callable[[_Settings], Awaitable[Collection[str]]],
-        live: Callable[[], Collection[str]],
-    ) -> None:
-        self._running = running
-        self._read = read
-        self._apply = apply
-        self._live = live
+    running: _Settings
+    read: Callable[[], _Settings]
+    apply: Callable[[_Settings], Awaitable[Collection[str]]]
+    live: Callable[[], Collection[str]]
 
     async def keep(self, requested: asyncio.Event) -> None:
         """Reloads the settings each time that the event is set."""
@@ -50,19 +45,19 @@ class SettingsReload(Generic[_Settings]):
     async def reload(self) -> None:
         """Reloads the settings once; after an error, which is logged, the process keeps those in use."""
         try:
-            found = await asyncio.to_thread(self._read)
-            changed = changed_keys(self._running, found)
-            live = self._live()
+            found = await asyncio.to_thread(self.read)
+            changed = changed_keys(self.running, found)
+            live = self.live()
             applied = [key for key in changed if key in live]
-            settings = with_keys_of(self._running, found, applied)
-            files = await self._apply(settings)
+            settings = with_keys_of(self.running, found, applied)
+            files = await self.apply(settings)
         except FirstlineError as error:
             log.error("configuration not reloaded", why=error.message)
             return
         except Exception:  # a fault of ours must not end the task, because later requests would then have no effect
             log.exception("configuration not reloaded")
             return
-        self._running = settings
+        self.running = settings
         log.info("configuration reloaded", applied=", ".join(applied) or "none", files_read=", ".join(files) or "none")
         if waiting := [key for key in changed if key not in live]:
             log.warning("settings changed that need a restart", keys=", ".join(waiting))

@@ -252,22 +252,16 @@ class _CallMetadata(NamedTuple):
     trace: TraceContext | None
 
 
+@dataclass(eq=False, slots=True)
 class _Journal:
     """Records the end of one inference."""
 
-    def __init__(
-        self,
-        record: Callable[[str, str, float, FirstlineError | None], None],
-        clock: Clock,
-        arrived_s: float,
-        principal: str = "",
-    ) -> None:
-        self._record = record
-        self._clock = clock
-        self._arrived_s = arrived_s
-        self.principal = principal
-        self.model = ""
-        self.id = ""
+    record: Callable[[str, str, float, FirstlineError | None], None]
+    clock: Clock
+    arrived_s: float
+    principal: str = ""
+    model: str = ""
+    id: str = ""
 
     @contextmanager
     def recorded(self, call: str) -> Iterator[None]:
@@ -285,7 +279,7 @@ class _Journal:
             error = _unexpected(call)
             raise error from failure
         finally:
-            self._record(self.model, self.principal, self._clock.monotonic_s() - self._arrived_s, error)
+            self.record(self.model, self.principal, self.clock.monotonic_s() - self.arrived_s, error)
 
 
 def _trace_of_call(context: Context) -> TraceContext | None:
