@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 
 from firstline_core.protocol.limits import Limits
-from firstline_core.protocol.oip import decode_request
+from firstline_core.protocol.oip import Origin, decode_request
 from firstline_core.types import InferRequest
 
 _LIMITS = Limits(body_bytes=65_536, json_bytes=32_768, elements=8192, byte_elements=4096, rows=256)
@@ -54,7 +54,7 @@ def read_bytes(given: tuple[bytes, int | None]) -> InferRequest:
         AssertionError: it is accepted against the limits or its own shape.
     """
     body, header_length = given
-    request = decode_request("digits", body, header_length, now_s=1.0, trust_request_id=True, limits=_LIMITS)
+    request = decode_request("digits", body, header_length, Origin(now_s=1.0, trust_request_id=True, limits=_LIMITS))
     stated = orjson.loads(body[:header_length])["inputs"]
     assert [list(tensor.shape) for tensor in request.inputs] == [each["shape"] for each in stated], "another shape"
     elements = [element for tensor in request.inputs for element in tensor.array.reshape(-1)]

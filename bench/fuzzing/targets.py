@@ -36,7 +36,7 @@ from firstline_core.protocol.grpc.schema import message
 from firstline_core.protocol.http import error_from
 from firstline_core.protocol.limits import Limits
 from firstline_core.protocol.mqtt_messages import Message, Publication, Topics, parse_request
-from firstline_core.protocol.oip import Encoded, decode_request, decode_response, encode_request
+from firstline_core.protocol.oip import Encoded, Origin, decode_request, decode_response, encode_request
 from firstline_core.runtime.onnx import external_data
 from firstline_gateway.identity.ca import requested_key
 
@@ -95,7 +95,7 @@ def _read_binary(found: Input) -> object:
             return decode_response(body, length, LIMITS)
         except ProtocolError:
             return None
-    request = decode_request("digits", body, length, now_s=1.0, trust_request_id=True, limits=LIMITS)
+    request = decode_request("digits", body, length, Origin(now_s=1.0, trust_request_id=True, limits=LIMITS))
     return encode_request(request, binary=True, now_s=1.0)  # what was admitted can be sent on
 
 
@@ -139,7 +139,7 @@ def _int64(random: Random) -> int:
 
 def _read_grpc(sent: Input) -> object:
     head, raw = codec.split(sent, LIMITS)
-    request = codec.decode_request(head, raw, now_s=1.0, trust_request_id=True, limits=LIMITS)
+    request = codec.decode_request(head, raw, Origin(now_s=1.0, trust_request_id=True, limits=LIMITS))
     return encode_request(request, binary=True, now_s=1.0)  # what was admitted can be sent on
 
 
@@ -171,7 +171,7 @@ def _read_message(message: Input) -> object:
         return mqtt_messages.read_response(message, LIMITS)
     device, model = parse_request(message.topic)
     principal = f"device:{device}"
-    request = mqtt_messages.read_request(message, model, now_s=1.0, principal=principal, limits=LIMITS)
+    request = mqtt_messages.read_request(message, model, Origin(now_s=1.0, principal=principal, limits=LIMITS))
     return mqtt_messages.request_publication(
         request, topic=message.topic, response_topic=Topics(device).response, correlation_data=b"", now_s=1.0
     )

@@ -34,6 +34,7 @@ from firstline_core.protocol.data_plane import DataPlane
 from firstline_core.protocol.enrolment import device_principal
 from firstline_core.protocol.http import run_decoder
 from firstline_core.protocol.mqtt import MqttClient
+from firstline_core.protocol.oip import Origin
 from firstline_core.storage.secrets import read_secret
 from firstline_core.telemetry import logs
 from firstline_core.telemetry.metrics import RequestMetrics
@@ -183,15 +184,8 @@ class MqttConsumer:
     ) -> tuple[mqtt_messages.Publication, FirstlineError | None]:
         """Returns the answer to publish, and its error if it failed."""
         expiry_s = _ANSWER_EXPIRY_S
-        read = partial(
-            mqtt_messages.read_request,
-            message,
-            model,
-            now_s=self._clock.monotonic_s(),
-            principal=principal,
-            limits=self._plane.limits,
-            trace=trace,
-        )
+        origin = Origin(self._clock.monotonic_s(), principal, limits=self._plane.limits, trace=trace)
+        read = partial(mqtt_messages.read_request, message, model, origin)
         try:
             request = await run_decoder(read, mqtt_messages.json_bytes(message))
             if request.deadline_s is not None:

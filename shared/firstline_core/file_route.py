@@ -25,6 +25,7 @@ from firstline_core.protocol.asgi import Request
 from firstline_core.protocol.data_plane import DataPlane
 from firstline_core.protocol.http import CONTENT_TYPE, JSON_TYPE, Reply, header, json_reply
 from firstline_core.protocol.limits import DecodingLimits
+from firstline_core.protocol.oip import Origin
 from firstline_core.protocol.parameters import SEVERAL, VIEW
 from firstline_core.protocol.tensors import shown
 from firstline_core.tasks import describe, describes
@@ -99,17 +100,8 @@ class FileRoute:
             RequestError: see `read_view` and `file_inference.read_request`.
         """
         read_view(request.query, model, self._plane.task(model))  # before the model runs
-        return await file_inference.read_request(
-            model,
-            metadata,
-            request.headers,
-            request.query,
-            body,
-            principal=principal,
-            limits=self._plane.limits,
-            arrived_s=request.info.arrived_s,
-            trace=request.trace,
-        )
+        origin = Origin(request.info.arrived_s, principal, limits=self._plane.limits, trace=request.trace)
+        return await file_inference.read_request(model, metadata, request.headers, request.query, body, origin=origin)
 
     async def answer(self, inference: InferRequest, request: Request) -> Reply:
         """Runs inference, and returns the answer in the form that the caller accepts.

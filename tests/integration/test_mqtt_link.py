@@ -23,6 +23,7 @@ from firstline_core.clock import SYSTEM_CLOCK
 from firstline_core.protocol import mqtt_messages
 from firstline_core.protocol.mqtt import MqttClient
 from firstline_core.protocol.mqtt_messages import Message, MqttSettings, Topics, parse_request, shared_requests
+from firstline_core.protocol.oip import Origin
 from firstline_core.types import InferRequest, InferResponse, Tensor
 from firstline_edge.cloud.breaker import CircuitBreaker
 from firstline_edge.cloud.chain import LinkChain
@@ -52,7 +53,7 @@ async def gateway(broker: Broker, answering: Answering = answer_well) -> AsyncIt
         device, model = parse_request(message.topic)
         topic = Topics(device).response
         try:
-            asked = mqtt_messages.read_request(message, model, now_s=time.monotonic(), principal=device)
+            asked = mqtt_messages.read_request(message, model, Origin(now_s=time.monotonic(), principal=device))
             reply = mqtt_messages.response_publication(
                 asked, await answering(asked), topic=topic, correlation_data=message.correlation_data
             )

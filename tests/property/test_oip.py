@@ -15,7 +15,7 @@ from hypothesis.extra import numpy as hnp
 from firstline_core.errors import ProtocolError, RequestError
 from firstline_core.protocol.answer import from_parameters, to_parameters
 from firstline_core.protocol.limits import Limits
-from firstline_core.protocol.oip import decode_request, decode_response, encode_request, encode_response
+from firstline_core.protocol.oip import Origin, decode_request, decode_response, encode_request, encode_response
 from firstline_core.types import (
     DATATYPES,
     Answer,
@@ -85,7 +85,7 @@ def identity(tensor: Tensor) -> tuple[Any, ...]:
 def test_requests_survive_a_round_trip(data: st.DataObject, binary: bool, rows: int) -> None:
     sent = InferRequest("m", data.draw(tensor_lists(binary, rows)), REQUEST_ID)
     encoded = encode_request(sent, binary=binary)
-    got = decode_request("m", encoded.body, encoded.header_length, trust_request_id=True)
+    got = decode_request("m", encoded.body, encoded.header_length, Origin(trust_request_id=True))
     assert same(got.inputs, sent.inputs)
     assert got.request_id == REQUEST_ID
 
@@ -109,7 +109,7 @@ def test_notes_alarms_and_promises_survive_a_round_trip(
     inputs = (Tensor("x", np.zeros((1, 1), np.float32)),)
     sent = InferRequest("m", inputs, REQUEST_ID, audit=note, alarm=alarm, promised=promised)
     encoded = encode_request(sent, binary=binary)
-    device = decode_request("m", encoded.body, encoded.header_length, trust_request_id=True)
+    device = decode_request("m", encoded.body, encoded.header_length, Origin(trust_request_id=True))
     assert (device.audit, device.alarm, device.promised) == (note, alarm, promised)
     other = decode_request("m", encoded.body, encoded.header_length)
     assert (other.audit, other.alarm, other.promised) == (None, None, False)
@@ -121,7 +121,7 @@ def test_edge_outputs_of_an_audit_survive_a_round_trip(data: st.DataObject, note
     edge_outputs = {tensor.name: tensor.array for tensor in outputs}
     sent = InferRequest("m", inputs, REQUEST_ID, audit=note, edge_outputs=edge_outputs)
     encoded = encode_request(sent, binary=binary)
-    got = decode_request("m", encoded.body, encoded.header_length, trust_request_id=True)
+    got = decode_request("m", encoded.body, encoded.header_length, Origin(trust_request_id=True))
     assert same(got.inputs, inputs)
     assert same(tuple(Tensor(*each) for each in got.edge_outputs.items()), outputs)
     assert got.size_bytes == sent.size_bytes == payload_bytes(each.array for each in (*inputs, *outputs))
@@ -199,7 +199,7 @@ def test_answers_survive_a_round_trip(answer: Answer) -> None:
 def survives(body: bytes, header_length: int | None) -> None:
     """Read by both decoders: an answer or one of the errors that they promise."""
     try:
-        decode_request("m", body, header_length, trust_request_id=True, limits=SMALL)
+        decode_request("m", body, header_length, Origin(trust_request_id=True, limits=SMALL))
     except RequestError as error:
         assert error.message
     try:

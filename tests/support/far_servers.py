@@ -12,7 +12,7 @@ from firstline_core.clock import Clock
 from firstline_core.errors import FirstlineError, InvalidTensorError, LinkDownError, RemoteTimeoutError
 from firstline_core.protocol.http import error_reply, headers_for
 from firstline_core.protocol.http_client import HttpReply
-from firstline_core.protocol.oip import decode_request, encode_response
+from firstline_core.protocol.oip import Origin, decode_request, encode_response
 from firstline_core.types import Answer, InferRequest, InferResponse, ModelKey, Reason, Status, Tensor, Tier
 
 SERVED = served_as(ModelKey("m", 3))
@@ -71,7 +71,7 @@ class FarGateway:
     async def _infer(self, path: str, headers: dict[str, str], body: bytes, timeout_s: float) -> HttpReply:
         assert path == "/v2/models/m/versions/3/infer"
         length = headers.get("Inference-Header-Content-Length")
-        request = decode_request("m", body, int(length) if length else None, now_s=self._clock.monotonic_s())
+        request = decode_request("m", body, int(length) if length else None, Origin(now_s=self._clock.monotonic_s()))
         self.requests.append(request)
         number = len(self.requests)
         self.timeouts_s.append(timeout_s)

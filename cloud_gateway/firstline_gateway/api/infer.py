@@ -19,6 +19,7 @@ from firstline_core.errors import FirstlineError, LinkDownError, QueueFullError,
 from firstline_core.file_route import FileRoute, wants_picture
 from firstline_core.protocol.asgi import ClientDisconnectedError, Request, send_reply
 from firstline_core.protocol.http import BodyBudget, Reply, error_reply, read_infer_request, response_reply
+from firstline_core.protocol.oip import Origin
 from firstline_core.protocol.parameters import VIEW
 from firstline_core.telemetry import logs
 from firstline_core.telemetry.metrics import RequestMetrics
@@ -159,17 +160,10 @@ class InferenceApp:
 
     async def v2(self, call: _Call) -> Reply:
         """`POST /v2/models/{model}[/versions/{version}]/infer`."""
-        request = await read_infer_request(
-            call.route.model,
-            call.route.version,
-            call.request.headers,
-            call.body,
-            arrived_s=call.request.info.arrived_s,
-            principal=call.caller.principal,
-            trust_request_id=call.caller.trust_request_id,
-            limits=self.plane.limits,
-            trace=call.request.trace,
-        )
+        received, caller = call.request, call.caller
+        arrived_s, limits = received.info.arrived_s, self.plane.limits
+        origin = Origin(arrived_s, caller.principal, caller.trust_request_id, limits, received.trace)
+        request = await read_infer_request(call.route.model, call.route.version, received.headers, call.body, origin)
         if _is_job(call):
             return await submit(self.plane, self.jobs, request)
         return response_reply(self.plane, request, await self.plane.infer(request))

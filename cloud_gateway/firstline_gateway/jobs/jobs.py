@@ -30,7 +30,7 @@ from firstline_core.errors import (
 )
 from firstline_core.ids import new_request_id
 from firstline_core.protocol.http import class_labels, error_body, status_of
-from firstline_core.protocol.oip import decode_request, encode_request, encode_response
+from firstline_core.protocol.oip import Origin, decode_request, encode_request, encode_response
 from firstline_core.protocol.tensors import shown
 from firstline_core.telemetry.logs import logger
 from firstline_core.telemetry.metrics import RequestMetrics
@@ -293,10 +293,8 @@ class Jobs:
             job.model,
             job.content,
             job.header,
+            Origin(principal=job.principal, trust_request_id=True, limits=self._plane.limits),
             version=job.version,
-            principal=job.principal,
-            trust_request_id=True,
-            limits=self._plane.limits,
         )
         if job.due_service_s is not None:
             left_s = job.due_service_s - self._service.now_s()

@@ -20,6 +20,7 @@ from firstline_core.protocol.asgi import ClientDisconnectedError, Request, Strea
 from firstline_core.protocol.http import BodyBudget, Reply
 from firstline_core.protocol.http_server import Receive, Send
 from firstline_core.protocol.limits import Limits
+from firstline_core.protocol.oip import Origin
 from firstline_core.protocol.request_info import Scope
 from firstline_core.telemetry.logs import logger
 from firstline_edge.api import openapi
@@ -257,15 +258,8 @@ class _Handlers:
         plane = self.plane
         with self.bodies.share(principal) as reserve:
             body = await request.body(plane.limits, reserve)
-            inference = await http.read_infer_request(
-                *_model(request),
-                request.headers,
-                body,
-                arrived_s=request.info.arrived_s,
-                principal=principal,
-                limits=plane.limits,
-                trace=request.trace,
-            )
+            origin = Origin(request.info.arrived_s, principal, limits=plane.limits, trace=request.trace)
+            inference = await http.read_infer_request(*_model(request), request.headers, body, origin)
             return http.response_reply(plane, inference, await plane.infer(inference))
 
     async def roll_back(self, request: Request, _principal: str) -> Reply:

@@ -14,6 +14,7 @@ from firstline_core.errors import FirstlineError, NotReadyError, QueueFullError,
 from firstline_core.protocol import file_inference
 from firstline_core.protocol.data_plane import EXTENSIONS, ModelState
 from firstline_core.protocol.extensions import config_json
+from firstline_core.protocol.oip import Origin
 from firstline_core.protocol.tensors import shown
 from firstline_core.tasks.base import Task
 from firstline_core.telemetry import tracing
@@ -206,17 +207,13 @@ class EdgeDataPlane:
             trace: that it belongs to (`telemetry.trace.received`).
             preferences: `route`, `privacy`, `wait`, and `timeout` in microseconds, as over HTTP.
         """
-        request = file_inference.request_from_file(
-            model,
-            self.short_metadata(model),
-            content,
-            "",  # no type, because the body is not a multipart form
-            preferences,
-            now_s=self._clock.monotonic_s(),
-            principal=LOCAL_PRINCIPAL,
-            limits=self.limits,
+        origin = Origin(self._clock.monotonic_s(), LOCAL_PRINCIPAL, limits=self.limits, trace=trace)
+        content_type = ""  # because the body is not a multipart form
+        return await self.infer(
+            file_inference.request_from_file(
+                model, self.short_metadata(model), content, content_type, preferences, origin=origin
+            )
         )
-        return await self.infer(request if trace is None else replace(request, trace=trace))
 
     def live(self) -> bool:
         return True

@@ -18,7 +18,14 @@ from msgspec import structs
 
 from firstline_core.errors import IntegrityError, LinkDownError, ProtocolError
 from firstline_core.protocol.limits import Limits
-from firstline_core.protocol.oip import Encoded, decode_request, decode_response, encode_request, encode_response
+from firstline_core.protocol.oip import (
+    Encoded,
+    Origin,
+    decode_request,
+    decode_response,
+    encode_request,
+    encode_response,
+)
 from firstline_core.storage.seals import DECODING_ERRORS, Seal
 from firstline_core.types import InferRequest, InferResponse, Reason, Status, Tier
 
@@ -118,10 +125,8 @@ def unpack(stored: StoredItem, created_wall_s: float, seal: Seal) -> OutboxItem:
         model,
         body,
         header_length,
+        Origin(principal=principal, trust_request_id=True, limits=_NO_LIMITS),
         version=stored.version,
-        principal=principal,
-        trust_request_id=True,
-        limits=_NO_LIMITS,
     )
     provisional = unpack_provisional(stored.provisional, request_id, principal, seal)
     return OutboxItem(request, _positions(stored.rows, request.rows), provisional, created_wall_s)

@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from firstline_core.errors import InferenceError, ModelLoadError
+from firstline_core.processing import steps as ops
 from firstline_core.processing.compile import softmax
 from firstline_core.processing.geometry import to_original
-from firstline_core.processing import steps as ops
 from firstline_core.types import Array, all_finite
 
 BOXES, SCORES, CLASSES, COUNT = "boxes", "scores", "classes", "count"

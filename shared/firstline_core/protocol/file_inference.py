@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from msgspec.structs import replace
 
 from firstline_core.errors import InferenceError, InvalidTensorError
 from firstline_core.ids import new_request_id
@@ -17,14 +16,12 @@ from firstline_core.protocol import answer as answers
 from firstline_core.protocol import file_body, tensors
 from firstline_core.protocol import parameters as params
 from firstline_core.protocol.http import CONTENT_TYPE, decompressed, header, run_decoder
-from firstline_core.protocol.limits import DEFAULT_LIMITS, Limits
-from firstline_core.protocol.oip import checked_id
+from firstline_core.protocol.oip import UNKNOWN, Origin, checked_id
 from firstline_core.types import (
     InferRequest,
     InferResponse,
     ModelMetadata,
     Tensor,
-    TraceContext,
     all_finite,
 )
 
@@ -36,10 +33,7 @@ async def read_request(
     query: Mapping[str, str],
     body: bytes,
     *,
-    principal: str,
-    limits: Limits,
-    arrived_s: float,
-    trace: TraceContext | None = None,
+    origin: Origin,
 ) -> InferRequest:
     """Reads the request of an HTTP call.
 
@@ -49,31 +43,19 @@ async def read_request(
         headers: headers of the request.
         query: query parameters of the request, unquoted.
         body: body of the request, as received.
-        principal: the authenticated caller.
-        limits: limits of the tier.
-        arrived_s: monotonic time when the head of the request arrived; `timeout` counts from here.
-        trace: trace context of the request.
+        origin: of the request; it came when its head came.
 
     Raises:
         RequestError: see `request_from_file`.
     """
+    content_type = header(headers, CONTENT_TYPE) or ""
 
     def decode() -> InferRequest:
-        return request_from_file(
-            model,
-            metadata,
-            decompressed(headers, body, limits),
-            content_type,
-            query,
-            now_s=arrived_s,
-            principal=principal,
-            limits=limits,
-        )
+        plain = decompressed(headers, body, origin.limits)
+        return request_from_file(model, metadata, plain, content_type, query, origin=origin)
 
-    content_type = header(headers, CONTENT_TYPE) or ""
     json_bytes = 0 if file_body.is_file(metadata, content_type) else len(body)
-    request = await run_decoder(decode, json_bytes, compressed=header(headers, "Content-Encoding") is not None)
-    return request if trace is None else replace(request, trace=trace)
+    return await run_decoder(decode, json_bytes, compressed=header(headers, "Content-Encoding") is not None)
 
 
 def request_from_file(
@@ -83,9 +65,7 @@ def request_from_file(
     content_type: str,
     query: Mapping[str, str],
     *,
-    now_s: float = 0.0,
-    principal: str = "",
-    limits: Limits = DEFAULT_LIMITS,
+    origin: Origin = UNKNOWN,
 ) -> InferRequest:
     """Builds the request of a body for a model; see `file_body.read_body` for its forms.
 
@@ -95,26 +75,24 @@ def request_from_file(
         body: with any Content-Encoding undone.
         content_type: the header; "" for a plain file.
         query: `route`, `privacy`, `wait`, `timeout` in microseconds, `priority`, `source`, and the caller's `id`.
-        now_s: on this tier's monotonic clock; `timeout` counts from here.
-        principal: the caller.
-        limits: as for V2.
+        origin: of the request.
 
     Raises:
         InvalidTensorError: the body is invalid.
         RequestError: the query is invalid.
-        PayloadTooLargeError: the body is over `limits`.
+        PayloadTooLargeError: the body is over the limits.
     """
-    limits.check_body(len(body))
+    origin.limits.check_body(len(body))
     if not body:
         raise InvalidTensorError("The body is empty; send the file itself as the body.")
-    preferences = params.preferences(params.from_query(query), now_s)  # before the file is read
-    inputs = file_body.read_body(metadata, body, content_type, limits)
+    preferences = params.preferences(params.from_query(query), origin.now_s)  # before the file is read
     return InferRequest(
         model=model,
-        inputs=inputs,
+        inputs=file_body.read_body(metadata, body, content_type, origin.limits),
         request_id=new_request_id(),
-        id=checked_id(query.get("id", ""), limits),
-        principal=principal,
+        id=checked_id(query.get("id", ""), origin.limits),
+        principal=origin.principal,
+        trace=origin.trace,
         **preferences,
     )
 

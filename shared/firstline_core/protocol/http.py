@@ -22,9 +22,9 @@ import orjson
 from firstline_core import errors
 from firstline_core.protocol.data_plane import DataPlane
 from firstline_core.protocol.limits import Limits
-from firstline_core.protocol.oip import Encoded, decode_request, encode_response
+from firstline_core.protocol.oip import Encoded, Origin, decode_request, encode_response
 from firstline_core.protocol.tensors import shown
-from firstline_core.types import InferRequest, InferResponse, TensorSpec, TraceContext
+from firstline_core.types import InferRequest, InferResponse, TensorSpec
 
 CONTENT_TYPE = "Content-Type"
 HEADER_LENGTH = "Inference-Header-Content-Length"
@@ -421,16 +421,7 @@ def headers_for(encoded: Encoded) -> dict[str, str]:
 
 
 async def read_infer_request(
-    model: str,
-    version: str,
-    headers: Mapping[str, str],
-    body: bytes,
-    *,
-    arrived_s: float,
-    principal: str = "",
-    trust_request_id: bool = False,
-    limits: Limits,
-    trace: TraceContext | None = None,
+    model: str, version: str, headers: Mapping[str, str], body: bytes, origin: Origin
 ) -> InferRequest:
     """Decodes a V2 inference request.
 
@@ -439,11 +430,7 @@ async def read_infer_request(
         version: version in the path, "" for the current one.
         headers: headers of the request.
         body: body of the request, as received.
-        arrived_s: monotonic time when the head of the request arrived; its `timeout` counts from here.
-        principal: the authenticated caller.
-        trust_request_id: whether to keep the caller's request id, as for devices' escalations.
-        limits: limits of the tier.
-        trace: trace context in the headers.
+        origin: of the request; it came when its head came.
 
     Raises:
         RequestError: the request is invalid.
@@ -452,17 +439,8 @@ async def read_infer_request(
     is_compressed = header(headers, "Content-Encoding") is not None
 
     def decode() -> InferRequest:
-        return decode_request(
-            model,
-            decompressed(headers, body, limits) if is_compressed else body,
-            length,
-            version=version,
-            now_s=arrived_s,
-            principal=principal,
-            trust_request_id=trust_request_id,
-            limits=limits,
-            trace=trace,
-        )
+        plain = decompressed(headers, body, origin.limits) if is_compressed else body
+        return decode_request(model, plain, length, origin, version=version)
 
     return await run_decoder(decode, len(body) if length is None else length, compressed=is_compressed)
 

@@ -28,7 +28,14 @@ from msgspec.structs import replace
 from firstline_core import errors
 from firstline_core.protocol.http import error_body, error_from
 from firstline_core.protocol.limits import DEFAULT_LIMITS, Limits
-from firstline_core.protocol.oip import Encoded, decode_request, decode_response, encode_request, encode_response
+from firstline_core.protocol.oip import (
+    Encoded,
+    Origin,
+    decode_request,
+    decode_response,
+    encode_request,
+    encode_response,
+)
 from firstline_core.storage.secrets import read_secret
 from firstline_core.telemetry.trace import received
 from firstline_core.types import TRACEPARENT, TRACESTATE, InferRequest, InferResponse, TraceContext
@@ -364,15 +371,7 @@ def trace_of(message: Message) -> TraceContext | None:
     return received(message.properties.get(TRACEPARENT, ""), message.properties.get(TRACESTATE, ""))
 
 
-def read_request(
-    message: Message,
-    model: str,
-    *,
-    now_s: float,
-    principal: str,
-    limits: Limits = DEFAULT_LIMITS,
-    trace: TraceContext | None = None,
-) -> InferRequest:
+def read_request(message: Message, model: str, origin: Origin) -> InferRequest:
     """Decodes the request of a message and keeps its `request_id`, because only authenticated devices publish these.
 
     The deadline is the earliest one in the message. The expiry includes the time at the broker, but only in whole
@@ -381,24 +380,14 @@ def read_request(
     Args:
         message: message of a request topic.
         model: model in that topic.
-        now_s: current time on this tier's monotonic clock.
-        principal: the device of the topic, authorised by the broker.
-        limits: checked against the declared sizes.
-        trace: trace context of the request, see `trace_of`.
+        origin: its principal is the device of the topic, authorised by the broker; its trace see `trace_of`.
 
     Raises:
         RequestError: the message is invalid; `InvalidTensorError`, `PayloadTooLargeError`.
     """
-    request = decode_request(
-        model,
-        message.payload,
-        _whole_number(message, HEADER_LENGTH),
-        version=message.properties.get(MODEL_VERSION, ""),
-        now_s=now_s,
-        principal=principal,
-        trust_request_id=True,
-        limits=limits,
-    )
+    now_s, version = origin.now_s, message.properties.get(MODEL_VERSION, "")
+    trusted, length = origin._replace(trust_request_id=True), _whole_number(message, HEADER_LENGTH)
+    request = decode_request(model, message.payload, length, trusted, version=version)
     deadline_ms = _whole_number(message, DEADLINE_MS)
     ends_s = [
         request.deadline_s,
@@ -406,7 +395,7 @@ def read_request(
         None if message.expiry_s is None else now_s + message.expiry_s,
     ]
     deadline_s = min((end_s for end_s in ends_s if end_s is not None), default=None)
-    return replace(request, deadline_s=deadline_s, trace=trace)
+    return replace(request, deadline_s=deadline_s, trace=origin.trace)
 
 
 def json_bytes(message: Message) -> int:

@@ -48,17 +48,31 @@ EDGE_OUTPUT: Final = "edge/"
 """Precedes the name of an edge output among the inputs of an audit."""
 
 
+class Origin(NamedTuple):
+    """Where a request comes from, and when it came.
+
+    Attributes:
+        now_s: time of arrival on this tier's monotonic clock; `timeout` counts from here.
+        principal: the caller that the transport authenticated.
+        trust_request_id: keep the body's `request_id`, as the gateway does for escalations; otherwise, or without one,
+            create a new one. Only these callers may send audits, alarms and promised corrections; those of others are
+            ignored.
+        limits: checked against the declared sizes before anything is allocated.
+        trace: trace context in the headers; it takes precedence over one in the body.
+    """
+
+    now_s: float = 0.0
+    principal: str = ""
+    trust_request_id: bool = False
+    limits: Limits = DEFAULT_LIMITS
+    trace: TraceContext | None = None
+
+
+UNKNOWN = Origin()
+
+
 def decode_request(
-    model: str,
-    body: bytes,
-    header_length: int | None,
-    *,
-    version: str = "",
-    now_s: float = 0.0,
-    principal: str = "",
-    trust_request_id: bool = False,
-    limits: Limits = DEFAULT_LIMITS,
-    trace: TraceContext | None = None,
+    model: str, body: bytes, header_length: int | None, origin: Origin = UNKNOWN, *, version: str = ""
 ) -> InferRequest:
     """Decodes a request. Numeric binary inputs are read-only views of `body`.
 
@@ -66,62 +80,32 @@ def decode_request(
         model: the bundle's name, from the address or the topic; the one in the body is ignored.
         body: with any Content-Encoding undone.
         header_length: size of the JSON at its start (bytes); None means all.
+        origin: of the request.
         version: the bundle's version, "" for the current one.
-        now_s: current time on this tier's monotonic clock; `timeout` counts from here.
-        principal: the caller that the transport authenticated.
-        trust_request_id: keep the body's `request_id`, as the gateway does for escalations; otherwise, or without one,
-            create a new one. Only these callers may send audits, alarms and promised corrections; those of others are
-            ignored.
-        limits: checked against the declared sizes before anything is allocated.
-        trace: trace context in the headers; it takes precedence over one in the body.
 
     Raises:
         InvalidTensorError: the body is not valid V2.
         RequestError: a parameter has an invalid value.
-        PayloadTooLargeError: it exceeds `limits`.
+        PayloadTooLargeError: it exceeds the limits.
     """
-    head, described, tail = read_request_head(body, header_length, limits)
-    return request_of(
-        model,
-        head,
-        decode_tensors("inputs", described, tail),
-        version=version,
-        now_s=now_s,
-        principal=principal,
-        trust_request_id=trust_request_id,
-        limits=limits,
-        trace=trace,
-    )
+    head, described, tail = read_request_head(body, header_length, origin.limits)
+    return request_of(model, version, head, decode_tensors("inputs", described, tail), origin)
 
 
-def request_of(
-    model: str,
-    head: RequestHead,
-    inputs: tuple[Tensor, ...],
-    *,
-    version: str,
-    now_s: float,
-    principal: str,
-    trust_request_id: bool,
-    limits: Limits,
-    trace: TraceContext | None = None,
-) -> InferRequest:
+def request_of(model: str, version: str, head: RequestHead, inputs: tuple[Tensor, ...], origin: Origin) -> InferRequest:
     """Builds a request from its decoded header and tensors.
 
     Args:
         model: the bundle's name.
+        version: version of the bundle; "" for the current one.
         head: see `request_head`.
         inputs: its tensors, with the edge outputs of an audit.
-        version: version of the bundle; "" for the current one.
-        now_s: current time on this tier's monotonic clock.
-        principal: the caller.
-        trust_request_id: see `decode_request`.
-        limits: limit of rows.
-        trace: see `decode_request`.
+        origin: of the request.
 
     Raises:
         RequestError: see `decode_request`, or the edge outputs of an audit are alone or without its note.
     """
+    trace, trust_request_id = origin.trace, origin.trust_request_id
     parameters = head.parameters
     audit = params.read_note(parameters, inputs[0].shape[0]) if trust_request_id else None
     edge_outputs = {each.name.removeprefix(EDGE_OUTPUT): each.array for each in inputs if _is_edge_output(each)}
@@ -146,14 +130,14 @@ def request_of(
         outputs=head.outputs,
         binary_output=params.flag(parameters, "binary_data_output") or False,
         full_model_digest=params.text(parameters, "full_model_digest"),
-        principal=principal,
+        principal=origin.principal,
         audit=audit,
         edge_outputs=edge_outputs,
         alarm=params.read_alarm(parameters) if trust_request_id else None,
         # Without the device's own id a repeated request could not be recognised.
         promised=bool(request_id) and bool(params.flag(parameters, "promised")),
         trace=trace,
-        **params.preferences(parameters, now_s),
+        **params.preferences(parameters, origin.now_s),
     )
 
 

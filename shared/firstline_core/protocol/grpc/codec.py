@@ -18,7 +18,7 @@ from firstline_core.protocol import answer as answers
 from firstline_core.protocol import oip, outputs, tensors
 from firstline_core.protocol.grpc.schema import message
 from firstline_core.protocol.limits import Limits
-from firstline_core.protocol.oip import DescribedTensor, request_head, request_of
+from firstline_core.protocol.oip import DescribedTensor, Origin, request_head, request_of
 from firstline_core.protocol.protobuf import spans
 from firstline_core.types import DATATYPES, Array, InferRequest, InferResponse, Tensor
 
@@ -71,29 +71,18 @@ def split(sent: bytes, limits: Limits) -> tuple[bytes, list[memoryview]]:
     return b"".join(rest), raw
 
 
-def decode_request(
-    head: bytes,
-    raw: Sequence[memoryview],
-    *,
-    now_s: float = 0.0,
-    principal: str = "",
-    trust_request_id: bool = False,
-    limits: Limits,
-) -> InferRequest:
+def decode_request(head: bytes, raw: Sequence[memoryview], origin: Origin) -> InferRequest:
     """Decodes a ModelInferRequest. Raw numeric inputs are read-only views of the received bytes.
 
     Args:
-        head: see `split`, like `raw`; for the others see `oip.decode_request`.
+        head: see `split`, like `raw`.
         raw: one for each input, or none.
-        now_s: current time on this tier's monotonic clock; the parameter `timeout` counts from here.
-        principal: the caller that the transport authenticated.
-        trust_request_id: for devices, whose escalations keep their id.
-        limits: checked before anything is allocated.
+        origin: of the request.
 
     Raises:
         InvalidTensorError: the message is not valid V2.
         RequestError: a parameter has an invalid value.
-        PayloadTooLargeError: it exceeds `limits`.
+        PayloadTooLargeError: it exceeds the limits.
     """
     try:
         parsed = message("ModelInferRequest").FromString(head)
@@ -106,16 +95,8 @@ def decode_request(
             {"name": output.name, "parameters": read_parameters(output.parameters)} for output in parsed.outputs
         ],
     }
-    return request_of(
-        parsed.model_name,
-        request_head(described, limits),
-        _inputs(parsed, raw, limits),
-        version=parsed.model_version,
-        now_s=now_s,
-        principal=principal,
-        trust_request_id=trust_request_id,
-        limits=limits,
-    )
+    checked, inputs = request_head(described, origin.limits), _inputs(parsed, raw, origin.limits)
+    return request_of(parsed.model_name, parsed.model_version, checked, inputs, origin)
 
 
 def encode_response(request: InferRequest, response: InferResponse, labels: Sequence[str] = ()) -> Any:

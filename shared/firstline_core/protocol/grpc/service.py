@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import grpc
@@ -26,9 +27,10 @@ from firstline_core.protocol import extensions, http
 from firstline_core.protocol.data_plane import DataPlane
 from firstline_core.protocol.grpc import codec
 from firstline_core.protocol.grpc.schema import SERVICE, message
+from firstline_core.protocol.oip import Origin
 from firstline_core.telemetry import logs
 from firstline_core.telemetry.trace import from_lines
-from firstline_core.types import InferRequest, TensorSpec, TraceContext
+from firstline_core.types import TensorSpec, TraceContext
 
 # Time limit of one message, as for HTTP bodies.
 READ_TIMEOUT_S = 60.0
@@ -197,23 +199,12 @@ class InferenceService:
         self, sent: bytes, caller: Caller, arrived_s: float, metadata: _CallMetadata, journal: _Journal
     ) -> Any:
         limits = self._plane.limits
+        origin = Origin(arrived_s, caller.principal, caller.trust_request_id, limits, metadata.trace)
         head, raw = codec.split(sent, limits)
-
-        def decode() -> InferRequest:
-            return codec.decode_request(
-                *(head, raw),
-                now_s=arrived_s,
-                principal=caller.principal,
-                trust_request_id=caller.trust_request_id,
-                limits=limits,
-            )
-
-        request = await http.run_decoder(decode, len(head))
+        request = await http.run_decoder(partial(codec.decode_request, head, raw, origin), len(head))
         journal.model, journal.id = request.model, request.id
         if (deadline_s := metadata.deadline_s) is not None:
             request = replace(request, deadline_s=min(deadline_s, request.deadline_s or deadline_s))
-        if metadata.trace is not None:
-            request = replace(request, trace=metadata.trace)
         response = await self._plane.infer(request)
         return codec.encode_response(request, response, http.class_labels(self._plane, request, response))
 

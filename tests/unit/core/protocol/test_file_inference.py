@@ -19,6 +19,7 @@ from firstline_core.errors import (
 from firstline_core.protocol import file_body, oip
 from firstline_core.protocol.file_inference import answer_json, read_request, request_from_file
 from firstline_core.protocol.limits import Limits
+from firstline_core.protocol.oip import Origin
 from firstline_core.tasks import describe
 from firstline_core.tasks.classification import Classification
 from firstline_core.types import (
@@ -51,7 +52,9 @@ PAIR = model(TensorSpec("x", "FP32", (-1, 2)), TensorSpec("n", "INT32", (-1,)))
 
 
 def short(metadata: ModelMetadata, body: bytes, content_type: str = "", **query: str) -> InferRequest:
-    return request_from_file("m", metadata, body, content_type, query, limits=Limits(body_bytes=1000, rows=3))
+    return request_from_file(
+        "m", metadata, body, content_type, query, origin=Origin(limits=Limits(body_bytes=1000, rows=3))
+    )
 
 
 @pytest.mark.parametrize("shape", [(-1,), (-1, 1), (1,)])
@@ -124,8 +127,7 @@ def test_the_query() -> None:
             "priority": "1",
             "source": "gate",
         },
-        now_s=3.0,
-        principal="app",
+        origin=Origin(now_s=3.0, principal="app"),
     )
     assert (request.route, request.privacy, request.wait) == (Route.EDGE, Privacy.LOCAL_ONLY, Wait.FIRST)
     assert (request.deadline_s, request.priority, request.source, request.principal) == (3.5, 1, "gate", "app")
@@ -218,12 +220,17 @@ def test_a_model_that_gives_nan(name: str) -> None:
 
 async def test_body_query_and_headers_make_a_request() -> None:
     request = await read_request(
-        "m", VECTOR, {}, {"timeout": "1000000"}, b"[1, 2]", principal="app", limits=Limits(), arrived_s=10.0
+        "m", VECTOR, {}, {"timeout": "1000000"}, b"[1, 2]", origin=Origin(principal="app", limits=Limits(), now_s=10.0)
     )
     assert (request.model, request.principal, request.deadline_s) == ("m", "app", 11.0)
     with pytest.raises(InvalidTensorError, match="form has no boundary"):
         await read_request(
-            "m", IMAGE, {"content-type": "Multipart/form-data"}, {}, b"a", principal="", limits=Limits(), arrived_s=0.0
+            "m",
+            IMAGE,
+            {"content-type": "Multipart/form-data"},
+            {},
+            b"a",
+            origin=Origin(principal="", limits=Limits(), now_s=0.0),
         )
 
 
@@ -240,6 +247,11 @@ async def test_long_decoding_leaves_the_event_loop_to_others(
     monkeypatch.setattr(file_body, "parse_json", parse_json)
     with pytest.raises(InvalidTensorError, match="shape"):
         await read_request(
-            "m", VECTOR, {}, {}, orjson.dumps([0] * (zeros + 2)), principal="", limits=Limits(), arrived_s=0.0
+            "m",
+            VECTOR,
+            {},
+            {},
+            orjson.dumps([0] * (zeros + 2)),
+            origin=Origin(principal="", limits=Limits(), now_s=0.0),
         )
     assert (threads != [threading.get_ident()]) is aside

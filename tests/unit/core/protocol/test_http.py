@@ -35,7 +35,7 @@ from firstline_core.protocol import extensions, http, oip
 from firstline_core.protocol.data_plane import DataPlane, ModelState
 from firstline_core.protocol.http import closing_response, error_body, error_from, error_reply, status_of
 from firstline_core.protocol.limits import Limits
-from firstline_core.protocol.oip import decode_response, encode_request
+from firstline_core.protocol.oip import Origin, decode_response, encode_request
 from firstline_core.telemetry.statistics import ModelStatistics
 from firstline_core.types import InferRequest, InferResponse, ModelMetadata, RequestedOutput, Tensor, TensorSpec
 
@@ -107,10 +107,7 @@ async def infer_reply(
 ) -> http.Reply:
     request = await http.read_infer_request(
         *(model, version, {name.lower(): value for name, value in headers.items()}, body),
-        arrived_s=arrived_s,
-        principal=principal,
-        trust_request_id=trust_request_id,
-        limits=tier.limits,
+        Origin(now_s=arrived_s, principal=principal, trust_request_id=trust_request_id, limits=tier.limits),
     )
     return http.response_reply(tier, request, await tier.infer(request))
 

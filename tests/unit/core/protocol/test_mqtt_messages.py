@@ -25,6 +25,7 @@ from firstline_core.protocol.mqtt_messages import (
     shared_requests,
     tls_context,
 )
+from firstline_core.protocol.oip import Origin
 from firstline_core.telemetry.trace import received
 
 
@@ -165,7 +166,7 @@ def test_a_request_is_read_back() -> None:
     assert publication.properties["deadline-ms"] == "250"
     assert publication.expiry_s == 1  # whole seconds, rounded up
     assert not publication.retain
-    read = mqtt_messages.read_request(delivered(publication), "digits", now_s=7.0, principal="cam")
+    read = mqtt_messages.read_request(delivered(publication), "digits", Origin(now_s=7.0, principal="cam"))
     assert (read.request_id, read.model, read.version) == (asked.request_id, "digits", "1")
     assert read.principal == "cam"
     assert read.full_model_digest == "ab" * 32
@@ -181,7 +182,9 @@ def test_request_and_answer_carry_the_trace_in_user_properties() -> None:
     assert {"traceparent": context.traceparent, "tracestate": "a=1"}.items() <= publication.properties.items()
     assert context.trace_id.encode() not in publication.payload
     came = delivered(publication)
-    read = mqtt_messages.read_request(came, "digits", now_s=7.0, principal="cam", trace=mqtt_messages.trace_of(came))
+    read = mqtt_messages.read_request(
+        came, "digits", Origin(now_s=7.0, principal="cam", trace=mqtt_messages.trace_of(came))
+    )
     assert (read.trace.trace_id, read.trace.parent_id) == (context.trace_id, context.span_id)
     answer = mqtt_messages.response_publication(read, response(read), topic="t")
     assert answer.properties["traceparent"] == read.trace.traceparent
@@ -197,7 +200,7 @@ def test_request_and_answer_carry_the_trace_in_user_properties() -> None:
 def test_time_spent_with_the_broker_counts() -> None:
     publication = published(request(deadline_s=110.0))
     assert publication.expiry_s == 10
-    read = mqtt_messages.read_request(delivered(publication, expiry_s=3), "digits", now_s=7.0, principal="cam")
+    read = mqtt_messages.read_request(delivered(publication, expiry_s=3), "digits", Origin(now_s=7.0, principal="cam"))
     assert read.deadline_s == 10.0
 
 
@@ -205,7 +208,7 @@ def test_time_spent_with_the_broker_counts() -> None:
 def test_a_huge_deadline_fits_the_expiry_field(deadline_s: float) -> None:
     publication = published(request(deadline_s=deadline_s))
     assert publication.expiry_s == 2**32 - 1
-    read = mqtt_messages.read_request(delivered(publication), "digits", now_s=7.0, principal="cam")
+    read = mqtt_messages.read_request(delivered(publication), "digits", Origin(now_s=7.0, principal="cam"))
     assert read.deadline_s is not None
 
 
@@ -213,13 +216,19 @@ def test_a_request_without_a_deadline_has_no_expiry() -> None:
     publication = published(request())
     assert publication.expiry_s is None
     assert "deadline-ms" not in publication.properties
-    assert mqtt_messages.read_request(delivered(publication), "digits", now_s=7.0, principal="cam").deadline_s is None
+    assert (
+        mqtt_messages.read_request(delivered(publication), "digits", Origin(now_s=7.0, principal="cam")).deadline_s
+        is None
+    )
 
 
 def test_a_deadline_that_has_passed_still_travels_as_one() -> None:
     publication = published(request(deadline_s=99.0))
     assert (publication.properties["deadline-ms"], publication.expiry_s) == ("0", 1)
-    assert mqtt_messages.read_request(delivered(publication), "digits", now_s=7.0, principal="cam").deadline_s == 7.0
+    assert (
+        mqtt_messages.read_request(delivered(publication), "digits", Origin(now_s=7.0, principal="cam")).deadline_s
+        == 7.0
+    )
 
 
 @pytest.mark.parametrize("name", ["deadline-ms", "inference-header-content-length"])
@@ -228,7 +237,7 @@ def test_an_invalid_number_in_a_property_is_refused(name: str, text: str) -> Non
     publication = published()
     broken = delivered(publication, properties=publication.properties | {name: text})
     with pytest.raises(errors.InvalidTensorError, match=name):
-        mqtt_messages.read_request(broken, "digits", now_s=0.0, principal="cam")
+        mqtt_messages.read_request(broken, "digits", Origin(now_s=0.0, principal="cam"))
 
 
 def test_an_answer_is_read_back() -> None:
@@ -271,4 +280,4 @@ def test_another_message_is_a_protocol_error(message: Message) -> None:
 def test_an_invalid_request_id_is_refused() -> None:
     publication = published(replace(request(), request_id="../../etc"))
     with pytest.raises(errors.RequestError, match="request_id"):
-        mqtt_messages.read_request(delivered(publication), "digits", now_s=0.0, principal="cam")
+        mqtt_messages.read_request(delivered(publication), "digits", Origin(now_s=0.0, principal="cam"))

@@ -14,7 +14,14 @@ from support.answers import answer
 
 from firstline_core.errors import InvalidTensorError, PayloadTooLargeError, ProtocolError, RequestError
 from firstline_core.protocol.limits import Limits
-from firstline_core.protocol.oip import Encoded, decode_request, decode_response, encode_request, encode_response
+from firstline_core.protocol.oip import (
+    Encoded,
+    Origin,
+    decode_request,
+    decode_response,
+    encode_request,
+    encode_response,
+)
 from firstline_core.protocol.parameters import timeout_us
 from firstline_core.types import (
     Attempt,
@@ -67,7 +74,9 @@ def request(**changes: Any) -> InferRequest:
 
 class TestTritonsBytes:
     def test_binary(self) -> None:
-        got = decode_request("m", TRITON_BINARY, len(TRITON_BINARY_HEADER), version="3", now_s=10.0, principal="p")
+        got = decode_request(
+            "m", TRITON_BINARY, len(TRITON_BINARY_HEADER), Origin(now_s=10.0, principal="p"), version="3"
+        )
         assert [each.name for each in got.inputs] == ["x", "image"]
         np.testing.assert_array_equal(got.inputs[0].array, [[0.5, -1, 2], [3, 4, 5.25]])
         assert got.inputs[1].array.tolist() == [[b"\xff\xd8"], [b""]]
@@ -118,7 +127,7 @@ class TestRequest:
             full_model_digest="sha256:cd",
         )
         encoded = encode_request(sent, now_s=5.0)
-        got = decode_request("m", encoded.body, encoded.header_length, now_s=100.0, trust_request_id=True)
+        got = decode_request("m", encoded.body, encoded.header_length, Origin(now_s=100.0, trust_request_id=True))
         for name in (
             "id",
             "outputs",
@@ -157,11 +166,11 @@ class TestRequest:
 
     def test_the_request_id_is_a_devices_only(self) -> None:
         sent = body(parameters={"request_id": REQUEST_ID.upper()})
-        assert decode_request("m", sent, None, trust_request_id=True).request_id == REQUEST_ID
+        assert decode_request("m", sent, None, Origin(trust_request_id=True)).request_id == REQUEST_ID
         minted = decode_request("m", sent, None).request_id
         assert minted != REQUEST_ID
         assert UUID(minted).version == 7
-        assert UUID(decode_request("m", body(), None, trust_request_id=True).request_id).version == 7
+        assert UUID(decode_request("m", body(), None, Origin(trust_request_id=True)).request_id).version == 7
 
     @pytest.mark.parametrize(
         ("parameters", "says"),
@@ -190,7 +199,7 @@ class TestRequest:
         self, parameters: dict[str, object], says: str
     ) -> None:
         with pytest.raises(RequestError, match=f"'{next(iter(parameters))}'.*{says}"):
-            decode_request("m", body(parameters=parameters), None, trust_request_id=True)
+            decode_request("m", body(parameters=parameters), None, Origin(trust_request_id=True))
 
     @pytest.mark.parametrize(
         ("sent", "says"),
@@ -268,7 +277,7 @@ class TestRequest:
     )
     def test_over_a_limit(self, sent: bytes, limits: Limits) -> None:
         with pytest.raises(PayloadTooLargeError):
-            decode_request("m", sent, None, limits=limits)
+            decode_request("m", sent, None, Origin(limits=limits))
 
 
 class TestResponse:
@@ -320,7 +329,7 @@ def test_a_huge_timeout_can_be_forwarded(timeout: int) -> None:
     body = (
         b'{"parameters":{"timeout":%d},"inputs":[{"name":"x","datatype":"BOOL","shape":[1],"data":[true]}]}' % timeout
     )
-    request = decode_request("m", body, None, now_s=1e6)
+    request = decode_request("m", body, None, Origin(now_s=1e6))
     sent = encode_request(request, now_s=1e6)
     assert decode_request("m", sent.body, sent.header_length).deadline_s == pytest.approx(2**53 / 1e6)
     assert timeout_us(math.inf, 0.0) == 2**53

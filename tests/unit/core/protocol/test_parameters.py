@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from firstline_core.errors import InvalidTensorError, RequestError
 from firstline_core.protocol.answer import from_dict, from_parameters, to_dict, to_parameters
-from firstline_core.protocol.oip import decode_request, encode_request
+from firstline_core.protocol.oip import Origin, decode_request, encode_request
 from firstline_core.protocol.parameters import alarm_parameters, note_parameters, read_alarm, read_note
 from firstline_core.types import (
     Answer,
@@ -108,7 +108,7 @@ def test_alarms_are_accepted_only_from_callers_that_may_audit(event: dict[str, s
     sent = InferRequest("m", (Tensor("x", np.zeros((3, 1), np.float32)),), "", alarm=alarm)
     encoded = encode_request(sent)
     assert alarm_parameters(alarm) == {"alarm_edge_digest": NOTE.edge_digest} | event
-    assert decode_request("m", encoded.body, encoded.header_length, trust_request_id=True).alarm == alarm
+    assert decode_request("m", encoded.body, encoded.header_length, Origin(trust_request_id=True)).alarm == alarm
     assert decode_request("m", encoded.body, encoded.header_length).alarm is None
 
 

@@ -17,7 +17,7 @@ from firstline_core.protocol import http, http_client
 from firstline_core.protocol import http as wire
 from firstline_core.protocol.http import error_body
 from firstline_core.protocol.limits import Limits
-from firstline_core.protocol.oip import decode_request, encode_response
+from firstline_core.protocol.oip import Origin, decode_request, encode_response
 from firstline_core.telemetry.trace import received
 from firstline_core.types import Attempt
 from firstline_edge.cloud.breaker import CircuitBreaker
@@ -89,7 +89,7 @@ async def answer_once(reader: Reader, writer: Writer) -> None:
     if first.startswith("GET /v2/health/live "):
         writer.write(reply(200, b'{"live": true}'))
     else:
-        asked = decode_request("digits", body, int(headers[http.HEADER_LENGTH.lower()]), trust_request_id=True)
+        asked = decode_request("digits", body, int(headers[http.HEADER_LENGTH.lower()]), Origin(trust_request_id=True))
         assert asked.deadline_s is not None
         encoded = encode_response(asked, response(asked))
         writer.write(reply(200, encoded.body, wire.headers_for(encoded)))
@@ -355,7 +355,7 @@ async def test_the_answer_to_another_request_is_refused_with_its_connection(serv
 
     async def answer_twice(reader: Reader, writer: Writer) -> None:
         _, headers, body = await read_request(reader)
-        asked = decode_request("digits", body, int(headers[http.HEADER_LENGTH.lower()]), trust_request_id=True)
+        asked = decode_request("digits", body, int(headers[http.HEADER_LENGTH.lower()]), Origin(trust_request_id=True))
         encoded = encode_response(asked, response(asked))
         writer.write(2 * reply(200, encoded.body, wire.headers_for(encoded)))
         await reader.read()
@@ -376,7 +376,9 @@ async def test_swapped_answers_are_not_accepted(server: Server, link: HttpLink) 
     async def swap(reader: Reader, writer: Writer) -> None:
         while True:
             _, headers, body = await read_request(reader)
-            asked = decode_request("digits", body, int(headers[http.HEADER_LENGTH.lower()]), trust_request_id=True)
+            asked = decode_request(
+                "digits", body, int(headers[http.HEADER_LENGTH.lower()]), Origin(trust_request_id=True)
+            )
             encoded = encode_response(asked, response(asked))
             earlier.append(reply(200, encoded.body, wire.headers_for(encoded)))
             writer.write(earlier[max(0, len(earlier) - 2)])
@@ -446,7 +448,9 @@ class TestReplacedToken:
             if headers.get("authorization") != "Bearer new":
                 writer.write(reply(401, error_body(errors.UnauthorizedError("The token is unknown."))))
                 continue
-            asked = decode_request("digits", body, int(headers[http.HEADER_LENGTH.lower()]), trust_request_id=True)
+            asked = decode_request(
+                "digits", body, int(headers[http.HEADER_LENGTH.lower()]), Origin(trust_request_id=True)
+            )
             encoded = encode_response(asked, response(asked))
             writer.write(reply(200, encoded.body, wire.headers_for(encoded)))
 
@@ -481,7 +485,9 @@ async def test_the_trace_of_a_request_is_sent_in_headers(server: Server, link: H
         for _ in range(2):
             _, headers, body = await read_request(reader)
             bodies.append(body)
-            asked = decode_request("digits", body, int(headers[http.HEADER_LENGTH.lower()]), trust_request_id=True)
+            asked = decode_request(
+                "digits", body, int(headers[http.HEADER_LENGTH.lower()]), Origin(trust_request_id=True)
+            )
             encoded = encode_response(asked, response(asked))
             writer.write(reply(200, encoded.body, wire.headers_for(encoded)))
 

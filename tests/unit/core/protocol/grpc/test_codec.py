@@ -9,6 +9,7 @@ from firstline_core.errors import FirstlineError, InvalidTensorError, PayloadToo
 from firstline_core.protocol.grpc import codec
 from firstline_core.protocol.grpc.schema import message
 from firstline_core.protocol.limits import DEFAULT_LIMITS, Limits
+from firstline_core.protocol.oip import Origin
 from firstline_core.types import (
     DATATYPES,
     Answer,
@@ -31,7 +32,7 @@ def infer(*inputs: tuple[str, str, tuple[int, ...]], raw: tuple[bytes, ...] = ()
 
 
 def read(made: Any, limits: Limits = DEFAULT_LIMITS, **options: Any) -> InferRequest:
-    return codec.decode_request(*codec.split(made.SerializeToString(), limits), limits=limits, **options)
+    return codec.decode_request(*codec.split(made.SerializeToString(), limits), Origin(limits=limits, **options))
 
 
 def test_aligned_raw_tensors_are_not_copied() -> None:
@@ -109,7 +110,7 @@ def test_fp16_travels_raw_alone() -> None:
 def test_bytes_that_are_no_message_are_refused() -> None:
     for sent in (b"\xff", b"\x0a\x05a", b"\x0a\x02\xff\xfe", b"\x2a\x02\x0a\x05"):
         with pytest.raises(InvalidTensorError, match="no ModelInferRequest"):
-            codec.decode_request(*codec.split(sent, DEFAULT_LIMITS), limits=DEFAULT_LIMITS)
+            codec.decode_request(*codec.split(sent, DEFAULT_LIMITS), Origin(limits=DEFAULT_LIMITS))
 
 
 def test_sizes_are_bounded_before_protobuf_parses_anything() -> None:
@@ -121,7 +122,7 @@ def test_sizes_are_bounded_before_protobuf_parses_anything() -> None:
         (infer(("x", "FP32", (17, 1)), raw=(bytes(68),)).SerializeToString(), "at most 16 elements"),
     ):
         with pytest.raises(PayloadTooLargeError, match=said):
-            codec.decode_request(*codec.split(sent, small), limits=small)
+            codec.decode_request(*codec.split(sent, small), Origin(limits=small))
 
 
 def test_a_response_has_raw_tensors_and_the_answer_metadata() -> None:

@@ -21,7 +21,7 @@ from firstline_core.processing.decoding import PreparedRows
 from firstline_core.protocol.http import headers_for
 from firstline_core.protocol.http_client import HttpReply
 from firstline_core.protocol.limits import DEFAULT_LIMITS
-from firstline_core.protocol.oip import decode_request, encode_response
+from firstline_core.protocol.oip import Origin, decode_request, encode_response
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.types import PROBABILITIES, Array, InferRequest, InferResponse, Tensor
 from firstline_gateway.executors.local import run_batch
@@ -73,7 +73,7 @@ def test_the_model_gets_prepared_rows_and_its_output_is_finished_here(served: Se
     assert model.needs_thread
     rows = model.prepare(by_name(picture))
     encoded = model.encode(rows, "r", 12.5, 10.0)
-    asked = decode_request("digits", encoded.body, encoded.header_length, now_s=20.0)
+    asked = decode_request("digits", encoded.body, encoded.header_length, Origin(now_s=20.0))
     assert (asked.inputs[0].name, asked.id) == ("pixels", "r")
     assert np.array_equal(asked.inputs[0].array, rows["pixels"])
     assert [(output.name, output.binary) for output in asked.outputs] == [("logits", True)]
