@@ -43,14 +43,14 @@ def v2_binary(given: Row) -> Body:
 
 
 def v2_json(given: Row) -> Body:
-    """V2 as everybody speaks it."""
-    tensor = {"name": INPUT, "shape": list(given.shape), "datatype": "FP32", "data": numbers(given.ravel())}
+    """V2 as everybody speaks it, with the shortest decimals: `0.123`, not what FP32 makes of it in FP64."""
+    tensor = {
+        "name": INPUT,
+        "shape": list(given.shape),
+        "datatype": "FP32",
+        "data": given.ravel().astype(np.float64).round(3).tolist(),
+    }
     return Body({"Content-Type": "application/json"}, json.dumps({"inputs": [tensor]}, separators=(",", ":")).encode())
-
-
-def numbers(given: Row) -> Any:
-    """Lists of the shortest decimals: `0.123`, not what FP32 makes of it in FP64."""
-    return given.astype(np.float64).round(3).tolist()
 
 
 def v2_answer(headers: dict[str, str], content: bytes) -> Row:
@@ -62,10 +62,6 @@ def v2_answer(headers: dict[str, str], content: bytes) -> Row:
     if "data" in output:
         return np.array(output["data"], np.float32).reshape(shape)
     return np.frombuffer(content[length:], np.float32).reshape(shape)
-
-
-def infer_path(model: str) -> str:
-    return f"/v2/models/{model}/infer"
 
 
 def plan(folder: Path, name: str, path: str, body: Body, headers: dict[str, str], *, requests: int = 0) -> Path:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
@@ -26,15 +25,10 @@ class WrongAnswerError(Exception):
 
 
 class Ask(NamedTuple):
-    """One kind of request, as a server wants it.
-
-    Attributes:
-        answer: the output, from an answer's headers and content.
-    """
+    """One kind of request."""
 
     path: str
     body: Body
-    answer: Callable[[dict[str, str], bytes], Row]
 
 
 class Question(NamedTuple):
@@ -48,11 +42,15 @@ class Question(NamedTuple):
     def name(self) -> str:
         return f"{self.kind.name.upper()} {self.form}, {self.in_flight} in flight"
 
+    @property
+    def ask(self) -> Ask:
+        return v2(self.form, self.kind)
 
-def v2(form: str, kind: Kind, model: str, seed: int = 0) -> Ask:
-    """V2 over HTTP, "binary" or "JSON", with the row of a seed."""
+
+def v2(form: str, kind: Kind, seed: int = 0) -> Ask:
+    """V2 over HTTP, "binary" or "JSON", to the model named after the kind, with the row of a seed."""
     body = {"binary": bodies.v2_binary, "JSON": bodies.v2_json}[form](rows(kind, seed=seed))
-    return Ask(bodies.infer_path(model), body, bodies.v2_answer)
+    return Ask(f"/v2/models/{kind.name}/infer", body)
 
 
 def session(path: Path) -> onnxruntime.InferenceSession:
@@ -79,7 +77,7 @@ def checked(port: int, ask: Ask, headers: dict[str, str], right: Row) -> bool:
         if status in (404, 425, 429, 500, 502, 503):  # it still starts
             return False
         raise WrongAnswerError(f"answered {status}: {content[:300]!r}")
-    found = ask.answer(told, content)
+    found = bodies.v2_answer(told, content)
     if found.shape != right.shape or not np.allclose(found, right, atol=_TOLERANCE):
         raise WrongAnswerError(f"answered {found.ravel()[:4]}, not {right.ravel()[:4]}")
     return True
@@ -96,7 +94,7 @@ def each_its_own(server: Server, path: Path, kind: Kind) -> None:
     def ask(seed: int) -> None:
         for form in ("binary", "JSON"):
             right = alone.run(None, {INPUT: rows(kind, seed=seed)})[0]
-            if not checked(server.port, v2(form, kind, kind.name, seed), server.headers, right):
+            if not checked(server.port, v2(form, kind, seed), server.headers, right):
                 raise WrongAnswerError("refuses what it should answer")
 
     with ThreadPoolExecutor(_AT_ONCE) as asking:

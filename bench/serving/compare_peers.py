@@ -58,10 +58,10 @@ def contenders(folder: Path, right: Mapping[str, Row], headers: dict[str, str], 
     """Ours, the raw limit for each model, and the peers."""
 
     def gateway(kind: Kind) -> AbstractContextManager[Server]:
-        return ours.gateway(folder / "gateway", headers, v2("binary", kind, kind.name), right[kind.name], on)
+        return ours.gateway(folder / "gateway", headers, v2("binary", kind), right[kind.name], on)
 
     def raw(kind: Kind) -> AbstractContextManager[Server]:
-        ask = v2("binary", kind, kind.name)
+        ask = v2("binary", kind)
         return ours.raw_asgi(folder, folder / f"{kind.name}.onnx", ask, right[kind.name], on)
 
     def other(one: peer.Peer, kind: Kind) -> AbstractContextManager[Server]:
@@ -106,7 +106,7 @@ def _turn(contender: Contender, number: int, effort: Effort, right: Mapping[str,
         for question in asked:
             load = measured(
                 server,
-                ours.asked(question),
+                question.ask,
                 right[question.kind.name],
                 in_flight=question.in_flight,
                 seconds=effort.seconds,

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from bench.serving.bodies import TRACEPARENT, Row
-from bench.serving.client import Ask, Question, checked, v2
+from bench.serving.client import Ask, checked
 from bench.serving.models import Kind, write_bundle
 from bench.serving.processes import Cores, Server, free_port, started
 
@@ -69,8 +69,3 @@ def raw_asgi(folder: Path, model: Path, ask: Ask, right: Row, on: Cores, *, thre
         environ=dict(os.environ) | {"PYTHONPATH": os.pathsep.join([str(_CHECKOUT), *sys.path])},
     ) as server:
         yield server
-
-
-def asked(question: Question) -> Ask:
-    """Returns the V2 request that a question sends to the model named after its kind."""
-    return v2(question.form, question.kind, question.kind.name)

@@ -91,7 +91,7 @@ def running(peer: Peer, folder: Path, right: Row, first: Kind, on: Cores) -> Ite
     if not peer.python.exists():
         raise StartError(f"has no environment: make .venv-peers/{peer.key}/stamp")
     port = free_port()
-    ask = v2(peer.forms[0], first, first.name)
+    ask = v2(peer.forms[0], first)
     with started(
         [peer.python, _SERVERS / f"serve_{peer.key}.py", "--port", str(port), "--models", str(folder), *peer.options],
         port=port,

@@ -71,13 +71,13 @@ def measure(effort: Effort) -> list[Sample]:
         for number in range(effort.rounds):
             for turn in turns[number % len(turns) :] + turns[: number % len(turns)]:
                 effort.progress(f"round {number + 1} of {effort.rounds}: {turn.who}{turn.suffix}")
-                with turn.start(ours.asked(turn.questions[0])) as server:
+                with turn.start(turn.questions[0].ask) as server:
                     kind = turn.questions[0].kind
                     each_its_own(server, files[kind.name], kind)
                     for question in turn.questions:
                         load = measured(
                             server,
-                            ours.asked(question),
+                            question.ask,
                             right[question.kind.name],
                             in_flight=question.in_flight,
                             seconds=effort.seconds,
