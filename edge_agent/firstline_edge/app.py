@@ -37,7 +37,7 @@ from firstline_edge.api.operations import Operations
 from firstline_edge.api.server import bound_sockets, release_startup_memory, serving, serving_grpc
 from firstline_edge.api.status import AgentStatus, birth_message
 from firstline_edge.audits import certificate_states as audit_metrics
-from firstline_edge.audits.alarms import Alarms
+from firstline_edge.audits.alarms import announce_alarms
 from firstline_edge.audits.audit_sender import AuditSender
 from firstline_edge.audits.auditor import Auditor
 from firstline_edge.audits.certificate_states import CertificateStates
@@ -221,14 +221,12 @@ class EdgeAgent:
         opened.callback(self._workers.close)  # before the models, which its last runs use
         self.samples = SampleLog(self.state.samples_path, settings.audit.samples_limit_bytes)
         opened.callback(self.samples.close)
-        self._alarms = Alarms()
         self.certificates = CertificateStates(
             self.state.certificates_path,
             self.models.all,
             self.samples,
             settings.audit,
             clock,
-            on_alarm=self._alarms.put,
         )
         opened.push_async_callback(self.certificates.close)
         replacements = {device_model.manifest.name: path for path, device_model in installed.items()}
@@ -522,7 +520,7 @@ class EdgeAgent:
         report = self.fleet.report_ended if self.fleet is not None else None
         self._start(opened, "outbox", partial(self._deliver, report=report))
         self._start(opened, "housekeeping", self.cache.keep_expiring, self.outbox.keep_expiring)
-        announce = partial(self._alarms.announce, self.links.mqtt)
+        announce = partial(announce_alarms, self.certificates.alarms, self.links.mqtt)
         self._start(opened, "audits", self.audit_sender.run, self.certificates.keep_saving, announce)
         if self.renewal is not None:
             self._start(opened, "identity", self.renewal.run)

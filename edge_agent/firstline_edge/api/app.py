@@ -55,18 +55,6 @@ class Route(NamedTuple):
     open_to_all: bool = False
 
 
-class Found(NamedTuple):
-    """The endpoint of a request.
-
-    Args:
-        route: its route.
-        parameters: of the path, by name.
-    """
-
-    route: Route
-    parameters: Mapping[str, str]
-
-
 class NoRouteError(Exception):
     """Raised when no endpoint has this path and method.
 
@@ -92,8 +80,8 @@ class RouteTable:
         self._routes = [(_pattern(route.path), route) for route in routes]
         self._find_remembered = lru_cache(_REMEMBERED_PATHS)(self._find)
 
-    def find(self, method: str, path: str) -> Found:
-        """Returns the endpoint of a request.
+    def find(self, method: str, path: str) -> tuple[Route, Mapping[str, str]]:
+        """Returns the endpoint of a request, and the parameters of its path by name.
 
         Args:
             method: of the request.
@@ -104,13 +92,13 @@ class RouteTable:
         """
         return (self._find if len(path) > _REMEMBERED_CHARACTERS else self._find_remembered)(method, path)
 
-    def _find(self, method: str, path: str) -> Found:
+    def _find(self, method: str, path: str) -> tuple[Route, Mapping[str, str]]:
         wanted = "GET" if method == "HEAD" else method
         allowed: list[str] = []
         for pattern, route in self._routes:
             if (match := pattern.fullmatch(path)) is not None:
                 if route.method == wanted:
-                    return Found(route, match.groupdict())
+                    return route, match.groupdict()
                 allowed += ("GET", "HEAD") if route.method == "GET" else (route.method,)
         problem = f"is not allowed; use {' or '.join(allowed)}" if allowed else "is not an address of this agent"
         raise NoRouteError(f"{method} {path[:_SHOWN_CHARACTERS]} {problem}.", allowed)

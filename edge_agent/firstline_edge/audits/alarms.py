@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from firstline_core.errors import FirstlineError
 from firstline_core.telemetry.logs import logger
-from firstline_edge.audits.certificate_states import MonitoredCertificate
+from firstline_edge.audits.records import Record
 
 if TYPE_CHECKING:  # paho takes memory, which a device without MQTT need not spend
     from firstline_edge.cloud.mqtt_link import MqttLink
@@ -16,30 +16,20 @@ if TYPE_CHECKING:  # paho takes memory, which a device without MQTT need not spe
 log = logger(__name__)
 
 
-class Alarms:
-    """Alarms that are still to be announced."""
-
-    def __init__(self) -> None:
-        self._waiting: asyncio.Queue[MonitoredCertificate] = asyncio.Queue()
-
-    def put(self, monitored: MonitoredCertificate) -> None:
-        """Adds the alarm of a certificate, which `announce` sends."""
-        self._waiting.put_nowait(monitored)
-
-    async def announce(self, links: Sequence[MqttLink]) -> None:
-        """Announces each alarm over every link, until it is cancelled."""
-        while True:
-            record = (await self._waiting.get()).record
-            facts = {
-                "event": "contract_alarm",
-                "model": record.model,
-                "version": record.version,
-                "cause": record.cause,
-                "threshold": record.tightened,
-                "escalates_all": record.escalates_all,
-            }
-            for link in links:
-                try:
-                    await link.publish_event(facts)
-                except FirstlineError as error:  # the birth message says it at the next connection
-                    log.info("alarm not announced over MQTT", error=error.message)
+async def announce_alarms(alarms: asyncio.Queue[Record], links: Sequence[MqttLink]) -> None:
+    """Announces each alarm over every link, until it is cancelled."""
+    while True:
+        record = await alarms.get()
+        facts = {
+            "event": "contract_alarm",
+            "model": record.model,
+            "version": record.version,
+            "cause": record.cause,
+            "threshold": record.tightened,
+            "escalates_all": record.escalates_all,
+        }
+        for link in links:
+            try:
+                await link.publish_event(facts)
+            except FirstlineError as error:  # the birth message says it at the next connection
+                log.info("alarm not announced over MQTT", error=error.message)

@@ -190,7 +190,9 @@ class CertificateStates:
         models: the loaded models.
         samples: answers that both models have given.
         settings: limits and the effect of an alarm.
-        on_alarm: receives each certificate that was just alarmed, or tightened again.
+
+    Attributes:
+        alarms: records that were just alarmed, or tightened again, until they are announced.
 
     A file that cannot be read is set aside. It may have held an alarm, so the current certificates are not relied on
     any more; they keep their thresholds, and their tests restart.
@@ -203,14 +205,12 @@ class CertificateStates:
         samples: SampleLog,
         settings: AuditSection,
         clock: Clock,
-        *,
-        on_alarm: Callable[[MonitoredCertificate], None] = lambda _: None,
     ) -> None:
         self._file = RecordFile(path)
         self._samples = samples
         self._settings = settings
         self._clock = clock
-        self._on_alarm = on_alarm
+        self.alarms: asyncio.Queue[Record] = asyncio.Queue()
         self._changed = asyncio.Event()
         self._writing: asyncio.Future[None] | None = None
         self._records = self._file.read()
@@ -480,7 +480,7 @@ class CertificateStates:
             quota_per_hour=self.quota_per_hour(monitored),
         )
         self.save()
-        self._on_alarm(monitored)
+        self.alarms.put_nowait(record)
 
     def _tightened(self, monitored: MonitoredCertificate, event: str) -> float:
         """Returns the threshold from which the audits in which an event can occur still satisfy its promise."""

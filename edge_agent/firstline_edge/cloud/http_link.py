@@ -242,12 +242,6 @@ class _Pool:
         if not self._exchanges:
             await self.close()
 
-    async def drain(self) -> None:
-        """Closes the connections once the requests in progress have ended; no new one may begin."""
-        for _ in range(self._connections):
-            await self._free.acquire()
-        await self.close()
-
     async def close(self) -> None:
         await self._client.close()
 
@@ -328,11 +322,11 @@ class HttpLink:
             )
 
     async def reconnect(self) -> None:
-        """Uses new connections from now on; returns once the requests on the old ones have ended."""
+        """Uses new connections from now on; requests in progress end on the old ones."""
         old = (self._pool, self._probing_pool)
         self._pool, self._probing_pool = self._make_pool(), self._make_probing_pool()
         for pool in old:
-            await pool.drain()
+            await pool.retire()
 
     async def discard_connections(self) -> None:
         """See `Link.discard_connections`: requests in progress end on the old connections."""

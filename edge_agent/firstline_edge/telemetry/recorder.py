@@ -47,46 +47,6 @@ _NO_WAIT_S = (0.0,)
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
-class _StatisticsByModel:
-    """Triton's statistics of each model on this device since the agent's start: numbers and durations of answers."""
-
-    def __init__(self) -> None:
-        self._models: dict[tuple[str, str], ModelStatistics] = {}
-
-    def of(self, name: str, version: str) -> ModelStatistics:
-        """Returns the statistics of one version; zeros if it had no request yet."""
-        statistics = self._models.get((name, version))
-        if statistics is None:
-            statistics = self._models[name, version] = ModelStatistics(name, version)
-        return statistics
-
-    def answered(self, request: InferRequest, response: InferResponse, seconds: float, wall_s: float) -> None:
-        """Counts an answer, and the runs of the edge model and cache hits among its attempts."""
-        answer = response.answer
-        if answer is None:
-            return
-        statistics = self.of(response.model, response.version)
-        statistics.answered(seconds, wall_s)
-        hit = ran = False
-        for attempt in answer.attempts:
-            if attempt.outcome != "ok":
-                continue
-            if attempt.tier is _CACHE:
-                hit = True
-                statistics.cache_hit.add(attempt.ms / 1000)
-            elif attempt.tier is _EDGE:
-                ran = True
-                statistics.ran(request.rows, attempt.ms / 1000, _NO_WAIT_S)
-        if not hit:
-            statistics.cache_miss.add(0.0)
-        if not ran:
-            statistics.queue.count += 1  # Triton counts answers from its cache in this way
-
-    def refused(self, name: str, version: str, seconds: float) -> None:
-        """Counts a request that was not answered."""
-        self.of(name, version).fail.add(seconds)
-
-
 class _Answered(Struct, frozen=True, eq=False):
     """An answer that is not yet counted and written."""
 
@@ -105,6 +65,26 @@ class _Answered(Struct, frozen=True, eq=False):
         """Returns the record for the decision log."""
         record = {**about(self.response, wall_s=self.at_s, ms=self.ms), "event": "answered", **self.facts}
         return record if self.request.trace is None else record | self.request.trace.facts()
+
+    def count(self, statistics: ModelStatistics) -> None:
+        """Counts the answer in Triton's statistics, with the runs of the edge model and cache hits of its attempts."""
+        if self.response.answer is None:
+            return
+        statistics.answered(self.seconds, self.at_s)
+        hit = ran = False
+        for attempt in self.response.answer.attempts:
+            if attempt.outcome != "ok":
+                continue
+            if attempt.tier is _CACHE:
+                hit = True
+                statistics.cache_hit.add(attempt.ms / 1000)
+            elif attempt.tier is _EDGE:
+                ran = True
+                statistics.ran(self.request.rows, attempt.ms / 1000, _NO_WAIT_S)
+        if not hit:
+            statistics.cache_miss.add(0.0)
+        if not ran:
+            statistics.queue.count += 1  # Triton counts answers from its cache in this way
 
     def trace(self, ago_s: float) -> None:
         """Records the spans of the request and its attempts: they end one after the other, the last with the answer."""
@@ -252,7 +232,7 @@ class Recorder:
         self._decisions = DecisionLog(decisions_path, decisions_limit_bytes)
         self._log_requests = log_requests
         self._clock = clock
-        self._statistics = _StatisticsByModel()
+        self._statistics: dict[tuple[str, str], ModelStatistics] = {}
         self._pending: list[_Answered | dict[str, object]] = []
         self._disk_refuses = False
         self._listener = listener
@@ -295,7 +275,7 @@ class Recorder:
             return
         self._metrics.count_error(error)
         if version is not None:
-            self._statistics.refused(request.model, version, seconds)
+            self._statistics_of(request.model, version).fail.add(seconds)
             if self._listener is not None:
                 self._listener.refused(request, version, error, seconds)
         stage = {"tier": refused.tier and refused.tier.value, "reason": refused.reason and refused.reason.value}
@@ -365,7 +345,7 @@ class Recorder:
     def statistics(self, name: str, version: str) -> ModelStatistics:
         """Returns the statistics of one version of a model; zeros if it had no request yet."""
         self.flush()
-        return self._statistics.of(name, version)
+        return self._statistics_of(name, version)
 
     def flush(self) -> None:
         """Counts and writes pending records."""
@@ -376,7 +356,7 @@ class Recorder:
         for entry in pending:
             if isinstance(entry, _Answered):
                 self._metrics.observe(entry.response, entry.seconds, entry.request.trace)
-                self._statistics.answered(entry.request, entry.response, entry.seconds, entry.at_s)
+                entry.count(self._statistics_of(entry.response.model, entry.response.version))
                 if self._listener is not None:
                     self._listener.answered(entry.request, entry.response, entry.seconds, entry.rows)
                 if logs:
@@ -391,6 +371,12 @@ class Recorder:
             self._disk_refuses = True
         else:
             self._disk_refuses = False
+
+    def _statistics_of(self, name: str, version: str) -> ModelStatistics:
+        statistics = self._statistics.get((name, version))
+        if statistics is None:
+            statistics = self._statistics[name, version] = ModelStatistics(name, version)
+        return statistics
 
     def _add(self, entry: _Answered | dict[str, object]) -> None:
         self._pending.append(entry)
