@@ -22,30 +22,6 @@ from firstline_edge.requests.context import ModelOutput, Row, attempt
 from firstline_edge.settings.settings import HedgeSection
 
 
-@dataclass(frozen=True, slots=True)
-class HedgingEstimates:
-    """The estimates for a request before the edge model runs.
-
-    Args:
-        left_s: time until the deadline.
-        edge_s: expected time of the edge model, including its queue; infinite if never measured.
-        cloud_s: time within which the gateway answers most such requests; None if unknown.
-        escalation_rate: recent share of this model's requests that were escalated; None with too few observations.
-    """
-
-    left_s: float
-    edge_s: float
-    cloud_s: float | None
-    escalation_rate: float | None
-
-
-def worth_hedging(estimates: HedgingEstimates, least_rate: float) -> bool:
-    """Returns whether an escalation is likely, in time if sent now, and too late if sent later."""
-    if estimates.cloud_s is None or estimates.escalation_rate is None or estimates.escalation_rate < least_rate:
-        return False
-    return estimates.cloud_s <= estimates.left_s < estimates.edge_s + estimates.cloud_s
-
-
 @dataclass(slots=True, eq=False)
 class Hedge:
     """One call that was made early.
@@ -149,13 +125,12 @@ class Hedging:
         now_s = self._clock.monotonic_s()
         left_s = deadline_s - now_s
         until_s = deadline_s - min(self._reserve_s, left_s / 4)
-        estimates = HedgingEstimates(
-            left_s=until_s - now_s,
-            edge_s=edge.workers.wait_s + edge.sure_ms(request, len(rows)) / 1000,
-            cloud_s=self._client.predicted_s(request, len(rows)),
-            escalation_rate=edge.escalation_rate.value,
-        )
-        if not worth_hedging(estimates, self._section.min_escalation_rate) or not self._bucket.take(now_s):
+        spare_s = until_s - now_s
+        edge_s = edge.workers.wait_s + edge.sure_ms(request, len(rows)) / 1000  # infinite if never measured
+        cloud_s, rate = self._client.predicted_s(request, len(rows)), edge.escalation_rate.value
+        likely = rate is not None and rate >= self._section.min_escalation_rate
+        only_now = cloud_s is not None and cloud_s <= spare_s < edge_s + cloud_s
+        if not likely or not only_now or not self._bucket.take(now_s):
             return None
         attempts: list[Attempt] = []
         # To the very end: an escalation that joins it may have a little more time than there is to spare now.
