@@ -72,7 +72,6 @@ class Access(Protocol):
         Raises:
             RequestError: the caller is refused.
         """
-        ...
 
     def bearer(self, authorization: str) -> str:
         """Returns the caller's name on a transport that web pages cannot use.
@@ -83,7 +82,6 @@ class Access(Protocol):
         Raises:
             RequestError: the caller is refused.
         """
-        ...
 
 
 class TokenAccess:

@@ -68,11 +68,9 @@ class Contracts(Protocol):
 
     def alarm_of(self, model: DeviceModel) -> ContractAlarm | None:
         """Returns the alarm of this device's own audits; None without one."""
-        ...
 
     def apply_notice(self, model: DeviceModel, notice: ContractNotice | None) -> None:
         """Applies the gateway's notice about the model's contract."""
-        ...
 
 
 class ModelRefusals:

@@ -56,26 +56,21 @@ class Link(Protocol):
     @property
     def name(self) -> str:
         """For logs, metrics and `status`: "http", "mqtt"."""
-        ...
 
     @property
     def address(self) -> str:
         """Where it leads, for people: a URL, or a broker's host and port."""
-        ...
 
     @property
     def in_turn(self) -> bool:
         """Whether payloads are sent one after the other over one connection, rather than in parallel."""
-        ...
 
     @property
     def probe_wanted(self) -> asyncio.Event:
         """Set when the link should be probed: by the link when it loses its connection, and by `LinkChain`."""
-        ...
 
     async def start(self) -> None:
         """Starts the link; returns without waiting for the other side."""
-        ...
 
     async def infer(self, request: InferRequest, timeout_s: float) -> InferResponse:
         """Returns the gateway's answer, unchecked; waits up to `timeout_s` and ignores the request's own deadline.
@@ -84,7 +79,6 @@ class Link(Protocol):
             LinkDownError, RemoteTimeoutError, ProtocolError: the link's fault.
             RequestError, CapacityError, RuntimeFailure: the gateway's error.
         """
-        ...
 
     async def probe(self, timeout_s: float) -> None:
         """Checks cheaply whether the other side answers.
@@ -92,11 +86,9 @@ class Link(Protocol):
         Raises:
             FirstlineError: it does not.
         """
-        ...
 
     async def discard_connections(self) -> None:
         """Uses other connections for new requests, because one of them carried an answer that was not accepted."""
-        ...
 
     async def close(self) -> None: ...
 

@@ -52,18 +52,15 @@ class TwinTransport(Protocol):
         Args:
             revision: of the state that this device has; 0 for none.
         """
-        ...
 
     async def report(self, reported: Reported) -> None:
         """Sends the actual state; raises `FirstlineError` if it did not arrive."""
-        ...
 
     async def count(self, telemetry: Telemetry) -> None:
         """Sends counts; raises `FirstlineError` if they did not arrive.
 
         A broker may confirm counts that no gateway receives, but not promises that have ended.
         """
-        ...
 
 
 @dataclass(eq=False)

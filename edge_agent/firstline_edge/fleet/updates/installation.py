@@ -47,7 +47,6 @@ class Registry(Protocol):
             UpdateError: the metadata is not trusted.
             LinkError: the metadata is not available now.
         """
-        ...
 
     def read(self, sha256: str, offset: int, size_bytes: int) -> AsyncIterator[bytes]:
         """Yields the rest of a file of that size, in parts as they arrive.
@@ -56,7 +55,6 @@ class Registry(Protocol):
             NotFoundError: there is no such file.
             FirstlineError: the file is not available now; the received bytes are valid.
         """
-        ...
 
 
 class RateLimit:
