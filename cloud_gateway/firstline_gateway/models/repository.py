@@ -98,8 +98,10 @@ class Repository:
     def _serve(self, models: dict[ModelKey, ServedModel]) -> None:
         self.models = models
         self._versions: dict[str, tuple[int, ...]] = {}
+        self._current: dict[str, ServedModel] = {}
         for name, version in sorted(models):
             self._versions[name] = (*self._versions.get(name, ()), version)
+            self._current[name] = models[ModelKey(name, version)]
 
     def put(self, served: ServedModel) -> None:
         """Serves a version from now on, in place of what was served as that."""
@@ -137,10 +139,10 @@ class Repository:
             UnknownModelError: there is no such bundle or version.
             EngineUnavailableError: there will be, soon.
         """
+        if not version and (current := self._current.get(name)) is not None:
+            return current
         try:
             versions = self.versions(name)
-            if not version:
-                return self.models[ModelKey(name, versions[-1])]
             for known in versions:
                 if str(known) == version:
                     return self.models[ModelKey(name, known)]

@@ -135,9 +135,12 @@ class LoopTimes:
         self._in_threads: deque[tuple[int, float]] = deque(maxlen=WINDOW)
         self._expect(now_s)
 
-    def may_run(self, rows: int) -> bool:
-        """Returns whether a batch may run on the loop; otherwise it has to run in a thread."""
-        return bool(self.measured) and runs_on_loop(self._times.seconds(rows))
+    def quick_s(self, rows: int) -> float | None:
+        """Returns the expected seconds of a batch on the loop; None if it has to run in a thread."""
+        if not self.measured:
+            return None
+        seconds = self._times.seconds(rows)
+        return seconds if runs_on_loop(seconds) else None
 
     def retry_if_due(self, now_s: float) -> None:
         """Forgets what was learned on the loop if a model that was too slow there is due for another try."""

@@ -81,10 +81,6 @@ class Placement(Struct, frozen=True):
         """The executor."""
         return self.times.member
 
-    def seconds(self, rows: int) -> float:
-        """Returns the expected seconds of a batch there."""
-        return self.times.seconds(rows)
-
 
 class NoPlacement(NamedTuple):
     """No executor may run a batch now, whether or not one is free.

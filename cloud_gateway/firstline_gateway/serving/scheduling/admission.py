@@ -43,7 +43,7 @@ _LEAST_SHARE, _MOST_SHARE = 0.5, 0.75
 # The part of the room that each level may fill if there are requests above it. Audits are limited without them, too: an
 # audit is never urgent, and no caller waits for its answer.
 _LEAVES, _AUDITS_SHARE = 0.75, 0.5
-# A key is noted at most once in this time.
+# The requests of one client and level that follow each other are noted once in this time.
 _NOTED_S = 0.1
 
 EXPECTED_S = 10.0
@@ -146,7 +146,9 @@ class Admission:
         # What runs is measured: a wrong estimate must not exclude a model forever.
         if now_s - ended_s <= _PROBE_PAUSES * alone_s:
             _check_possible(item, now_s, alone_s)
-        item.predicted_s, item.start_by_s = now_s + done_s, _start_by_s(item, 0.0)
+        item.predicted_s = now_s + done_s
+        if item.request.deadline_s is not None:
+            item.start_by_s = item.request.deadline_s
 
     def check_wait(self, item: PendingRequest, now_s: float, backlog: Backlog) -> None:
         """Admits a request that has to wait; it may be due earlier afterwards.
@@ -177,7 +179,8 @@ class Admission:
         done_s, speed = batches.done(ahead_s)
         item.work_s = rows * batches.seconds / batch_rows
         item.delays_s, item.predicted_s = item.work_s / speed, now_s + done_s
-        item.start_by_s = _start_by_s(item, backlog.alone_s)
+        if item.request.deadline_s is not None:
+            item.start_by_s = item.request.deadline_s - backlog.alone_s
         if backlog.known:
             _check_possible(item, now_s, backlog.alone_s)
             self._check_turn(item, now_s, batches, done_s, mine_s)
@@ -250,10 +253,6 @@ class Admission:
             )
 
 
-def _start_by_s(item: PendingRequest, alone_s: float) -> float:
-    return math.inf if item.request.deadline_s is None else item.request.deadline_s - alone_s
-
-
 def _check_possible(item: PendingRequest, now_s: float, alone_s: float) -> None:
     """Checks whether its model could complete it in the time that it allows, if it were alone."""
     if item.request.deadline_s is not None and item.request.deadline_s - now_s < alone_s:
@@ -300,8 +299,6 @@ class RecentKeys:
         self._noted_s: OrderedDict[Hashable, float] = OrderedDict()
 
     def note(self, key: Hashable, now_s: float) -> None:
-        if now_s - self._noted_s.get(key, -math.inf) < _NOTED_S:
-            return
         self._noted_s[key] = now_s
         self._noted_s.move_to_end(key)
         while now_s - next(iter(self._noted_s.values())) > EXPECTED_S:
@@ -331,9 +328,15 @@ class Shares:
     def __init__(self) -> None:
         self._clients = RecentKeys()
         self._levels = RecentKeys()
+        self._latest: tuple[str, int] | None = None
+        self._latest_s = -math.inf
 
     def note(self, principal: str, level: int, now_s: float) -> None:
         """Records a request, whether or not it is admitted."""
+        latest = principal, level
+        if latest == self._latest and now_s - self._latest_s < _NOTED_S:
+            return
+        self._latest, self._latest_s = latest, now_s
         self._clients.note(principal, now_s)
         self._levels.note(level, now_s)
 

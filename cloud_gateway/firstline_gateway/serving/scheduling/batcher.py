@@ -193,10 +193,9 @@ class Batcher:
             The request, and where to start it at once; None if it is in the queue.
         """
         item, weights = self._admission.new_request(key, request, now_s, inputs), NO_WEIGHTS
-        place, done_s = self._place_now(item, now_s)
+        place, alone_s, done_s = self._place_now(item, now_s)
         if place is not None:
-            ended_s = self._ended_s.get(key, -math.inf)
-            self._admission.check_start(item, now_s, place.seconds(item.rows), done_s, ended_s)
+            self._admission.check_start(item, now_s, alone_s, done_s, self._ended_s.get(key, -math.inf))
         else:
             snapshot = self._snapshot_now()
             weights = self._weights(snapshot, key)
@@ -216,22 +215,29 @@ class Batcher:
         self._may_start = self._may_start or not isinstance(place, LoopTimes)
         return item, None
 
-    def _place_now(self, item: PendingRequest, now_s: float) -> tuple[Placement | LoopTimes | None, float]:
-        """Returns where a new request can start at once, or in this turn of the event loop, and its seconds until then.
+    def _place_now(self, item: PendingRequest, now_s: float) -> tuple[Placement | LoopTimes | None, float, float]:
+        """Returns where a new request can start at once, or in this turn of the event loop; None if it has to wait.
 
-        It does not wait only if no other request waits for the executors of its model, and one is free.
+        An executor has to be free, and no other request may wait for its model.
+
+        Returns:
+            The place, and the seconds of a batch of the request alone and until it is complete there.
         """
-        times, done_s = self._loop_now(item, now_s)
-        if times is not None:
-            item.is_predictable = False
-            return times, done_s
+        if not (item.level == AUDIT_LEVEL and (self._queue or self._new)):  # an audit gives way
+            times, alone_s = self._loop_times(item.key, item.rows, now_s)
+            if times is not None:
+                done_s = self._loop_work_s(item, times) if self._queue else alone_s
+                if done_s <= WAITING_S and now_s + done_s <= item.latest_s:
+                    item.is_predictable = False
+                    return times, alone_s, done_s
         snapshot, key = self._snapshot_now(), item.key
         if key in self._queue.rows or self._is_at_limit(key):
-            return None, 0.0
+            return None, 0.0, 0.0
         placement = snapshot.place(key, item.rows, self._max_rows, item.rows)
         if isinstance(placement, NoPlacement) or placement.is_ahead or not placement.is_free:
-            return None, 0.0
-        return placement, placement.seconds(item.rows)
+            return None, 0.0, 0.0
+        alone_s = placement.times.seconds(item.rows)
+        return placement, alone_s, alone_s
 
     def _snapshot_now(self) -> ExecutorSnapshot:
         """Returns the executors as they are in this turn of the event loop."""
@@ -261,33 +267,24 @@ class Batcher:
 
     # The event loop as an executor.
 
-    def _loop_times(self, key: ModelKey, rows: int, now_s: float) -> LoopTimes | None:
-        """Returns the times of a model on the event loop if a batch of so many rows may run there, else None."""
+    def _loop_times(self, key: ModelKey, rows: int, now_s: float) -> tuple[LoopTimes | None, float]:
+        """Returns the times of a model on the event loop if a batch of so many rows may run there, and its seconds."""
         times = self._dispatcher.loop_times(key)
         if times is None:
-            return None
-        if not times.may_run(rows):
-            times.retry_if_due(now_s)
-            return None
-        return None if self._running and self._is_at_limit(key) else times
-
-    def _loop_now(self, item: PendingRequest, now_s: float) -> tuple[LoopTimes | None, float]:
-        """Returns the times of a new request's model if it runs on the event loop soon, and in time, else None.
-
-        Returns:
-            The times, and the seconds until the request is complete there.
-        """
-        if item.level == AUDIT_LEVEL and (self._queue or self._new):
-            return None, 0.0  # an audit gives way
-        times = self._loop_times(item.key, item.rows, now_s)
-        if times is None:
             return None, 0.0
-        rows_of = self._queue.rows
-        work_s = times.seconds(rows_of.get(item.key, 0) + item.rows)
-        for key, rows in rows_of.items():
+        seconds = times.quick_s(rows)
+        if seconds is None:
+            times.retry_if_due(now_s)
+            return None, 0.0
+        return (None if self._running and self._is_at_limit(key) else times), seconds
+
+    def _loop_work_s(self, item: PendingRequest, times: LoopTimes) -> float:
+        """Returns the seconds of what waits for the event loop, a new request included."""
+        work_s = times.seconds(self._queue.rows.get(item.key, 0) + item.rows)
+        for key, rows in self._queue.rows.items():
             if key != item.key and (others := self._dispatcher.loop_times(key)) is not None:
                 work_s += others.seconds(rows)
-        return (times if work_s <= WAITING_S and now_s + work_s <= item.latest_s else None), work_s
+        return work_s
 
     def _requests_for_loop(self, now_s: float) -> tuple[list[PendingRequest], dict[ModelKey, LoopTimes]]:
         """Chooses requests of quick models that run on the event loop, up to the work that may wait for it.
@@ -295,7 +292,7 @@ class Batcher:
         Returns:
             The requests by due time, and the times of their models.
         """
-        times = {key: each for key in self._queue.rows if (each := self._loop_times(key, 1, now_s)) is not None}
+        times = {key: each for key in self._queue.rows if (each := self._loop_times(key, 1, now_s)[0]) is not None}
         if not times:
             return [], times
         is_single = len(self._queue) == 1 and len(self._new) <= 1
@@ -303,7 +300,7 @@ class Batcher:
         for item in self._queue:
             if item.key is not key:
                 key, model_times = item.key, times.get(item.key)
-            if model_times is None or (item.rows > 1 and not model_times.may_run(item.rows)):
+            if model_times is None or (item.rows > 1 and model_times.quick_s(item.rows) is None):
                 continue
             if item.level != AUDIT_LEVEL or is_single:
                 found.append(item)
@@ -483,9 +480,12 @@ class Batcher:
                 item.settle(error)
 
     def _hand_over(self, items: Sequence[PendingRequest], place: Placement | LoopTimes, now_s: float) -> None:
-        key = items[0].key
-        inputs, deadlines_s = [item.inputs for item in items], [item.request.deadline_s for item in items]
-        rows = _row_sum(items)
+        key, rows = items[0].key, 0
+        inputs, deadlines_s = [], []
+        for item in items:
+            inputs.append(item.inputs)
+            deadlines_s.append(item.request.deadline_s)
+            rows += item.rows
         self._on_batch(rows)
         if isinstance(place, LoopTimes):
             outcomes, batch = self._dispatcher.run_on_loop(key, inputs, deadlines_s), _Batch(key, items, rows, now_s)
