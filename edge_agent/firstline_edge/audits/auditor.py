@@ -252,11 +252,12 @@ class Auditor:
         for row in rows:
             if row.reason not in _BY_SCORE:
                 continue
+            score = row.score
             if monitored.scores is not None:
-                monitored.scores.add(row.score)
+                monitored.scores.add(score)
             if row.edge is None:
                 continue
-            covered = monitored.is_auditable(row.score, model.group(row.edge))
+            covered = monitored.is_auditable(score, model.group(row.edge))
             if covered or (row.answer is not None and row.answer.reason is Reason.BUDGET):
                 if may_draw and (covered or self._is_ample()):
                     self._draw(request, model, row, row.edge, monitored, covered=covered)
