@@ -15,7 +15,7 @@ from firstline_core.bundle.loading import load_model, load_scorer
 from firstline_core.bundle.manifest import Policy, Score, encode_manifest, parse_manifest
 from firstline_core.bundle.store import Bundle
 from firstline_core.errors import ConfigError, InferenceError, ModelLoadError
-from firstline_core.processing.steps import InputSpec, Softmax
+from firstline_core.processing.steps import InputSpec, PostStep, Softmax
 from firstline_core.runtime import onnx
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.tasks.base import check_outputs
@@ -23,6 +23,7 @@ from firstline_core.tasks.tensors import DeclaredTensor, Tensors
 
 DEPTH = DeclaredTensor("depth", "FP32", (-1, 2))
 NAMES = DeclaredTensor("name", "BYTES", (-1,))
+UNSCORED = Score("none")
 TASK = Tensors((DEPTH, NAMES), absolute=0.1, relative=0.1)
 
 
@@ -41,6 +42,14 @@ def mean_distance(path: Path, *, output: tuple[str, ...] = ("n",)) -> bytes:
     inputs = [helper.make_tensor_value_info(f"{tier}/depth", TensorProto.FLOAT, ["n", 2]) for tier in ("edge", "full")]
     outputs = [helper.make_tensor_value_info("loss", TensorProto.FLOAT, output)]
     return write_graph(path, nodes, inputs, outputs, []).read_bytes()
+
+
+def bundle_of(folder: Path, task: Tensors, *postprocess: PostStep, score: Score = UNSCORED) -> Bundle:
+    """A bundle of this task whose edge model returns its two numbers."""
+    edge = model(linear(folder / "m.onnx", np.eye(2, dtype=np.float32)), folder, postprocess=postprocess)
+    return write_manifest(
+        folder, [edge], (), task=task, inputs=(InputSpec("x", "FP32", (-1, 2)),), policy=Policy(score)
+    )
 
 
 def test_numbers_may_differ_by_the_tolerances_and_texts_not_at_all() -> None:
@@ -71,15 +80,7 @@ def test_other_values_of_a_loss_graph_are_clipped_in_the_field_and_refused_by_ce
 
 def test_the_manifest_holds_the_loss_graph_and_the_digest_covers_it(tmp_path: Path) -> None:
     task = Tensors((DEPTH,), loss_graph=mean_distance(tmp_path / "loss.onnx"))
-    path = linear(tmp_path / "m.onnx", np.eye(2, dtype=np.float32))
-    bundle = write_manifest(
-        tmp_path,
-        [model(path, tmp_path)],
-        (),
-        task=task,
-        inputs=(InputSpec("x", "FP32", (-1, 2)),),
-        policy=Policy(Score("none")),
-    )
+    bundle = bundle_of(tmp_path, task)
     assert parse_manifest(encode_manifest(bundle.manifest)).task == task
     assert task.digest != Tensors((DEPTH,)).digest
 
@@ -91,15 +92,7 @@ def test_a_device_without_onnxruntime_refuses_a_loss_graph(
     # Another graph than those of the other tests, which stay loaded.
     graph = mean_distance(tmp_path / "loss.onnx", output=("rows",)) if name != "none" else b""
     task = Tensors((DEPTH,), loss_graph=graph)
-    path = linear(tmp_path / "m.onnx", np.eye(2, dtype=np.float32))
-    bundle = write_manifest(
-        tmp_path,
-        [model(path, tmp_path)],
-        (),
-        task=task,
-        inputs=(InputSpec("x", "FP32", (-1, 2)),),
-        policy=Policy(Score("none")),
-    )
+    bundle = bundle_of(tmp_path, task)
     if not graph:
         loaded = load_model(bundle, bundle.manifest.edge[0], RuntimeOptions())
         assert loaded.predict({"x": np.array([[1, 2]], np.float32)}).outputs["depth"].tolist() == [[1, 2]]
@@ -116,15 +109,7 @@ def test_a_device_without_onnxruntime_refuses_a_loss_graph(
 
 def test_a_loss_graph_that_does_not_fit_is_refused_at_load(tmp_path: Path) -> None:
     task = Tensors((DeclaredTensor("heat", "FP32", (-1, 2)),), loss_graph=mean_distance(tmp_path / "loss.onnx"))
-    path = linear(tmp_path / "m.onnx", np.eye(2, dtype=np.float32))
-    bundle = write_manifest(
-        tmp_path,
-        [model(path, tmp_path)],
-        (),
-        task=task,
-        inputs=(InputSpec("x", "FP32", (-1, 2)),),
-        policy=Policy(Score("none")),
-    )
+    bundle = bundle_of(tmp_path, task)
     with pytest.raises(ModelLoadError, match="loss graph does not fit its outputs: it has an input 'edge/depth', but"):
         load_model(bundle, bundle.manifest.edge[0], RuntimeOptions())
 
@@ -139,15 +124,7 @@ def test_a_score_graph_reads_the_outputs_by_name(tmp_path: Path) -> None:
         [],
     )
     artefact = model(graph, tmp_path).artefact
-    path = linear(tmp_path / "m.onnx", np.eye(2, dtype=np.float32))
-    bundle = write_manifest(
-        tmp_path,
-        [model(path, tmp_path)],
-        (),
-        task=TASK,
-        inputs=(InputSpec("x", "FP32", (-1, 2)),),
-        policy=Policy(Score("graph", graph=artefact)),
-    )
+    bundle = bundle_of(tmp_path, TASK, score=Score("graph", graph=artefact))
     score = load_scorer(bundle, RuntimeOptions())
     assert score(answers((1, 2), (4, 3)), {}).tolist() == [2, 4]
     other = msgspec.structs.replace(bundle.manifest, task=Tensors((NAMES, DeclaredTensor("x", "FP32", (-1, 2)))))
@@ -156,16 +133,7 @@ def test_a_score_graph_reads_the_outputs_by_name(tmp_path: Path) -> None:
 
 
 def test_steps_apply_to_a_single_output(tmp_path: Path) -> None:
-    path = linear(tmp_path / "m.onnx", np.eye(2, dtype=np.float32))
-    edge = model(path, tmp_path, postprocess=(Softmax(),))
-    bundle = write_manifest(
-        tmp_path,
-        [edge],
-        (),
-        task=Tensors((DEPTH,)),
-        inputs=(InputSpec("x", "FP32", (-1, 2)),),
-        policy=Policy(Score("none")),
-    )
+    bundle = bundle_of(tmp_path, Tensors((DEPTH,)), Softmax())
     loaded = load_model(bundle, bundle.manifest.edge[0], RuntimeOptions())
     outputs = loaded.predict({"x": np.zeros((3, 2), np.float32)}).outputs
     check_outputs(loaded.declared, outputs, 3)
