@@ -100,7 +100,6 @@ def test_the_wheel_alone_gives_a_first_answer(environment: Path, elsewhere: Path
     command = [environment / "bin" / "firstline", "run", digits / "bundle", "-o", "json"]
     with subprocess.Popen(command, cwd=elsewhere, env=outside() | nothing, stdout=subprocess.PIPE) as running:
         try:
-            assert running.stdout is not None
             ready = json.loads(running.stdout.readline())
             answer = httpx.post(f"{ready['url']}/firstline/v1/models/digits/infer", content=image, trust_env=False)
             assert (answer.json()["label"], answer.json()["tier"]) == ("one", "edge")

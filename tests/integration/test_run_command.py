@@ -55,7 +55,6 @@ def test_a_bundle_is_served_until_ctrl_c(tmp_path: Path, make: object, tiers: se
         text=True,
     )
     try:
-        assert serving.stdout is not None
         ready = json.loads(serving.stdout.readline())
         assert {"agent", "gateway"} & set(ready) == tiers
         asked = [str(picture) if part == "@FILE" else part for part in shlex.split(ready["curl"])]
@@ -101,7 +100,6 @@ def test_a_pair_of_files_is_served_until_ctrl_c(tmp_path: Path) -> None:
         text=True,
     )
     try:
-        assert serving.stdout is not None
         lines = iter(serving.stdout.readline, "")
         report = "".join(takewhile(lambda line: line != "}\n", lines)) + "}"
         assert json.loads(report)["bundle"] == "pair/bundle"

@@ -40,7 +40,6 @@ def written(file: Path, nodes: list[Any], opset: int = 17, **constants: Any) -> 
 )
 def test_operators_that_mix_rows_are_named(tmp_path: Path, made: Any, opset: int, constants: dict[str, Any]) -> None:
     found = find_row_operator(written(tmp_path / "m.onnx", [made], opset, **constants), "onnx", "batch")
-    assert found is not None
     assert (found.kind, found.name) == (made.op_type, "/layer")
     assert str(found).startswith(f"{made.op_type} '/layer' ")
 

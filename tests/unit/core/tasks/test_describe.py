@@ -33,7 +33,6 @@ def test_each_frame_of_a_detector_lists_its_objects() -> None:
 
 def test_an_unknown_models_probabilities_have_the_numbers_of_their_classes() -> None:
     found = describe(None, {PROBABILITIES: np.array([[0.25, 0.75]], np.float32)})
-    assert found is not None
     assert [entry["label"] for entry in found[0]["top"]] == ["1", "0"]
 
 

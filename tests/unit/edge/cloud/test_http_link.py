@@ -259,7 +259,6 @@ async def test_every_request_is_answered_where_the_network_forgets_idle_connecti
     assert outcomes == [["ok"], ["remote_timeout", "ok"], *[["ok"]] * 4]
     assert chain.states() == {"http": "closed"}
     timing = chain.timings()["http"]
-    assert timing is not None
     assert timing.total_p95_ms < 200  # the silence is not learned
     await chain.close()
 

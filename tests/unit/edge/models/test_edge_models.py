@@ -63,8 +63,6 @@ def test_a_learned_score_and_value_are_computed_with_the_answer(tmp_path: Path, 
     (tmp_path / "digits" / MANIFEST_NAME).write_bytes(encode_manifest(found))
     models = open_models([DIGITS, tmp_path], here(workers))
     plain, taught = models.find("digits", "1"), models.find("digits", "2")
-    assert plain.edge is not None
-    assert taught.edge is not None
     assert taught.edge.digest != plain.edge.digest
     tensor = taught.edge.loaded.typical_inputs()
     assert tensor is not None
@@ -83,7 +81,6 @@ def test_a_score_without_bounds_leaves_the_value_to_the_likeliest_class(tmp_path
     (tmp_path / "digits" / MANIFEST_NAME).write_bytes(encode_manifest(found))
     models = open_models([tmp_path], here(workers))
     held = models.find("digits")
-    assert held.edge is not None
     tensor = held.edge.loaded.typical_inputs()
     assert tensor is not None
     (output,) = held.edge.run(tensor)
@@ -193,7 +190,6 @@ def test_the_newest_version_is_the_current_one() -> None:
 def test_rows_are_scored_one_by_one(workers: Workers) -> None:
     models = open_models([DIGITS], here(workers))
     held = models.find("digits")
-    assert held.edge is not None
     sample = held.edge.loaded.typical_inputs()
     one, two = held.edge.run(take_rows(sample, [0, 0]))
     np.testing.assert_array_equal(one.outputs[PROBABILITIES], two.outputs[PROBABILITIES])

@@ -143,7 +143,6 @@ class TestModelOutput:
     @given(OUTPUTS)
     def test_the_encoded_form_comes_back(self, output: ModelOutput) -> None:
         found = ModelOutput.decode(output.encode())
-        assert found is not None
         assert (found.score, found.value) == (output.score, output.value)
         assert_equal(found.outputs, output.outputs)
 

@@ -228,7 +228,6 @@ def test_models_of_one_list_of_numbers_run_with_one_row_at_a_time(tmp_path: Path
     found = json.loads(_run(*arguments, "-o", "json").stdout)
     assert (found["task"], found["certified"]) == ("classification", True)
     full = open_bundle(tmp_path / "out" / "bundle").manifest.full
-    assert full is not None
     assert (full.batch, full.without_rows) == (1, ("x", "p"))
 
 
@@ -366,7 +365,6 @@ def test_a_model_of_tokens_is_read_with_the_tokenizer_next_to_it(tmp_path: Path)
     assert (found["family"]["full"], found["quality"]["full"]) == ("text classifier", 1.0)
     manifest = open_bundle(tmp_path / "out" / "bundle").manifest
     assert [(each.name, each.kind) for each in manifest.inputs] == [("sentence", "text")]
-    assert manifest.full is not None
     parts = [step for feed in manifest.full.inputs for step in feed.preprocess if isinstance(step, Tokenize)]
     assert [(step.part, step.length, step.truncate) for step in parts] == [("ids", 8, True), ("mask", 8, True)]
 

@@ -197,7 +197,6 @@ def test_certificate_names_the_events(bundle: Bundle) -> None:
     promises = {"missed person": EventBound(0.05, 0.1), "invented car": EventBound(0.02, 0.05)}
     found = _certify(bundle, evidence, promises)
     certificate = found.certificate
-    assert certificate is not None
     assert (certificate.contract, certificate.audit_epsilon) == ("events", None)
     assert certificate.audit_bounds == {"missed person": 0.05, "invented car": 0.02}
     assert {name: one.delta for name, one in certificate.events.items()} == {"missed person": 0.1, "invented car": 0.05}
@@ -359,7 +358,6 @@ def test_detector_is_certified_by_the_command(tmp_path: Path, frames: Path) -> N
     event = found["events"]["missed dog"]
     assert (event["epsilon"], event["delta"], event["n_needed"]) == (0.1, 0.1, 0) and 0 < event["n"] < 200
     (variant,) = open_bundle(tmp_path / "new").manifest.edge
-    assert variant.certificate is not None
     assert variant.certificate.audit_bounds == {"missed dog": 0.1}
     assert variant.certificate.threshold == found["threshold"]
 

@@ -31,7 +31,6 @@ def test_different_images_with_numbers_are_no_sequence(tmp_path: Path) -> None:
 def test_nearly_identical_neighbours_count_once(tmp_path: Path) -> None:
     names = [f"{number}.png" for number in range(60)]  # 9 comes before 10
     found = find_sequences(_folder(tmp_path / "data", names, [number // 5 for number in range(60)]))
-    assert found is not None
     assert (found.sign, found.effective) == ("neighbours by name that are nearly identical", 11)
 
 

@@ -346,7 +346,6 @@ def test_candidates_of_a_detector_are_certified_for_events(cells: Path) -> None:
     assert len(found["taken"]) == 4
     for name in found["taken"]:
         certificate = certificates[name]
-        assert certificate is not None
         stated = {event: (one.epsilon, one.delta) for event, one in certificate.events.items()}
         assert stated == {"missed bright": (0.25, 0.2), "invented bright": (0.25, 0.3)}
         assert certificate.delta == 0.3
