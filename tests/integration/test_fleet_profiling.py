@@ -121,7 +121,7 @@ async def site_at(
 @pytest.fixture(autouse=True)
 def short_points(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a point tells does not matter here."""
-    monkeypatch.setattr("firstline_core.profile.measure.QUICK_S", 2.0)
+    monkeypatch.setattr("firstline_core.profile.measure.QUICK_S", 0.5)
 
 
 @pytest.fixture
@@ -185,7 +185,7 @@ async def test_a_request_waits_for_an_offline_device(site: Site) -> None:
 
 
 async def test_a_restart_continues_the_measurement(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("firstline_core.profile.measure.QUICK_S", 8.0)  # so that it restarts in time
+    monkeypatch.setattr("firstline_core.profile.measure.QUICK_S", 4.0)  # so that it restarts in time
     many = replace(ASKED, batches=(1, 2), anew=True)
     path = StatePaths(site.settings.state_dir).device_profile_path("two")
     async with site.agent():
