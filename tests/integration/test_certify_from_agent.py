@@ -154,8 +154,11 @@ async def test_device_token_is_read_from_a_file(tmp_path: Path) -> None:
     tokens.write_text("workbench:a-token-of-some-length-0001\n")
     tokens.chmod(0o600)
     mine.write_text("a-token-of-some-length-0001\n")
+    (tmp_path / "images.zip").symlink_to(HELDOUT / "images.zip")
+    labels = (HELDOUT / "labels.csv").read_text().splitlines(keepends=True)
+    (tmp_path / "labels.csv").write_text("".join(labels[:201]))
     async with serving_agent(edge_settings(tmp_path / "state", api__token_file=str(tokens))) as (_, url):
-        arguments = (DIGITS, *PROMISE, "--from-agent", url)
+        arguments = (DIGITS, "--data", tmp_path, "--epsilon", 0.1, "--delta", 0.1, "--from-agent", url)
         refused = await asyncio.to_thread(run, *arguments, code=1)
         assert "token" in refused.stderr and "not an edge agent" not in refused.stderr
-        assert "Certified on 599 rows" in (await asyncio.to_thread(run, *arguments, "--token-file", mine)).stdout
+        assert "Certified on 200 rows" in (await asyncio.to_thread(run, *arguments, "--token-file", mine)).stdout
