@@ -14,9 +14,9 @@ from firstline_core.bundle.manifest import Model
 from firstline_core.bundle.row_check import RowCheck, check_model_rows
 from firstline_core.bundle.store import Bundle
 from firstline_core.errors import ConfigError, ModelLoadError
-from firstline_core.processing.trial import bytes_rows, made_up_files
+from firstline_core.processing.trial import made_up_files
 from firstline_core.runtime.select import RuntimeOptions
-from firstline_core.types import Array, Arrays, join_rows, payload_bytes
+from firstline_core.types import Array, Arrays, join_rows, object_array, payload_bytes
 
 _ROWS = 256
 _FEWEST_ROWS = 8
@@ -126,7 +126,7 @@ def noise(row: Arrays, rows: int) -> dict[str, Array]:
 def _noise(row: Array, rows: int, rng: np.random.Generator) -> Array:
     shape, dtype = (rows, *row.shape[1:]), row.dtype
     if dtype.hasobject:
-        return bytes_rows(made_up_files(row[0], rows))
+        return object_array(made_up_files(row[0], rows))
     if dtype.kind == "f":
         return rng.random(shape, np.float64 if dtype == np.float64 else np.float32).astype(dtype, copy=False)
     return rng.integers(0, 256 if dtype == np.uint8 else 2, shape, dtype)

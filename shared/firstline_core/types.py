@@ -25,6 +25,11 @@ Name = Annotated[str, Meta(pattern=NAME_PATTERN)]
 
 Sha256 = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
 
+Share = Annotated[float, Meta(ge=0, le=1)]
+OpenShare = Annotated[float, Meta(gt=0, lt=1)]
+"""A share that is neither 0 nor 1."""
+Amount = Annotated[float, Meta(ge=0, le=1e18)]
+Count = Annotated[int, Meta(ge=0, le=2**53)]
 Finite = Annotated[float, Meta(ge=-sys.float_info.max, le=sys.float_info.max)]
 """A number that is neither infinite nor NaN; msgspec checks it when it decodes."""
 
@@ -53,6 +58,13 @@ Arrays = Mapping[str, Array]
 
 PROBABILITIES = "probabilities"
 """The only output of a classifier, on both tiers: FP32, (rows, classes)."""
+
+
+def object_array(elements: Sequence[object]) -> Array:
+    """Returns elements of BYTES, or texts, in one axis."""
+    array = np.empty(len(elements), np.object_)
+    array[:] = elements
+    return array
 
 
 def row_count(arrays: Arrays) -> int:
@@ -256,7 +268,6 @@ class TraceContext(Struct, frozen=True):
 
 _FINITE = sys.float_info.max
 _Probability = Annotated[float, Meta(gt=0, le=1)]
-_OpenShare = Annotated[float, Meta(gt=0, lt=1)]
 _EVENTS_LIMIT = 1024
 
 
@@ -273,10 +284,10 @@ class AuditNote(Struct, frozen=True, rename=lambda name: f"audit_{name}"):
     """
 
     propensity: _Probability
-    epsilon: _OpenShare
+    epsilon: OpenShare
     threshold: Annotated[float, Meta(ge=-_FINITE, le=_FINITE)]
     edge_digest: Sha256
-    events: Annotated[dict[str, _OpenShare], Meta(max_length=_EVENTS_LIMIT)] = {}
+    events: Annotated[dict[str, OpenShare], Meta(max_length=_EVENTS_LIMIT)] = {}
 
     @property
     def bounds(self) -> dict[str, float]:

@@ -37,13 +37,12 @@ from firstline_core.errors import ConfigError, RequestError
 from firstline_core.processing.boxes import BOXES
 from firstline_core.processing.image_header import read_header
 from firstline_core.processing.steps import InputSpec
-from firstline_core.processing.trial import bytes_rows
 from firstline_core.tasks.anomaly import SEQUENCE, TIME
 from firstline_core.tasks.arrays import LABEL, UNLABELLED
 from firstline_core.tasks.base import Task
 from firstline_core.tasks.regression import Regression
 from firstline_core.telemetry.wording import counted
-from firstline_core.types import DATATYPES, Array, Arrays, Tensor, TensorSpec
+from firstline_core.types import DATATYPES, Array, Arrays, Tensor, TensorSpec, object_array
 
 _T = TypeVar("_T")
 
@@ -146,7 +145,7 @@ class Dataset:
                 raise ConfigError(self._lacks(spec))
         contents = self.contents() if from_files else (b"" for _ in self.samples)
         for sample, content in zip(self.samples, contents, strict=True):
-            row = {spec.name: Tensor(spec.name, bytes_rows([content])) for spec in from_files}
+            row = {spec.name: Tensor(spec.name, object_array([content])) for spec in from_files}
             for spec in inputs:
                 if (values := columns.get(spec.name)) is not None:
                     where = f"{self.place_of(sample)}, column '{spec.name}',"

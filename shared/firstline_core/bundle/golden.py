@@ -19,7 +19,7 @@ from firstline_core.processing.steps import InputSpec
 from firstline_core.storage.artefact import Artefact
 from firstline_core.storage.files import read_limited
 from firstline_core.tasks.base import Prediction, Task
-from firstline_core.types import DATATYPES, Array, Arrays
+from firstline_core.types import DATATYPES, Array, Arrays, object_array
 
 GOLDEN_NAME = "golden.json"
 LIMIT_BYTES = 8 << 20
@@ -89,9 +89,7 @@ def inputs_of(answers: GoldenAnswers, manifest: Manifest) -> Arrays:
 
 def _rows_of(spec: InputSpec, given: GoldenInput) -> Array:
     if spec.datatype == "BYTES":
-        array = np.empty(len(given.rows), object)
-        array[:] = given.rows
-        return array
+        return object_array(given.rows)
     try:
         rows = [np.frombuffer(row, DATATYPES[spec.datatype]).reshape(given.shape) for row in given.rows]
         return np.ascontiguousarray(np.stack(rows))

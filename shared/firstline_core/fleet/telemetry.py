@@ -14,18 +14,17 @@ from msgspec import Meta, Struct
 
 from firstline_core.fleet.twin import Version
 from firstline_core.storage.structs import FORMAT
-from firstline_core.types import Name
+from firstline_core.types import Count, Name
 
 LATENCY_BOUNDS_MS = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0, 2000.0, 5000.0)
 """Upper bounds of the latency bins; one further bin has longer latencies."""
 
-_Count = Annotated[int, Meta(ge=0, le=2**53)]
-_Bins = Annotated[tuple[_Count, ...], Meta(max_length=64)]
+_Bins = Annotated[tuple[Count, ...], Meta(max_length=64)]
 GROUPS_LIMIT = 128
 """Largest number of groups of a task that are counted; a task with more reports no counts by group."""
 ENDED_LIMIT = 64
 """Largest number of ended promises in a report."""
-_ByGroup = Annotated[dict[Annotated[str, Meta(max_length=256)], _Count], Meta(max_length=2 * GROUPS_LIMIT)]
+_ByGroup = Annotated[dict[Annotated[str, Meta(max_length=256)], Count], Meta(max_length=2 * GROUPS_LIMIT)]
 
 
 class ModelCounts(Struct, frozen=True):
@@ -51,16 +50,16 @@ class ModelCounts(Struct, frozen=True):
 
     name: Name
     version: Version
-    rows: _Count = 0
-    kept: _Count = 0
-    escalated: _Count = 0
-    errors: _Count = 0
+    rows: Count = 0
+    kept: Count = 0
+    escalated: Count = 0
+    errors: Count = 0
     latency: _Bins = ()
     latency_sum_ms: Annotated[float, Meta(ge=0)] = 0.0
     scores: _Bins = ()
-    audited: _Count = 0
-    audited_empty: _Count = 0
-    disagreed: _Count = 0
+    audited: Count = 0
+    audited_empty: Count = 0
+    disagreed: Count = 0
     losses: Annotated[float, Meta(ge=0)] = 0.0
     objects: _ByGroup = {}
     event_audits: _ByGroup = {}
@@ -128,10 +127,10 @@ class Telemetry(Struct, frozen=True):
     sequence: Annotated[int, Meta(ge=0, le=2**53)]
     uptime_s: Annotated[float, Meta(ge=0)] = 0.0
     models: Annotated[tuple[ModelCounts, ...], Meta(max_length=64)] = ()
-    starts: _Count = 0
-    unclean: _Count = 0
-    outbox_items: _Count = 0
-    payload_bytes: _Count = 0
+    starts: Count = 0
+    unclean: Count = 0
+    outbox_items: Count = 0
+    payload_bytes: Count = 0
     health: Health = Health()
     ended: Annotated[tuple[EndedPromise, ...], Meta(max_length=ENDED_LIMIT)] = ()
     format: int = FORMAT

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from firstline_core.hardware.readings import Absent, Reading, Readings, Snapshot, describe
 from firstline_core.storage.structs import FORMAT, read_json_document
 from firstline_core.telemetry.wording import counted
+from firstline_core.types import Amount, Count
 
 LIMIT_BYTES = 16 * 1024
 """Largest catalogue; a report of a device contains one."""
@@ -26,8 +27,6 @@ Text = Annotated[str, Meta(max_length=160)]
 Word = Annotated[str, Meta(max_length=64)]
 HIGHEST_COUNT = 2**53
 """Largest plausible count, in bytes or other units."""
-Count = Annotated[int, Meta(ge=0, le=HIGHEST_COUNT)]
-Amount = Annotated[float, Meta(ge=0, le=1e18)]
 LinkKind = Literal["ethernet", "wifi", "cellular", "loopback", "virtual", "other"]
 _GIB, _MIB = 1 << 30, 1 << 20
 

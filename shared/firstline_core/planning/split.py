@@ -27,14 +27,13 @@ import msgspec
 from msgspec import Meta, Struct
 
 from firstline_core.storage.structs import FORMAT, read_json_document
-from firstline_core.types import Name, Sha256
+from firstline_core.types import Name, Sha256, Share
 
 LIMIT_BYTES = 1024 * 1024
 MOST_CUTS = 64
 
 _Text = Annotated[str, Meta(max_length=500)]
 _Amount = Annotated[float, Meta(ge=0, le=1e12)]
-_Share = Annotated[float, Meta(ge=0, le=1)]
 
 FormName = Literal["fp32", "fp16", "int8", "native"]
 """fp32: unchanged. fp16: halved. int8: 256 steps by channel and row. native: the model's own integers, lossless."""
@@ -56,7 +55,7 @@ class Form(Struct, frozen=True):
     sent_bytes: _Amount
     pack_ms: _Amount
     unpack_ms: _Amount
-    disagreement: _Share
+    disagreement: Share
     accuracy_loss: Annotated[float, Meta(ge=-1, le=1)] | None = None
 
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from firstline_core.errors import InferenceError, ModelLoadError
 from firstline_core.processing.steps import Ctc
-from firstline_core.types import Array
+from firstline_core.types import Array, object_array
 
 _ORDER = {"ntc": (0, 1, 2), "tnc": (1, 0, 2), "nct": (0, 2, 1)}
 _LEAST = 1e-7
@@ -69,8 +69,7 @@ def compile_ctc(step: Ctc, content: bytes) -> Callable[[Array, int], DecodedText
         likeliest = ordered.argmax(axis=2)
         certainty = np.maximum(ordered.max(axis=2), _LEAST)
         decoded = [_row(*each, classes, blank) for each in zip(likeliest, certainty, strict=True)]
-        texts = np.empty(rows, object)
-        texts[:] = [text for text, _, _ in decoded]
+        texts = object_array([text for text, _, _ in decoded])
         figures = np.array([each[1:] for each in decoded], np.float32).reshape(rows, 2)
         return DecodedText(texts, figures[:, 0], figures[:, 1])
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from firstline_core.errors import InvalidTensorError, ModelLoadError, PayloadTooLargeError, missing_package
 from firstline_core.processing.steps import DecodeText, Tokenize
-from firstline_core.types import Array, Tensor
+from firstline_core.types import Array, Tensor, object_array
 
 if TYPE_CHECKING:
     from tokenizers import Encoding, Tokenizer
@@ -83,9 +83,7 @@ class TextProcessing:
             PayloadTooLargeError: a text over a limit.
         """
         if self._tokens is None:
-            array = np.empty(len(tensor.array), object)
-            array[:] = self._texts(tensor)
-            return array
+            return object_array(self._texts(tensor))
         step, encoder = self._tokens
         key = tensor.name, self._decode, id(encoder)
         if key not in shared:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from firstline_core.processing import steps as ops
-from firstline_core.types import DATATYPES, Array
+from firstline_core.types import DATATYPES, Array, object_array
 
 _WORDS = b"please book a table for two at the old harbour tonight"
 _MAGNITUDES = np.array([1.0, 0.5, 0.1])
@@ -25,9 +25,9 @@ def trial_input(spec: ops.InputSpec, steps: Sequence[ops.PreStep], model_shape: 
         model_shape: of the model's own input, -1 where a size is free.
     """
     if spec.kind == "audio":
-        return bytes_rows([_clip(steps, model_shape, b"\0")])
+        return object_array([_clip(steps, model_shape, b"\0")])
     if spec.kind == "text":
-        return bytes_rows([_WORDS])
+        return object_array([_WORDS])
     if spec.kind == "tensor":
         shape = (1, *spec.shape[1:])
         return np.zeros(shape, DATATYPES[spec.datatype]) if min(shape) > 0 else None
@@ -50,7 +50,7 @@ def typical_row(spec: ops.InputSpec, steps: Sequence[ops.PreStep], model_shape: 
         model_shape: of the model's own input, -1 where a size is free.
     """
     if spec.kind == "audio":
-        return bytes_rows([_clip(steps, model_shape, os.urandom(1 << 16))])
+        return object_array([_clip(steps, model_shape, os.urandom(1 << 16))])
     trial = trial_input(spec, steps, model_shape)
     if trial is None or spec.kind != "image":
         return trial
@@ -60,14 +60,7 @@ def typical_row(spec: ops.InputSpec, steps: Sequence[ops.PreStep], model_shape: 
     pixels = np.frombuffer(os.urandom(trial.size), np.uint8).reshape(trial.shape[1:])
     stream = io.BytesIO()
     Image.fromarray(pixels.squeeze()).save(stream, format="PNG")
-    return bytes_rows([stream.getvalue()])
-
-
-def bytes_rows(rows: Sequence[bytes]) -> Array:
-    """Returns rows of BYTES."""
-    array = np.empty(len(rows), dtype=np.object_)
-    array[:] = rows
-    return array
+    return object_array([stream.getvalue()])
 
 
 def made_up_files(encoded: bytes, rows: int) -> list[bytes]:

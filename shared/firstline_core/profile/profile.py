@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from firstline_core.hardware.catalogue import Catalogue
 from firstline_core.hardware.readings import Reading
 from firstline_core.storage.structs import FORMAT, read_json_document
-from firstline_core.types import Name, Sha256
+from firstline_core.types import Amount, Count, Name, Sha256
 
 QUANTILES = 200
 """Quantiles are kept in steps of half a percent: p99 is one of them."""
@@ -55,8 +55,6 @@ Condition = Literal["warm", "sustained", "emulated"]
 """warm: short runs on a machine at rest, after the first runs; the default. sustained: after minutes of full load, as
 the board itself throttles. emulated: with a share of processor time, for a machine that does not throttle."""
 Text = Annotated[str, Meta(max_length=200)]
-Count = Annotated[int, Meta(ge=0, le=2**53)]
-Amount = Annotated[float, Meta(ge=0, le=1e18)]
 
 
 class Distribution(Struct, frozen=True):

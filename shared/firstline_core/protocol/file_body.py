@@ -14,15 +14,13 @@ from email.message import Message
 from email.parser import BytesHeaderParser
 from typing import Any
 
-import numpy as np
-
 from firstline_core.errors import InvalidTensorError, PayloadTooLargeError
 from firstline_core.protocol import tensors
 from firstline_core.protocol.http import JSON_TYPE
 from firstline_core.protocol.limits import Limits
 from firstline_core.protocol.oip import parse_json
 from firstline_core.protocol.tensors import shown
-from firstline_core.types import Array, ModelMetadata, Tensor, TensorSpec
+from firstline_core.types import Array, ModelMetadata, Tensor, TensorSpec, object_array
 
 _FORM_TYPE = "multipart/form-data"
 # Of one part. The standard library's parser takes quadratic time.
@@ -151,7 +149,7 @@ def _of_json(metadata: ModelMetadata, body: bytes, limits: Limits) -> tuple[Tens
         array = _array(spec, values[spec.name], limits)
         if spec.name in metadata.files:
             flat = [_decoded(f"Element {at} of input '{spec.name}'", text) for at, text in enumerate(array.flat)]
-            array = _bytes_array(array.shape, flat)
+            array = object_array(flat).reshape(array.shape)
         found.append(Tensor(spec.name, array))
     return _of_equal_rows(found)
 
@@ -207,13 +205,7 @@ def _files(spec: TensorSpec, contents: Sequence[bytes], metadata: ModelMetadata,
             f"/v2/models/{metadata.name}/infer."
         )
     shape = tensors.parse_shape(f"Input '{spec.name}'", [len(contents), *(1 for _ in spec.shape[1:])], limits)
-    return Tensor(spec.name, _bytes_array(shape, contents))
-
-
-def _bytes_array(shape: tuple[int, ...], elements: Sequence[bytes]) -> Array:
-    array = np.empty(len(elements), dtype=np.object_)
-    array[:] = elements
-    return array.reshape(shape)
+    return Tensor(spec.name, object_array(contents).reshape(shape))
 
 
 def _array(spec: TensorSpec, data: object, limits: Limits) -> Array:

@@ -17,7 +17,7 @@ import numpy as np
 
 from firstline_core.errors import InvalidTensorError, PayloadTooLargeError
 from firstline_core.protocol.limits import Limits
-from firstline_core.types import DATATYPES, Array, Tensor, all_finite
+from firstline_core.types import DATATYPES, Array, Tensor, all_finite, object_array
 
 # JSON types by numpy kind. Python's bool is an int, so types are compared exactly.
 _JSON_TYPES: dict[str, tuple[frozenset[type], str]] = {
@@ -92,7 +92,7 @@ def from_json(where: str, datatype: str, shape: tuple[int, ...], data: object) -
         index = next(index for index, value in enumerate(flat) if type(value) not in types)
         raise InvalidTensorError(f"{where} has {shown(flat[index])} at element {index}; {datatype} takes {expected}.")
     if dtype.kind == "O":
-        array = _objects([text.encode() for text in flat])
+        array = object_array([text.encode() for text in flat])
     elif dtype.kind == "f":
         array = _floats(where, datatype, flat)
     else:
@@ -117,7 +117,7 @@ def from_binary(where: str, datatype: str, shape: tuple[int, ...], raw: memoryvi
     count = math.prod(shape)
     dtype = DATATYPES[datatype]
     if dtype.kind == "O":
-        return _objects(_split_elements(where, count, raw)).reshape(shape)
+        return object_array(_split_elements(where, count, raw)).reshape(shape)
     if raw.nbytes != count * dtype.itemsize:
         raise InvalidTensorError(
             f"{where} has {raw.nbytes} bytes of binary data; shape {list(shape)} of {datatype} needs "
@@ -235,12 +235,6 @@ def _split_elements(where: str, count: int, raw: memoryview) -> list[bytes]:
             f"element{'s' * (count != 1)}."
         )
     return elements
-
-
-def _objects(elements: list[bytes]) -> Array:
-    array = np.empty(len(elements), dtype=np.object_)
-    array[:] = elements
-    return array
 
 
 def _check_bytes(where: str, index: int, element: object) -> None:

@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
-from firstline_core.types import Sha256
+from firstline_core.types import OpenShare, Sha256, Share
 
 Contract = Literal["disagreement", "harm", "stream", "events"]
 """The bounded quantity.
@@ -26,9 +26,7 @@ occur: "events", such as "missed person".
 ALL_ROWS = ""
 """The key of `Certificate.audit_bounds` for contracts about all edge answers."""
 
-_Share = Annotated[float, Meta(ge=0, le=1)]
 _LabelsDigest = Annotated[str, Meta(pattern="^([0-9a-f]{64})?$")]
-_OpenShare = Annotated[float, Meta(gt=0, lt=1)]
 
 
 class Histogram(Struct, frozen=True, forbid_unknown_fields=True):
@@ -40,7 +38,7 @@ class Histogram(Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     edges: Annotated[tuple[float, ...], Meta(min_length=1)]
-    shares: tuple[_Share, ...]
+    shares: tuple[Share, ...]
 
     def __post_init__(self) -> None:
         if len(self.shares) != len(self.edges) + 1:
@@ -60,8 +58,8 @@ class GroupCertificate(Struct, frozen=True, forbid_unknown_fields=True):
 
     threshold: float | None
     n: Annotated[int, Meta(ge=0)]
-    kept: _Share
-    risk_upper: _Share | None
+    kept: Share
+    risk_upper: Share | None
 
     def __post_init__(self) -> None:
         if (self.threshold is None) != (self.risk_upper is None):
@@ -77,11 +75,11 @@ class EventPromise(Struct, frozen=True, forbid_unknown_fields=True):
         risk_upper: upper confidence bound of the risk, at most `epsilon`.
     """
 
-    epsilon: _OpenShare
-    delta: _OpenShare
+    epsilon: OpenShare
+    delta: OpenShare
     n: Annotated[int, Meta(ge=1)]
-    kept: _Share
-    risk_upper: _Share
+    kept: Share
+    risk_upper: Share
 
     def __post_init__(self) -> None:
         if self.risk_upper > self.epsilon:
@@ -114,16 +112,16 @@ class Certificate(Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     contract: Contract
-    epsilon: _OpenShare
-    delta: _OpenShare
+    epsilon: OpenShare
+    delta: OpenShare
     threshold: float
     n: Annotated[int, Meta(ge=1)]
-    kept: _Share
-    risk_upper: _Share
+    kept: Share
+    risk_upper: Share
     edge_digest: Sha256
     full_digest: Sha256
     score_digest: Sha256
-    audit_epsilon: _OpenShare | None = None
+    audit_epsilon: OpenShare | None = None
     histogram: Histogram | None = None
     by: Literal["", "class"] = ""
     groups: dict[str, GroupCertificate] = {}

@@ -36,7 +36,7 @@ from firstline_core.processing.steps import Argmax, Binary, ClassMap, ClassScore
 from firstline_core.tasks.base import ConfiguredTask, Misses, ModelOutputs, Postprocess, Prediction, Scores
 from firstline_core.tasks.drawing import COLOURS, write
 from firstline_core.tasks.view import WHOLE, View
-from firstline_core.types import Array, Arrays, TensorSpec
+from firstline_core.types import Array, Arrays, Share, TensorSpec
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -48,7 +48,6 @@ CLASS_IOU, CLASS_BEST = "class_iou", "class_best"
 """Evidence FP32 (n, labels): the intersection over union that the model's own probabilities let expect for each class
 of its map (0 for the others), and the highest probability of each class in any cell."""
 
-_Share = Annotated[float, Meta(ge=0, le=1)]
 _CELLS = 64  # of each axis of the grid from which the evidence is computed
 _LABELS_AT_MOST = 64  # with more, no selection part has enough rows of each class
 
@@ -81,7 +80,7 @@ class Segmentation(ConfiguredTask, frozen=True, tag="segmentation"):
     height: Positive
     counted: tuple[str, ...] = ()
     iou: Annotated[float, Meta(gt=0, le=1)] = 0.5
-    least_share: _Share = 0.0
+    least_share: Share = 0.0
 
     def __post_init__(self) -> None:
         for label in self.counted:

@@ -21,7 +21,7 @@ from firstline_core.processing.ctc import compile_ctc
 from firstline_core.processing.steps import Confidence, Ctc, PostStep, Softmax
 from firstline_core.tasks.base import ConfiguredTask, ModelOutputs, Postprocess, Prediction, Scores
 from firstline_core.tasks.view import WHOLE, View
-from firstline_core.types import Array, Arrays, TensorSpec, row_count
+from firstline_core.types import Array, Arrays, TensorSpec, object_array, row_count
 
 TEXT = "text"
 """The output, BYTES (n,)."""
@@ -256,9 +256,7 @@ def _strings(output: Array, rows: int, what: str) -> tuple[Array, Arrays]:
             f"{what} gave {output.dtype} {list(output.shape)} for {rows} rows in place of a string each; add ctc to "
             "its postprocessing, or name the output of the text."
         )
-    texts = np.empty(rows, object)
-    texts[:] = [text.encode() if isinstance(text, str) else text for text in output.reshape(-1)]
-    return texts, {}
+    return object_array([text.encode() if isinstance(text, str) else text for text in output.reshape(-1)]), {}
 
 
 def _token_probabilities(output: Array, rows: int, what: str) -> Arrays:

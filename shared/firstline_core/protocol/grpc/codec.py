@@ -20,7 +20,7 @@ from firstline_core.protocol.grpc.schema import message
 from firstline_core.protocol.limits import Limits
 from firstline_core.protocol.oip import DescribedTensor, Origin, request_head, request_of
 from firstline_core.protocol.protobuf import spans
-from firstline_core.types import DATATYPES, Array, InferRequest, InferResponse, Tensor
+from firstline_core.types import DATATYPES, Array, InferRequest, InferResponse, Tensor, object_array
 
 _RAW_INPUTS = message("ModelInferRequest").DESCRIPTOR.fields_by_name["raw_input_contents"].number
 # Fields of the outermost message: inputs, outputs, parameters and raw tensors together.
@@ -190,7 +190,5 @@ def _from_contents(described: DescribedTensor, contents: Any) -> Array:
     if datatype not in ("FP32", "FP64"):  # which may be infinite or NaN, unlike in JSON
         if datatype != "BYTES":
             return tensors.from_json(where, datatype, shape, list(elements))
-        array = np.empty(len(elements), np.object_)
-        array[:] = list(elements)
-        return array.reshape(shape)
+        return object_array(list(elements)).reshape(shape)
     return np.array(elements, DATATYPES[datatype]).reshape(shape)

@@ -13,9 +13,8 @@ from firstline_core.errors import InvalidTensorError, ModelLoadError, PayloadToo
 from firstline_core.processing import text
 from firstline_core.processing.compile import compile_preprocess
 from firstline_core.processing.steps import DecodeText, InputSpec, Mono, PreStep, Scale, Tokenize
-from firstline_core.processing.trial import bytes_rows
 from firstline_core.storage.artefact import Artefact
-from firstline_core.types import Tensor
+from firstline_core.types import Tensor, object_array
 
 pytest.importorskip("tokenizers", reason="the extra text is not installed")
 
@@ -59,7 +58,7 @@ def run(*steps: PreStep, of: tuple[bytes, ...], file: dict[str, Any] = WITH_ENDS
     compiled = compile_preprocess(
         steps, spec, lambda _: lambda a: a, load_encoder=lambda step: text.read_encoder(step, content)
     )
-    return compiled.run(Tensor("text", bytes_rows(of))).rows
+    return compiled.run(Tensor("text", object_array(of))).rows
 
 
 @pytest.mark.parametrize(
@@ -101,7 +100,7 @@ def test_ids_and_mask_of_a_request_come_from_one_tokenisation() -> None:
         compile_preprocess((DecodeText(), part), TEXT, lambda _: lambda a: a, load_encoder=lambda _: encoder)
         for part in parts
     )
-    rows, shared = Tensor("text", bytes_rows([b"going", b"go"])), text.Shared()
+    rows, shared = Tensor("text", object_array([b"going", b"go"])), text.Shared()
     assert ids.run(rows, shared=shared).rows.tolist() == [[2, 6, 7, 3], [2, 6, 3, 5]]
     assert mask.run(rows, shared=shared).rows.tolist() == [[1, 1, 1, 1], [1, 1, 1, 0]]
     assert encoded == ["going", "go"]

@@ -18,10 +18,9 @@ from firstline.workbench.decodings import Trials
 from firstline.workbench.model_file import ModelFile, read_model_file, with_output_rows
 from firstline.workbench.recognition import COCO, SURE, Reading, Surroundings, Truth, recognise
 from firstline.workbench.trial import trial_outputs
-from firstline_core.processing.trial import bytes_rows
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.tasks.detection import Detection, detections
-from firstline_core.types import TensorSpec
+from firstline_core.types import TensorSpec, object_array
 
 PICTURE = Image.new("RGB", (SIDE, SIDE), "grey")
 
@@ -71,7 +70,7 @@ def test_a_detector_is_recognised_and_gives_the_known_object(tmp_path: Path, nam
     if first.size != (SIDE, SIDE):  # TensorFlow's takes any size
         assert (name, first.size) == ("TensorFlow", (640, 640))
     found = detections(
-        Trials(path, task, [{"image": bytes_rows([encoded.getvalue()])}], RuntimeOptions()).outputs(first), 0
+        Trials(path, task, [{"image": object_array([encoded.getvalue()])}], RuntimeOptions()).outputs(first), 0
     )
     assert found.classes.tolist() == [LABEL]
     np.testing.assert_allclose(found.boxes, [BOX], atol=0.01)
