@@ -167,7 +167,7 @@ def main() -> int:
     if options.victim or options.hostile:
         return tell(figures)
     code = report("hostile-images", figures)
-    refill(CHECKOUT / "docs" / "concepts" / "reliability.md")
+    refill("hostile-images")
     return code
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from bench import figures
 from bench.figures import Figure
 
+PAGES = Path(__file__).parents[1] / "docs"
 _TABLE = re.compile(
     r"(<!-- figures: ([\w-]+)(?:/(\w+))?(?: (aims|missed)| without ([\w-]+))? -->\n).*?(<!-- end -->)", re.DOTALL
 )
@@ -46,9 +47,16 @@ def filled(page: str, measured: Callable[[str], Sequence[Figure]]) -> str:
     return _COLUMNS.sub(columns, _TABLE.sub(table, page))
 
 
-def refill(path: Path) -> None:
-    """Refills the tables of a page from the last measurements."""
-    path.write_text(filled(path.read_text(), figures.measured))
+def refill(*targets: str) -> None:
+    """Refills the pages that have a table of one of these targets, from the last measurements."""
+    for path in quoting(*targets):
+        path.write_text(filled(path.read_text(), figures.measured))
+
+
+def quoting(*targets: str) -> list[Path]:
+    """Returns the pages of docs/ that have a table of one of these targets."""
+    pages = sorted(PAGES.rglob("*.md"))
+    return [path for path in pages if any(target in targets for target, _ in tables(path.read_text()))]
 
 
 def tables(page: str) -> list[tuple[str, str]]:

@@ -107,5 +107,5 @@ async def measured() -> list[Figure]:
 
 if __name__ == "__main__":
     code = report("request-path", asyncio.run(measured()))
-    refill(Path(__file__).parents[1] / "docs" / "benchmarks.md")
+    refill("request-path")
     sys.exit(code)

@@ -5,12 +5,9 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from pathlib import Path
 
 from bench.fleet.run import PARTS, Effort, measure, store
 from bench.page import refill
-
-PAGE = Path(__file__).parents[2] / "docs" / "concepts" / "rollouts.md"
 
 
 def main() -> None:
@@ -22,7 +19,7 @@ def main() -> None:
     options = parser.parse_args()
     effort = Effort(options.rollouts, options.devices, options.processes)
     code = store(measure(effort, frozenset(options.only or PARTS)))
-    refill(PAGE)
+    refill("fleet")
     sys.exit(code)
 
 

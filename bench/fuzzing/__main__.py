@@ -1,4 +1,4 @@
-"""Do readers of bytes from outside ever crash, and do both tiers ever answer 500? See docs/concepts/reliability.md.
+"""Do readers of bytes from outside ever crash, and do both tiers ever answer 500? See docs/concepts/fuzzing.md.
 
     python -m bench.fuzzing [--inputs N] [--requests N] [--flips N] [--seed S]
     python -m bench.fuzzing --again "binary decoder" 1234 [--seed S]

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
@@ -23,7 +22,6 @@ from bench.hardware.scheduler import runs as scheduler
 from bench.pools import DATA, Pair
 
 TARGET = "hardware"
-PAGES = Path(__file__).parents[2] / "docs"
 MISSED, NOT_RUN = 1, 2
 
 _Record = TypeVar("_Record")
@@ -132,9 +130,7 @@ def _write(name: str, outcome: Outcome) -> None:
     """Writes one part to the file, drops parts that no longer exist, and fills the pages again."""
     records = {**stored(TARGET), name: msgspec.to_builtins(outcome.record)}
     keep(TARGET, {name: outcome.written}, PARTS, {part: records[part] for part in PARTS if part in records})
-    for path in sorted(PAGES.rglob("*.md")):
-        if any(target == TARGET for target, _ in page.tables(path.read_text())):
-            page.refill(path)
+    page.refill(TARGET)
 
 
 def _controller() -> tuple[Sequence[Figure], Any]:

@@ -27,8 +27,6 @@ from bench.tasks import (
     segmentation,
 )
 
-PAGE = Path(__file__).parents[2] / "docs" / "benchmarks.md"
-
 PARTS: Mapping[str, tuple[str, Callable[[Path], Iterable[Figure]]]] = {
     "detection": ("coco-cascade", detection.figures),
     "segmentation": ("pascal-segmentation-cascade", segmentation.figures),
@@ -56,7 +54,7 @@ def main() -> int:
         else:
             print(f"{pair} is skipped: {folder} does not have it.", file=sys.stderr)
     keep("tasks", found, PARTS)
-    refill(PAGE)
+    refill("tasks")
     return tell([figure for part, figures in found.items() for figure in named(part, figures)])
 
 

@@ -47,7 +47,6 @@ Scores = Mapping[str, float]
 """Probabilities of the most likely labels."""
 
 BUNDLE = Path(__file__).parents[2] / "models" / "digits" / "bundle"
-PAGE = Path(__file__).parents[2] / "docs" / "concepts" / "reliability.md"
 DEVICE = "device-1"
 _KILLS, _ALL_LINKS = 100, "http,mqtt"
 TOLERANCE = 1e-4
@@ -508,7 +507,7 @@ def main() -> int:
     print(json.dumps({"seed": options.seed, "total": total, "links": [asdict(report) for report in reports]}))
     if (options.kills, options.links) == (_KILLS, _ALL_LINKS):
         write("independent-kills", figures(total))
-        refill(PAGE)
+        refill("independent-kills")
     return 0 if all(report.holds for report in reports) else 1
 
 

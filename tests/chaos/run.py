@@ -18,7 +18,6 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 
 from support.disk_errors import errors_at
 from support.faulty_disk import quick_folder
@@ -33,7 +32,6 @@ from chaos.soak import soak
 from chaos.storage import cut_gateway_power, cut_power, flip_bits
 
 _TARGET = "chaos"
-PAGE = Path(__file__).parents[2] / "docs" / "concepts" / "reliability.md"
 _MIB = 1 << 20
 
 
@@ -275,7 +273,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if part in SCRIPTS:
             command = SCRIPTS[part](options.full, options.seed).split()
             failed |= subprocess.run([sys.executable, "-m", f"bench.{command[0]}", *command[1:]]).returncode != 0
-            page.refill(PAGE)
+            page.refill(part)
             continue
         try:
             measures = PARTS[part](effort, options.seed)
@@ -284,7 +282,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             measures = [Figure("ended by a violation", 1, "", "0", False)]
         found += named(part, measures)
         keep(_TARGET, {part: measures}, PARTS)
-        page.refill(PAGE)
+        page.refill(_TARGET)
     return tell(found) or int(failed)
 
 

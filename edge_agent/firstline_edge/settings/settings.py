@@ -377,7 +377,7 @@ class FleetSection(Section, frozen=True, kw_only=True):
     """Seconds that a new model, or a new configuration, answers requests before it stays."""
     profiling: bool = True
     """Measure bundles of this device while it answers requests, if the fleet asks for it. See
-    docs/concepts/profiles.md."""
+    docs/how-to/profile-devices.md."""
     profiling_battery: Share = 0.5
     """Battery charge (0 to 1) below which nothing is measured for the fleet without external power; 0 measures
     always."""

@@ -66,7 +66,7 @@ def test_a_bad_model_is_stopped_in_stage_1_or_that_is_said(change: dict[str, obj
 
 
 def test_the_page_has_what_was_measured_last() -> None:
-    page = Path(__file__).parents[3] / "docs" / "concepts" / "rollouts.md"
+    page = Path(__file__).parents[3] / "docs" / "concepts" / "rollout-errors.md"
     text = page.read_text()
     assert {part for target, part in tables(text) if target == TARGET} == {"judged", "simulated"}
     assert filled(text, measured) == text, "run `make -C bench fleet`, or take bench/results/fleet.json back"

@@ -33,6 +33,7 @@ ANSWERS, ERRORS, MANIFEST, METRICS, MQTT, PROTOCOL, STEPS = (
     (CHECKOUT / "docs" / "reference" / f"{name}.md").read_text()
     for name in ("answers", "errors", "manifest", "metrics", "mqtt", "protocol", "steps")
 )
+STEPS += (CHECKOUT / "docs" / "reference" / "steps-detectors.md").read_text()
 
 
 def listed(page: str) -> set[str]:

@@ -8,8 +8,8 @@ from bench import page
 from bench.figures import Figure, measured
 from bench.hardware import run
 
-PAGES = {path.stem: path for path in sorted(run.PAGES.rglob("*.md"))}
-QUOTING = [name for name, path in PAGES.items() if any(of == run.TARGET for of, _ in page.tables(path.read_text()))]
+PAGES = {path.stem: path for path in sorted(page.PAGES.rglob("*.md"))}
+QUOTING = [path.stem for path in page.quoting(run.TARGET)]
 
 
 @pytest.mark.parametrize("name", QUOTING)
@@ -20,7 +20,7 @@ def test_their_figures_are_the_measured_ones(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "parts"),
-    [("planning", {"split"}), ("profiles", {"prediction"}), ("scale", {"scheduler"})],
+    [("planning", {"split"}), ("predictions", {"prediction"}), ("scale", {"scheduler"})],
 )
 def test_they_have_a_table_for_each_part(name: str, parts: set[str]) -> None:
     assert {part for _, part in page.tables(PAGES[name].read_text())} >= parts

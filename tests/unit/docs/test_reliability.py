@@ -1,29 +1,36 @@
-"""The page on reliability tells what was measured, and has a place for everything that is."""
+"""The pages on reliability tell what was measured, and have a place for everything that is."""
 
 from __future__ import annotations
 
-from chaos.run import PAGE, PARTS
+from pathlib import Path
+
+import pytest
+from chaos.run import PARTS, SCRIPTS
 
 from bench import page
 from bench.figures import Figure, measured
 
-TEXT = PAGE.read_text()
+QUOTING = page.quoting("chaos", "independent-kills", "hostile-images", *SCRIPTS)
 
 
-def test_its_figures_are_the_measured_ones() -> None:
-    assert page.filled(TEXT, measured) == TEXT, "run `make chaos`, or restore bench/results/*.json"
+@pytest.mark.parametrize("path", QUOTING, ids=lambda path: path.stem)
+def test_their_figures_are_the_measured_ones(path: Path) -> None:
+    text = path.read_text()
+    assert page.filled(text, measured) == text, "run `make chaos`, or restore bench/results/*.json"
 
 
 def test_every_part_has_its_table() -> None:
-    tables = page.tables(TEXT)
-    assert {("chaos", part) for part in PARTS} <= set(tables)
+    tables = {table for path in QUOTING for table in page.tables(path.read_text())}
+    assert {("chaos", part) for part in PARTS} <= tables
+    assert {target for target, _ in tables} >= {*SCRIPTS, "independent-kills", "hostile-images"}
     assert {figure.figure.partition(": ")[0] for figure in measured("chaos")} <= {part for _, part in tables}
 
 
-def test_what_does_not_hold_is_said_and_explained() -> None:
-    _, _, short = TEXT.partition("## What falls short\n")
-    short, _, _ = short.partition("\n## ")
-    missed = {figure.figure for target, _ in page.tables(TEXT) for figure in measured(target) if figure.holds is False}
+@pytest.mark.parametrize("path", QUOTING, ids=lambda path: path.stem)
+def test_what_does_not_hold_is_said_and_explained(path: Path) -> None:
+    text = path.read_text()
+    short = text.partition("## What falls short\n")[2].partition("\n## ")[0]
+    missed = {figure.figure for target, _ in page.tables(text) for figure in measured(target) if figure.holds is False}
     assert {figure for figure in missed if f"*{figure}*" not in short} == set()
 
 
