@@ -186,6 +186,7 @@ class EdgeAgent:
         opened.callback(self.state.close)
         self._configured = self.settings
         self._fleet_state: FleetState | None = None
+        self._usable = UsableLinks()
         if self.settings.fleet.enabled:
             from firstline_edge.fleet.fleet_state import FleetState  # httpx takes time and memory to import
 
@@ -242,7 +243,11 @@ class EdgeAgent:
         if self._fleet_state is not None:
             from firstline_edge.fleet.report import FleetCounts
 
-            self._counts = FleetCounts(self.models, lambda device_model: self.certificates.of(device_model).alarmed)
+            self._counts = FleetCounts(
+                self.models,
+                lambda device_model: self.certificates.of(device_model).alarmed,
+                escalation_mj(settings, self._usable.names),
+            )
         self.recorder = Recorder(
             metrics=self.metrics,
             decisions_path=state.decisions_path,
@@ -287,7 +292,6 @@ class EdgeAgent:
 
     async def _open_links(self, opened: AsyncExitStack) -> None:
         settings, clock, fleet = self._configured, self._clock, self._fleet_state
-        self._usable = UsableLinks()
         self.spending = open_spending(
             settings,
             self.state.spending_path,

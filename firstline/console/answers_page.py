@@ -42,7 +42,7 @@ def add_pages(watch: Watch) -> None:
                 sentence = text("p").props('role="status"').classes("mb-3")
                 chart = ui.echart(view.chart([], 1.0, time.time(), hours)).classes("chart")
             with card():
-                rows = Table("Who answered", view.TIERS, "")
+                rows = Table("Who answered", view.TIERS, "There was no answer.")
 
         def show(history: TierHistory) -> None:
             span_s, shares = view.shares(history, hours)

@@ -10,6 +10,7 @@ from firstline.console.dialogs import Action, confirm_button
 from firstline.console.overview_view import AUDIT_RESULTS
 from firstline.console.page import Frame, Redrawn, Table, card, choices, put, text
 from firstline.console.polling import Watch
+from firstline_core.fleet.persons import Role
 from firstline_core.fleet.rest import AuditResult, ContractState, ContractStates
 
 _EMPTY = "No bundle of this gateway promises anything. `firstline certify` proves a promise."
@@ -85,6 +86,7 @@ def _end_button(frame: Frame, watch: Watch, one: ContractState) -> None:
         lambda fleet: fleet.end_alarm(one.bundle, one.version),
         "The alarm is ended.",
         danger=True,
+        role=Role.APPROVER,
     )
     with ui.element("div").classes("mt-3"):
         confirm_button(frame, watch, action)

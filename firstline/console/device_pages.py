@@ -20,6 +20,7 @@ from firstline.console.page import (
     card,
     choices,
     grid,
+    may,
     put,
     search_form,
     text,
@@ -63,8 +64,9 @@ def add_pages(watch: Watch) -> None:
             choices("Order", view.order_links(chosen))
             with card():
                 back = view.page_of(chosen) if after else ""
-                table = PagedTable("Devices", view.DEVICES, "No device here.", "More devices", back, selectable=True)
-                _BulkCommands(frame, watch, table)
+                table = PagedTable("Devices", view.DEVICES, "No device here.", "More devices", back, selectable=may())
+                if may():
+                    _BulkCommands(frame, watch, table)
 
         def fetch(fleet: Fleet) -> FleetDevicePage:
             name, version = view.model_of(model)
@@ -107,7 +109,8 @@ class _BulkCommands:
             self._tags.classes("grow basis-64 max-w-md")
             button("Tag", self._tag)
             button("Accept", self._accept)
-            button_link("Enrol devices", "/devices/enrol", "primary")
+            if may(whole_fleet=True):
+                button_link("Enrol devices", "/devices/enrol", "primary")
 
     async def _tag(self) -> None:
         try:

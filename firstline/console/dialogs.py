@@ -8,10 +8,11 @@ from typing import Any
 
 from nicegui import ui
 
-from firstline.console.page import Frame, button, text
+from firstline.console.page import Frame, button, may, text
 from firstline.console.polling import Watch
 from firstline.fleet.client import Fleet
 from firstline_core.errors import FirstlineError
+from firstline_core.fleet.persons import Role
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,8 @@ class Action:
         done: sentence that is shown afterwards.
         danger: whether it cannot be undone.
         then: called with the result of `do`, on the page.
+        role: that the command needs.
+        whole_fleet: whether the command concerns all devices.
     """
 
     label: str
@@ -35,10 +38,14 @@ class Action:
     done: str
     danger: bool = False
     then: Callable[[Any], None] | None = None
+    role: Role = Role.OPERATOR
+    whole_fleet: bool = False
 
 
-def confirm_button(frame: Frame, watch: Watch, action: Action) -> ui.button:
-    """Adds a button that asks before it carries out a command."""
+def confirm_button(frame: Frame, watch: Watch, action: Action) -> None:
+    """Adds a button that asks before it carries out a command; nothing for a person who may not."""
+    if not may(action.role, whole_fleet=action.whole_fleet):
+        return
     kind = "danger" if action.danger else ""
     with ui.dialog() as dialog, ui.element("div").classes("card w-full max-w-lg"):
         title = text("h2", action.question)
@@ -59,7 +66,6 @@ def confirm_button(frame: Frame, watch: Watch, action: Action) -> ui.button:
     do.on_click(confirmed)
     opener = button(f"{action.label}…", dialog.open, kind)
     frame.on_stale(lambda stale: opener.set_enabled(not stale))
-    return opener
 
 
 async def carry_out(frame: Frame, watch: Watch, action: Action) -> None:

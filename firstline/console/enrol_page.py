@@ -7,7 +7,7 @@ import json
 from nicegui import ui
 
 from firstline.console.dialogs import Action, carry_out
-from firstline.console.page import Frame, Redrawn, button, card, text
+from firstline.console.page import Frame, Redrawn, button, card, empty, may, text
 from firstline.console.polling import Watch
 from firstline_core.protocol.enrolment import Invitation
 
@@ -39,6 +39,9 @@ def add_pages(watch: Watch, gateway: str) -> None:
             await carry_out(frame, watch, action)
 
         with frame.main:
+            if not may(whole_fleet=True):
+                empty("Ask an operator of all devices: your role does not enrol devices.")
+                return
             with card(classes="max-w-3xl mb-4"):
                 names = (
                     ui.textarea("Names of the devices, one a line").props("outlined autogrow").classes("w-full mb-3")

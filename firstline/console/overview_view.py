@@ -197,10 +197,10 @@ def outbox_rows(fleet: FleetOverview) -> list[Row]:
 
 
 def answer_figures(history: TierHistory) -> list[tuple[str, str]]:
-    """Returns the figures of all answers of the history: number, edge share and latency."""
-    kept, escalated, errors, requests, latency_ms = (
+    """Returns the figures of all answers of the history: number, edge share, latency, bytes and energy saved."""
+    kept, escalated, errors, requests, latency_ms, saved_bytes, saved_mj = (
         sum(getattr(point, name) for point in history.points)
-        for name in ("kept", "escalated", "errors", "requests", "latency_ms")
+        for name in ("kept", "escalated", "errors", "requests", "latency_ms", "saved_bytes", "saved_mj")
     )
     total = kept + escalated + errors
     share = f"{100 * kept / total:.1f} %" if total else "-"
@@ -209,4 +209,14 @@ def answer_figures(history: TierHistory) -> list[tuple[str, str]]:
         ("On the device", share),
         ("Mean latency", f"{number(latency_ms / requests)} ms" if requests else "-"),
         ("Without answer", f"{errors:,}"),
+        ("Not sent", _size(saved_bytes)),
+        ("Energy saved", _joules(saved_mj / 1000) if saved_mj else "-"),
     ]
+
+
+def _joules(joules: float) -> str:
+    return f"{joules / 1000:,.1f} kJ" if joules >= 1000 else f"{number(joules)} J"
+
+
+def _size(size_bytes: int) -> str:
+    return f"{size_bytes / 1e9:,.1f} GB" if size_bytes >= 1e9 else f"{size_bytes / 1e6:,.1f} MB"

@@ -17,7 +17,7 @@ from firstline.console import theme
 from firstline.console.access import PERSON
 from firstline.console.cells import Cell, Column, Listing, Row, clock, plain
 from firstline.console.polling import Answer
-from firstline_core.fleet.persons import Person
+from firstline_core.fleet.persons import Person, Role
 
 TICK_S = 1.0
 _PLACES = (
@@ -90,11 +90,14 @@ class Frame:
 
     def follow(self, ask: Callable[[], Awaitable[Answer[_T]]], show: Callable[[_T], None]) -> None:
         """Asks repeatedly, and shows the answers."""
+        shown: _T | None = None
 
         async def tick() -> None:
+            nonlocal shown
             answer = await ask()
             self._show_freshness(answer)
-            if answer.value is not None and answer.error is None:
+            if answer.value is not None and (answer.error is None or shown is None):
+                shown = answer.value
                 show(answer.value)
             if answer.value is not None:
                 self.loaded()
@@ -130,9 +133,30 @@ def _navigation(place: str) -> None:
             _links(place)
 
 
+def may(role: Role = Role.OPERATOR, *, whole_fleet: bool = False) -> bool:
+    """Returns whether the user of the page may carry out a command; without sign-in, everyone may.
+
+    The gateway decides. The page only hides what it would refuse.
+
+    Args:
+        role: that the command needs.
+        whole_fleet: whether the command concerns all devices.
+    """
+    person = _signed_in()
+    if person is None:
+        return True
+    roles = list(Role)
+    return roles.index(person.role) >= roles.index(role) and not (whole_fleet and person.devices)
+
+
+def _signed_in() -> Person | None:
+    person: Person | None = ui.context.client.request.scope.get(PERSON)
+    return person
+
+
 def _person() -> None:
     """Adds the name of the person who signed in, and the button that ends the session."""
-    person: Person | None = ui.context.client.request.scope.get(PERSON)
+    person = _signed_in()
     if person is None:
         return
     with (

@@ -9,7 +9,7 @@ from nicegui import ui
 from firstline.console import rollouts_view as view
 from firstline.console.cells import rollout_page
 from firstline.console.dialogs import Action, carry_out
-from firstline.console.page import Frame, Redrawn, button, card, empty, text
+from firstline.console.page import Frame, Redrawn, button, card, empty, may, text
 from firstline.console.polling import Watch
 from firstline_core.errors import FirstlineError, RequestError
 from firstline_core.fleet.registry import BundleEntry
@@ -48,7 +48,8 @@ class _Form:
             self._approval = ui.checkbox("A second person must approve it")
         with ui.element("div").classes("flex flex-wrap gap-3 mb-4"):
             button("Show the plan", self._show_plan)
-            button("Create", self._create, "primary")
+            if may():
+                button("Create", self._create, "primary")
         self._plan = Redrawn(_show)
 
     def _definition(self) -> dict[str, Any]:

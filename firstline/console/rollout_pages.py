@@ -10,11 +10,12 @@ from nicegui import ui
 
 from firstline.console import rollouts_view as view
 from firstline.console.cells import rows
-from firstline.console.page import Frame, PagedTable, Table, button, button_link, card, put, text
+from firstline.console.page import Frame, PagedTable, Table, button, button_link, card, may, put, text
 from firstline.console.polling import Answer, Watch
 from firstline.fleet.client import Fleet
 from firstline_core.errors import ConflictError, FirstlineError
 from firstline_core.fleet.audit_log import Entry
+from firstline_core.fleet.persons import Role
 from firstline_core.fleet.rollout import Look, RolloutDevice, RolloutPage, RolloutSummary
 
 ROWS = 50
@@ -22,6 +23,8 @@ ROWS = 50
 _ENTRIES = 10_000  # of a rollout's audit log; later entries are not shown
 _COMMANDS = ("approve", "start", "pause", "resume", "promote", "retry", "abort", "rollback")
 _GRAVE = frozenset({"abort", "rollback"})
+_DECISIONS = frozenset({"approve", "promote"})
+"""Commands of an approver."""
 
 
 @dataclass(frozen=True)
@@ -162,7 +165,8 @@ class Commands:
         self._command = ""
         self._doing = False
         with ui.element("div").props('role="group" aria-label="What can be done"').classes("flex flex-wrap gap-3 mt-4"):
-            self._buttons = {command: self._button(command) for command in _COMMANDS}
+            allowed = [one for one in _COMMANDS if may(Role.APPROVER if one in _DECISIONS else Role.OPERATOR)]
+            self._buttons = {command: self._button(command) for command in allowed}
         with ui.dialog() as self._dialog, ui.element("div").classes("card w-full max-w-lg"):
             self._title = text("h2")
             self._title.props["id"] = self._title.html_id

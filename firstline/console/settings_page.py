@@ -107,6 +107,7 @@ def _brake(frame: Frame, watch: Watch, found: tuple[Brake | None]) -> None:
             lambda fleet: fleet.brake(Brake(0, "Set in the console.")),
             "Escalations are stopped.",
             danger=True,
+            whole_fleet=True,
         )
     else:
         text("p", f"Each device may escalate {brake.escalations_per_hour:g} rows an hour: {brake.reason}")
@@ -116,6 +117,7 @@ def _brake(frame: Frame, watch: Watch, found: tuple[Brake | None]) -> None:
             "Devices escalate again as their own settings say.",
             lambda fleet: fleet.brake(None),
             "The limit is lifted.",
+            whole_fleet=True,
         )
     with ui.element("div").classes("mt-4"):
         confirm_button(frame, watch, action)

@@ -19,6 +19,7 @@ from support.processes import TierProcess
 from support.profiles import point, profile
 from support.waiting import wait_until
 
+from firstline.console.accounts import hash_password
 from firstline_core.fleet.update import UpdateState
 from firstline_gateway.settings.settings import Store
 
@@ -365,3 +366,35 @@ def test_pages_need_the_password_and_are_stale_without_the_console(
         wait_until(lambda: page.evaluate(_GREEN) == 0)
         expect(page.get_by_text("Connection lost")).to_be_visible()
     assert (tmp_path / "log").read_text() == ""
+
+
+def test_a_viewer_sees_no_button_that_the_gateway_refuses(
+    browser: Browser, fleet: Fleet, gateway: TierProcess, tmp_path: Path
+) -> None:
+    accounts = tmp_path / "accounts.toml"
+    accounts.write_text(f'[[person]]\nname = "vera"\nrole = "viewer"\npassword = "{hash_password(PASSWORD)}"\n')
+    accounts.chmod(0o600)
+    rollout, (device, *_) = started(fleet, patience_s=3600)
+    hidden = {
+        "/devices": ("Tag", "Accept"),
+        f"/devices/{device}": ("Accept…", "Revoke…", "Decommission…"),
+        f"/rollouts/{rollout}": ("Pause…", "Abort…", "Rollback…"),
+        "/settings": ("Stop escalations…",),
+    }
+    with (
+        watched(browser, [fleet.key, PASSWORD]) as context,
+        console(gateway.url, fleet.key, tmp_path / "log", "--accounts", str(accounts)) as url,
+    ):
+        page = context.new_page()
+        page.goto(url)
+        page.get_by_label("Name").fill("vera")
+        page.get_by_label("Password").fill(PASSWORD)
+        page.keyboard.press("Enter")
+        expect(page.get_by_text("As of")).to_be_visible()
+        for path, labels in hidden.items():
+            page.goto(url + path)
+            expect(page.get_by_text("As of")).to_be_visible()
+            for label in labels:
+                expect(page.get_by_role("button", name=label, exact=True)).to_have_count(0)
+        page.goto(f"{url}/devices/enrol")
+        expect(page.get_by_text("your role does not enrol devices")).to_be_visible()

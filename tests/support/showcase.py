@@ -135,7 +135,16 @@ def _answers(connection: Connection, draw: random.Random) -> None:
         kept = int(busy * draw.uniform(0.9, 0.97))
         latency = (*[0] * 3, kept, *[0] * (len(LATENCY_BOUNDS_MS) - 3))
         counts = ModelCounts(
-            "parcels", 1, busy, kept, busy - kept - 4, 4, latency=latency, latency_sum_ms=kept * draw.uniform(8, 12)
+            "parcels",
+            1,
+            busy,
+            kept,
+            busy - kept - 4,
+            4,
+            latency=latency,
+            latency_sum_ms=kept * draw.uniform(8, 12),
+            saved_bytes=kept * 41_000,
+            saved_mj=kept * 210.0,
         )
         counter.add(totals.Totals(), totals.Totals((counts,)), now_s - back * tiers.BUCKET_S)
     tiers.store(connection, counter.take())

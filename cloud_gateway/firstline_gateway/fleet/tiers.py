@@ -17,9 +17,9 @@ from firstline_gateway.fleet.totals import KEPT_HOURS, Totals, difference
 from firstline_gateway.store.schema import METADATA, upsert
 
 BUCKET_S = 300.0
-_MOST = 256  # versions of models in a bucket, because devices choose their names
+_VERSIONS = 256  # versions of models in a bucket, because devices choose their names
 _OTHERS = ("", 0)
-_MOST_ROWS = 2**31  # in one report, so that sums do not overflow
+_MOST_ROWS, _MOST = 2**31, 2**40  # in one report, so that sums do not overflow: rows, and other amounts
 TIERS = sa.Table(
     "fleet_tiers",
     METADATA,
@@ -31,6 +31,8 @@ TIERS = sa.Table(
     sa.Column("errors", sa.BigInteger, nullable=False),
     sa.Column("requests", sa.BigInteger, nullable=False),
     sa.Column("latency_ms", sa.BigInteger, nullable=False),
+    sa.Column("saved_bytes", sa.BigInteger, nullable=False),
+    sa.Column("saved_mj", sa.BigInteger, nullable=False),
 )
 """Rows of all devices by the tier that answered, and by the time of the report."""
 _C = TIERS.c
@@ -45,13 +47,15 @@ class Key(NamedTuple):
 
 
 class Counts(NamedTuple):
-    """Rows that were accepted at the edge, escalated, and not answered; requests, and the sum of their latencies."""
+    """Rows that were accepted at the edge, escalated, and not answered; the other fields as in `TierCounts`."""
 
     kept: int = 0
     escalated: int = 0
     errors: int = 0
     requests: int = 0
     latency_ms: int = 0
+    saved_bytes: int = 0
+    saved_mj: int = 0
 
 
 class TierCounter:
@@ -78,15 +82,16 @@ class TierCounter:
         for model in after.models:
             version = model.name, model.version
             gain = difference(model, earlier.get(version))
-            numbers = gain.kept, gain.escalated, gain.errors, sum(gain.latency), int(gain.latency_sum_ms)
-            counts = Counts(*(min(_MOST_ROWS, number) for number in numbers))
+            rows = gain.kept, gain.escalated, gain.errors, sum(gain.latency)
+            amounts = int(gain.latency_sum_ms), gain.saved_bytes, int(gain.saved_mj)
+            counts = Counts(*(min(_MOST_ROWS, each) for each in rows), *(min(_MOST, each) for each in amounts))
             for name in self.sums.keys() & set(Counts._fields):
                 self.sums[name] += getattr(counts, name)
             self.sums["objects"] += sum(gain.objects.values())
             if not any(counts):
                 continue
             if version not in self._known:
-                version = version if len(self._known) < _MOST else _OTHERS
+                version = version if len(self._known) < _VERSIONS else _OTHERS
                 self._known.add(version)
             self._put(Key(bucket, *version), counts)
 
@@ -124,7 +129,7 @@ def history(connection: sa.Connection, since_s: float, model: str) -> TierHistor
     query = sa.select(_C.bucket, *sums).where(late).group_by(_C.bucket).order_by(_C.bucket)
     rows = connection.execute(query.where(_C.model == model) if model else query)
     names = connection.execute(
-        sa.select(_C.model).where(late, _C.model != "").distinct().order_by(_C.model).limit(_MOST)
+        sa.select(_C.model).where(late, _C.model != "").distinct().order_by(_C.model).limit(_VERSIONS)
     )
     points = tuple(TierCounts(bucket * BUCKET_S, *map(int, counts)) for bucket, *counts in rows)
     return TierHistory(BUCKET_S, tuple(names.scalars()), points)

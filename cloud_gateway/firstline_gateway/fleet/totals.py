@@ -20,8 +20,8 @@ _HOUR_S = 3600.0
 _MOST_COUNTS = 2**53
 _MOST_TIME = 1e15
 _MODELS = 128
-_COUNTERS = ("rows", "kept", "escalated", "errors", "audited", "audited_empty", "disagreed")
-_SUMS = ("latency_sum_ms", "losses")
+_COUNTERS = ("rows", "kept", "escalated", "errors", "audited", "audited_empty", "disagreed", "saved_bytes")
+_SUMS = ("latency_sum_ms", "losses", "saved_mj")
 _BY_GROUP = ("objects", "event_audits", "event_losses")
 _NO_AUDITS: Mapping[str, Any] = MappingProxyType(
     {"audited": 0, "audited_empty": 0, "disagreed": 0, "losses": 0.0, "event_audits": {}, "event_losses": {}}

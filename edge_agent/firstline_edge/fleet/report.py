@@ -234,6 +234,8 @@ class _Sums(Struct, eq=False):
     objects: Counter[str] = field(default_factory=Counter)
     event_audits: Counter[str] = field(default_factory=Counter)
     event_losses: Counter[str] = field(default_factory=Counter)
+    saved_bytes: int = 0
+    saved_mj: float = 0.0
 
 
 class FleetCounts:
@@ -242,11 +244,15 @@ class FleetCounts:
     Args:
         models: of the agent.
         alarmed: returns whether a model's contract has an alarm.
+        escalation_mj: returns the stated energy of sending a row, by its bytes.
     """
 
-    def __init__(self, models: Models, alarmed: Callable[[DeviceModel], bool]) -> None:
+    def __init__(
+        self, models: Models, alarmed: Callable[[DeviceModel], bool], escalation_mj: Callable[[float], float]
+    ) -> None:
         self._models = models
         self._alarmed = alarmed
+        self._escalation_mj = escalation_mj
         self._sums: dict[_Key, _Sums] = {}
 
     def answered(
@@ -260,10 +266,14 @@ class FleetCounts:
         sums = self._sums_of(device_model.manifest.name, device_model.version)
         _add_latency(sums, seconds)
         edges = _score_edges(device_model)
-        for row in answer.rows or (answer,):
+        answers = answer.rows or (answer,)
+        row_bytes = request.size_bytes // len(answers)
+        for row in answers:
             sums.rows += 1
             if _is_accepted(row, device_model.manifest.full_digest):
                 sums.kept += 1
+                sums.saved_bytes += row_bytes
+                sums.saved_mj += self._escalation_mj(row_bytes)
             else:
                 sums.escalated += 1
             if edges is not None and row.confidence is not None and len(sums.scores) == len(edges) + 1:

@@ -139,6 +139,8 @@ class TierCounts(Struct, frozen=True):
         errors: rows without an answer.
         requests: with a known latency.
         latency_ms: sum of these latencies.
+        saved_bytes: inputs of the rows that were answered on the device, which were not sent.
+        saved_mj: energy of sending them, in millijoules, as the settings of the devices' links state it.
     """
 
     at_s: float
@@ -147,6 +149,8 @@ class TierCounts(Struct, frozen=True):
     errors: int
     requests: int = 0
     latency_ms: int = 0
+    saved_bytes: int = 0
+    saved_mj: int = 0
 
 
 class AuditResult(StrEnum):

@@ -46,6 +46,8 @@ class ModelCounts(Struct, frozen=True):
         event_audits: audited answers in which an event can occur, by event; see `Task.event`.
         event_losses: audited answers in which it occurred.
         alarm: whether the contract's alarm is active.
+        saved_bytes: inputs of the kept rows, which were not sent.
+        saved_mj: energy of sending them over the first link that could be used, as its settings state it.
     """
 
     name: Name
@@ -65,6 +67,8 @@ class ModelCounts(Struct, frozen=True):
     event_audits: _ByGroup = {}
     event_losses: _ByGroup = {}
     alarm: bool = False
+    saved_bytes: _Count = 0
+    saved_mj: Annotated[float, Meta(ge=0)] = 0.0
 
     @property
     def telling_audits(self) -> int:

@@ -124,7 +124,7 @@ def test_the_desired_state_is_stored_and_damage_is_detected(tmp_path: Path, cont
 
 async def test_rows_are_counted_by_the_tier_of_the_final_answer() -> None:
     scene = Scene(certified=0.8)
-    counts = FleetCounts(scene.models, lambda _: True)
+    counts = FleetCounts(scene.models, lambda _: True, lambda size_bytes: size_bytes / 10)
     for values in ((SURE,), (UNSURE,), (UNSURE,), (SURE, UNSURE, 0.61)):
         asked = request(*values)
         context = scene.context(asked)
@@ -133,13 +133,15 @@ async def test_rows_are_counted_by_the_tier_of_the_final_answer() -> None:
     (found,) = counts.counts()
     assert (found.rows, found.kept, found.escalated, found.errors) == (8, 2, 4, 2)
     assert sum(found.latency) == 5 and found.latency[1] == 4 and found.alarm
+    sent = request(SURE).size_bytes
+    assert (found.saved_bytes, found.saved_mj) == (2 * sent, pytest.approx(2 * sent / 10))
     assert found.objects == {"yes": 6}  # what the edge model says, also where the full model answers
     await scene.close()
 
 
 async def test_audits_are_counted_by_the_events_that_can_occur() -> None:
     scene = Scene(certified=0.8)
-    counts = FleetCounts(scene.models, lambda _: False)
+    counts = FleetCounts(scene.models, lambda _: False, lambda _: 0.0)
     for outcome, loss, events in (
         ("agreed", 0.0, {"missed yes": 0.0, "invented yes": 0.0}),
         ("disagreed", 0.25, {"missed no": 1.0, "invented yes": 1.0}),
@@ -158,7 +160,7 @@ async def test_audits_are_counted_by_the_events_that_can_occur() -> None:
 
 async def test_client_errors_count_against_no_model() -> None:
     scene = Scene(certified=0.8)
-    counts = FleetCounts(scene.models, lambda _: True)
+    counts = FleetCounts(scene.models, lambda _: True, lambda _: 0.0)
     errors: tuple[FirstlineError, ...] = (
         InvalidTensorError("no"),
         PayloadTooLargeError("no"),

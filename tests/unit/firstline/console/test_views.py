@@ -323,14 +323,19 @@ def test_attention_names_what_a_person_has_to_do() -> None:
 
 
 def test_the_figures_of_all_answers() -> None:
-    told = TierHistory(300.0, ("digits",), (TierCounts(0.0, 70, 20, 10, 90, 900), TierCounts(300.0, 0, 0, 0)))
+    told = TierHistory(
+        300.0, ("digits",), (TierCounts(0.0, 70, 20, 10, 90, 900, 7_250_000, 1500), TierCounts(300.0, 0, 0, 0))
+    )
     assert dict(overview_view.answer_figures(told)) == {
         "Answers": "100",
         "On the device": "70.0 %",
         "Mean latency": "10 ms",
         "Without answer": "10",
+        "Not sent": "7.2 MB",
+        "Energy saved": "1.5 J",
     }
-    assert dict(overview_view.answer_figures(history()))["Mean latency"] == "-"
+    quiet = dict(overview_view.answer_figures(history()))
+    assert (quiet["Mean latency"], quiet["Energy saved"]) == ("-", "-")
 
 
 def test_promises_are_listed_with_what_to_do() -> None:
