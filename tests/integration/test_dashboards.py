@@ -5,20 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import httpx
-import yaml
 from msgspec.structs import replace
-from support import needs
 from support.agent import edge_settings
-from support.broker import free_port
 from support.digits import scans
 from support.gateway import http_link, serving_gateway
 from support.keys import create_key
+from support.prometheus import MONITORING, alerts, prometheus
 from support.waiting import until
 
 from firstline_core.fleet.telemetry import Health, Telemetry
@@ -26,7 +21,6 @@ from firstline_core.fleet.twin import Reported
 from firstline_edge.app import EdgeAgent
 from firstline_gateway.app import Gateway
 
-MONITORING = Path(__file__).parents[2] / "cloud_gateway" / "monitoring"
 WELL = Health(disk_free_share=0.5, hottest_c=51.0)
 ILL = Health(
     outbox_oldest_s=4000.0,
@@ -51,37 +45,6 @@ PANELS = {
 }
 
 
-@asynccontextmanager
-async def prometheus(folder: Path, gateway_url: str, key: str) -> AsyncIterator[httpx.AsyncClient]:
-    """Runs it with the shipped configuration, which scrapes this gateway instead and more often."""
-    program = needs.program("prometheus", "`make prometheus`")
-    (folder / "key").write_text(key)
-    settings: dict[str, Any] = yaml.safe_load((MONITORING / "prometheus.yml").read_text())
-    settings["global"] = {"scrape_interval": "500ms", "evaluation_interval": "500ms"}
-    settings["rule_files"] = [str(MONITORING / "rules.yml")]
-    (job,) = settings["scrape_configs"]
-    del job["tls_config"]
-    job |= {"scheme": "http", "authorization": {"credentials_file": str(folder / "key")}}
-    job["static_configs"] = [{"targets": [gateway_url.removeprefix("http://")]}]
-    (folder / "prometheus.yml").write_text(yaml.safe_dump(settings))
-    port = free_port()
-    with (folder / "prometheus.log").open("wb") as log:
-        running = await asyncio.create_subprocess_exec(
-            program,
-            f"--config.file={folder / 'prometheus.yml'}",
-            f"--storage.tsdb.path={folder / 'data'}",
-            f"--web.listen-address=127.0.0.1:{port}",
-            stdout=log,
-            stderr=log,
-        )
-    try:
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False) as client:
-            yield client
-    finally:
-        running.kill()
-        await running.wait()
-
-
 async def report_of_another_device(gateway: Gateway, sequence: int, health: Health) -> None:
     """What a device with sensors and a certificate reports, which this machine may lack."""
     ends_s = gateway.clock.wall_s() + (health.certificate_ends_s or 80 * 86_400)
@@ -89,12 +52,6 @@ async def report_of_another_device(gateway: Gateway, sequence: int, health: Heal
     telemetry = Telemetry("s", sequence + 1, outbox_items=1, health=replace(health, certificate_ends_s=ends_s))
     assert await gateway.fleet.count("cam", telemetry)
     await gateway.fleet_gauges.refresh()
-
-
-async def alerts(client: httpx.AsyncClient) -> set[str]:
-    """The alerts whose condition holds; most fire only after it has held for minutes."""
-    answer = (await client.get("/api/v1/alerts")).json()
-    return {each["labels"]["alertname"] for each in answer["data"]["alerts"]}
 
 
 async def empty_panels(client: httpx.AsyncClient) -> dict[str, object]:
