@@ -67,7 +67,7 @@ class ModelCounts(Struct, frozen=True):
     event_audits: _ByGroup = {}
     event_losses: _ByGroup = {}
     alarm: bool = False
-    saved_bytes: _Count = 0
+    saved_bytes: Count = 0
     saved_mj: Annotated[float, Meta(ge=0)] = 0.0
 
     @property
