@@ -268,7 +268,7 @@ class Gateway:
         self.audit_log = AuditLog(self.store, Path(settings.identity.directory), clock=clock)
         self.webhooks = Webhooks(settings.webhooks, self.store, metrics=self.metrics, clock=clock, service=service)
         self.rollout_driver = RolloutDriver(self.store, clock=clock, service=service, on_desired=desired_changed.set)
-        self._periodic = [
+        self._services += (
             PeriodicTask(name, action, interval_s=interval_s, clock=clock)
             for name, action, interval_s in (
                 ("contract refresh", self.contracts.refreshed, _REFRESH_INTERVAL_S),
@@ -279,7 +279,7 @@ class Gateway:
                 ("fleet history cleanup", self.fleet.forget_old, _CLEANUP_INTERVAL_S),
                 ("profile request expiry", self.profile_requests.expire, _PROFILE_EXPIRY_INTERVAL_S),
             )
-        ]
+        )
         self._services.append(self.rollout_driver)
         self._build_registry(must_be_whole=must_be_whole)
         self.rollouts = Rollouts(
@@ -323,10 +323,9 @@ class Gateway:
                 in_use=RolloutBundleUse(),
                 clock=clock,
             )
-            self._periodic.append(
-                PeriodicTask(
-                    "registry maintenance", self.registry.maintain, interval_s=_MAINTENANCE_INTERVAL_S, clock=clock
-                )
+            maintain = self.registry.maintain
+            self._services.append(
+                PeriodicTask("registry maintenance", maintain, interval_s=_MAINTENANCE_INTERVAL_S, clock=clock)
             )
             if self.settings.fetched_models is not None:
                 self.full_models = FullModels(
@@ -449,8 +448,6 @@ class Gateway:
         await self._dispatcher.start()
         for service in self._services:
             await service.start()
-        for task in self._periodic:
-            task.start()
 
     async def drain(self, timeout_s: float) -> bool:
         """Refuses new requests and waits for those in flight; returns False after `timeout_s`.
@@ -486,8 +483,6 @@ class Gateway:
         Returns:
             False if a batch still runs or the database does not respond; only the end of the process stops those.
         """
-        for task in self._periodic:
-            await task.close()
         for service in reversed(self._services):
             await service.close()
         self.contracts.close()

@@ -42,7 +42,7 @@ class PeriodicTask:
         self._failure = ""
         self._task: asyncio.Task[None] | None = None
 
-    def start(self) -> None:
+    async def start(self) -> None:
         """Starts the first round."""
         self._task = asyncio.create_task(self._run())
 

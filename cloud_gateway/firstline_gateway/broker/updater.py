@@ -113,7 +113,7 @@ class BrokerUpdater:
 
     async def start(self) -> None:
         """Starts to look for changes."""
-        self._task.start()
+        await self._task.start()
 
     async def close(self) -> None:
         await self._task.close()

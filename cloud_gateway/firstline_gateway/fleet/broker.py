@@ -85,7 +85,7 @@ class FleetBroker:
         for leaf in _LEAVES:
             await self._client.subscribe(f"{self._prefix}/+/{leaf}", self._hear)
         self._client.start()
-        self._publishing.start()
+        await self._publishing.start()
 
     async def close(self) -> None:
         await self._publishing.close()

@@ -141,9 +141,9 @@ class Gatekeeper:
             self.credentials.apply(self._read(connection))
         self._revoke_listed()
 
-    def start(self) -> None:
+    async def start(self) -> None:
         """Starts to read changes."""
-        self._task.start()
+        await self._task.start()
 
     async def close(self) -> None:
         """Stops reading changes."""

@@ -69,9 +69,9 @@ class Identity:
 
     async def start(self) -> None:
         """Begins to take changes over."""
-        self.gatekeeper.start()
+        await self.gatekeeper.start()
         if self.tls is not None:
-            self.tls.start()
+            await self.tls.start()
 
     async def close(self) -> None:
         await self.gatekeeper.close()

@@ -62,9 +62,9 @@ class ServerTls:
         self.context = _context()
         _load(self.context, self.files)
 
-    def start(self) -> None:
+    async def start(self) -> None:
         """Starts to look for changed files, and to renew the gateway's own certificate."""
-        self._task.start()
+        await self._task.start()
 
     async def close(self) -> None:
         """Stops looking for changed files."""

@@ -108,7 +108,7 @@ class Jobs:
             with contextlib.suppress(CapacityError):  # the writer logs it; the jobs' leases expire later
                 await self._store.write(records.release_all)
         for task in self._tasks:
-            task.start()
+            await task.start()
         self._started = True
 
     async def close(self) -> None:

@@ -74,7 +74,7 @@ class RolloutDriver:
         self._wake.set()
 
     async def start(self) -> None:
-        self._task.start()
+        await self._task.start()
 
     async def close(self) -> None:
         """Stops, and releases the lease for another replica."""

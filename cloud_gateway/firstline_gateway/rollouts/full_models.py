@@ -76,7 +76,7 @@ class FullModels:
         self._task = PeriodicTask("full models", self.update, interval_s=_INTERVAL_S, clock=self.clock, wake=wake)
 
     async def start(self) -> None:
-        self._task.start()
+        await self._task.start()
 
     async def close(self) -> None:
         await self._task.close()

@@ -90,7 +90,7 @@ class Webhooks:
                 for sender in self._senders:
                     await self._store.write(sender.begin)
         for task in self._tasks:
-            task.start()
+            await task.start()
 
     async def close(self) -> None:
         """Stops sending."""

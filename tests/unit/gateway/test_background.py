@@ -32,7 +32,7 @@ async def let_run() -> None:
 async def test_an_action_runs_at_once_and_after_each_interval() -> None:
     work, clock = Work(), SimulatedClock()
     task = PeriodicTask("work", work.run, interval_s=10.0, clock=clock)
-    task.start()
+    await task.start()
     await let_run()
     assert work.rounds == 1
     await clock.advance(9.9)
@@ -47,7 +47,7 @@ async def test_an_action_runs_at_once_and_after_each_interval() -> None:
 async def test_an_event_starts_the_next_round_early() -> None:
     work, clock, wake = Work(), SimulatedClock(), asyncio.Event()
     task = PeriodicTask("work", work.run, interval_s=10.0, clock=clock, wake=wake)
-    task.start()
+    await task.start()
     await let_run()
     wake.set()
     await let_run()
@@ -60,7 +60,7 @@ async def test_a_failure_is_logged_once_and_ends_nothing() -> None:
     work, clock = Work(away, away, ValueError("broken")), SimulatedClock()
     task = PeriodicTask("work", work.run, interval_s=1.0, clock=clock)
     with captured_lines() as lines:
-        task.start()
+        await task.start()
         for _ in range(4):
             await let_run()
             await clock.advance(1.1)
