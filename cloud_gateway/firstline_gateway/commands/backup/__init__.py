@@ -2,7 +2,5 @@
 
 Modules
     command     `backup` and `restore`
-    backup      backs up, and restores where nothing is overwritten
-    archive     the file: a ZIP archive with a manifest of digests
-    tables      tables as lines of JSON, the same for SQLite and PostgreSQL
+    backup      backs up into an archive, and restores where nothing is overwritten
 """

@@ -10,7 +10,6 @@ The tables are looked up in the database: a backup is restored into the schema f
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import os
 import tempfile
@@ -179,10 +178,11 @@ def fill(connection: Connection, table: Table, file: IO[bytes]) -> int:
     """
     try:
         names = msgspec.json.decode(next(file), type=list[str])
-        binary = [isinstance(table.columns[name].type, LargeBinary) for name in names]
+        kinds = (bytes | None if isinstance(table.columns[name].type, LargeBinary) else Any for name in names)
+        decoder: msgspec.json.Decoder[tuple[Any, ...]] = msgspec.json.Decoder(tuple[tuple(kinds)])  # type: ignore[misc]
         count = 0
         while batch := list(islice(file, _ROWS)):
-            rows = [dict(zip(names, map(_value, msgspec.json.decode(line), binary), strict=True)) for line in batch]
+            rows = [dict(zip(names, decoder.decode(line), strict=True)) for line in batch]
             connection.execute(insert(table), rows)
             count += len(rows)
     except (StopIteration, KeyError, ValueError, msgspec.MsgspecError) as error:
@@ -190,10 +190,6 @@ def fill(connection: Connection, table: Table, file: IO[bytes]) -> int:
     if connection.dialect.name == "postgresql":
         _restart_sequence(connection, table)
     return count
-
-
-def _value(value: Any, binary: bool) -> Any:
-    return base64.b64decode(value, validate=True) if binary and value is not None else value
 
 
 def _restart_sequence(connection: Connection, table: Table) -> None:
