@@ -88,12 +88,10 @@ async def _authorize(identity: Identity, context: Context, scope: str) -> Caller
             metadata[key] = value
             if key == identity.proxy_header:
                 proxied.append(value)
-    shown: ClientCertificate | None = None
     if identity.proxy_header and identity.trusts(address_of(context.peer())):
         shown = await identity.proxied_certificate(proxied)
     else:
-        for certificate in context.auth_context().get("x509_pem_cert", ()):
-            shown = _read_certificate(certificate)
+        shown = _shown_certificate(context)
     caller = await caller_of(identity, shown, metadata.get("authorization", ""))
     check_scope(caller, _SCOPES[scope])
     return Caller(caller.principal, caller.trust_request_id)
@@ -101,13 +99,17 @@ async def _authorize(identity: Identity, context: Context, scope: str) -> Caller
 
 def _client_key(context: Context, proxy_header: str) -> int:
     """Returns the key of a call's client, the same as that of its requests over HTTP."""
-    serial = ""
-    for certificate in context.auth_context().get("x509_pem_cert", ()):
-        serial = _read_certificate(certificate).serial
+    certificate = _shown_certificate(context)
     metadata = {
         key: value if isinstance(value, str) else value.hex() for key, value in context.invocation_metadata() or ()
     }
-    return client_key(serial, metadata, proxy_header)
+    return client_key(certificate.serial if certificate is not None else "", metadata, proxy_header)
+
+
+def _shown_certificate(context: Context) -> ClientCertificate | None:
+    """Returns the certificate that the client has shown; it is not judged yet."""
+    shown = context.auth_context().get("x509_pem_cert", ())
+    return _read_certificate(shown[0]) if shown else None
 
 
 _read_certificate = lru_cache(1024)(ClientCertificate.read)
