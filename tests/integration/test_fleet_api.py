@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 import msgspec
 from msgspec.structs import replace
+from support.desired import desire
 from support.gateway import client_of
 from support.profiles import profile
 
@@ -33,7 +34,7 @@ async def test_unchanged_desired_state_is_not_sent_again(gateway: Gateway, cam: 
     assert first.status_code == 200 and msgspec.json.decode(first.content, type=Desired) == Desired(0)
     cached = {"If-None-Match": first.headers["etag"]}
     assert (await cam.get("/fleet/v1/twin", headers=cached)).status_code == 304
-    assert await gateway.fleet.desire(["cam"], lambda _, before: replace(before, models=(WANTED,))) == ["cam"]
+    assert await desire(gateway, ["cam"], lambda _, before: replace(before, models=(WANTED,))) == ["cam"]
     then = await cam.get("/fleet/v1/twin", headers=cached)
     assert msgspec.json.decode(then.content, type=Desired) == Desired(1, (WANTED,))
 

@@ -11,6 +11,7 @@ import pytest
 from msgspec.structs import replace
 from support.agent import edge_settings
 from support.broker import Broker
+from support.desired import desire
 from support.gateway import http_link, mqtt_link, serving_gateway
 from support.images import noise
 from support.waiting import until
@@ -114,7 +115,7 @@ async def test_a_braked_device_answers_alone_also_without_the_gateway(fleet: Fle
 
         await until(connected)
         brake = Brake(0.0, "the gateway is being moved")
-        await fleet.gateway.fleet.desire(["device-1"], lambda _, before: replace(before, brake=brake))
+        await desire(fleet.gateway, ["device-1"], lambda _, before: replace(before, brake=brake))
         await brake_is(True, agent)
         answer = (await agent.data_plane.infer_file("digits", noise(side=28))).answer
         assert (answer.status, answer.reason, answer.certified) == (Status.FINAL, Reason.BUDGET, False)
@@ -130,7 +131,7 @@ async def test_a_braked_device_answers_alone_also_without_the_gateway(fleet: Fle
         answer = (await agent.data_plane.infer_file("digits", noise(1, side=28))).answer
         assert answer.reason is Reason.BUDGET
     async with EdgeAgent(fleet.settings) as agent:
-        await fleet.gateway.fleet.desire(["device-1"], lambda _, before: replace(before, brake=None))
+        await desire(fleet.gateway, ["device-1"], lambda _, before: replace(before, brake=None))
         await brake_is(False, agent)
 
 
@@ -144,7 +145,7 @@ async def test_a_device_with_only_mqtt_reports_the_missing_link(fleet: Fleet) ->
 
         await until(connected)
         wanted = DesiredModel("digits", 2, "0" * 64, "r1")
-        await fleet.gateway.fleet.desire(["device-1"], lambda _, before: replace(before, models=(wanted,)))
+        await desire(fleet.gateway, ["device-1"], lambda _, before: replace(before, models=(wanted,)))
 
         async def reported() -> bool:
             found = await fleet.device()

@@ -19,6 +19,7 @@ import pytest_asyncio
 from msgspec.structs import replace
 from support.agent import edge_settings
 from support.commands import firstline
+from support.desired import desire
 from support.digits import digits_bundle, scans
 from support.gateway import http_link, serving
 from support.keys import bearer, create_key
@@ -239,7 +240,7 @@ async def test_both_full_models_answer_until_the_rollout_ends(
     def change(_: str, said: Desired) -> Desired:
         return replace(said, models=(back,))
 
-    await site.gateway.fleet.desire([DEVICES[0]], change)
+    await desire(site.gateway, [DEVICES[0]], change)
     await keeper.update()
     assert set(repository.models) == {OLD, NEW}
 
@@ -306,7 +307,7 @@ async def test_an_unloaded_model_is_not_loaded_again(site: RegistrySite, tmp_pat
     await keeper.prepare(definition(tmp_path / "new"))
     wanted = DesiredModel("digits", NEW.version, manifest_sha256(tmp_path / "new"))
     await site.gateway.fleet.desired("cam")
-    await site.gateway.fleet.desire(["cam"], lambda _, said: replace(said, models=(wanted,)))
+    await desire(site.gateway, ["cam"], lambda _, said: replace(said, models=(wanted,)))
     await site.gateway.plane.unload("digits")
     await keeper.update()
     assert not site.gateway.repository.models

@@ -10,6 +10,7 @@ import pytest
 from msgspec.structs import replace
 from support.agent import edge_settings
 from support.broker import Broker
+from support.desired import desire
 from support.fleet_gateway import fleet_gateway
 from support.gateway import mqtt_link
 from support.waiting import until
@@ -30,7 +31,7 @@ def device_of(broker: Broker, folder: Path) -> EdgeSettings:
 
 async def brake(gateway: Gateway, reason: str) -> None:
     held = Brake(0.0, reason)
-    await gateway.fleet.desire(["device-1"], lambda _, before: replace(before, brake=held))
+    await desire(gateway, ["device-1"], lambda _, before: replace(before, brake=held))
 
 
 async def hears(agent: EdgeAgent, reason: str) -> None:

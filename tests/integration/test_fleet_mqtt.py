@@ -11,6 +11,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 from support.broker import Broker
+from support.desired import desire
 from support.fleet_gateway import fleet_gateway
 from support.mqtt_device import MqttDevice, device_at
 from support.waiting import until
@@ -57,7 +58,7 @@ async def test_reports_and_desired_documents_travel_over_mqtt(mosquitto: Broker,
         await say(cam, cam.topics.telemetry, Telemetry("s1", 1, 60.0, (ModelCounts("digits", 1, rows=7),)))
         found = await device_with(gateway, "cam", lambda device: device.reported is not None)
         assert found.reported == reported and found.online
-        await gateway.fleet.desire(["cam"], lambda _, before: replace(before, models=(WANTED,)))
+        await desire(gateway, ["cam"], lambda _, before: replace(before, models=(WANTED,)))
         async with asyncio.timeout(10):
             while (desired := msgspec.json.decode((await heard.get()).payload, type=Desired)).revision < 1:
                 pass
@@ -75,7 +76,7 @@ async def test_a_restarted_gateway_reads_retained_reports(mosquitto: Broker, tmp
 async def test_desired_state_is_retained_for_an_offline_device(mosquitto: Broker, tmp_path: Path) -> None:
     heard: asyncio.Queue[Message] = asyncio.Queue()
     async with fleet_gateway(mosquitto, tmp_path) as gateway:
-        await gateway.fleet.desire(["cam3"], lambda _, before: replace(before, models=(WANTED,)))
+        await desire(gateway, ["cam3"], lambda _, before: replace(before, models=(WANTED,)))
 
         async def published() -> bool:
             return not await gateway.fleet.unpublished(10)

@@ -13,6 +13,7 @@ import httpx
 from msgspec.structs import replace
 from support.agent import edge_settings
 from support.databases import sqlite_store
+from support.desired import desire
 from support.gateway import gateway_settings, http_link, serving
 from support.keys import bearer, create_key
 from support.waiting import until
@@ -99,7 +100,7 @@ class RegistrySite:
         """Changes the desired state of the device of `device_settings`, once it is known."""
 
         async def changed() -> bool:
-            return bool(await self.gateway.fleet.desire(["device-1"], lambda _, before: replace(before, **changes)))
+            return bool(await desire(self.gateway, ["device-1"], lambda _, before: replace(before, **changes)))
 
         await until(changed)
 

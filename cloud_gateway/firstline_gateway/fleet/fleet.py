@@ -6,7 +6,7 @@ devices, and set the brake. Changes by operators are in the audit log, in the sa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TypeVar
 
 from msgspec.structs import replace
@@ -242,14 +242,6 @@ class Fleet:
         self._on_desired()
         log.warning("fleet braked" if brake is not None else "brake lifted", principal=by, devices=informed)
         return informed
-
-    async def desire(self, names: Iterable[str], change: Callable[[str, Desired], Desired]) -> list[str]:
-        """Changes the desired state of devices; returns those whose document has changed."""
-        now_s, wanted = self._clock.wall_s(), list(names)
-        changed = await self._store.write(lambda on: devices.desire(on, wanted, change, now_s))
-        if changed:
-            self._on_desired()
-        return changed
 
     async def unpublished(self, limit: int) -> Sequence[tuple[str, Desired]]:
         """Returns the desired documents that are not at the broker yet."""
