@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import sqlalchemy as sa
 from msgspec import Struct
+from msgspec.structs import asdict
 
 from firstline_core.fleet.telemetry import EndedPromise
 from firstline_gateway.store.schema import METADATA, SEQUENCE, insert_missing
@@ -53,19 +54,7 @@ def add(connection: sa.Connection, device: str, promises: Sequence[EndedPromise]
     """Stores the promises that are not stored yet."""
     if connection.dialect.name == "postgresql":  # numbers become visible in their order, or a reader would miss one
         connection.execute(sa.text("LOCK TABLE fleet_answers IN SHARE ROW EXCLUSIVE MODE"))
-    rows = [
-        {
-            "device": device,
-            "request_id": each.request_id,
-            "model": each.model,
-            "version": each.version,
-            "expired": each.expired,
-            "changed": each.changed,
-            "at_s": now_s,
-        }
-        for each in promises
-    ]
-    insert_missing(connection, ANSWERS, *rows)
+    insert_missing(connection, ANSWERS, *({"device": device, "at_s": now_s, **asdict(each)} for each in promises))
     mine = sa.select(_C.number).where(_C.device == device).order_by(_C.number.desc())
     oldest = connection.execute(mine.offset(OF_A_DEVICE).limit(1)).scalar_one_or_none()
     if oldest is not None:
