@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
+from msgspec.structs import asdict
 
 from firstline_core.fleet.registry import AliasChange
 from firstline_gateway.store.schema import METADATA, SEQUENCE
@@ -25,8 +26,8 @@ ALIASES = sa.Table(
     sa.Column("model", sa.String(64), nullable=False),
     sa.Column("alias", sa.String(64), nullable=False),
     sa.Column("version", sa.BigInteger),  # NULL: for nothing any more
-    sa.Column("changed_by", sa.String(160), nullable=False),
-    sa.Column("changed_s", sa.Double, nullable=False),
+    sa.Column("by", sa.String(160), nullable=False),
+    sa.Column("at_s", sa.Double, nullable=False),
     sa.Index(None, "model", "alias", "sequence"),
 )
 """Each change is a row; the newest holds."""
@@ -106,19 +107,11 @@ def alias_history(connection: sa.Connection, model: str, alias: str, limit: int)
 
 def change_alias(connection: sa.Connection, change: AliasChange) -> None:
     """Changes an alias."""
-    connection.execute(
-        sa.insert(ALIASES).values(
-            model=change.model,
-            alias=change.alias,
-            version=change.version,
-            changed_by=change.by,
-            changed_s=change.at_s,
-        )
-    )
+    connection.execute(sa.insert(ALIASES).values(asdict(change)))
 
 
 def _changes() -> sa.Select[Any]:
-    return sa.select(_A.model, _A.alias, _A.version, _A.changed_by, _A.changed_s)
+    return sa.select(*(_A[name] for name in AliasChange.__struct_fields__))
 
 
 def _document(connection: sa.Connection, query: sa.Select[Any]) -> Document | None:
