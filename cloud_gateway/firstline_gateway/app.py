@@ -121,7 +121,6 @@ class Gateway:
         repository: the models to serve.
         dispatcher: runs the models; the gateway closes it.
         load: loads one model into memory; None if models run in other processes.
-        clock: measures deadlines and durations.
 
     Raises:
         ConfigError: the token file, the store, the contracts' file, the broker's password or a topic is invalid.
@@ -134,24 +133,23 @@ class Gateway:
         dispatcher: Dispatcher,
         *,
         load: Load | None = None,
-        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self.settings = settings
         self.repository = repository
-        self.clock = clock
+        self.clock: Clock = SYSTEM_CLOCK
         self.metrics = RequestMetrics("gateway")
         self.bodies = BodyBudget(settings.api.bodies_limit_bytes, fair=True)
         self._dispatcher = dispatcher
         self.store = Store(_open_store(settings))
-        service = ServiceClock(self.store.database, clock)
-        self.identity = Identity(settings, self.store, clock=clock)
+        service = ServiceClock(self.store.database, self.clock)
+        self.identity = Identity(settings, self.store, clock=self.clock)
         self._build_serving(service, load)
         self.jobs = Jobs(
             self.plane,
             self.store,
             settings.jobs,
             metrics=self.metrics,
-            clock=clock,
+            clock=self.clock,
             service=service,
         )
         # In the order of their starts.
