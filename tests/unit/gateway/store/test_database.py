@@ -38,7 +38,27 @@ def _keys(database: Database) -> list[str]:
         return sorted(connection.execute(text("SELECT key FROM contract_pools")).scalars())
 
 
+_OPEN = """if True:
+    import sys
+    from firstline_gateway.settings.settings import Store as StoreSettings
+    from firstline_gateway.store.database import open_database
+    print("imported", flush=True)
+    sys.stdin.readline()
+    open_database(StoreSettings(url=sys.argv[1])).close()
+"""
+
+
+def opening(store: StoreSettings) -> subprocess.Popen[str]:
+    """A process that has imported the store alone, and opens a store once it gets a line."""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", _OPEN, store.url]
+    return subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
 def test_the_migrations_create_the_declared_tables(empty_store: StoreSettings) -> None:
+    with opening(empty_store) as process:
+        process.communicate("go\n")
+    assert process.returncode == 0
     root = Path(firstline_gateway.__file__).parent
     for source in root.rglob("*.py"):
         if "    METADATA,\n" in source.read_text():  # it declares a table
@@ -63,17 +83,7 @@ def test_committed_rows_survive_reopening(empty_store: StoreSettings) -> None:
 
 
 def test_processes_that_start_at_once_upgrade_once(empty_store: StoreSettings) -> None:
-    code = """if True:
-        import sys
-        from firstline_gateway.settings.settings import Store as StoreSettings
-        from firstline_gateway.store.database import open_database
-        print("imported", flush=True)
-        sys.stdin.readline()
-        open_database(StoreSettings(url=sys.argv[1])).close()
-    """
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-c", code, empty_store.url]
-    with subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+    with opening(empty_store) as other:
         assert other.stdin is not None
         assert other.stdout.readline() == "imported\n"
         other.stdin.write("go\n")
