@@ -1,9 +1,15 @@
-"""A base class for executors in measurements and tests."""
+"""A base class for executors in measurements and tests, and a pool of one executor."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+from firstline_core.clock import SYSTEM_CLOCK, Clock
 from firstline_core.types import ModelKey
-from firstline_gateway.executors.base import ExecutionReport
+from firstline_gateway.executors.base import ExecutionReport, Executor
+from firstline_gateway.executors.dispatch.dispatcher import Dispatcher
+from firstline_gateway.executors.dispatch.forecast import Costs, Energy, Memory
+from firstline_gateway.executors.dispatch.member import Member
 from firstline_gateway.models.repository import ServedModel
 
 
@@ -38,3 +44,11 @@ class ExecutorWithoutFiles:
 
     async def close(self, timeout_s: float) -> bool:
         return not self.running
+
+
+def single_executor(executor: Executor, models: Iterable[ServedModel], *, clock: Clock = SYSTEM_CLOCK) -> Dispatcher:
+    """Returns a pool of one executor without budgets, which has these models."""
+    member = Member("", executor, costs=lambda served: Costs(), sessions=0, memory=Memory(0), energy=Energy(0.0))
+    for served in models:
+        member.place(served, Costs())
+    return Dispatcher([member], clock=clock, is_named=False)

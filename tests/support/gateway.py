@@ -16,7 +16,7 @@ from support.databases import sqlite_store
 from support.keys import bearer, create_key
 from support.waiting import until
 
-from bench.support.executor import ExecutorWithoutFiles
+from bench.support.executor import ExecutorWithoutFiles, single_executor
 from firstline_core.bundle.manifest import Manifest, Model
 from firstline_core.clock import SYSTEM_CLOCK, Clock
 from firstline_core.errors import FirstlineError, InvalidTensorError
@@ -30,7 +30,7 @@ from firstline_core.types import PROBABILITIES, Array, Arrays, InferRequest, Mod
 from firstline_gateway.api import sockets
 from firstline_gateway.app import Gateway, open_gateway
 from firstline_gateway.executors.base import Executor, Outcome
-from firstline_gateway.executors.dispatch.dispatcher import Dispatcher, single_executor
+from firstline_gateway.executors.dispatch.dispatcher import Dispatcher
 from firstline_gateway.models.folder import load_repository
 from firstline_gateway.models.repository import Repository, ServedModel
 from firstline_gateway.settings.load import load

@@ -11,12 +11,12 @@ from concurrent.futures import Future
 import numpy as np
 
 from bench.hardware.scheduler.site import KEY
-from bench.support.executor import ExecutorWithoutFiles
+from bench.support.executor import ExecutorWithoutFiles, single_executor
 from firstline_core.clock import SYSTEM_CLOCK
 from firstline_core.errors import FirstlineError
 from firstline_core.types import Arrays, InferRequest, ModelKey, Tensor
 from firstline_gateway.executors.base import Outcome
-from firstline_gateway.executors.dispatch.dispatcher import Dispatcher, single_executor
+from firstline_gateway.executors.dispatch.dispatcher import Dispatcher
 from firstline_gateway.serving.scheduling.admission import Bounds
 from firstline_gateway.serving.scheduling.batcher import Batcher
 

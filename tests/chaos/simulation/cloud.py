@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from sqlalchemy import Connection, select
 from support.databases import sqlite_store
 
-from bench.support.executor import ExecutorWithoutFiles
+from bench.support.executor import ExecutorWithoutFiles, single_executor
 from chaos.simulation.disk import Disk, SimulatedWriter
 from chaos.simulation.models import full_says, served
 from chaos.simulation.plan import Plan
@@ -25,7 +25,6 @@ from firstline_gateway.contracts import records
 from firstline_gateway.contracts.monitor import ContractMonitor
 from firstline_gateway.contracts.records import AUDITS
 from firstline_gateway.executors.base import Outcome
-from firstline_gateway.executors.dispatch.dispatcher import single_executor
 from firstline_gateway.models.residency import Residency
 from firstline_gateway.serving.data_plane import GatewayDataPlane, ServingStatistics
 from firstline_gateway.serving.deliveries.deliveries import Deliveries

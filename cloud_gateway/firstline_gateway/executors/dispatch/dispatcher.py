@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, defaultdict
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -19,9 +19,8 @@ from firstline_core.runtime.batch_times import LoopTimes
 from firstline_core.telemetry.logs import logger
 from firstline_core.telemetry.statistics import OverheadTimes
 from firstline_core.types import Arrays, ModelKey
-from firstline_gateway.executors.base import ExecutionReport, Executor, ExecutorReport, ModelOnExecutor, Outcome
+from firstline_gateway.executors.base import ExecutionReport, ExecutorReport, ModelOnExecutor, Outcome
 from firstline_gateway.executors.dispatch.attempts import Attempt, Attempts, BatchRun, Work
-from firstline_gateway.executors.dispatch.forecast import Costs, Energy, Memory
 from firstline_gateway.executors.dispatch.member import Member
 from firstline_gateway.executors.dispatch.placement import ExecutorSnapshot, NoPlacement, problem_with
 from firstline_gateway.models.repository import ServedModel
@@ -279,14 +278,6 @@ class Dispatcher:
             models=models,
             energy_j=members[0].energy.spent_j,
         )
-
-
-def single_executor(executor: Executor, models: Iterable[ServedModel], *, clock: Clock = SYSTEM_CLOCK) -> Dispatcher:
-    """Returns a pool of one executor without budgets, which has these models."""
-    member = Member("", executor, costs=lambda served: Costs(), sessions=0, memory=Memory(0), energy=Energy(0.0))
-    for served in models:
-        member.place(served, Costs())
-    return Dispatcher([member], clock=clock, is_named=False)
 
 
 def _model_report(members: Sequence[Member], key: ModelKey, now_s: float) -> ModelOnExecutor:

@@ -11,6 +11,7 @@ from support.databases import OpenStore, sqlite_store
 from support.gateway import DIGITS, GatedExecutor, request_of
 from support.logs import captured_lines
 
+from bench.support.executor import single_executor
 from firstline_core.clock import SimulatedClock
 from firstline_core.errors import (
     InvalidTensorError,
@@ -41,7 +42,6 @@ from firstline_core.types import (
     Tier,
 )
 from firstline_gateway.contracts.monitor import ContractMonitor
-from firstline_gateway.executors.dispatch.dispatcher import single_executor
 from firstline_gateway.models.folder import load_repository
 from firstline_gateway.models.repository import Repository
 from firstline_gateway.models.residency import Residency

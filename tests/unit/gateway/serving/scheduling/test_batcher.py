@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from support.gateway import GatedExecutor, request_of, served_as
 
+from bench.support.executor import single_executor
 from firstline_core.clock import SimulatedClock
 from firstline_core.errors import DeadlineExceededError, InvalidTensorError, NotReadyError, QueueFullError
 from firstline_core.telemetry.trace import CURRENT, received
 from firstline_core.types import Arrays, AuditNote, InferRequest, ModelKey, TraceContext
 from firstline_gateway.executors.base import Outcome
-from firstline_gateway.executors.dispatch.dispatcher import single_executor
 from firstline_gateway.serving.scheduling.admission import Bounds
 from firstline_gateway.serving.scheduling.batcher import Batcher
 
