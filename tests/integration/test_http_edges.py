@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
 import resource
 import socket
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-from support.raw_http import connection, exchange, head, read
+from support.raw_http import connection, exchange, head, process_of, read
 from support.waiting import wait_until
 
 from bench.support.line import Line, Tier, line
@@ -210,18 +208,7 @@ def test_idle_connections_are_limited(tier: Tier) -> None:
         for _ in range(count):
             stack.enter_context(connection(tier))
         assert exchange(tier, head(tier, "POST", V2, LENGTH) + BODY).status == 200
-        assert descriptors(tier) < limit + 200
-
-
-def descriptors(tier: Tier) -> int:
-    """How many the tier's process holds."""
-    package = {"agent": b"firstline_edge", "gateway": b"firstline_gateway"}[tier.name]
-    for process in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            command = (process / "cmdline").read_bytes()
-            if package in command and os.fsencode(tier.log.parent) in command:
-                return len(list((process / "fd").iterdir()))
-    raise LookupError(f"the {tier.name}'s process was not found")
+        assert len(list((process_of(tier) / "fd").iterdir())) < limit + 200
 
 
 # --- Errors of requests that were not read ----------------------------------------------------------------------------

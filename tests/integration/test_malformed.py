@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import gzip
-import os
 import re
 import struct
 import zlib
@@ -17,7 +16,7 @@ import numpy as np
 import orjson
 import pytest
 from support.images import grey
-from support.raw_http import Answer, connection, exchange, head, read
+from support.raw_http import Answer, connection, exchange, head, process_of, read
 
 from bench.support.line import Line, Tier, line
 from firstline.client import calls
@@ -165,14 +164,8 @@ def flooded(tier: Tier, opening: bytes, filler: bytes, most_bytes: int = FLOOD_B
 
 def memory_bytes(tier: Tier) -> int:
     """What the tier's process holds in RAM."""
-    package = {"agent": "firstline_edge", "gateway": "firstline_gateway"}[tier.name].encode()
-    for process in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            command = (process / "cmdline").read_bytes()
-            if package in command and os.fsencode(tier.log.parent) in command:
-                received = (process / "status").read_text()
-                return 1024 * int(re.search(r"VmRSS:\s+(\d+)", received)[1])  # type: ignore[index]
-    raise LookupError(f"the {tier.name}'s process was not found")
+    status = (process_of(tier) / "status").read_text()
+    return 1024 * int(re.search(r"VmRSS:\s+(\d+)", status)[1])  # type: ignore[index]
 
 
 CHUNKED = "Transfer-Encoding: chunked"

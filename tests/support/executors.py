@@ -10,6 +10,7 @@ from typing import TypeVar
 
 import numpy as np
 from support.gateway import served_as
+from support.waiting import result_of
 
 from bench.support.executor import ExecutorWithoutFiles
 from firstline_core.clock import SimulatedClock
@@ -105,12 +106,7 @@ class Site:
         self.late: list[float] = []
 
     async def until(self, awaited: Awaitable[T], step_s: float = 0.001) -> T:
-        future = asyncio.ensure_future(awaited)
-        for _ in range(10):
-            await asyncio.sleep(0)
-        while not future.done():
-            await self.clock.advance(step_s)
-        return future.result()
+        return await result_of(awaited, self.clock, step_s)
 
     def add(self, *others: ServedModel) -> None:
         """More models, on every executor."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import http.client
+import os
 import re
 import socket
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
 import orjson
@@ -91,3 +93,14 @@ async def next_reply(reader: asyncio.StreamReader) -> RawReply:
     head = await reader.readuntil(b"\r\n\r\n")
     length = re.search(rb"\r\ncontent-length: (\d+)", head, re.IGNORECASE)
     return RawReply(int(head.split()[1]), head, await reader.readexactly(int(length[1])))
+
+
+def process_of(tier: Tier) -> Path:
+    """The folder of a tier's process in /proc."""
+    package = {"agent": b"firstline_edge", "gateway": b"firstline_gateway"}[tier.name]
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            command = (process / "cmdline").read_bytes()
+            if package in command and os.fsencode(tier.log.parent) in command:
+                return process
+    raise LookupError(f"the {tier.name}'s process was not found")

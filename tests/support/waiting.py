@@ -5,7 +5,12 @@ from __future__ import annotations
 import asyncio
 import inspect
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from firstline_core.clock import SimulatedClock
+
+T = TypeVar("T")
 
 
 async def until(condition: Callable[[], object], timeout_s: float = 20) -> None:
@@ -34,3 +39,15 @@ def wait_until(condition: Callable[[], object], timeout_s: float = 60) -> None:
     while not condition():
         assert time.monotonic() < end_s, "the condition is still false"
         time.sleep(0.01)
+
+
+async def result_of(awaited: Awaitable[T], clock: SimulatedClock, step_s: float = 0.001) -> T:
+    """Lets simulated time pass until the result is there."""
+    future = asyncio.ensure_future(awaited)
+    for _ in range(10):
+        await asyncio.sleep(0)
+    while not future.done():
+        await clock.advance(step_s)
+        for _ in range(3):
+            await asyncio.sleep(0)
+    return future.result()

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from support.executors import MIB, SERVED, M
 from support.gateway import Doubler, doubled, request_of
+from support.waiting import result_of
 
 from bench.support.executor import ExecutorWithoutFiles
 from firstline_core.bundle.loading import LoadedModel
@@ -91,12 +92,7 @@ class Site:
         return await self.until(self.batcher.submit(M, request_of(value, deadline_s=due_s)))
 
     async def until(self, awaited: Awaitable[T]) -> T:
-        asked = asyncio.ensure_future(awaited)
-        for _ in range(10):
-            await asyncio.sleep(0)
-        while not asked.done():
-            await self.clock.advance(0.001)
-        return asked.result()
+        return await result_of(awaited, self.clock)
 
     def batches(self, name: str) -> dict[str, int]:
         return next(dict(each.batches) for each in self.dispatcher.report().executors if each.name == name)

@@ -12,6 +12,7 @@ from typing import TypeVar
 import numpy as np
 import pytest
 from support.far_servers import MANIFEST, SERVED, FarGateway, M, row
+from support.waiting import result_of
 
 from firstline_core.clock import SimulatedClock
 from firstline_core.errors import (
@@ -64,13 +65,7 @@ class Site:
         self.pool = Dispatcher(members, clock=self.clock, is_named=bool(name))
 
     async def until(self, awaited: Awaitable[T], step_s: float = 0.001) -> T:
-        """Lets time pass until it is there."""
-        future = asyncio.ensure_future(awaited)
-        for _ in range(5):
-            await asyncio.sleep(0)
-        while not future.done():
-            await self.clock.advance(step_s)
-        return future.result()
+        return await result_of(awaited, self.clock, step_s)
 
     async def ask(self, *requests: tuple[float, ...], timeout_s: float | None = None) -> list[Outcome]:
         return await self.until(self.begin(*requests, timeouts_s=[timeout_s] * len(requests)))

@@ -12,6 +12,7 @@ from typing import TypeVar
 import numpy as np
 import pytest
 from support.far_servers import SERVED, M
+from support.waiting import result_of
 
 from firstline_core.clock import SimulatedClock
 from firstline_core.errors import (
@@ -99,15 +100,7 @@ class Site:
         self.executor = RayExecutor({M: WANTED}, self.cluster, in_flight=2, timeout_s=30.0, clock=self.clock)
 
     async def until(self, awaited: Awaitable[T], step_s: float = 0.005) -> T:
-        """Lets time pass until it is there."""
-        future = asyncio.ensure_future(awaited)
-        for _ in range(5):
-            await asyncio.sleep(0)
-        while not future.done():
-            await self.clock.advance(step_s)
-            for _ in range(3):
-                await asyncio.sleep(0)
-        return future.result()
+        return await result_of(awaited, self.clock, step_s)
 
     async def up(self) -> None:
         await self.until(self.executor.start())
