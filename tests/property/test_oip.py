@@ -38,7 +38,8 @@ from firstline_core.types import (
 REQUEST_ID = "01890a5d-ac96-774b-bcce-b302099a8057"
 SMALL = Limits(body_bytes=4096, json_bytes=2048, elements=512, byte_elements=64, rows=8, tensors=4, dimensions=4)
 
-names = st.text(min_size=1, max_size=8).filter(lambda name: name.isprintable() and not name.startswith("edge/"))
+printable = st.characters(codec="utf-8", exclude_categories=["C", "Z"], include_characters=" ")
+names = st.text(printable, min_size=1, max_size=8).filter(lambda name: not name.startswith("edge/"))
 
 
 def elements(datatype: str, binary: bool) -> st.SearchStrategy[Any]:
