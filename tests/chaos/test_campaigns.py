@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 
+from bench import figures
 from bench.figures import Figure
 from chaos import run
 from chaos.kills import campaign
@@ -50,18 +52,16 @@ def test_benches_of_parts_exist(part: str) -> None:
     assert find_spec(f"bench.{module}") is not None
 
 
-def test_violation_replaces_earlier_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_violation_replaces_earlier_figures(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def violated(*_: object) -> list[Figure]:
         raise AssertionError("one was lost")
 
-    before = [Figure("storage: lost", 0, "", "0", True), Figure("kills: lost", 0, "", "0", True)]
-    written: list[Figure] = []
+    monkeypatch.setattr(figures, "RESULTS", tmp_path)
     monkeypatch.setitem(run.PARTS, "storage", violated)
-    monkeypatch.setattr(run, "measured", lambda _: before)
-    monkeypatch.setattr(run, "write", lambda _, figures: written.extend(figures))
     monkeypatch.setattr(run.page, "refill", lambda _: None)
+    figures.write("chaos", [Figure("storage: lost", 0, "", "0", True), Figure("kills: lost", 0, "", "0", True)])
     assert run.main(["--only", "storage"]) == 1
-    assert [(figure.figure, figure.holds) for figure in written] == [
+    assert [(figure.figure, figure.holds) for figure in figures.measured("chaos")] == [
         ("kills: lost", True),
         ("storage: ended by a violation", False),
     ]
