@@ -151,8 +151,8 @@ class ContractOptions:
                 "group, certify on the data of that group alone."
             )
 
-    def certify(self, bundle: Bundle, evidence: Evidence, dataset: Dataset, terms: Terms) -> Certification:
-        """Returns what the rows prove about this contract.
+    def certify(self, bundle: Bundle, evidence: Evidence, groups: list[str], terms: Terms) -> Certification:
+        """Returns what the rows prove about this contract, for each of their groups if it names groups.
 
         Raises:
             ConfigError: arguments out of range, groups that do not fit the data, or a score that separates no answers.
@@ -160,7 +160,7 @@ class ContractOptions:
         if self.scope is Scope.STREAM:
             return certify_stream_bundle(bundle, evidence, terms)
         if self.groups is not None:
-            return certify_by(bundle, evidence, read_groups(self.groups, dataset), "group", terms)
+            return certify_by(bundle, evidence, groups, "group", terms)
         if self.by is not None:
             return certify_classes(bundle, evidence, terms)
         return certify_bundle(bundle, evidence, terms)
@@ -363,9 +363,10 @@ def _certify_data(
     variants = [model for model in bundle.manifest.edge if edge in ("", model.id)]
     logits = tiers.from_agent is None and any(model.shows_logits for model in variants)
     check_score(bundle.manifest.task, terms.score, fraction, logits=logits)
+    groups = read_groups(contract.groups, dataset) if contract.groups is not None else []
     rows_checked = require_independent_rows(bundle, [*variants, *filter(None, [bundle.manifest.full])], dataset)
     evidence = tiers.gather(bundle, dataset, edge)
-    certification = contract.certify(bundle, evidence, dataset, terms)
+    certification = contract.certify(bundle, evidence, groups, terms)
     _warn(bundle.manifest, certification, learnable=terms.score in (BEST, LEARNED))
     return certification, rows_checked
 

@@ -18,6 +18,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, get_type_hints
 
 import typer
+from pydantic import ValidationError
 from typer.core import TyperGroup
 
 from firstline.cli import interrupt
@@ -72,17 +73,20 @@ class Group(TyperGroup):
             typer.echo(error.message, err=True)
             ctx.exit(EXIT_USAGE if isinstance(error, ConfigError) else EXIT_FAILED)
         except typer.BadParameter as error:
-            error.message = _reworded(error.message)
+            error.message = _reworded(error)
             raise
 
 
-def _reworded(message: str) -> str:
+def _reworded(error: typer.BadParameter) -> str:
     """Returns a message about an option's value without the words of the library that converts it."""
-    text = message.removeprefix("Value error, ").partition(", unable to parse")[0]
+    text = error.message.removeprefix("Value error, ").partition(", unable to parse")[0]
     if choices := _CHOICES.fullmatch(text):
         end = did_you_mean(choices[1], re.findall(r"'([^']+)'", choices[2]))
         return text if end == "." else text.removesuffix(".") + end
-    return text.replace("Input should be ", "it must be ")
+    if not text.startswith("Input should be ") or not isinstance(error.__cause__, ValidationError):
+        return text
+    given = str(error.__cause__.errors()[0]["input"])
+    return f"it must be {text.removeprefix('Input should be ')}, not {given!r}."
 
 
 def command_line(group: type[Group]) -> typer.Typer:

@@ -10,6 +10,7 @@ from msgspec import Struct
 
 from firstline_core.errors import ConfigError, did_you_mean
 from firstline_core.storage.files import make_folder, naming, read_limited, write_whole
+from firstline_core.storage.structs import fault_of
 
 SELECTS = "FIRSTLINE_CONTEXT"
 _LIMIT_BYTES = 1024 * 1024
@@ -72,7 +73,7 @@ def read_contexts() -> Contexts:
     except FileNotFoundError:
         return Contexts()
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError, ValueError) as error:
-        raise ConfigError(f"{file} cannot be read: {error}; correct or delete it.") from error
+        raise ConfigError(f"{file} cannot be read: {fault_of(error)}; correct or delete it.") from error
 
 
 def write_contexts(contexts: Contexts) -> None:

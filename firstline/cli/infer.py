@@ -26,7 +26,7 @@ from firstline_core.errors import (
     UnauthorizedError,
     UnknownModelError,
 )
-from firstline_core.storage.files import naming
+from firstline_core.storage.files import naming, unreadable
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -159,9 +159,12 @@ def _save(picture: Image.Image, folder: Path, name: Path) -> None:
 
 def _read(file: Path) -> bytes:
     try:
-        return file.read_bytes()
+        content = file.read_bytes()
     except OSError as error:
-        raise InvalidTensorError(f"it cannot be read: {error.strerror}.") from error
+        raise InvalidTensorError(f"it {unreadable(error)}") from error
+    if not content:
+        raise InvalidTensorError("it is empty; name a file with content.")
+    return content
 
 
 def _show(file: Path, answer: Mapping[str, Any], output: Output) -> None:

@@ -14,7 +14,7 @@ import typer
 
 from firstline.cli.contexts import Context, context_in_use
 from firstline.cli.output import warn
-from firstline_core.errors import ConfigError, NotFoundError, similar_name
+from firstline_core.errors import ConfigError, NotFoundError, did_you_mean, similar_name
 from firstline_core.storage.secrets import read_secret
 
 if TYPE_CHECKING:
@@ -318,6 +318,11 @@ def check_name(text: str, what: str) -> None:
         )
 
 
+def _siblings(path: Path) -> list[str]:
+    """Returns the names of what lies in the same folder."""
+    return os.listdir(path.parent) if os.path.isdir(path.parent) else []  # noqa: PTH112, PTH208 (as `is_there`)
+
+
 def require_bundle(path: Path) -> Path:
     """Returns the path of a bundle's folder: a wrong path is the caller's mistake, a broken bundle is not.
 
@@ -330,8 +335,12 @@ def require_bundle(path: Path) -> Path:
         raise ConfigError(
             f"{str(path)[:200]} is a file, and no bundle; make one of a model: firstline pair --edge MODEL --data DATA."
         )
+    if not is_there(path):
+        raise ConfigError(
+            f"{str(path)[:200]} is not a bundle: there is no such folder{did_you_mean(path.name, _siblings(path))}"
+        )
     if not os.path.isfile(path / MANIFEST_NAME):  # noqa: PTH113 (as `is_there`)
         raise ConfigError(
-            f"{str(path)[:200]} is not a bundle: it has no {MANIFEST_NAME} (make one: firstline bundle create)."
+            f"{str(path)[:200]} is not a bundle: it has no {MANIFEST_NAME}; make one: firstline bundle create."
         )
     return path

@@ -107,7 +107,7 @@ def pair_command(
     """
     files = {role: file for role, file in ((EDGE, edge), (FULL, full)) if file is not None}
     if not files:
-        raise ConfigError("Name --edge FILE, --full FILE or both.")
+        raise ConfigError("No model is named. Name --edge FILE, --full FILE or both.")
     if decisions.promise and len(files) < 2:
         absent = FULL if edge is not None else EDGE
         raise ConfigError(
@@ -159,7 +159,9 @@ def _chosen(arguments: list[str] | tuple[str, ...], files: dict[str, Path]) -> d
     for argument in arguments:
         role, _, number = argument.partition("=")
         if role not in files or not number.isdigit():
-            raise ConfigError(f"--choose {argument[:80]!a} is not in the form edge=N or full=N.")
+            raise ConfigError(
+                f"--choose {argument[:80]!a} is not in the form edge=N or full=N; N is a number on the contact sheet."
+            )
         found.setdefault(role, []).append(int(number))
     return found
 

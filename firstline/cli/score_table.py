@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from firstline.workbench.csv_files import csv_reader
 from firstline_core.errors import ConfigError
+from firstline_core.storage.files import unreadable
 
 _STDIN = "-"
 _CELL_SHOWN = 40
@@ -57,7 +58,7 @@ def read_table(source: str, events: Collection[str] = ()) -> list[ScoredRow]:
         with Path(source).open(newline="", encoding="utf-8-sig") as stream:
             return list(_rows(stream, source, events))
     except OSError as error:
-        raise ConfigError(f"{source} cannot be read: {error.strerror}.") from error
+        raise ConfigError(f"{source} {unreadable(error)}") from error
     except UnicodeDecodeError as error:
         named = "standard input" if source == _STDIN else source
         raise ConfigError(f"{named} is not CSV in UTF-8: {error}.") from error
@@ -98,7 +99,7 @@ def _rows(lines: Iterable[str], source: str, events: Collection[str]) -> Iterato
 def _score(text: str | None, where: str) -> float:
     score = _number(text)
     if not math.isfinite(score):
-        raise ConfigError(f"{where} has the score {_shown(text)}; a score is a finite number.")
+        raise ConfigError(f"{where} has the score {_shown(text)}; write a finite number.")
     return score
 
 

@@ -27,6 +27,7 @@ from firstline_core.protocol import http, oip
 from firstline_core.protocol.http import error_from
 from firstline_core.protocol.parameters import timeout_us
 from firstline_core.protocol.tensors import shown
+from firstline_core.storage.files import unreadable
 from firstline_core.telemetry.trace import restored
 from firstline_core.types import (
     DATATYPES,
@@ -211,7 +212,7 @@ def infer_file(model: str, file: str | Path | bytes, options: FileOptions, *, cl
     try:
         content = file if isinstance(file, bytes) else Path(file).read_bytes()
     except OSError as error:
-        raise InvalidTensorError(f"{file!s} cannot be read: {error.strerror}.") from error
+        raise InvalidTensorError(f"{file!s} {unreadable(error)}") from error
     params: dict[str, Any] = {key: str(options[key]) for key in ("route", "privacy", "wait") if key in options}
     timeout_s = _timeout_s(options)
     if timeout_s is not None:

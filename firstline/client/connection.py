@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import os
 import ssl
 import time
@@ -17,10 +16,11 @@ import httpx
 from firstline.client.calls import Call
 from firstline.client.retries import Steps, job_result
 from firstline_core.errors import ConfigError, FirstlineError, LinkDownError, ProtocolError, RemoteTimeoutError
-from firstline_core.protocol.http_client import ClientSettings, open_client
+from firstline_core.protocol.http_client import ClientSettings, connection_fault, open_client
 
 DEFAULT_URL = "http://127.0.0.1:8070"  # this machine's agent
 DEFAULT_TIMEOUT_S = 30.0
+_LAST_PORT = 65535
 
 Http = TypeVar("Http", httpx.Client, httpx.AsyncClient)
 T = TypeVar("T")
@@ -132,9 +132,11 @@ def base_url(url: str) -> httpx.URL:
     try:
         parsed = httpx.URL(url)
     except httpx.InvalidURL as error:
-        raise ConfigError(f"'{url}' is not a URL: {error}.") from error
+        raise ConfigError(f"'{url}' is not a URL ({error}); give one such as http://127.0.0.1:8070.") from error
     if parsed.scheme not in ("http", "https") or not parsed.host:
         raise ConfigError(f"'{url}' is not the URL of a server; give one such as http://127.0.0.1:8070.")
+    if parsed.port is not None and not 1 <= parsed.port <= _LAST_PORT:
+        raise ConfigError(f"'{url}' has port {parsed.port}; use 1 to {_LAST_PORT}.")
     return parsed
 
 
@@ -166,20 +168,25 @@ def verification(ca_file: Path | str | None) -> ssl.SSLContext | bool:
     try:
         return ssl.create_default_context(cafile=ca_file)
     except OSError as error:  # an SSLError is one
-        why = error.strerror if error.errno == errno.ENOENT else str(error)
-        raise ConfigError(f"{ca_file} cannot be used: {why}; name a file with certificates in PEM.") from error
+        why = "it holds no certificate" if isinstance(error, ssl.SSLError) else error.strerror
+        raise ConfigError(
+            f"{ca_file} cannot be used: {why}; name a file with certificates in PEM, such as the gateway's "
+            "authorities.pem."
+        ) from error
 
 
 def link_error(error: httpx.HTTPError, url: str) -> FirstlineError:
     """Returns an httpx error as a Firstline error."""
-    reason = str(error).rstrip(".") or type(error).__name__
+    reason = connection_fault(error, url)
     if isinstance(error, httpx.TimeoutException) and not isinstance(error, httpx.ConnectTimeout):
         return RemoteTimeoutError(f"{url} did not answer in time; raise timeout_s, or ask for less.")
     if isinstance(error, httpx.ProtocolError | httpx.DecodingError):
-        return ProtocolError(f"{url} broke off, or does not speak HTTP: {reason}.")
-    if "CERTIFICATE_VERIFY_FAILED" in reason:  # httpx hands on no more than OpenSSL's words
+        return ProtocolError(f"{url} broke off, or does not speak HTTP: {reason}. Check the address.")
+    if "CERTIFICATE_VERIFY_FAILED" in str(error):  # httpx hands on no more than OpenSSL's words
         return LinkDownError(
             f"{url} is not believed: {reason}. If it is a gateway with an authority of its own, name that authority's "
             "certificate (authorities.pem): `--ca`, ca_file=, or SSL_CERT_FILE."
         )
+    if "name it with" in reason:
+        return LinkDownError(f"{url} cannot be used: {reason}.")
     return LinkDownError(f"{url} cannot be reached: {reason}. Is the server running, and is the address right?")

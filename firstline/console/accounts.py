@@ -43,6 +43,7 @@ from firstline_core.fleet.persons import Person, PersonName, Role
 from firstline_core.fleet.selector import parse_selector
 from firstline_core.protocol.loopback import is_loopback
 from firstline_core.protocol.tensors import shown
+from firstline_core.storage.structs import fault_of
 
 _SCRYPT = {"n": 2**14, "r": 8, "p": 1, "maxmem": 2**26}
 _SALT_BYTES = 16
@@ -149,9 +150,9 @@ def read_accounts(path: Path | None, shared: str) -> Accounts:
     try:
         found = msgspec.convert(tomllib.loads(path.read_text()), Accounts)
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}.") from error
+        raise ConfigError(f"{path} cannot be read: {fault_of(error)}; check the path.") from error
     except (tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
-        raise ConfigError(f"{path} is not valid: {error}.") from error
+        raise ConfigError(f"{path} is not valid: {fault_of(error)}; docs/how-to/console.md has an example.") from error
     _check_persons(path, found)
     if found.oidc is not None:
         _check_https(path, "issuer", found.oidc.issuer)

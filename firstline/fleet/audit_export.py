@@ -13,6 +13,7 @@ import msgspec
 from firstline_core.errors import ConfigError, IntegrityError
 from firstline_core.fleet.audit_log import Entry, Head, verify_log
 from firstline_core.fleet.persons import person_and_key
+from firstline_core.storage.structs import fault_of
 
 _ADDED = ("person", "key")
 """Columns of a CSV file that repeat parts of the actor for people."""
@@ -88,7 +89,9 @@ def verify_export(file: Path, head: Head, saved: Head | None = None) -> tuple[in
     try:
         entries = _read(file.read_bytes())
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError, csv.Error, KeyError, AttributeError) as error:
-        raise ConfigError(f"{file} holds no export of an audit log: {error}.") from error
+        raise ConfigError(
+            f"{file} holds no export of an audit log: {fault_of(error)}; name the output of `firstline audit export`."
+        ) from error
     heads = []
     if saved is not None:
         check_key(head, saved.public_key)

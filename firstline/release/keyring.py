@@ -33,7 +33,7 @@ from tuf.api.metadata import Metadata, Root, Targets
 from firstline.release import roles
 from firstline_core.errors import ConfigError, UpdateError
 from firstline_core.fleet.registry import OnlineKey
-from firstline_core.storage.files import make_folder, naming, write_whole
+from firstline_core.storage.files import make_folder, naming, unwritable, write_whole
 
 _ROOT = re.compile(r"([1-9][0-9]{0,8})\.root\.json")
 _KEY = re.compile(r"(root|targets)-([0-9a-f]{8})\.key")
@@ -243,7 +243,7 @@ class Keyring:
         try:
             write_whole(self.metadata / name, content)
         except OSError as error:
-            raise UpdateError(f"{self.metadata / name} cannot be written: {error.strerror}.") from error
+            raise UpdateError(f"{self.metadata / name} {unwritable(error)}") from error
 
 
 SUFFIX = ".key"

@@ -23,7 +23,7 @@ from firstline_core.bundle.trust import Trust
 from firstline_core.errors import ConfigError, ConflictError, IntegrityError, MetadataRollbackError, NotFoundError
 from firstline_core.fleet.configuration import LIMIT_BYTES, configuration_path, parse_configuration
 from firstline_core.fleet.target import ExtraNeeds, bundle_of_target, target_fields, target_path
-from firstline_core.storage.files import naming, read_limited
+from firstline_core.storage.files import naming, read_limited, unreadable
 
 # If several machines push at the same moment, one is first; the others sign again on top of what it has published.
 _TRIES = 5
@@ -99,7 +99,7 @@ def remove_bundle(keyring: Keyring, registry: Registry, name: str, version: int,
     registry.bundle(name, version)
     change = _removing(lambda path: bundle_of_target(path) == (name, version))
     if publish(keyring, registry, now_s, change=change) is None:
-        raise NotFoundError(f"The registry has no {name} version {version}.")
+        raise NotFoundError(f"The registry has no {name} version {version}; `firstline model list` shows them.")
 
 
 def push_configuration(keyring: Keyring, registry: Registry, file: Path, now_s: float) -> PushedConfiguration:
@@ -131,7 +131,9 @@ def remove_configuration(keyring: Keyring, registry: Registry, name: str, versio
     """
     path = configuration_path(name, version)
     if publish(keyring, registry, now_s, change=_removing(lambda each: each == path)) is None:
-        raise NotFoundError(f"The registry has no configuration {name} version {version}.")
+        raise NotFoundError(
+            f"The registry has no configuration {name} version {version}; `firstline config list` shows them."
+        )
 
 
 def publish(
@@ -289,4 +291,4 @@ def _digest_and_size(path: Path) -> tuple[str, int]:
         with path.open("rb") as stream:
             return file_digest(stream, "sha256").hexdigest(), stream.tell()
     except OSError as error:
-        raise IntegrityError(f"{path} cannot be read: {error.strerror}.") from error
+        raise IntegrityError(f"{path} {unreadable(error)}") from error

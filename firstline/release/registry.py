@@ -151,7 +151,9 @@ class Registry:
         """
         entry = next((one for one in self.configurations(name) if one.version == version), None)
         if entry is None:
-            raise NotFoundError(f"The registry has no configuration {name} version {version}.")
+            raise NotFoundError(
+                f"The registry has no configuration {name} version {version}; `firstline config list` shows them."
+            )
         return entry
 
     def aliases(self, model: str = "") -> tuple[AliasChange, ...]:

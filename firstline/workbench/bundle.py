@@ -35,7 +35,7 @@ from firstline_core.processing.steps import Graph, ModelInput, decoded_kind
 from firstline_core.runtime.base import RowByRow, Runtime
 from firstline_core.runtime.select import RuntimeOptions, load_runtime
 from firstline_core.storage.artefact import Artefact
-from firstline_core.storage.files import naming
+from firstline_core.storage.files import naming, unwritable
 from firstline_core.tasks.classification import Classification
 from firstline_core.tasks.installed import package_of
 from firstline_core.types import TensorSpec
@@ -368,7 +368,7 @@ def staged_folder(out: Path) -> Iterator[Path]:
         yield staged
         _put(staged, out)
     except OSError as error:
-        raise ConfigError(f"The bundle {out} cannot be written: {error.strerror or error}.") from error
+        raise ConfigError(f"The bundle {out} {unwritable(error)}") from error
     finally:
         shutil.rmtree(staged, ignore_errors=True)
 

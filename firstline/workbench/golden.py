@@ -30,7 +30,7 @@ from firstline_core.errors import ConfigError, InvalidTensorError
 from firstline_core.processing.steps import InputSpec
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.storage.artefact import Artefact
-from firstline_core.storage.files import naming
+from firstline_core.storage.files import naming, unreadable
 from firstline_core.types import DATATYPES, Array, payload_bytes
 
 _DIGITS = 6  # of a number: far below any tolerance, and a third of the bytes
@@ -164,7 +164,7 @@ def _loaded(file: Path) -> Any:
     try:
         return np.load(file, mmap_mode="r", allow_pickle=False)
     except OSError as error:
-        raise ConfigError(f"The golden input {file} cannot be read: {error.strerror or error}.") from error
+        raise ConfigError(f"The golden input {file} {unreadable(error)}") from error
     except (ValueError, EOFError, zipfile.BadZipFile) as error:
         raise ConfigError(
             f"The golden input {file} is no .npy file, and this bundle takes tensors, not images: {error}."

@@ -69,11 +69,11 @@ from msgspec import Struct, defstruct
 
 from firstline.workbench.step_syntax import PlainPost, PlainPre, parse_postprocess, parse_preprocess, spell
 from firstline_core.bundle.manifest import TEMPERATURES
-from firstline_core.errors import ConfigError, TaskError
+from firstline_core.errors import ConfigError, TaskError, did_you_mean
 from firstline_core.processing.steps import Datatype, InputSpec, Kind, Scale, decoded_kind
 from firstline_core.routing.certification import check_share
 from firstline_core.storage import settings
-from firstline_core.storage.files import naming, read_text
+from firstline_core.storage.files import naming, read_text, unreadable
 from firstline_core.tasks.base import Task
 from firstline_core.tasks.classification import Classification
 from firstline_core.tasks.installed import BUILT_IN, read_task
@@ -195,9 +195,12 @@ def check_spec(spec: BundleSpec) -> None:
                 "the first a letter or digit."
             )
     if spec.configured is None and len(spec.labels) < 2:
-        raise ConfigError("A bundle needs at least two labels; a model with one output has two, for no and for yes.")
+        raise ConfigError(
+            "A bundle needs at least two labels, one a line in the file of labels; a model with one output has two: "
+            "no and yes."
+        )
     if spec.version < 1:
-        raise ConfigError(f"The version {spec.version} is not valid: versions count up from 1.")
+        raise ConfigError(f"The version {spec.version} is not valid: versions count up from 1; use 1 or more.")
     _check_policy(spec)
     for model in spec.models:
         for step in model.presteps:
@@ -228,7 +231,7 @@ def _check_threshold(threshold: float, score: str | Path) -> None:
     if isinstance(score, Path) and not math.isfinite(threshold):
         raise ConfigError(f"The threshold {threshold:g} is not valid: it is a finite number.")
     if not isinstance(score, Path) and not 0 <= threshold <= 1:
-        raise ConfigError(f"The threshold {threshold:g} is not valid: {score} is from 0 to 1.")
+        raise ConfigError(f"The threshold {threshold:g} is not valid: {score} is from 0 to 1, such as 0.9.")
 
 
 def _fits_fp32(step: Scale) -> bool:
@@ -248,12 +251,12 @@ def read_labels(file: Path, skip: int = 0) -> tuple[str, ...]:
     try:
         lines = read_text(file, _LABELS_LIMIT_BYTES).rstrip().splitlines()
     except OSError as error:
-        raise ConfigError(f"The labels {file} cannot be read: {error.strerror}.") from error
+        raise ConfigError(f"The labels {file} {unreadable(error)}") from error
     except UnicodeDecodeError as error:
-        raise ConfigError(f"The labels {file} are not UTF-8 text, one label a line.") from error
+        raise ConfigError(f"The labels {file} are not UTF-8 text; save them as UTF-8, one label a line.") from error
     labels = tuple(line.strip() for line in lines[skip:])
     if "" in labels:
-        raise ConfigError(f"{file}:{skip + labels.index('') + 1} is empty; every line is a label.")
+        raise ConfigError(f"{file}:{skip + labels.index('') + 1} is empty; every line is a label: delete it.")
     return labels
 
 
@@ -339,7 +342,18 @@ def read_recipe(file: Path, models: Path | None = None) -> BundleSpec:
     if not file.exists():
         raise ConfigError(f"There is no recipe {file}; name another with --recipe.")
     recipe = settings.load(_Recipe, file=file)
-    folder = models if models is not None else file.parent
+    try:
+        spec = _spec(recipe, file, models if models is not None else file.parent)
+        check_spec(spec)
+        return spec
+    except ConfigError as error:
+        if str(file) in error.message:
+            raise
+        raise ConfigError(f"{file}: {error.message}") from error
+
+
+def _spec(recipe: _Fields, file: Path, folder: Path) -> BundleSpec:
+    """Returns the description that a recipe contains."""
 
     def model(entry: _Model) -> ModelSpec:
         before = entry.preprocess if entry.preprocess is not None else recipe.preprocess
@@ -469,4 +483,6 @@ def parse_score(text: str, folder: Path, kinds: Sequence[str]) -> str | Path:
             f"`firstline certify BUNDLE --data DIR --score {text} ... --out NEW`."
         )
     named = ", ".join(kind for kind in kinds if kind not in _FROM_DATA)
-    raise ConfigError(f"'{text}' is not a score of this task; there are: {named} and graph:FILE.onnx.")
+    end = did_you_mean(text, kinds)
+    listed = f"; there are: {named} and graph:FILE.onnx."
+    raise ConfigError(f"'{text}' is not a score of this task{listed if end == '.' else end}")

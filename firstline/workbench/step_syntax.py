@@ -24,6 +24,7 @@ from firstline.workbench.step_usage import USAGE
 from firstline_core.errors import ConfigError, did_you_mean
 from firstline_core.processing.steps import Ctc, Gallery, Graph, PostStep, PreStep, Tokenize, WithFile
 from firstline_core.storage.artefact import Artefact
+from firstline_core.storage.structs import fault_of
 
 
 class StepOfFile(NamedTuple):
@@ -111,9 +112,11 @@ def _step(text: str, folder: Path, known: Mapping[str, type[Struct]], side: str)
     except msgspec.ValidationError as error:
         if found := _NO_NUMBER.match(str(error)):
             number, name = "a whole number" if found[1] == "int" else "a number", found[2]
-            raise ConfigError(f"The step '{text}' needs {number} for '{name}', not '{given[name]}'.") from error
+            raise ConfigError(
+                f"The step '{text}' needs {number} for '{name}', not '{given[name]}'; it is spelled {USAGE[op][0]}."
+            ) from error
         raise ConfigError(
-            f"The step '{text}' is not valid: {_lowered(error)}; it is spelled {USAGE[op][0]}."
+            f"The step '{text}' is not valid: {fault_of(error)}; it is spelled {USAGE[op][0]}."
         ) from error
 
 
@@ -151,11 +154,6 @@ def _size(value: str, text: str) -> dict[str, object]:
         return {"width": int(width), "height": int(height or width)}
     except ValueError as error:
         raise ConfigError(f"The step '{text}' needs a size like 224x224 (width x height), not '{value}'.") from error
-
-
-def _lowered(error: Exception) -> str:
-    text = str(error).split(" - at ")[0]
-    return text[:1].lower() + text[1:]
 
 
 def _spell_step(step: PreStep | PostStep) -> str:

@@ -36,6 +36,7 @@ from firstline import Client
 from firstline.cli.app import PANELS, app
 from firstline.client.calls import FileOptions, RequestOptions
 from firstline_core.command_line import Parser
+from firstline_core.storage.settings import described
 from firstline_edge.api.openapi import description
 from firstline_edge.cli import parser as edge_commands
 from firstline_edge.settings import settings as edge
@@ -195,7 +196,7 @@ def configuration_page() -> str:
                 level = "**basic**" if f"{name}.{key.name}" in module.BASIC else "advanced"
                 cells = (
                     f"`{key.name}`",
-                    _type(inspect.type_info(key.type)),
+                    re.sub(" that matches `.*`$", "", described([inspect.type_info(key.type)])),
                     default,
                     level,
                     texts[section.__name__, key.name],
@@ -207,33 +208,6 @@ def configuration_page() -> str:
 
 def _default(field: Any) -> Any:
     return field.default if field.default is not msgspec.NODEFAULT else field.default_factory()
-
-
-def _type(info: Any) -> str:
-    """Returns the type of a key in words, with its limits."""
-    match info:
-        case inspect.Metadata():
-            return "path" if "path" in (info.extra or {}) else _type(info.type)
-        case inspect.BoolType():
-            return "true or false"
-        case inspect.IntType() | inspect.FloatType():
-            low = "" if info.ge is None else f" from {info.ge:g}"
-            low = f" above {info.gt:g}" if info.gt is not None else low
-            high = "" if info.le is None else f" to {info.le}" if isinstance(info.le, int) else f" to {info.le:g}"
-            high = f" below {info.lt:g}" if info.lt is not None else high
-            return f"{'integer' if isinstance(info, inspect.IntType) else 'number'}{low}{high}"
-        case inspect.LiteralType():
-            return ", ".join(f"`{each}`" for each in info.values)
-        case inspect.EnumType():
-            return ", ".join(f"`{each.value}`" for each in info.cls)
-        case inspect.VarTupleType():
-            return f"list of {_type(info.item_type)}"
-        case inspect.DictType():
-            return f"table of {_type(info.value_type)}"
-        case inspect.UnionType():
-            return " or ".join(_type(each) for each in info.types)
-        case _:
-            return "text"
 
 
 def commands_page() -> str:

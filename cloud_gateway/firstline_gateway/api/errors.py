@@ -24,6 +24,7 @@ from firstline_core.errors import FirstlineError, LinkDownError, NoRoomError, No
 from firstline_core.ids import new_request_id
 from firstline_core.protocol.asgi import send_reply
 from firstline_core.protocol.http import CONTENT_TYPE, JSON_TYPE, Reply, error_body, error_reply, status_of
+from firstline_core.protocol.tensors import shown
 from firstline_core.telemetry.logs import logger
 from firstline_gateway.api.messages import response_of
 
@@ -48,11 +49,12 @@ def install(app: FastAPI, on_error: Callable[[FirstlineError], None]) -> None:
 
 async def _project_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, FirstlineError)  # noqa: S101 (what it is registered for)
+    _logged(error)
     if not request.url.path.startswith(_PROBLEMS_BELOW):
-        return response_of(error_reply(_logged(error)))
+        return response_of(error_reply(error))
     # On a device it means that an update does not fit on the disk; here, that the server cannot store the data.
     status = HTTPStatus.INSUFFICIENT_STORAGE if isinstance(error, NoRoomError) else status_of(error)
-    return _problem(status, error.message, error.code, error.retry_after_s)
+    return _problem(status, error)
 
 
 def _logged(error: FirstlineError) -> FirstlineError:
@@ -69,21 +71,23 @@ async def _framework_error(request: Request, error: Exception) -> Response:
         404: f"There is no endpoint {path}; GET /openapi.json lists the endpoints.",
         405: f"{path} does not take {request.method}; it takes {(error.headers or {}).get('Allow', 'other methods')}.",
     }.get(error.status_code, HTTPStatus(error.status_code).description)
+    described = _logged(RequestError(sentence))
     if path.startswith(_PROBLEMS_BELOW):
-        response = _problem(error.status_code, sentence, RequestError.code)
+        response = _problem(error.status_code, described)
     else:
-        body = error_body(_logged(RequestError(sentence)))
-        response = response_of(Reply(error.status_code, {CONTENT_TYPE: JSON_TYPE}, body))
+        response = response_of(Reply(error.status_code, {CONTENT_TYPE: JSON_TYPE}, error_body(described)))
     response.headers.update(error.headers or {})
     return response
 
 
 async def _invalid_parameter(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)  # noqa: S101
-    faults = "; ".join(f"{each['loc'][-1]}: {each['msg']}" for each in error.errors())
-    return await _project_error(
-        request, RequestError(f"The address has a parameter that cannot be used ({faults[:500]}).")
+    sentence = " ".join(
+        f"Parameter '{each['loc'][-1]}' is {shown(each.get('input'))}; it has to be "
+        f"{each['msg'].removeprefix('Input should be ').partition(', unable to parse')[0]}."
+        for each in error.errors()
     )
+    return await _project_error(request, RequestError(sentence))
 
 
 async def _disconnected(request: Request, _error: Exception) -> Response:
@@ -91,19 +95,20 @@ async def _disconnected(request: Request, _error: Exception) -> Response:
     return await _project_error(request, LinkDownError("The client closed the connection before the body was whole."))
 
 
-def _problem(status: int, detail: str, code: str, retry_after_s: float | None = None) -> Response:
+def _problem(status: int, error: FirstlineError) -> Response:
     # "about:blank": the title is the status' own, and there is no page about the problem (section 4.2.1).
     body: dict[str, Any] = {
         "type": "about:blank",
         "title": HTTPStatus(status).phrase,
         "status": status,
-        "detail": detail,
-        "code": code,
+        "detail": error.message,
+        "code": error.code,
+        "request_id": error.identify(),
     }
     headers = {"Content-Type": "application/problem+json", "Cache-Control": "no-store"}
-    if retry_after_s is not None:
-        headers["Retry-After"] = str(math.ceil(retry_after_s))
-        body["retry_after_s"] = round(retry_after_s, 3)
+    if error.retry_after_s is not None:
+        headers["Retry-After"] = str(math.ceil(error.retry_after_s))
+        body["retry_after_s"] = round(error.retry_after_s, 3)
     return Response(msgspec.json.encode(body), status, headers)
 
 

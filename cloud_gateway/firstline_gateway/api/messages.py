@@ -16,6 +16,7 @@ from firstline_core.protocol import http
 from firstline_core.protocol.http import Reply, json_reply
 from firstline_core.protocol.limits import MIB, Limits
 from firstline_core.protocol.tensors import shown
+from firstline_core.storage.structs import fault_of
 from firstline_core.types import Name
 
 BODY = Limits(body_bytes=MIB)
@@ -48,9 +49,9 @@ async def body_of(request: Request, kind: type[_T], limits: Limits = BODY) -> _T
     try:
         return msgspec.json.decode(await read_body(request, limits), type=kind)
     except msgspec.ValidationError as error:
-        raise RequestError(f"The body is not valid: {error}.") from error
+        raise RequestError(f"The body is not valid: {fault_of(error)}; GET /openapi.json has its schema.") from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise RequestError(f"The body is not JSON: {error}.") from error
+        raise RequestError(f"The body is not valid: {fault_of(error)}; GET /openapi.json has its schema.") from error
 
 
 NEW: dict[int | str, dict[str, Any]] = {201: {"description": "It is new."}}
@@ -79,7 +80,9 @@ def name_of(text: str, what: str = "a device") -> str:
     try:
         return msgspec.convert(text, Name)
     except msgspec.ValidationError as error:
-        raise RequestError(f"{shown(text)} cannot be the name of {what}.") from error
+        raise RequestError(
+            f"{shown(text)} cannot be the name of {what}; use 1 to 64 letters, digits, '.', '_' and '-', no sign first."
+        ) from error
 
 
 def number_of(text: str, what: str, most: int = 10**18 - 1) -> int:

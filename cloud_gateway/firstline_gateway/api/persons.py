@@ -18,6 +18,7 @@ from firstline_core.fleet.rest import CONTRACTS_PATH, DEVICES_PATH
 from firstline_core.fleet.rollout import AUDIT_PATH, PLAN_PATH, ROLLOUTS_PATH
 from firstline_core.fleet.selector import Selector, parse_selector
 from firstline_core.protocol import enrolment
+from firstline_core.storage.structs import fault_of
 
 Tags = Callable[[str], Awaitable[Mapping[str, str]]]
 """Returns the tags of a device; none for an unknown device."""
@@ -38,7 +39,9 @@ def person_of(request: Request) -> Person | None:
     try:
         person = msgspec.json.decode(text.encode("latin-1"), type=Person)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise RequestError(f"The header {PERSON_HEADER} is not valid: {error}.") from error
+        raise RequestError(
+            f"The header {PERSON_HEADER} is not valid: {fault_of(error)}; send the JSON that a console sends."
+        ) from error
     parse_selector(person.devices)
     return person
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from firstline_core.errors import ConfigError
+from firstline_core.protocol.http_client import connection_fault
 from firstline_core.protocol.loopback import is_loopback
 from firstline_core.telemetry.wording import counted
 from firstline_gateway.commands.base import add_action, settings_of, show
@@ -56,7 +57,7 @@ def _status(arguments: argparse.Namespace) -> int:
             if (reply := client.get(CONTRACTS_PATH)).is_success:
                 found |= {name: reply.json()[name] for name in ("contracts", "quotas", "device_alarms")}
     except (*HTTP_FAILURES, ConfigError, ValueError, KeyError) as error:
-        found["error"] = f"{url} does not answer as a gateway: {error or type(error).__name__}; is it running there?"
+        found["error"] = f"{url} does not answer as a gateway: {connection_fault(error, url)}; is it running there?"
     show(arguments, "\n".join(_lines(found, has_token=bool(token))), found)
     return 0 if found["ready"] else 1
 

@@ -25,7 +25,7 @@ from cryptography.exceptions import UnsupportedAlgorithm
 
 from firstline_core.clock import Clock
 from firstline_core.errors import ConfigError
-from firstline_core.storage.files import sync_folder, write_whole
+from firstline_core.storage.files import sync_folder, unreadable, unwritable, write_whole
 from firstline_core.telemetry.logs import logger
 from firstline_gateway.identity import ca
 from firstline_gateway.identity.ca import Authority
@@ -282,7 +282,7 @@ def write(path: Path, content: bytes, *, private: bool = False) -> None:
     try:
         write_whole(path, content, folder_owners_mode=0o600 if private else 0o644)
     except OSError as error:
-        raise ConfigError(f"{path} cannot be written: {error.strerror}.") from error
+        raise ConfigError(f"{path} {unwritable(error)}") from error
 
 
 def read(path: Path) -> bytes:
@@ -294,7 +294,7 @@ def read(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}.") from error
+        raise ConfigError(f"{path} {unreadable(error)}") from error
 
 
 def _load(file: Path) -> Authority:
@@ -330,7 +330,7 @@ def locked(directory: Path) -> Iterator[None]:
                 os.chown(directory, owner.st_uid, owner.st_gid)
         descriptor = os.open(directory / ".lock", os.O_CREAT | os.O_RDWR, 0o600)
     except OSError as error:
-        raise ConfigError(f"identity.directory {directory} cannot be written: {error.strerror}.") from error
+        raise ConfigError(f"identity.directory {directory} {unwritable(error)}") from error
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield

@@ -176,7 +176,7 @@ class Devices:
         """
         now_s = self.clock.wall_s()
         if not await self.store.write(lambda on: enrolment.revoke(on, device, by, now_s)):
-            raise RequestError(f"There is no device {device[:64]!a} here.")
+            raise RequestError(f"There is no device {device[:64]!a} here; `firstline device list` lists the devices.")
         log.warning("device revoked", device=device, principal=by)
         await self.gatekeeper.refreshed()
 

@@ -12,7 +12,7 @@ from firstline_core.bundle.manifest import MANIFEST_NAME
 from firstline_core.errors import ConfigError, IntegrityError, StoreUnavailableError
 from firstline_core.fleet.target import FULL, ListedBundle, files_for, target_path
 from firstline_core.storage.artefact import SignedFile
-from firstline_core.storage.files import make_folder, sync_folder
+from firstline_core.storage.files import make_folder, sync_folder, unwritable
 from firstline_core.types import ModelKey
 
 _RETRY_S = 30.0
@@ -38,7 +38,7 @@ class FetchedBundles:
         try:
             make_folder(folder)
         except OSError as error:
-            raise ConfigError(f"registry.full_models {folder} cannot be written: {error.strerror}.") from error
+            raise ConfigError(f"registry.full_models {folder} {unwritable(error)}") from error
 
     def path(self, key: ModelKey) -> Path:
         """Where a version is, or would be."""

@@ -15,6 +15,7 @@ from firstline_core.bundle.store import declared, open_bundle
 from firstline_core.errors import ConfigError, FirstlineError, ModelLoadError
 from firstline_core.runtime.batch_times import GAIN
 from firstline_core.runtime.select import RuntimeOptions
+from firstline_core.storage.files import unreadable
 from firstline_core.telemetry.logs import logger
 from firstline_core.types import ModelKey
 from firstline_gateway.models.repository import RefusedBundle, Repository, ServedModel, check_size, in_loading_order
@@ -171,7 +172,7 @@ def find_bundles(directory: Path) -> list[Path]:
             f"There is no models folder {directory}; create it, or name another with models.directory."
         ) from error
     except OSError as error:
-        raise ConfigError(f"The models folder {directory} cannot be read: {error.strerror}.") from error
+        raise ConfigError(f"The models folder {directory} {unreadable(error)}") from error
     return [bundle for folder in folders for bundle in _bundles_in(folder)]
 
 

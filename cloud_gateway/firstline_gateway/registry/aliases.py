@@ -60,7 +60,9 @@ class Aliases:
             if version is None and not any(one.alias == alias for one in records.aliases(connection, model)):
                 raise _unknown(model, alias)
             if version is not None and (model, version) not in catalogue.bundles:
-                raise NotFoundError(f"The registry has no {model} version {version}.")
+                raise NotFoundError(
+                    f"The registry has no {model} version {version}; push it first: firstline model push BUNDLE."
+                )
             return version
 
         return await self._change(model, alias, by, "alias.remove" if version is None else "alias.set", wanted)

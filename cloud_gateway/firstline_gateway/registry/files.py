@@ -25,7 +25,7 @@ from firstline_core.errors import (
     StoreUnavailableError,
 )
 from firstline_core.storage.artefact import SignedFile
-from firstline_core.storage.files import make_folder, sync_folder
+from firstline_core.storage.files import make_folder, sync_folder, unwritable
 from firstline_gateway.settings.settings import Registry as RegistrySettings
 
 PART_BYTES = 1 << 20
@@ -101,7 +101,7 @@ class LocalBlobs:
         try:
             make_folder(folder / _INCOMING)
         except OSError as error:
-            raise ConfigError(f"registry.blobs {folder} cannot be written: {error.strerror}.") from error
+            raise ConfigError(f"registry.blobs {folder} {unwritable(error)}") from error
 
     async def put(self, sha256: str, parts: AsyncIterable[bytes]) -> None:
         """See `Blobs`."""
@@ -243,7 +243,7 @@ class Files:
         """
         blob = await self.blobs.find(digest)
         if blob is None:
-            raise NotFoundError(f"The registry has no file {digest}.")
+            raise NotFoundError(f"The registry has no file {digest}; PUT it first.")
         return blob
 
     def read(self, digest: str, start: int, end: int) -> AsyncIterator[bytes]:

@@ -87,7 +87,10 @@ def _store_url(base: Path, url: str) -> str:
         return _SQLITE + str(base / path)
     if not url.startswith(_POSTGRESQL):
         # the URL is not quoted, because it may contain a password
-        raise ConfigError(f'store.url is neither "{_SQLITE}FILE" nor "{_POSTGRESQL}USER@HOST/DATABASE".')
+        raise ConfigError(
+            f'store.url is neither "{_SQLITE}FILE" nor "{_POSTGRESQL}USER@HOST/DATABASE"; set it to one of these, and '
+            "put a password into the file store.password_file."
+        )
     try:
         parts = urlsplit(url)
         named = {name.lower() for name, _ in parse_qsl(parts.query, keep_blank_values=True)}
@@ -223,7 +226,7 @@ def _check_executors(settings: Settings) -> None:
         if unknown := set(names).difference(settings.executors):
             raise ConfigError(
                 f"models.executors_of sends {model!a} to {min(unknown)!a}; there is no such executor: "
-                f"{', '.join(settings.executors) or 'executors is empty'}."
+                f"{', '.join(settings.executors) or 'executors is empty'}. Name another, or add it to [executors]."
             )
         if not names:
             raise ConfigError(f"models.executors_of leaves {model!a} without an executor; name one, or leave it out.")
@@ -287,7 +290,9 @@ def _check_hosts(key: str, hosts: Iterable[str]) -> None:
     """
     for host in hosts:
         if not _is_host(host):
-            raise ConfigError(f"{key} has {host!a}, which is no host name and no address.")
+            raise ConfigError(
+                f"{key} has {host!a}, which is no host name and no address; write it without scheme and port."
+            )
 
 
 def _is_host(text: str) -> bool:

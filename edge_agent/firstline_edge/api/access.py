@@ -12,6 +12,7 @@ from firstline_core.errors import ConfigError, ForbiddenError, RequestError, Una
 from firstline_core.protocol.loopback import address_of
 from firstline_core.protocol.tensors import shown
 from firstline_core.storage.files import read_text
+from firstline_core.storage.structs import fault_of
 from firstline_edge.settings.check import LOOPBACK_NAMES
 from firstline_edge.settings.settings import ApiSection
 
@@ -43,7 +44,9 @@ def parse_tokens(file: str, setting: str) -> dict[str, str]:
             continue
         name, _, token = (part.strip() for part in text.partition(":"))
         if not name or len(token) < 16:
-            raise ConfigError(f"{setting}: {file}:{number} is not NAME:TOKEN with a token of 16 characters or more.")
+            raise ConfigError(
+                f"{setting}: {file}:{number} is not NAME:TOKEN; write it so, with a token of 16 characters or more."
+            )
         if name in found:
             raise ConfigError(f"{setting}: {file}:{number} gives '{name}' a second token; give each its own name.")
         found[name] = token
@@ -56,7 +59,7 @@ def _token_lines(file: str, setting: str) -> str:
     try:
         return read_text(Path(file), _TOKENS_LIMIT_BYTES)
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{setting}: {file} cannot be read: {error}.") from error
+        raise ConfigError(f"{setting}: {file} cannot be read: {fault_of(error)}; check the path.") from error
 
 
 def _digest(token: str) -> bytes:
@@ -106,7 +109,10 @@ class TokenAccess:
         given = _digest(token.strip())
         found = [name for name, digest in self._digests.items() if hmac.compare_digest(digest, given)]
         if scheme.lower() != "bearer" or not found:
-            raise UnauthorizedError("No valid token; send `Authorization: Bearer TOKEN` with one from api.token_file.")
+            raise UnauthorizedError(
+                "No valid token; send `Authorization: Bearer TOKEN` with one from api.token_file (--key-file of a "
+                "command)."
+            )
         return found[0]
 
 

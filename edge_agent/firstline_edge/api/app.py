@@ -100,7 +100,11 @@ class RouteTable:
                 if route.method == wanted:
                     return route, match.groupdict()
                 allowed += ("GET", "HEAD") if route.method == "GET" else (route.method,)
-        problem = f"is not allowed; use {' or '.join(allowed)}" if allowed else "is not an address of this agent"
+        problem = (
+            f"is not allowed; use {' or '.join(allowed)}"
+            if allowed
+            else "is not an address of this agent; GET /openapi.json lists them, a gateway has the fleet's"
+        )
         raise NoRouteError(f"{method} {path[:_SHOWN_CHARACTERS]} {problem}.", allowed)
 
 

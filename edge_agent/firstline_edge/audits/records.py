@@ -18,7 +18,7 @@ from firstline_core.routing import audit
 from firstline_core.routing.audit import AuditState
 from firstline_core.routing.certificate import ALL_ROWS, Certificate
 from firstline_core.routing.tightening import EVERYTHING
-from firstline_core.storage.files import DAMAGED
+from firstline_core.storage.files import DAMAGED, unreadable
 from firstline_core.storage.structs import read_struct
 from firstline_core.telemetry.logs import logger
 from firstline_edge.state import StateFile
@@ -155,7 +155,7 @@ class RecordFile(StateFile):
         except IntegrityError as error:
             self.lost(f"{error.message} {_UNKNOWN}")
         except OSError as error:  # the file may be readable at the next start
-            self.loss = f"{self.path} cannot be read: {error.strerror}. {_UNKNOWN}"
+            self.loss = f"{self.path} {unreadable(error)} {_UNKNOWN}"
             log.error("audit records unreadable", error=self.loss)
         return {}
 

@@ -9,7 +9,7 @@ import orjson
 
 from firstline_core.errors import CapacityError, ConfigError
 from firstline_core.protocol.http import error_from
-from firstline_core.protocol.http_client import HTTP_FAILURES, ClientSettings, check_url, open_client
+from firstline_core.protocol.http_client import HTTP_FAILURES, ClientSettings, check_url, connection_fault, open_client
 from firstline_edge.api.access import first_token
 from firstline_edge.cli.output import explained_refusal
 from firstline_edge.settings.settings import EdgeSettings
@@ -62,7 +62,7 @@ def call_agent(
         with open_client(ClientSettings(url, headers=headers, timeout=timeout_s)) as client:
             response = client.request(method, path, json=json)
     except HTTP_FAILURES as error:
-        raise CapacityError(f"No agent answers at {url} ({error}); {advice}.") from error
+        raise CapacityError(f"No agent answers at {url} ({connection_fault(error, url)}); {advice}.") from error
     if response.status_code != 200:
         refusal = error_from(response.status_code, response.content)
         raise type(refusal)(f"{url}: {refusal.message}", retry_after_s=refusal.retry_after_s)

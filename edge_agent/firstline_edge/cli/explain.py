@@ -40,7 +40,8 @@ def command(arguments: argparse.Namespace) -> int:
     if not lines:
         print_error(
             f"The decision log {path} knows no request {arguments.request_id}; it is older than the log goes back, "
-            "was local_only (these are never logged), or was refused before it had an id."
+            "was local_only (these are never logged), or was refused before it had an id. Take the request_id of "
+            "an answer."
         )
         return FAILED
     show(arguments, lines, (sentence for line in lines for sentence in describe(line)))

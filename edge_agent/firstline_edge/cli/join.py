@@ -33,7 +33,10 @@ def command(arguments: argparse.Namespace) -> int:
     # A previous identity must not affect how the device joins.
     settings = load_settings(arguments, **{"agent.use_identity": False})
     url = _checked_url(arguments.url)
-    token = parse_join_token(_token_text(arguments.token_file))
+    try:
+        token = parse_join_token(_token_text(arguments.token_file))
+    except ConfigError as error:
+        raise ConfigError(f"--token-file {arguments.token_file}: {error.message}") from error
     files = IdentityFiles(settings.state_dir)
     identity = None if arguments.force else files.read()
     if identity is not None and _is_valid(identity, token, files):

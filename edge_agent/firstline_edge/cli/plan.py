@@ -20,7 +20,7 @@ from firstline_core.planning.plan import Link, Plan, plan, plan_lines
 from firstline_core.profile import profile
 from firstline_core.profile.files import bundled_profiles, profile_of_machine
 from firstline_core.profile.profile import Profile
-from firstline_core.storage.files import read_limited
+from firstline_core.storage.files import read_limited, unreadable
 from firstline_edge.cli.agent_api import agent_status
 from firstline_edge.cli.output import show
 from firstline_edge.cli.parser import OK, load_settings
@@ -98,7 +98,7 @@ def _read(path: Path | None, limit_bytes: int, decode: Callable[[bytes, str], Do
     try:
         content = read_limited(path, limit_bytes)
     except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}.") from error
+        raise ConfigError(f"{path} {unreadable(error)}") from error
     return decode(content, str(path))
 
 

@@ -145,7 +145,10 @@ def tls_context(settings: HttpLinkSettings) -> ssl.SSLContext | None:
             return ssl.create_default_context(cafile=certifi.where())
         return ssl.create_default_context(cafile=settings.ca_file)
     except (OSError, ssl.SSLError) as error:
-        raise ConfigError(f"The authorities in {settings.ca_file} cannot be used: {error}.") from error
+        why = "it holds no certificate" if isinstance(error, ssl.SSLError) else error.strerror
+        raise ConfigError(
+            f"tls_ca_file of links: {settings.ca_file} cannot be used: {why}; name a file with certificates in PEM."
+        ) from error
 
 
 def _check_url(url: str) -> None:

@@ -44,7 +44,7 @@ from firstline_core.protocol.enrolment import (
     public_key_hash,
 )
 from firstline_core.protocol.http import JSON_TYPE, error_from, read_body
-from firstline_core.protocol.http_client import HTTP_FAILURES, ClientSettings, open_async_client
+from firstline_core.protocol.http_client import HTTP_FAILURES, ClientSettings, connection_fault, open_async_client
 from firstline_core.protocol.limits import Limits
 from firstline_core.telemetry.wording import time_text
 from firstline_edge.identity.files import IdentityFiles
@@ -157,10 +157,11 @@ async def _request(
         ):
             body = await read_body(response.aiter_raw(), response.headers, _LIMITS)
     except TimeoutError as error:
-        raise RemoteTimeoutError(f"{url} did not answer within {_TIMEOUT_S:g} s.") from error
+        raise RemoteTimeoutError(f"{url} did not answer within {_TIMEOUT_S:g} s; try again.") from error
     except HTTP_FAILURES as error:
-        reason = str(error).rstrip(".") or type(error).__name__
-        raise LinkDownError(f"{url} cannot be reached: {reason}.") from error
+        raise LinkDownError(
+            f"{url} cannot be reached: {connection_fault(error, url)}. Check the address, and that the gateway runs."
+        ) from error
     except PayloadTooLargeError as error:
         raise ProtocolError(f"{url} does not answer as a Firstline gateway: {error.message}") from error
     if response.status_code != httpx.codes.OK:

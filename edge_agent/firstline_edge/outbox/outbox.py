@@ -352,7 +352,10 @@ class Outbox:
             raise UnknownAnswerError(
                 f"The answer under the id {request_id[:64]!r} cannot be given any more. {error.message}"
             ) from error
-        raise UnknownAnswerError(f"No answer is kept under the id {request_id[:64]!r} for this caller.")
+        raise UnknownAnswerError(
+            f"No answer is kept under the id {request_id[:64]!r} for this caller; take the request_id of a provisional "
+            "answer, with the same token."
+        )
 
     async def wait_unannounced(self) -> None:
         """Returns once an answer may be still to be announced."""

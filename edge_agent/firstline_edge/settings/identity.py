@@ -11,6 +11,7 @@ from msgspec import Struct
 
 from firstline_core.errors import ConfigError, IntegrityError
 from firstline_core.protocol.enrolment import BrokerAddress
+from firstline_core.storage.files import unreadable
 from firstline_core.storage.structs import read_struct
 from firstline_core.types import Name
 
@@ -56,7 +57,7 @@ def read_identity(state_dir: Path) -> Identity | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}.") from error
+        raise ConfigError(f"{path} {unreadable(error)}") from error
     except IntegrityError as error:
         raise ConfigError(
             f"{path} is damaged; join again with `edge-agent join URL --token-file FILE --force`."

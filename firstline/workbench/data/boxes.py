@@ -14,7 +14,8 @@ from msgspec import Meta, Struct
 from firstline.workbench.data.files import is_inside
 from firstline_core.errors import ConfigError
 from firstline_core.processing.boxes import BOXES, CLASSES, COUNT, SCORES, Boxes
-from firstline_core.storage.files import read_limited
+from firstline_core.storage.files import read_limited, unreadable
+from firstline_core.storage.structs import fault_of
 from firstline_core.types import Array, Arrays
 
 COCO_LIMIT_BYTES = 512 * 1024 * 1024
@@ -66,9 +67,11 @@ class CocoBoxes:
         try:
             content = msgspec.json.decode(read_limited(path, COCO_LIMIT_BYTES), type=_Coco)
         except OSError as error:
-            raise ConfigError(f"{path} cannot be read: {error.strerror}.") from error
+            raise ConfigError(f"{path} {unreadable(error)}") from error
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            raise ConfigError(f"{path} is not in COCO's form (images, annotations, categories): {error}.") from error
+            raise ConfigError(
+                f"{path} is not in COCO's form (images, annotations, categories): {fault_of(error)}; export it again."
+            ) from error
         self.path, self.files = path, tuple(image.file_name for image in content.images)
         for name in self.files:
             if not is_inside(name):
@@ -100,7 +103,7 @@ class CocoBoxes:
             if (name := self._names[annotation.category_id]) not in labels:
                 raise ConfigError(
                     f"{self.path} has the category '{name}' in '{file}', which is not a label of the bundle "
-                    f"({', '.join(labels[:5])}, ...)."
+                    f"({', '.join(labels[:5])}{', ...' if len(labels) > 5 else ''}); rename or delete it."
                 )
         corners = [(x, y, x + width, y + height) for x, y, width, height in (each.bbox for each in found)]
         classes = [labels.index(self._names[each.category_id]) for each in found]
@@ -129,7 +132,7 @@ def read_yolo_boxes(file: Path, size: tuple[int, int], labels: int) -> Boxes:
     except FileNotFoundError:
         text = ""
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{file} cannot be read: {error}.") from error
+        raise ConfigError(f"{file} cannot be read: {fault_of(error)}; correct or delete it.") from error
     rows = []
     for number, line in enumerate(text.splitlines(), 1):
         if not line.strip():

@@ -37,6 +37,8 @@ from firstline_core.errors import ConfigError, RequestError
 from firstline_core.processing.boxes import BOXES
 from firstline_core.processing.image_header import read_header
 from firstline_core.processing.steps import InputSpec
+from firstline_core.storage.files import unreadable
+from firstline_core.storage.structs import fault_of
 from firstline_core.tasks.anomaly import SEQUENCE, TIME
 from firstline_core.tasks.arrays import LABEL, UNLABELLED
 from firstline_core.tasks.base import Task
@@ -252,7 +254,8 @@ class Dataset:
                 "with a column of that name, or give the bundle a preprocessing that starts with decode."
             )
         has = _listed(self.table.columns)
-        return f"{self.table.path} has no column '{spec.name}', which the bundle takes as an input; it has {has}."
+        lacks = f"has no column '{spec.name}', which the bundle takes as an input"
+        return f"{self.table.path} {lacks}; it has {has}: rename one."
 
     def _labels(self, labels: Sequence[str], inputs: Sequence[InputSpec]) -> Array | None:
         """Returns the label of each sample; `UNLABELLED` where the data says -1 or nothing."""
@@ -424,10 +427,13 @@ def _label_of(cell: str, positions: Mapping[str, int], count: int, where: str) -
         return UNLABELLED
     if cell.isascii() and cell.isdigit():
         if int(cell) >= count:
-            raise ConfigError(f"{where} has label {int(cell)}, but the bundle's {count} labels are 0 to {count - 1}.")
+            raise ConfigError(
+                f"{where} has label {int(cell)}, but the bundle's {count} labels are 0 to {count - 1}; correct the "
+                "line."
+            )
         return int(cell)
     if cell not in positions:
-        raise ConfigError(f"{where} has label '{cell}'; a label is a number from 0, or one of the bundle's labels.")
+        raise ConfigError(f"{where} has label '{cell}'; use a number from 0 to {count - 1}, or a label of the bundle.")
     return positions[cell]
 
 
@@ -450,15 +456,17 @@ def open_dataset(
     try:
         found = _folder(path, label, every, named) if path.is_dir() else _file(path, label, every, named)
     except (OSError, ValueError) as error:  # ValueError: a null byte in the path
-        raise ConfigError(f"{path} cannot be read: {error}; {_EXPECTED}.") from error
+        raise ConfigError(f"{path} cannot be read: {fault_of(error)}; {_EXPECTED}.") from error
     if not found.samples:
         what = "rows" if found.media is None else "images"
-        raise ConfigError(f"{path} holds no {what}." if found.table is None else f"{found.table.path} names no {what}.")
+        place = f"{path} holds" if found.table is None else f"{found.table.path} names"
+        raise ConfigError(f"{place} no {what}; add at least one.")
     if label not in (LABEL, *(found.table.columns if found.table is not None else ())):
         raise ConfigError(
-            f"{path} has no table, and so no column '{label}' of labels."
+            f"{path} has no table, and so no column '{label}' of labels; leave --label-column out."
             if found.table is None
-            else f"{found.table.path} has no column '{label}' of labels; it has {_listed(found.table.columns)}."
+            else f"{found.table.path} has no column '{label}' of labels; it has "
+            f"{_listed(found.table.columns)}: name one with --label-column."
         )
     return found.some(limit)
 
@@ -505,7 +513,7 @@ def _with_labels(path: Path, labels: Path, place: Path | None, label: str) -> Da
     if "file" not in table.columns:
         if place is None and table.columns:
             return _tabular(path, table, label)
-        raise ConfigError(f"{labels} has no column file; its first line names the columns.")
+        raise ConfigError(f"{labels} has no column 'file'; its first line names the columns, such as file,label.")
     groups = table.column("group") if "group" in table.columns else [""] * len(table)
     samples = []
     for row, (name, group) in enumerate(zip(table.column("file"), groups, strict=True)):
@@ -586,7 +594,9 @@ def read_groups(file: Path, dataset: Dataset) -> list[str]:
         with open_csv(file) as reader:
             missing = {"file", "group"} - set(reader.fieldnames or ())
             if missing:
-                raise ConfigError(f"{file}:1 has no column {' and '.join(sorted(missing))}; it needs file and group.")
+                raise ConfigError(
+                    f"{file}:1 has no column {' and '.join(sorted(missing))}; line 1 names the columns file and group."
+                )
             group_of: dict[str, str] = {}
             for row in reader:
                 name, group = (row["file"] or "").strip(), (row["group"] or "").strip()
@@ -595,12 +605,13 @@ def read_groups(file: Path, dataset: Dataset) -> list[str]:
                 if group_of.setdefault(name, group) != group:
                     raise ConfigError(f"{file}:{reader.line_num} puts '{name}' into a second group, '{group}'.")
     except OSError as error:
-        raise ConfigError(f"{file} cannot be read: {error.strerror}.") from error
+        raise ConfigError(f"{file} {unreadable(error)}") from error
     except (csv.Error, UnicodeDecodeError) as error:
-        raise ConfigError(f"{file} is not a CSV file in UTF-8: {error}.") from error
+        raise ConfigError(f"{file} is not a CSV file in UTF-8 ({fault_of(error)}); save it as UTF-8.") from error
     absent = [sample.file for sample in dataset.samples if sample.file not in group_of]
     if absent:
         raise ConfigError(
-            f"{file} names no group for '{absent[0]}' and {counted(len(absent) - 1, 'other image')} of {dataset.path}."
+            f"{file} names no group for '{absent[0]}' and {counted(len(absent) - 1, 'other image')} of "
+            f"{dataset.path}; add them."
         )
     return [group_of[sample.file] for sample in dataset.samples]

@@ -12,6 +12,7 @@ from pathlib import Path, PurePosixPath
 from firstline.workbench.data.sample import Sample
 from firstline_core.errors import ConfigError
 from firstline_core.storage.files import read_limited
+from firstline_core.storage.structs import fault_of
 
 FILE_LIMIT_BYTES = 64 * 1024 * 1024
 """Largest file that is read; of an archive's member, before it is unpacked."""
@@ -88,9 +89,11 @@ def _explained(sample: Sample, where: Where, place: Path) -> Iterator[None]:
     try:
         yield
     except (KeyError, FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
-        raise ConfigError(f"{where(sample)}, which is not in {place}.") from error
+        raise ConfigError(f"{where(sample)}, which is not in {place}; put it there, or delete the line.") from error
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error, RuntimeError) as error:
-        raise ConfigError(f"{where(sample)}, which cannot be read from {place}: {error}.") from error
+        raise ConfigError(
+            f"{where(sample)}, which cannot be read from {place} ({fault_of(error)}); copy it there again."
+        ) from error
 
 
 @contextmanager
@@ -98,6 +101,6 @@ def _opened(archive: Path) -> Iterator[zipfile.ZipFile]:
     try:
         opened = zipfile.ZipFile(archive)
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, NotImplementedError) as error:
-        raise ConfigError(f"{archive} cannot be read as a zip archive: {error}.") from error
+        raise ConfigError(f"{archive} cannot be read as a zip archive ({fault_of(error)}); make it again.") from error
     with opened:
         yield opened

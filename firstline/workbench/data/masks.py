@@ -49,7 +49,7 @@ def read_mask(file: Path, size: tuple[int, int], classes: int) -> NDArray[np.uin
     except RequestError as error:
         raise ConfigError(error.message) from error
     except (OSError, ValueError, SyntaxError, EOFError, MemoryError) as error:
-        raise ConfigError(f"{file} cannot be read as a PNG file: {error}.") from error
+        raise ConfigError(f"{file} cannot be read as a PNG file ({error}); save it as PNG again.") from error
     found = np.unique(mask)
     if (wrong := found[(found >= classes) & (found != IGNORED)]).size:
         raise ConfigError(

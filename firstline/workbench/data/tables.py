@@ -18,6 +18,7 @@ import numpy as np
 from firstline.workbench.csv_files import csv_reader
 from firstline_core.errors import ConfigError
 from firstline_core.storage.files import naming, read_limited
+from firstline_core.storage.structs import fault_of
 from firstline_core.telemetry.wording import counted
 from firstline_core.types import DATATYPES, Array
 
@@ -119,7 +120,7 @@ def read_csv(path: Path) -> TextTable:
             rows.append(row)
             lines.append(reader.line_num)
     except (csv.Error, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not a csv file in UTF-8: {error}.") from error
+        raise ConfigError(f"{path} is not a csv file in UTF-8 ({fault_of(error)}); save it as UTF-8.") from error
     return TextTable(path, columns, rows, lines)
 
 
@@ -137,7 +138,10 @@ def read_json_lines(path: Path) -> TextTable:
         try:
             row = decoder.decode(line)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            raise ConfigError(f'{path}:{number} is not a JSON object, such as {{"text": "hello"}}: {error}.') from error
+            raise ConfigError(
+                f'{path}:{number} is not a JSON object, such as {{"text": "hello"}}: {fault_of(error)}; correct the '
+                "line."
+            ) from error
         rows.append(row)
         lines.append(number)
         columns |= dict.fromkeys(row)
@@ -191,7 +195,9 @@ class NpzTable(_Rows):
                 shapes = {name: _npy_header(archive, members[name], path) for name in wanted}
                 others = {name: _shape(archive, members[name], path) for name in members if name not in wanted}
         except (*_DAMAGED, OSError) as error:
-            raise ConfigError(f"{path} cannot be read as an NPZ file: {error}.") from error
+            raise ConfigError(
+                f"{path} cannot be read as an NPZ file ({fault_of(error)}); save it with numpy.savez(FILE, NAME=ARRAY)."
+            ) from error
         counts = {name: shapes[name][0] for name in members if shapes.get(name)}
         if not counts:
             raise ConfigError(f"{path} holds no array of rows; save it with numpy.savez(FILE, NAME=ARRAY).")
@@ -279,7 +285,9 @@ class ParquetTable(_Rows):
             with pyarrow.parquet.ParquetFile(path) as opened:
                 super().__init__(path, opened.schema_arrow.names, opened.metadata.num_rows)
         except self._errors as error:
-            raise ConfigError(f"{path} cannot be read as a Parquet file: {str(error).rstrip('.')}.") from error
+            raise ConfigError(
+                f"{path} cannot be read as a Parquet file, because it is another or damaged one; write it again."
+            ) from error
 
     def column(self, name: str) -> Sequence[Any]:
         import pyarrow.parquet
@@ -338,7 +346,7 @@ def row_of(value: Any, datatype: str, shape: Sequence[int], where: str) -> Array
     if isinstance(value, str) and datatype != "BYTES":
         value = _parsed(value, datatype, where)
     if value is None:
-        raise ConfigError(f"{where} is empty.")
+        raise ConfigError(f"{where} is empty; give a value, or leave the row out.")
     dtype = np.dtype(DATATYPES[datatype])
     try:
         given = np.asarray(value)
@@ -350,7 +358,7 @@ def row_of(value: Any, datatype: str, shape: Sequence[int], where: str) -> Array
         array = _texts(given, value, where)
     else:
         if given.dtype.kind not in "biuf":
-            raise ConfigError(f"{where} is {_short(value)}, and the model takes {datatype}.")
+            raise ConfigError(f"{where} is {_short(value)}, and the model takes {_taken(datatype)}.")
         array = _converted(given, dtype, datatype, where)
     free = list(shape).count(-1)
     sizes = tuple(shape)
@@ -363,7 +371,9 @@ def row_of(value: Any, datatype: str, shape: Sequence[int], where: str) -> Array
 
 
 def _refuse(array: Array, sizes: Sequence[int], where: str) -> Array:
-    raise ConfigError(f"{where} has shape {list(array.shape)}, and the model takes {list(sizes)} in each row.")
+    raise ConfigError(
+        f"{where} has shape {list(array.shape)}, and the model takes {list(sizes)} in each row; give as many values."
+    )
 
 
 def _parsed(text: str, datatype: str, where: str) -> Any:
@@ -378,10 +388,17 @@ def _parsed(text: str, datatype: str, where: str) -> Any:
             return text.lower() == "true"
         number = int(text) if text.lstrip("+-").isdecimal() else float(text)
     except (ValueError, msgspec.MsgspecError, RecursionError) as error:
-        raise ConfigError(f"{where} is {_short(text)}, and the model takes {datatype}.") from error
+        raise ConfigError(f"{where} is {_short(text)}, and the model takes {_taken(datatype)}.") from error
     if isinstance(number, float) and math.isinf(number) and any(map(str.isdigit, text)):
-        raise ConfigError(f"{where} is {_short(text)}, which does not fit into {datatype}.")
+        raise ConfigError(
+            f"{where} is {_short(text)}, which does not fit into {datatype}; scale it, or leave the row out."
+        )
     return number
+
+
+def _taken(datatype: str) -> str:
+    """Returns the values of a cell in words."""
+    return f"{datatype}: a number, or a JSON array of numbers without NaN"
 
 
 def _texts(given: Array, value: Any, where: str) -> Array:
@@ -405,7 +422,9 @@ def _converted(given: Array, dtype: np.dtype[Any], datatype: str, where: str) ->
     else:
         lossless = bool((np.isfinite(array) | ~np.isfinite(given.astype(np.float64))).all())
     if not lossless:
-        raise ConfigError(f"{where} is {_short(given.tolist())}, which does not fit into {datatype}.")
+        raise ConfigError(
+            f"{where} is {_short(given.tolist())}, which does not fit into {datatype}; scale it, or leave the row out."
+        )
     return array
 
 

@@ -107,7 +107,10 @@ def _frames(path: Path) -> int:
             stream = _video_stream(container, path)
             return sum(packet.size > 0 for packet in container.demux(stream))
     except _errors(av) as error:
-        raise ConfigError(f"{path} cannot be read as a video: {error}.") from error
+        raise ConfigError(
+            f"{path} cannot be read as a video ({getattr(error, 'strerror', '') or error}); name an MP4, MKV, WebM "
+            "or AVI file."
+        ) from error
 
 
 def _video_stream(container: Any, path: Path) -> Any:

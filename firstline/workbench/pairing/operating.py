@@ -58,7 +58,9 @@ def operate(
     """
     models = {role: models[role] for role in (EDGE, FULL) if role in models}
     if tolerance and not isinstance(task, Regression):
-        raise ConfigError(f"--tolerance is of models that answer with numbers; these are of {task.kind}.")
+        raise ConfigError(
+            f"--tolerance is of models that answer with numbers; these are of {task.kind}, so leave it out."
+        )
     if isinstance(task, Detection):
         return _detectors(task, trials, models, truth)
     if isinstance(task, Anomaly):

@@ -207,7 +207,7 @@ def chosen(
         raise ConfigError(f"Model '{whole.model.id}' has no place at which one tensor alone crosses.")
     if at != AUTO:
         if at not in points:
-            raise ConfigError(f"Model '{whole.model.id}' cannot be cut at '{at}', but at: {', '.join(points)}.")
+            raise ConfigError(f"Model '{whole.model.id}' cannot be cut at '{at}'; name one of {', '.join(points)}.")
         return [at], len(points)
     rows = whole.prepare(inputs)
     sizes = {}

@@ -64,7 +64,9 @@ def _other_inputs(request: InferRequest, manifest: Manifest, needed: Sequence[st
     known = [spec.name for spec in manifest.inputs]
     sent = ", ".join([shown(tensor.name) for tensor in request.inputs[:_NAMES_SHOWN]])
     if len(known) == 1:
-        return InvalidTensorError(f"Model '{manifest.name}' takes one input, '{known[0]}'; the request has: {sent}.")
+        return InvalidTensorError(
+            f"Model '{manifest.name}' takes one input, '{known[0]}'; the request has: {sent}. Rename or remove it."
+        )
     enough = "" if len(needed) == len(known) else f" ({', '.join(map(repr, needed))} at least)"
     return InvalidTensorError(
         f"Model '{manifest.name}' takes the inputs {', '.join(map(repr, known))}{enough}, each once; the request has: "
@@ -116,7 +118,7 @@ def check_input(spec: InputSpec, array: Array, *, takes_pixels: bool) -> Tensor:
         tensor = _converted(spec, tensor, dtype, takes_pixels=takes_pixels)
     if not fits(array.shape, spec.shape):
         raise InvalidTensorError(
-            f"Input '{spec.name}' has shape {list(array.shape)}, but the model takes {sizes(spec.shape)}."
+            f"Input '{spec.name}' has shape {list(array.shape)}, but the model takes {sizes(spec.shape)}; reshape it."
         )
     if dtype.kind == "f" and not all_finite(tensor.array):
         raise _not_finite(tensor)

@@ -98,7 +98,7 @@ class LoadedInput(Struct, frozen=True, eq=False):
         if not fits(shape, port.shape):
             raise InvalidTensorError(
                 f"Input '{tensor.name}' becomes rows of shape {list(shape[1:])}, but model '{model}' takes "
-                f"{sizes(port.shape[1:])}."
+                f"{sizes(port.shape[1:])}; change the steps before it."
             )
         return {port.name: rows, **side}
 

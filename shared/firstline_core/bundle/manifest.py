@@ -18,6 +18,7 @@ from firstline_core.processing import steps as ops
 from firstline_core.routing.certificate import Certificate
 from firstline_core.routing.policy import Logistic
 from firstline_core.storage.artefact import Artefact
+from firstline_core.storage.structs import fault_of
 from firstline_core.tasks.base import DeclaredOutputs, Task
 from firstline_core.tasks.installed import read_task
 from firstline_core.types import Name, Sha256, TensorSpec
@@ -342,7 +343,9 @@ def parse_manifest(text: bytes, where: str = MANIFEST_NAME) -> Manifest:
     except (TaskError, InferenceError) as error:  # what a task of another package gives for a made-up answer, too
         raise IntegrityError(f"{where}: {error}.") from error
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise IntegrityError(f"{where} is not a manifest: {error}.") from error
+        raise IntegrityError(
+            f"{where} is not a manifest: {fault_of(error)}; copy the bundle again, or create it again."
+        ) from error
     for model in manifest.edge:
         certificate = valid_certificate(manifest, model)
         if manifest.needs_event and certificate is not None and not certificate.events:

@@ -9,7 +9,7 @@ from pathlib import Path
 from firstline_core.bundle.manifest import MANIFEST_LIMIT_BYTES, MANIFEST_NAME, Manifest, Model, parse_manifest
 from firstline_core.errors import IntegrityError, ModelLoadError
 from firstline_core.storage.artefact import Artefact
-from firstline_core.storage.files import read_limited
+from firstline_core.storage.files import read_limited, unreadable
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Bundle:
         try:
             return self.file(artefact).read_bytes()
         except OSError as error:
-            raise ModelLoadError(f"{self.file(artefact)} cannot be read: {error.strerror}.") from error
+            raise ModelLoadError(f"{self.file(artefact)} {unreadable(error)}") from error
 
     def has(self, model: Model) -> bool:
         """Returns whether every file of the model is present."""

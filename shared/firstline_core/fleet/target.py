@@ -18,6 +18,7 @@ from msgspec import Meta, Struct
 from firstline_core.bundle.manifest import MANIFEST_NAME, Manifest, Model, valid_certificate
 from firstline_core.errors import IncompatibleTargetError, IntegrityError, NotFoundError
 from firstline_core.storage.artefact import RelativePath, SignedFile
+from firstline_core.storage.structs import fault_of
 from firstline_core.types import NAME_PATTERN, Name, Sha256
 
 FORMAT = 1
@@ -257,4 +258,6 @@ def _custom(file: SignedFile, kind: type[_T]) -> _T:
         msgspec.convert(file.sha256, Sha256)  # the path is used on disk and in URLs
         return msgspec.convert(file.custom, kind)
     except msgspec.ValidationError as error:
-        raise IntegrityError(f"The signed fields of {file.path} are not valid: {error}.") from error
+        raise IntegrityError(
+            f"The signed fields of {file.path} are not valid: {fault_of(error)}; sign the bundle again."
+        ) from error

@@ -470,7 +470,9 @@ def _jpeg_header(encoded: bytes, where: str, *, whole: bool) -> ImageHeader:
         elif marker == _EXIF and not scans and encoded.startswith(_EXIF_START, start):
             exif += encoded[start + len(_EXIF_START) : end]
     if frame is None:
-        raise InvalidTensorError(f"{where} is a broken JPEG of {len(encoded)} bytes: it declares no size.")
+        raise InvalidTensorError(
+            f"{where} is a broken JPEG of {len(encoded)} bytes: it declares no size. Send the whole file."
+        )
     marker, bits, height, width, channels = frame
     if bits != 8:
         raise InvalidTensorError(f"{where} is a JPEG of {bits} bits a channel. Save it with 8 bits.")
@@ -574,7 +576,9 @@ def _png_header(encoded: bytes, where: str) -> ImageHeader:
         elif name == b"eXIf":
             orientation = _orientation(encoded[start:end].removeprefix(_EXIF_START), where)
     if fields is None or fields[3] not in _PNG_CHANNELS:
-        raise InvalidTensorError(f"{where} is a broken PNG of {len(encoded)} bytes: it declares no size.")
+        raise InvalidTensorError(
+            f"{where} is a broken PNG of {len(encoded)} bytes: it declares no size. Send the whole file."
+        )
     width, height, bits, colour, interlace = fields
     return ImageHeader(
         "PNG",

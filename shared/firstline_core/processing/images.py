@@ -231,7 +231,9 @@ def _loaded(encoded: bytes, header: image_header.ImageHeader, where: str) -> Ima
         raise InvalidTensorError(f"{where} is a broken {header.kind}: it declares two sizes.")
     image.load()
     if header.kind == "PNG" and _may_lack_rows(image, header) and image_header.lacks_rows(encoded, header):
-        raise InvalidTensorError(f"{where} is a truncated PNG: its compressed data ends before its last row.")
+        raise InvalidTensorError(
+            f"{where} is a truncated PNG: its compressed data ends before its last row. Send the whole file."
+        )
     return image
 
 

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from firstline_core.errors import ConfigError, ProtocolError
 from firstline_core.profile.profile import LIMIT_BYTES, POINTS, Key, Point, Profile, Refused, decode, encode
-from firstline_core.storage.files import read_limited, set_aside, write_whole
+from firstline_core.storage.files import read_limited, set_aside, unreadable, unwritable, write_whole
 
 FOLDER = "profiles"
 _MOST_FILES = 64
@@ -36,7 +36,7 @@ def read_profile(path: Path) -> Profile | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise ProtocolError(f"{path} cannot be read: {error.strerror or error}.") from error
+        raise ProtocolError(f"{path} {unreadable(error)}") from error
     return decode(content, str(path))
 
 
@@ -84,7 +84,7 @@ def update_profile(path: Path, change: Callable[[Profile | None], Profile], warn
                 write_whole(path, encode(found) + b"\n")
             return found
     except OSError as error:
-        raise ConfigError(f"{path} cannot be written: {error.strerror or error}.") from error
+        raise ConfigError(f"{path} {unwritable(error)}") from error
 
 
 def with_result(profile: Profile, result: Point | Refused) -> Profile:

@@ -419,4 +419,5 @@ def decode(content: bytes, where: str) -> Profile:
     Raises:
         ProtocolError: too long, not JSON, no profile, or of another format.
     """
-    return read_json_document(content, Profile, where, LIMIT_BYTES, "is no profile")
+    fault = "is no profile, as `firstline profile create` writes"
+    return read_json_document(content, Profile, where, LIMIT_BYTES, fault)

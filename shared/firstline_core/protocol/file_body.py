@@ -25,6 +25,7 @@ from firstline_core.types import Array, ModelMetadata, Tensor, TensorSpec, objec
 _FORM_TYPE = "multipart/form-data"
 # Of one part. The standard library's parser takes quadratic time.
 _HEAD_LIMIT_BYTES = 1024
+_WANTED = "the values of the inputs as JSON"
 _HEAD_LINES = 8
 _HEAD_PARAMETERS = 8
 
@@ -138,11 +139,11 @@ def _of_field(spec: TensorSpec, contents: list[bytes], metadata: ModelMetadata, 
         return _files(spec, contents, metadata, limits)
     if len(contents) > 1:
         raise InvalidTensorError(f"The form has several fields '{spec.name}'; send one with a JSON array of rows.")
-    return Tensor(spec.name, _array(spec, parse_json(contents[0], limits), limits))
+    return Tensor(spec.name, _array(spec, parse_json(contents[0], limits, _WANTED), limits))
 
 
 def _of_json(metadata: ModelMetadata, body: bytes, limits: Limits) -> tuple[Tensor, ...]:
-    parsed = parse_json(body, limits)
+    parsed = parse_json(body, limits, _WANTED)
     values = parsed if isinstance(parsed, dict) else {metadata.inputs[0].name: parsed}
     found: list[Tensor] = []
     for spec in _known(metadata, values):

@@ -363,7 +363,7 @@ def decompressed(headers: Mapping[str, str], body: bytes, limits: Limits) -> byt
         plain = inflate.decompress(body, limits.body_bytes + 1)
     except zlib.error as error:
         raise errors.InvalidTensorError(
-            f"The body is not {encoding}, as its Content-Encoding says: {error}."
+            f"The body is not {encoding}, as its Content-Encoding says; compress it, or leave the header out."
         ) from error
     if len(plain) > limits.body_bytes:
         raise errors.PayloadTooLargeError(

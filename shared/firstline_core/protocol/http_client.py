@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import ssl
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
@@ -40,6 +41,9 @@ HTTP_FAILURES = (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError)
 """Everything that httpx raises when there is no usable answer."""
 
 _FIRST_LINE_BYTES = 50
+_ERROR_NUMBER = re.compile(r"^\[Errno -?\d+\] ")
+_NO_HOST = ("not known", "name resolution", "No address associated")
+_OPENSSL = re.compile(r"^\[SSL: \w+\] certificate verify failed: | \(_ssl\.c:\d+\)$")
 # aiohttp warns above 1 MiB that one write blocks the event loop, so larger bodies are written in parts.
 _WHOLE_BODY_BYTES, _PART_BYTES = 1 << 20, 1 << 18
 
@@ -139,7 +143,21 @@ def check_url(url: str) -> None:
     try:
         httpx.URL(url).host.encode("idna")
     except (httpx.InvalidURL, UnicodeError) as error:
-        raise errors.ConfigError(f"The URL {url!r} cannot be used: {error}.") from error
+        raise errors.ConfigError(f"The URL {url!r} cannot be used: {error}; name it as http://HOST:PORT.") from error
+
+
+def connection_fault(error: Exception, url: str) -> str:
+    """Returns why a server gave no usable answer, without the codes of the system, and what that may mean."""
+    reason = _ERROR_NUMBER.sub("", str(error)).rstrip(".") or type(error).__name__
+    if any(words in reason for words in _NO_HOST):
+        return "its host name is not known here"
+    if "WRONG_VERSION_NUMBER" in reason:
+        return "it answers without TLS; name it with http:// instead of https://"
+    if "CERTIFICATE_VERIFY_FAILED" in reason:
+        return f"its certificate is not trusted ({_OPENSSL.sub('', reason)})"
+    if isinstance(error, httpx.RemoteProtocolError) and url.startswith("http:"):
+        return f"{reason[:1].lower()}{reason[1:]}; if it uses TLS, name it with https:// instead of http://"
+    return f"{reason[:1].lower()}{reason[1:]}"
 
 
 def link_error(error: Exception) -> errors.LinkError:

@@ -309,8 +309,13 @@ class Encoded(NamedTuple):
     header_length: int | None
 
 
-def parse_json(text: bytes | memoryview, limits: Limits) -> Any:
+def parse_json(text: bytes | memoryview, limits: Limits, wanted: str = "JSON") -> Any:
     """Parses JSON of limited size; orjson limits its depth.
+
+    Args:
+        text: in UTF-8.
+        limits: of size.
+        wanted: what to send instead, for the error.
 
     Raises:
         PayloadTooLargeError: more than `limits.json_bytes`.
@@ -324,7 +329,10 @@ def parse_json(text: bytes | memoryview, limits: Limits) -> Any:
         return orjson.loads(text)
     except orjson.JSONDecodeError as error:
         hint = " JSON has no NaN and no Infinity: send such numbers as binary data." * bool(_NOT_JSON.search(text))
-        raise errors.InvalidTensorError(f"The body is not valid JSON: {error}.{hint}") from error
+        why = f"{error.msg} (line {error.lineno}, column {error.colno})" if text else "it is empty"
+        why = "it is not UTF-8 text" if "not valid UTF-8" in why else why
+        hint = hint or f" Send {wanted}."
+        raise errors.InvalidTensorError(f"The body is not valid JSON: {why}.{hint}") from error
 
 
 def split(body: bytes, header_length: int | None, limits: Limits) -> tuple[dict[str, Any], memoryview | None]:
@@ -341,7 +349,7 @@ def split(body: bytes, header_length: int | None, limits: Limits) -> tuple[dict[
             f"The inference header is said to be {header_length} bytes of a body of {len(body)}; give the "
             "length of the JSON at the body's start."
         )
-    head = parse_json(view[:header_length], limits)
+    head = parse_json(view[:header_length], limits, "a JSON object with 'inputs'")
     if not isinstance(head, dict):
         raise errors.InvalidTensorError(
             f"The body's JSON is {shown(head)}; V2 takes an object with 'inputs' or 'outputs'."

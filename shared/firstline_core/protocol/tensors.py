@@ -187,7 +187,9 @@ def _flattened(where: str, shape: tuple[int, ...], data: object) -> list[Any]:
                 )
             level = list(chain.from_iterable(level))
     elif len(data) != math.prod(shape):
-        raise InvalidTensorError(f"{where} has {len(data)} values; shape {list(shape)} needs {math.prod(shape)}.")
+        raise InvalidTensorError(
+            f"{where} has {len(data)} values; shape {list(shape)} needs {math.prod(shape)}, so make both agree."
+        )
     return level
 
 

@@ -13,6 +13,7 @@ import numpy as np
 from firstline_core.errors import ConfigError, InferenceError, InvalidTensorError, ModelLoadError
 from firstline_core.protocol.protobuf import fields
 from firstline_core.runtime.base import Feeds, cast_feed, check_feeds, run_in_batches
+from firstline_core.storage.files import unreadable
 from firstline_core.types import DATATYPES, Array, TensorSpec
 
 _CPU = "CPUExecutionProvider"
@@ -225,9 +226,11 @@ def _read(path: Path) -> bytes:
         model = path.read_bytes()
         external = external_data(model)
     except OSError as error:
-        raise ModelLoadError(f"{path} cannot be read: {error.strerror or error}.") from error
+        raise ModelLoadError(f"{path} {unreadable(error)}") from error
     except ValueError as error:
-        raise ModelLoadError(f"{path} is not an ONNX model, or it is damaged: {error}.") from error
+        raise ModelLoadError(
+            f"{path} is not an ONNX model, or it is damaged ({error}); export or copy it again."
+        ) from error
     if external is not None:
         raise ModelLoadError(
             f"{path} keeps weights in another file, {external[:200]!a}, which the bundle's digest does not cover; save "

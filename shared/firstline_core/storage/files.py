@@ -30,11 +30,11 @@ _NO_SUCH_SYNC = (errno.EINVAL, errno.ENOTSUP)
 
 @contextlib.contextmanager
 def naming(what: object, done: str = "read") -> Iterator[None]:
-    """Raises what the operating system refuses as a ConfigError: "`what` cannot be `done`", with the reason."""
+    """Raises what the operating system refuses as a ConfigError: "`what` cannot be `done`", why, and what to do."""
     try:
         yield
     except OSError as error:
-        raise ConfigError(f"{what} cannot be {done}: {error.strerror or error}.") from error
+        raise ConfigError(f"{what} {unreadable(error) if done == 'read' else unwritable(error)}") from error
 
 
 def make_folder(path: Path) -> None:
@@ -88,6 +88,35 @@ def read_text(path: Path, limit_bytes: int) -> str:
         UnicodeDecodeError: it is not UTF-8.
     """
     return read_limited(path, limit_bytes).decode("utf-8-sig")
+
+
+_READING = {
+    errno.ENOENT: "check the path",
+    errno.ENOTDIR: "check the path",
+    errno.ENAMETOOLONG: "check the path",
+    errno.EISDIR: "name a file",
+    errno.ELOOP: "name the file that the links should lead to",
+    errno.EACCES: "let this user read it, or run this as its owner",
+    errno.EFBIG: "name another file",
+}
+_WRITING = {
+    errno.EACCES: "let this user write there, or name another place",
+    errno.EROFS: "name another place",
+    errno.ENOSPC: "free space there, or name another place",
+    errno.EDQUOT: "free space there, or name another place",
+}
+
+
+def unreadable(error: OSError) -> str:
+    """Returns the end of a sentence about a file that cannot be read: why, and what to do."""
+    return (
+        f"cannot be read: {error.strerror or error}; {_READING.get(error.errno or 0, 'check the file and its disk')}."
+    )
+
+
+def unwritable(error: OSError) -> str:
+    """Returns the end of a sentence about a place that cannot be written: why, and what to do."""
+    return f"cannot be written: {error.strerror or error}; {_WRITING.get(error.errno or 0, 'name another place')}."
 
 
 def write_whole(path: Path, content: bytes, *, folder_owners_mode: int | None = None) -> os.stat_result:

@@ -21,7 +21,7 @@ from typing import Protocol
 import msgspec
 
 from firstline_core.errors import ConfigError, IntegrityError
-from firstline_core.storage.files import read_text
+from firstline_core.storage.files import read_text, unreadable
 
 OVERHEAD_BYTES = 33
 HEAD_BYTES = 5
@@ -145,7 +145,7 @@ def read_keys(file: str, setting: str) -> tuple[bytes, ...]:
         lines = read_text(path, _KEYS_LIMIT_BYTES).split()
         keys = tuple(bytes.fromhex(line) for line in lines)
     except OSError as error:
-        raise ConfigError(f"{setting}: {path} cannot be read: {error.strerror}.") from error
+        raise ConfigError(f"{setting}: {path} {unreadable(error)}") from error
     except ValueError:  # its message would quote the key
         keys = ()
     if not keys or any(len(key) != KEY_BYTES for key in keys):

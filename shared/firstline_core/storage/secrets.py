@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from firstline_core.errors import ConfigError
-from firstline_core.storage.files import read_text
+from firstline_core.storage.files import read_text, unreadable
 
 _LIMIT_BYTES = 4096
 
@@ -25,12 +25,15 @@ def read_secret(file: str, setting: str) -> str:
     try:
         text = read_text(Path(file), _LIMIT_BYTES)
     except OSError as error:
-        raise ConfigError(f"{setting}: {file} cannot be read: {error.strerror}.") from error
+        raise ConfigError(f"{setting}: {file} {unreadable(error)}") from error
     except ValueError as error:  # a path with a NUL, or bytes that are not UTF-8
         raise ConfigError(f"{setting}: {file} cannot be read: {error}.") from error
     secret = text.strip()
     if not secret:
         raise ConfigError(f"{setting}: {file} is empty; write the secret into it.")
     if not secret.isprintable():
-        raise ConfigError(f"{setting}: {file} has more than one line, or characters that no secret has.")
+        raise ConfigError(
+            f"{setting}: {file} has more than one line, or characters that no secret has; write the secret alone "
+            "into it."
+        )
     return secret

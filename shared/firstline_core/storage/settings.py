@@ -10,7 +10,7 @@ import difflib
 import logging
 import re
 import tomllib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args, get_type_hints
@@ -25,9 +25,12 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 _FILE_LIMIT_BYTES = 1024 * 1024
 _UNKNOWN = re.compile(r"Object contains unknown field `(?P<key>[^`]*)`(?: - at `(?P<path>[^`]*)`)?")
+_MISSING = re.compile(r"Object missing required field `(?P<key>[^`]*)`(?: - at `(?P<path>[^`]*)`)?")
 _INVALID = re.compile(r"(?P<what>.*?)(?: - at `(?P<path>[^`]*)`)?$", re.DOTALL)
+_TOML_PLACE = re.compile(r" \(at line (\d+), column \d+\)| \(at end of document\)")
 # Similarity from which a variable counts as a misspelt setting.
 _ALIKE = 0.85
+_SHOWN_CHARACTERS = 80
 
 # Paths: relative ones start at the folder of the configuration file. "path" lists values that are not paths; one that
 # ends with a colon is a prefix of such values.
@@ -187,14 +190,28 @@ def read_text(file: Path) -> str:
     except UnicodeDecodeError as error:
         raise ConfigError(f"The configuration file {file} is not UTF-8 text; save it as UTF-8.") from error
     except OSError as error:
-        raise ConfigError(f"The configuration file {file} cannot be read: {error.strerror}.") from error
+        raise ConfigError(f"The configuration file {file} {files.unreadable(error)}") from error
 
 
 def _parse(text: str, file: Path | None) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # numbers with thousands of digits, thousands of "["
-        raise ConfigError(f"{file} is not valid TOML: {error}.") from error
+        raise ConfigError(f"{file}{_toml_fault(str(error))}") from error
+
+
+def _toml_fault(fault: str) -> str:
+    """Returns the rest of a sentence about a file that is not TOML: the line, the fault, and what to write."""
+    place = _TOML_PLACE.search(fault)
+    line = f":{place[1]}" if place is not None and place[1] else ""
+    what = _TOML_PLACE.sub("", fault)
+    if "overwrite" in what or "twice" in what:
+        advice = "the key or table is there twice; delete one"
+    elif "Expected ']'" in what:
+        advice = "write a table as [NAME] and a list as [A, B]"
+    else:
+        advice = "write KEY = VALUE, and text in quotes"
+    return f"{line} is not valid TOML ({what[:1].lower()}{what[1:]}): {advice}."
 
 
 def _convert(cls: type[T], values: dict[str, Any], *, text: str, where: str, of_text: bool = False) -> T:
@@ -217,15 +234,96 @@ def _convert(cls: type[T], values: dict[str, Any], *, text: str, where: str, of_
                 f"{where}{_line(text, [*path, key])} has an unknown key '{'.'.join([*path, key])}'"
                 f"{_suggest(key, _fields(_type_at(cls, path)))}"
             ) from error
+        if (missing := _MISSING.match(str(error))) is not None:
+            key, path = missing["key"], _dotted(missing["path"])
+            wanted = described(_types_at(cls, [*path, key]))
+            raise ConfigError(
+                f"{where}{_line(text, path)} has no key '{'.'.join([*path, key])}'; add `{key} = ...` ({wanted})."
+            ) from error
         invalid = _INVALID.match(str(error))
-        what, path = (invalid["what"], _dotted(invalid["path"])) if invalid else (str(error), [])
-        named = f"'{'.'.join(path)}': " if path else ""
-        advice = ""
-        if what.startswith("Invalid enum value"):
-            advice = f"; use one of {', '.join(_choices(_type_at(cls, path)))}"
-        elif of_text and what.startswith(("Expected `array`", "Expected `object`")):
-            advice = """; a variable has lists as JSON, such as '["a", "b"]'"""
-        raise ConfigError(f"{where}{_line(text, path)}, {named}{what[:1].lower()}{what[1:]}{advice}.") from error
+        path = _dotted(invalid["path"]) if invalid else []
+        named = f", '{'.'.join(path)}'," if path else ""
+        wanted = described(_types_at(cls, path))
+        if of_text and wanted.startswith(("list", "table")):
+            wanted += """, as JSON such as '["a", "b"]'"""
+        raise ConfigError(
+            f"{where}{_line(text, path)}{named} is {_shown(values, path)}; use {_article(wanted)}."
+        ) from error
+
+
+def _shown(values: Any, path: list[str]) -> str:
+    """Returns the value at a path, or the closest around it, as a person has written it."""
+    for part in path:
+        try:
+            values = values[int(part)] if isinstance(values, list) else values[part]
+        except (LookupError, TypeError, ValueError):
+            break
+    text = repr(values)
+    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}..."
+
+
+def _article(wanted: str) -> str:
+    """Returns the description of a type with its article."""
+    if wanted.startswith(("one of", "text", "true")):
+        return wanted
+    return f"{'an' if wanted.startswith('integer') else 'a'} {wanted}"
+
+
+def described(types: Sequence[Any]) -> str:
+    """Returns the values of a setting in words, with their limits.
+
+    Args:
+        types: msgspec's descriptions of the types that it may have.
+    """
+    return " or ".join(dict.fromkeys(text for info in types if (text := _described_type(info))))
+
+
+def _described_type(info: Any) -> str:
+    match info:
+        case msgspec.inspect.Metadata():
+            return "path" if "path" in (info.extra or {}) else _described_type(info.type)
+        case msgspec.inspect.BoolType():
+            return "true or false"
+        case msgspec.inspect.IntType():
+            return f"integer{_limits(info)}"
+        case msgspec.inspect.FloatType():
+            return f"number{_limits(info)}"
+        case msgspec.inspect.LiteralType() | msgspec.inspect.EnumType():
+            return _choices(info)
+        case msgspec.inspect.VarTupleType() | msgspec.inspect.ListType():
+            return f"list of {_plural(_described_type(info.item_type))}"
+        case msgspec.inspect.DictType():
+            return f"table of {_plural(_described_type(info.value_type))}"
+        case msgspec.inspect.StructType():
+            return "table"
+        case msgspec.inspect.UnionType():
+            return described(info.types)
+        case msgspec.inspect.StrType():
+            return _described_text(info)
+        case _:
+            return "" if isinstance(info, msgspec.inspect.NoneType) else "text"
+
+
+def _described_text(info: msgspec.inspect.StrType) -> str:
+    if info.pattern is not None:
+        return f"text that matches `{info.pattern}`"
+    return "text" if info.max_length is None else f"text of at most {info.max_length} characters"
+
+
+def _limits(info: msgspec.inspect.IntType | msgspec.inspect.FloatType) -> str:
+    low = "" if info.ge is None else f" from {info.ge:g}"
+    low = f" above {info.gt:g}" if info.gt is not None else low
+    high = "" if info.le is None else f" to {info.le}" if isinstance(info.le, int) else f" to {info.le:g}"
+    return low + (f" below {info.lt:g}" if info.lt is not None else high)
+
+
+def _plural(described: str) -> str:
+    return f"{described}s" if described.isalpha() else described
+
+
+def _choices(info: msgspec.inspect.LiteralType | msgspec.inspect.EnumType) -> str:
+    values = info.values if isinstance(info, msgspec.inspect.LiteralType) else [each.value for each in info.cls]
+    return f"{'one of ' if len(values) > 1 else ''}{', '.join(map(str, values))}"
 
 
 def _dotted(path: str | None) -> list[str]:
@@ -278,16 +376,21 @@ def _described(cls: type[msgspec.Struct]) -> msgspec.inspect.Type:
 
 
 def _type_at(cls: type[msgspec.Struct], path: list[str]) -> list[Any]:
-    """Returns msgspec's descriptions of the types at `path`: several for a union, none for an unknown path."""
-    found = _alternatives(_described(cls))
+    """Returns msgspec's descriptions of the tables at `path`: several for a union, none for an unknown path."""
+    return [info for each in _types_at(cls, path) for info in _alternatives(each)]
+
+
+def _types_at(cls: type[msgspec.Struct], path: list[str]) -> list[Any]:
+    """Returns msgspec's descriptions of the types at `path`, as they are declared."""
+    found: list[Any] = [_described(cls)]
     for part in path:
         inner = []
-        for info in found:
+        for info in (alternative for each in found for alternative in _alternatives(each)):
             if isinstance(info, msgspec.inspect.StructType):
                 inner += [field.type for field in info.fields if field.encode_name == part]
             elif (element := getattr(info, "item_type", None)) is not None:
                 inner.append(element)
-        found = [info for each in inner for info in _alternatives(each)]
+        found = inner
     return found
 
 
@@ -304,17 +407,6 @@ def _alternatives(info: Any) -> list[Any]:
 def _fields(types: list[Any]) -> list[str]:
     """Returns the keys of a table."""
     return [f.encode_name for info in types if isinstance(info, msgspec.inspect.StructType) for f in info.fields]
-
-
-def _choices(types: list[Any]) -> list[str]:
-    """Returns the values of a closed list."""
-    found = []
-    for info in types:
-        if isinstance(info, msgspec.inspect.LiteralType):
-            found += [str(value) for value in info.values]
-        elif isinstance(info, msgspec.inspect.EnumType):
-            found += [str(member.value) for member in info.cls]
-    return found
 
 
 def _settings(cls: type[msgspec.Struct]) -> list[tuple[str, ...]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import TypeVar
 
@@ -17,6 +18,41 @@ S = TypeVar("S", bound=Struct)
 FORMAT = 1
 """The `format` of all documents; those without this field have it too."""
 
+_FIELD = re.compile(r"Object (missing required|contains unknown) field `(.*)`")
+_TYPE = re.compile(r"Expected `([^`]*)`(.*?)(?:, got `(.*)`)?", re.DOTALL)
+_TYPES = {
+    "int": "an integer",
+    "float": "a number",
+    "str": "text",
+    "bool": "true or false",
+    "array": "a list",
+    "object": "an object",
+    "null": "nothing",
+}
+
+
+def fault_of(error: Exception) -> str:
+    """Returns what is wrong with a file or a JSON document, from the error of its reader, as the end of a sentence."""
+    if isinstance(error, UnicodeDecodeError):
+        return "it is not UTF-8 text"
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    what, _, place = str(error).partition(" - at `")
+    field = place.removesuffix("`").removeprefix("$").removeprefix(".")
+    if (found := _FIELD.fullmatch(what)) is not None:
+        name = f"{field}.{found[2]}" if field else found[2]
+        return f"the field '{name}' is {'missing' if found[1].startswith('missing') else 'unknown'}"
+    if (found := _TYPE.fullmatch(what)) is not None:
+        wanted = " or ".join(_TYPES.get(kind, kind) for kind in found[1].split(" | "))
+        given = f", not {_TYPES.get(found[3], found[3])}" if found[3] else ""
+        return f"{ascii(field) if field else 'it'} has to be {wanted}{found[2]}{given}"
+    if what.startswith("Input data was truncated"):
+        return "it is empty, or ends too early"
+    if what.startswith("JSON is malformed"):
+        return f"it is not JSON{what[what.find(' (') :] if '(' in what else ''}"
+    end = f" in '{field}'" if field else ""
+    return f"{what[:1].lower()}{what[1:]}{end}"
+
 
 def read_struct(path: Path, kind: type[S]) -> S:
     """Returns the struct in a file that `write_struct` wrote.
@@ -29,7 +65,7 @@ def read_struct(path: Path, kind: type[S]) -> S:
     try:
         return msgspec.json.decode(read_checked(path), type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise IntegrityError(f"{path} is damaged: {error}.") from error
+        raise IntegrityError(f"{path} is damaged: {fault_of(error)}.") from error
 
 
 def write_struct(path: Path, value: Struct) -> os.stat_result:
@@ -60,7 +96,7 @@ def read_json_document(content: bytes, kind: type[S], where: str, limit_bytes: i
     try:
         document = msgspec.json.decode(content, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError, ValueError, RecursionError) as error:
-        raise ProtocolError(f"{where} {fault}: {error}.") from error
+        raise ProtocolError(f"{where} {fault}: {fault_of(error)}.") from error
     if (found := getattr(document, "format", FORMAT)) != FORMAT:
         raise ProtocolError(f"{where} has format {found}; this version of Firstline reads format {FORMAT}.")
     return document

@@ -16,6 +16,7 @@ from typing import Any, cast, get_args
 import msgspec
 
 from firstline_core.errors import FirstlineError, InferenceError, TaskError
+from firstline_core.storage.structs import fault_of
 from firstline_core.tasks import AnyTask
 from firstline_core.tasks.base import ConfiguredTask, ModelOutputs, Postprocess, Task
 
@@ -84,7 +85,7 @@ def read_task(fields: object, package: str = "") -> Task:
     try:
         return msgspec.convert(fields, task)
     except msgspec.ValidationError as error:
-        raise ValueError(f"task '{kind}': {error}") from error
+        raise ValueError(f"task '{kind}': {fault_of(error)}") from error
 
 
 _AT_LOAD = {"declared", "needs_event", "unscored", "postprocess"}

@@ -13,6 +13,7 @@ from firstline_core.errors import NotFoundError, RequestError
 from firstline_core.fleet import registry as wire
 from firstline_core.protocol.http import limited_chunks, timed_chunks
 from firstline_core.protocol.limits import Limits
+from firstline_core.protocol.tensors import shown
 from firstline_gateway.api.auth import Access, Operator
 from firstline_gateway.api.messages import (
     NEW,
@@ -58,7 +59,7 @@ _BINARY_BODY = {
 
 def _sha256_of(text: str) -> str:
     if len(text) != _SHA256_LENGTH or set(text) - set("0123456789abcdef"):
-        raise RequestError("A file is named by its sha256: 64 hexadecimal digits in small letters.")
+        raise RequestError(f"{shown(text)} names no file; use its SHA-256, 64 hexadecimal digits in small letters.")
     return text
 
 

@@ -27,7 +27,7 @@ from msgspec import Struct
 from sqlalchemy import Connection, LargeBinary, MetaData, Table, func, insert, inspect, select, text
 
 from firstline_core.errors import ConfigError, StoreUnavailableError
-from firstline_core.storage.files import sync_folder, write_whole
+from firstline_core.storage.files import sync_folder, unreadable, unwritable, write_whole
 from firstline_gateway import __version__
 from firstline_gateway.identity import authorities
 from firstline_gateway.settings.settings import Settings, Store
@@ -110,7 +110,7 @@ def writing(path: Path) -> Iterator[Writing]:
     except FileExistsError as error:
         raise ConfigError(f"{path} is there already; a backup overwrites nothing: name another file.") from error
     except OSError as error:
-        raise ConfigError(f"The backup {path} cannot be written: {error.strerror or error}.") from error
+        raise ConfigError(f"The backup {path} {unwritable(error)}") from error
     finally:
         with suppress(OSError):
             Path(temporary).unlink()
@@ -127,7 +127,7 @@ def reading(path: Path) -> Iterator[tuple[zipfile.ZipFile, Manifest]]:
         with zipfile.ZipFile(path) as archive:
             yield archive, _verified(path, archive)
     except OSError as error:
-        raise ConfigError(f"The backup {path} cannot be read: {error.strerror or error}.") from error
+        raise ConfigError(f"The backup {path} {unreadable(error)}") from error
     except (zipfile.BadZipFile, msgspec.MsgspecError, KeyError, EOFError, RuntimeError) as error:
         raise ConfigError(f"{path} is damaged, or no backup: {error}; use another copy.") from error
 

@@ -9,7 +9,7 @@ from firstline_core.errors import ConfigError, ProtocolError
 from firstline_core.hardware.readings import Measured, known
 from firstline_core.profile import profile
 from firstline_core.profile.files import bundled_profiles, profile_of_machine
-from firstline_core.storage.files import read_limited
+from firstline_core.storage.files import read_limited, unreadable
 from firstline_core.telemetry.logs import logger
 from firstline_gateway.executors.dispatch.forecast import Costs
 
@@ -35,7 +35,7 @@ def read(files: tuple[str, ...]) -> list[profile.Profile]:
         try:
             found.append(profile.decode(read_limited(Path(file), profile.LIMIT_BYTES), file))
         except OSError as error:
-            raise ConfigError(f"The profile {file} cannot be read: {error.strerror}.") from error
+            raise ConfigError(f"The profile {file} {unreadable(error)}") from error
         except ProtocolError as error:
             raise ConfigError(error.message) from error
     return found

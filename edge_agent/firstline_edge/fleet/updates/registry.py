@@ -19,6 +19,7 @@ from firstline_core.errors import CapacityError, FirstlineError, LinkDownError, 
 from firstline_core.fleet.registry import BLOBS_PATH, METADATA_PATH
 from firstline_core.runtime.threads import in_daemon_thread
 from firstline_core.storage.artefact import SignedFile
+from firstline_core.storage.files import unreadable
 from firstline_core.telemetry.logs import logger
 from firstline_edge.fleet.http_client import FleetHttp
 from firstline_edge.fleet.updates.metadata_verifier import Failure, Fetch, Listed, More, Part, Request, receive, send
@@ -82,7 +83,7 @@ class GatewayRegistry:
             with Path(self._root).open("rb") as stream:
                 return stream.read(_ROOT_LIMIT_BYTES)
         except OSError as error:
-            raise SignatureError(f"fleet.root_file {self._root} cannot be read: {error.strerror}.") from error
+            raise SignatureError(f"fleet.root_file {self._root} {unreadable(error)}") from error
 
     async def read(self, sha256: str, offset: int, size_bytes: int) -> AsyncIterator[bytes]:
         """See `Registry`."""

@@ -71,29 +71,32 @@ def test_lists_in_the_environment_are_json() -> None:
     [
         ("[api]\nhost = 'x'\nprot = 1\n", "agent.toml:3 has an unknown key 'api.prot'; did you mean 'port'?"),
         ("[apo]\nport = 1\n", "agent.toml:1 has an unknown key 'apo'; did you mean 'api'?"),
-        ("\n[api]\nport = 'no'\n", "agent.toml:3, 'api.port': expected `int`, got `str`."),
+        ("\n[api]\nport = 'no'\n", "agent.toml:3, 'api.port', is 'no'; use an integer"),
         (
             "[[links]]\nkind = 'a'\n[[links]]\nkind = 'b'\nulr = 'c'\n",
             "agent.toml:5 has an unknown key 'links.1.ulr'; did",
         ),
         (
             "[[links]]\nkind = 'a'\n\n[[links]]\nurl = 'a'\n",
-            "agent.toml:4, 'links.1': object missing required field `kind`",
+            "agent.toml:4 has no key 'links.1.kind'; add `kind = ...` (text).",
         ),
         ("\napi.prot = 1\n", "agent.toml:2 has an unknown key 'api.prot'; did you mean 'port'?"),
-        ("\napi.port = 'x'\n", "agent.toml:2, 'api.port': expected `int`, got `str`."),
+        ("\napi.port = 'x'\n", "agent.toml:2, 'api.port', is 'x'; use an integer"),
         ("api = { host = 'x', prot = 1 }\n", "agent.toml:1 has an unknown key 'api.prot'"),
         (
             "links = [\n  { kind = 'a' },\n  { kind = 'b', ulr = 1 },\n]\n",
             "agent.toml:3 has an unknown key 'links.1.ulr'",
         ),
-        ("[run]\nproviders = [\n 'a',\n 3,\n]\n", "agent.toml:2, 'run.providers.1': expected `str`, got `int`."),
+        ("[run]\nproviders = [\n 'a',\n 3,\n]\n", "agent.toml:2, 'run.providers.1', is 3; use text."),
         ('# [api]\n[api]\nhost = """\nport = \'x\'\n"""\nport = \'y\'\n', "agent.toml:6, 'api.port'"),
-        ("[run]\n[run.measured]\nedge = 'x'\n", "agent.toml:2, 'run.measured': expected `float`, got `str`."),
-        ("[run]\nlevel = 'INFO'\n", "agent.toml:2, 'run.level': invalid enum value 'INFO'; use one of debug, info."),
-        ("[run]\nkind = 'x'\n", "invalid enum value 'x'; use one of full, edge."),
+        (
+            "[run]\n[run.measured]\nedge = 'x'\n",
+            "agent.toml:2, 'run.measured', is {'edge': 'x'}; use a table of numbers.",
+        ),
+        ("[run]\nlevel = 'INFO'\n", "agent.toml:2, 'run.level', is 'INFO'; use one of debug, info."),
+        ("[run]\nkind = 'x'\n", "'run.kind', is 'x'; use one of full, edge."),
         ("[run]\nlevell = 'x'\n", "did you mean 'level'?"),
-        ("[api\n", "is not valid TOML"),
+        ("[api\n", "agent.toml:1 is not valid TOML (expected ']' at the end of a table declaration)"),
     ],
 )
 def test_an_unknown_key_is_named_with_its_line(tmp_path: Path, text: str, said: str) -> None:
@@ -105,7 +108,7 @@ def test_an_unknown_key_is_named_with_its_line(tmp_path: Path, text: str, said: 
 def test_an_invalid_variable_or_flag_is_named() -> None:
     with pytest.raises(ConfigError, match=r"environment variable X_API__PRT has an unknown key 'api.prt'"):
         load(Settings, environ={"X_API__PRT": "1"}, prefix="X_")
-    with pytest.raises(ConfigError, match=r"flag for api.port, 'api.port': expected `int`"):
+    with pytest.raises(ConfigError, match=r"flag for api.port, 'api.port', is 'many'; use an integer"):
         load(Settings, overrides={"api.port": "many"})
 
 
@@ -114,7 +117,7 @@ def test_an_invalid_variable_or_flag_is_named() -> None:
     [{"X_LINKS": "http,mqtt"}, {"X_LINKS": "['http']"}, {"X_LINKS__0__KIND": "http"}, {"X_RUN__PROVIDERS": "CPU"}],
 )
 def test_a_list_in_a_variable_is_json(environ: dict[str, str]) -> None:
-    with pytest.raises(ConfigError, match=r"""a variable has lists as JSON, such as '\["a", "b"\]'"""):
+    with pytest.raises(ConfigError, match=r"""use a list of .*, as JSON such as '\["a", "b"\]'"""):
         load(Settings, environ=environ, prefix="X_")
 
 
@@ -178,5 +181,5 @@ def test_toml_that_is_too_deep_or_long_is_refused(tmp_path: Path, text: str) -> 
 
 
 def test_a_too_deeply_nested_variable_is_refused() -> None:
-    with pytest.raises(ConfigError, match="FIRSTLINE_LINKS, 'links': expected `array`"):
+    with pytest.raises(ConfigError, match=r"FIRSTLINE_LINKS, 'links', is .*; use a list"):
         load(Settings, environ={"FIRSTLINE_LINKS": "[" * 100_000})

@@ -30,7 +30,7 @@ def test_unknown_fields_are_ignored(kind: type[Note] | type[Plain]) -> None:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (b"{}", "note.json is no note: Object missing required field `text`"),
+        (b"{}", "note.json is no note: the field 'text' is missing"),
         (b"\xff", "note.json is no note"),
         (b'{"text": "a", "format": 2}', "note.json has format 2; this version of Firstline reads format 1."),
         (b" " * 41, "note.json has 41 bytes; at most 40 are read."),

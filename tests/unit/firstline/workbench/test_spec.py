@@ -75,7 +75,7 @@ def test_score_can_be_a_graph(tmp_path: Path) -> None:
     [
         ("output =", "outptu =", "did you mean 'output'?"),
         ("version = 3", 'version = "three"', "recipe.toml:2"),
-        ('score = "entropy"', 'score = "entropie"', "there are: max_probability, margin, entropy and graph:"),
+        ('score = "entropy"', 'score = "entropie"', "did you mean 'entropy'?"),
         ('score = "entropy"', 'score = "energy"', "`firstline certify BUNDLE --data DIR --score energy"),
         ('name = "cats"', "", "name"),
         ("resize:8x8", "rezise:8x8", "did you mean 'resize'?"),

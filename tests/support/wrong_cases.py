@@ -1,0 +1,609 @@
+"""The table of wrong inputs by area, as users make them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from support.grpc_calls import digits_message
+from support.images import encode
+from support.wrong_inputs import Call, Case, Command, Request
+
+from firstline_core.protocol.grpc.schema import message
+
+_RECIPE = """\
+name = "scans"
+version = 1
+labels = "labels.txt"
+preprocess = "decode:L,resize:8x8,scale"
+postprocess = "softmax"
+
+[[edge]]
+file = "edge.onnx"
+
+[full]
+file = "full.onnx"
+
+[policy]
+score = "margin"
+threshold = 0.9
+"""
+_IMAGE = encode(np.zeros((8, 8), np.uint8))
+_MAKE = "firstline bundle create --recipe recipe.toml --out scans"
+_EVALUATE = "firstline evaluate models/digits --data"
+_FLEET = {"FIRSTLINE_GATEWAY": "https://gateway:8080", "FIRSTLINE_KEY_FILE": "ops.key", "FIRSTLINE_CA": "ca.pem"}
+
+
+def _recipe(wrong: str, right: str, text: str, code: int = 2) -> Command:
+    """A recipe in which one line is wrong."""
+    assert right in _RECIPE
+    given = f"recipe.toml: {text or f'without {right}'.strip()}\n"
+    return Command(wrong, _MAKE, {"recipe.toml": _RECIPE.replace(right, text)}, code, given=given)
+
+
+def _fleet(wrong: str, line: str, code: int = 1, **files: str) -> Command:
+    return Command(wrong, line, {name.replace("_", "."): text for name, text in files.items()}, code, _FLEET)
+
+
+def _edge(wrong: str, text: str, line: str = "edge-agent run --config edge-agent.toml") -> Command:
+    return Command(wrong, line, {"edge-agent.toml": text})
+
+
+def _gateway(wrong: str, text: str) -> Command:
+    return Command(wrong, "firstline-gateway check --config gateway.toml", {"gateway.toml": text})
+
+
+_PROGRAMS = (
+    Command("a command that does not exist", "firstline evalute models/digits"),
+    Command("an option that does not exist", "firstline evaluate models/digits --date heldout"),
+    Command("a required option is missing", "firstline evaluate models/digits"),
+    Command("a required argument is missing", "firstline run"),
+    Command("a number that is a word", "firstline evaluate models/digits --data heldout --limit many"),
+    Command("a number out of range", "firstline run models/digits --port 99999"),
+    Command("a value that is not in the list", "firstline evaluate models/digits --data heldout -o yaml"),
+    Command("a word too much", "firstline run models/digits models/text"),
+    Command("a route that does not exist", "firstline infer models/digits scan.png --route clowd"),
+    Command("a command of the agent that does not exist", "edge-agent statsu"),
+    Command("an option of the agent that does not exist", "edge-agent status --confg edge-agent.toml"),
+    Command("a setting without a value", "edge-agent run --set api.port"),
+    Command("a time that is not one", "edge-agent audit list --since yesterday"),
+    Command("a list of numbers that is not one", "edge-agent profile create models/digits --threads all"),
+    Command("a command of the gateway that does not exist", "firstline-gateway keys list"),
+    Command("an unknown scope", "firstline-gateway key create shop --scope flet"),
+)
+
+_BUNDLES = (
+    Command("no recipe under this name", "firstline bundle create --recipe recip.toml --out scans"),
+    _recipe("a misspelt key", 'labels = "labels.txt"', 'lables = "labels.txt"'),
+    _recipe("a key without a value", "version = 1", "version ="),
+    _recipe("a key twice", "version = 1", "version = 1\nversion = 2"),
+    _recipe("a version in words", "version = 1", 'version = "one"'),
+    _recipe("no name", 'name = "scans"\n', ""),
+    _recipe("a name with spaces", 'name = "scans"', 'name = "my scans"'),
+    _recipe("version 0", "version = 1", "version = 0"),
+    _recipe("a threshold in percent", "threshold = 0.9", "threshold = 90"),
+    _recipe("a threshold that is not a number", "threshold = 0.9", "threshold = nan"),
+    _recipe("a misspelt score", 'score = "margin"', 'score = "marign"'),
+    _recipe("a misspelt step", "resize:8x8", "rezise:8x8"),
+    _recipe("a step without its argument", "resize:8x8", "resize"),
+    _recipe("a step with a wrong argument", "resize:8x8", "resize:8xtall"),
+    _recipe("a step in the wrong order", "decode:L,resize:8x8,scale", "resize:8x8,decode:L,scale"),
+    _recipe("steps of another size than the model's", "resize:8x8", "resize:28x28"),
+    _recipe("colours for a model of grey images", "decode:L", "decode:RGB"),
+    _recipe("logits without softmax", 'postprocess = "softmax"', 'postprocess = ""'),
+    _recipe("no such labels", '"labels.txt"', '"label.txt"'),
+    _recipe("too few labels", '"labels.txt"', '"notes.txt"'),
+    _recipe("labels that are not UTF-8", '"labels.txt"', '"latin1.txt"'),
+    _recipe("a folder instead of labels", '"labels.txt"', '"heldout"'),
+    _recipe("no such model", '"edge.onnx"', '"edge_v2.onnx"'),
+    _recipe("a model of an unknown kind", '"edge.onnx"', '"notes.txt"'),
+    _recipe("text instead of a model", '"edge.onnx"', '"notes.onnx"', 1),
+    _recipe("a truncated model", '"edge.onnx"', '"cut.onnx"', 1),
+    _recipe("a folder instead of a model", '"edge.onnx"', '"heldout"'),
+    _recipe("a table that does not exist", "[policy]", "[policies]"),
+    _recipe("a detector's table for a classifier", "[policy]", "[detection]\nk = 10\n\n[policy]"),
+    Command("a recipe that is not UTF-8", _MAKE, {"recipe.toml": 'name = "Schl\xfcssel"\n'.encode("latin-1")}),
+    Command("a bundle without a model", "firstline bundle create --name scans --labels labels.txt --out scans"),
+    Command("a bundle in place of another", f"{_MAKE.rpartition(' ')[0]} models/digits", {"recipe.toml": _RECIPE}),
+    Command("an unknown kind of folder", "firstline bundle get heldout"),
+    Command("a file instead of a bundle", "firstline bundle get edge.onnx"),
+    Command("no such bundle", "firstline run models/digit"),
+    Command("an empty manifest", "firstline bundle get broken", {"broken/manifest.json": ""}, 1),
+    Command("a manifest that is not one", "firstline bundle get broken", {"broken/manifest.json": '{"name": "a"}'}, 1),
+    Command(
+        "a manifest with a misspelt key", "firstline bundle get broken", {"broken/manifest.json": '{"name": 1}'}, 1
+    ),
+)
+
+
+def _photos(wrong: str, labels: str | bytes, image: bytes = _IMAGE) -> Command:
+    """A folder of one image with its labels."""
+    return Command(wrong, f"{_EVALUATE} photos", {"photos/labels.csv": labels, "photos/images/a.png": image})
+
+
+def _boxes(wrong: str, name: str, text: str) -> Command:
+    """A folder of one image with boxes."""
+    files = {f"boxes/{name}": text, "boxes/images/a.png": _IMAGE}
+    return Command(wrong, "firstline evaluate models/detection --data boxes", files)
+
+
+def _coco(wrong: str, category: str = "dog", width: int = 5) -> Command:
+    box = {"image_id": 1, "category_id": 1, "bbox": [0, 0, width, 5]}
+    images, categories = [{"id": 1, "file_name": "a.png"}], [{"id": 1, "name": category}]
+    text = json.dumps({"images": images, "categories": categories, "annotations": [box]})
+    return _boxes(wrong, "annotations.json", text)
+
+
+def _rows(wrong: str, text: str | bytes, name: str = "rows.csv", options: str = "") -> Command:
+    """A table for a bundle with the input `x` FP32 [n, 2]."""
+    return Command(wrong, f"firstline evaluate models/classification --data {name}{options}", {name: text})
+
+
+_DATA = (
+    Command("no such data", f"{_EVALUATE} heldoutt"),
+    Command("a model instead of data", f"{_EVALUATE} edge.onnx"),
+    Command("an empty folder", f"{_EVALUATE} nothing", {"nothing/.keep": ""}),
+    _photos("labels without a column file", "path,label\na.png,1\n"),
+    _photos("a label that the bundle lacks", "file,label\na.png,ten\n"),
+    _photos("a label out of range", "file,label\na.png,10\n"),
+    _photos("an image that is not there", "file,label\nb.png,1\n"),
+    _photos("an empty image", "file,label\na.png,1\n", b""),
+    _photos("a path out of the data", "file,label\n../scan.png,1\n"),
+    _photos("labels that are not UTF-8", "file,label\n\xfc.png,1\n".encode("latin-1")),
+    _photos("an empty labels.csv", ""),
+    _boxes("a COCO file that is not JSON", "annotations.json", "["),
+    _boxes("a COCO file without images", "annotations.json", "{}"),
+    _coco("a category that the bundle lacks", category="horse"),
+    _coco("a box with a negative width", width=-5),
+    _boxes("a YOLO line with a word", "labels/a.txt", "dog 0.5 0.5 0.1 0.1\n"),
+    _boxes("a YOLO line in pixels", "labels/a.txt", "0 120 80 40 40\n"),
+    _rows("a table without the input's column", "y,label\n1,a\n"),
+    _rows("a cell that is not a number", 'x,label\n"[1, 2]",a\n"[1, many]",b\n'),
+    _rows("a row of another length", 'x,label\n"[1, 2, 3]",a\n'),
+    _rows("NaN in a row", 'x,label\n"[1, NaN]",a\n'),
+    _rows("a number beyond FP32", 'x,label\n"[1, 1e99]",a\n'),
+    _rows("an empty cell", "x,label\n,a\n"),
+    _rows("an unknown label in a table", 'x,label\n"[1, 2]",left\n'),
+    _rows("a label column that is not there", 'x,label\n"[1, 2]",a\n', options=" --label-column side"),
+    _rows("a column twice", "x,x\n1,2\n"),
+    _rows("a table without rows", "x,label\n"),
+    _rows("JSON lines that are not JSON", '{"x": [1, 2]}\n{"x": [1,\n', "rows.jsonl"),
+    _rows("an NPZ file that is not one", "1,2\n", "rows.npz"),
+    _rows("a Parquet file that is not one", "1,2\n", "rows.parquet"),
+    Command("a video that is not one", f"{_EVALUATE} film.mp4", {"film.mp4": "frames\n"}),
+    Command("an archive that is not one", f"{_EVALUATE} scans.zip", {"scans.zip": "images\n"}),
+    Command("recordings for a model of images", f"{_EVALUATE} sound", {"sound/a.wav": b"RIFF"}),
+)
+
+_WORKBENCH = (
+    Command("no model at all", "firstline pair --data heldout"),
+    Command("a missing edge model", "firstline pair --edge egde.onnx --full full.onnx --data heldout"),
+    Command("text instead of the edge model", "firstline pair --edge notes.onnx --full full.onnx --data heldout"),
+    Command(
+        "a promise that is not one", "firstline pair --edge edge.onnx --full full.onnx --data heldout --promise often"
+    ),
+    Command(
+        "a promise about an unknown label",
+        "firstline pair --edge edge.onnx --full full.onnx --data heldout --promise 'missed person 5% at 90%'",
+    ),
+    Command(
+        "a promise of 150 %", "firstline pair --edge edge.onnx --full full.onnx --data heldout --promise '150% at 90%'"
+    ),
+    Command("a choice that is not one", "firstline pair --edge edge.onnx --full full.onnx --data heldout --choose 1"),
+    Command("certify without data", "firstline certify models/digits"),
+    Command("a share in percent", "firstline certify models/digits --data heldout --epsilon 5 --delta 0.05"),
+    Command("epsilon alone", "firstline certify models/digits --data heldout --epsilon 0.05"),
+    Command(
+        "an unknown score", "firstline certify models/digits --data heldout --epsilon 0.05 --delta 0.05 --score marign"
+    ),
+    Command(
+        "an unknown edge variant",
+        "firstline certify models/digits --data heldout --epsilon 0.05 --delta 0.05 --edge edge-tpu",
+    ),
+    Command(
+        "a table of scores without a column",
+        "firstline certify --scores scores.csv --epsilon 0.05 --delta 0.05",
+        {"scores.csv": "score,same\n0.9,1\n"},
+    ),
+    Command(
+        "a score that is not a number",
+        "firstline certify --scores scores.csv --epsilon 0.05 --delta 0.05",
+        {"scores.csv": "score,agree\n0.9,1\nhigh,1\n"},
+    ),
+    Command(
+        "an agreement of 2",
+        "firstline certify --scores scores.csv --epsilon 0.05 --delta 0.05",
+        {"scores.csv": "score,agree\n0.9,2\n"},
+    ),
+    Command("no such table", "firstline certify --scores audits.csv --epsilon 0.05 --delta 0.05"),
+    Command(
+        "groups without their column",
+        "firstline certify models/digits --data heldout --epsilon 0.05 --delta 0.05 --groups groups.csv",
+        {"groups.csv": "file,site\na.png,1\n"},
+    ),
+    Command("a prize that nothing measures", "firstline compress models/digits --data heldout --prefer energy"),
+    Command("an unknown model to compress", "firstline compress models/digits --data heldout --of edge-tpu"),
+    Command("compress without labels", "firstline compress models/digits --data heldout/images.zip"),
+    Command("an output folder that exists", "firstline compress models/digits --data heldout --out heldout"),
+    Command("a profile that is not one", "firstline profile push notes.txt", environ=_FLEET),
+    Command("a cut at an unknown tensor", "firstline profile split models/digits --data heldout --at relu_9"),
+    Command("an unknown variant", "firstline profile create models/digits --variant edge-tpu"),
+)
+
+_INFER = (
+    Command("no such file", "firstline infer models/digits scann.png"),
+    Command("a truncated image", "firstline infer models/digits cut.png", code=1),
+    Command("a GIF", "firstline infer models/digits scan.gif", code=1),
+    Command("an empty file", "firstline infer models/digits empty", code=1),
+    Command("text instead of an image", "firstline infer models/digits notes.txt", code=1),
+    Command("text instead of an image, in JSON", "firstline infer models/digits notes.txt -o json", code=1),
+    Command("an image for a model of numbers", "firstline infer models/classification scan.png", code=1),
+    Command("too many numbers", "firstline infer models/classification row.json", {"row.json": "[1, 2, 3]"}, 1),
+    Command("NaN", "firstline infer models/classification row.json", {"row.json": "[1, NaN]"}, 1),
+    Command("text instead of numbers", "firstline infer models/classification row.json", {"row.json": '["a", "b"]'}, 1),
+    Command("exchanged arguments", "firstline infer scan.png models/digits"),
+    Command(
+        "an unknown model of a tier",
+        "firstline infer digit scan.png --url http://127.0.0.1:8070 --key-file ops.key",
+        code=1,
+    ),
+    Command("a tier that is not there", "firstline infer digits scan.png --url http://127.0.0.1:9", code=1),
+    Command("a tier without its key", "firstline infer digits scan.png --url http://127.0.0.1:8070", code=1),
+    Command("an address without http", "firstline infer digits scan.png --url 127.0.0.1:8070"),
+    Command(
+        "https for a tier without TLS",
+        "firstline infer digits scan.png --url https://127.0.0.1:8070 --key-file ops.key",
+        code=1,
+    ),
+)
+
+_GATEWAYS = (
+    Command("no gateway", "firstline device list"),
+    Command("no key", "firstline device list --gateway https://gateway:8080"),
+    Command("no such key file", "firstline device list --gateway https://gateway:8080 --key-file op.key --ca ca.pem"),
+    Command("an empty key file", "firstline device list --gateway https://gateway:8080 --key-file empty --ca ca.pem"),
+    Command(
+        "a folder instead of the key",
+        "firstline device list --gateway https://gateway:8080 --key-file heldout --ca ca.pem",
+    ),
+    Command(
+        "a certificate instead of the key",
+        "firstline device list --gateway https://gateway:8080 --key-file ca.pem --ca ca.pem",
+    ),
+    Command(
+        "a key that the gateway does not know",
+        "firstline device list --gateway https://gateway:8080 --key-file unknown.key --ca ca.pem",
+        {"unknown.key": "firstline_unknown"},
+        1,
+    ),
+    Command(
+        "a revoked key",
+        "firstline device list --gateway https://gateway:8080 --key-file retired.key --ca ca.pem",
+        code=1,
+    ),
+    Command(
+        "a key without the scope",
+        "firstline device list --gateway https://gateway:8080 --key-file shop.key --ca ca.pem",
+        code=1,
+    ),
+    Command(
+        "a device's key", "firstline device list --gateway https://gateway:8080 --key-file cam.key --ca ca.pem", code=1
+    ),
+    Command("no CA", "firstline device list --gateway https://gateway:8080 --key-file ops.key", code=1),
+    Command(
+        "another CA",
+        "firstline device list --gateway https://gateway:8080 --key-file ops.key --ca other-ca.pem",
+        code=1,
+    ),
+    Command("no such CA file", "firstline device list --gateway https://gateway:8080 --key-file ops.key --ca cert.pem"),
+    Command(
+        "a key instead of the CA",
+        "firstline device list --gateway https://gateway:8080 --key-file ops.key --ca ops.key",
+    ),
+    Command(
+        "http for a gateway with TLS", "firstline device list --gateway http://gateway:8080 --key-file ops.key", code=1
+    ),
+    Command(
+        "a gateway that is not there", "firstline device list --gateway http://127.0.0.1:9 --key-file ops.key", code=1
+    ),
+    Command("an address without http", "firstline device list --gateway gateway:8080 --key-file ops.key"),
+    Command("another protocol", "firstline device list --gateway ftp://gateway:8080 --key-file ops.key"),
+    Command("a port out of range", "firstline device list --gateway https://127.0.0.1:99999 --key-file ops.key"),
+    Command(
+        "the agent instead of the gateway",
+        "firstline device list --gateway http://127.0.0.1:8070 --key-file ops.key",
+        code=1,
+    ),
+    Command("an unknown context", "firstline context use factroy"),
+    Command("a damaged file of contexts", "firstline context list", {".config/firstline/contexts.json": "{"}),
+)
+
+_FLEETS = (
+    _fleet("an unknown device", "firstline device get press-1"),
+    _fleet("an invalid tag", "firstline device tag press-9 site", 2),
+    _fleet("an invalid selector", "firstline device list --selector 'site berlin'"),
+    _fleet("an invalid name of a device", "firstline device enroll 'press 7'", 2),
+    _fleet("no device", "firstline device enroll", 2),
+    _fleet(
+        "a list of devices without a column name",
+        "firstline device enroll --csv devices.csv",
+        2,
+        devices_csv="device\npress-7\n",
+    ),
+    _fleet("a year too long", "firstline device enroll press-7 --valid-days 365", 2),
+    _fleet("revoke an unknown device", "firstline device revoke press-1"),
+    _fleet("an unknown rollout", "firstline rollout watch 01a2019f-6dd1-704a-a261-d1635d589c27"),
+    _fleet("a word instead of a rollout's id", "firstline rollout promote latest"),
+    _fleet("a bundle that was not pushed", "firstline rollout create digits 7 --stages 1,10,100"),
+    _fleet("stages that fall", "firstline rollout create digits 1 --stages 10,1", 2),
+    _fleet("stages over 100", "firstline rollout create digits 1 --stages 10,200", 2),
+    _fleet("a soak without a unit", "firstline rollout create digits 1 --soak 90", 2),
+    _fleet("an unknown model", "firstline model get digit 1"),
+    _fleet("an unknown alias", "firstline model get digits champion"),
+    _fleet("an alias of an unknown version", "firstline alias set digits champion 9"),
+    _fleet("signing keys that are not there", "firstline model push models/digits --keys nokeys", 2),
+    _fleet("a folder that is not a bundle", "firstline model push heldout", 2),
+    _fleet(
+        "a configuration with a misspelt key",
+        "firstline config push c.toml",
+        2,
+        c_toml='name = "a"\nversion = 1\n[policy]\nmin_treshold = 0.9\n',
+    ),
+    _fleet(
+        "a configuration with a setting that is not remote",
+        "firstline config push c.toml",
+        2,
+        c_toml='name = "a"\nversion = 1\n[api]\nport = 1\n',
+    ),
+    _fleet("a brake without a number", "firstline fleet brake --per-hour some --reason test", 2),
+    _fleet("an unknown job", "firstline job get 01a2019f-6dd1-704a-a261-d1635d589c27"),
+    _fleet("an export since a time that is not one", "firstline audit export --since yesterday", 2),
+    _fleet("an export that is not one", "firstline audit verify notes.txt", 2),
+)
+
+_DEVICE = (
+    Command("no such configuration", "edge-agent run --config agent.toml"),
+    _edge("a misspelt section", "[apis]\nport = 8070\n"),
+    _edge("a misspelt key", "[api]\nprot = 8070\n"),
+    _edge("a port out of range", "[api]\nport = 99999\n"),
+    _edge("a port in words", '[api]\nport = "http"\n'),
+    _edge("a key twice", "[api]\nport = 8070\nport = 8071\n"),
+    _edge("not TOML", "api.port: 8070\n"),
+    _edge("a value without quotes", "[log]\nlevel = debug\n"),
+    _edge("a value that is not in the list", '[log]\nlevel = "verbose"\n'),
+    _edge("a negative number", "[outbox]\nlimit_items = -1\n"),
+    _edge("a share in percent", "[hedge]\nshare = 5\n"),
+    _edge("text instead of a list", '[models]\ndirectories = "models"\n'),
+    _edge("others can reach an agent without tokens", '[api]\nhost = "0.0.0.0"\n'),
+    _edge("a link without an address", '[[links]]\nkind = "http"\n'),
+    _edge("a link of an unknown kind", '[[links]]\nkind = "https"\nurl = "https://gateway:8080"\n'),
+    _edge("a link without http", '[[links]]\nkind = "http"\nurl = "gateway:8080"\n'),
+    _edge("a broker without a host", '[[links]]\nkind = "mqtt"\n'),
+    _edge("a policy without a price", '[policy]\nkind = "value"\n'),
+    _edge(
+        "a token file without names",
+        '[api]\nhost = "0.0.0.0"\ntoken_file = "notes.txt"\n',
+        "edge-agent run --config edge-agent.toml --port 0",
+    ),
+    _edge("no such token file", '[api]\ntoken_file = "tokens"\n', "edge-agent run --config edge-agent.toml --port 0"),
+    _edge(
+        "no such token file of a link",
+        '[[links]]\nkind = "http"\nurl = "http://127.0.0.1:9"\ntoken_file = "tokens"\n',
+        "edge-agent run --config edge-agent.toml --port 0",
+    ),
+    _edge(
+        "no such authorities of a link",
+        '[[links]]\nkind = "http"\nurl = "https://127.0.0.1:9"\ntls_ca_file = "cert.pem"\n',
+        "edge-agent run --config edge-agent.toml --port 0",
+    ),
+    Command("an unknown setting on the command line", "edge-agent run --set api.prot=1"),
+    Command("an unknown section on the command line", "edge-agent run --set ap.port=1"),
+    Command("a wrong value in the environment", "edge-agent run", environ={"FIRSTLINE_EDGE_API__PORT": "http"}),
+    Command("no agent", "edge-agent status --url http://127.0.0.1:9", code=1),
+    Command("an address that is not one", "edge-agent status --url 127.0.0.1:8070", code=1),
+    Command("a configuration that exists", "edge-agent init --config edge-agent.toml", {"edge-agent.toml": ""}),
+    Command(
+        "a join token that is not one",
+        "edge-agent join https://gateway:8080 --token-file notes.txt --set agent.state_dir=state",
+    ),
+    Command(
+        "no such join token",
+        "edge-agent join https://gateway:8080 --token-file press-8.token --set agent.state_dir=state",
+    ),
+    Command(
+        "http to join", "edge-agent join http://gateway:8080 --token-file press-9.token --set agent.state_dir=state"
+    ),
+    Command(
+        "a gateway that is not there to join",
+        "edge-agent join https://127.0.0.1:9 --token-file press-9.token --set agent.state_dir=state",
+        code=1,
+    ),
+    Command(
+        "an unknown request",
+        "edge-agent explain 01a2019f-6dd1-704a-a261-d1635d589c27 --set agent.state_dir=state",
+        code=1,
+    ),
+    Command(
+        "an unknown model in a plan",
+        "edge-agent plan explain digit --set 'models.directories=[\"models\"]' --set agent.state_dir=state",
+    ),
+    Command(
+        "no such profile",
+        "edge-agent plan explain digits --profile p.json --set 'models.directories=[\"models\"]' --set "
+        "agent.state_dir=state",
+    ),
+)
+
+_CLOUD = (
+    Command("no such configuration", "firstline-gateway check --config gatway.toml"),
+    _gateway("a misspelt key", "[api]\nprot = 8080\n"),
+    _gateway("a misspelt section", "[apii]\nport = 8080\n"),
+    _gateway("a port out of range", "[api]\nport = 99999\n"),
+    _gateway("not TOML", "[api\nport = 8080\n"),
+    _gateway("a folder of models that is not there", '[models]\ndirectory = "model"\n'),
+    _gateway("plain HTTP for the network", '[api]\nhost = "0.0.0.0"\n[models]\ndirectory = "models"\n'),
+    _gateway("TLS without names", '[tls]\nenabled = true\n[models]\ndirectory = "models"\n'),
+    _gateway(
+        "a certificate without its key",
+        '[tls]\nenabled = true\ncertificate_file = "ca.pem"\n[models]\ndirectory = "models"\n',
+    ),
+    _gateway(
+        "an address instead of a host",
+        '[tls]\nenabled = true\nhosts = ["https://gateway"]\n[models]\ndirectory = "models"\n',
+    ),
+    _gateway("an unknown database", '[store]\nurl = "mysql://db/firstline"\n[models]\ndirectory = "models"\n'),
+    _gateway(
+        "a password in the database's address",
+        '[store]\nurl = "postgresql://me:secret@db/firstline"\n[models]\ndirectory = "models"\n',
+    ),
+    _gateway("an unknown engine", '[execution]\nengine = "triton"\n[models]\ndirectory = "models"\n'),
+    _gateway("servers without an address", '[execution]\nengine = "oip"\n[models]\ndirectory = "models"\n'),
+    _gateway("an executor that is not there", '[models]\ndirectory = "models"\nexecutors_of = { digits = ["gpu"] }\n'),
+    _gateway(
+        "no password file of the broker",
+        '[mqtt]\nenabled = true\nusername = "me"\npassword_file = "pw"\n[models]\ndirectory = "models"\n',
+    ),
+    Command("a key without a name", "firstline-gateway key create"),
+    Command(
+        "an unknown key to revoke",
+        "firstline-gateway key revoke shopp --config g.toml",
+        {"g.toml": '[store]\nurl = "sqlite:///keys.db"\n'},
+    ),
+    Command("a configuration that exists", "firstline-gateway init --config gateway.toml", {"gateway.toml": ""}),
+    Command(
+        "a backup that is not one",
+        "firstline-gateway restore notes.txt --config g.toml",
+        {"g.toml": '[store]\nurl = "sqlite:///keys.db"\n'},
+    ),
+    Command(
+        "authorities that are not there",
+        "firstline-gateway ca get --config g.toml",
+        {"g.toml": '[store]\nurl = "sqlite:///keys.db"\n'},
+    ),
+)
+
+_ROW = {"name": "x", "datatype": "FP32", "shape": [1, 2], "data": [1, 2]}
+
+
+def _row(**changes: object) -> Mapping[str, object]:
+    return {"inputs": [{**_ROW, **changes}]}
+
+
+def _both(wrong: str, line: str, body: object = b"", status: int = 400, **headers: str) -> Request:
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    return Request(wrong, ("agent", "gateway"), line, body, status, headers=named)
+
+
+def _digits(**fields: str) -> Any:
+    sent = digits_message()
+    for name, value in fields.items():
+        setattr(sent, name, value)
+    return sent
+
+
+_V2 = "POST /v2/models/classification/infer"
+_FILE = "POST /firstline/v1/models/digits/infer"
+_REQUESTS = (
+    _both("no JSON", _V2, "inputs"),
+    _both("an empty body", _V2),
+    _both("no inputs", _V2, {}),
+    _both("an empty list of inputs", _V2, {"inputs": []}),
+    _both("a misspelt input", _V2, _row(name="X")),
+    _both("an unknown datatype", _V2, _row(datatype="float32")),
+    _both("another datatype", _V2, _row(datatype="BYTES", data=["1", "2"])),
+    _both("another shape", _V2, _row(shape=[1, 3], data=[1, 2, 3])),
+    _both("fewer numbers than the shape has", _V2, _row(shape=[2, 2])),
+    _both("a negative shape", _V2, _row(shape=[-1, 2])),
+    _both("no shape", _V2, {"inputs": [{"name": "x", "datatype": "FP32", "data": [1, 2]}]}),
+    _both("text for numbers", _V2, _row(data=["one", "two"])),
+    _both("NaN", _V2, '{"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 2], "data": [1, NaN]}]}'),
+    _both("a number beyond FP32", _V2, _row(data=[1, 1e99])),
+    _both("an unknown output", _V2, {**_row(), "outputs": [{"name": "scores"}]}),
+    _both("a misspelt parameter", _V2, {**_row(), "parameters": {"privacy": "local"}}),
+    _both("a timeout in words", _V2, {**_row(), "parameters": {"timeout": "2s"}}),
+    _both("an unknown route", _V2, {**_row(), "parameters": {"route": "clowd"}}),
+    _both("the same key twice", _V2, '{"inputs": [], "inputs": []}'),
+    _both("an unknown version", "POST /v2/models/classification/versions/9/infer", _row(), 404),
+    _both("an unknown model", "GET /v2/models/classificaton", status=404),
+    _both("a misspelt address", "GET /v2/model/classification", status=404),
+    _both("another method", "GET /v2/models/classification/infer", status=405),
+    _both("a binary length that is not a number", _V2, b"{}", Inference_Header_Content_Length="many"),
+    _both("a binary length beyond the body", _V2, b"{}", Inference_Header_Content_Length="100"),
+    _both(
+        "another binary size",
+        _V2,
+        b'{"inputs":[{"name":"x","datatype":"FP32","shape":[1,2],"parameters":{"binary_data_size":8}}]}1234',
+        Inference_Header_Content_Length="87",
+    ),
+    _both("an unknown compression", _V2, b"{}", Content_Encoding="br"),
+    _both("a body that is not gzip", _V2, b"{}", Content_Encoding="gzip"),
+    _both("an empty file", _FILE),
+    _both("a GIF", _FILE, b"GIF89a" + bytes(20)),
+    _both("text", _FILE, b"hello"),
+    _both("a truncated PNG", _FILE, b"\x89PNG\r\n\x1a\n" + bytes(20)),
+    _both("a misspelt query parameter", f"{_FILE}?privcy=local_only", b"\x89PNG"),
+    _both("a parameter of another task", f"{_FILE}?min_score=0.5", b"\x89PNG"),
+    _both("a score of 50", "POST /firstline/v1/models/detection/infer?min_score=50", b"\x89PNG"),
+    _both("an unknown class", "POST /firstline/v1/models/detection/infer?classes=horse", b"\x89PNG"),
+    _both("an image of another type", _FILE, b"\x89PNG", 406, Accept="image/webp"),
+    _both("an unknown answer", "GET /firstline/v1/answers/01a2019f-6dd1-704a-a261-d1635d589c27", status=404),
+    Request("no key", ("gateway",), _V2, _row(), 401, key=""),
+    Request("no token", ("agent",), _V2, _row(), 401, key=""),
+    Request("another scheme", ("gateway",), _V2, _row(), 401, headers={"Authorization": "Basic b3BzOm9wcw=="}),
+    Request("an unknown key", ("gateway",), _V2, _row(), 401, headers={"Authorization": "Bearer firstline_unknown"}),
+    Request("a key without the scope", ("gateway",), "GET /fleet/v1/devices", status=403, key="shop"),
+    Request("an unknown device", ("gateway",), "GET /fleet/v1/devices/press-1", status=404),
+    Request("a limit that is a word", ("gateway",), "GET /fleet/v1/devices?limit=all"),
+    Request("an unknown order", ("gateway",), "GET /fleet/v1/devices?sort=age"),
+    Request("an invalid selector", ("gateway",), "GET /fleet/v1/devices?selector=site%20berlin"),
+    Request("an unknown presence", ("gateway",), "GET /fleet/v1/devices?presence=away"),
+    Request("not JSON for a rollout", ("gateway",), "POST /fleet/v1/rollouts", "start"),
+    Request("a rollout without a bundle", ("gateway",), "POST /fleet/v1/rollouts", {}),
+    Request("a rollout with a misspelt key", ("gateway",), "POST /fleet/v1/rollouts", {"bundel": "digits"}),
+    Request(
+        "an unknown rollout", ("gateway",), "GET /fleet/v1/rollouts/01a2019f-6dd1-704a-a261-d1635d589c27", status=404
+    ),
+    Request(
+        "an unknown command of a rollout",
+        ("gateway",),
+        "POST /fleet/v1/rollouts/01a2019f-6dd1-704a-a261-d1635d589c27/cancel",
+    ),
+    Request("a brake of a wrong type", ("gateway",), "PUT /fleet/v1/brake", {"escalations_per_hour": "few"}),
+    Request("an invitation without names", ("gateway",), "POST /firstline/v1/devices", {}),
+    Request(
+        "no certificate signing request",
+        ("gateway",),
+        "POST /firstline/v1/enroll",
+        {"device": "press-7", "secret": "x", "csr": "x"},
+        key="",
+    ),
+    Request("an unknown contract", ("gateway",), "GET /firstline/v1/contracts/digit", status=404),
+    Request("a digest that is not one", ("gateway",), "GET /fleet/v1/registry/blobs/abc"),
+    Request("a twin of an application", ("gateway",), "GET /fleet/v1/twin", status=403, key="shop"),
+    Request("an unknown address of the fleet", ("gateway",), "GET /fleet/v1/device", status=404),
+)
+
+_CALLS = (
+    Call("no key", "ModelInfer", digits_message(), key=""),
+    Call("an unknown model", "ModelInfer model_name: 'digit'", _digits(model_name="digit")),
+    Call("an unknown version", "ModelInfer model_version: '9'", digits_message(model_version="9")),
+    Call("a misspelt method's model", "ModelMetadata name: 'digit'", message("ModelMetadataRequest")(name="digit")),
+    Call("no inputs", "ModelInfer inputs: []", message("ModelInferRequest")(model_name="digits")),
+    Call("bytes that are not a message", "ModelInfer (4 bytes)", b"\xff\xff\xff\xff"),
+)
+
+AREAS: Mapping[str, Sequence[Case]] = {
+    "Command lines": _PROGRAMS,
+    "Recipes, models and bundles": _BUNDLES,
+    "Data": _DATA,
+    "Pairing, certificates, compression, profiles": _WORKBENCH,
+    "Inference on files": _INFER,
+    "Gateways, keys and certificates": _GATEWAYS,
+    "Fleet": _FLEETS,
+    "Device": _DEVICE,
+    "Gateway": _CLOUD,
+    "Requests": _REQUESTS,
+    "gRPC": _CALLS,
+}
