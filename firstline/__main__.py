@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
+from importlib.metadata import version
 
 from firstline.cli import interrupt
 from firstline_core.errors import ConfigError, missing_package
@@ -22,6 +23,9 @@ def main() -> int:
 
         return run()
     except ModuleNotFoundError as error:
+        if sys.argv[1:] == ["--version"]:  # of the client alone, which has no package for options
+            sys.stdout.write(f"firstline {version('firstline')}\n")
+            return 0
         alone = sys.argv[1:2] == ["console"]  # a service of its own, which needs no workbench
         try:
             raise missing_package(error, *(("firstline console", "console") if alone else ("firstline", "workbench")))

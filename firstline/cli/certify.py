@@ -424,7 +424,7 @@ def _report(
 ) -> Report:
     value, text = asdict(result), list[str | Table]()
     if certification is not None and isinstance(result, EventsResult):
-        value |= {"unpromised": certification.unpromised}
+        value |= {"unpromised": certification.unpromised, "broken": certification.broken}
         text += promises_text(result, certification.unpromised, certification.broken)
     else:
         text += [

@@ -18,7 +18,6 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, get_type_hints
 
 import typer
-from pydantic import ValidationError
 from typer.core import TyperGroup
 
 from firstline.cli import interrupt
@@ -83,9 +82,10 @@ def _reworded(error: typer.BadParameter) -> str:
     if choices := _CHOICES.fullmatch(text):
         end = did_you_mean(choices[1], re.findall(r"'([^']+)'", choices[2]))
         return text if end == "." else text.removesuffix(".") + end
-    if not text.startswith("Input should be ") or not isinstance(error.__cause__, ValidationError):
+    errors: Any = getattr(error.__cause__, "errors", None)  # of pydantic, which typer uses
+    if errors is None or not text.startswith("Input should be "):
         return text
-    given = str(error.__cause__.errors()[0]["input"])
+    given = str(errors()[0]["input"])
     return f"it must be {text.removeprefix('Input should be ')}, not {given!r}."
 
 

@@ -27,7 +27,12 @@ if TYPE_CHECKING:
     from firstline_core.types import TensorSpec
 
 GATEWAY = "FIRSTLINE_GATEWAY"
-_KEY, _PASSPHRASE = "FIRSTLINE_TOKEN", "FIRSTLINE_KEY_PASSPHRASE"
+_KEY, _KEY_FILE, _CA, _PASSPHRASE = (
+    "FIRSTLINE_TOKEN",
+    "FIRSTLINE_KEY_FILE",
+    "FIRSTLINE_CA",
+    "FIRSTLINE_KEY_PASSPHRASE",
+)
 
 BundleArgument = Annotated[Path, typer.Argument(metavar="BUNDLE", help="Folder of the bundle.", show_default=False)]
 ModelArgument = Annotated[str, typer.Argument(metavar="MODEL", help="The bundle's name.")]
@@ -50,7 +55,7 @@ KeyFileOption = Annotated[
     str,
     typer.Option(
         "--key-file",
-        envvar="FIRSTLINE_KEY_FILE",
+        envvar=_KEY_FILE,
         show_envvar=False,
         metavar="FILE",
         help="File with the API key; FIRSTLINE_TOKEN may contain the key itself.",
@@ -60,7 +65,7 @@ CaOption = Annotated[
     Path | None,
     typer.Option(
         "--ca",
-        envvar="FIRSTLINE_CA",
+        envvar=_CA,
         show_envvar=False,
         metavar="FILE",
         help="CA certificate used to verify the gateway (PEM).",
@@ -75,6 +80,19 @@ class GatewayOptions:
     url: GatewayOption = ""
     key_file: KeyFileOption = ""
     ca_file: CaOption = None
+
+    @property
+    def _own_environment(self) -> bool:
+        """Whether key and CA of the environment may go to the gateway: it is named there or by the flag alone."""
+        named = os.environ.get(GATEWAY, "")
+        return bool(self.url) and (not named or same_gateway(self.url, named))
+
+    def _given(self, value: str, variable: str) -> str:
+        """Returns a flag's value; "" with a warning for one of the environment that is not for this gateway."""
+        if not value or value != os.environ.get(variable, "") or self._own_environment:
+            return value
+        warn(f"{variable} is not used, because it goes only to a gateway that {GATEWAY} or --gateway names with it.")
+        return ""
 
     @property
     def _context(self) -> Context:
@@ -103,18 +121,21 @@ class GatewayOptions:
     @property
     def found_ca(self) -> Path | None:
         """The CA certificate; None for those that this system trusts."""
-        return self.ca_file or (Path(ca) if (ca := self._context.ca) else None)
+        ca = self._given(str(self.ca_file or ""), _CA) or self._context.ca
+        return Path(ca) if ca else None
 
     def found_key(self) -> str:
         """Returns the API key, which is not a command-line argument because other users could read it; "" for none.
 
-        The key in `FIRSTLINE_TOKEN` goes only to a gateway that a flag or the environment names: that of a context has
-        the context's key.
+        A key of the environment goes only to the gateway that the environment names, or that the flag names if the
+        environment names none: that of a context has the context's key.
 
         Raises:
             ConfigError: its file cannot be read.
         """
-        key = api_key(self.key_file) if self.url else read_secret(self.key_file, "--key-file")
+        key = read_secret(self._given(self.key_file, _KEY_FILE), "--key-file")
+        if not key and self._own_environment:
+            key = os.environ.get(_KEY, "")
         return key or read_secret(self._context.key_file, "The context's key file")
 
     def required_key(self) -> str:
@@ -125,8 +146,8 @@ class GatewayOptions:
         """
         if not (key := self.found_key()):
             raise ConfigError(
-                f"There is no API key; name its file with --key-file, in FIRSTLINE_KEY_FILE or in a context, or put "
-                f"the key into {_KEY}, which is used only with --gateway or {GATEWAY}."
+                f"There is no API key; name its file with --key-file or in a context; or in {_KEY_FILE}, or put the "
+                f"key into {_KEY}, which are used only with --gateway or {GATEWAY}."
             )
         return key
 

@@ -59,6 +59,7 @@ class SignInRoutes:
         self._note = note
         self._secure = secure
         self._attempts = Attempts()
+        self._visits = Attempts()  # to the identity provider
         self._hashes = asyncio.Semaphore(_MOST_HASHES)
         self._oauth = _oauth(accounts.oidc) if accounts.oidc is not None else None
         self.app = Starlette(
@@ -94,7 +95,7 @@ class SignInRoutes:
         return HTMLResponse(content, status)
 
     async def _password(self, request: Request) -> Response:
-        address = request.client.host if request.client is not None else ""
+        address = _address(request)
         if wait_s := self._attempts.begin(address):
             return self._too_many(request, wait_s)
         fields = await _fields(request)
@@ -107,7 +108,7 @@ class SignInRoutes:
         return await self._entered(person, "password", address)
 
     def _too_many(self, request: Request, wait_s: float) -> Response:
-        sentence = f"Too many attempts to sign in failed; try again in {math.ceil(wait_s)} s."
+        sentence = f"Too many attempts to sign in; try again in {math.ceil(wait_s)} s."
         refused = self._page(request, sentence, HTTPStatus.TOO_MANY_REQUESTS)
         refused.headers["Retry-After"] = str(math.ceil(wait_s))
         return refused
@@ -115,6 +116,8 @@ class SignInRoutes:
     async def _to_provider(self, request: Request) -> Response:
         if self._oauth is None or self._accounts.oidc is None:
             return RedirectResponse(PATH, HTTPStatus.SEE_OTHER)
+        if wait_s := self._visits.begin(_address(request)):
+            return self._too_many(request, wait_s)
         callback = f"{self._accounts.oidc.url.rstrip('/')}{PATH}/oidc/callback"
         try:
             answer: Response = await self._oauth.provider.authorize_redirect(request, callback)
@@ -123,7 +126,7 @@ class SignInRoutes:
         return answer
 
     async def _from_provider(self, request: Request) -> Response:
-        address = request.client.host if request.client is not None else ""
+        address = _address(request)
         if self._oauth is None:
             return RedirectResponse(PATH, HTTPStatus.SEE_OTHER)
         if wait_s := self._attempts.begin(address):
@@ -146,6 +149,7 @@ class SignInRoutes:
             sentence = "You have no role here; ask the fleet's manager to give you one."
             await self._noted(SignIn(name, "oidc", address, "no role"))
             return self._page(request, sentence, HTTPStatus.FORBIDDEN)
+        self._visits.succeeded(address)
         return await self._entered(person, "oidc", address)
 
     async def _entered(self, person: Person, method: str, address: str) -> Response:
@@ -168,6 +172,10 @@ class SignInRoutes:
             await asyncio.to_thread(self._note, attempt)
         except FirstlineError:
             return  # without the gateway a person can still see that it is away
+
+
+def _address(request: Request) -> str:
+    return request.client.host if request.client is not None else ""
 
 
 async def _fields(request: Request) -> dict[str, str]:

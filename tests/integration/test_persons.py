@@ -118,12 +118,15 @@ async def test_a_selector_limits_devices_and_rollouts(site: Site) -> None:
         ("PUT", "/fleet/v1/brake", {"escalations_per_hour": 0, "reason": "no"}),
         ("POST", ROLLOUTS, DEFINITION),
         ("POST", ROLLOUTS, DEFINITION | {"selector": "site"}),
+        ("POST", f"{ROLLOUTS}/plan", DEFINITION),
         ("GET", "/fleet/v1/profiles/digits/versions/1/machines/cam-2", None),
     ):
         assert (await site.ask(kiel, method, path, body)).status_code == 403, path
     assert (await site.ask(kiel, "GET", "/fleet/v1/devices/cam-1")).status_code == 200
     assert (await site.ask(kiel, "GET", f"{AUDIT_PATH}?subject=device:cam-1")).status_code == 200
-    made = await site.ask(kiel, "POST", ROLLOUTS, DEFINITION | {"selector": "line=l1,site=kiel"})
+    own = DEFINITION | {"selector": "line=l1,site=kiel"}
+    assert (await site.ask(kiel, "POST", f"{ROLLOUTS}/plan", own)).status_code == 200
+    made = await site.ask(kiel, "POST", ROLLOUTS, own)
     assert made.status_code == 201
     other = (await site.ask(None, "POST", ROLLOUTS, DEFINITION)).json()
     assert (await site.ask(kiel, "POST", f"{ROLLOUTS}/{other['id']}/abort")).status_code == 403

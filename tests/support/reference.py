@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import html
 import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
@@ -50,6 +51,7 @@ COMMANDS_FILE = _DOCS / "reference" / "cli.md"
 REST_FILE = _DOCS / "reference" / "rest.md"
 PYTHON_FILE = _DOCS / "reference" / "python.md"
 INDEX_FILE = _DOCS / "llms.txt"
+_CODE_WITH_BAR = re.compile(r"`([^`]*\|[^`]*)`")
 _SHARED = {"--gateway", "--key-file", "--ca", "-o", "-h", "--config", "--set", "--version"}
 """Options that the page explains once for each program."""
 
@@ -88,9 +90,10 @@ otherwise from the context in use.
 `firstline context create NAME --gateway URL --key-file FILE` stores a context and uses it, and `firstline context
 use NAME` changes to another one. `FIRSTLINE_CONTEXT` selects one for a single command. Contexts are in
 `firstline/contexts.json` of the user's configuration folder (`XDG_CONFIG_HOME`, or `~/.config`), with mode 0600 and
-without secrets. The key and the CA of a context go to its own gateway only, and `FIRSTLINE_TOKEN` only to a gateway
-that `--gateway` or `FIRSTLINE_GATEWAY` names. `firstline --install-completion` installs completion for the current
-shell.
+without secrets. The key and the CA of a context go to its own gateway only. Those of the environment go only to the
+gateway that `FIRSTLINE_GATEWAY` names, or `--gateway` if that variable is not set.
+
+`firstline --install-completion` installs completion for the current shell.
 """
 _EDGE_HEAD = """
 All commands but `init` take `--config FILE` for the settings, `--set SECTION.KEY=VALUE` for single ones, and `-o
@@ -283,7 +286,12 @@ def _argparse_rows(parser: Parser) -> list[tuple[str, str]]:
 
 
 def _row(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+    return f"| {' | '.join(_CODE_WITH_BAR.sub(_escaped, cell).replace('|', chr(92) + '|') for cell in cells)} |"
+
+
+def _escaped(code: re.Match[str]) -> str:
+    """Returns code with bars as HTML: in a table's cell, the site would show the backslash of an escaped one."""
+    return f"<code>{html.escape(code[1], quote=False).replace('|', '&#124;')}</code>"
 
 
 def pages_index() -> str:

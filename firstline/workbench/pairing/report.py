@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from firstline.workbench.certify import Certification
 from firstline.workbench.evaluate import Evaluation, Measured, figures
 from firstline.workbench.pairing.pair import ReadPair
 from firstline.workbench.pairing.recipe import EDGE, FULL
-from firstline.workbench.promises import UsualAnswer
+from firstline.workbench.promises import BrokenPromise, UsualAnswer
 from firstline.workbench.report_data import disagreements
 from firstline.workbench.sequences import Sequences
 from firstline_core.errors import ConfigError
@@ -55,6 +55,7 @@ class PairReport(Struct, frozen=True):
         latency_ms: medians on this machine, without the network; None for an absent model.
         sequences: signs that rows depend on each other, so that less is proved.
         usual_answer: the answer that a model could always give and still keep the promise.
+        broken: counts about each promise that was not proved with enough observations, by event.
     """
 
     bundle: str
@@ -68,6 +69,7 @@ class PairReport(Struct, frozen=True):
     latency_ms: dict[str, float | None]
     sequences: Sequences | None
     usual_answer: UsualAnswer | None
+    broken: Mapping[str, BrokenPromise]
 
 
 def report_of(
@@ -104,6 +106,7 @@ def report_of(
         latency_ms={name: None if one is None else one.latency_ms.p50 for name, one in models.items()},
         sequences=certification.sequences if certification is not None else None,
         usual_answer=certification.usual if certification is not None else None,
+        broken=certification.broken if certification is not None else {},
     )
 
 

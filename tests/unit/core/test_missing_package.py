@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from importlib.metadata import version
 
 import pytest
 
@@ -38,6 +39,15 @@ def test_missing_package_is_reported_with_its_extra(module: str, arguments: str,
     [line] = done.stderr.splitlines()
     assert sentence.format(f"'firstline[{extra}]'") in line
     assert line.endswith(f"pip install 'firstline[{extra}]'.")
+
+
+def test_the_client_alone_prints_its_version() -> None:
+    code = (
+        "import sys; sys.modules['typer'] = None; sys.argv = ['x', '--version']; "
+        "from firstline.__main__ import main; sys.exit(main())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, f"firstline {version('firstline')}\n"), done.stderr
 
 
 def test_missing_module_of_the_project_is_a_fault() -> None:

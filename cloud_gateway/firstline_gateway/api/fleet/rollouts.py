@@ -62,10 +62,11 @@ def rollout_routes(rollouts: Rollouts, access: Access) -> APIRouter:
 
     @router.post(wire.PLAN_PATH, openapi_extra=body_schema(Definition))
     async def plan_rollout(
-        request: Request, size_bytes: Annotated[int | None, Query(ge=0, le=2**53)] = None
+        request: Request, person: OnBehalf, size_bytes: Annotated[int | None, Query(ge=0, le=2**53)] = None
     ) -> Response:
         """The plan of a rollout: devices, bytes, time, and detectable effects."""
         definition = await body_of(request, Definition)
+        check_rollout(person, definition.selector)
         return answer(await rollouts.plan(definition, size_bytes))
 
     @router.get(_ONE)

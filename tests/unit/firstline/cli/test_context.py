@@ -107,6 +107,25 @@ def test_a_contexts_key_goes_to_no_other_gateway() -> None:
         assert GatewayOptions(own).required_key() == "key-of-factory"
 
 
+def test_key_and_ca_of_the_environment_go_to_its_own_gateway_only(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    factory()
+    monkeypatch.setenv("FIRSTLINE_KEY_FILE", "flag.key")
+    monkeypatch.setenv("FIRSTLINE_CA", "own.pem")
+    of_context = GatewayOptions("", "flag.key", Path("own.pem"))
+    assert of_context.required_key() == "key-of-factory"
+    assert of_context.found_ca is not None and of_context.found_ca.name == "ca.pem"
+    said = capsys.readouterr().err
+    assert "FIRSTLINE_KEY_FILE is not used" in said and "FIRSTLINE_CA is not used" in said
+    lab = GatewayOptions("http://lab:8080", "flag.key", Path("own.pem"))
+    assert (lab.required_key(), lab.found_ca) == ("key-of-flag", Path("own.pem"))
+    monkeypatch.setenv("FIRSTLINE_GATEWAY", "https://other:8080")
+    with pytest.raises(ConfigError, match="There is no API key"):
+        lab.required_key()
+    assert GatewayOptions("https://other:8080", "flag.key").required_key() == "key-of-flag"
+
+
 def test_the_environment_reaches_a_command_and_selects_a_context(monkeypatch: pytest.MonkeyPatch) -> None:
     run("create", "lab", "--gateway", "http://127.0.0.1:8080")
     factory()

@@ -61,7 +61,7 @@ def test_two_files_become_a_certified_bundle(site: Path) -> None:
     found = json.loads(_run(*arguments, "-o", "json").stdout)
     assert set(found) == {
         *("bundle", "task", "family", "certified", "contracts", "share_at_edge", "quality", "bytes_sent", "latency_ms"),
-        *("sequences", "usual_answer"),
+        *("sequences", "usual_answer", "broken"),
     }
     assert (found["bundle"], found["task"]) == (str(out / "bundle"), "classification")
     assert found["family"] == {"edge": "logits classifier", "full": "logits classifier"}

@@ -97,13 +97,28 @@ async def test_simultaneous_attempts_do_not_pass_the_limit() -> None:
     assert codes.count(401) == PER_ADDRESS == len(site.noted) and codes.count(429) == 2 * PER_ADDRESS
 
 
-@pytest.mark.parametrize("query", ["", "?code=guess&state=guess", "?error=denied", "?error=denied&state="])
-async def test_an_answer_without_a_known_state_counts_but_is_not_noted(query: str, tmp_path: Path) -> None:
+def site_with_provider(folder: Path) -> Site:
+    """The routes, with an identity provider that is away."""
     pytest.importorskip("authlib")
-    secret = tmp_path / "secret"
+    secret = folder / "secret"
     secret.write_text("secret")
     secret.chmod(0o600)
-    site = Site(Accounts(oidc=Oidc("http://127.0.0.1:9", "console", str(secret), "https://c")))
+    return Site(Accounts(oidc=Oidc("http://127.0.0.1:9", "console", str(secret), "https://c")))
+
+
+async def test_visits_to_the_identity_provider_are_limited_by_address(tmp_path: Path) -> None:
+    site = site_with_provider(tmp_path)
+    async with site.client() as visitor, site.client("192.0.2.2") as other:
+        for _ in range(PER_ADDRESS):
+            assert (await visitor.get(f"{PATH}/oidc")).status_code == 502
+        refused = await visitor.get(f"{PATH}/oidc")
+        assert refused.status_code == 429 and 0 < int(refused.headers["retry-after"]) <= 60
+        assert (await other.get(f"{PATH}/oidc")).status_code == 502
+
+
+@pytest.mark.parametrize("query", ["", "?code=guess&state=guess", "?error=denied", "?error=denied&state="])
+async def test_an_answer_without_a_known_state_counts_but_is_not_noted(query: str, tmp_path: Path) -> None:
+    site = site_with_provider(tmp_path)
     async with site.client() as client:
         for _ in range(PER_ADDRESS):
             refused = await client.get(f"{PATH}/oidc/callback{query}")

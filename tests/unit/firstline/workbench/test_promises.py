@@ -401,3 +401,4 @@ def test_classifier_may_promise_about_a_label() -> None:
     found = msgspec.json.decode(_run(digits / "bundle", "--data", digits / "heldout", *promise, "-o", "json").stdout)
     assert found["certified"] and 40 < found["events"]["missed seven"]["n"] < 80
     assert "missed one" in found["unpromised"] and "missed seven" not in found["unpromised"]
+    assert found["broken"] == {}
