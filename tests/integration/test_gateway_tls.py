@@ -61,7 +61,7 @@ async def test_clients_trust_the_given_authority(tmp_path: Path, monkeypatch: py
         key = create_key(sqlite_store(tmp_path), "shop")
         bundle = tmp_path / "identity" / "authorities.pem"
         assert "model: digits version 1" in await gateway_status(at.url, key, "--ca", bundle)
-        assert "verify failed" in await gateway_status(at.url, key, code=1)
+        assert "is not trusted" in await gateway_status(at.url, key, code=1)
         async with AsyncClient(at.url, token=key, ca_file=bundle) as client:
             assert await client.ready()
         async with AsyncClient(at.url, token=key) as client:
