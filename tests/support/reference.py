@@ -134,7 +134,9 @@ def rest_page() -> str:
     text = [_REST_HEAD]
     for tag, addresses in sorted(lines.items()):
         text += [f"## {tag.capitalize()}", "", "| address | served by | |", "|---|---|---|"]
-        text += [_row((f"`{address}`", ", ".join(tiers), summary)) for address, (summary, tiers) in addresses.items()]
+        text += [
+            table_row((f"`{address}`", ", ".join(tiers), summary)) for address, (summary, tiers) in addresses.items()
+        ]
         text.append("")
     return "\n".join(text)
 
@@ -204,7 +206,7 @@ def configuration_page() -> str:
                     level,
                     texts[section.__name__, key.name],
                 )
-                lines.append(_row(cells))
+                lines.append(table_row(cells))
             lines.append("")
     return "\n".join(lines).rstrip() + "\n"
 
@@ -255,7 +257,7 @@ def _command(title: str, summary: str, example: str, rows: Sequence[tuple[str, s
         yield from (
             "| argument or option | meaning |",
             "|---|---|",
-            *(_row((f"`{name}`", text)) for name, text in rows),
+            *(table_row((f"`{name}`", text)) for name, text in rows),
             "",
         )
 
@@ -285,7 +287,8 @@ def _argparse_rows(parser: Parser) -> list[tuple[str, str]]:
     return rows
 
 
-def _row(cells: Sequence[str]) -> str:
+def table_row(cells: Sequence[str]) -> str:
+    """Returns the row of a table."""
     return f"| {' | '.join(_CODE_WITH_BAR.sub(_escaped, cell).replace('|', chr(92) + '|') for cell in cells)} |"
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from support.gateway import GatedExecutor, gateway_of
 from support.readme import links, places
+from support.reference import table_row
 
 from bench import figures
 from firstline.workbench.step_syntax import USAGE
@@ -123,7 +124,7 @@ async def test_every_metric_is_named(tmp_path: Path) -> None:
 
 def test_every_step_and_manifest_key_is_named() -> None:
     for spelling, meaning in USAGE.values():
-        assert f"| `{spelling.replace('|', chr(92) + '|')}` | {meaning} |" in STEPS
+        assert table_row((f"`{spelling}`", meaning)) in STEPS
     assert {*Manifest.__struct_fields__, *Model.__struct_fields__} <= listed(MANIFEST)
 
 
