@@ -50,7 +50,7 @@ def test_documents_have_tables_of_parts_that_are_there() -> None:
 @pytest.fixture
 def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(figures, "RESULTS", tmp_path)
-    monkeypatch.setattr(run, "PAGES", tmp_path / "docs")
+    monkeypatch.setattr(page, "PAGES", tmp_path / "docs")
     return tmp_path / f"{run.TARGET}.json"
 
 
