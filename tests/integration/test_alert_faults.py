@@ -325,10 +325,13 @@ async def faults_of_executors(site: Site, monkeypatch: pytest.MonkeyPatch) -> se
             for each in outcomes
         ]
 
+    async def promised() -> bool:
+        await site.escalate()
+        return site.agent.outbox.depth > 0
+
     with monkeypatch.context() as patched:
         patched.setattr(local, "run_batch", refuse)
-        await site.infer("cloud")
-        await until(lambda: site.agent.outbox.depth > 0)
+        await until(promised, 60)
         site.clock.ahead_s = 4000.0
         await site.fires(*budget, "FirstlineOutboxOld", work=site.ask_gateway)
     await site.clears(*budget, "FirstlineOutboxOld", work=site.ask_gateway)
