@@ -58,31 +58,22 @@ Raises:
 """
 
 
-def compile_detection(steps: Sequence[ops.PostStep], size: InputSize, k: int, output: str = "") -> Detect:
+def compile_detection(steps: Sequence[ops.PostStep], size: InputSize, k: int) -> Detect:
     """Returns the function of a detector's postprocessing.
 
     Args:
         steps: a decoder, any class maps, and `suppress`.
         size: of the model's input.
         k: number of boxes of a row in the result, padding included.
-        output: name of the model's output, for decoders of one output.
 
     Raises:
         ModelLoadError: the steps are not in this order.
     """
     match steps:
-        case [
-            ops.Yolox()
-            | ops.FastestDet()
-            | ops.Yolo()
-            | ops.Detr()
-            | ops.Ssd()
-            | ops.Anchors()
-            | ops.BoxRows() as decoder,
-            *maps,
-            ops.Suppress() as suppression,
-        ] if all(isinstance(step, ops.ClassMap) for step in maps):
-            decode = partial(_decode, decoder, size=size, floor=suppression.floor, output=output)
+        case [decoder, *maps, ops.Suppress() as suppression] if isinstance(decoder, ops.BoxDecoder) and all(
+            isinstance(step, ops.ClassMap) for step in maps
+        ):
+            decode = partial(_decode, decoder, size=size, floor=suppression.floor)
             tables = [np.asarray(step.to, np.int64) for step in maps if isinstance(step, ops.ClassMap)]
         case _:
             raise ModelLoadError("Postprocessing of a detector: a decoder comes first, then class_map, then suppress.")
@@ -211,14 +202,14 @@ def _mapped(found: Boxes, table: _Ints) -> Boxes:
 # Decoders: of one row, without the axis of rows.
 
 
-def _decode(decoder: ops.BoxDecoder, raw: Mapping[str, Array], *, size: InputSize, floor: float, output: str) -> Boxes:
+def _decode(decoder: ops.BoxDecoder, raw: Mapping[str, Array], *, size: InputSize, floor: float) -> Boxes:
     match decoder:
         case ops.Yolox():
-            return _yolox(_only(raw, output, 2), decoder, size, floor)
+            return _yolox(_only(raw, 2), decoder, size, floor)
         case ops.FastestDet():
-            return _fastestdet(_only(raw, output, 3), size, floor)
+            return _fastestdet(_only(raw, 3), size, floor)
         case ops.Yolo():
-            return _yolo(_only(raw, output, 2), decoder, size, floor)
+            return _yolo(_only(raw, 2), decoder, size, floor)
         case ops.Detr():
             return _detr(raw, decoder, size, floor)
         case ops.Ssd():
@@ -226,9 +217,30 @@ def _decode(decoder: ops.BoxDecoder, raw: Mapping[str, Array], *, size: InputSiz
         case ops.Anchors():
             return _from_anchors(raw, decoder, size, floor)
         case ops.BoxRows():
-            return _box_rows(_only(raw, output, 2), decoder, size, floor)
+            return _box_rows(_only(raw, 2), decoder, size, floor)
         case _:
             assert_never(decoder)
+
+
+def outputs_read(steps: Sequence[ops.PostStep], declared: str, names: Sequence[str]) -> tuple[str, ...]:
+    """Returns the names of the model's outputs that the decoder reads, in its order; "" is the only output.
+
+    Args:
+        steps: as of `compile_detection`.
+        declared: name of the output in the manifest, which decoders of one output read; "" for the only one.
+        names: of all outputs of the model.
+    """
+    match steps:
+        case [ops.Detr() as decoder, *_]:
+            return decoder.logits, decoder.boxes
+        case [ops.Anchors() as decoder, *_]:
+            return decoder.offsets, decoder.scores
+        case [ops.Ssd(boxes=""), *_]:
+            return tuple(names[:4])
+        case [ops.Ssd() as decoder, *_]:
+            return tuple(filter(None, (decoder.boxes, decoder.classes, decoder.scores, decoder.count)))
+        case _:
+            return (declared,)
 
 
 def _yolox(values: _Floats, step: ops.Yolox, size: InputSize, floor: float) -> Boxes:
@@ -349,7 +361,11 @@ def _cells(strides: tuple[int, ...], size: InputSize) -> _Floats:
 
 @lru_cache(maxsize=16)
 def anchors(step: ops.Anchors, size: InputSize) -> _Floats:
-    """Returns the centre (x, y), width and height of each anchor in fractions of the input's sides, (anchors, 4)."""
+    """Returns the centre (x, y), width and height of each anchor in fractions of the input's sides, (anchors, 4).
+
+    The sides of an anchor are fractions of the input's shorter side, so that the anchor of ratio 1 is square.
+    """
+    shorter = min(size) / np.array(size)
     grids: list[Array] = []
     scales = [*np.linspace(step.least, step.most, len(step.strides)), 1.0]
     for index, (stride, scale) in enumerate(zip(step.strides, scales, strict=False)):
@@ -360,7 +376,7 @@ def anchors(step: ops.Anchors, size: InputSize) -> _Floats:
             shapes.append(((scale * scales[index + 1]) ** 0.5,) * 2)
         rows, columns = -(-size.height // stride), -(-size.width // stride)
         y, x, shape = (axis.ravel() for axis in np.indices((rows, columns, len(shapes))))
-        grids.append(np.column_stack(((x + 0.5) / columns, (y + 0.5) / rows, np.array(shapes)[shape])))
+        grids.append(np.column_stack(((x + 0.5) / columns, (y + 0.5) / rows, (shapes * shorter)[shape])))
     found = np.concatenate(grids).astype(np.float32)
     found.flags.writeable = False
     return found
@@ -390,9 +406,9 @@ def _whole(classes: Array) -> _Ints:
     return np.rint(classes).astype(np.int64)
 
 
-def _only(raw: Mapping[str, Array], output: str, axes: int) -> _Floats:
-    """Returns the named output, or the only one."""
-    return _named(raw, output or next(iter(raw)), axes)
+def _only(raw: Mapping[str, Array], axes: int) -> _Floats:
+    """Returns the only output."""
+    return _named(raw, next(iter(raw)), axes)
 
 
 def _named(raw: Mapping[str, Array], name: str, axes: int) -> _Floats:

@@ -553,15 +553,15 @@ class Ssd(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", tag="
 class Anchors(Struct, frozen=True, forbid_unknown_fields=True, tag_field="op", tag="anchors"):
     """Decodes an SSD without suppression inside: the offsets of boxes from its anchors, and the scores of the classes.
 
-    The anchors are those of TensorFlow's `ssd_anchor_generator` (SSD: arXiv 1512.02325, section 2.2), which MediaPipe's
-    `SsdAnchorsCalculator` makes too. Offsets are of top, left, height and width, by 10, 10, 5 and 5.
+    The anchors are those of TensorFlow's `ssd_anchor_generator` (SSD: arXiv 1512.02325, section 2.2). Offsets are of
+    top, left, height and width, by 10, 10, 5 and 5.
 
     Attributes:
         offsets: name of the output [n, anchors, 4].
         scores: name of the output [n, anchors, 1 + classes]; the background is first, and does not count as a class.
         activation: of the scores, which are logits unless the model has applied it: "none".
         strides: pixels of a cell of each grid.
-        least: side of an anchor in the first grid, as a fraction of the input's.
+        least: side of an anchor in the first grid, as a fraction of the input's shorter side.
         most: the same of the last grid.
         ratios: width by height of the anchors of a cell.
         lowest: number of anchors of a cell of the first grid: 3, or 0 for as many as in the others.

@@ -27,10 +27,11 @@ from firstline_core.processing.boxes import (
     Boxes,
     compile_detection,
     intersection_over_union,
+    outputs_read,
     partners,
 )
 from firstline_core.processing.geometry import GEOMETRY
-from firstline_core.processing.steps import Anchors, Detr, PostStep, Ssd
+from firstline_core.processing.steps import PostStep
 from firstline_core.tasks.average_precision import average_precision
 from firstline_core.tasks.base import ConfiguredTask, Misses, ModelOutputs, Postprocess, Prediction, Scores
 from firstline_core.tasks.drawing import COLOURS, line_width, write
@@ -148,18 +149,7 @@ class Detection(ConfiguredTask, frozen=True, tag="detection"):
 
     def postprocess(self, model: ModelOutputs) -> Postprocess:
         """Compiles a decoder and the steps after it; boxes below the operating score are evidence."""
-        wanted: tuple[str, ...]
-        match model.steps:
-            case [Detr(logits=logits, boxes=boxes), *_]:
-                wanted = (logits, boxes)
-            case [Anchors(offsets=offsets, scores=scores), *_]:
-                wanted = (offsets, scores)
-            case [Ssd(boxes=boxes, classes=classes, scores=scores, count=count), *_] if boxes:
-                wanted = (boxes, classes, scores, *([count] if count else []))
-            case [Ssd(), *_]:
-                wanted = tuple([spec.name for spec in model.ports[:4]])
-            case _:
-                wanted = (model.output,)
+        wanted = outputs_read(model.steps, model.output, [spec.name for spec in model.ports])
         names = tuple([model.port(name) for name in wanted])
         detect = compile_detection(model.steps, model.image_size(), self.k)
 

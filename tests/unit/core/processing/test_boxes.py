@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from firstline_core.errors import InferenceError, ModelLoadError
-from firstline_core.processing.boxes import Boxes, InputSize, compile_detection, suppress
+from firstline_core.processing.boxes import Boxes, InputSize, anchors, compile_detection, suppress
 from firstline_core.processing.steps import (
     Anchors,
     BoxDecoder,
@@ -62,9 +62,12 @@ GRIDS = Anchors("offsets", "scores", strides=(32, 64), ratios=(1,))
 
 def anchors_output() -> dict[str, Array]:
     offsets, scores = np.zeros((8, 4), np.float32), np.full((8, 4), logit(0.001), np.float32)
-    offsets[3] = [5, -10, 5 * np.log(2), 0]  # the first anchor of the second cell: sides of 0.1
+    offsets[3] = [5, -10, 5 * np.log(2), 0]  # the first anchor of the second cell: 0.1 of the height
     scores[3, 2] = logit(0.9)
-    scores[6, [0, 3]] = [logit(0.95), logit(0.7)]  # the cell of 64 pixels: sides of 0.95; class 0 is the background
+    scores[6, [0, 3]] = [
+        logit(0.95),
+        logit(0.7),
+    ]  # the cell of 64 pixels: 0.95 of the height; class 0 is the background
     return {"offsets": offsets, "scores": scores}
 
 
@@ -123,7 +126,7 @@ DECODED: dict[str, tuple[BoxDecoder, dict[str, Any], list[Any]]] = {
     "SSD without suppression inside": (
         GRIDS,
         anchors_output(),
-        [([38.4, 14.4, 44.8, 20.8], 0.9, 1), ([1.6, 0.8, 62.4, 31.2], 0.7, 2)],
+        [([43.2, 14.4, 46.4, 20.8], 0.9, 1), ([16.8, 0.8, 47.2, 31.2], 0.7, 2)],
     ),
     "rows": (
         BoxRows(),
@@ -249,6 +252,15 @@ def test_corners_of_an_ssd_may_be_left_top_right_bottom_in_pixels() -> None:
     step = Ssd("boxes", "classes", "scores", corners="xyxy", unit="pixels")
     outputs = run(step, Suppress(0.3, iou=1), **raw)
     assert outputs["boxes"][0, 0].tolist() == [1, 2, 30, 20]
+
+
+def test_anchors_of_a_wide_input_are_as_high_as_tensorflows() -> None:
+    step = Anchors("offsets", "scores", strides=(320, 640), least=0.2, most=0.8, ratios=(1, 4), lowest=0)
+    found = anchors(step, InputSize(640, 320))
+    in_pixels = found[:, 2:] * (640, 320)
+    np.testing.assert_allclose(in_pixels[:3], [[64, 64], [128, 32], [128, 128]], rtol=1e-6)
+    np.testing.assert_allclose(in_pixels[6:8], [[256, 256], [512, 128]], rtol=1e-6)
+    np.testing.assert_allclose(found[[0, 3, 6], :2], [[0.25, 0.5], [0.75, 0.5], [0.5, 0.5]])
 
 
 def test_a_cell_below_0_has_no_score() -> None:
