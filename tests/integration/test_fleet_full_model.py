@@ -232,7 +232,7 @@ async def test_both_full_models_answer_until_the_rollout_ends(
     # What no device needs any more goes, and comes back when one does.
     await keeper.update()
     assert set(repository.models) == {OLD, NEW}  # for a week
-    keeper._clock = Later(8 * 86_400.0)
+    keeper.clock = Later(8 * 86_400.0)
     await keeper.update()
     assert set(repository.models) == {NEW} and not (tmp_path / "shelf" / "digits@1").exists()
     back = DesiredModel("digits", 1, manifest_sha256(tmp_path / "old"), "again")
