@@ -36,7 +36,8 @@ from firstline_gateway.executors.dispatch.member import Member
 
 # One repeat is allowed for so many batches, and so many repeats are saved up for the death of an executor.
 _BATCHES_PER_REPEAT, _MOST_REPEATS = 10, 64
-_MOST_EXECUTORS = 3
+# A batch runs on at most so many executors, and on so many servers of each.
+_MOST_EXECUTORS, _MOST_SERVERS = 3, 3
 # A batch is late once it has taken so many times what was expected, and at least so much longer.
 _LATE, _LATE_S = 3.0, 0.02
 # Expected time of a batch that was never measured on an executor: so many times the longest that is known elsewhere, or
@@ -138,14 +139,15 @@ class Attempts:
             within_s: finite for a batch that is late.
             is_cheap: whether all earlier ones refused it at once, so that the repeat adds no load.
         """
-        if self._is_closing or len(tried) >= min(_MOST_EXECUTORS, len(self.members)):
+        if self._is_closing or len(tried) == len(self.members):
             return None
         key, now_s, rows = work.key, self.clock.monotonic_s(), work.rows(positions)
-        found = earliest_completion(
-            member.candidate(key, rows, now_s)
-            for member in self.members
-            if member not in tried and not member.problem_with(key)
-        )
+        left = [each for each in self.members if each not in tried and not each.problem_with(key)]
+        servers_tried = Counter(member.name for member in tried)
+        if len(servers_tried) == _MOST_EXECUTORS:
+            left = [each for each in left if each.name in servers_tried]
+        left = [each for each in left if servers_tried[each.name] < _MOST_SERVERS]
+        found = earliest_completion(member.candidate(key, rows, now_s) for member in left)
         if found is None:
             return None
         done_s = found.done_s if found.run_s is not None else found.wait_s + self.presumed_s(key, rows)

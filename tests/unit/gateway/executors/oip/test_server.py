@@ -330,6 +330,21 @@ async def test_a_server_that_fails_more_often_than_the_others_is_ejected(failing
         assert min(ups) == up
 
 
+@pytest.mark.parametrize("servers", [2, 3, 4])
+@pytest.mark.parametrize("away", [False, True])
+async def test_a_batch_that_fails_on_all_servers_goes_to_another_executor(servers: int, away: bool) -> None:
+    async with site(servers + 1, name="far") as far:
+        far.pool.members[-1].name = "near"
+        far.servers[-1].seconds = 0.1  # so that the servers of "far" are preferred
+        await far.warm()
+        for server in far.servers[:-1]:
+            server.error, server.there = FirstlineError("It broke."), not away
+        (outcome,) = await far.ask((0.5,))
+        assert values(outcome) == [row(0.5)]
+        failed = [member.outcomes["failed"] for member in far.pool.members]
+        assert (sum(failed), failed[-1]) == (min(3, servers), 0)
+
+
 async def test_a_batch_that_fails_on_all_servers_is_split_on_one() -> None:
     async with site(3) as far:
         await far.warm()
