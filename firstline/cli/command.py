@@ -18,7 +18,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, get_type_hints
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperArgument, TyperGroup
 
 from firstline.cli import interrupt
 from firstline.cli.output import Output, OutputOption, print_json, print_table
@@ -74,10 +74,24 @@ class Group(TyperGroup):
         except typer.BadParameter as error:
             error.message = _reworded(error)
             raise
+        except typer.TyperException as error:
+            _advise(error)
+            raise
+
+
+def _advise(error: Any) -> None:
+    """Adds the options that take a file to the error about an argument of a command that has none."""
+    parameters = error.ctx.command.params if getattr(error, "ctx", None) is not None else []
+    files = [each.opts[0] for each in parameters if each.metavar == "FILE" and not each.envvar]
+    takes_none = not any(isinstance(each, TyperArgument) for each in parameters)
+    if files and takes_none and error.message.startswith("Got unexpected") and error.message.endswith(")"):
+        error.message += f"; name a file with {', '.join(files)}."
 
 
 def _reworded(error: typer.BadParameter) -> str:
     """Returns a message about an option's value without the words of the library that converts it."""
+    if not error.message:  # a missing parameter
+        return str(getattr(error.param, "help", None) or "")
     text = error.message.removeprefix("Value error, ").partition(", unable to parse")[0]
     if choices := _CHOICES.fullmatch(text):
         end = did_you_mean(choices[1], re.findall(r"'([^']+)'", choices[2]))

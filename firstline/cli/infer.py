@@ -14,7 +14,7 @@ import msgspec
 import typer
 
 from firstline.cli.command import EXIT_FAILED, command, command_group
-from firstline.cli.options import CaOption, KeyFileOption, api_key, require_bundle
+from firstline.cli.options import CaOption, GatewayOptions, KeyFileOption, require_bundle
 from firstline.cli.output import Output, OutputOption, progress
 from firstline_core.errors import (
     ConfigError,
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from PIL import Image
 
     from firstline.client.results import Detections, Segmentation, own_members, prediction_from
-    from firstline.client.sync_client import Client
     from firstline.workbench.infer import files_of, open_models, upright_image
     from firstline_core.bundle.store import open_bundle
     from firstline_core.protocol.file_inference import answer_json
@@ -111,7 +110,7 @@ def _opened(model: str, tier: TierOptions, route: Route, draw: Path | None) -> I
         with _opened_bundle(require_bundle(Path(model)), route, draw) as infer:
             yield infer
         return
-    with Client(tier.url, token=api_key(tier.key_file), ca_file=str(tier.ca_file or "")) as client:
+    with GatewayOptions(tier.url, tier.key_file, tier.ca_file).client() as client:
 
         def infer(file: Path, name: Path) -> dict[str, Any]:
             body = _read(file)

@@ -59,7 +59,7 @@ def get(
             except FirstlineError as error:
                 results.append({"job": job, "error": error.message, "code": error.code})
                 if output is Output.TEXT:
-                    typer.echo(f"{job}: {error.message}", err=True)
+                    typer.echo(error.message if job in error.message else f"{job}: {error.message}", err=True)
             else:
                 results.append(_described(job, prediction))
                 if output is Output.TEXT:

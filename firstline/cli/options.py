@@ -14,7 +14,7 @@ import typer
 
 from firstline.cli.contexts import Context, context_in_use
 from firstline.cli.output import warn
-from firstline_core.errors import ConfigError, NotFoundError, did_you_mean, similar_name
+from firstline_core.errors import ConfigError, LinkDownError, NotFoundError, UnauthorizedError, similar_name
 from firstline_core.storage.secrets import read_secret
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ class GatewayOptions:
         """Returns a flag's value; "" with a warning for one of the environment that is not for this gateway."""
         if not value or value != os.environ.get(variable, "") or self._own_environment:
             return value
-        warn(f"{variable} is not used, because it goes only to a gateway that {GATEWAY} or --gateway names with it.")
+        warn(f"{variable} is not used, because it goes only to the gateway that {GATEWAY} names.")
         return ""
 
     @property
@@ -146,10 +146,23 @@ class GatewayOptions:
         """
         if not (key := self.found_key()):
             raise ConfigError(
-                f"There is no API key; name its file with --key-file or in a context; or in {_KEY_FILE}, or put the "
-                f"key into {_KEY}, which are used only with --gateway or {GATEWAY}."
+                f"There is no API key; use --key-file FILE or a context, or with --gateway or {GATEWAY} also "
+                f"{_KEY_FILE} or {_KEY}."
             )
         return key
+
+    @contextmanager
+    def _naming_sources(self) -> Iterator[None]:
+        """Adds where the key or the authority is from to the error about one that does not fit the gateway."""
+        try:
+            yield
+        except UnauthorizedError as error:
+            key = f"--key-file {self.key_file}" if self.key_file else "No valid key is given with --key-file"
+            raise UnauthorizedError(f"{key}: {self.found_url} answers: {error.message}") from error
+        except LinkDownError as error:
+            if self.found_ca is None or not error.message.startswith("The certificate of"):
+                raise
+            raise LinkDownError(f"--ca {self.found_ca}: {error.message}") from error
 
     @contextmanager
     def fleet(self, device: str = "") -> Iterator[Fleet]:
@@ -164,6 +177,7 @@ class GatewayOptions:
         from firstline.fleet.client import open_fleet
 
         with (
+            self._naming_sources(),
             open_fleet(self.required_url(), self.required_key(), self.found_ca) as fleet,
             _suggesting(device, lambda: (each.name for each in fleet.listed())),
         ):
@@ -182,20 +196,26 @@ class GatewayOptions:
         from firstline.release.registry import open_registry
 
         with (
+            self._naming_sources(),
             open_registry(self.required_url(), self.required_key(), self.found_ca) as registry,
             _suggesting(model, lambda: (each.name for each in registry.bundles())),
         ):
             yield registry
 
-    def client(self) -> Client:
-        """Returns the client of the inference API, without a key if none is named.
+    @contextmanager
+    def client(self) -> Iterator[Client]:
+        """Opens the client of the inference API, without a key if none is named.
 
         Raises:
             ConfigError: no gateway is named.
         """
         from firstline.client.sync_client import Client
 
-        return Client(self.required_url(), token=self.found_key() or None, ca_file=self.found_ca)
+        with (
+            self._naming_sources(),
+            Client(self.required_url(), token=self.found_key() or None, ca_file=self.found_ca) as client,
+        ):
+            yield client
 
 
 def same_gateway(one: str, other: str) -> bool:
@@ -220,15 +240,6 @@ def _suggesting(name: str, known: Callable[[], Iterable[str]]) -> Iterator[None]
         if name not in names and (close := similar_name(name, names)):
             raise NotFoundError(f"{error.message} Did you mean '{close}'?") from error
         raise
-
-
-def api_key(key_file: str) -> str:
-    """Returns the API key in a file, otherwise in the environment; "" for none.
-
-    Raises:
-        ConfigError: the file cannot be read.
-    """
-    return read_secret(key_file, "--key-file") or os.environ.get(_KEY, "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -335,7 +346,8 @@ def check_name(text: str, what: str) -> None:
     """
     if not is_name(text):
         raise ConfigError(
-            f"{what} {text[:80]!a} cannot be used; take 1 to 64 letters, digits, '.', '_', '-'; no sign first."
+            f"{what} {text[:80]!a} cannot be used; take 1 to 64 letters, digits, '.', '_' and '-', the first a letter "
+            "or digit."
         )
 
 
@@ -354,12 +366,13 @@ def require_bundle(path: Path) -> Path:
 
     if os.path.isfile(path):  # noqa: PTH113 (as `is_there`)
         raise ConfigError(
-            f"{str(path)[:200]} is a file, and no bundle; make one of a model: firstline pair --edge MODEL --data DATA."
+            f"{str(path)[:200]} is a file, not the folder of a bundle; make one of a model: firstline pair --edge "
+            "MODEL --data DATA."
         )
     if not is_there(path):
-        raise ConfigError(
-            f"{str(path)[:200]} is not a bundle: there is no such folder{did_you_mean(path.name, _siblings(path))}"
-        )
+        close = similar_name(path.name, _siblings(path))
+        end = f"; did you mean '{path.with_name(close)}'?" if close else "."
+        raise ConfigError(f"{str(path)[:200]} is not a bundle: there is no such folder{end}")
     if not os.path.isfile(path / MANIFEST_NAME):  # noqa: PTH113 (as `is_there`)
         raise ConfigError(
             f"{str(path)[:200]} is not a bundle: it has no {MANIFEST_NAME}; make one: firstline bundle create."

@@ -116,8 +116,8 @@ class RolloutOptions:
             ) from None
         if not all(0 < share <= 1 for share in shares) or any(after <= before for before, after in pairwise(shares)):
             raise ConfigError(
-                f"--stages takes growing percentages up to 100, each with the devices of those before; not "
-                f"{self.stages!a}."
+                "--stages takes rising percentages up to 100, such as 1,10,100, each with the devices of those before; "
+                f"not {self.stages!a}."
             )
         each = {"soak_s": _seconds(self.soak)}
         if self.per_minute is not None:
@@ -151,7 +151,7 @@ def _seconds(text: str) -> float:
     except (ValueError, KeyError):
         duration_s = -1.0
     if not 0 <= duration_s < math.inf:
-        raise ConfigError(f"{text!a} is not a time; write 90s, 30m, 8h or 2d.")
+        raise ConfigError(f"--soak {text!a} is not a duration with its unit; write 90s, 30m, 8h or 2d.")
     return duration_s
 
 

@@ -132,9 +132,11 @@ def base_url(url: str) -> httpx.URL:
     try:
         parsed = httpx.URL(url)
     except httpx.InvalidURL as error:
-        raise ConfigError(f"'{url}' is not a URL ({error}); give one such as http://127.0.0.1:8070.") from error
+        raise ConfigError(
+            f"'{url}' is not a URL ({error}); write https://HOST:PORT, or http:// without TLS."
+        ) from error
     if parsed.scheme not in ("http", "https") or not parsed.host:
-        raise ConfigError(f"'{url}' is not the URL of a server; give one such as http://127.0.0.1:8070.")
+        raise ConfigError(f"'{url}' is not the URL of a server; write https://HOST:PORT, or http:// without TLS.")
     if parsed.port is not None and not 1 <= parsed.port <= _LAST_PORT:
         raise ConfigError(f"'{url}' has port {parsed.port}; use 1 to {_LAST_PORT}.")
     return parsed
@@ -181,11 +183,12 @@ def link_error(error: httpx.HTTPError, url: str) -> FirstlineError:
     if isinstance(error, httpx.TimeoutException) and not isinstance(error, httpx.ConnectTimeout):
         return RemoteTimeoutError(f"{url} did not answer in time; raise timeout_s, or ask for less.")
     if isinstance(error, httpx.ProtocolError | httpx.DecodingError):
-        return ProtocolError(f"{url} broke off, or does not speak HTTP: {reason}. Check the address.")
+        return ProtocolError(f"{url} does not answer in HTTP: {reason}. Check the address.")
     if "CERTIFICATE_VERIFY_FAILED" in str(error):  # httpx hands on no more than OpenSSL's words
         return LinkDownError(
-            f"{url} is not believed: {reason}. If it is a gateway with an authority of its own, name that authority's "
-            "certificate (authorities.pem): `--ca`, ca_file=, or SSL_CERT_FILE."
+            f"The certificate of {url} is not trusted{reason.partition('trusted')[2]}; name the certificate of the "
+            "authority that signed it, such as the gateway's authorities.pem, with --ca (`ca_file` in Python) or in "
+            "SSL_CERT_FILE."
         )
     if "name it with" in reason:
         return LinkDownError(f"{url} cannot be used: {reason}.")

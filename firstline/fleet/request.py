@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from http import HTTPStatus
 from typing import Any, Protocol, TypeVar
 
 import httpx
 import msgspec
 
 from firstline.client import connection
-from firstline_core.errors import ProtocolError
+from firstline_core.errors import ProtocolError, RequestError
 from firstline_core.protocol.http import error_from
 
 T = TypeVar("T")
@@ -90,7 +91,13 @@ def exchange(
     except httpx.HTTPError as error:
         raise connection.link_error(error, base_url(client)) from error
     if not response.is_success:
-        raise error_from(response.status_code, response.content, response.headers)
+        refusal = error_from(response.status_code, response.content, response.headers)
+        if response.status_code == HTTPStatus.NOT_FOUND and refusal.code == RequestError.code:
+            raise ProtocolError(
+                f"{base_url(client)} is not a gateway, or has another version: it has no {path}; name the gateway's "
+                "address with --gateway."
+            )
+        raise refusal
     return response
 
 

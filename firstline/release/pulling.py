@@ -80,7 +80,7 @@ def read_configuration(trust: Trust, registry: Registry, name: str, version: int
     file = trust.refresh().get(configuration_path(name, version))
     if file is None:
         raise NotFoundError(
-            f"The signed targets list no configuration {name} version {version}; `firstline config list` shows them."
+            f"The gateway has no version {version} of the configuration {name}; `firstline config list` lists them."
         )
     content = b""
     with registry.part(file.sha256, 0) as (_, parts):

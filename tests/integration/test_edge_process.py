@@ -112,7 +112,7 @@ def test_status_of_a_killed_agent_sends_no_request(agent: TierProcess, config: P
 def test_every_setting_has_a_flag(config: Path) -> None:
     with agent_of(config, "--set", "api.port=0", "--set", "models.directories=[]") as agent:
         assert httpx.get(f"{agent.url}/firstline/v1/status", trust_env=False).json()["models"] == []
-    for wrong, said in (("port=1", "is not SECTION.KEY=VALUE"), ("api.prot=1", "did you mean 'port'")):
+    for wrong, said in (("port=1", "is not SECTION.KEY=VALUE"), ("api.prot=1", "did you mean 'api.port'")):
         done = run("run", "--config", str(config), "--set", wrong)
         assert done.returncode == 2 and said in done.stderr
 

@@ -166,7 +166,7 @@ def test_taken_port_is_one_error_line(config: Path) -> None:
 @pytest.mark.parametrize(
     ("command", "text", "message"),
     [
-        ("run", "[api]\nprot = 1\n", "gateway.toml:2 has an unknown key 'api.prot'; did you mean 'port'?"),
+        ("run", "[api]\nprot = 1\n", "gateway.toml:2 has an unknown key 'api.prot'; did you mean 'api.port'?"),
         ("run", '[models]\ndirectory = "elsewhere"\n', "There is no models folder"),
         ("check", '[mqtt]\nenabled = true\nusername = "g"\npassword_file = "p"\n', "cannot be read: No such file"),
         ("check", '[mqtt]\nenabled = true\ngroup = "a/b"\n', "shared subscription's group"),

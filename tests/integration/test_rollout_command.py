@@ -117,10 +117,10 @@ async def test_invalid_options_are_refused_before_any_request(site: FleetSite) -
     for arguments, word in (
         (("--stages", "a"), "percentages"),
         *(
-            (("--stages", stages), "growing percentages")
+            (("--stages", stages), "rising percentages")
             for stages in ("0", "-1,5", "nan", "10,5,100", "10,10", "1,200")
         ),
-        *((("--soak", soak), "is not a time") for soak in ("soon", "-5s", "nans", "infd")),
+        *((("--soak", soak), "is not a duration") for soak in ("soon", "-5s", "nans", "infd")),
         (("--file", "/nowhere.toml"), "cannot be read"),
     ):
         refused = await site("rollout", "plan", "digits", "2", *arguments, code=2)

@@ -91,7 +91,8 @@ otherwise from the context in use.
 use NAME` changes to another one. `FIRSTLINE_CONTEXT` selects one for a single command. Contexts are in
 `firstline/contexts.json` of the user's configuration folder (`XDG_CONFIG_HOME`, or `~/.config`), with mode 0600 and
 without secrets. The key and the CA of a context go to its own gateway only. Those of the environment go only to the
-gateway that `FIRSTLINE_GATEWAY` names, or `--gateway` if that variable is not set.
+gateway that `FIRSTLINE_GATEWAY` names, or `--gateway` if that variable is not set. The `--url` of `firstline infer`
+counts as `--gateway`, also for a device's agent.
 
 `firstline --install-completion` installs completion for the current shell.
 """

@@ -222,10 +222,12 @@ class Access:
         caller = await authenticate(self._identity, request)
         name = device_of_principal(caller.principal) if caller.principal else None
         if name is None:
-            raise ForbiddenError(
-                "Only devices may use this endpoint, with their certificate or key; enable authentication (auth.mode), "
-                "and let the device join."
+            advice = (
+                "an operator reads a device with GET /fleet/v1/devices/NAME"
+                if caller.principal
+                else "enable authentication (auth.mode), and let the device join"
             )
+            raise ForbiddenError(f"Only devices may use this endpoint, with their certificate or key; {advice}.")
         request.state.principal = name
 
     async def device_or_fleet(self, request: Request, _: _Bearer) -> None:

@@ -48,10 +48,9 @@ async def body_of(request: Request, kind: type[_T], limits: Limits = BODY) -> _T
     """
     try:
         return msgspec.json.decode(await read_body(request, limits), type=kind)
-    except msgspec.ValidationError as error:
-        raise RequestError(f"The body is not valid: {fault_of(error)}; GET /openapi.json has its schema.") from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise RequestError(f"The body is not valid: {fault_of(error)}; GET /openapi.json has its schema.") from error
+        fault = fault_of(error, getattr(kind, "__struct_encode_fields__", ()))
+        raise RequestError(f"The body is not valid: {fault}; GET /openapi.json has its schema.") from error
 
 
 NEW: dict[int | str, dict[str, Any]] = {201: {"description": "It is new."}}
@@ -81,7 +80,8 @@ def name_of(text: str, what: str = "a device") -> str:
         return msgspec.convert(text, Name)
     except msgspec.ValidationError as error:
         raise RequestError(
-            f"{shown(text)} cannot be the name of {what}; use 1 to 64 letters, digits, '.', '_' and '-', no sign first."
+            f"{shown(text)} cannot be the name of {what}; use 1 to 64 letters, digits, '.', '_' and '-', the first "
+            "a letter or digit."
         ) from error
 
 

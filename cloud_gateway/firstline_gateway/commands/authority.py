@@ -78,7 +78,9 @@ def _check_exists(_arguments: argparse.Namespace, directory: Path) -> None:
     from firstline_gateway.identity import authorities
 
     if not (directory / authorities.BUNDLE_FILE).exists():
-        raise ConfigError(f"There is no authority in {directory} yet; `firstline-gateway ca init` makes one.")
+        raise ConfigError(
+            f"There is no authority in the folder {directory} yet; `firstline-gateway ca init` makes one."
+        )
 
 
 def _prepare(arguments: argparse.Namespace, directory: Path) -> None:

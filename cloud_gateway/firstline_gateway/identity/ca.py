@@ -208,7 +208,7 @@ def requested_key(csr_pem: str) -> ec.EllipticCurvePublicKey:
         key = request.public_key()
         signed = request.is_signature_valid
     except (ValueError, UnsupportedAlgorithm, InvalidSignature, x509.InvalidVersion) as error:
-        raise RequestError("'csr' is no certificate signing request in PEM; `edge-agent join` makes one.") from error
+        raise RequestError("'csr' is not a certificate signing request in PEM; `edge-agent join` makes one.") from error
     if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
         raise RequestError("'csr' asks for a certificate of another kind of key; make one on the curve P-256.")
     if not signed:

@@ -165,7 +165,8 @@ class Gatekeeper:
             key = self.credentials.key(digest)
         if key is None:
             raise UnauthorizedError(
-                "The API key in the Authorization header is not valid here; ask the gateway's operator for a new one."
+                "This API key is not valid here: it is unknown, revoked or expired. Ask the gateway's operator for "
+                "another."
             )
         if key.expires_s is not None and key.expires_s <= self._clock.wall_s():
             raise UnauthorizedError(

@@ -328,6 +328,7 @@ def _failed(job_id: str, error: FirstlineError) -> JobResult:
 
 def _unknown(job_id: str) -> UnknownAnswerError:
     return UnknownAnswerError(
-        f"No answer is kept for you under {shown(job_id)}: a gateway keeps those of jobs alone (Prefer: "
-        "respond-async), for a while. For the correction of a provisional answer ask the agent of the device."
+        f"You have no job {shown(job_id)} here, which ends some time after its answer; take the id that was returned "
+        "for a request with `Prefer: respond-async`. For the correction of a provisional answer ask the agent of the "
+        "device."
     )

@@ -266,7 +266,8 @@ def _check_tls(settings: Settings) -> None:
             "true and tls.hosts, or api.plain_http = true where something else protects that network."
         )
     if bool(tls.certificate_file) != bool(tls.key_file):
-        raise ConfigError("Of tls.certificate_file and tls.key_file one is set; set both, or neither.")
+        given, missing = ("certificate_file", "key_file") if tls.certificate_file else ("key_file", "certificate_file")
+        raise ConfigError(f"tls.{given} is set without tls.{missing}; set both, or neither.")
     if tls.enabled and not (tls.hosts or tls.certificate_file):
         raise ConfigError(
             'tls.hosts is empty; name what devices reach this gateway by, such as ["gateway.example.com", '
@@ -291,7 +292,7 @@ def _check_hosts(key: str, hosts: Iterable[str]) -> None:
     for host in hosts:
         if not _is_host(host):
             raise ConfigError(
-                f"{key} has {host!a}, which is no host name and no address; write it without scheme and port."
+                f"{key} has {host!a}, which is neither a host name nor an address; write it without scheme and port."
             )
 
 

@@ -110,8 +110,7 @@ class TokenAccess:
         found = [name for name, digest in self._digests.items() if hmac.compare_digest(digest, given)]
         if scheme.lower() != "bearer" or not found:
             raise UnauthorizedError(
-                "No valid token; send `Authorization: Bearer TOKEN` with one from api.token_file (--key-file of a "
-                "command)."
+                "This agent needs a token of its api.token_file; send it in the header `Authorization: Bearer TOKEN`."
             )
         return found[0]
 

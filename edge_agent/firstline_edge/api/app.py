@@ -103,7 +103,7 @@ class RouteTable:
         problem = (
             f"is not allowed; use {' or '.join(allowed)}"
             if allowed
-            else "is not an address of this agent; GET /openapi.json lists them, a gateway has the fleet's"
+            else "is not an address of this edge agent; GET /openapi.json lists them. A gateway has those of the fleet"
         )
         raise NoRouteError(f"{method} {path[:_SHOWN_CHARACTERS]} {problem}.", allowed)
 

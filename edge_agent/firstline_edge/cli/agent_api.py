@@ -89,7 +89,7 @@ def agent_status(settings: EdgeSettings, url: str | None = None) -> tuple[str, d
     try:
         check_url(url)
     except ConfigError as error:
-        raise CapacityError(f"No agent answers at {url} ({error}); {_ADVICE}.") from error
+        raise CapacityError(f"--url: {error}") from error
     response = call_agent(settings, url, "GET", "/firstline/v1/status", timeout_s=_STATUS_TIMEOUT_S, advice=_ADVICE)
     try:
         status = orjson.loads(response.content)

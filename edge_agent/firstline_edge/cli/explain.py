@@ -39,7 +39,7 @@ def command(arguments: argparse.Namespace) -> int:
         lines = find(path, arguments.request_id)
     if not lines:
         print_error(
-            f"The decision log {path} knows no request {arguments.request_id}; it is older than the log goes back, "
+            f"The decision log {path} has no request {arguments.request_id}; it is older than the log goes back, "
             "was local_only (these are never logged), or was refused before it had an id. Take the request_id of "
             "an answer."
         )

@@ -71,7 +71,7 @@ def _checked_url(url: str) -> str:
     if "@" in url:  # it is kept, and shown in logs; and a password does not belong on a command line
         raise ConfigError("The gateway's address names a user or a password; a device is known by its certificate.")
     if not has_host or parts.scheme != "https" or parts.query or parts.fragment or not url.isprintable():
-        raise ConfigError(f"'{url}' is not how a gateway is joined: give its address with TLS, https://HOST:PORT.")
+        raise ConfigError(f"'{url}' cannot be joined: a gateway is joined over TLS only; write https://HOST:PORT.")
     return url.rstrip("/")
 
 

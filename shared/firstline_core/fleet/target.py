@@ -190,7 +190,10 @@ def find_bundle(files: Mapping[str, SignedFile], name: str, version: int) -> Lis
     folder = target_path(name, version, "")
     manifest = files.get(folder + MANIFEST_NAME)
     if manifest is None:
-        raise NotFoundError(f"The signed targets list no {name} version {version}; `firstline model list` shows them.")
+        raise NotFoundError(
+            f"The gateway has no version {version} of {name}; `firstline model list` lists what it has, and `firstline "
+            "model push BUNDLE` adds to it."
+        )
     release = _custom(manifest, Release)
     if (release.bundle, release.version) != (name, version):
         raise IntegrityError(f"{manifest.path} is signed as {release.bundle} version {release.version}; sign it again.")

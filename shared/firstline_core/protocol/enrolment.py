@@ -164,7 +164,7 @@ def parse_join_token(text: str) -> JoinToken:
     token = text.strip()
     if not token.startswith(JOIN_TOKEN_PREFIX):
         raise ConfigError(
-            f"This is no join token, which starts with '{JOIN_TOKEN_PREFIX}'; ask the gateway's operator."
+            f"This is not a join token, which starts with '{JOIN_TOKEN_PREFIX}'; ask the gateway's operator."
         )
     secret, _, ca_hash = token.removeprefix(JOIN_TOKEN_PREFIX).partition(".")
     hash_bytes = _bytes_of(ca_hash, _HASH_BYTES)

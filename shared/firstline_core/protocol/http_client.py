@@ -141,9 +141,12 @@ def _transport(settings: ClientSettings) -> dict[str, Any]:
 def check_url(url: str) -> None:
     """Raises ConfigError unless httpx can use the URL."""
     try:
-        httpx.URL(url).host.encode("idna")
+        parsed = httpx.URL(url)
+        parsed.host.encode("idna")
     except (httpx.InvalidURL, UnicodeError) as error:
         raise errors.ConfigError(f"The URL {url!r} cannot be used: {error}; name it as http://HOST:PORT.") from error
+    if parsed.scheme not in ("http", "https"):
+        raise errors.ConfigError(f"The URL {url!r} has no http:// or https://; name it as http://HOST:PORT.")
 
 
 def connection_fault(error: Exception, url: str) -> str:
@@ -155,6 +158,10 @@ def connection_fault(error: Exception, url: str) -> str:
         return "it answers without TLS; name it with http:// instead of https://"
     if "CERTIFICATE_VERIFY_FAILED" in reason:
         return f"its certificate is not trusted ({_OPENSSL.sub('', reason)})"
+    if "without sending a response" in reason:
+        reason = "it closed the connection without an answer"
+    if "All connection attempts failed" in reason:
+        reason = "it accepts no connection"
     if isinstance(error, httpx.RemoteProtocolError) and url.startswith("http:"):
         return f"{reason[:1].lower()}{reason[1:]}; if it uses TLS, name it with https:// instead of http://"
     return f"{reason[:1].lower()}{reason[1:]}"

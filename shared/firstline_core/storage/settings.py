@@ -18,7 +18,7 @@ from typing import Annotated, Any, TypeVar, get_args, get_type_hints
 import msgspec
 from msgspec import Meta
 
-from firstline_core.errors import ConfigError, did_you_mean
+from firstline_core.errors import ConfigError, similar_name
 from firstline_core.storage import files
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -90,7 +90,7 @@ def load(
         if flag_value is not None:
             parsed = _from_text(flag_value) if isinstance(flag_value, str) else flag_value
             _set(values, dotted.split("."), parsed, dotted)
-            _convert(cls, values, text="", where=f"the flag for {dotted}", of_text=isinstance(flag_value, str))
+            _convert(cls, values, text="", where="the command line", of_text=isinstance(flag_value, str))
     return _convert(cls, values, text=text, where=str(file or "the defaults"))
 
 
@@ -205,13 +205,16 @@ def _toml_fault(fault: str) -> str:
     place = _TOML_PLACE.search(fault)
     line = f":{place[1]}" if place is not None and place[1] else ""
     what = _TOML_PLACE.sub("", fault)
+    reason = f" ({what[:1].lower()}{what[1:]})"
     if "overwrite" in what or "twice" in what:
-        advice = "the key or table is there twice; delete one"
+        reason, advice = "", "the key or table is there twice; delete one"
+    elif what == "Invalid value":
+        reason, advice = "", "write text in quotes, and a value after each ="
     elif "Expected ']'" in what:
         advice = "write a table as [NAME] and a list as [A, B]"
     else:
         advice = "write KEY = VALUE, and text in quotes"
-    return f"{line} is not valid TOML ({what[:1].lower()}{what[1:]}): {advice}."
+    return f"{line} is not valid TOML{reason}: {advice}."
 
 
 def _convert(cls: type[T], values: dict[str, Any], *, text: str, where: str, of_text: bool = False) -> T:
@@ -230,19 +233,23 @@ def _convert(cls: type[T], values: dict[str, Any], *, text: str, where: str, of_
         unknown = _UNKNOWN.match(str(error))
         if unknown is not None:
             key, path = unknown["key"], _dotted(unknown["path"])
+            table = f"{_named(path)}." if path else ""
+            whole = (
+                table if "[...]" not in (unknown["path"] or "") else ""
+            )  # the name of a part of a free table is lost
             raise ConfigError(
-                f"{where}{_line(text, [*path, key])} has an unknown key '{'.'.join([*path, key])}'"
-                f"{_suggest(key, _fields(_type_at(cls, path)))}"
+                f"{where}{_line(text, [*path, key])} has an unknown key '{table}{key}'"
+                f"{_suggest(key, _fields(_type_at(cls, path)), whole)}"
             ) from error
         if (missing := _MISSING.match(str(error))) is not None:
             key, path = missing["key"], _dotted(missing["path"])
             wanted = described(_types_at(cls, [*path, key]))
             raise ConfigError(
-                f"{where}{_line(text, path)} has no key '{'.'.join([*path, key])}'; add `{key} = ...` ({wanted})."
+                f"{where}{_line(text, path)} has no key '{_named([*path, key])}'; add `{key} = ...` ({wanted})."
             ) from error
         invalid = _INVALID.match(str(error))
         path = _dotted(invalid["path"]) if invalid else []
-        named = f", '{'.'.join(path)}'," if path else ""
+        named = f", '{_named(path)}'," if path else ""
         wanted = described(_types_at(cls, path))
         if of_text and wanted.startswith(("list", "table")):
             wanted += """, as JSON such as '["a", "b"]'"""
@@ -331,6 +338,11 @@ def _dotted(path: str | None) -> list[str]:
     if not path:
         return []
     return [part for part in re.split(r"[.\[\]]+", path.removeprefix("$").replace("[...]", "")) if part]
+
+
+def _named(path: list[str]) -> str:
+    """Returns a key as a person names it, such as "links[0].url"."""
+    return ".".join(path[:1]) + "".join(f"[{part}]" if part.isdigit() else f".{part}" for part in path[1:])
 
 
 def _line(text: str, path: list[str]) -> str:
@@ -435,9 +447,10 @@ def _warn_about_ignored(ignored: list[str], known: set[str], prefix: str, warn: 
         )
 
 
-def _suggest(key: str, known: list[str]) -> str:
-    end = did_you_mean(key, known)
-    return f"; known here: {', '.join(known)}." if known and end == "." else end
+def _suggest(key: str, known: list[str], table: str) -> str:
+    if close := similar_name(key, known):
+        return f"; did you mean '{table}{close}'?"
+    return f"; known here: {', '.join(known)}." if known else "."
 
 
 def _from_text(value: str) -> object:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeVar
 
 import msgspec
 from msgspec import Struct
 
-from firstline_core.errors import IntegrityError, ProtocolError
+from firstline_core.errors import IntegrityError, ProtocolError, similar_name
 from firstline_core.storage.files import make_folder, read_checked, with_checksum, write_whole
 
 S = TypeVar("S", bound=Struct)
@@ -31,17 +32,27 @@ _TYPES = {
 }
 
 
-def fault_of(error: Exception) -> str:
-    """Returns what is wrong with a file or a JSON document, from the error of its reader, as the end of a sentence."""
+def fault_of(error: Exception, known: Sequence[str] = ()) -> str:
+    """Returns what is wrong with a file or a JSON document, as the end of a sentence.
+
+    Args:
+        error: of the reader.
+        known: fields of the document, of which the most similar one is suggested.
+    """
     if isinstance(error, UnicodeDecodeError):
         return "it is not UTF-8 text"
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
+    if str(error) == "File is not a zip file":  # of zipfile
+        return "it is not a zip archive"
     what, _, place = str(error).partition(" - at `")
     field = place.removesuffix("`").removeprefix("$").removeprefix(".")
     if (found := _FIELD.fullmatch(what)) is not None:
         name = f"{field}.{found[2]}" if field else found[2]
-        return f"the field '{name}' is {'missing' if found[1].startswith('missing') else 'unknown'}"
+        if found[1].startswith("missing"):
+            return f"the field '{name}' is missing"
+        close = "" if field else similar_name(name, known)
+        return f"the field '{name}' is unknown{f' (did you mean {close!r}?)' if close else ''}"
     if (found := _TYPE.fullmatch(what)) is not None:
         wanted = " or ".join(_TYPES.get(kind, kind) for kind in found[1].split(" | "))
         given = f", not {_TYPES.get(found[3], found[3])}" if found[3] else ""

@@ -28,6 +28,7 @@ from sqlalchemy import Connection, LargeBinary, MetaData, Table, func, insert, i
 
 from firstline_core.errors import ConfigError, StoreUnavailableError
 from firstline_core.storage.files import sync_folder, unreadable, unwritable, write_whole
+from firstline_core.storage.structs import fault_of
 from firstline_gateway import __version__
 from firstline_gateway.identity import authorities
 from firstline_gateway.settings.settings import Settings, Store
@@ -129,7 +130,7 @@ def reading(path: Path) -> Iterator[tuple[zipfile.ZipFile, Manifest]]:
     except OSError as error:
         raise ConfigError(f"The backup {path} {unreadable(error)}") from error
     except (zipfile.BadZipFile, msgspec.MsgspecError, KeyError, EOFError, RuntimeError) as error:
-        raise ConfigError(f"{path} is damaged, or no backup: {error}; use another copy.") from error
+        raise ConfigError(f"{path} is damaged, or not a backup: {fault_of(error)}; use another copy.") from error
 
 
 def _verified(path: Path, archive: zipfile.ZipFile) -> Manifest:

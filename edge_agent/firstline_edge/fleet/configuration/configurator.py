@@ -130,7 +130,7 @@ async def find_file(registry: Registry, desired: DesiredConfiguration) -> Signed
     file = (await registry.files()).get(configuration_path(name, version))
     if file is None:
         raise NotFoundError(
-            f"The signed targets list no configuration {name} version {version}; `firstline config list` shows them."
+            f"The gateway has no version {version} of the configuration {name}; `firstline config list` lists them."
         )
     if file.sha256 != desired.sha256 or file.size_bytes > LIMIT_BYTES:
         raise IntegrityError(

@@ -69,25 +69,25 @@ def test_lists_in_the_environment_are_json() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("[api]\nhost = 'x'\nprot = 1\n", "agent.toml:3 has an unknown key 'api.prot'; did you mean 'port'?"),
+        ("[api]\nhost = 'x'\nprot = 1\n", "agent.toml:3 has an unknown key 'api.prot'; did you mean 'api.port'?"),
         ("[apo]\nport = 1\n", "agent.toml:1 has an unknown key 'apo'; did you mean 'api'?"),
         ("\n[api]\nport = 'no'\n", "agent.toml:3, 'api.port', is 'no'; use an integer"),
         (
             "[[links]]\nkind = 'a'\n[[links]]\nkind = 'b'\nulr = 'c'\n",
-            "agent.toml:5 has an unknown key 'links.1.ulr'; did",
+            "agent.toml:5 has an unknown key 'links[1].ulr'; did",
         ),
         (
             "[[links]]\nkind = 'a'\n\n[[links]]\nurl = 'a'\n",
-            "agent.toml:4 has no key 'links.1.kind'; add `kind = ...` (text).",
+            "agent.toml:4 has no key 'links[1].kind'; add `kind = ...` (text).",
         ),
-        ("\napi.prot = 1\n", "agent.toml:2 has an unknown key 'api.prot'; did you mean 'port'?"),
+        ("\napi.prot = 1\n", "agent.toml:2 has an unknown key 'api.prot'; did you mean 'api.port'?"),
         ("\napi.port = 'x'\n", "agent.toml:2, 'api.port', is 'x'; use an integer"),
         ("api = { host = 'x', prot = 1 }\n", "agent.toml:1 has an unknown key 'api.prot'"),
         (
             "links = [\n  { kind = 'a' },\n  { kind = 'b', ulr = 1 },\n]\n",
-            "agent.toml:3 has an unknown key 'links.1.ulr'",
+            "agent.toml:3 has an unknown key 'links[1].ulr'",
         ),
-        ("[run]\nproviders = [\n 'a',\n 3,\n]\n", "agent.toml:2, 'run.providers.1', is 3; use text."),
+        ("[run]\nproviders = [\n 'a',\n 3,\n]\n", "agent.toml:2, 'run.providers[1]', is 3; use text."),
         ('# [api]\n[api]\nhost = """\nport = \'x\'\n"""\nport = \'y\'\n', "agent.toml:6, 'api.port'"),
         (
             "[run]\n[run.measured]\nedge = 'x'\n",
@@ -95,7 +95,7 @@ def test_lists_in_the_environment_are_json() -> None:
         ),
         ("[run]\nlevel = 'INFO'\n", "agent.toml:2, 'run.level', is 'INFO'; use one of debug, info."),
         ("[run]\nkind = 'x'\n", "'run.kind', is 'x'; use one of full, edge."),
-        ("[run]\nlevell = 'x'\n", "did you mean 'level'?"),
+        ("[run]\nlevell = 'x'\n", "did you mean 'run.level'?"),
         ("[api\n", "agent.toml:1 is not valid TOML (expected ']' at the end of a table declaration)"),
     ],
 )
@@ -108,7 +108,7 @@ def test_an_unknown_key_is_named_with_its_line(tmp_path: Path, text: str, said: 
 def test_an_invalid_variable_or_flag_is_named() -> None:
     with pytest.raises(ConfigError, match=r"environment variable X_API__PRT has an unknown key 'api.prt'"):
         load(Settings, environ={"X_API__PRT": "1"}, prefix="X_")
-    with pytest.raises(ConfigError, match=r"flag for api.port, 'api.port', is 'many'; use an integer"):
+    with pytest.raises(ConfigError, match=r"the command line, 'api.port', is 'many'; use an integer"):
         load(Settings, overrides={"api.port": "many"})
 
 

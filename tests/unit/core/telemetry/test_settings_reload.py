@@ -105,7 +105,7 @@ def test_invalid_settings_leave_the_running_ones(process: Process, text: str, re
     process.refuses = refuses
     [(level, event, why)] = process.reload(text)
     assert (level, event) == ("error", "configuration not reloaded")
-    assert why == "Refused." if refuses else "did you mean 'level'?" in why
+    assert why == "Refused." if refuses else "did you mean 'log.level'?" in why
     assert process.applied == []
     process.refuses = False
     assert process.reload('[log]\nlevel = "debug"\n') == [("info", "configuration reloaded", "log.level")]

@@ -144,7 +144,7 @@ def test_explain_of_an_unknown_request(
     config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(monkeypatch, "explain", "nobody", "--config", str(config)) == 1
-    assert "knows no request nobody" in capsys.readouterr().err
+    assert "has no request nobody" in capsys.readouterr().err
 
 
 def test_explain_plan_lists_unknown_figures(

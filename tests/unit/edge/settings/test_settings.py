@@ -45,7 +45,7 @@ def test_environment_and_flags_win() -> None:
 def test_a_misspelt_key_is_named_with_its_line(tmp_path: Path) -> None:
     file = tmp_path / "edge.toml"
     file.write_text("[api]\nhots = '127.0.0.1'\n")
-    with pytest.raises(ConfigError, match=r"edge.toml:2 .*'api.hots'; did you mean 'host'\?"):
+    with pytest.raises(ConfigError, match=r"edge.toml:2 .*'api.hots'; did you mean 'api.host'\?"):
         load(file, environ={})
 
 

@@ -101,7 +101,7 @@ def test_a_contexts_key_goes_to_no_other_gateway() -> None:
     factory()
     other = GatewayOptions("https://other:8080")
     assert other.found_ca is None
-    with pytest.raises(ConfigError, match=r"There is no API key; name its file with --key-file"):
+    with pytest.raises(ConfigError, match=r"There is no API key; use --key-file FILE"):
         other.required_key()
     for own in ("https://factory:8080", "https://factory:8080/", "https://Factory:8080"):
         assert GatewayOptions(own).required_key() == "key-of-factory"

@@ -94,7 +94,16 @@ def test_drawn_files_differ_by_the_whole_name_only_if_they_must(tmp_path: Path) 
 
 def test_a_model_file_is_referred_to_pair(colours: Bundle, pictures: Path) -> None:
     refused = _run(next(colours.path.glob("*.onnx")), pictures, code=2)
-    assert "is a file, and no bundle; make one of a model: firstline pair" in refused.stderr.replace("\n", " ")
+    assert "is a file, not the folder of a bundle; make one of a model: firstline pair" in refused.stderr.replace(
+        "\n", " "
+    )
+
+
+def test_a_tier_gets_no_key_of_another_gateway(monkeypatch: pytest.MonkeyPatch, pictures: Path) -> None:
+    monkeypatch.setenv("FIRSTLINE_GATEWAY", "https://gateway:8080")
+    monkeypatch.setenv("FIRSTLINE_KEY_FILE", str(pictures / "absent.key"))
+    refused = _run("digits", pictures, "--url", "http://127.0.0.1:9", code=1)
+    assert "FIRSTLINE_KEY_FILE is not used" in refused.stderr.replace("\n", " ")
 
 
 def test_rows_are_json(tmp_path: Path) -> None:

@@ -90,7 +90,7 @@ def test_a_gateway_with_the_brokers_folder_needs_no_credentials_beside(tmp_path:
     ("overrides", "sentence"),
     [
         ({"broker.directory": "b"}, "broker.hosts is empty"),
-        ({"broker.directory": "b", "broker.hosts": ["not a host"]}, "no host name and no address"),
+        ({"broker.directory": "b", "broker.hosts": ["not a host"]}, "neither a host name nor an address"),
     ],
 )
 def test_a_broker_without_hosts_is_refused(overrides: dict[str, object], sentence: str) -> None:

@@ -49,7 +49,7 @@ def test_plain_http_beyond_loopback_is_switched_on_by_name(host: str) -> None:
     ("overrides", "sentence"),
     [
         ({"tls.enabled": True}, r"tls\.hosts is empty"),
-        ({"tls.enabled": True, "tls.hosts": ["https://a.example"]}, "which is no host name and no address"),
+        ({"tls.enabled": True, "tls.hosts": ["https://a.example"]}, "which is neither a host name nor an address"),
         ({"tls.enabled": True, "tls.certificate_file": "a.pem"}, "set both, or neither"),
         ({"auth.proxy_certificate_header": "X-Client-Cert"}, "a header counts from named proxies alone"),
         ({"auth.trusted_proxies": ["192.0.2.7"]}, "a header counts from named proxies alone"),

@@ -205,7 +205,7 @@ def test_a_damaged_backup_restores_nothing(tmp_path: Path, spoil: Spoil) -> None
     open_database(old.store).close()
     back_up(old, path)
     path.write_bytes(spoil(path.read_bytes()))
-    with pytest.raises(ConfigError, match="is damaged, or no backup"):
+    with pytest.raises(ConfigError, match="is damaged, or not a backup"):
         restore(new, path)
     assert not list((tmp_path / "new").iterdir())
 
