@@ -44,7 +44,7 @@ check: .venv/test.stamp ## check format, lint, types, layers and, if Vale is ins
 docs: .venv/test.stamp ## build the documentation site into site/, and refuse broken links
 	$(BIN)/zensical build --strict
 
-reference: .venv/test.stamp ## write the example settings and the reference of settings and commands from the code
+reference: .venv/test.stamp ## write the example settings and the reference of settings, commands and steps from the code
 	PYTHONPATH=tests $(BIN)/python -m support.reference
 
 format: .venv/test.stamp ## format the code and apply ruff's fixes

@@ -1,7 +1,7 @@
 """Generates the files that describe settings and commands, from the code: `make reference`.
 
-These are the example settings of both tiers, four pages of the reference, and llms.txt, the index of all pages in the
-form of https://llmstxt.org.
+These are the example settings of both tiers, four pages of the reference, the tables of the two pages about steps,
+and llms.txt, the index of all pages in the form of https://llmstxt.org.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ import html
 import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from inspect import getdoc
 from inspect import signature as signature_of
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 from msgspec import inspect
@@ -36,7 +37,9 @@ from typer.main import get_command
 from firstline import Client
 from firstline.cli.app import PANELS, app
 from firstline.client.calls import FileOptions, RequestOptions
+from firstline.workbench.step_usage import USAGE
 from firstline_core.command_line import Parser
+from firstline_core.processing.steps import BoxDecoder, ClassMap, Suppress
 from firstline_core.storage.settings import described
 from firstline_edge.api.openapi import description
 from firstline_edge.cli import parser as edge_commands
@@ -50,7 +53,10 @@ CONFIGURATION_FILE = _DOCS / "reference" / "configuration.md"
 COMMANDS_FILE = _DOCS / "reference" / "cli.md"
 REST_FILE = _DOCS / "reference" / "rest.md"
 PYTHON_FILE = _DOCS / "reference" / "python.md"
+STEPS_FILE = _DOCS / "reference" / "steps.md"
+DETECTOR_STEPS_FILE = _DOCS / "reference" / "steps-detectors.md"
 INDEX_FILE = _DOCS / "llms.txt"
+_STEP_ROWS = re.compile(r"(?<=\| step \| does \|\n\|---\|---\|\n)(?:\|.*\n)+")
 _CODE_WITH_BAR = re.compile(r"`([^`]*\|[^`]*)`")
 _SHARED = {"--gateway", "--key-file", "--ca", "-o", "-h", "--config", "--set", "--version"}
 """Options that the page explains once for each program."""
@@ -174,6 +180,18 @@ def python_page() -> str:
     for options in (RequestOptions, FileOptions):
         text += [f"## `{options.__name__}`", "", "```text", str(getdoc(options)), "```", ""]
     return "\n".join(text)
+
+
+def steps_page(file: Path, *, detectors: bool) -> str:
+    """Returns a page about steps, written by hand, with the table of the steps of detectors, or of all others."""
+    of_detectors = {kind.__struct_config__.tag for kind in (*get_args(BoxDecoder), ClassMap, Suppress)}
+    rows = [
+        table_row((f"`{spelling}`", meaning)) + "\n"
+        for op, (spelling, meaning) in USAGE.items()
+        if (op in of_detectors) == detectors
+    ]
+    before, after = _STEP_ROWS.split(file.read_text())
+    return before + "".join(rows) + after
 
 
 def configuration_page() -> str:
@@ -318,6 +336,8 @@ FILES: Mapping[Path, Any] = {
     COMMANDS_FILE: commands_page,
     REST_FILE: rest_page,
     PYTHON_FILE: python_page,
+    STEPS_FILE: partial(steps_page, STEPS_FILE, detectors=False),
+    DETECTOR_STEPS_FILE: partial(steps_page, DETECTOR_STEPS_FILE, detectors=True),
     INDEX_FILE: pages_index,
 }
 

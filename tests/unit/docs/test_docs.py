@@ -10,10 +10,8 @@ from typing import Any
 import pytest
 from support.gateway import GatedExecutor, gateway_of
 from support.readme import links, places
-from support.reference import table_row
 
 from bench import figures
-from firstline.workbench.step_syntax import USAGE
 from firstline_core.bundle.manifest import Manifest, Model
 from firstline_core.errors import BY_CODE
 from firstline_core.protocol import mqtt_messages
@@ -30,11 +28,10 @@ from firstline_gateway.settings.settings import Mqtt, Settings, Store
 
 CHECKOUT = Path(__file__).parents[3]
 PAGES = [CHECKOUT / "README.md", *sorted((CHECKOUT / "docs").rglob("*.md"))]
-ANSWERS, ERRORS, MANIFEST, METRICS, MQTT, PROTOCOL, STEPS = (
+ANSWERS, ERRORS, MANIFEST, METRICS, MQTT, PROTOCOL = (
     (CHECKOUT / "docs" / "reference" / f"{name}.md").read_text()
-    for name in ("answers", "errors", "manifest", "metrics", "mqtt", "protocol", "steps")
+    for name in ("answers", "errors", "manifest", "metrics", "mqtt", "protocol")
 )
-STEPS += (CHECKOUT / "docs" / "reference" / "steps-detectors.md").read_text()
 
 
 def listed(page: str) -> set[str]:
@@ -122,9 +119,7 @@ async def test_every_metric_is_named(tmp_path: Path) -> None:
     assert {name for name in listed(METRICS) if name.startswith("firstline_")} == found
 
 
-def test_every_step_and_manifest_key_is_named() -> None:
-    for spelling, meaning in USAGE.values():
-        assert table_row((f"`{spelling}`", meaning)) in STEPS
+def test_every_manifest_key_is_named() -> None:
     assert {*Manifest.__struct_fields__, *Model.__struct_fields__} <= listed(MANIFEST)
 
 
