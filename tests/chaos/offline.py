@@ -29,6 +29,7 @@ from chaos.simulation.run import quiet
 from chaos.victims import MODEL, victims
 from firstline_core.ids import new_request_id
 from firstline_core.types import InferRequest, Privacy, Route, Tensor, Wait
+from firstline_edge.outbox.database import Receiver
 
 RATE = 20.0
 _LIMIT_ITEMS = 100_000  # outbox.limit_items, which is 10,000 unless it is set
@@ -100,7 +101,7 @@ async def _hour(requests: int, seed: int, folder: Path, tell: Callable[[float], 
             tell(number / requests / 2)
     await clock.sleep(max(0.0, length_s - clock.monotonic_s()))
     waited_bytes = sum(file.stat().st_size for file in device.state.parent.iterdir())
-    while device.outbox.depth or await device.outbox.unannounced(1):
+    while device.outbox.depth or await device.outbox.unannounced(Receiver.APPLICATIONS, 1):
         tell(1 - device.outbox.depth / requests / 2)
         book.holds(clock.monotonic_s() < length_s + _PATIENCE_S, "{} promises still wait", device.outbox.depth)
         await clock.sleep(1.0)

@@ -24,6 +24,7 @@ from firstline_core.types import Status
 from firstline_edge.app import EdgeAgent
 from firstline_edge.cloud.links import open_links
 from firstline_edge.outbox.announcer import Announcer
+from firstline_edge.outbox.database import Receiver
 from firstline_edge.outbox.outbox import Outbox, OutboxItem
 
 RESULTS = "firstline/v1/device-1/results"
@@ -64,9 +65,10 @@ class House:
 
     @contextlib.asynccontextmanager
     async def announcing(self) -> AsyncIterator[Outbox]:
-        outbox = Outbox(self.path, announcing=lambda: True)
+        outbox = Outbox(self.path, announcing=lambda: [Receiver.APPLICATIONS])
         links = await open_links(self.settings, dict, SYSTEM_CLOCK)
-        announcer = Announcer(outbox, links, SYSTEM_CLOCK, random.Random(1), timeout_s=0.2)
+        receiver, rng = Receiver.APPLICATIONS, random.Random(1)
+        announcer = Announcer(outbox, receiver, links.publish, links.wait_connected, SYSTEM_CLOCK, rng, timeout_s=0.2)
         task = asyncio.create_task(announcer.run())
         await asyncio.wait_for(links.wait_connected(), 5)
         yield outbox
@@ -110,7 +112,7 @@ async def test_correction_is_announced_after_broker_outages(house: House) -> Non
 
 @pytest.mark.mosquitto
 async def test_corrections_from_before_a_kill_are_announced_after_it(house: House) -> None:
-    outbox = Outbox(house.path, announcing=lambda: True)
+    outbox = Outbox(house.path, announcing=lambda: [Receiver.APPLICATIONS])
     before = await corrected(outbox)
     outbox.close()
     async with house.listening(), house.announcing():

@@ -17,6 +17,7 @@ from firstline_core.fleet.telemetry import ModelCounts, Telemetry
 from firstline_core.protocol.enrolment import ENROL_PATH, parse_join_token
 from firstline_core.types import Privacy, Status
 from firstline_edge.app import EdgeAgent
+from firstline_edge.outbox.database import Receiver
 from firstline_gateway.commands import status
 from firstline_gateway.identity import ca
 
@@ -94,7 +95,7 @@ async def test_devices_report_no_promise_if_no_webhook_wants_it(tmp_path: Path) 
                 return (await agent.outbox.answer(answer.request_id, "local")).answer.status is Status.FINAL
 
             await until(is_final)
-            assert await agent.outbox.unannounced(9) == []
+            assert await agent.outbox.unannounced(Receiver.FLEET, 9) == []
 
 
 async def test_an_alarm_that_a_device_raises_reaches_its_receiver_once(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from firstline_core.errors import UnknownAnswerError
 from firstline_core.protocol.oip import encode_request
 from firstline_core.storage.seals import ChecksumSeal, Seal
 from firstline_core.types import InferResponse, Status
+from firstline_edge.outbox.database import Receiver
 from firstline_edge.outbox.item import pack_response
 from firstline_edge.outbox.outbox import Outbox, OutboxItem
 from firstline_edge.settings.settings import OutboxSection
@@ -30,15 +31,17 @@ from support.faulty_disk import mark
 from support.outbox_faults import LIMITS
 from firstline_core.clock import SimulatedClock
 from firstline_core.types import Status
+from firstline_edge.outbox.database import Receiver
 from firstline_edge.outbox.outbox import Outbox, OutboxItem
 
-rng = random.Random(int(sys.argv[2]))
+receiver, rng = Receiver.APPLICATIONS, random.Random(int(sys.argv[2]))
 steps = int(sys.argv[3])
 
 async def main():
     clock, waiting = SimulatedClock(), []
     for _ in range(3):
-        outbox = Outbox(Path(sys.argv[1]) / "outbox" / "outbox.db", LIMITS, announcing=lambda: True, clock=clock)
+        path = Path(sys.argv[1]) / "outbox" / "outbox.db"
+        outbox = Outbox(path, LIMITS, announcing=lambda: [receiver], clock=clock)
         outbox._database.connection.execute("PRAGMA wal_autocheckpoint = 30")
 
         async def put():
@@ -55,7 +58,8 @@ async def main():
             ending = [waiting.pop(rng.randrange(len(waiting))) for _ in range(min(len(waiting), rng.randint(0, 2)))]
             await asyncio.gather(*(put() for _ in range(rng.randint(1, 4))), *(end(asked) for asked in ending))
             if rng.random() < 0.2:
-                await outbox.mark_announced([request_id for request_id, _ in await outbox.unannounced(2)])
+                announced = [request_id for request_id, _ in await outbox.unannounced(receiver, 2)]
+                await outbox.mark_announced(receiver, announced)
         outbox.close()
 
 asyncio.run(main())
@@ -79,7 +83,9 @@ async def check_crash(recording: Recording, point: int, seed: int, into: Path) -
     recording.crash(point, random.Random(seed), into)
     marks = [mark.split() for number, mark in recording.marks if number < point]
     put, ended = ({request_id for word, request_id in marks if word == what} for what in ("put", "end"))
-    outbox = Outbox(into / "outbox" / "outbox.db", LIMITS, announcing=lambda: True, clock=SimulatedClock())
+    outbox = Outbox(
+        into / "outbox" / "outbox.db", LIMITS, announcing=lambda: [Receiver.APPLICATIONS], clock=SimulatedClock()
+    )
     try:
         assert outbox.damage == ""
         found = await outbox.pending(1_000_000)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -49,29 +49,29 @@ class Links:
         return self.chain if self.chain.linked else None
 
     async def wait_connected(self) -> None:
-        """Waits until one of the brokers is connected; without brokers, until a link may be used."""
-        if self.mqtt:
-            await first_of(*(link.wait_connected() for link in self.mqtt))
-            return
+        """Waits until one of the brokers is connected."""
+        await first_of(*(link.wait_connected() for link in self.mqtt))
+
+    async def wait_usable(self) -> None:
+        """Waits until a link may be used."""
         while not self.chain.available:
             await self.chain.wait_recovery(self.chain.recoveries)
 
-    async def publish(self, correction: InferResponse) -> None:
-        """Announces a correction over every connected broker; at least one of them must acknowledge it.
-
-        A device without brokers announces nothing.
+    async def publish(self, corrections: Sequence[InferResponse]) -> None:
+        """Announces corrections over every connected broker; at least one of them must acknowledge all.
 
         Raises:
             LinkDownError: none is connected.
             FirstlineError: each broker refused it.
         """
         error: FirstlineError = LinkDownError("No MQTT broker is connected.")
-        acknowledged = not self.mqtt
+        acknowledged = False
         for link in self.mqtt:
             if not link.connected:
                 continue
             try:
-                await link.publish_correction(correction)
+                for correction in corrections:
+                    await link.publish_correction(correction)
                 acknowledged = True
             except FirstlineError as failure:
                 error = failure

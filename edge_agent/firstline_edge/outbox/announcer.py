@@ -1,8 +1,9 @@
 """Announces corrections, each at least once: to local applications over MQTT, and to the fleet if it asks for them.
 
-Corrections from before a restart or a reconnection are announced too. Announcing is a task of its own, so that a broker
-that hangs delays no correction. The outbox marks an answer as announced after all receivers have acknowledged it. An
-application that misses an announcement can still ask for the answer by its id.
+Corrections from before a restart or a reconnection are announced too. Each receiver has a task of its own, so that one
+that hangs or fails delays neither a correction nor the other receiver. The outbox marks an answer as announced to a
+receiver after this receiver has acknowledged it. An application that misses an announcement can still ask for the
+answer by its id.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from firstline_core.errors import CapacityError, FirstlineError, LinkDownError, 
 from firstline_core.protocol.backoff import full_jitter_s
 from firstline_core.telemetry.logs import logger
 from firstline_core.types import InferResponse
-from firstline_edge.cloud.links import Links
+from firstline_edge.outbox.database import Receiver
 from firstline_edge.outbox.outbox import Outbox
 from firstline_edge.requests.deadline import within
 
@@ -27,44 +28,49 @@ log = logger(__name__)
 _PASSING = (LinkDownError, RemoteTimeoutError, CapacityError, UnauthorizedError)
 
 
-Report = Callable[[Sequence[InferResponse]], Awaitable[None]]
-"""Reports answers to the fleet; raises FirstlineError if the report did not arrive."""
+Announce = Callable[[Sequence[InferResponse]], Awaitable[None]]
+"""Announces answers to one receiver; raises FirstlineError if the announcement did not arrive."""
 
 
 _TIMEOUT_S = 10.0  # for one acknowledgement
-_CONCURRENCY = 16
+CONCURRENCY = 16
+"""Answers that are announced at the same time."""
 _BACKOFF_S, _BACKOFF_MAX_S = 1.0, 30.0  # nominal wait after a failure, doubled with each further one in a row; its cap
 
 
 @dataclass(eq=False)
 class Announcer:
-    """Announces the outbox's answers, oldest first.
+    """Announces the outbox's answers to one receiver, oldest first.
 
     Args:
-        outbox: opened with `announcing`.
-        publisher: publishes them.
+        outbox: opened with this receiver in `announcing`.
+        receiver: whose answers these are.
+        announce: sends answers to the receiver.
+        reachable: returns once the receiver may be reached.
         clock: for waits.
         rng: for jitter.
-        report: to the fleet; None for a device without a fleet.
+        together: number of answers in one announcement, at most `CONCURRENCY`.
         timeout_s: wait for one acknowledgement.
     """
 
     outbox: Outbox
-    publisher: Links
+    receiver: Receiver
+    announce: Announce
+    reachable: Callable[[], Awaitable[None]]
     clock: Clock
     rng: random.Random
     _: KW_ONLY
-    report: Report | None = None
+    together: int = 1
     timeout_s: float = _TIMEOUT_S
 
     async def run(self) -> None:
         """Works until it is cancelled."""
         failures = 0
         while True:
-            await self.outbox.wait_unannounced()
-            await self.publisher.wait_connected()
+            await self.outbox.wait_unannounced(self.receiver)
+            await self.reachable()
             try:
-                succeeded = await self._announce()
+                succeeded = await self._announce_oldest()
             except FirstlineError as error:
                 log.warning("announcements not noted", error=error.message)
                 succeeded = False
@@ -76,29 +82,26 @@ class Announcer:
                 pause_s = full_jitter_s(self.rng, failures - 1, base_s=_BACKOFF_S, max_s=_BACKOFF_MAX_S)
                 await self.clock.sleep(pause_s)
 
-    async def _announce(self) -> bool:
+    async def _announce_oldest(self) -> bool:
         """Announces the oldest answers; returns whether none of them must be retried."""
-        answers = await self.outbox.unannounced(_CONCURRENCY)
-        are_done = await asyncio.gather(*(self._publish(request_id, answer) for request_id, answer in answers))
-        done = {request_id: answer for (request_id, answer), is_done in zip(answers, are_done, strict=True) if is_done}
-        if done and self.report is not None and not await self._is_done(self.report(list(done.values())), *done):
-            return False
+        answers = await self.outbox.unannounced(self.receiver, CONCURRENCY)
+        groups = [dict(answers[first : first + self.together]) for first in range(0, len(answers), self.together)]
+        are_done = await asyncio.gather(*map(self._is_done, groups))
+        done = [request_id for group, is_done in zip(groups, are_done, strict=True) if is_done for request_id in group]
         if done:
-            await self.outbox.mark_announced(done)
+            await self.outbox.mark_announced(self.receiver, done)
         return all(are_done)
 
-    async def _publish(self, request_id: str, answer: InferResponse) -> bool:
-        """Publishes one answer; returns whether it was acknowledged or is refused for good."""
-        return await self._is_done(self.publisher.publish(answer), request_id)
-
-    async def _is_done(self, announcing: Awaitable[None], *request_ids: str) -> bool:
-        """Returns whether an announcement was acknowledged or is refused for good."""
+    async def _is_done(self, answers: dict[str, InferResponse]) -> bool:
+        """Makes one announcement; returns whether it was acknowledged or is refused for good."""
         deadline_s = self.clock.monotonic_s() + self.timeout_s
+        announcing = self.announce(list(answers.values()))
+        noted = {"receiver": self.receiver.name, "request_ids": list(answers)}
         try:
-            await within(self.clock, deadline_s, announcing, "No receiver acknowledged the announcement.")
+            await within(self.clock, deadline_s, announcing, "The receiver did not acknowledge the announcement.")
         except _PASSING as error:
-            log.info("correction not announced yet", request_ids=request_ids, error=error.message)
+            log.info("correction not announced yet", **noted, error=error.message)
             return False
         except FirstlineError as error:
-            log.warning("correction never announced", request_ids=request_ids, error=error.message)
+            log.warning("correction never announced", **noted, error=error.message)
         return True

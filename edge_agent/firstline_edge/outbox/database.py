@@ -15,9 +15,10 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from pathlib import Path
 from typing import NamedTuple
 
@@ -57,10 +58,12 @@ _SCHEMA = """
         principal TEXT NOT NULL,
         stored_wall_s REAL NOT NULL,
         response BLOB NOT NULL,
-        announced INTEGER NOT NULL
+        published INTEGER NOT NULL,
+        reported INTEGER NOT NULL
     );
     CREATE INDEX answers_by_age ON answers (stored_wall_s);
-    CREATE INDEX answers_to_announce ON answers (sequence) WHERE announced = 0;
+    CREATE INDEX answers_to_publish ON answers (sequence) WHERE published = 0;
+    CREATE INDEX answers_to_report ON answers (sequence) WHERE reported = 0;
     CREATE TABLE identity (id BLOB NOT NULL, damage TEXT NOT NULL);
 """
 _NEW_IDENTITY = "INSERT INTO identity VALUES (randomblob(16), '');"
@@ -111,6 +114,13 @@ _HEAD_FACTS = (
 
 SQLITE_ERRORS = (sqlite3.Error, UnicodeDecodeError)
 """What SQLite's module raises; the second for a message that quotes damaged text of the schema."""
+
+
+class Receiver(StrEnum):
+    """Who hears of answers; the value is the column of `answers` that is 1 if this receiver need not hear of one."""
+
+    APPLICATIONS = "published"
+    FLEET = "reported"
 
 
 class DamagedError(Exception):
@@ -568,22 +578,29 @@ def promises_by_id(connection: sqlite3.Connection, request_ids: Collection[str])
 
 
 def insert_answer(
-    transaction: Transaction, sealed: bytes, *, request_id: str, principal: str, wall_s: float, announced: bool
+    transaction: Transaction,
+    sealed: bytes,
+    *,
+    request_id: str,
+    principal: str,
+    wall_s: float,
+    receivers: Collection[Receiver],
 ) -> None:
-    """Adds an answer; `announced` is true if it need not be announced."""
+    """Adds an answer, which is still to be announced to the given receivers."""
     totals = transaction.totals
     inserted = transaction.connection.execute(
-        "INSERT INTO answers (request_id, principal, stored_wall_s, response, announced) VALUES (?,?,?,?,?)",
-        (request_id, principal, wall_s, sealed, announced),
+        f"INSERT INTO answers (request_id, principal, stored_wall_s, response, {', '.join(Receiver)}) "  # noqa: S608
+        "VALUES (?,?,?,?,?,?)",
+        (request_id, principal, wall_s, sealed, *(receiver not in receivers for receiver in Receiver)),
     )
     totals.newest = totals.newest._replace(answers=inserted.lastrowid or 0)
     totals.answers += 1
     totals.answer_bytes += len(sealed)
 
 
-def delete_old_answers(transaction: Transaction, oldest_wall_s: float, *, also_unannounced: bool) -> None:
-    """Deletes the answers from before `oldest_wall_s`."""
-    condition = "stored_wall_s < ?" if also_unannounced else "stored_wall_s < ? AND announced = 1"
+def delete_old_answers(transaction: Transaction, oldest_wall_s: float, receivers: Collection[Receiver]) -> None:
+    """Deletes the answers from before `oldest_wall_s` that need not be announced to any of these receivers."""
+    condition = "stored_wall_s < ?" + _announced_to(receivers)
     deleted = transaction.connection.execute(
         f"DELETE FROM answers WHERE {condition} RETURNING {ANSWER_BYTES}",  # noqa: S608
         (oldest_wall_s,),
@@ -598,11 +615,15 @@ def make_room_for_answers(transaction: Transaction, limit_bytes: int) -> None:
     select = f"SELECT sequence, {ANSWER_BYTES} FROM answers {{}} ORDER BY sequence LIMIT 1"  # noqa: S608
     # The newest answer always stays: it was stored just now.
     while totals.answer_bytes > limit_bytes and totals.answers > 1:
-        oldest = connection.execute(select.format("WHERE announced = 1")).fetchone()
+        oldest = connection.execute(select.format("WHERE true" + _announced_to(Receiver))).fetchone()
         sequence, size_bytes = oldest or connection.execute(select.format("")).fetchone()
         connection.execute("DELETE FROM answers WHERE sequence = ?", (sequence,))
         totals.answers -= 1
         totals.answer_bytes -= size_bytes
+
+
+def _announced_to(receivers: Iterable[Receiver]) -> str:
+    return "".join(f" AND {receiver} = 1" for receiver in receivers)
 
 
 def find_provisional(connection: sqlite3.Connection, request_id: str, principal: str) -> bytes | None:
@@ -621,10 +642,11 @@ def find_answer(connection: sqlite3.Connection, request_id: str, principal: str)
     return None if row is None else row[0]
 
 
-def unannounced_answers(connection: sqlite3.Connection, limit: int) -> list[tuple[str, str, bytes]]:
-    """Returns ids, principals and bytes of the oldest answers that are still to be announced."""
+def unannounced_answers(connection: sqlite3.Connection, receiver: Receiver, limit: int) -> list[tuple[str, str, bytes]]:
+    """Returns ids, principals and bytes of the oldest answers that are still to be announced to a receiver."""
     return connection.execute(
-        "SELECT request_id, principal, response FROM answers WHERE announced = 0 ORDER BY sequence LIMIT ?", (limit,)
+        f"SELECT request_id, principal, response FROM answers WHERE {receiver} = 0 ORDER BY sequence LIMIT ?",  # noqa: S608
+        (limit,),
     ).fetchall()
 
 
@@ -637,10 +659,11 @@ def shift_times(transaction: Transaction, jump: ClockJump) -> None:
         )
 
 
-def mark_announced(transaction: Transaction, request_ids: Collection[str]) -> None:
-    """Marks these answers as announced."""
+def mark_announced(transaction: Transaction, receiver: Receiver, request_ids: Collection[str]) -> None:
+    """Marks these answers as announced to a receiver."""
     transaction.connection.execute(
-        "UPDATE answers SET announced = 1 WHERE request_id IN (SELECT value FROM json_each(?))", (_json(request_ids),)
+        f"UPDATE answers SET {receiver} = 1 WHERE request_id IN (SELECT value FROM json_each(?))",  # noqa: S608
+        (_json(request_ids),),
     )
 
 

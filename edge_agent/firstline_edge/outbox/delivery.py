@@ -37,7 +37,8 @@ from firstline_edge.cloud.chain import LinkChain
 from firstline_edge.cloud.client import Contracts, ModelRefusals
 from firstline_edge.cloud.links import Links
 from firstline_edge.models.models import DeviceModel, Models
-from firstline_edge.outbox.announcer import Announcer, Report
+from firstline_edge.outbox.announcer import CONCURRENCY, Announce, Announcer
+from firstline_edge.outbox.database import Receiver
 from firstline_edge.outbox.item import OutboxItem, expire
 from firstline_edge.outbox.outbox import Outbox
 from firstline_edge.outbox.pacing import AT_ONCE, BACKOFF_MAX_S, BACKOFF_S, DeliveryRate, RateSettings, RetryQueue
@@ -323,7 +324,7 @@ async def deliver_corrections(
     *,
     max_age_s: float,
     on_correction: OnCorrection,
-    report: Report | None,
+    report: Announce | None,
 ) -> None:
     """Delivers promises and announces their answers as soon as the disk lets the outbox be opened.
 
@@ -349,8 +350,12 @@ async def deliver_corrections(
     )
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(delivery.run(), name="delivery")
-        if links.mqtt or report is not None:
-            tasks.create_task(Announcer(outbox, links, clock, rng, report=report).run(), name="announcer")
+        if links.mqtt:
+            announcer = Announcer(outbox, Receiver.APPLICATIONS, links.publish, links.wait_connected, clock, rng)
+            tasks.create_task(announcer.run(), name="announcer")
+        if report is not None:
+            reporter = Announcer(outbox, Receiver.FLEET, report, links.wait_usable, clock, rng, together=CONCURRENCY)
+            tasks.create_task(reporter.run(), name="reporter")
 
 
 class PriorityDelivery:

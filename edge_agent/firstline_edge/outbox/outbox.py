@@ -36,6 +36,7 @@ from firstline_edge.outbox.database import (
     SQLITE_ERRORS,
     Database,
     MakeWriter,
+    Receiver,
     Totals,
     Transaction,
     Writer,
@@ -115,7 +116,7 @@ class Outbox:
     Args:
         path: of the database; its folder is made private. One process at a time: `state.py` holds the lock.
         limits: how much is stored, and how long.
-        announcing: returns whether answers are announced now, and marked once they were.
+        announcing: returns the receivers to which answers are announced now.
         seal: returns what closes the bodies, and opens them again; raises CapacityError without its key.
         clock: for ages, and says when to try again.
         writer: makes the group-commit writer.
@@ -138,7 +139,7 @@ class Outbox:
         path: Path,
         limits: OutboxSection = _DEFAULTS,
         *,
-        announcing: Callable[[], bool] = lambda: False,
+        announcing: Callable[[], Collection[Receiver]] = tuple,
         seal: Callable[[], Seal] = ChecksumSeal,
         clock: Clock = SYSTEM_CLOCK,
         writer: MakeWriter = make_writer,
@@ -153,8 +154,8 @@ class Outbox:
         self.stored: asyncio.Queue[OutboxItem] = asyncio.Queue(_STORED)
         self._pending = asyncio.Event()
         self._arrival = asyncio.Event()
-        self._to_announce = asyncio.Event()
-        self._to_announce.set()  # what an earlier process left
+        self._to_announce = {receiver: asyncio.Event() for receiver in Receiver}
+        self._note_unannounced()  # what an earlier process left
         self._ages = Timeline(clock)
         self._jumps: list[ClockJump] = []  # of the wall clock, which stored times are still to be corrected by
         self._shifting = False
@@ -316,7 +317,7 @@ class Outbox:
                 request_id=request_id,
                 principal=principal,
                 wall_s=now_wall_s,
-                announced=not self._announcing(),
+                receivers=self._announcing(),
             )
             self._evict(transaction, now_wall_s)
             return True
@@ -324,7 +325,7 @@ class Outbox:
         try:
             ended = await self._write(move)
         finally:
-            self._to_announce.set()
+            self._note_unannounced()
         self._ages.remove(request_id)
         if ended:
             self.completions.notify(request_id, final)
@@ -357,41 +358,43 @@ class Outbox:
             "answer, with the same token."
         )
 
-    async def wait_unannounced(self) -> None:
-        """Returns once an answer may be still to be announced."""
-        await self._to_announce.wait()
+    async def wait_unannounced(self, receiver: Receiver) -> None:
+        """Returns once an answer may be still to be announced to a receiver."""
+        await self._to_announce[receiver].wait()
 
-    async def unannounced(self, limit: int) -> list[tuple[str, InferResponse]]:
-        """Returns ids and answers that are still to be announced, oldest first, at most `limit`.
+    async def unannounced(self, receiver: Receiver, limit: int) -> list[tuple[str, InferResponse]]:
+        """Returns ids and answers that are still to be announced to a receiver, oldest first, at most `limit`.
 
         Raises:
             CapacityError: the disk refuses.
         """
-        self._to_announce.clear()
+        to_announce = self._to_announce[receiver]
+        to_announce.clear()
         answers, unreadable = [], []
+        query = partial(database.unannounced_answers, receiver=receiver, limit=limit)
         try:
-            for request_id, principal, sealed in await self._read(partial(database.unannounced_answers, limit=limit)):
+            for request_id, principal, sealed in await self._read(query):
                 try:
                     answers.append((request_id, unpack_answer(sealed, request_id, principal, self._seal)))
                 except FirstlineError as error:
                     self._report_damage("outbox answer unreadable", request_id, error)
                     unreadable.append(request_id)
         except BaseException:
-            self._to_announce.set()
+            to_announce.set()
             raise
         if answers or unreadable:
-            self._to_announce.set()
+            to_announce.set()
         if unreadable:
-            await self.mark_announced(unreadable)
+            await self.mark_announced(receiver, unreadable)
         return answers
 
-    async def mark_announced(self, request_ids: Collection[str]) -> None:
-        """Marks answers as announced, on the disk.
+    async def mark_announced(self, receiver: Receiver, request_ids: Collection[str]) -> None:
+        """Marks answers as announced to a receiver, on the disk.
 
         Raises:
             CapacityError: the disk refuses.
         """
-        await self._write(partial(database.mark_announced, request_ids=request_ids))
+        await self._write(partial(database.mark_announced, receiver=receiver, request_ids=request_ids))
 
     async def delete_old_answers(self) -> None:
         """Deletes answers that are too old and need not be announced. Storing an answer does so too.
@@ -574,7 +577,7 @@ class Outbox:
     def _evict(self, transaction: Transaction, now_wall_s: float) -> None:
         if not self._jumps:  # otherwise the next call deletes old answers
             oldest_s = now_wall_s - self._limits.answers_age_s
-            database.delete_old_answers(transaction, oldest_s, also_unannounced=not self._announcing())
+            database.delete_old_answers(transaction, oldest_s, self._announcing())
         database.make_room_for_answers(transaction, self._limits.answers_limit_bytes)
 
     def _submit(self, operation: Callable[[Transaction], _T | FirstlineError]) -> asyncio.Future[_T]:
@@ -603,6 +606,10 @@ class Outbox:
         self._read_problem = ""
         return found
 
+    def _note_unannounced(self) -> None:
+        for event in self._to_announce.values():
+            event.set()
+
     def _note_depth(self) -> None:
         if self.depth:
             self._pending.set()
@@ -628,10 +635,15 @@ def open_outbox(settings: EdgeSettings, path: Path, clock: Clock, reporting: asy
         ConfigError: a newer version wrote it.
     """
     has_broker = any(link.kind == "mqtt" for link in settings.links)
+
+    def announcing() -> list[Receiver]:
+        is_reporting = reporting is not None and reporting.is_set()
+        return has_broker * [Receiver.APPLICATIONS] + is_reporting * [Receiver.FLEET]
+
     return Outbox(
         path,
         settings.outbox,
-        announcing=lambda: has_broker or (reporting is not None and reporting.is_set()),
+        announcing=announcing,
         seal=partial(open_seal, settings.encryption),
         clock=clock,
     )

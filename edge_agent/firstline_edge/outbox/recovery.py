@@ -25,6 +25,7 @@ from firstline_edge.outbox.database import (
     SQLITE_ERRORS,
     DamagedError,
     HighWaterMark,
+    Receiver,
     RowNumbers,
     empty_log,
     is_refusal,
@@ -47,7 +48,7 @@ _SEALED = (("items", "request"), ("items", "provisional"), ("answers", "response
 # The last column of each is the time, which an index holds too.
 _COLUMNS = {
     "items": ("sequence", *ITEM_COLUMNS.split(", "), "created_wall_s"),
-    "answers": ("sequence", "request_id", "principal", "response", "announced", "stored_wall_s"),
+    "answers": ("sequence", "request_id", "principal", "response", *Receiver, "stored_wall_s"),
 }
 _UNKNOWN_TIME = -1.0
 

@@ -30,6 +30,7 @@ from firstline_edge.cloud.chain import LinkChain
 from firstline_edge.cloud.client import CloudClient, LiveTraffic, ModelRefusals
 from firstline_edge.models.models import Models
 from firstline_edge.outbox.announcer import Announcer
+from firstline_edge.outbox.database import Receiver
 from firstline_edge.outbox.delivery import CorrectionClient, Delivery
 from firstline_edge.outbox.outbox import Outbox
 from firstline_edge.requests.context import RequestContext
@@ -75,7 +76,7 @@ class Device:
         self.disk = Disk(plan.fsync_s)
         limits = OutboxSection(limit_items=plan.outbox_items, max_age_s=plan.max_age_s)
         writer = outbox_writer(self.disk, self._book.committed)
-        self.outbox = Outbox(self.state, limits, announcing=lambda: True, clock=clock, writer=writer)
+        self.outbox = Outbox(self.state, limits, announcing=lambda: [Receiver.APPLICATIONS], clock=clock, writer=writer)
         link = GatewayLink(plan.weather, self._cloud, clock, rng, self._book)
         self.chain = chain = LinkChain([link], [CircuitBreaker(clock, rng)], clock)
         cache = ResultCache(limit_bytes=1 << 20, ttl_s=60, disk=None, clock=clock)
@@ -100,7 +101,9 @@ class Device:
         await self._book.started(self.outbox)
         await chain.start()
         self._spawn(delivery.run())
-        self._spawn(Announcer(self.outbox, CorrectionPublisher(plan.mutes, clock, self._book), clock, rng).run())
+        broker = CorrectionPublisher(plan.mutes, clock, self._book)
+        announcer = Announcer(self.outbox, Receiver.APPLICATIONS, broker.publish, broker.wait_connected, clock, rng)
+        self._spawn(announcer.run())
         self.up = True
 
     async def kill(self) -> None:

@@ -27,6 +27,7 @@ from chaos.simulation.models import INPUT, repeated
 from chaos.simulation.plan import LENGTH_S, Ask, Jump, Plan, Repeat, Restart, draw
 from firstline_core.errors import FirstlineError
 from firstline_core.types import InferRequest, Tensor
+from firstline_edge.outbox.database import Receiver
 
 _MEMORY = Path("/dev/shm")
 _BREAKER_S = 65.0
@@ -191,7 +192,7 @@ class _Simulation:
     async def _drained(self) -> None:
         ends_s = self._clock.monotonic_s() + _PATIENCE_S
         while self._clock.monotonic_s() < ends_s:
-            if not self._device.outbox.depth and not await self._device.outbox.unannounced(1):
+            if not self._device.outbox.depth and not await self._device.outbox.unannounced(Receiver.APPLICATIONS, 1):
                 return
             await self._clock.sleep(1.0)
 

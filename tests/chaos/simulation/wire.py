@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -69,7 +70,8 @@ class CorrectionPublisher:
         while (until_s := self._mute_until_s()) is not None:
             await self._clock.sleep(until_s - self._clock.monotonic_s())
 
-    async def publish(self, correction: InferResponse) -> None:
+    async def publish(self, corrections: Sequence[InferResponse]) -> None:
+        (correction,) = corrections
         if self._mute_until_s() is not None:
             raise LinkDownError("The broker is away.")
         self._book.announced(correction)

@@ -1,5 +1,6 @@
 import asyncio
 import random
+from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -10,7 +11,8 @@ from support.escalations import request, response, settle
 from firstline_core import errors
 from firstline_core.clock import SimulatedClock
 from firstline_core.types import InferResponse, Status
-from firstline_edge.outbox.announcer import Announcer, Report
+from firstline_edge.outbox.announcer import CONCURRENCY, Announce, Announcer
+from firstline_edge.outbox.database import Receiver
 from firstline_edge.outbox.outbox import Outbox, OutboxItem
 
 
@@ -28,13 +30,27 @@ class Broker:
     async def wait_connected(self) -> None:
         await self.up.wait()
 
-    async def publish(self, correction: InferResponse) -> None:
+    async def publish(self, corrections: Sequence[InferResponse]) -> None:
+        (correction,) = corrections
         self.tries += 1
         if self.hanging:
             await asyncio.Event().wait()
         if self.error is not None:
             raise self.error
         self.heard.append(correction.answer.request_id)
+
+
+class Fleet:
+    """Counts the answers in reports, of which the first ones fail with `problems`."""
+
+    def __init__(self, *problems: errors.FirstlineError) -> None:
+        self.problems = list(problems)
+        self.reports: list[list[str]] = []
+
+    async def report(self, answers: Sequence[InferResponse]) -> None:
+        self.reports.append([answer.answer.request_id for answer in answers])
+        if self.problems:
+            raise self.problems.pop()
 
 
 class House:
@@ -44,14 +60,21 @@ class House:
         self.broker = Broker()
 
     @asynccontextmanager
-    async def running(self, report: Report | None = None) -> AsyncIterator[Outbox]:
-        outbox = Outbox(self.path, announcing=lambda: True, clock=self.clock)
-        announcer = Announcer(outbox, self.broker, self.clock, random.Random(1), report=report)
-        task = asyncio.create_task(announcer.run())
+    async def running(self, report: Announce | None = None) -> AsyncIterator[Outbox]:
+        receivers = [Receiver.APPLICATIONS] if report is None else list(Receiver)
+        outbox = Outbox(self.path, announcing=lambda: receivers, clock=self.clock)
+        common = (self.clock, random.Random(1))
+        announcers = [
+            Announcer(outbox, Receiver.APPLICATIONS, self.broker.publish, self.broker.wait_connected, *common)
+        ]
+        if report is not None:
+            announcers.append(Announcer(outbox, Receiver.FLEET, report, settle, *common, together=CONCURRENCY))
+        tasks = [asyncio.create_task(announcer.run()) for announcer in announcers]
         yield outbox
-        assert not task.done()
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        assert not any(task.done() for task in tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         outbox.close()
 
     async def until(self, heard: int, *, step_s: float = 0.0) -> None:
@@ -60,9 +83,10 @@ class House:
                 await self.clock.advance(step_s)
                 await asyncio.sleep(0.0005)
 
-    async def until_noted(self, outbox: Outbox) -> None:
+    async def until_noted(self, outbox: Outbox, *, step_s: float = 0.0) -> None:
         async with asyncio.timeout(5):
-            while await outbox.unannounced(9):
+            while any([await outbox.unannounced(receiver, 9) for receiver in Receiver]):
+                await self.clock.advance(step_s)
                 await settle()
 
 
@@ -102,7 +126,7 @@ async def test_missed_corrections_are_announced_after_a_reconnection(house: Hous
 
 
 async def test_the_next_process_announces_the_remaining_answers(house: House) -> None:
-    before = Outbox(house.path, announcing=lambda: True, clock=house.clock)
+    before = Outbox(house.path, announcing=lambda: [Receiver.APPLICATIONS], clock=house.clock)
     told = await corrected(before)
     before.close()  # killed between the answer and its announcement
     async with house.running():
@@ -114,8 +138,8 @@ async def test_a_device_that_announces_nothing_leaves_nothing_to_announce(house:
     silent = Outbox(house.path, clock=house.clock)
     await corrected(silent)
     silent.close()
-    again = Outbox(house.path, announcing=lambda: True, clock=house.clock)
-    assert await again.unannounced(9) == []
+    again = Outbox(house.path, announcing=lambda: list(Receiver), clock=house.clock)
+    assert [await again.unannounced(receiver, 9) for receiver in Receiver] == [[], []]
     again.close()
 
 
@@ -162,16 +186,37 @@ async def test_a_missing_permission_is_retried(house: House) -> None:
 
 
 async def test_answers_are_reported_to_the_fleet_until_a_report_arrives(house: House) -> None:
-    reports: list[list[str]] = []
-    problems: list[errors.FirstlineError] = [errors.LinkDownError("lost"), errors.CapacityError("full")]
-
-    async def report(answers: Sequence[InferResponse]) -> None:
-        reports.append([answer.answer.request_id for answer in answers])
-        if problems:
-            raise problems.pop()
-
-    async with house.running(report) as outbox:
+    fleet = Fleet(errors.LinkDownError("lost"), errors.CapacityError("full"))
+    async with house.running(fleet.report) as outbox:
         told = await corrected(outbox)
-        await house.until(3, step_s=1.0)
-        await house.until_noted(outbox)
-    assert reports == 3 * [[told]]
+        await house.until_noted(outbox, step_s=1.0)
+    assert fleet.reports == 3 * [[told]]
+    assert house.broker.heard == [told]
+
+
+async def test_reports_that_fail_repeat_and_delay_no_publication(house: House) -> None:
+    fleet = Fleet(*(20 * [errors.LinkDownError("lost")]))
+    async with house.running(fleet.report) as outbox:
+        told = [await corrected(outbox) for _ in range(2 * CONCURRENCY)]
+        await house.until_noted(outbox, step_s=1.0)
+    assert house.broker.heard == told
+    assert len(fleet.reports) > 20
+    assert Counter(one for report in fleet.reports[20:] for one in report) == Counter(told)
+
+
+@pytest.mark.parametrize("connected", [True, False])
+async def test_publications_that_fail_repeat_and_delay_no_report(house: House, connected: bool) -> None:
+    fleet = Fleet()
+    house.broker.error = errors.LinkDownError("lost")
+    if not connected:
+        house.broker.up.clear()
+    async with house.running(fleet.report) as outbox:
+        told = [await corrected(outbox) for _ in range(2 * CONCURRENCY)]
+        async with asyncio.timeout(5):
+            while sum(map(len, fleet.reports)) < len(told):
+                await settle()
+        house.broker.error = None
+        house.broker.up.set()
+        await house.until_noted(outbox, step_s=1.0)
+    assert Counter(one for report in fleet.reports for one in report) == Counter(told)
+    assert house.broker.heard == told

@@ -17,7 +17,7 @@ from firstline_core.ids import new_request_id
 from firstline_core.telemetry.trace import received
 from firstline_core.types import Attempt, InferRequest, Privacy, Status, Tier
 from firstline_edge.outbox import database
-from firstline_edge.outbox.database import _SCHEMA, APPLICATION, FORMAT, PAGE_BYTES
+from firstline_edge.outbox.database import _SCHEMA, APPLICATION, FORMAT, PAGE_BYTES, Receiver
 from firstline_edge.outbox.outbox import Completions, Outbox, OutboxItem
 from firstline_edge.settings.settings import OutboxSection
 
@@ -162,23 +162,28 @@ async def test_answers_make_room_by_bytes_but_promises_never_do(path: Path, cloc
 
 
 async def test_unannounced_answers_make_room_last(path: Path, clock: SimulatedClock) -> None:
-    outbox = Outbox(path, OutboxSection(answers_limit_bytes=3000), announcing=lambda: True, clock=clock)
+    outbox = Outbox(
+        path, OutboxSection(answers_limit_bytes=3000), announcing=lambda: [Receiver.APPLICATIONS], clock=clock
+    )
     ended = [item() for _ in range(10)]
     ids = [one.request.request_id for one in ended]
     for number, one in enumerate(ended):
         await outbox.put(one)
         await outbox.finish(one.request.request_id, one.provisional)
         if number == 1:
-            await outbox.mark_announced(ids[1:2])
+            await outbox.mark_announced(Receiver.APPLICATIONS, ids[1:2])
         if outbox._database.totals.answers < number + 1:
             break
     with pytest.raises(UnknownAnswerError):
         await outbox.answer(ids[1], "local")  # heard of, though it is not the oldest
-    assert [request_id for request_id, _ in await outbox.unannounced(100)] == [ids[0], *ids[2 : number + 1]]
+    assert [request_id for request_id, _ in await outbox.unannounced(Receiver.APPLICATIONS, 100)] == [
+        ids[0],
+        *ids[2 : number + 1],
+    ]
     for one in ended[number + 1 :]:
         await outbox.put(one)
         await outbox.finish(one.request.request_id, one.provisional)
-    waiting = [request_id for request_id, _ in await outbox.unannounced(100)]
+    waiting = [request_id for request_id, _ in await outbox.unannounced(Receiver.APPLICATIONS, 100)]
     assert 0 < len(waiting) < 9 and waiting == ids[-len(waiting) :]  # the limit holds
     outbox.close()
 
@@ -431,14 +436,16 @@ async def test_a_clock_jump_the_disk_refuses_is_applied_later(
 
 
 async def test_unannounced_answers_are_not_deleted_by_age(path: Path, clock: SimulatedClock) -> None:
-    outbox = Outbox(path, OutboxSection(answers_age_s=DAY_S), announcing=lambda: True, clock=clock)
+    outbox = Outbox(path, OutboxSection(answers_age_s=DAY_S), announcing=lambda: [Receiver.APPLICATIONS], clock=clock)
     one = item()
     await outbox.put(one)
     await outbox.finish(one.request.request_id, one.provisional)
     await clock.advance(10 * DAY_S)
     await outbox.delete_old_answers()
-    assert [request_id for request_id, _ in await outbox.unannounced(9)] == [one.request.request_id]
-    await outbox.mark_announced([one.request.request_id])
+    assert [request_id for request_id, _ in await outbox.unannounced(Receiver.APPLICATIONS, 9)] == [
+        one.request.request_id
+    ]
+    await outbox.mark_announced(Receiver.APPLICATIONS, [one.request.request_id])
     await outbox.delete_old_answers()
     await expect_answers(outbox, kept=(), gone=[one])
     outbox.close()
