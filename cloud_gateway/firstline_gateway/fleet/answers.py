@@ -51,7 +51,10 @@ class Ended(Struct, frozen=True):
 
 
 def add(connection: sa.Connection, device: str, promises: Sequence[EndedPromise], now_s: float) -> None:
-    """Stores the promises that are not stored yet."""
+    """Stores the promises that are not stored yet.
+
+    On PostgreSQL it locks the table until the transaction ends, which must therefore lock nothing else.
+    """
     if connection.dialect.name == "postgresql":  # numbers become visible in their order, or a reader would miss one
         connection.execute(sa.text("LOCK TABLE fleet_answers IN SHARE ROW EXCLUSIVE MODE"))
     insert_missing(connection, ANSWERS, *({"device": device, "at_s": now_s, **asdict(each)} for each in promises))

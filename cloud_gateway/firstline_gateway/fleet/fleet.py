@@ -109,8 +109,6 @@ class Fleet:
         now_s = self._clock.wall_s()
 
         def add(connection: Connection) -> totals.Counted | None:
-            if telemetry.ended and self._wants_answers:
-                answers.add(connection, device, telemetry.ended, now_s)
             if not devices.mark_seen(connection, device, telemetry.session, now_s, accept=self._accept):
                 return None
             counted = totals.count(connection, device, replace(telemetry, ended=()), now_s)
@@ -121,6 +119,8 @@ class Fleet:
         found = await self._store.write(add)
         if found is not None:
             self._tier_counter.add(found.before, found.after, now_s)
+        if telemetry.ended and self._wants_answers:
+            await self._store.write(lambda on: answers.add(on, device, telemetry.ended, now_s), apart=True)
         return found is not None
 
     async def presence(self, device: str, session: str, *, online: bool) -> bool:

@@ -27,6 +27,7 @@ class _Work(NamedTuple):
     then: Callable[[Any], Any]
     done: Future[Any]
     writes: bool
+    apart: bool
 
 
 class GroupWriter(Generic[Transaction]):
@@ -94,6 +95,7 @@ class GroupWriter(Generic[Transaction]):
         then: Callable[[_T], _U],
         *,
         writes: bool = True,
+        apart: bool = False,
     ) -> Future[_U]:
         """Queues one operation, and what this process does once the operation is durable.
 
@@ -103,6 +105,8 @@ class GroupWriter(Generic[Transaction]):
                 the future's result.
             writes: False if the operation only reads: a full disk can still be read, so a read says nothing about
                 `problem`.
+            apart: True if the operation takes a lock under which it must wait for no other lock: it shares a
+                transaction only with others of its kind.
         """
         if self._queue.qsize() >= _WAITING_LIMIT:
             raise self._refusal(
@@ -114,7 +118,7 @@ class GroupWriter(Generic[Transaction]):
                 raise NotReadyError(
                     f"The {self._name} is closed and stores nothing more.", retry_after_s=_RETRY_AFTER_S
                 )
-            self._queue.put(_Work(operation, then, done, writes))
+            self._queue.put(_Work(operation, then, done, writes, apart))
         return done
 
     def end(self) -> None:
@@ -138,7 +142,8 @@ class GroupWriter(Generic[Transaction]):
         open_ = True
         while open_:
             group, open_ = self._next_group()
-            resolve(self._commit(group))
+            for apart in (False, True):
+                resolve(self._commit([work for work in group if work.apart is apart]))
 
     def _next_group(self) -> tuple[list[_Work], bool]:
         """Waits for operations; returns those that were not cancelled, and whether more may come."""

@@ -62,9 +62,14 @@ class SimulatedWriter(GroupWriter[Transaction]):
         pass
 
     def submit_then(
-        self, operation: Callable[[Transaction], _T | FirstlineError], then: Callable[[_T], _U], *, writes: bool = True
+        self,
+        operation: Callable[[Transaction], _T | FirstlineError],
+        then: Callable[[_T], _U],
+        *,
+        writes: bool = True,
+        apart: bool = False,
     ) -> Future[_U]:
-        done = super().submit_then(operation, then, writes=writes)
+        done = super().submit_then(operation, then, writes=writes, apart=apart)
         self._schedule()
         return done
 

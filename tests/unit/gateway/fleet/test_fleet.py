@@ -1,0 +1,57 @@
+"""Reports of devices to replicas that share a store."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+from sqlalchemy import Connection, text
+from support.databases import OpenStore, PostgreSql
+from support.waiting import wait_until
+
+from firstline_core.clock import SimulatedClock
+from firstline_core.fleet.telemetry import EndedPromise, Telemetry
+from firstline_gateway.fleet import answers
+from firstline_gateway.fleet.fleet import Fleet
+from firstline_gateway.settings import settings
+
+_LIMIT_S = 30.0
+_WAITING = text("SELECT count(*) FROM pg_locks WHERE NOT granted")
+
+
+def fleet_on(opened: OpenStore) -> Fleet:
+    return Fleet(opened.store, settings.Fleet(), clock=SimulatedClock(), on_desired=lambda: None, wants_answers=True)
+
+
+def report(request_id: str) -> Telemetry:
+    return Telemetry("s", 1, ended=(EndedPromise(request_id, "digits", "1", changed=True),))
+
+
+async def test_promises_on_replicas_do_not_deadlock(postgresql: PostgreSql) -> None:
+    found = postgresql.new_store()
+    with OpenStore(found) as one, OpenStore(found) as other:
+        first, second = fleet_on(one), fleet_on(other)
+        held, gate, locked = threading.Event(), threading.Event(), threading.Event()
+
+        def hold(_: Connection) -> None:
+            held.set()
+            gate.wait(_LIMIT_S)
+
+        def wait_for_the_other(connection: Connection) -> None:
+            if not locked.is_set():  # the first time
+                locked.set()
+                wait_until(lambda: connection.execute(_WAITING).scalar_one() > 0)
+
+        one.store.submit(hold)
+        await asyncio.to_thread(held.wait, _LIMIT_S)
+        async with asyncio.TaskGroup() as group:  # one transaction that locks "cam" and stores a promise of "door"
+            group.create_task(first.desired("cam"))
+            await asyncio.sleep(0)
+            one.store.submit(wait_for_the_other)
+            group.create_task(first.count("door", report("a")))
+            await asyncio.sleep(0)
+            gate.set()
+            await asyncio.to_thread(locked.wait, _LIMIT_S)
+            await second.count("cam", report("b"))
+        with one.database.reading() as connection:
+            assert {each.request_id for each in answers.page(connection, 0, 10)} == {"a", "b"}
