@@ -118,14 +118,40 @@ def test_a_running_agent_rolls_back(config: Path) -> None:
 
 
 @pytest.mark.usefixtures("updated")
-def test_a_damaged_file_is_reported_and_not_changed(config: Path, state: Path) -> None:
+def test_a_damaged_file_is_not_changed_by_a_command_and_replaced_by_the_agent(config: Path, state: Path) -> None:
     file = state / "models" / NAME / "state"
     file.write_bytes(b"x\ny\n")
-    assert run("update", "list", "--config", str(config)) == "the fleet has never updated this device\n"
+    assert "committed" in run("update", "list", "--config", str(config))
     assert file.read_bytes() == b"x\ny\n"
+    with agent(config) as url:  # the copy of the file says what had stayed
+        assert running(url) == ["2"]
+    assert file.with_name("state.damaged").read_bytes() == b"x\ny\n"
+
+
+@pytest.mark.usefixtures("updated")
+def test_a_lost_state_is_an_error(config: Path, state: Path) -> None:
+    damaged = [state / "models" / NAME / "state", state / "models" / NAME / "state.copy"]
+    for file in damaged:
+        file.write_bytes(b"x\ny\n")
+    for command in (("list",), ("rollback", NAME)):
+        assert f"{damaged[0]} is damaged" in run("update", *command, "--config", str(config), code=1)
+    assert [file.read_bytes() for file in damaged] == [b"x\ny\n"] * 2
     with agent(config) as url:  # the bundle that the device was set up with, until the fleet desires another
         assert running(url) == ["1"]
-    assert file.with_name("state.damaged").read_bytes() == b"x\ny\n"
+
+
+def test_an_unusable_configuration_is_an_error(config: Path, state: Path) -> None:
+    file = state / "fleet" / "configuration"
+    file.parent.mkdir(parents=True)
+    file.write_bytes(b"x\ny\n")
+    for command in ("list", "rollback --configuration"):
+        assert f"{file} is damaged" in run("update", *command.split(), "--config", str(config), code=1)
+    assert file.read_bytes() == b"x\ny\n"
+    file.unlink()
+    file.mkdir()  # cannot be read, also by root
+    for command in ("list", "rollback --configuration"):
+        assert "Is a directory" in run("update", *command.split(), "--config", str(config), code=1)
+    assert file.is_dir()
 
 
 # What a command imports is read by root: an interpreter may be unreadable for other users.

@@ -41,7 +41,9 @@ def _roll_back_on_disk(settings: EdgeSettings, model: str | None) -> None:
     with contextlib.closing(StateDirectory(settings.state_dir)) as state:
         path = state.updates_path if model else state.configuration_path
         with explained_refusal(path, "written"):
-            file: InstalledFile[Any, Any] = ModelStore(path).known(model) if model else open_configuration(path)
+            file: InstalledFile[Any, Any] = (
+                ModelStore(path, repair=False).known(model) if model else open_configuration(path, repair=False)
+            )
             file.state.check_rollback(
                 f"Model {model} has no previous version" if model else "This device has no previous configuration"
             )

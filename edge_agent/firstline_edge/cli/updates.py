@@ -21,10 +21,10 @@ def command(arguments: argparse.Namespace) -> int:
     settings = load_settings(arguments)
     with explained_refusal(settings.state_dir, "read"):
         store = ModelStore(StatePaths(settings.state_dir).updates_path, repair=False)
+        states = [store.file(name).state for name in store.names]
         configuration = open_configuration(StatePaths(settings.state_dir).configuration_path, repair=False).state
     updates, documents = [], list[dict[str, Any]]()
-    for name in store.names:
-        state = store.file(name).state
+    for state in states:
         if state.record is not None:
             updates.append(state.record.update())
             slots = {"slot": state.running or "", "previous": state.previous or ""}

@@ -1,10 +1,10 @@
 """The installed versions of one model, or of the configuration, and the state of its latest update: one small file.
 
-The file alone decides what runs, as in the boot loaders of RAUC and Mender. It is replaced as a whole and fsynced
-before any action that it describes, so that a power cut leaves the old or the new state, and both are true: a version
-stops being the rollback target before it is overwritten, a trial is on the disk before its version runs, and each start
-during a trial uses up a try before it loads anything. Without tries left the device rolls back by itself, also without
-a connection.
+A copy of the file replaces it if it is damaged. The file alone decides what runs, as in the boot loaders of RAUC and
+Mender. It is replaced as a whole and fsynced before any action that it describes, so that a power cut leaves the old or
+the new state, and both are true: a version stops being the rollback target before it is overwritten, a trial is on the
+disk before its version runs, and each start during a trial uses up a try before it loads anything. Without tries left
+the device rolls back by itself, also without a connection.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from firstline_edge.state import put_aside
 
 log = logger(__name__)
 
+COPY = ".copy"
+"""Suffix of the copy of the file."""
 BY_REQUEST = "asked"
 """The reason of a rollback that was requested on the device."""
 
@@ -178,27 +180,48 @@ class Installed(Struct, Generic[Version, Target], frozen=True, forbid_unknown_fi
 class InstalledFile(Generic[Version, Target]):
     """The state of one model or of the configuration: valid in this process, and on the disk as soon as it accepts it.
 
+    The file is written before its copy, and both before any action that they describe. Only the file is read, unless
+    it is damaged, unreadable or missing.
+
     Args:
         path: of the file.
         kind: of the content.
-        repair: whether a damaged file is set aside; False for read-only use.
+        repair: whether damaged files are set aside and the agent continues without a state; False for commands.
 
     Attributes:
-        state: the valid state; an empty one if there is no file, or a damaged one.
+        state: the valid state; an empty one if there is no file, or neither the file nor its copy can be read.
+
+    Raises:
+        IntegrityError: the file and its copy are damaged, and `repair` is False.
+        OSError: neither can be read, and `repair` is False.
     """
 
     def __init__(self, path: Path, kind: type[Installed[Version, Target]] | Any, *, repair: bool = True) -> None:
         self._path = path
-        self._on_disk = True
-        try:
-            self.state: Installed[Version, Target] = read_struct(path, kind)
-        except FileNotFoundError:
-            self.state = Installed()
-        except (IntegrityError, OSError) as error:
-            log.error("installed versions lost; using what the device was set up with", error=str(error))
-            self.state, self._on_disk = Installed(), False
-            if repair:
-                put_aside(path)
+        self._paths = (path, path.with_name(path.name + COPY))
+        states = list[Installed[Version, Target]]()
+        problem: IntegrityError | OSError | None = None
+        for each in self._paths:
+            try:
+                states.append(read_struct(each, kind))
+            except FileNotFoundError:
+                continue
+            except (IntegrityError, OSError) as error:
+                log.error("installed versions not read", error=str(error))
+                problem = problem or error
+                if repair and isinstance(error, IntegrityError):
+                    put_aside(each)
+        if problem is not None and not states:
+            if not repair:
+                if isinstance(problem, OSError):
+                    raise problem
+                raise IntegrityError(
+                    f"{problem.message} Start the agent: it runs what the device was set up with until the fleet "
+                    "desires another version."
+                )
+            log.error("installed versions lost; using what the device was set up with", path=str(path))
+        self.state: Installed[Version, Target] = states[0] if states else Installed()
+        self._on_disk = states in ([], [self.state, self.state])
 
     def write(self, state: Installed[Version, Target]) -> None:
         """Stores a state, which is valid afterwards.
@@ -207,7 +230,8 @@ class InstalledFile(Generic[Version, Target]):
             OSError: the disk refuses; the previous state stays valid.
         """
         self._on_disk = False  # a refused write may have reached the disk
-        write_struct(self._path, state)
+        for path in self._paths:
+            write_struct(path, state)
         self.state, self._on_disk = state, True
 
     def set_in_memory(self, state: Installed[Version, Target]) -> None:

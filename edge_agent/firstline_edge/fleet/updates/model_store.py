@@ -29,41 +29,40 @@ class ModelStore:
 
     Args:
         folder: one folder for each model.
-        repair: whether damaged files are set aside; False for read-only use.
+        repair: see `InstalledFile`.
     """
 
     def __init__(self, folder: Path, *, repair: bool = True) -> None:
         self.folder = folder
         self._repair = repair
         self._files: dict[str, ModelFile] = {}
-        for path in sorted(folder.iterdir()) if folder.is_dir() else ():
-            if path.is_dir():
-                self.file(path.name)
+        self._names = {path.name for path in folder.iterdir() if path.is_dir()} if folder.is_dir() else set[str]()
 
     @property
     def names(self) -> list[str]:
         """The models that have, or should have had, an update."""
-        return sorted(self._files)
+        return sorted(self._names)
 
     def file(self, name: str) -> ModelFile:
-        """Returns the state of a model, which is empty before its first update."""
+        """Returns the state of a model, which is empty before its first update; for errors see `InstalledFile`."""
         if name not in self._files:
+            self._names.add(name)
             kind = Installed[Slot, DesiredModel]
             self._files[name] = InstalledFile(self.folder / name / STATE, kind, repair=self._repair)
         return self._files[name]
 
     def known(self, name: str) -> ModelFile:
         """Returns the state of a model that the fleet has updated; raises UnknownModelError for another one."""
-        if name not in self._files:
+        if name not in self._names:
             raise UnknownModelError(
                 f"No update of a model {name!a} is known on this device; see `edge-agent update list`."
             )
-        return self._files[name]
+        return self.file(name)
 
     def start(self, wall_s: float) -> None:
         """Counts a start of the agent for every model on trial."""
-        for file in self._files.values():
-            file.start(wall_s)
+        for name in self.names:
+            self.file(name).start(wall_s)
 
     def path(self, name: str, slot: Slot | None) -> Path | None:
         """Returns a slot's folder; None for the bundle that the device was set up with."""

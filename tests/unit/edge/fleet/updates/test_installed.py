@@ -70,6 +70,39 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "digits" / "state"
 
 
+def test_a_copy_replaces_a_damaged_or_missing_file(path: Path) -> None:
+    InstalledFile(path, KIND).write(COMMITTED)
+    for content in (b"x\ny\n", None):
+        path.unlink() if content is None else path.write_bytes(content)
+        assert InstalledFile(path, KIND, repair=False).state == COMMITTED
+        file = InstalledFile(path, KIND)
+        assert file.state == COMMITTED and not path.exists()
+        assert file.retry_write() and on_disk(path) == COMMITTED
+    assert path.with_name("state.damaged").read_bytes() == b"x\ny\n"
+
+
+def test_a_copy_that_a_power_cut_left_behind_is_replaced(path: Path) -> None:
+    InstalledFile(path, KIND).write(STAGED)
+    write_struct(path, COMMITTED)
+    file = InstalledFile(path, KIND)
+    assert file.state == COMMITTED and file.retry_write() and not file.retry_write()
+    path.unlink()
+    assert InstalledFile(path, KIND).state == COMMITTED
+
+
+def test_a_file_that_the_disk_does_not_read_stays(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: Path) -> bytes:
+        raise PermissionError(13, "Permission denied", str(self))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_bytes", refuse)
+        file = InstalledFile(path, KIND)
+        assert file.state == KIND() and not file.retry_write()
+        with pytest.raises(PermissionError):
+            InstalledFile(path, KIND, repair=False)
+    assert on_disk(path) == STAGED
+
+
 def on_disk(path: Path) -> KIND:  # type: ignore[valid-type]
     return read_struct(path, KIND)
 

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from support.updates import NAME, Device, HastyClock, Registry, bundle_at, full_disk
 
 from firstline_core.errors import (
+    IntegrityError,
     LinkDownError,
     SignatureError,
     UnknownModelError,
@@ -20,7 +21,7 @@ from firstline_core.errors import (
 from firstline_core.fleet.target import Hardware
 from firstline_core.fleet.twin import DesiredModel, Window
 from firstline_core.fleet.update import UpdateState
-from firstline_edge.fleet.updates.installed import BY_REQUEST, Installed
+from firstline_edge.fleet.updates.installed import BY_REQUEST, COPY, Installed
 from firstline_edge.fleet.updates.model_store import STATE, ModelStore
 
 S = UpdateState
@@ -240,7 +241,9 @@ def test_a_damaged_file_is_set_aside(tmp_path: Path) -> None:
     file = tmp_path / NAME / STATE
     file.parent.mkdir()
     file.write_bytes(b"x\ny\n")
-    assert ModelStore(tmp_path, repair=False).file(NAME).state == Installed() and file.exists()
+    with pytest.raises(IntegrityError, match=r"is damaged: its checksum does not fit\. Start the agent"):
+        ModelStore(tmp_path, repair=False).file(NAME)
+    assert file.exists()
     assert ModelStore(tmp_path).file(NAME).state == Installed() and not file.exists()
 
 
@@ -248,9 +251,10 @@ async def test_a_device_that_lost_the_state_gets_back_to_what_is_desired(
     device: Device, registry: Registry, wanted: DesiredModel
 ) -> None:
     await committed(device, wanted)
-    (device.folder / "models" / NAME / STATE).write_bytes(b"x\ny\n")
-    device.start()
-    assert device.version == 1
+    for name in (STATE, STATE + COPY):
+        (device.folder / "models" / NAME / name).write_bytes(b"x\ny\n")
+        device.start()
+        assert device.version == (1 if name != STATE else 2)
     await device.run(wanted)
     assert device.version == 2 and device.state == (S.COMMITTED, "")
 
