@@ -142,24 +142,35 @@ class Attempts:
         if self._is_closing or len(tried) == len(self.members):
             return None
         key, now_s, rows = work.key, self.clock.monotonic_s(), work.rows(positions)
-        left = [each for each in self.members if each not in tried and not each.problem_with(key)]
-        servers_tried = Counter(member.name for member in tried)
-        if len(servers_tried) == _MOST_EXECUTORS:
-            left = [each for each in left if each.name in servers_tried]
-        left = [each for each in left if servers_tried[each.name] < _MOST_SERVERS]
+        last = tried[-1]
+        hedges = last.hedges if within_s < math.inf else None
+        left = [each for each in self._untried(tried) if not each.problem_with(key)]
+        if hedges is not None and hedges.is_spent(now_s):
+            left = [each for each in left if each.name != last.name]
         found = earliest_completion(member.candidate(key, rows, now_s) for member in left)
         if found is None:
             return None
         done_s = found.done_s if found.run_s is not None else found.wait_s + self.presumed_s(key, rows)
         if done_s > within_s:
             return None
-        if within_s < math.inf and (hedges := found.executor.hedges) is not None:
-            return found.executor if hedges.take(now_s) else None
+        if hedges is not None and found.executor.name == last.name:
+            hedges.take(now_s)
+            return found.executor
         if not is_cheap:
             if self._batches < _BATCHES_PER_REPEAT:
                 return None
             self._batches -= _BATCHES_PER_REPEAT
         return found.executor
+
+    def _untried(self, tried: Sequence[Member]) -> list[Member]:
+        """Returns the members that a batch may still run on, within the limits of executors and servers of each."""
+        servers = Counter(member.name for member in tried)
+        may_add = len(servers) < _MOST_EXECUTORS
+        return [
+            each
+            for each in self.members
+            if each not in tried and servers[each.name] < _MOST_SERVERS and (may_add or servers[each.name])
+        ]
 
     def presumed_s(self, key: ModelKey, rows: int) -> float:
         """Returns the time a batch is presumed to take where it was never measured, so that a hang is noticed."""

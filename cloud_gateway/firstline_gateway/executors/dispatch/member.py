@@ -173,9 +173,13 @@ class HedgeBudget:
         """Counts a batch that starts for the first time."""
         self._left.earn(self._share)
 
-    def take(self, now_s: float) -> bool:
-        """Takes one hedge; returns False if none is left."""
-        return self._left.take(now_s)
+    def is_spent(self, now_s: float) -> bool:
+        """Returns whether no hedge is left."""
+        return self._left.wait_s(now_s) > 0
+
+    def take(self, now_s: float) -> None:
+        """Takes one hedge, if one is left."""
+        self._left.take(now_s)
 
 
 @dataclass(slots=True)
@@ -203,7 +207,7 @@ class Member:
         is_shared: whether batches in flight slow each other down there by an unknown amount. It is then chosen as if
             they ran one after the other, so that equal executors get equal parts.
         url: of its server, if the executor has servers of its own.
-        hedges: how many late batches of its servers may run on a second one; None counts them as other repeats.
+        hedges: how many late batches of its servers may also run on another of them; None counts them as other repeats.
 
     Attributes:
         models: that it runs.

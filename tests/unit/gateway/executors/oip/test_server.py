@@ -440,6 +440,21 @@ async def test_hedges_stop_where_everything_is_slow() -> None:
         assert far.repeats("hedge") <= 5 + 0.05 * 160
 
 
+@pytest.mark.parametrize("late", [0, 2])
+async def test_a_late_batch_goes_to_another_executor_without_hedges(late: int) -> None:
+    async with site(3, name="far", hedge_share=0.0) as far:
+        near = far.pool.members[2]
+        near.name, near.hedges = "near", None
+        far.servers[2].seconds = 0.02  # so that another server of "far" would answer sooner
+        await far.warm()
+        far.servers[late].seconds = 5.0
+        inputs = [{"x": np.array([[0.5]], np.float32)}]
+        (outcome,) = await far.until(far.pool.run_on(far.pool.members[late], M, inputs, [None]).ended)
+        assert values(outcome) == [row(0.5)]
+        repeats = far.pool.report().repeats
+        assert (repeats["executor_late",], repeats["hedge",]) == (1, 0)
+
+
 async def test_a_hedge_is_never_sent_to_a_full_server() -> None:
     async with site(2, in_flight=1) as far:
         await far.warm()
