@@ -73,7 +73,8 @@ class ExecutionReport:
         up: by server: 1 while it gets batches, else 0; by deployment of a cluster: its replicas.
         batches: by server and outcome: "answered", "refused" (the request was at fault, or there was no room),
             "failed", or "cut_off" because another server was faster.
-        repeats: batches that were sent once more, by reason: "hedge" or "retry"; among executors "executor_retry",
+        repeats: batches that were sent once more, by reason: "hedge", "retry" or "probe" among the servers of an
+            executor; "executor_retry",
             "executor_late" or "executor_probe".
         overhead: by model: the times of preparing and of handing out results.
         executors: each, if there are several.

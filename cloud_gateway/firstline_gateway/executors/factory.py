@@ -20,7 +20,7 @@ from firstline_core.telemetry.logs import logger
 from firstline_gateway.executors.base import Executor
 from firstline_gateway.executors.dispatch.dispatcher import Dispatcher
 from firstline_gateway.executors.dispatch.forecast import Costs, Energy, Memory
-from firstline_gateway.executors.dispatch.member import Member
+from firstline_gateway.executors.dispatch.member import Member, OpensMember
 from firstline_gateway.executors.dispatch.profiles import Priors, costs_of, no_priors, of_this_machine, read
 from firstline_gateway.executors.local import LocalExecutor
 from firstline_gateway.executors.oip.dialects import FirstlineModel, RemoteModel, V2Model
@@ -126,7 +126,7 @@ def _open(
     found: ExecutorOf,
     models: Sequence[ServedModel],
     options: RuntimeOptions,
-    open_member: Callable[..., Member],
+    open_member: OpensMember,
 ) -> list[Member]:
     """Opens an executor with its models; one of several servers has a member for each."""
     match found.engine:
@@ -154,7 +154,7 @@ def _open_oip(
     found: ExecutorOf,
     models: Sequence[ServedModel],
     options: RuntimeOptions,
-    open_member: Callable[..., Member],
+    open_member: OpensMember,
 ) -> list[Member]:
     from firstline_gateway.executors.oip.http_transport import open_transports  # imports aiohttp
 

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Literal
+from typing import Literal, Protocol
 
 from firstline_core.bundle.loading import LoadedModel
 from firstline_core.routing.token_bucket import TokenBucket
@@ -504,3 +504,19 @@ class Member:
         placed = self.models.get(running.key)
         took_j = placed.costs.energy_of(running.rows, running.ran_s(now_s)) if placed is not None else running.energy_j
         self.energy.settle(running.energy_j, took_j, now_s)
+
+
+class OpensMember(Protocol):
+    """Opens the members of one executor: a `Member` of which the name, the costs and the budgets are given already."""
+
+    def __call__(
+        self,
+        executor: Executor,
+        *,
+        sessions: int,
+        is_shared: bool = False,
+        url: str = "",
+        hedges: HedgeBudget | None = None,
+    ) -> Member:
+        """See `Member`."""
+        ...

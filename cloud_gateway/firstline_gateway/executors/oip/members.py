@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from firstline_core.clock import SYSTEM_CLOCK, Clock
 from firstline_core.types import ModelKey
-from firstline_gateway.executors.dispatch.member import HedgeBudget, Member
+from firstline_gateway.executors.dispatch.member import HedgeBudget, Member, OpensMember
 from firstline_gateway.executors.oip.dialects import RemoteModel
 from firstline_gateway.executors.oip.server import OipServer, ServerGroup, Transport
 from firstline_gateway.models.repository import ServedModel
@@ -22,7 +22,7 @@ def open_servers(
     models: Iterable[ServedModel],
     transports: Mapping[str, Transport],
     settings: Oip,
-    open_member: Callable[..., Member],
+    open_member: OpensMember,
     *,
     sessions: int,
     threads: int,
@@ -36,7 +36,7 @@ def open_servers(
         models: that the servers should have.
         transports: sends requests to each server, by its URL.
         settings: how many batches, for how long.
-        open_member: returns a `Member` with the name and the budgets of the executor, which its servers share.
+        open_member: opens a member with the name and the budgets of the executor, which its servers share.
         sessions: batches that really run at the same moment on all servers together; 0 if that is unknown.
         threads: that prepare inputs side by side.
         max_batch_rows: the most rows in one request to a server.
