@@ -57,11 +57,9 @@ def load_repository(
         except FirstlineError as error:
             taken_bytes -= served.memory_bytes
             del models[served.key]
-            refused.append(RefusedBundle(served.path, error, served.key))
+            refused.append(_refused(served.path, error, served.key))
         else:
             log.info("model loaded", model=served.key.name, version=served.key.version, digest=served.digest)
-    for bundle in refused:
-        log.error("bundle refused", path=str(bundle.path), error=bundle.error.message)
     return Repository(models, tuple(refused))
 
 
@@ -84,10 +82,16 @@ def _read(
                     "them."
                 )
         except FirstlineError as error:
-            refused.append(RefusedBundle(path, error, _key_at(path)))
+            refused.append(_refused(path, error, _key_at(path)))
         else:
             found[served.key] = served
     return found, refused
+
+
+def _refused(path: Path, error: FirstlineError, key: ModelKey | None) -> RefusedBundle:
+    """Logs a refusal at once: to load the other models may take minutes."""
+    log.error("bundle refused", path=str(path), error=error.message)
+    return RefusedBundle(path, error, key)
 
 
 def read_bundle(path: Path, *, must_be_whole: bool) -> ServedModel:

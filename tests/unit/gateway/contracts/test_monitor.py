@@ -259,6 +259,15 @@ async def test_the_quota_is_for_the_devices_of_the_last_hour_and_of_all_alarms(b
     assert bench.monitor.quota_per_device(ModelKey("digits", 1)) == 600
 
 
+@pytest.mark.parametrize(("devices", "share"), [(0, 600.0), (1, 600.0), (20, 30.0), (6000, 0.1)])
+def test_the_quota_is_shared_by_all_devices(bench: Bench, devices: int, share: float) -> None:
+    model = ModelKey("digits", 1)
+    bench.monitor.set_quota(model, 600).result()
+    for number in range(devices):
+        bench.monitor.notice(request_from(f"device{number}"), bench.served())
+    assert bench.monitor.quota_per_device(model) == pytest.approx(share)
+
+
 def test_an_operators_quota_takes_precedence_over_an_alarm(bench: Bench) -> None:
     model = ModelKey("digits", 1)
     bench.monitor.set_quota(model, 40).result()

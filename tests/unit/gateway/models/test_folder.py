@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from support.gateway import DIGITS
+from support.logs import captured_lines
 
 from firstline_core.errors import ConfigError, IntegrityError, ModelLoadError, UnknownModelError
 from firstline_core.runtime.batch_times import BatchTimes
@@ -72,6 +73,14 @@ def test_a_bad_bundle_does_not_stop_the_others(tmp_path: Path) -> None:
     }
     assert "both version 1 of 'digits'" in refused["good"].message
     assert "no full model" in refused["edge-only"].message
+
+
+def test_a_refusal_is_logged_before_models_are_loaded(tmp_path: Path) -> None:
+    put(tmp_path / "good")
+    put(tmp_path / "edge-only", name="edge-only", full=None)
+    with captured_lines() as lines:
+        load_repository(tmp_path, RuntimeOptions())
+    assert [line["event"] for line in lines] == ["bundle refused", "model loaded"]
 
 
 def test_a_model_that_never_fits_is_refused(tmp_path: Path) -> None:
