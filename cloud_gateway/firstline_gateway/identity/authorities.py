@@ -46,7 +46,7 @@ _LISTED_S = 2 * 825 * 86_400.0
 log = logger(__name__)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True)
 class Authorities:
     """The authorities that issue devices' certificates; another object after each change.
 
