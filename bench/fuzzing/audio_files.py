@@ -72,7 +72,7 @@ def read_audio(given: AudioFile) -> object:
     before_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     try:
         processing = AudioProcessing(given.steps, _LIMITS)
-        cost = processing.cost(tensor)
+        cost = processing.checked_cost(tensor)
         assert cost.memory_bytes <= _LIMITS.memory_bytes, "over the limit of memory"
         samples = processing.run(tensor, cost)
         assert samples.nbytes <= cost.memory_bytes, f"{samples.nbytes} bytes, although it costs {cost.memory_bytes}"

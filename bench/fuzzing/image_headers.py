@@ -54,7 +54,7 @@ def read_image(given: ImageFile) -> object:
     row[0] = given.content
     tensor = Tensor("image", row)
     whole = ImageProcessing(given.step, (), _LIMITS)
-    cost = whole.cost(tensor)
+    cost = whole.checked_cost(tensor)
     assert cost.pixels <= _LIMITS.pixels, "over the limit of pixels"
     assert cost.memory_bytes <= _LIMITS.memory_bytes, "over the limit of memory"
     pixels = whole.run(tensor, cost)

@@ -142,7 +142,7 @@ class FileRoute:
         scale = SIDE_LIMIT / max(width, height)
         smaller = (Resize(max(1, round(width * scale)), max(1, round(height * scale))),) if scale < 1 else ()
         processing = ImageProcessing(Decode("RGB"), smaller, self._limits, _BYTES_PER_PIXEL)
-        return Sketch(image, processing, processing.cost(image))
+        return Sketch(image, processing, processing.checked_cost(image))
 
     async def _picture(
         self, sketch: Sketch, request: InferRequest, response: InferResponse, query: Mapping[str, str]

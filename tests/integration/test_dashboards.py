@@ -50,7 +50,7 @@ async def report_of_another_device(gateway: Gateway, sequence: int, health: Heal
     ends_s = gateway.clock.wall_s() + (health.certificate_ends_s or 80 * 86_400)
     await gateway.fleet.report("cam", Reported("s", sequence, agent_version="0.1"))
     telemetry = Telemetry("s", sequence + 1, outbox_items=1, health=replace(health, certificate_ends_s=ends_s))
-    assert await gateway.fleet.count("cam", telemetry)
+    assert await gateway.fleet.take_telemetry("cam", telemetry)
     await gateway.fleet_gauges.refresh()
 
 

@@ -104,9 +104,9 @@ async def test_an_alarm_that_a_device_raises_reaches_its_receiver_once(tmp_path:
         async with serving_gateway(tmp_path, webhooks={"ops": webhook}) as (gateway, _):
             for sequence, alarm in enumerate((False, True, True), start=1):
                 counts = (ModelCounts("digits", 3, audited=9, disagreed=4, alarm=alarm), ModelCounts("words", 1))
-                await gateway.fleet.count("cam", Telemetry("s", sequence, models=counts))
-            await gateway.fleet.count("cam", Telemetry("another", 1, models=counts))
-            await gateway.fleet.count("door", Telemetry("s", 1, models=counts))
+                await gateway.fleet.take_telemetry("cam", Telemetry("s", sequence, models=counts))
+            await gateway.fleet.take_telemetry("cam", Telemetry("another", 1, models=counts))
+            await gateway.fleet.take_telemetry("door", Telemetry("s", 1, models=counts))
             await until(lambda: len(found.messages) >= 2)
     assert found.types == 2 * ["contract.device_alarm"]
     assert [each["data"]["subject"] for each in found.messages] == ["device:cam", "device:door"]

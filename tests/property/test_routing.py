@@ -102,7 +102,7 @@ EVIDENCE = st.fixed_dictionaries(
 
 
 def by_score(found: float, threshold: float) -> Decision:
-    evidence = RowEvidence(found, 0.0, threshold, certified=False, outputs={}, now_s=0.0)
+    evidence = RowEvidence(found, 0.0, threshold, has_certificate=False, outputs={}, now_s=0.0)
     return CERTIFIED.decide(evidence, PolicyState())
 
 

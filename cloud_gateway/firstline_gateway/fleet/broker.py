@@ -110,7 +110,7 @@ class FleetBroker:
             await self._fleet.report(topic.device, read_document(payload, Reported, where))
         elif topic.leaf == "telemetry":
             if b'"session"' in payload[:LIMIT_BYTES]:  # else it is another fact, such as an alarm
-                await self._fleet.count(topic.device, read_document(payload, Telemetry, where))
+                await self._fleet.take_telemetry(topic.device, read_document(payload, Telemetry, where))
         else:
             state = read_document(payload, State, where)
             await self._fleet.presence(topic.device, state.session_id, online=state.state == "online")

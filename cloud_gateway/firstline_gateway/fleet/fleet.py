@@ -100,7 +100,7 @@ class Fleet:
             self._on_desired()
         return is_new
 
-    async def count(self, device: str, telemetry: Telemetry) -> bool:
+    async def take_telemetry(self, device: str, telemetry: Telemetry) -> bool:
         """Adds a device's counts, and the promises that have ended.
 
         Returns:

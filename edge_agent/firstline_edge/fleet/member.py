@@ -93,14 +93,14 @@ class FleetMember:
             FirstlineError: the report did not arrive.
         """
         if self._state.reporting.is_set():
-            await self._twin.send_counts(ended_promises(answers))
+            await self._twin.send_telemetry(ended_promises(answers))
 
     async def close(self) -> None:
         """Reports the latest counts if that takes little time, and notes that this process ended cleanly."""
         if not self._twin.problem:
             with contextlib.suppress(FirstlineError, TimeoutError):
                 async with asyncio.timeout(_LAST_REPORT_S):
-                    await self._twin.send_counts()
+                    await self._twin.send_telemetry()
         try:
             await asyncio.to_thread(self._state.close)
         except REFUSED:  # no thread; a missing end would count as a crash

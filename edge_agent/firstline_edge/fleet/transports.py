@@ -56,8 +56,8 @@ class TwinTransport(Protocol):
     async def report(self, reported: Reported) -> None:
         """Sends the actual state; raises `FirstlineError` if it did not arrive."""
 
-    async def count(self, telemetry: Telemetry) -> None:
-        """Sends counts; raises `FirstlineError` if they did not arrive.
+    async def send_telemetry(self, telemetry: Telemetry) -> None:
+        """Sends counts and ended promises; raises `FirstlineError` if they did not arrive.
 
         A broker may confirm counts that no gateway receives, but not promises that have ended.
         """
@@ -109,7 +109,7 @@ class HttpTransport:
         """See `TwinTransport`."""
         await self._send("PUT", rest.REPORTED_PATH, reported)
 
-    async def count(self, telemetry: Telemetry) -> None:
+    async def send_telemetry(self, telemetry: Telemetry) -> None:
         """See `TwinTransport`."""
         await self._send("POST", rest.TELEMETRY_PATH, telemetry)
 
@@ -169,7 +169,7 @@ class MqttTransport:
         """See `TwinTransport`."""
         await self._link.publish_document(self._link.topics.reported, msgspec.json.encode(reported), retain=True)
 
-    async def count(self, telemetry: Telemetry) -> None:
+    async def send_telemetry(self, telemetry: Telemetry) -> None:
         """See `TwinTransport`."""
         heard = await self._link.publish_document(self._link.topics.telemetry, msgspec.json.encode(telemetry))
         if telemetry.ended and not heard:

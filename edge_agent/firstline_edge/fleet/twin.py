@@ -54,7 +54,7 @@ class Twin:
         transport: to the gateway.
         apply: receives the desired state; called at once with the stored one.
         describe: returns the actual state; its session, sequence and revision are filled in here.
-        count: returns the counts; session and sequence are filled in here.
+        count: returns the counts; session, sequence and ended promises are filled in here.
         changes: set when the result of `describe` changes.
         telemetry_s: between two reports of counts.
         clock: for waits.
@@ -88,7 +88,7 @@ class Twin:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._receive(), name="desired")
             tasks.create_task(self._report(), name="reported")
-            tasks.create_task(self._send_telemetry(), name="telemetry")
+            tasks.create_task(self._keep_sending_telemetry(), name="telemetry")
 
     async def _receive(self) -> None:
         while True:
@@ -120,23 +120,23 @@ class Twin:
                     continue
             await first_of(self.changes.wait(), self.clock.sleep(_CHECK_S))
 
-    async def _send_telemetry(self) -> None:
+    async def _keep_sending_telemetry(self) -> None:
         while True:
             # Random delays from the first report on prevent a thundering herd.
             await self.clock.sleep(self.telemetry_s * self.rng.uniform(0.5, 1.0))
             try:
-                await self.send_counts()
+                await self.send_telemetry()
             except FirstlineError as error:  # counts only grow: the next report includes them
                 self._failed(error)
 
-    async def send_counts(self, ended: tuple[EndedPromise, ...] = ()) -> None:
+    async def send_telemetry(self, ended: tuple[EndedPromise, ...] = ()) -> None:
         """Reports the counts, and promises that have ended.
 
         Raises:
             FirstlineError: the report did not arrive.
         """
-        counts = replace(self.count(), session=self.transport.session, sequence=self._next(), ended=ended)
-        await self.transport.count(counts)
+        telemetry = replace(self.count(), session=self.transport.session, sequence=self._next(), ended=ended)
+        await self.transport.send_telemetry(telemetry)
 
     @property
     def _revision(self) -> int:

@@ -204,7 +204,9 @@ class LoadedModel:
         Raises:
             InvalidTensorError, PayloadTooLargeError: see `prepare`, as far as the headers tell.
         """
-        costs = [each.pre.decoder.cost(each.check(inputs)) for each in self._decoders if each.pre.decoder is not None]
+        costs = [
+            each.pre.decoder.checked_cost(each.check(inputs)) for each in self._decoders if each.pre.decoder is not None
+        ]
         cost = DecodingCost.joined(costs) if costs else NO_COST
         given = [each for each in self._computing if each.spec.name in inputs]
         numbers_bytes = sum([each.pre.steps_bytes(inputs[each.spec.name].shape) for each in given])

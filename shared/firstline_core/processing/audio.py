@@ -71,7 +71,7 @@ class AudioProcessing:
         self._windows = next((step for step in steps if isinstance(step, Windows)), None)
         self._limits = limits
 
-    def cost(self, tensor: Tensor) -> DecodingCost:
+    def checked_cost(self, tensor: Tensor) -> DecodingCost:
         """Returns what the clips of a request cost, from their headers.
 
         Raises:
@@ -105,13 +105,13 @@ class AudioProcessing:
 
         Args:
             tensor: encoded clips.
-            cost: from `cost`, of this tensor; None to read the headers now.
+            cost: from `checked_cost`, of this tensor; None to read the headers now.
 
         Raises:
             InvalidTensorError: a row that is not a clip, or of another length than the others.
-            PayloadTooLargeError: see `cost`.
+            PayloadTooLargeError: see `checked_cost`.
         """
-        headers = [clip.header for clip in (self.cost(tensor) if cost is None else cost).clips]
+        headers = [clip.header for clip in (self.checked_cost(tensor) if cost is None else cost).clips]
         done: list[Array] = []
         for row, (element, header) in enumerate(zip(tensor.array, headers, strict=True)):
             where = f"Row {row} of input '{tensor.name}'"
@@ -144,7 +144,7 @@ class AudioProcessing:
         """Returns the number of windows of each clip, (rows,).
 
         Args:
-            cost: from `cost`.
+            cost: from `checked_cost`.
         """
         return np.array([self._length(clip.header)[1] for clip in cost.clips], np.int64)
 

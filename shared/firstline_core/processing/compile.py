@@ -99,7 +99,7 @@ class Preprocess(NamedTuple):
 
         Args:
             tensor: a checked bundle input.
-            cost: from `decoder.cost`, of this tensor; None to read the headers now.
+            cost: from `decoder.checked_cost`, of this tensor; None to read the headers now.
             needs: names of the side arrays, that it `gives`: `GEOMETRY`, `STANDARDIZATION` and `OBSERVED`.
             shared: with the other inputs of the model, of this request.
 
@@ -108,12 +108,12 @@ class Preprocess(NamedTuple):
         """
         array, side = tensor.array, dict[str, Array]()
         if self.images is not None:
-            cost = self.images.cost(tensor) if cost is None else cost
+            cost = self.images.checked_cost(tensor) if cost is None else cost
             array = self.images.run(tensor, cost)
             if GEOMETRY in needs:
                 side[GEOMETRY] = self.images.geometry(tensor, cost)
         elif self.audio is not None:
-            cost = self.audio.cost(tensor) if cost is None else cost
+            cost = self.audio.checked_cost(tensor) if cost is None else cost
             array = self.audio.run(tensor, cost)
             if self.windows is not None:
                 done = self.array_steps(array.reshape(-1, *array.shape[2:]))

@@ -98,7 +98,7 @@ class ImageProcessing:
         self._later_bytes = later_bytes
         self._transform = _transform(steps)
 
-    def cost(self, tensor: Tensor) -> image_header.DecodingCost:
+    def checked_cost(self, tensor: Tensor) -> image_header.DecodingCost:
         """Returns what the images of a request cost, from their headers; `NO_COST` if they need no step.
 
         Raises:
@@ -132,13 +132,13 @@ class ImageProcessing:
 
         Args:
             tensor: images, or pixels.
-            cost: from `cost`, of this tensor; None to read the headers now.
+            cost: from `checked_cost`, of this tensor; None to read the headers now.
 
         Raises:
             InvalidTensorError: a row that is not an image, or of another size than the others.
-            PayloadTooLargeError: see `cost`.
+            PayloadTooLargeError: see `checked_cost`.
         """
-        images = (self.cost(tensor) if cost is None else cost).images
+        images = (self.checked_cost(tensor) if cost is None else cost).images
         if not tensor.array.dtype.hasobject and self._passes(tensor.array):
             return tensor.array
         done: list[Pixels] = []
@@ -158,7 +158,7 @@ class ImageProcessing:
 
         Args:
             tensor: images, or pixels.
-            cost: from `cost`, of this tensor.
+            cost: from `checked_cost`, of this tensor.
         """
         if cost.images:
             return geometry([image.header.upright_size for image in cost.images], self._steps)

@@ -301,7 +301,7 @@ class Connection(HttpToolsProtocol):
             raise _RequestFaultError(400, f"More than {self._limits.pipelined} requests are pipelined; send fewer.")
         self._info = RequestInfo(self._server.clock.monotonic_s() - age_s(self._socket), self._peer)
         self.scope["state"][STATE_KEY] = self._info
-        self.server_state.default_headers = _date_header(int(time()))
+        self.server_state.default_headers = _common_headers(int(time()))
         super().on_headers_complete()
         self._has_cycle = True
         if self.expect_100_continue:  # whether the body follows a refusal is unknown, see `on_message_complete`
@@ -525,7 +525,8 @@ def _whole_head(cycle: RequestResponseCycle, start: Message, body_bytes: int) ->
 
 
 @lru_cache(1)
-def _date_header(now_s: int) -> list[tuple[bytes, bytes]]:
+def _common_headers(now_s: int) -> list[tuple[bytes, bytes]]:
+    """Returns the headers of every answer."""
     return [(b"date", formatdate(now_s, usegmt=True).encode())]
 
 

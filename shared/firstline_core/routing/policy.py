@@ -196,7 +196,7 @@ class RowEvidence:
         score: confidence of the edge model, higher means more certain; NaN without one.
         value: P(edge wrong and full right), 0 to 1; see `value_of`.
         threshold: in use: certified, declared or raised.
-        certified: whether a valid certificate is in force.
+        has_certificate: whether a valid certificate is in force; it need not cover this row.
         outputs: of the edge model, one row.
         now_s: monotonic.
     """
@@ -204,7 +204,7 @@ class RowEvidence:
     score: float
     value: float
     threshold: float
-    certified: bool
+    has_certificate: bool
     outputs: Arrays
     now_s: float
 
@@ -269,7 +269,7 @@ class Value(Policy):
     certifies: ClassVar[tuple[Contract, ...]] = ("disagreement", "harm", "events")
 
     def decide(self, evidence: RowEvidence, state: PolicyState) -> Decision:
-        if evidence.certified and not evidence.score >= evidence.threshold:
+        if evidence.has_certificate and not evidence.score >= evidence.threshold:
             return _ESCALATE
         return _ESCALATE_FOR_VALUE if not evidence.value < self.least_value else _ACCEPT
 

@@ -158,7 +158,7 @@ def twin_routes(fleet: Fleet, access: Access) -> APIRouter:
     async def take_telemetry(request: Request, device: CallingDevice) -> Response:
         """Report the counters of this device."""
         telemetry = await body_of(request, Telemetry, _DOCUMENT)
-        await fleet.count(device, telemetry)
+        await fleet.take_telemetry(device, telemetry)
         return Response(status_code=204)
 
     return router

@@ -215,7 +215,7 @@ class FakeTransport:
         self._check()
         self.reports.append(reported)
 
-    async def count(self, telemetry: Telemetry) -> None:
+    async def send_telemetry(self, telemetry: Telemetry) -> None:
         self._check()
         self.counts.append(telemetry)
 

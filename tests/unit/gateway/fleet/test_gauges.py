@@ -124,7 +124,7 @@ async def test_metrics_name_no_device_and_activity_only_grows(database: Database
     made = FleetGauges(store, metrics, settings.Fleet(), certificate_days=90, clock=clock, activity=fleet.activity)
     for sequence, rows in ((1, 4), (2, 6)):
         counts = ModelCounts("digits", 1, rows=rows, kept=rows, objects={"car": 2 * rows})
-        await fleet.count("camera-7", Telemetry("s", sequence, models=(counts,), payload_bytes=100 * rows))
+        await fleet.take_telemetry("camera-7", Telemetry("s", sequence, models=(counts,), payload_bytes=100 * rows))
     await made.refresh()
     text = metrics.render()[0].decode()
     store.close()
