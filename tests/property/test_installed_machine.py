@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-from msgspec.structs import replace
 
 from firstline_core.fleet.twin import DesiredModel
 from firstline_core.fleet.update import UpdateState
@@ -28,9 +27,8 @@ class Slots(RuleBasedStateMachine):
     def update(self, tries: int) -> None:
         self.updates += 1
         slot: Slot = "b" if self.state.running == "a" else "a"
-        previous = self.state.running if self.state.previous == slot else self.state.previous
         record = Record(DesiredModel("m", self.updates, "a" * 64), UpdateState.STAGED)
-        self.state = replace(self.state, previous=previous, staged=slot, record=record)
+        self.state = self.state.begin_install(slot, record)
         self.holds[slot] = self.updates
         self.what_runs_was_proven_or_is_being_tried()
         self.state = self.state.begin_trial(tries, 0.0)

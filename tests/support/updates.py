@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import errno
 import hashlib
 import os
@@ -329,7 +330,11 @@ def services(clock: HastyClock, tries: int) -> UpdateServices:
 
 
 class ConfigurationDevice:
-    """Successive processes of an agent that the fleet configures, with one disk."""
+    """Successive processes of an agent that the fleet configures, with one disk.
+
+    Attributes:
+        reported: the version that ran at each report of a change; None for the device's own settings.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / "fleet" / "configuration"
@@ -337,6 +342,7 @@ class ConfigurationDevice:
         self.clock = HastyClock(1.8e9)
         self.registry = ConfigurationRegistry(self.clock)
         self.fails = False
+        self.reported: list[int | None] = []
         self.start()
 
     def start(self) -> None:
@@ -348,11 +354,15 @@ class ConfigurationDevice:
             self.own,
             self.registry,
             Adoption(self),  # type: ignore[arg-type]
-            services(self.clock, 2),
+            dataclasses.replace(services(self.clock, 2), changed=self._note),
         )
 
     def adopt(self, settings: EdgeSettings) -> None:
         self.settings = settings
+
+    def _note(self) -> None:
+        running = self.file.state.running
+        self.reported.append(running.version if running is not None else None)
 
     async def roll_back(self) -> None:
         """Rolls back on request, while the agent runs."""

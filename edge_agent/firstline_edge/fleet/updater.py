@@ -62,10 +62,11 @@ class Updater:
             self._configurator.receive(configuration)
 
     def updates(self) -> tuple[Update, ...]:
-        """Returns the state of the latest update of each model and of the configuration."""
+        """Returns the state of the latest update of each model and of the configuration; as many as a report takes."""
         models = [update for name in sorted(self._models) if (update := self._models[name].update()) is not None]
         configuration = self._configurator.update() if self._configurator is not None else None
-        return tuple(models) if configuration is None else (*models[: UPDATES - 1], configuration)
+        last = (configuration,) if configuration is not None else ()
+        return (*models[: UPDATES - len(last)], *last)
 
     async def roll_back(self, name: str) -> None:
         """Rolls a model back on request.

@@ -99,6 +99,7 @@ class Configurator(UpdateStateMachine[SignedConfiguration, DesiredConfiguration]
     async def _begin_trial(self) -> None:
         state = self._file.state
         settings = settings_with(self._own, state.staged)
+        state = replace(state, previous=state.running)  # the previous one may be tried again: nothing is overwritten
         await self._store(state.begin_trial(self._limits.trial_tries, self._now_s()))
         self._adoption.adopt(settings)
 
@@ -107,7 +108,10 @@ class Configurator(UpdateStateMachine[SignedConfiguration, DesiredConfiguration]
 
     async def _run_previous(self) -> None:
         """Applies the previous configuration; the device's own settings if it is not allowed any more."""
+        rolled_back = self._file.state
         self._adoption.adopt(await self._services.off_loop(usable_settings, self._file, self._own, self._clock))
+        if self._file.state != rolled_back:
+            self._report()
 
     def _outcome(self, error: FirstlineError | OSError) -> tuple[UpdateState, str, str]:
         """See `UpdateStateMachine`; a configuration that does not become valid is rejected for any reason."""

@@ -136,21 +136,34 @@ class Installed(Struct, Generic[Version, Target], frozen=True, forbid_unknown_fi
         """Raises RequestError if there is no previous version; `lack` begins its sentence."""
         if not self.can_roll_back:
             state = f"; its update is {self.record.state.value}" if self.record is not None else ""
-            raise RequestError(f"{lack} to roll back to{state}.")
+            raise RequestError(f"{lack} to roll back to{state}; see `edge-agent update list`.")
 
     def with_record(self, record: Record[Target]) -> Installed[Version, Target]:
         """Returns the state with another record; only an update in progress has something staged."""
         in_progress = not record.ended and record.state is not _S.OFFERED
         return replace(self, record=record, staged=self.staged if in_progress else None)
 
+    def begin_install(self, place: Version, record: Record[Target]) -> Installed[Version, Target]:
+        """Returns the state before a place is overwritten: it stops being the rollback target.
+
+        Raises:
+            ValueError: what runs would be overwritten.
+        """
+        if place == self.running:
+            raise ValueError(f"{place!r} runs and cannot be overwritten")
+        previous = self.running if self.previous == place else self.previous
+        return replace(self, previous=previous, staged=place, record=record)
+
     def begin_trial(self, tries: int, wall_s: float) -> Installed[Version, Target]:
         """Returns the state with the staged version on trial for this many starts.
 
         Raises:
-            ValueError: nothing is staged, or a trial is in progress.
+            ValueError: nothing is staged, the rollback target was overwritten, or a trial is in progress.
         """
         if self.staged is None or self.in_trial or self.record is None or tries < 1:
             raise ValueError("nothing is staged that could be tried")
+        if self.can_roll_back and self.staged == self.previous:
+            raise ValueError(f"{self.staged!r} is still what a rollback leads to")
         record = replace(self.record.after(_S.TRIAL, wall_s), tries=0)
         return replace(self, running=self.staged, previous=self.running, tries_left=tries, staged=None, record=record)
 

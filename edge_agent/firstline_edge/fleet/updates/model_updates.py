@@ -81,11 +81,7 @@ class ModelUpdates(UpdateStateMachine[Slot, DesiredModel]):
         required = required_files(find_bundle(files, name, desired.version), desired, device)
         if record.state is not _S.DOWNLOADING:
             begun = replace(record, state=_S.DOWNLOADING, total_bytes=required.size_bytes, reason="", message="")
-            state = self._file.state
-            previous = state.running if state.previous == slot else state.previous  # before it is overwritten
-            await self._store(
-                replace(state, previous=previous, staged=slot, record=replace(begun, since_s=self._now_s()))
-            )
+            await self._store(self._file.state.begin_install(slot, replace(begun, since_s=self._now_s())))
         elsewhere = (self._store_of_models.path(name, "a" if slot == "b" else "b"), self._serving.place(name))
         self._progress = progress = Progress()
         filling = self._installer.fill(

@@ -191,6 +191,26 @@ async def test_an_empty_configuration_restores_the_devices_settings(device: Conf
     assert device.file.state.running.version == 2
 
 
+async def test_a_rollback_to_a_configuration_that_is_not_allowed_is_reported(device: ConfigurationDevice) -> None:
+    await device.run(device.registry.add(1, 500))
+    await device.run(device.registry.add(2, 300))
+    device.own = replace(device.own, budget=replace(device.own.budget, bytes_per_day=400))
+    device.start()
+    assert device.bytes_per_day == 300
+    await device.roll_back()
+    assert device.bytes_per_day == 400 and device.reported[-2:] == [1, None]
+
+
+async def test_the_previous_configuration_may_be_tried_again(device: ConfigurationDevice) -> None:
+    first = device.registry.add(1, 300)
+    await device.run(first)
+    await device.run(device.registry.add(2, 400))
+    await device.run(replace(first, rollout="again"))
+    assert device.state == (S.COMMITTED, "") and device.bytes_per_day == 300
+    await device.roll_back()
+    assert device.bytes_per_day == 400
+
+
 def test_a_damaged_file_is_set_aside_and_own_settings_are_used(device: ConfigurationDevice) -> None:
     device.path.parent.mkdir(parents=True, exist_ok=True)
     device.path.write_bytes(b"nonsense\n")

@@ -45,6 +45,16 @@ def test_nothing_is_tried_that_was_not_staged_or_during_a_trial() -> None:
             state.begin_trial(3, 2.0)
 
 
+def test_neither_what_runs_nor_the_rollback_target_is_overwritten() -> None:
+    with pytest.raises(ValueError, match="runs and cannot be overwritten"):
+        COMMITTED.begin_install("b", RECORD)
+    with pytest.raises(ValueError, match="still what a rollback leads to"):
+        replace(COMMITTED, staged="a", record=RECORD).begin_trial(3, 1.0)
+    begun = COMMITTED.begin_install("a", RECORD)
+    assert (begun.running, begun.previous, begun.staged) == ("b", "b", "a")
+    assert begun.begin_trial(3, 1.0).previous == "b"
+
+
 def test_a_start_without_tries_left_ends_the_trial() -> None:
     trial = STAGED.begin_trial(1, 1.0)
     assert trial.started(2.0).tries_left == 0

@@ -19,9 +19,9 @@ from firstline_core.errors import (
     UnknownModelError,
 )
 from firstline_core.fleet.target import Hardware
-from firstline_core.fleet.twin import DesiredModel, Window
+from firstline_core.fleet.twin import UPDATES, DesiredModel, Window
 from firstline_core.fleet.update import UpdateState
-from firstline_edge.fleet.updates.installed import BY_REQUEST, COPY, Installed
+from firstline_edge.fleet.updates.installed import BY_REQUEST, COPY, Installed, Record
 from firstline_edge.fleet.updates.model_store import STATE, ModelStore
 
 S = UpdateState
@@ -257,6 +257,15 @@ async def test_a_device_that_lost_the_state_gets_back_to_what_is_desired(
         assert device.version == (1 if name != STATE else 2)
     await device.run(wanted)
     assert device.version == 2 and device.state == (S.COMMITTED, "")
+
+
+def test_a_report_has_room_for_all_updates(device: Device, wanted: DesiredModel) -> None:
+    for number in range(UPDATES + 16):
+        name = f"m{number:02}"
+        record = Record(replace(wanted, name=name), S.COMMITTED)
+        device.store.file(name).write(Installed(record=record))
+    device.start()
+    assert [update.name for update in device.updater.updates()] == [f"m{number:02}" for number in range(UPDATES)]
 
 
 @pytest.fixture

@@ -326,7 +326,9 @@ async def test_a_rollback_on_request_happens_once(device: Device | Configuration
     await run_update(device, desired)
     await device.roll_back()
     assert device.state == (S.ROLLED_BACK, "asked") and device.version == 1
-    with pytest.raises(RequestError, match=r"no previous (version|configuration) to roll back to"):
+    with pytest.raises(
+        RequestError, match=r"no previous (version|configuration) to roll back to.*`edge-agent update list`"
+    ):
         await device.roll_back()
     await run_update(device, desired)
     assert device.version == 1
