@@ -232,11 +232,14 @@ def read_view(query: Mapping[str, str], model: str, task: Task | None) -> View:
         if name == "classes":
             fields[name] = _labels(query[name], model, task.labels)
             continue
-        kind, use = _VALUES[name]
+        (kind, use), text = _VALUES[name], query[name]
+        refusal = RequestError(f"Query parameter '{name}' is {shown(text)}; use {use}.")
+        if name == "max_objects" and not (text.isascii() and text.isdigit()):  # msgspec also takes 1.0 and 1e1
+            raise refusal
         try:
-            fields[name] = msgspec.convert(query[name], kind, strict=False)
+            fields[name] = msgspec.convert(text, kind, strict=False)
         except msgspec.ValidationError as error:
-            raise RequestError(f"Query parameter '{name}' is {shown(query[name])}; use {use}.") from error
+            raise refusal from error
     return View(**fields) if fields else WHOLE
 
 

@@ -27,7 +27,7 @@ asyncio.run(device.run(registry.add(Path(sys.argv[2]))))
 print(device.version, *device.state)
 """
 """A process of a device that version 2 kills while it is loaded, before its trial."""
-SEEDS = int(os.environ.get("FIRSTLINE_SEEDS", "50"))
+SEEDS = int(os.environ.get("FIRSTLINE_SEEDS", "100"))
 """`make -C tests update-kill` takes five hundred."""
 
 

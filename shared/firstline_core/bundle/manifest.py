@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from firstline_core.errors import InferenceError, IntegrityError, TaskError
+from firstline_core.errors import FirstlineError, InferenceError, IntegrityError, TaskError
 from firstline_core.processing import steps as ops
 from firstline_core.routing.certificate import Certificate
 from firstline_core.routing.policy import Logistic
@@ -231,12 +231,25 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
             if problem := self.task.unscored(self.policy.score.kind, model.postprocess):
                 raise ValueError(f"score '{self.policy.score.kind}' of '{model.id}' {problem}")
         for name, learned in (("score.learned", self.policy.score.learned), ("value", self.policy.value)):
-            if learned is not None and len(learned.weights) != (wanted := self.task.feature_count):
+            if learned is not None and len(learned.weights) != (wanted := self._feature_count()):
                 raise ValueError(
                     f"policy.{name} has {len(learned.weights)} weights, but its task gives {wanted} features"
                 )
         if self.full is not None and self.full.certificate is not None:
             raise ValueError("a certificate belongs to an edge variant; the full model needs none")
+
+    def _feature_count(self) -> int:
+        """Returns the number of features of the task; raises TaskError if the code of its package fails."""
+        try:
+            return self.task.feature_count
+        except FirstlineError:
+            raise
+        except Exception as error:
+            package = f" of the package '{self.task_package}'" if self.task_package else ""
+            raise TaskError(
+                f"the features of the task '{self.task.kind}'{package} cannot be counted: "
+                f"{type(error).__name__}: {error}"
+            ) from error
 
     def _check_inputs(self) -> None:
         names = [spec.name for spec in self.inputs]

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import StrEnum
-from itertools import pairwise
 from types import MappingProxyType
 
 
@@ -48,12 +47,19 @@ _S = UpdateState
 _NOT_TRIED = frozenset({_S.REJECTED, _S.FAILED, _S.CANCELLED, _S.EXPIRED})
 
 FOLLOWERS: Mapping[UpdateState, frozenset[UpdateState]] = MappingProxyType(
-    {state: frozenset() for state in UpdateState}
-    | {
-        before: frozenset({after}) | _NOT_TRIED
-        for before, after in pairwise((_S.OFFERED, _S.DOWNLOADING, _S.VERIFIED, _S.STAGED, _S.TRIAL))
+    {
+        _S.OFFERED: frozenset({_S.DOWNLOADING}) | _NOT_TRIED,
+        _S.DOWNLOADING: frozenset({_S.VERIFIED}) | _NOT_TRIED,
+        _S.VERIFIED: frozenset({_S.STAGED}) | _NOT_TRIED,
+        _S.STAGED: frozenset({_S.TRIAL}) | _NOT_TRIED,
+        _S.TRIAL: frozenset({_S.COMMITTED, _S.ROLLED_BACK}),
+        _S.COMMITTED: frozenset({_S.ROLLED_BACK}),
+        _S.ROLLED_BACK: frozenset(),
+        _S.FAILED: frozenset(),
+        _S.REJECTED: frozenset(),
+        _S.CANCELLED: frozenset(),
+        _S.EXPIRED: frozenset(),
     }
-    | {_S.TRIAL: frozenset({_S.COMMITTED, _S.ROLLED_BACK}), _S.COMMITTED: frozenset({_S.ROLLED_BACK})}
 )
 """The allowed transitions."""
 

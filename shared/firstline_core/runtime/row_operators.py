@@ -167,8 +167,11 @@ def _read_nodes(nodes: Iterable[_Message], graph: _Graph) -> None:
     for node in nodes:
         attributes, inner = dict[str, list[int]](), list[_Message]()
         for each in node.messages(5):
+            name = each.text(1)
             numbers = each.integers(3, 8) + [value for tensor in each.messages(5) for value in _values(tensor)]
-            attributes[each.text(1)] = numbers or [0] * (each.text(1) == "axis")  # 0 may be left out of the file
+            if name == "axis" and not numbers:
+                numbers = [0]  # 0 may be left out of the file
+            attributes[name] = numbers
             inner += map(_Message, each.parts(6, 11))
         kind, outputs = node.text(4), node.texts(2)
         graph.nodes.append(_Node(kind, node.text(3), node.texts(1), [name for name in outputs if name], attributes))

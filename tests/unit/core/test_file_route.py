@@ -254,6 +254,9 @@ def test_labels_may_be_repeated_and_hold_commas(query: str, wanted: tuple[str, .
         ({"classes": ""}, "'classes' has an empty label; 'pets' knows cat, dog, cow. Separate"),
         ({"max_objects": "0"}, "'max_objects' is '0'; use 1 to 1000."),
         ({"max_objects": "-1"}, "use 1 to 1000"),
+        ({"max_objects": "1.0"}, "'max_objects' is '1.0'; use 1 to 1000."),
+        ({"max_objects": "1e1"}, "use 1 to 1000"),
+        ({"max_objects": "²"}, "use 1 to 1000"),
         ({"max_objects": "9" * 5000}, "use 1 to 1000"),
         (
             {"masks": "png"},

@@ -50,6 +50,16 @@ def test_a_manifest_keeps_the_task_and_its_package(tmp_path: Path, monkeypatch: 
     assert manifest.full_digest == "" and manifest.score_digest(manifest.policy.score) != manifest.policy.score.digest
 
 
+def test_features_of_another_form_name_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(tmp_path / "site", monkeypatch, "flat = triage_task:Flat")
+    path = triage_bundle(tmp_path).path / MANIFEST_NAME
+    fields = msgspec.json.decode(path.read_bytes())
+    fields["task"]["kind"] = "flat"
+    fields["policy"]["score"] = {"kind": "learned", "learned": {"weights": [0.0] * 3, "bias": 0.0}}
+    with pytest.raises(IntegrityError, match="features of the task 'flat' of the package 'triage-task' cannot be"):
+        parse_manifest(msgspec.json.encode(fields))
+
+
 @pytest.mark.parametrize(
     ("package", "sentence"),
     [
