@@ -2,7 +2,8 @@
 
 A figure has a weight in (0, 1]: a device that answered ten requests contributes less information than one that answered
 a thousand, but more requests to one device do not reduce the differences between devices. With variance t between
-devices and s / n within one, the best weight is proportional to n / (n + s / t); `_HALF` is s / t.
+devices and s / n within one, the best weight is proportional to n / (n + s / t). It is 0.5 at n = s / t, which
+`_HALF_WEIGHT_ROWS` and its like estimate.
 """
 
 from __future__ import annotations
@@ -19,9 +20,12 @@ from firstline_core.routing.drift import population_stability_index
 from firstline_core.tasks.base import INVENTED, MISSED
 from firstline_gateway.fleet.totals import Totals, gained
 
-_HALF = 50.0
-_HALF_HOURS = 24.0
-_HALF_OBJECTS = 5.0
+_HALF_WEIGHT_ROWS = 50.0
+"""Rows, or audits, at which a share or a latency has the weight 0.5."""
+_HALF_WEIGHT_HOURS = 24.0
+"""Hours in service at which the crashes of a device have the weight 0.5."""
+_HALF_WEIGHT_OBJECTS = 5.0
+"""Expected objects at which the fall of a class on a device has the weight 0.5; of a rise, those and one more."""
 FALL = 1 / 1.2
 RISE = 1 / FALL
 """Shares of a class's past objects to which they may fall and rise on a device."""
@@ -78,7 +82,7 @@ def _plain(of: Callable[[Period], tuple[float, float] | None]) -> Figure:
 
 
 def _weighted_share(part: float, whole: int) -> tuple[float, float] | None:
-    return (min(1.0, part / whole), whole / (whole + _HALF)) if whole else None
+    return (min(1.0, part / whole), whole / (whole + _HALF_WEIGHT_ROWS)) if whole else None
 
 
 def _share(part: Callable[[ModelCounts], float], whole: Callable[[ModelCounts], int]) -> Figure:
@@ -117,13 +121,14 @@ def latency_p95_ms(counts: ModelCounts) -> float | None:
 def _latency(period: Period) -> tuple[float, float] | None:
     p95_ms = latency_p95_ms(period.counts)
     total = sum(period.counts.latency)
-    return (math.log(p95_ms), total / (total + _HALF)) if p95_ms is not None else None
+    return (math.log(p95_ms), total / (total + _HALF_WEIGHT_ROWS)) if p95_ms is not None else None
 
 
 def _crashes(period: Period) -> tuple[float, float] | None:
     if period.hours <= 0:
         return None
-    return min(_CRASHES_PER_DAY, period.crashes / period.hours * 24), period.hours / (period.hours + _HALF_HOURS)
+    weight = period.hours / (period.hours + _HALF_WEIGHT_HOURS)
+    return min(_CRASHES_PER_DAY, period.crashes / period.hours * 24), weight
 
 
 def _drift(period: Period) -> tuple[float, float] | None:
@@ -238,12 +243,12 @@ def against_past(before: Period, after: Period) -> Period:
         change = math.log((after.counts.objects.get(name, 0) + 1) / (expected + 1))
         rises[name] = max(0.0, change - math.log(RISE)), _rise_weight(expected)
         if expected > 0:
-            falls[name] = max(0.0, math.log(FALL) - change), expected / (expected + _HALF_OBJECTS)
+            falls[name] = max(0.0, math.log(FALL) - change), expected / (expected + _HALF_WEIGHT_OBJECTS)
     return replace(after, falls=falls, rises=rises)
 
 
 def _rise_weight(expected: float) -> float:
-    return (expected + 1) / (expected + 1 + _HALF_OBJECTS)
+    return (expected + 1) / (expected + 1 + _HALF_WEIGHT_OBJECTS)
 
 
 def _stability_index(before: ModelCounts, after: ModelCounts) -> float | None:
