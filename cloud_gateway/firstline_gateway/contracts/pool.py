@@ -22,8 +22,7 @@ from firstline_core.fleet.rest import AuditResult
 from firstline_core.routing import audit
 from firstline_core.routing.audit import AuditState
 from firstline_core.routing.certificate import ALL_ROWS
-from firstline_core.routing.sampling import NO_PEAK, Peak
-from firstline_core.routing.sampling import spaced as spaced_chance
+from firstline_core.routing.sampling import NO_PEAK, Peak, spaced_chance
 from firstline_core.telemetry.wording import counted
 from firstline_core.types import AuditNote, ModelKey
 
@@ -74,7 +73,7 @@ class Pool:
         lost: sum of the audits' losses.
         first_s, last_s: wall time of the first and the latest audit.
         alarmed_s: wall time of the alarm, which later audits do not clear; None without an alarm.
-        recent: the audits that can be too close to the next one of their source, oldest first; see `spaced`.
+        recent: the audits that can be too close to the next one of their source, oldest first; see `with_recent`.
         peak: the most devices that audited one source within the spacing.
     """
 
@@ -171,7 +170,7 @@ def with_audit(pool: Pool, note: AuditNote, loss: float, *, now_s: float, delta:
     )
 
 
-def spaced(
+def with_recent(
     pool: Pool, device: str, source: str, spacing_s: float, *, service_s: float, draw: float
 ) -> tuple[Pool, bool]:
     """Returns the pool that remembers one more audit of a source, and whether that audit counts.

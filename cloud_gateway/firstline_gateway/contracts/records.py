@@ -23,7 +23,7 @@ from firstline_core.routing import audit
 from firstline_core.telemetry.logs import logger
 from firstline_core.types import AuditNote, ModelKey
 from firstline_gateway import audit_log
-from firstline_gateway.contracts.pool import Pool, PoolKey, model_of, new_pool, spaced, with_audit
+from firstline_gateway.contracts.pool import Pool, PoolKey, model_of, new_pool, with_audit, with_recent
 from firstline_gateway.settings.settings import Contracts
 from firstline_gateway.store.schema import METADATA, insert, insert_missing, upsert
 
@@ -289,7 +289,7 @@ def count(
         pool = locked(connection, key)
         pool = new_pool(key, now_s) if pool is None else pool
         spacing_s, draw = settings.audit_spacing_s, _RNG.random()
-        due, counts = spaced(pool, one.device, one.source, spacing_s, service_s=service_s, draw=draw)
+        due, counts = with_recent(pool, one.device, one.source, spacing_s, service_s=service_s, draw=draw)
         if counts:
             loss = one.losses[key]
             found.append((pool, with_audit(due, one.note, loss, now_s=now_s, delta=settings.delta), loss > 0))

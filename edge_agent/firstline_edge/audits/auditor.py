@@ -147,7 +147,7 @@ class AuditRate:
         slot.answers += 1
         known.answers += 1
         self._most_answers = max(self._most_answers, known.answers)
-        draw, propensity = sampling.spaced(self._propensity, known.taken)
+        draw, propensity = sampling.spaced_chance(self._propensity, known.taken)
         slot.taken += propensity
         known.taken += propensity
         return draw if number - known.drawn > _SLOTS else 0.0, propensity

@@ -30,8 +30,8 @@ segmentation, for f >= 1 - b * epsilon > 0 at a loss of 0 already, and the mean 
 
 Assumed: given all audits before, the next answer's loss is at most epsilon on average; and whether and when
 an audit's result comes does not depend on its loss. If sources differ in risk, or bursts from quiet times, the first
-assumption holds over their turns: a device audits all its answers with the same propensity (`sampling.spaced`), so
-the sum of propensity * (loss - epsilon) over the turns is at most 0 on average while all answers keep the promise.
+assumption holds over their turns: a device audits all its answers with the same propensity (`sampling.spaced_chance`),
+so the sum of propensity * (loss - epsilon) over the turns is at most 0 on average while all answers keep the promise.
 """
 
 from __future__ import annotations

@@ -9,12 +9,12 @@ The budget is one token bucket for audits and one for bytes. Each fills at 3/4 o
 buckets over the next `HORIZON_S` at the recent rate of traffic; spending and filling balance at half-full buckets. They
 start empty, so that frequent restarts do not spend more.
 
-A source pauses after an audit, so that two of its audits are some time apart (`spaced`). An answer outside a pause is
-drawn with the probability p / (1 - s), where s is the sum of the propensities of the source's answers within the last
-pause length. The source pauses if one of those was drawn. No two of them can both be, so the probability of a pause is
-s. The probability of drawing the answer is (1 - s) * p / (1 - s) = p, however the rate and the risk of the source
-change. This needs s + p <= 1. So p is at most 1 / n, where n is the largest number of answers that a source had within
-a pause length (`Peak`).
+A source pauses after an audit, so that two of its audits are some time apart (`spaced_chance`). An answer outside a
+pause is drawn with the probability p / (1 - s), where s is the sum of the propensities of the source's answers within
+the last pause length. The source pauses if one of those was drawn. No two of them can both be, so the probability of a
+pause is s. The probability of drawing the answer is (1 - s) * p / (1 - s) = p, however the rate and the risk of the
+source change. This needs s + p <= 1. So p is at most 1 / n, where n is the largest number of answers that a source had
+within a pause length (`Peak`).
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ def propensity(budget: AuditBudget, allowance: Allowance) -> float:
     return share
 
 
-def spaced(target: float, taken: float) -> tuple[float, float]:
+def spaced_chance(target: float, taken: float) -> tuple[float, float]:
     """Returns the chance of an answer of a source whose audits are some time apart.
 
     Args:

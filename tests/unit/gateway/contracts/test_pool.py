@@ -13,7 +13,7 @@ from support.audits import EPSILON, EVENTS, THRESHOLD, certified_detector, certi
 from firstline_core.fleet.rest import AuditResult
 from firstline_core.routing import audit
 from firstline_core.runtime.select import RuntimeOptions
-from firstline_gateway.contracts.pool import Pool, PoolKey, new_pool, promises_of, spaced, with_audit
+from firstline_gateway.contracts.pool import Pool, PoolKey, new_pool, promises_of, with_audit, with_recent
 from firstline_gateway.models.folder import load_repository
 from firstline_gateway.models.repository import ServedModel
 
@@ -60,7 +60,9 @@ def test_each_audit_of_a_scene_counts_with_the_same_chance() -> None:
         of_scene = dict.fromkeys(scenes, 0)
         for source, devices in scenes.items():
             for device, second in devices:
-                pool, counts = spaced(pool, device, source, 10.0, service_s=60.0 * minute + second, draw=rng.random())
+                pool, counts = with_recent(
+                    pool, device, source, 10.0, service_s=60.0 * minute + second, draw=rng.random()
+                )
                 counted[device] += counts
                 of_scene[source] += counts
         assert max(of_scene.values()) <= 1
@@ -70,9 +72,9 @@ def test_each_audit_of_a_scene_counts_with_the_same_chance() -> None:
 def test_many_audits_of_one_device_leave_the_chance_of_the_others() -> None:
     pool = new_pool(KEY, 0)
     for number in range(1000):
-        pool, _ = spaced(pool, "liar", f"scene {number % 3}", 10.0, service_s=number / 100, draw=0.0)
+        pool, _ = with_recent(pool, "liar", f"scene {number % 3}", 10.0, service_s=number / 100, draw=0.0)
     assert len(pool.recent) == 3
-    assert spaced(pool, "cam", "gate", 10.0, service_s=10.0, draw=0.999)[1]
+    assert with_recent(pool, "cam", "gate", 10.0, service_s=10.0, draw=0.999)[1]
 
 
 def test_a_broken_contract_alarms_once_and_for_good(served: ServedModel) -> None:
