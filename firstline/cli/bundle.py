@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -157,7 +158,7 @@ def create(
         spec,
         version=spec.version if bundle_version is None else bundle_version,
         policy=PolicySpec(
-            policy.score if score is None else parse_score(score, Path(), spec.task.score_kinds),
+            policy.score if score is None else parse_score(score, Path(), spec.task),
             policy.temperature if temperature is None else temperature,
             policy.threshold if threshold is None else threshold,
         ),
@@ -173,15 +174,16 @@ def create(
 
     warnings: list[str] = []
     rows_checked: dict[str, int] = {}
-    bundle = create_bundle(
-        spec,
-        out,
-        force=force,
-        choose_policy=choose_policy if calibration_options.data is not None else None,
-        golden=golden or (),
-        warn=warnings.append,
-        count_rows=rows_checked.__setitem__,
-    )
+    with _naming(recipe, spec):
+        bundle = create_bundle(
+            spec,
+            out,
+            force=force,
+            choose_policy=choose_policy if calibration_options.data is not None else None,
+            golden=golden or (),
+            warn=warnings.append,
+            count_rows=rows_checked.__setitem__,
+        )
     for sentence in warnings:
         warn(sentence)
     summary = summarise(bundle)
@@ -194,6 +196,17 @@ def create(
     }
     calibrated = [] if calibration is None else _calibration_text(calibration)
     return Report(value, (*_summary_text(out, summary), rows_checked_sentence(rows_checked), *calibrated))
+
+
+@contextmanager
+def _naming(recipe: Path | None, spec: BundleSpec) -> Iterator[None]:
+    """Names the recipe in the error about a model that it declares."""
+    try:
+        yield
+    except ConfigError as error:
+        if recipe is None or not any(model.file.name in error.message for model in spec.models):
+            raise
+        raise ConfigError(f"{recipe}: {error.message}") from error
 
 
 def _spec(flags: ModelFlags, recipe: Path | None, models: Path | None) -> BundleSpec:

@@ -333,7 +333,9 @@ def _prepare(
         and contract.delta is None
         and _promises_events(opened)
     ):
-        raise ConfigError("Name --epsilon and --delta, or a promise about an event with --promise.")
+        missing = [name for name in ("--epsilon", "--delta") if getattr(contract, name[2:]) is None]
+        fault = f"{missing[0]} is missing. " if len(missing) == 1 else ""
+        raise ConfigError(f"{fault}Name --epsilon and --delta, or a promise about an event with --promise.")
     for name, share in (shares | {"the selection fraction": terms.select_fraction or 0.5}).items():
         check_share(name, share)
     if out is not None and opened is not None:

@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from PIL import Image
 
     from firstline.client.results import Detections, Segmentation, own_members, prediction_from
-    from firstline.workbench.infer import files_of, open_models, upright_image
+    from firstline.workbench.infer import files_of, of_file, open_models, upright_image
+    from firstline_core.bundle.manifest import MANIFEST_NAME
     from firstline_core.bundle.store import open_bundle
     from firstline_core.protocol.file_inference import answer_json
     from firstline_core.tasks import describe
@@ -80,6 +81,10 @@ def infer_command(
     """
     if draw is not None and draw.exists() and not draw.is_dir():
         raise ConfigError(f"--draw is {draw}, which is not a folder.")
+    if not tier.url and Path(model).is_file() and (places[0] / MANIFEST_NAME).is_file():
+        raise ConfigError(
+            f"{model} is a file, and {places[0]} a bundle, which comes first: firstline infer {places[0]} {model}."
+        )
     files = files_of(places)
     drawn = _drawn(files.values())
     failed = 0
@@ -185,6 +190,7 @@ def _said(answer: Mapping[str, Any]) -> str:
 
 
 def _show_failure(file: Path, error: FirstlineError, output: Output) -> None:
-    typer.echo(f"{file}: {error.message}", err=True)
+    message = of_file(error.message)
+    typer.echo(f"{file}: {message}", err=True)
     if output is Output.JSON:
-        typer.echo(msgspec.json.encode({"file": str(file), "error": error.message, "code": error.code}).decode())
+        typer.echo(msgspec.json.encode({"file": str(file), "error": message, "code": error.code}).decode())

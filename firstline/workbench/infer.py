@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from io import BytesIO
@@ -55,6 +56,9 @@ def files_of(places: Sequence[Path]) -> dict[Path, Path]:
         else:
             raise ConfigError(f"There is no file {place}; name files or folders.")
     return found
+
+
+_OF_REQUEST = re.compile(r"^(Row 0 of input '[^']*'|The body)(?= (is|has) )")
 
 
 class LocalModels:
@@ -144,6 +148,11 @@ def open_models(bundle: Bundle, options: RuntimeOptions = RuntimeOptions()) -> I
             if model is not None:
                 stack.callback(model.close)
         yield LocalModels(bundle, edge, full, load_scorer(bundle, options))
+
+
+def of_file(message: str) -> str:
+    """Returns the error of a request as one about the file whose content it was."""
+    return _OF_REQUEST.sub("it", message)
 
 
 def upright_image(encoded: bytes, where: str) -> Image.Image:

@@ -155,10 +155,10 @@ def no_probabilities(outputs: Arrays, loaded: LoadedModel) -> str:
     problem = replace(declared, least_sum=0.0).fault(outputs) if isinstance(declared, Outputs) else ""
     if not problem:
         return ""
-    advice = "Add softmax to its postprocessing if its outputs are logits"
+    advice = "Add softmax to its postprocessing (postprocess) if its outputs are logits"
     if may_be_independent(outputs[PROBABILITIES]):
         advice += ", or declare `independent_labels = true` in the recipe if each label has a probability of its own"
-    return f"its outputs are not probabilities: a trial run gives {problem}, and such answers are refused. {advice}."
+    return f"its outputs are not probabilities: a trial run gives {problem}. {advice}."
 
 
 def may_be_independent(rows: NDArray[np.floating]) -> bool:

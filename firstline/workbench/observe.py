@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from firstline.workbench.data.dataset import Dataset, Row
 from firstline.workbench.data.sample import Sample
+from firstline.workbench.infer import of_file
 from firstline_core.bundle.loading import LoadedModel, Scorer, load_model
 from firstline_core.bundle.manifest import Model
 from firstline_core.bundle.store import Bundle
@@ -192,4 +193,4 @@ def naming_sample(sample: Sample, dataset: Dataset) -> Iterator[None]:
     try:
         yield
     except RequestError as error:
-        raise ConfigError(f"{dataset.place_of(sample)} does not fit the bundle: {error.message}") from error
+        raise ConfigError(f"{dataset.place_of(sample)} does not fit the bundle: {of_file(error.message)}") from error

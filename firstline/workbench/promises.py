@@ -88,7 +88,10 @@ def parse_promises(texts: Sequence[str], task: Task) -> dict[str, EventBound]:
     for text in texts:
         match = _PROMISE.fullmatch(text)
         if match is None:
-            raise ConfigError(f"The promise '{text}' is not in the form 'EVENT SHARE% at CONFIDENCE%': '{EXAMPLE}'.")
+            example = f"{task.events[0]} 5% at 90%" if task.events else EXAMPLE
+            raise ConfigError(
+                f"The promise '{text}' is not in the form 'EVENT SHARE% at CONFIDENCE%', such as '{example}'."
+            )
         event = _event(match[1], task)
         if event in found:
             raise ConfigError(f"There are two promises about '{event}'; make one.")
@@ -124,8 +127,8 @@ def _plain(name: str) -> str:
 def _events_of(task: Task, like: str = "") -> str:
     if not task.events:
         return f"the task {task.kind} has none"
-    close = get_close_matches(like, task.events, n=3)
-    shown = close or task.events[:4]
+    close = get_close_matches(like, task.events, n=3, cutoff=0.9)
+    shown = close or task.events[:20]
     more = f" and {len(task.events) - len(shown)} more" if len(shown) < len(task.events) else ""
     return f"there are: {', '.join(shown)}{more}"
 

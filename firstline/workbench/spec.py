@@ -180,8 +180,12 @@ class BundleSpec:
         return (*self.edge, self.full) if self.full is not None else self.edge
 
 
-def check_spec(spec: BundleSpec) -> None:
+def check_spec(spec: BundleSpec, labels: str = "the file of labels") -> None:
     """Checks the manifest's patterns and bounds.
+
+    Args:
+        spec: of the bundle.
+        labels: name of the file of labels, for messages.
 
     Raises:
         ConfigError: a field is not valid.
@@ -196,8 +200,8 @@ def check_spec(spec: BundleSpec) -> None:
             )
     if spec.configured is None and len(spec.labels) < 2:
         raise ConfigError(
-            "A bundle needs at least two labels, one a line in the file of labels; a model with one output has two: "
-            "no and yes."
+            f"A bundle needs at least two labels, one a line, but {labels} has {len(spec.labels)}; a model with one "
+            "output has two: no and yes."
         )
     if spec.version < 1:
         raise ConfigError(f"The version {spec.version} is not valid: versions count up from 1; use 1 or more.")
@@ -344,7 +348,7 @@ def read_recipe(file: Path, models: Path | None = None) -> BundleSpec:
     recipe = settings.load(_Recipe, file=file)
     try:
         spec = _spec(recipe, file, models if models is not None else file.parent)
-        check_spec(spec)
+        check_spec(spec, recipe.labels or "the recipe")
         return spec
     except ConfigError as error:
         if str(file) in error.message:
@@ -376,8 +380,8 @@ def _spec(recipe: _Fields, file: Path, folder: Path) -> BundleSpec:
 
     labels = read_labels(folder / recipe.labels, recipe.labels_skip) if recipe.labels else ()
     configured = _configured(recipe, labels, file, folder)
-    kinds = (Classification if configured is None else configured).score_kinds
-    score = recipe.policy.score or kinds[0]
+    task = Classification if configured is None else configured
+    score = recipe.policy.score or task.score_kinds[0]
     edge = tuple(model(entry) for entry in recipe.edge)
     full = model(recipe.full) if recipe.full is not None else None
     return BundleSpec(
@@ -386,7 +390,7 @@ def _spec(recipe: _Fields, file: Path, folder: Path) -> BundleSpec:
         labels=labels,
         edge=edge,
         full=full,
-        policy=PolicySpec(parse_score(score, folder, kinds), recipe.policy.temperature, recipe.policy.threshold),
+        policy=PolicySpec(parse_score(score, folder, task), recipe.policy.temperature, recipe.policy.threshold),
         inputs=_inputs(recipe, (*edge, full) if full is not None else edge, file),
         independent_labels=recipe.independent_labels,
         label_thresholds=_label_thresholds(recipe, labels, file),
@@ -462,17 +466,18 @@ def _content(file: Path) -> bytes:
         return file.read_bytes()
 
 
-def parse_score(text: str, folder: Path, kinds: Sequence[str]) -> str | Path:
+def parse_score(text: str, folder: Path, task: Task | type[Task]) -> str | Path:
     """Returns the kind of a score, or the file of `graph:FILE.onnx`.
 
     Args:
         text: as in a recipe.
         folder: that the graph's path is relative to.
-        kinds: of the task.
+        task: whose scores there are.
 
     Raises:
         ConfigError: it is neither.
     """
+    kinds = task.score_kinds
     if text in kinds and text not in _FROM_DATA:
         return text
     if text.startswith(_GRAPH) and text != _GRAPH:
@@ -485,4 +490,9 @@ def parse_score(text: str, folder: Path, kinds: Sequence[str]) -> str | Path:
     named = ", ".join(kind for kind in kinds if kind not in _FROM_DATA)
     end = did_you_mean(text, kinds)
     listed = f"; there are: {named} and graph:FILE.onnx."
-    raise ConfigError(f"'{text}' is not a score of this task{listed if end == '.' else end}")
+    if text in Classification.score_kinds:
+        raise ConfigError(
+            f"'{text}' is a score of classifiers, and the table [{task.kind}] declares another task; delete the table, "
+            f"or use one of {named} and graph:FILE.onnx."
+        )
+    raise ConfigError(f"'{text}' is not a score of the task {task.kind}{listed if end == '.' else end}")

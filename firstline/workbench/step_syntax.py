@@ -63,12 +63,12 @@ def parse_preprocess(text: str, folder: Path = Path()) -> tuple[PlainPre, ...]:
     Raises:
         ConfigError: a step is not valid; names it and the right form.
     """
-    return _parse(text, folder, "before", PreStep)
+    return _parse(text, folder, "preprocessing", PreStep)
 
 
 def parse_postprocess(text: str, folder: Path = Path()) -> tuple[PlainPost, ...]:
     """Parses the steps after a model, as `parse_preprocess`."""
-    return _parse(text, folder, "after", PostStep)
+    return _parse(text, folder, "postprocessing", PostStep)
 
 
 def spell(steps: Sequence[PreStep | PostStep]) -> str:
@@ -86,7 +86,7 @@ def _step(text: str, folder: Path, known: Mapping[str, type[Struct]], side: str)
     if op not in known:
         end = did_you_mean(op, known)
         listed = f"; there are: {', '.join(known)}."
-        raise ConfigError(f"'{op}' is not a step {side} the model{listed if end == '.' else end}")
+        raise ConfigError(f"'{op}' is not a {side} step{listed if end == '.' else end}")
     if op == "graph":
         file = text.partition(":")[2]
         if not file:
@@ -99,6 +99,8 @@ def _step(text: str, folder: Path, known: Mapping[str, type[Struct]], side: str)
     fields: dict[str, object] = {name: value.split("/") if takes[name] else value for name, value in given.items()}
     if op == "class_map" and given.get("to") in _CLASS_MAPS:
         fields["to"] = _CLASS_MAPS[given["to"]]
+    if "size" in takes and "size" not in fields and op == "resize":
+        raise ConfigError(f"The step '{text}' has no size; it is spelled {USAGE[op][0]}.")
     if "size" in fields:
         fields |= _size(str(fields.pop("size")), text)
     file = str(fields.pop("file", ""))

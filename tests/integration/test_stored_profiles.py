@@ -48,8 +48,8 @@ async def test_a_stored_profile_is_returned_byte_for_byte(operator: httpx.AsyncC
 
 
 MISPLACED = [
-    (PLACE, b"{}", 400, "is no profile"),
-    (PLACE, b"[" * 100_000, 400, "is no profile"),
+    (PLACE, b"{}", 400, "is not a profile"),
+    (PLACE, b"[" * 100_000, 400, "is not a profile"),
     (PLACE, encode(replace(profile(1.0), format=FORMAT + 1)), 400, f"has format {FORMAT + 1}"),
     (PLACE, b" " * (BODY_BYTES + 1), 413, "bytes"),
     (profile_path("digits", 2, "bench"), encode(profile(1.0)), 400, "of digits version 1 on bench"),
@@ -120,7 +120,7 @@ async def test_a_stored_profile_shows_its_pareto_front(run: Command, operator: h
 async def test_invalid_profile_is_not_sent(run: Command, tmp_path: Path) -> None:
     assert "There is no profile at" in (await run("profile", "push", tmp_path / "none.json", code=2)).output
     (tmp_path / "other.json").write_text("{}")
-    assert "is no profile" in (await run("profile", "push", tmp_path / "other.json", code=2)).output
+    assert "is not a profile" in (await run("profile", "push", tmp_path / "other.json", code=2)).output
 
 
 @pytest.mark.parametrize("named", ["bench", "digits/2/bench"])

@@ -109,7 +109,7 @@ def test_a_missing_share_counts_as_one_half(profile: Profile) -> None:
 
 @given(st.binary(max_size=200))
 def test_other_bytes_are_refused(content: bytes) -> None:
-    with pytest.raises(ProtocolError, match="a file is no profile"):
+    with pytest.raises(ProtocolError, match="a file is not a profile"):
         decode(content, "a file")
 
 

@@ -75,7 +75,9 @@ class CocoBoxes:
         self.path, self.files = path, tuple(image.file_name for image in content.images)
         for name in self.files:
             if not is_inside(name):
-                raise ConfigError(f"{path} names the file {name!a}; paths are relative and stay inside.")
+                raise ConfigError(
+                    f"{path} names {name!a}, which is outside of the data; copy it there, and write its path."
+                )
         if len(set(self.files)) != len(self.files):
             raise ConfigError(f"{path} names an image more than once.")
         _refuse_repeated(path, "images", [image.id for image in content.images])
@@ -145,8 +147,8 @@ def read_yolo_boxes(file: Path, size: tuple[int, int], labels: int) -> Boxes:
             valid = False
         if not valid or min(row[2:]) < 0:
             raise ConfigError(
-                f"{file}:{number} is not a box: a line has a class from 0 to {labels - 1}, and the centre x and y, the "
-                "width and the height as fractions of the image."
+                f"{file}:{number} is not a box: a line has a class number (0 to {labels - 1}), and the centre x and y, "
+                "the width and the height as fractions of the image."
             )
         rows.append((int(label), *row))
     numbers = np.array(rows, np.float64).reshape(-1, 5)

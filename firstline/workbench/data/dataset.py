@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import csv
 import hashlib
+import os
 import re
 import zipfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -33,7 +34,7 @@ from firstline.workbench.data.masks import mask_file, read_mask
 from firstline.workbench.data.sample import Sample
 from firstline.workbench.data.tables import Table, read_csv, read_table, row_of
 from firstline.workbench.data.videos import VideoStore
-from firstline_core.errors import ConfigError, RequestError
+from firstline_core.errors import ConfigError, RequestError, similar_name
 from firstline_core.processing.boxes import BOXES
 from firstline_core.processing.image_header import read_header
 from firstline_core.processing.steps import InputSpec
@@ -384,6 +385,8 @@ class Dataset:
         if self.table is not None:
             first = "; its first line names the columns" if self.table.path.suffix == ".csv" else ""
             return f"{self.table.path} has no column {self.label_column}{first}."
+        if self.path.is_file():
+            return f"{self.path} has no labels; name a folder with it and {LABELS_NAME} (columns file, label)."
         return f"{self.path / LABELS_NAME} cannot be read: there is no such file; {_EXPECTED}."
 
 
@@ -433,7 +436,10 @@ def _label_of(cell: str, positions: Mapping[str, int], count: int, where: str) -
             )
         return int(cell)
     if cell not in positions:
-        raise ConfigError(f"{where} has label '{cell}'; use a number from 0 to {count - 1}, or a label of the bundle.")
+        known = ", ".join(list(positions)[:10]) + ", ..." * (len(positions) > 10)
+        raise ConfigError(
+            f"{where} has label '{cell}'; use a label of the bundle ({known}), or its number from 0 to {count - 1}."
+        )
     return positions[cell]
 
 
@@ -459,7 +465,7 @@ def open_dataset(
         raise ConfigError(f"{path} cannot be read: {fault_of(error)}; {_EXPECTED}.") from error
     if not found.samples:
         what = "rows" if found.media is None else "images"
-        place = f"{path} holds" if found.table is None else f"{found.table.path} names"
+        place = f"{path} holds" if found.table is None else f"{found.table.path} has"
         raise ConfigError(f"{place} no {what}; add at least one.")
     if label not in (LABEL, *(found.table.columns if found.table is not None else ())):
         raise ConfigError(
@@ -474,8 +480,11 @@ def open_dataset(
 def _file(path: Path, label: str, every: int, named: Collection[str]) -> Dataset:
     suffix = path.suffix.lower()
     if not path.is_file():
-        what = "is neither a folder nor a file with data" if path.exists() else "is no folder and no file that exists"
-        raise ConfigError(f"{path} {what}: {_EXPECTED}.")
+        if path.exists():
+            raise ConfigError(f"{path} is neither a folder nor a file with data: {_EXPECTED}.")
+        close = similar_name(path.name, os.listdir(path.parent) if path.parent.is_dir() else ())  # noqa: PTH208 (names)
+        hint = f"; did you mean '{path.with_name(close)}'?" if close else f": {_EXPECTED}."
+        raise ConfigError(f"{path} does not exist{hint}")
     if suffix in tables.SUFFIXES:
         return _tabular(path, read_table(path, named), label)
     if suffix in videos.SUFFIXES:
@@ -488,6 +497,8 @@ def _file(path: Path, label: str, every: int, named: Collection[str]) -> Dataset
         return Dataset(path, _named(store_of_files.names()), store_of_files, None, None, label)
     if suffix in (*IMAGES, *AUDIO):
         return Dataset(path, (Sample(path.name),), FileStore(path.parent), None, None, label)
+    if suffix == ".zip":
+        raise ConfigError(f"{path} is not a zip archive, or it is damaged; make it again.")
     raise ConfigError(f"{path} is not a data set: {_EXPECTED}.")
 
 
@@ -513,13 +524,16 @@ def _with_labels(path: Path, labels: Path, place: Path | None, label: str) -> Da
     if "file" not in table.columns:
         if place is None and table.columns:
             return _tabular(path, table, label)
-        raise ConfigError(f"{labels} has no column 'file'; its first line names the columns, such as file,label.")
+        fault = "has no column 'file'" if table.columns else "is empty"
+        raise ConfigError(f"{labels} {fault}; its first line names the columns, such as file,label.")
     groups = table.column("group") if "group" in table.columns else [""] * len(table)
     samples = []
     for row, (name, group) in enumerate(zip(table.column("file"), groups, strict=True)):
         file = name or ""  # a short row gives None
         if not is_inside(file):
-            raise ConfigError(f"{table.where(row)} names the file '{file}'; paths are relative and stay inside.")
+            raise ConfigError(
+                f"{table.where(row)} names '{file}', which is outside of the data; copy it there, and write its path."
+            )
         samples.append(Sample(file, table.line(row), (group or "").strip(), row))
     return Dataset(path, tuple(samples), _Absent(path) if place is None else FileStore(place), table, None, label)
 

@@ -49,7 +49,7 @@ class FileStore:
         )
         for name in names:
             if not is_inside(name):
-                raise ConfigError(f"{self.place} holds the file {name!a}; paths are relative and stay inside.")
+                raise ConfigError(f"{self.place} holds the file {name!a}, which leads out of it; make it again.")
         return names
 
     def read(self, samples: Sequence[Sample], where: Where) -> Iterator[bytes]:

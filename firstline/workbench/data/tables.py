@@ -119,8 +119,10 @@ def read_csv(path: Path) -> TextTable:
                 )
             rows.append(row)
             lines.append(reader.line_num)
-    except (csv.Error, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not a csv file in UTF-8 ({fault_of(error)}); save it as UTF-8.") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not UTF-8 text; save it as UTF-8.") from error
+    except csv.Error as error:
+        raise ConfigError(f"{path} is not a csv file ({fault_of(error)}); save it as CSV again.") from error
     return TextTable(path, columns, rows, lines)
 
 
@@ -286,7 +288,7 @@ class ParquetTable(_Rows):
                 super().__init__(path, opened.schema_arrow.names, opened.metadata.num_rows)
         except self._errors as error:
             raise ConfigError(
-                f"{path} cannot be read as a Parquet file, because it is another or damaged one; write it again."
+                f"{path} cannot be read as a Parquet file: it is damaged, or not Parquet; write it again."
             ) from error
 
     def column(self, name: str) -> Sequence[Any]:

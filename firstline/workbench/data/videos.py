@@ -108,8 +108,7 @@ def _frames(path: Path) -> int:
             return sum(packet.size > 0 for packet in container.demux(stream))
     except _errors(av) as error:
         raise ConfigError(
-            f"{path} cannot be read as a video ({getattr(error, 'strerror', '') or error}); name an MP4, MKV, WebM "
-            "or AVI file."
+            f"{path} cannot be read as a video: it is damaged, or not a video; name an MP4, MKV, WebM or AVI file."
         ) from error
 
 

@@ -11,7 +11,7 @@ from firstline_core.bundle.manifest import Manifest
 from firstline_core.errors import InvalidTensorError
 from firstline_core.processing import audio_header, image_header, text
 from firstline_core.processing.steps import Decode, InputSpec
-from firstline_core.protocol.tensors import shown
+from firstline_core.protocol.tensors import shown, sizes
 from firstline_core.runtime.base import cast_feed, fits
 from firstline_core.types import DATATYPES, Array, Arrays, InferRequest, Tensor, all_finite
 
@@ -118,7 +118,8 @@ def check_input(spec: InputSpec, array: Array, *, takes_pixels: bool) -> Tensor:
         tensor = _converted(spec, tensor, dtype, takes_pixels=takes_pixels)
     if not fits(array.shape, spec.shape):
         raise InvalidTensorError(
-            f"Input '{spec.name}' has shape {list(array.shape)}, but the model takes {sizes(spec.shape)}; reshape it."
+            f"Input '{spec.name}' has shape {list(array.shape)}, but the model takes {sizes(spec.shape)}; send "
+            "values in that shape."
         )
     if dtype.kind == "f" and not all_finite(tensor.array):
         raise _not_finite(tensor)
@@ -142,8 +143,3 @@ def _not_finite(tensor: Tensor) -> InvalidTensorError:
     finite = np.isfinite(tensor.array)
     row = int(np.argmin(finite.reshape(len(finite), -1).all(axis=1)))
     return InvalidTensorError(f"Row {row} of input '{tensor.name}' has NaN or infinity; send finite numbers.")
-
-
-def sizes(shape: tuple[int, ...]) -> str:
-    """Returns a declared shape for messages, such as "[any, 3]"."""
-    return f"[{', '.join('any' if size < 0 else str(size) for size in shape)}]"

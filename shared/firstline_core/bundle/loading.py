@@ -16,7 +16,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from firstline_core.bundle.inputs import check_input, sizes
+from firstline_core.bundle.inputs import check_input
 from firstline_core.bundle.manifest import Manifest, Model, Score
 from firstline_core.bundle.store import Bundle
 from firstline_core.errors import InferenceError, InvalidTensorError, ModelLoadError, RequestError
@@ -29,6 +29,7 @@ from firstline_core.processing.text import Encoder, Shared, read_encoder
 from firstline_core.processing.trial import trial_input, typical_row
 from firstline_core.processing.windows import WINDOWS, combine_windows
 from firstline_core.protocol.limits import DEFAULT_LIMITS
+from firstline_core.protocol.tensors import sizes
 from firstline_core.runtime.base import RowByRow, Runtime, fits, pick_port
 from firstline_core.runtime.onnx import OnnxRuntime
 from firstline_core.runtime.select import RuntimeOptions, load_runtime
@@ -98,7 +99,8 @@ class LoadedInput(Struct, frozen=True, eq=False):
         if not fits(shape, port.shape):
             raise InvalidTensorError(
                 f"Input '{tensor.name}' becomes rows of shape {list(shape[1:])}, but model '{model}' takes "
-                f"{sizes(port.shape[1:])}; change the steps before it."
+                f"{sizes(port.shape[1:])}; change the steps before it"
+                f"{': decode sets the channels, resize the height and width.' if self.takes_pixels else '.'}"
             )
         return {port.name: rows, **side}
 

@@ -74,6 +74,7 @@ _OTHER_FORMATS = {
     b"MM\0*": "TIFF",
     b"%PDF": "PDF",
 }
+_RECORDINGS = (b"RIFF", b"fLaC", b"OggS")
 _HEIF_BRANDS = {b"avif": "AVIF", b"avis": "AVIF", b"heic": "HEIC", b"heix": "HEIC", b"mif1": "HEIC"}
 _BASE64_STARTS = (b"iVBORw0KGgo", b"/9j/", b"R0lGOD", b"UklGR", b"data:")
 _DAMAGE_SURE_BYTES = 2048  # so many bytes of compressed data without any line break are not a coincidence
@@ -272,7 +273,7 @@ def check_limits(header: ImageHeader, limits: DecodingLimits, where: str) -> Non
             f"{where} has {size} in {header.scans} scans, which takes too long to read. Save it as a baseline JPEG."
         )
     if not header.complete:
-        raise InvalidTensorError(f"{where} is a truncated {header.kind}: its end is missing. Send the whole file.")
+        raise InvalidTensorError(f"{where} is a truncated {header.kind}: its end is missing. Give the whole file.")
 
 
 def measure(
@@ -415,6 +416,8 @@ def _other_format(encoded: bytes) -> str:
         found = _HEIF_BRANDS.get(encoded[8:12], "")
     if found:
         return f"neither JPEG nor PNG, but a {found} file; convert it to one of these."
+    if encoded.startswith(_RECORDINGS):
+        return "neither JPEG nor PNG, but a recording; give an image."
     if encoded.startswith(b"\x89PNG"):
         return (
             "neither JPEG nor PNG, but a PNG whose line breaks were removed, as `curl -d` does; use "
@@ -426,7 +429,7 @@ def _other_format(encoded: bytes) -> str:
             "/firstline/v1/models/MODEL/infer (or the text in JSON as application/json), or as binary data of a V2 "
             "request ('binary_data_size')."
         )
-    return f"neither JPEG nor PNG: {_opening(encoded)}; send the image file's bytes as they are."
+    return f"neither JPEG nor PNG: {_opening(encoded)}; give a JPEG or PNG file, unchanged."
 
 
 def _is_base64(encoded: bytes) -> bool:
@@ -439,7 +442,10 @@ def _is_base64(encoded: bytes) -> bool:
 
 
 def _opening(encoded: bytes) -> str:
-    return f"{len(encoded)} bytes that begin with {encoded[:8].hex(' ')}" if encoded else "it is empty"
+    if not encoded:
+        return "it is empty"
+    text = " (it looks like text)" if encoded[:8].decode("latin-1").strip().isprintable() and encoded.isascii() else ""
+    return f"{len(encoded)} bytes that begin with {encoded[:8].hex(' ')}{text}"
 
 
 # JPEG.
@@ -471,7 +477,7 @@ def _jpeg_header(encoded: bytes, where: str, *, whole: bool) -> ImageHeader:
             exif += encoded[start + len(_EXIF_START) : end]
     if frame is None:
         raise InvalidTensorError(
-            f"{where} is a broken JPEG of {len(encoded)} bytes: it declares no size. Send the whole file."
+            f"{where} is a broken JPEG of {len(encoded)} bytes: it declares no size. Give the whole file."
         )
     marker, bits, height, width, channels = frame
     if bits != 8:
@@ -577,7 +583,7 @@ def _png_header(encoded: bytes, where: str) -> ImageHeader:
             orientation = _orientation(encoded[start:end].removeprefix(_EXIF_START), where)
     if fields is None or fields[3] not in _PNG_CHANNELS:
         raise InvalidTensorError(
-            f"{where} is a broken PNG of {len(encoded)} bytes: it declares no size. Send the whole file."
+            f"{where} is a broken PNG of {len(encoded)} bytes: it declares no size. Give the whole file."
         )
     width, height, bits, colour, interlace = fields
     return ImageHeader(

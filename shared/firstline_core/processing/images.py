@@ -232,7 +232,7 @@ def _loaded(encoded: bytes, header: image_header.ImageHeader, where: str) -> Ima
     image.load()
     if header.kind == "PNG" and _may_lack_rows(image, header) and image_header.lacks_rows(encoded, header):
         raise InvalidTensorError(
-            f"{where} is a truncated PNG: its compressed data ends before its last row. Send the whole file."
+            f"{where} is a truncated PNG: its compressed data ends before its last row. Give the whole file."
         )
     return image
 

@@ -419,5 +419,5 @@ def decode(content: bytes, where: str) -> Profile:
     Raises:
         ProtocolError: too long, not JSON, no profile, or of another format.
     """
-    fault = "is no profile, as `firstline profile create` writes"
+    fault = "is not a profile that `firstline profile create` wrote"
     return read_json_document(content, Profile, where, LIMIT_BYTES, fault)

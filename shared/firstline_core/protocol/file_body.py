@@ -25,7 +25,6 @@ from firstline_core.types import Array, ModelMetadata, Tensor, TensorSpec, objec
 _FORM_TYPE = "multipart/form-data"
 # Of one part. The standard library's parser takes quadratic time.
 _HEAD_LIMIT_BYTES = 1024
-_WANTED = "the values of the inputs as JSON"
 _HEAD_LINES = 8
 _HEAD_PARAMETERS = 8
 
@@ -139,11 +138,11 @@ def _of_field(spec: TensorSpec, contents: list[bytes], metadata: ModelMetadata, 
         return _files(spec, contents, metadata, limits)
     if len(contents) > 1:
         raise InvalidTensorError(f"The form has several fields '{spec.name}'; send one with a JSON array of rows.")
-    return Tensor(spec.name, _array(spec, parse_json(contents[0], limits, _WANTED), limits))
+    return Tensor(spec.name, _array(spec, parse_json(contents[0], limits, _wanted(metadata)), limits))
 
 
 def _of_json(metadata: ModelMetadata, body: bytes, limits: Limits) -> tuple[Tensor, ...]:
-    parsed = parse_json(body, limits, _WANTED)
+    parsed = parse_json(body, limits, _wanted(metadata))
     values = parsed if isinstance(parsed, dict) else {metadata.inputs[0].name: parsed}
     found: list[Tensor] = []
     for spec in _known(metadata, values):
@@ -193,6 +192,11 @@ def _file_input(metadata: ModelMetadata) -> TensorSpec:
     return next(spec for spec in metadata.inputs if spec.datatype == "BYTES")
 
 
+def _wanted(metadata: ModelMetadata) -> str:
+    inputs = (f"{spec.name} ({spec.datatype} {tensors.sizes(spec.shape[1:])})" for spec in metadata.inputs)
+    return f"the values of {', '.join(inputs)} as JSON"
+
+
 def _names(metadata: ModelMetadata) -> str:
     return ", ".join(spec.name for spec in metadata.inputs)
 
@@ -230,8 +234,8 @@ def _array(spec: TensorSpec, data: object, limits: Limits) -> Array:
         or any(expected_size not in (-1, size) for expected_size, size in zip(expected, sizes[1:], strict=True))
     ):
         raise InvalidTensorError(
-            f"{where} has shape {actual_shape}; a row takes shape {list(expected)}, rows {list(spec.shape)} "
-            "(-1 is any size)."
+            f"{where} has shape {actual_shape}; a row takes shape {tensors.sizes(expected)}, several rows "
+            f"{tensors.sizes(spec.shape)}."
         )
     shape = tensors.parse_shape(where, sizes, limits)
     if shape[0] > limits.rows:

@@ -356,7 +356,7 @@ def decompressed(headers: Mapping[str, str], body: bytes, limits: Limits) -> byt
     window_bits = {"gzip": 16 + zlib.MAX_WBITS, "x-gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
     if encoding not in window_bits:
         raise errors.InvalidTensorError(
-            f"Content-Encoding {shown(encoding)} is not accepted; use gzip, deflate or none."
+            f"Content-Encoding {shown(encoding)} is not accepted; use gzip or deflate, or leave the header out."
         )
     inflate = zlib.decompressobj(window_bits[encoding])
     try:

@@ -36,10 +36,10 @@ def spans(data: memoryview) -> Iterator[tuple[int, int | memoryview, memoryview]
         elif kind in (_FIXED32, _FIXED64):
             size = 4 if kind == _FIXED32 else 8
         else:
-            raise ValueError(f"wire type {kind} is not protobuf's")
+            raise ValueError("its content is not protobuf")
         end = position + size
         if end > len(data):
-            raise ValueError("a field runs past its end")
+            raise ValueError("it ends too early")
         yield key >> 3, data[position:end], data[start:end]
         position = end
 
@@ -48,7 +48,7 @@ def _varint(data: memoryview, position: int) -> tuple[int, int]:
     value = 0
     for shift in range(0, 70, 7):
         if position >= len(data):
-            raise ValueError("a number runs past its end")
+            raise ValueError("it ends too early")
         byte = data[position]
         position += 1
         value |= (byte & 0x7F) << shift

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import reprlib
 import struct
+from collections.abc import Sequence
 from itertools import chain
 from typing import Any
 
@@ -24,7 +25,7 @@ _JSON_TYPES: dict[str, tuple[frozenset[type], str]] = {
     "b": (frozenset({bool}), "true or false"),
     "i": (frozenset({int}), "whole numbers"),
     "u": (frozenset({int}), "whole numbers"),
-    "f": (frozenset({int, float}), "numbers (NaN and Infinity travel only as binary data)"),
+    "f": (frozenset({int, float}), "numbers, without NaN and Infinity"),
     "O": (frozenset({str}), "strings (bytes that are not UTF-8 travel only as binary data)"),
 }
 
@@ -44,6 +45,11 @@ def shown(value: object) -> str:
     return _SHORT.repr(value)
 
 
+def sizes(shape: Sequence[int]) -> str:
+    """Returns a declared shape for messages, such as "[any, 3]"."""
+    return f"[{', '.join('any' if size < 0 else str(size) for size in shape)}]"
+
+
 def parse_shape(where: str, shape: object, limits: Limits) -> tuple[int, ...]:
     """Returns the declared shape, checked against the limits.
 
@@ -57,7 +63,8 @@ def parse_shape(where: str, shape: object, limits: Limits) -> tuple[int, ...]:
         PayloadTooLargeError: more dimensions or elements than `limits` allow.
     """
     if not isinstance(shape, list):
-        raise InvalidTensorError(f"{where} has shape {shown(shape)}; give an array of sizes such as [1, 64].")
+        given = "no 'shape'" if shape is None else f"shape {shown(shape)}"
+        raise InvalidTensorError(f"{where} has {given}; give an array of sizes such as [1, 64].")
     if len(shape) > limits.dimensions:
         raise PayloadTooLargeError(f"{where} has {len(shape)} dimensions; at most {limits.dimensions} are accepted.")
     for size in shape:
@@ -209,7 +216,7 @@ def _floats(where: str, datatype: str, flat: list[float]) -> Array:
         index = int(np.argmin(np.isfinite(array)))
         raise InvalidTensorError(
             f"{where} has {shown(flat[index])} at element {index}, which is out of {datatype}'s range; "
-            "scale it, or use a wider datatype."
+            "scale the values."
         )
     return array
 

@@ -67,7 +67,9 @@ def split(sent: bytes, limits: Limits) -> tuple[bytes, list[memoryview]]:
                     "'raw_input_contents'; send tensors there."
                 )
     except ValueError as error:
-        raise InvalidTensorError(f"The message is not a ModelInferRequest: {error}; use inference.proto.") from error
+        raise InvalidTensorError(
+            f"The message is not a ModelInferRequest: {error}; serialize it by inference.proto."
+        ) from error
     return b"".join(rest), raw
 
 
@@ -87,7 +89,9 @@ def decode_request(head: bytes, raw: Sequence[memoryview], origin: Origin) -> In
     try:
         parsed = message("ModelInferRequest").FromString(head)
     except DecodeError as error:
-        raise InvalidTensorError(f"The message is not a ModelInferRequest: {error}; use inference.proto.") from error
+        raise InvalidTensorError(
+            f"The message is not a ModelInferRequest: {error}; serialize it by inference.proto."
+        ) from error
     described: dict[str, Any] = {
         "id": parsed.id,
         "parameters": read_parameters(parsed.parameters),

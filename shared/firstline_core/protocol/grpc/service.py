@@ -134,7 +134,9 @@ class InferenceService:
                 try:
                     request = message(kind).FromString(sent)
                 except DecodeError as error:
-                    raise InvalidTensorError(f"The message is not a {kind}: {error}; use inference.proto.") from error
+                    raise InvalidTensorError(
+                        f"The message is not a {kind}: {error}; serialize it by inference.proto."
+                    ) from error
                 reply = answer(request)
                 if asyncio.iscoroutine(reply):
                     reply = await reply

@@ -208,7 +208,7 @@ class TestRequest:
             (b"\xff", "not valid JSON"),
             (b"[" * 100_000, "not valid JSON"),
             (b"{}{}", "not valid JSON"),
-            (b'{"inputs":[{"name":"x","shape":[1],"datatype":"FP32","data":[NaN]}]}', "binary data"),
+            (b'{"inputs":[{"name":"x","shape":[1],"datatype":"FP32","data":[NaN]}]}', "write finite numbers"),
             (b"[]", "object"),
             (b"{}", "'inputs' is missing"),
             (b'{"inputs":[]}', "at least one"),

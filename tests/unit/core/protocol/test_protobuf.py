@@ -25,12 +25,12 @@ def test_fields_written_by_protobuf_are_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("data", "said"),
     [
-        (b"\x0a\x05abc", "runs past its end"),
-        (b"\x0d\x00\x00", "runs past its end"),
-        (b"\x08", "a number runs past its end"),
-        (b"\x08\xff", "a number runs past its end"),
+        (b"\x0a\x05abc", "ends too early"),
+        (b"\x0d\x00\x00", "ends too early"),
+        (b"\x08", "ends too early"),
+        (b"\x08\xff", "ends too early"),
         (b"\xff" * 11, "more than ten bytes"),
-        (b"\x0b", "wire type 3"),
+        (b"\x0b", "not protobuf"),
     ],
 )
 def test_truncated_or_foreign_bytes_are_refused(data: bytes, said: str) -> None:

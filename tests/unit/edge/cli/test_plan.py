@@ -94,4 +94,4 @@ def test_the_plan_uses_the_devices_profile_and_reports_damage(
     assert "edge-onnx by CPUExecutionProvider, 1 thread(s): 7 ms a row" in planned()
     path.write_bytes(b"{")
     output = planned()
-    assert "open      No profile" in output and f"open      {path} is no profile" in output
+    assert "open      No profile" in output and f"open      {path} is not a profile" in output

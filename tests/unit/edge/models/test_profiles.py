@@ -144,7 +144,9 @@ def test_a_damaged_profile_is_reported_and_ignored(tmp_path: Path, workers: Work
         edge = loaded(DIGITS, tmp_path, workers, profiles)
     assert edge.profiled is None and math.isfinite(edge.row_ms)
     assert [line["path"] for line in lines if line["level"] == "warning"] == [str(path)]
-    assert "is no profile" in profiles.problems[path] and "edge-agent profile create digits" in profiles.problems[path]
+    assert (
+        "is not a profile" in profiles.problems[path] and "edge-agent profile create digits" in profiles.problems[path]
+    )
     bundle = open_bundle(DIGITS)
     written(path, document(bundle, tmp_path, measured(bundle)))
     assert loaded(DIGITS, tmp_path, workers, profiles).row_ms == 200 and profiles.problems == {}

@@ -146,12 +146,12 @@ def test_outputs_that_are_no_probabilities_fail_both_commands(tmp_path: Path) ->
     [
         (["evaluate"], "Missing argument 'BUNDLE'"),
         (["evaluate", "/nowhere", "--data", "/nowhere"], "/nowhere is not a bundle"),
-        (["evaluate", _DIGITS / "bundle", "--data", "/nowhere"], "/nowhere is no folder and no file that exists"),
+        (["evaluate", _DIGITS / "bundle", "--data", "/nowhere"], "/nowhere does not exist"),
         (["bundle", "create", "--out", "x"], "needs --name"),
         (["bundle", "create", "--out", "x", "--name", "n"], "needs --labels"),
         ([*_CREATE, "--out", "x", "--models", "y"], "--models goes with --recipe"),
         ([*_CREATE, "--out", "x", "--calibrate", "y", "--threshold", "0.5"], "drop --threshold"),
-        ([*_CREATE, "--out", "x", "--score", "luck"], "'luck' is not a score of this task"),
+        ([*_CREATE, "--out", "x", "--score", "luck"], "'luck' is not a score of the task classification"),
         ([*_CREATE, "--out", "x"], "The bundle has no threshold: choose one on data with --calibrate DIR, or state it"),
         (
             [*_CREATE, "--out", "x", "--threshold", "nan"],

@@ -65,7 +65,7 @@ def test_a_file_that_does_not_fit_is_named_and_the_others_go_on(colours: Bundle,
     result = _run(colours.path, pictures, "-o", "json", code=1)
     answers = [json.loads(line) for line in result.stdout.splitlines()]
     assert [line.get("label") or line["code"] for line in answers] == ["red", "invalid_tensor", "blue", "green"]
-    assert f"{pictures / 'bad.png'}: Row 0 of input 'image' is neither JPEG nor PNG" in result.stderr
+    assert f"{pictures / 'bad.png'}: it is neither JPEG nor PNG" in result.stderr
     assert "1 of 4 files failed" in result.stderr
 
 

@@ -269,7 +269,7 @@ def test_columns_that_the_data_lack_are_named(tmp_path: Path) -> None:
         (["--full", "empty.onnx"], "empty.onnx"),
         (["--full", "cut.onnx"], "cut.onnx"),
         (["--full", "cut.tflite"], "cut.tflite"),
-        (["--full", "colours.onnx", "--data", "nowhere"], "nowhere is no folder and no file that exists"),
+        (["--full", "colours.onnx", "--data", "nowhere"], "nowhere does not exist"),
         (["--full", "colours.onnx", "--data", "/dev/null"], "/dev/null is neither a folder nor a file with data"),
         (["--full", "colours.onnx", "--data", "bare"], "bare has masks/, and no images were found next to it"),
         (

@@ -137,7 +137,7 @@ def test_accuracy_is_counted_on_labelled_images(tmp_path: Path) -> None:
     ("options", "said"),
     [
         (["--limit", "5"], "--limit counts the rows of --data"),
-        (["--data", "missing"], "missing is no folder and no file that exists"),
+        (["--data", "missing"], "missing does not exist"),
         (["--joules-per-core-second", "inf"], "A core takes from 0 to 10000 joules in a second, not inf."),
     ],
 )

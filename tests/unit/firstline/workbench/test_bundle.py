@@ -325,8 +325,14 @@ def test_one_of_several_outputs_must_be_named(tmp_path: Path) -> None:
         ({"name": "digits\n"}, "is not valid: use up to 64 letters"),
         ({"policy": PolicySpec(temperature=0.0)}, "The temperature 0 is not valid: it is a number from 0.01 to 100."),
         ({"policy": PolicySpec(temperature=math.inf)}, "The temperature inf is not valid"),
-        ({"policy": PolicySpec(threshold=math.nan)}, "The threshold nan is not valid: max_probability is from 0 to 1."),
-        ({"policy": PolicySpec("margin", threshold=1.5)}, "The threshold 1.5 is not valid: margin is from 0 to 1."),
+        (
+            {"policy": PolicySpec(threshold=math.nan)},
+            "The threshold nan is not valid: max_probability is from 0 to 1, such as 0.9.",
+        ),
+        (
+            {"policy": PolicySpec("margin", threshold=1.5)},
+            "The threshold 1.5 is not valid: margin is from 0 to 1, such as 0.9.",
+        ),
         ({"policy": PolicySpec(Path("graph.onnx"), threshold=math.inf)}, "The threshold inf is not valid"),
         (
             {"full": replace(_model("full.onnx"), preprocess=parse_preprocess("decode:L,scale:nan:1"))},

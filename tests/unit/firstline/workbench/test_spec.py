@@ -73,7 +73,7 @@ def test_score_can_be_a_graph(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("wrong", "right", "message"),
     [
-        ("output =", "outptu =", "did you mean 'output'?"),
+        ("output =", "outptu =", "did you mean 'edge[0].output'?"),
         ("version = 3", 'version = "three"', "recipe.toml:2"),
         ('score = "entropy"', 'score = "entropie"', "did you mean 'entropy'?"),
         ('score = "entropy"', 'score = "energy"', "`firstline certify BUNDLE --data DIR --score energy"),

@@ -77,7 +77,7 @@ def test_graph_path_is_relative_to_the_folder(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("rezise:8", "did you mean 'resize'?"),
-        ("softmax", "'softmax' is not a step before the model"),
+        ("softmax", "'softmax' is not a preprocessing step"),
         ("resize", "spelled resize:WIDTHxHEIGHT"),
         ("resize:huge", "a size like 224x224"),
         ("resize:0x8", "spelled resize:WIDTHxHEIGHT"),

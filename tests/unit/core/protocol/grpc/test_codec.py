@@ -109,7 +109,7 @@ def test_fp16_travels_raw_alone() -> None:
 
 def test_bytes_that_are_no_message_are_refused() -> None:
     for sent in (b"\xff", b"\x0a\x05a", b"\x0a\x02\xff\xfe", b"\x2a\x02\x0a\x05"):
-        with pytest.raises(InvalidTensorError, match="no ModelInferRequest"):
+        with pytest.raises(InvalidTensorError, match="not a ModelInferRequest"):
             codec.decode_request(*codec.split(sent, DEFAULT_LIMITS), Origin(limits=DEFAULT_LIMITS))
 
 

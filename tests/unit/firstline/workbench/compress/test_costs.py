@@ -269,4 +269,4 @@ def test_the_order_follows_the_preference(tmp_path: Path) -> None:
 def test_a_missing_profile_is_refused(tmp_path: Path) -> None:
     assert "There is no profile at" in _run("--for", tmp_path / "none.json", code=2).output
     (tmp_path / "bad.json").write_text("{")
-    assert "is no profile" in _run("--for", tmp_path / "bad.json", code=2).output
+    assert "is not a profile" in _run("--for", tmp_path / "bad.json", code=2).output

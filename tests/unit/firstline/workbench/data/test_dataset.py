@@ -89,12 +89,12 @@ def test_limited_samples_are_spread_evenly(tmp_path: Path) -> None:
     ("labels", "message"),
     [
         ("file,class\na.png,0\n", "no column label"),
-        ("file,label\n", "names no images"),
+        ("file,label\n", "has no images"),
         ("file,label\na.png,cat\n", "labels.csv:2 has label 'cat'"),
         ("file,label\na.png,-2\n", "label '-2'"),
-        ("file,label\n../../etc/passwd,0\n", "labels.csv:2 names the file '../../etc/passwd'"),
-        ("file,label\n/etc/passwd,0\n", "paths are relative"),
-        ("file,label\n,0\n", "names the file ''"),
+        ("file,label\n../../etc/passwd,0\n", "labels.csv:2 names '../../etc/passwd', which is outside of the data"),
+        ("file,label\n/etc/passwd,0\n", "which is outside of the data"),
+        ("file,label\n,0\n", "names ''"),
     ],
 )
 def test_invalid_line_is_named(tmp_path: Path, labels: str, message: str) -> None:
@@ -192,7 +192,7 @@ def test_archive_without_labels_is_read_whole(tmp_path: Path) -> None:
     (tmp_path / "empty" / "images").mkdir(parents=True)
     for folder, says in (
         (tmp_path / "empty", "holds no images"),
-        (tmp_path / "none", "no folder and no file that exists"),
+        (tmp_path / "none", "none does not exist"),
     ):
         with pytest.raises(ConfigError, match=says):
             open_dataset(folder)
@@ -201,7 +201,7 @@ def test_archive_without_labels_is_read_whole(tmp_path: Path) -> None:
 def test_archive_does_not_lead_out_of_itself(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "images.zip", "w") as archive:
         archive.writestr("../../etc/passwd", b"")
-    with pytest.raises(ConfigError, match=r"holds the file '\.\./\.\./etc/passwd'; paths are relative and stay inside"):
+    with pytest.raises(ConfigError, match=r"holds the file '\.\./\.\./etc/passwd', which leads out of it"):
         open_dataset(tmp_path)
 
 

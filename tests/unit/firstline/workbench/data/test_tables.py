@@ -102,7 +102,7 @@ def test_rows_of_equal_inputs_have_equal_digests(tmp_path: Path) -> None:
         ('carat\n"[1, 2]"\n', r"rows\.csv:2, column 'carat', has shape \[2\], and the model takes \[1\] in each row"),
         ('carat\n"[1, ""a""]"\n', r"rows\.csv:2, column 'carat', is \['1', 'a'\]|is \[1, 'a'\]"),
         ('carat\n"[1"\n', r"rows\.csv:2, column 'carat', is '\[1', and the model takes FP32"),
-        ("carat\n", r"rows\.csv names no rows"),
+        ("carat\n", r"rows\.csv has no rows"),
         ('carat\n"1\n', "is not a csv file"),
         ("carat, carat\n1,2\n", r"rows\.csv:1 has several columns 'carat'"),
         ("carat,x\n1,2,\n1,5,2\n", r"rows\.csv:3 has more than 2 cells"),
@@ -126,7 +126,7 @@ def test_csv_error_names_line_and_column(tmp_path: Path, content: str, says: str
         (b'{"carat": [[1], [2, 3]]}\n', r"rows\.jsonl:1, column 'carat', is not an array"),
         (b'{"carat": ' + b"[" * 100_000, r"rows\.jsonl:1 is not a JSON object"),
         (b"\xff\n", r"rows\.jsonl:1 is not a JSON object"),
-        (b"", "names no rows"),
+        (b"", "has no rows"),
     ],
 )
 def test_json_error_names_line_and_column(tmp_path: Path, content: bytes, says: str) -> None:

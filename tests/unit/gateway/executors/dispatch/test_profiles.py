@@ -206,5 +206,5 @@ def test_a_file_that_is_no_profile_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"p\.json cannot be read"):
         read((str(file),))
     file.write_bytes(msgspec.json.encode({"bundle": "m"}))
-    with pytest.raises(ConfigError, match=r"p\.json is no profile"):
+    with pytest.raises(ConfigError, match=r"p\.json is not a profile"):
         read((str(file),))
