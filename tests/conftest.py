@@ -168,7 +168,7 @@ def store_settings(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
 @pytest.fixture
 def database(store_settings: Store) -> Iterator[Database]:
     """A database with today's schema and nothing in it; the test runs once on each kind of database."""
-    from firstline_gateway.store.database import open_database
+    from firstline_gateway.tables import open_database
 
     found = open_database(store_settings)
     yield found

@@ -25,7 +25,8 @@ from firstline_gateway.rollouts.judgement.figures import FIGURES
 from firstline_gateway.rollouts.judgement.verdict import Limit, Rules
 from firstline_gateway.rollouts.rollout import Stage
 from firstline_gateway.settings.settings import Contracts, Store
-from firstline_gateway.store.database import Database, open_database
+from firstline_gateway.store.database import Database
+from firstline_gateway.tables import open_database
 
 KEY = PoolKey(BUNDLE, NEW, "e" * 64, 0.5, 0.05)
 _NOTE = AuditNote(propensity=0.1, epsilon=KEY.epsilon, threshold=KEY.threshold, edge_digest=KEY.edge_digest)

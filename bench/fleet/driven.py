@@ -24,9 +24,9 @@ from firstline_gateway.rollouts.judgement.verdict import Rules
 from firstline_gateway.rollouts.rollout import Definition, Stage
 from firstline_gateway.rollouts.rollouts import Rollouts
 from firstline_gateway.settings import settings
-from firstline_gateway.store.database import open_database
 from firstline_gateway.store.service_clock import ServiceClock
 from firstline_gateway.store.store import Store
+from firstline_gateway.tables import open_database
 
 HOUR_S = 3600.0
 SOAK_H = 8.0

@@ -38,7 +38,8 @@ from firstline_gateway.serving.deliveries import records as deliveries
 from firstline_gateway.serving.deliveries.records import DeliveryKey
 from firstline_gateway.settings.settings import Jobs as JobSettings
 from firstline_gateway.settings.settings import Store as StoreSettings
-from firstline_gateway.store.database import check, open_database
+from firstline_gateway.store.database import check
+from firstline_gateway.tables import open_database
 
 _PAGE_BYTES = 1024
 _RECORDS = 12

@@ -5,6 +5,7 @@ The packages, from the highest layer to the lowest; a package imports only packa
 Process
     commands/       the commands of `firstline-gateway`
     app             builds every part from the settings, and starts and stops them in order
+    tables          the tables of all packages, with which the store is opened
 
 Transports
     api/            HTTP: the Open Inference Protocol, jobs, and the operators' routes

@@ -66,9 +66,10 @@ from firstline_gateway.serving.scheduling.admission import Bounds
 from firstline_gateway.serving.scheduling.batcher import Batcher
 from firstline_gateway.settings.settings import Settings
 from firstline_gateway.store import database, store
-from firstline_gateway.store.database import Database, open_database
+from firstline_gateway.store.database import Database
 from firstline_gateway.store.service_clock import ServiceClock
 from firstline_gateway.store.store import Store
+from firstline_gateway.tables import open_database
 from firstline_gateway.webhooks import webhooks
 from firstline_gateway.webhooks.webhooks import Webhooks
 

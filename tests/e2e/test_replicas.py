@@ -28,7 +28,7 @@ from support.keys import bearer, create_key, revoke_key
 from support.pictures import ask, expected, picture, probabilities
 
 from firstline_gateway.settings.settings import Store
-from firstline_gateway.store.database import open_database
+from firstline_gateway.tables import open_database
 
 pytestmark = [pytest.mark.mosquitto, pytest.mark.timeout(180)]
 

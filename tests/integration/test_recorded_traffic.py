@@ -27,7 +27,7 @@ from firstline_gateway.app import Gateway
 from firstline_gateway.identity.enrolment import next_version
 from firstline_gateway.identity.keys import key_hash
 from firstline_gateway.identity.tables import API_KEYS
-from firstline_gateway.store.database import open_database
+from firstline_gateway.tables import open_database
 
 RECORDED = Path(__file__).parents[1] / "data" / "recorded"
 _KEY = "flt_n6yJ6h4Lx_XPS2qbbXJRXhBOx4VtCSmQ8E8FBoHCcCk"  # the bearer token in http.bin

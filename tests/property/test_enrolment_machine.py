@@ -18,7 +18,7 @@ from support.databases import sqlite_store
 from firstline_gateway.identity import enrolment
 from firstline_gateway.identity.credentials import Credentials, read_changes
 from firstline_gateway.identity.enrolment import Issued
-from firstline_gateway.store.database import open_database
+from firstline_gateway.tables import open_database
 
 DEVICES = st.sampled_from(["a", "b"])
 KEYS = st.sampled_from(["key 1", "key 2"])

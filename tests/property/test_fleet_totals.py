@@ -13,7 +13,8 @@ from support.databases import sqlite_store
 
 from firstline_core.fleet.telemetry import ModelCounts, Telemetry
 from firstline_gateway.fleet import totals as fleet_totals
-from firstline_gateway.store.database import Database, open_database
+from firstline_gateway.store.database import Database
+from firstline_gateway.tables import open_database
 
 DEVICES = count()
 STEPS = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5), st.booleans()), min_size=1, max_size=12)

@@ -17,8 +17,8 @@ import psycopg
 from support.broker import HOST, free_port
 
 from firstline_gateway.settings.settings import Store as StoreSettings
-from firstline_gateway.store.database import open_database
 from firstline_gateway.store.store import Store
+from firstline_gateway.tables import open_database
 
 SQLITE, POSTGRESQL = "sqlite", "postgresql"
 _USER = "firstline"

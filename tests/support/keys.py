@@ -11,7 +11,7 @@ from sqlalchemy import Connection
 from firstline_gateway.identity import keys
 from firstline_gateway.identity.principals import SCOPES, Scope
 from firstline_gateway.settings.settings import Store
-from firstline_gateway.store.database import open_database
+from firstline_gateway.tables import open_database
 
 _SCOPES: dict[str, tuple[Scope, ...]] = {"device": ("infer",), "application": ("infer",), "operator": SCOPES}
 

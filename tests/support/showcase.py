@@ -31,7 +31,7 @@ from firstline_gateway.contracts import records
 from firstline_gateway.contracts.pool import new_pool, promises_in, with_audit
 from firstline_gateway.fleet import devices, tiers, totals
 from firstline_gateway.identity.tables import CERTIFICATES, DEVICES
-from firstline_gateway.store.database import open_database
+from firstline_gateway.tables import open_database
 
 HOUR_S, DAY_S = 3600.0, 86_400.0
 BUNDLES = ("parcels", "weld-seams", "shelf-gaps")

@@ -16,7 +16,7 @@ from firstline_gateway.identity.tables import API_KEYS, CERTIFICATES, DEVICES, J
 from firstline_gateway.serving.deliveries import records
 from firstline_gateway.serving.deliveries.records import DELIVERIES, DeliveryKey
 from firstline_gateway.settings.settings import Store
-from firstline_gateway.store.database import open_database
+from firstline_gateway.tables import open_database
 
 FILE = Path("state", "gateway", "gateway.db")
 """Below the watched folder; both of its folders are made by the store."""
@@ -40,7 +40,7 @@ from firstline_gateway.identity import enrolment, keys
 from firstline_gateway.identity.enrolment import Issued
 from firstline_core.telemetry.metrics import RequestMetrics
 from firstline_gateway.settings.settings import Store as StoreSettings
-from firstline_gateway.store.database import open_database
+from firstline_gateway.tables import open_database
 from firstline_gateway.store.service_clock import ServiceClock
 from firstline_gateway.store.store import Store
 

@@ -43,7 +43,7 @@ def _write(arguments: argparse.Namespace) -> int:
     from firstline_gateway.identity.credentials import Credentials, read_changes
     from firstline_gateway.settings.load import load
     from firstline_gateway.settings.settings import BROKER_AUTHORITIES_FILE, BROKER_USER
-    from firstline_gateway.store.database import open_database
+    from firstline_gateway.tables import open_database
 
     overrides: dict[str, object] = {"broker.hosts": arguments.host}
     if arguments.directory is not None:

@@ -131,7 +131,7 @@ def _note(connection: Connection, action: str, name: str, now_s: float, details:
 def _transaction(arguments: argparse.Namespace) -> Iterator[Connection]:
     """Opens the store and yields one transaction that writes."""
     from firstline_gateway.identity.authorities import had_store
-    from firstline_gateway.store.database import open_database
+    from firstline_gateway.tables import open_database
 
     settings = settings_of(arguments)
     with (

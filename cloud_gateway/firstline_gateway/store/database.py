@@ -26,7 +26,7 @@ from firstline_core.storage.seals import DECODING_ERRORS
 from firstline_core.storage.secrets import read_secret
 from firstline_core.telemetry.logs import logger
 from firstline_gateway.settings import settings
-from firstline_gateway.store.migrate import schema_of, upgrade
+from firstline_gateway.store.migrate import Tables, schema_of, upgrade
 from firstline_gateway.store.write_ahead_log import loses_commits
 
 # How long a writer waits for another process that writes.
@@ -147,13 +147,14 @@ def sqlite_file(found: settings.Store) -> Path | None:
     return Path(url.database or "") if url.get_backend_name() == "sqlite" else None
 
 
-def open_database(found: settings.Store, *, must_exist: bool = False) -> Database:
+def open_database(found: settings.Store, tables: Tables, *, must_exist: bool = False) -> Database:
     """Connects, and migrates the schema; of several replicas that start at once, one migrates.
 
     The pages of an SQLite file are not checked, see `check`: that takes a time in proportion to the file.
 
     Args:
         found: as `settings/load.py` returns it; an SQLite file is made here, for this user alone.
+        tables: see `Tables`.
         must_exist: refuse a store without tables instead of creating them, because its content was lost.
 
     Raises:
@@ -167,7 +168,7 @@ def open_database(found: settings.Store, *, must_exist: bool = False) -> Databas
         with _as_settings(database), database.begin() as connection:
             if must_exist and schema_of(connection) is None:
                 raise ConfigError(f"store.url: {_lost(database.shown)}")
-            upgrade(connection, database.shown)
+            upgrade(connection, tables, database.shown)
     except FirstlineError:
         database.close()
         raise

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
-from sqlalchemy import Connection, inspect, text
+from sqlalchemy import Connection, MetaData, inspect, text
 
 from firstline_core.errors import ConfigError
 from firstline_core.telemetry.logs import logger
@@ -17,14 +18,18 @@ HEAD = "0001"
 # An arbitrary number that no other user of the server is likely to choose for a lock.
 _LOCK = 0x6669727374
 
+Tables = Callable[[], MetaData]
+"""Returns the tables of all packages, which higher layers declare; called if a migration is missing."""
+
 log = logger(__name__)
 
 
-def upgrade(connection: Connection, shown: str) -> None:
+def upgrade(connection: Connection, tables: Tables, shown: str) -> None:
     """Runs the missing migrations; of several processes that start at once, one does it and the others wait.
 
     Args:
         connection: a transaction that is committed afterwards.
+        tables: see `Tables`.
         shown: the database in messages.
 
     Raises:
@@ -32,7 +37,7 @@ def upgrade(connection: Connection, shown: str) -> None:
     """
     lock(connection)
     try:
-        migrate(connection)
+        migrate(connection, tables)
     except ConfigError as error:
         raise ConfigError(f"The store {shown}: {error.message}") from error
 
@@ -52,7 +57,7 @@ def schema_of(connection: Connection) -> str | None:
     return number
 
 
-def migrate(connection: Connection, to: str = HEAD) -> None:
+def migrate(connection: Connection, tables: Tables, to: str = HEAD) -> None:
     """Runs the migrations up to a schema, within the caller's transaction.
 
     Raises:
@@ -76,6 +81,6 @@ def migrate(connection: Connection, to: str = HEAD) -> None:
                 "it, or name another store."
             )
     if found != HEAD:
-        config.attributes["connection"] = connection
+        config.attributes.update(connection=connection, tables=tables())
         command.upgrade(config, to)
         log.info("store brought up to date", schema_before=found, schema=schema_of(connection))

@@ -1,6 +1,6 @@
 """The `MetaData` on which the packages declare their tables.
 
-The tables describe the schema after the newest migration; `store/migrations` creates it.
+The tables describe the schema after the newest migration; `store/migrations` creates it. `tables.py` names the modules.
 """
 
 from __future__ import annotations

@@ -32,8 +32,9 @@ from firstline_gateway.serving.deliveries.records import DELIVERIES
 from firstline_gateway.serving.scheduling.admission import Bounds
 from firstline_gateway.serving.scheduling.batcher import Batcher
 from firstline_gateway.settings.settings import Contracts
-from firstline_gateway.store.database import Database, open_database
+from firstline_gateway.store.database import Database
 from firstline_gateway.store.service_clock import ServiceClock
+from firstline_gateway.tables import open_database
 
 if TYPE_CHECKING:
     from chaos.simulation.book import Book

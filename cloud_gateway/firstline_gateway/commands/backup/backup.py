@@ -34,6 +34,7 @@ from firstline_gateway.identity import authorities
 from firstline_gateway.settings.settings import Settings, Store
 from firstline_gateway.store.database import connect, sqlite_file
 from firstline_gateway.store.migrate import VERSION_TABLE, lock, migrate, schema_of
+from firstline_gateway.tables import tables
 
 FORMAT = 1
 _MANIFEST = "manifest.json"
@@ -290,7 +291,7 @@ def _restore_store(archive: zipfile.ZipFile, manifest: Manifest, store: Store) -
                 raise ConfigError(
                     f"The database {database.shown} is not empty; a restore overwrites nothing. Name a new one."
                 )
-            migrate(connection, manifest.schema)
+            migrate(connection, tables, manifest.schema)
             rows = {}
             for table in tables_of(connection):
                 name = f"{_STORE}{table.name}{_LINES}"
@@ -299,7 +300,7 @@ def _restore_store(archive: zipfile.ZipFile, manifest: Manifest, store: Store) -
                 connection.execute(table.delete())  # rows that a migration inserts are in the backup, too
                 with archive.open(name) as content:
                     rows[table.name] = fill(connection, table, content)
-            migrate(connection)
+            migrate(connection, tables)
         done = True
         return rows
     except StoreUnavailableError as error:

@@ -2,11 +2,9 @@
 
 from alembic import context
 
-from firstline_gateway.store.schema import METADATA
-
 context.configure(
     connection=context.config.attributes["connection"],
-    target_metadata=METADATA,
+    target_metadata=context.config.attributes["tables"],
     transactional_ddl=True,  # both databases undo a failed migration whole
 )
 with context.begin_transaction():

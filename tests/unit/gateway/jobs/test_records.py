@@ -13,7 +13,8 @@ from firstline_gateway.jobs import records
 from firstline_gateway.jobs.records import JOBS, RUNNING, USAGE, Job, JobResult
 from firstline_gateway.settings.settings import Jobs as JobSettings
 from firstline_gateway.settings.settings import Store
-from firstline_gateway.store.database import Database, open_database
+from firstline_gateway.store.database import Database
+from firstline_gateway.tables import open_database
 
 ROOM = JobSettings(limit=10_000, bytes_limit=1 << 30)
 WHO = ("anna", "bob", "carl")

@@ -13,7 +13,7 @@ from firstline_gateway.registry.bundle_use import CONFIGURATION, MODEL, SignedVe
 from firstline_gateway.rollouts import records
 from firstline_gateway.rollouts.bundle_use import RolloutBundleUse
 from firstline_gateway.rollouts.rollout import Assignment, Definition, DeviceState, Rollout, RolloutState
-from firstline_gateway.store.database import open_database
+from firstline_gateway.tables import open_database
 
 S = RolloutState
 OLD = DesiredModel("cameras", 1, "1" * 64, "earlier")

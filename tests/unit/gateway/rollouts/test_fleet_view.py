@@ -18,7 +18,8 @@ from firstline_gateway.rollouts import records
 from firstline_gateway.rollouts.device_progress import DeviceView
 from firstline_gateway.rollouts.fleet_view import FleetCache
 from firstline_gateway.rollouts.rollout import Assignment, Definition, DeviceState
-from firstline_gateway.store.database import Database, open_database
+from firstline_gateway.store.database import Database
+from firstline_gateway.tables import open_database
 
 NOW_S = 1.7e9
 DEFINITION = Definition("cameras", 2, "2" * 64)

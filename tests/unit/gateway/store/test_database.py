@@ -26,9 +26,10 @@ from firstline_core.errors import CapacityError, ConfigError, StoreUnavailableEr
 from firstline_gateway.identity.credentials import Credentials, read_changes
 from firstline_gateway.settings.settings import Store as StoreSettings
 from firstline_gateway.store import service_clock
-from firstline_gateway.store.database import Database, check, connect, open_database
+from firstline_gateway.store.database import Database, check, connect
 from firstline_gateway.store.schema import METADATA
 from firstline_gateway.store.store import Store
+from firstline_gateway.tables import open_database
 
 _INSERT = text("INSERT INTO contract_pools (key, record) VALUES (:key, 'r')")
 
@@ -41,7 +42,7 @@ def _keys(database: Database) -> list[str]:
 _OPEN = """if True:
     import sys
     from firstline_gateway.settings.settings import Store as StoreSettings
-    from firstline_gateway.store.database import open_database
+    from firstline_gateway.tables import open_database
     print("imported", flush=True)
     sys.stdin.readline()
     open_database(StoreSettings(url=sys.argv[1])).close()
@@ -49,7 +50,7 @@ _OPEN = """if True:
 
 
 def opening(store: StoreSettings) -> subprocess.Popen[str]:
-    """A process that has imported the store alone, and opens a store once it gets a line."""
+    """A process that has imported nothing else, and opens a store once it gets a line."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-c", _OPEN, store.url]
     return subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)

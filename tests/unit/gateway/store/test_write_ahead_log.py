@@ -13,8 +13,8 @@ import pytest
 
 from firstline_core.errors import ConfigError
 from firstline_gateway.settings.settings import Store as StoreSettings
-from firstline_gateway.store.database import open_database
 from firstline_gateway.store.write_ahead_log import loses_commits
+from firstline_gateway.tables import open_database
 
 COMMITS = 5
 FRAME_BYTES = 4096 + 24

@@ -20,7 +20,8 @@ from firstline_gateway.serving.deliveries import records
 from firstline_gateway.serving.deliveries.records import DeliveryKey, Record
 from firstline_gateway.settings.settings import Identity, Settings, Store
 from firstline_gateway.settings.settings import Jobs as JobSettings
-from firstline_gateway.store.database import Database, open_database
+from firstline_gateway.store.database import Database
+from firstline_gateway.tables import open_database
 
 ROWS = 2500  # of several batches
 AWKWARD = 'Zoë\'s "cam"\n\\'

@@ -28,7 +28,7 @@ from firstline_gateway.profiles import records
 from firstline_gateway.profiles.profiles import priors_in
 from firstline_gateway.settings.load import load
 from firstline_gateway.settings.settings import Store
-from firstline_gateway.store.database import open_database
+from firstline_gateway.tables import open_database
 
 DIGEST = "a" * 64
 CPU = "CPUExecutionProvider"
