@@ -40,7 +40,7 @@ async def test_promises_on_replicas_do_not_deadlock(postgresql: PostgreSql) -> N
         def wait_for_the_other(connection: Connection) -> None:
             if not locked.is_set():  # the first time
                 locked.set()
-                wait_until(lambda: connection.execute(_WAITING).scalar_one() > 0)
+                wait_until(lambda: connection.execute(_WAITING).scalar_one() > 0, _LIMIT_S)
 
         one.store.submit(hold)
         await asyncio.to_thread(held.wait, _LIMIT_S)
@@ -48,10 +48,10 @@ async def test_promises_on_replicas_do_not_deadlock(postgresql: PostgreSql) -> N
             group.create_task(first.desired("cam"))
             await asyncio.sleep(0)
             one.store.submit(wait_for_the_other)
-            group.create_task(first.count("door", report("a")))
+            group.create_task(first.take_telemetry("door", report("a")))
             await asyncio.sleep(0)
             gate.set()
             await asyncio.to_thread(locked.wait, _LIMIT_S)
-            await second.count("cam", report("b"))
+            await second.take_telemetry("cam", report("b"))
         with one.database.reading() as connection:
             assert {each.request_id for each in answers.page(connection, 0, 10)} == {"a", "b"}
