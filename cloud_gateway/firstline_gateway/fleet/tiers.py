@@ -30,9 +30,9 @@ TIERS = sa.Table(
     sa.Column("escalated", sa.BigInteger, nullable=False),
     sa.Column("errors", sa.BigInteger, nullable=False),
     sa.Column("requests", sa.BigInteger, nullable=False),
-    sa.Column("latency_ms", sa.BigInteger, nullable=False),
+    sa.Column("latency_ms", sa.Double, nullable=False),
     sa.Column("saved_bytes", sa.BigInteger, nullable=False),
-    sa.Column("saved_mj", sa.BigInteger, nullable=False),
+    sa.Column("saved_mj", sa.Double, nullable=False),
 )
 """Rows of all devices by the tier that answered, and by the time of the report."""
 _C = TIERS.c
@@ -53,9 +53,9 @@ class Counts(NamedTuple):
     escalated: int = 0
     errors: int = 0
     requests: int = 0
-    latency_ms: int = 0
+    latency_ms: float = 0
     saved_bytes: int = 0
-    saved_mj: int = 0
+    saved_mj: float = 0
 
 
 class TierCounter:
@@ -83,7 +83,7 @@ class TierCounter:
             version = model.name, model.version
             gain = difference(model, earlier.get(version))
             rows = gain.kept, gain.escalated, gain.errors, sum(gain.latency)
-            amounts = int(gain.latency_sum_ms), gain.saved_bytes, int(gain.saved_mj)
+            amounts = gain.latency_sum_ms, gain.saved_bytes, gain.saved_mj
             counts = Counts(*(min(_MOST_ROWS, each) for each in rows), *(min(_MOST, each) for each in amounts))
             for name in self.sums.keys() & set(Counts._fields):
                 self.sums[name] += getattr(counts, name)
@@ -107,7 +107,7 @@ class TierCounter:
 
     def _put(self, key: Key, counts: Counts) -> None:
         before = self._pending.get(key, Counts())
-        self._pending[key] = Counts(*(one + more for one, more in zip(before, counts, strict=True)))
+        self._pending[key] = Counts._make(one + more for one, more in zip(before, counts, strict=True))
 
 
 def store(connection: sa.Connection, counted: Mapping[Key, Counts]) -> None:
@@ -131,7 +131,7 @@ def history(connection: sa.Connection, since_s: float, model: str) -> TierHistor
     names = connection.execute(
         sa.select(_C.model).where(late, _C.model != "").distinct().order_by(_C.model).limit(_VERSIONS)
     )
-    points = tuple(TierCounts(bucket * BUCKET_S, *map(int, counts)) for bucket, *counts in rows)
+    points = tuple(TierCounts(bucket * BUCKET_S, *map(round, counts)) for bucket, *counts in rows)
     return TierHistory(BUCKET_S, tuple(names.scalars()), points)
 
 

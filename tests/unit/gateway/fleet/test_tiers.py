@@ -36,6 +36,19 @@ def test_counts_are_added_up_over_devices_and_flushes(database: Database) -> Non
     assert len(late.points) == 1
 
 
+def test_less_than_a_millijoule_per_report_adds_up(database: Database) -> None:
+    tally = tiers.TierCounter()
+    before = Totals()
+    for report in range(1, 6):
+        after = Totals((ModelCounts("digits", 1, saved_mj=0.4 * report, latency_sum_ms=0.4 * report),))
+        tally.add(before, after, NOW_S)
+        before = after
+    with database.begin() as connection:
+        tiers.store(connection, tally.take())
+        (point,) = tiers.history(connection, NOW_S, "").points
+    assert (point.saved_mj, point.latency_ms) == (2, 2)
+
+
 def test_counts_that_could_not_be_stored_are_stored_later() -> None:
     tally = tiers.TierCounter()
     tally.add(Totals(), totals(1), NOW_S)
