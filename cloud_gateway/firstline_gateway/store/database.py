@@ -29,8 +29,9 @@ from firstline_gateway.settings import settings
 from firstline_gateway.store.migrate import Tables, schema_of, upgrade
 from firstline_gateway.store.write_ahead_log import loses_commits
 
-# How long a writer waits for another process that writes.
-_BUSY_TIMEOUT_S = 5.0
+BUSY_TIMEOUT_S = 5.0
+"""Longest wait for another process that writes to an SQLite file."""
+
 _CONNECT_TIMEOUT_S = 5
 _STATEMENT_TIMEOUT_S = 10
 # A server that disappeared without closing: after 10 s the connection is given up (tcp(7), TCP_USER_TIMEOUT).
@@ -300,7 +301,7 @@ def _sqlite(url: URL) -> Engine:
         raise ConfigError(f"store.url: {path} cannot be opened: {error.strerror}.") from error
     if size_bytes < _LEAST_BYTES:
         raise ConfigError(f"store.url: The store {path} is damaged: it was cut off at {size_bytes} bytes. {_RESTORE}")
-    engine = create_engine(url, connect_args={"timeout": _BUSY_TIMEOUT_S})
+    engine = create_engine(url, connect_args={"timeout": BUSY_TIMEOUT_S})
     event.listen(engine, "connect", _prepare_sqlite)
     event.listen(engine, "begin", _begin_sqlite)
     return engine
