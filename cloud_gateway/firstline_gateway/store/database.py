@@ -45,8 +45,9 @@ _RESTORE = (
 )
 _READS = "firstline_reads"
 # A transaction that writes may raise the other `DECODING_ERRORS` for other reasons than damage.
-_DAMAGE_TO_WRITERS = (UnicodeDecodeError, msgspec.MsgspecError)  # sqlite3 raises the first for a damaged schema
-_DAMAGE_TO_READERS = (*DECODING_ERRORS, MultipleResultsFound, NoResultFound)
+_MISSING_ROWS = (MultipleResultsFound, NoResultFound)  # of a table that has one row
+_DAMAGE_TO_WRITERS = (UnicodeDecodeError, msgspec.MsgspecError, *_MISSING_ROWS)  # the first: of a damaged schema
+_DAMAGE_TO_READERS = (*DECODING_ERRORS, *_MISSING_ROWS)
 
 log = logger(__name__)
 

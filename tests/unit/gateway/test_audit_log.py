@@ -8,8 +8,9 @@ from pathlib import Path
 
 import msgspec
 import pytest
+import sqlalchemy as sa
 
-from firstline_core.errors import ConfigError
+from firstline_core.errors import ConfigError, StoreUnavailableError
 from firstline_core.fleet.audit_log import FIRST, verify_log
 from firstline_gateway import audit_log
 from firstline_gateway.store.database import Database
@@ -61,6 +62,15 @@ def test_a_failed_action_leaves_no_entry(database: Database) -> None:
     add(database, "kept")
     with database.reading() as connection:
         assert [entry.subject for entry in audit_log.page(connection, audit_log.Wanted(0), 9)] == ["kept"]
+
+
+def test_a_lost_head_is_damage_of_the_store(database: Database) -> None:
+    with database.begin() as connection:
+        connection.execute(sa.delete(audit_log.HEAD))
+    with pytest.raises(StoreUnavailableError, match="is damaged"):
+        add(database, "refused")
+    with pytest.raises(StoreUnavailableError, match="is damaged"), database.begin() as connection:
+        audit_log.last(connection)
 
 
 def test_concurrent_entries_form_one_chain(database: Database) -> None:
