@@ -523,7 +523,7 @@ class EdgeAgent:
     def _start_background(self, opened: AsyncExitStack) -> None:
         report = self.fleet.report_ended if self.fleet is not None else None
         self._start(opened, "outbox", partial(self._deliver, report=report))
-        self._start(opened, "housekeeping", self.cache.keep_expiring, self.outbox.keep_expiring)
+        self._start(opened, "housekeeping", self.cache.keep_expiring, self.outbox.keep_expiring, self.outbox.keep_open)
         announce = partial(announce_alarms, self.certificates.alarms, self.links.mqtt)
         self._start(opened, "audits", self.audit_sender.run, self.certificates.keep_saving, announce)
         if self.renewal is not None:

@@ -209,7 +209,7 @@ class Outbox:
         """
         while not self._is_open:
             await self._clock.sleep(_RETRY_S)
-            await asyncio.to_thread(self._try_open)  # which looks at the whole file, while requests go on
+            await self._open_again()
 
     async def put(self, item: OutboxItem) -> None:
         """Stores a promise; returns once it is on the disk. The same request again changes nothing.
@@ -439,6 +439,16 @@ class Outbox:
         """Returns once there is a promise."""
         await self._pending.wait()
 
+    async def keep_open(self) -> None:
+        """Opens the file again if a purge could not, until it is cancelled.
+
+        Raises:
+            ConfigError: a newer version wrote the file.
+        """
+        while True:
+            await self.opened()
+            await self._clock.sleep(_RETRY_S)
+
     async def keep_expiring(self) -> None:
         """Deletes old answers every hour, also while no promise is made, until it is cancelled.
 
@@ -524,11 +534,16 @@ class Outbox:
         try:
             await asyncio.to_thread(erase, self._path)
         finally:
-            ended, self._unopened_counts = self._ages.ids(), (0, 0)
-            await asyncio.to_thread(self._try_open)
-            self._note_depth()
-            for request_id in ended.difference(self._ages.ids()):
-                self.completions.notify(request_id, None)
+            self._unopened_counts = (0, 0)
+            await self._open_again()
+
+    async def _open_again(self) -> None:
+        """Tries to open the file; ends the promises that are no longer in it."""
+        before = self._ages.ids()
+        await asyncio.to_thread(self._try_open)  # which looks at the whole file, while requests go on
+        self._note_depth()
+        for request_id in before.difference(self._ages.ids()):
+            self.completions.notify(request_id, None)
 
     async def _readable(self, query: Callable[[sqlite3.Connection], list[database.StoredPromise]]) -> list[OutboxItem]:
         """Returns the promises that a query selects; those whose request cannot be read end."""

@@ -14,6 +14,7 @@ from support.escalations import request, response
 from firstline_core.clock import SimulatedClock
 from firstline_core.errors import CapacityError, ConfigError, QueueFullError, RequestError, UnknownAnswerError
 from firstline_core.ids import new_request_id
+from firstline_core.storage import files
 from firstline_core.telemetry.trace import received
 from firstline_core.types import Attempt, InferRequest, Privacy, Status, Tier
 from firstline_edge.outbox import database
@@ -679,6 +680,45 @@ async def test_a_purge_that_a_reader_blocks_leaves_other_writes_alone(path: Path
     assert outbox.age_s(purged) == 0
     await outbox.purge()
     assert outbox.depth == 0
+    outbox.close()
+
+
+async def purge_and_lose_the_file(outbox: Outbox, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Purges an outbox on a full disk; a folder takes the place of its file before it can be opened again."""
+
+    def refuse(_: object) -> None:
+        full = sqlite3.OperationalError("database or disk is full")
+        full.sqlite_errorcode = sqlite3.SQLITE_FULL
+        raise full
+
+    def erase_and_block(erased: Path) -> None:
+        files.erase(erased)
+        erased.mkdir()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(database, "delete_all", refuse)
+        patch.setattr("firstline_edge.outbox.outbox.erase", erase_and_block)
+        with pytest.raises(CapacityError):
+            await outbox.purge()
+    assert outbox.problem
+    await asyncio.to_thread(path.rmdir)
+
+
+async def test_a_file_that_a_purge_could_not_open_is_opened_later(
+    path: Path, clock: SimulatedClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outbox = Outbox(path, clock=clock)
+    keeping = asyncio.create_task(outbox.keep_open())
+    await outbox.put(purged := item())
+    with outbox.completions.watch(purged.request.request_id) as completion:
+        await purge_and_lose_the_file(outbox, path, monkeypatch)
+        await clock.advance(60.0)
+        assert await asyncio.wait_for(completion, 5) is None
+    assert outbox.problem == ""
+    await outbox.put(item())
+    assert outbox.depth == 1
+    keeping.cancel()
+    await asyncio.gather(keeping, return_exceptions=True)
     outbox.close()
 
 
