@@ -427,6 +427,7 @@ class Outbox:
                 raise
             await self._replace_files()
             self.check()
+            return
         await asyncio.to_thread(erase, self._path.with_name(self._path.name + DAMAGED))
         self._damage = ""
         self._unreadable.clear()
@@ -515,7 +516,7 @@ class Outbox:
             except SQLITE_ERRORS as error:
                 raise CapacityError(f"The outbox {self._path} cannot be read: {error}. Is the disk failing?") from error
             undo.pop_all()
-        self._damage = opened.damage
+        self._damage, self._read_problem = opened.damage, ""  # the latter may be of a file that a purge replaced
         self._ages.load(newest_wall_s, created)
         if created:
             self._pending.set()
@@ -533,6 +534,8 @@ class Outbox:
         await asyncio.to_thread(self._close_files)
         try:
             await asyncio.to_thread(erase, self._path)
+            self._damage = ""
+            self._unreadable.clear()
         finally:
             self._unopened_counts = (0, 0)
             await self._open_again()

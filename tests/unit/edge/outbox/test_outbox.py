@@ -704,21 +704,49 @@ async def purge_and_lose_the_file(outbox: Outbox, path: Path, monkeypatch: pytes
     await asyncio.to_thread(path.rmdir)
 
 
+async def until_open(outbox: Outbox, clock: SimulatedClock) -> None:
+    keeping = asyncio.create_task(outbox.keep_open())
+    async with asyncio.timeout(5):
+        while outbox.problem:
+            await clock.advance(10.0)
+            await asyncio.sleep(0.0005)
+    keeping.cancel()
+    await asyncio.gather(keeping, return_exceptions=True)
+
+
 async def test_a_file_that_a_purge_could_not_open_is_opened_later(
     path: Path, clock: SimulatedClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     outbox = Outbox(path, clock=clock)
-    keeping = asyncio.create_task(outbox.keep_open())
     await outbox.put(purged := item())
     with outbox.completions.watch(purged.request.request_id) as completion:
         await purge_and_lose_the_file(outbox, path, monkeypatch)
-        await clock.advance(60.0)
+        await until_open(outbox, clock)
         assert await asyncio.wait_for(completion, 5) is None
-    assert outbox.problem == ""
     await outbox.put(item())
     assert outbox.depth == 1
-    keeping.cancel()
-    await asyncio.gather(keeping, return_exceptions=True)
+    outbox.close()
+
+
+@pytest.mark.parametrize("opened", [True, False])
+async def test_nothing_of_erased_files_is_reported(
+    path: Path, clock: SimulatedClock, monkeypatch: pytest.MonkeyPatch, opened: bool
+) -> None:
+    outbox = Outbox(path, clock=clock)
+    await outbox.put(item())
+    outbox._database.connection.execute("UPDATE items SET request = x'00'")
+    await outbox.pending(9)
+    outbox._database.connection.execute("ALTER TABLE items RENAME TO elsewhere")  # as if its page could not be read
+    with pytest.raises(CapacityError):
+        await outbox.pending(9)
+    assert "1 records" in outbox.damage
+    assert "could not be read" in outbox.problem
+    await purge_and_lose_the_file(outbox, path, monkeypatch)
+    if opened:
+        await until_open(outbox, clock)
+    else:
+        await outbox.purge()
+    assert (outbox.damage, outbox.problem) == ("", "")
     outbox.close()
 
 
