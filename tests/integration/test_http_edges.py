@@ -65,6 +65,19 @@ def test_http_2_upgrade_is_answered_in_http_1_1(tier: Tier, framing: str, body: 
             assert read(found).status == 404
 
 
+def test_packet_boundaries_do_not_matter(tier: Tier) -> None:
+    request = head(tier, "POST", V2, LENGTH) + BODY
+    with connection(tier) as found:
+        found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for cut in (1, 4, request.index(b"\r\n\r\n") + 2, len(request) - len(BODY), len(request) - 1):
+            found.sendall(request[:cut])
+            found.sendall(request[cut:])
+            assert read(found).status == 200
+        for byte in request:
+            found.sendall(bytes([byte]))
+        assert read(found).status == 200
+
+
 def test_requests_after_an_http_2_upgrade_are_separate(tier: Tier) -> None:
     upgrading = head(tier, "GET", LIVE, *UPGRADE)
     closing = head(tier, "GET", LIVE, "Connection: close")

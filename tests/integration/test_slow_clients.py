@@ -33,12 +33,12 @@ SHORT = ServerLimits(head_s=TIMEOUT_S)
 
 
 @asynccontextmanager
-async def tier(name: str, folder: Path) -> AsyncIterator[str]:
+async def tier(name: str, folder: Path, limits: ServerLimits = SHORT) -> AsyncIterator[str]:
     if name == "gateway":
-        async with serving(gated_gateway(folder)[0], limits=SHORT) as url:
+        async with serving(gated_gateway(folder)[0], limits=limits) as url:
             yield url
     else:
-        async with serving_agent(edge_settings(folder), limits=SHORT) as (_, url):
+        async with serving_agent(edge_settings(folder), limits=limits) as (_, url):
             yield url
 
 
@@ -131,9 +131,9 @@ def test_one_client_may_not_take_all_room_for_bodies() -> None:
         take(held, "greedy", 50)  # all was given back
 
 
-async def test_unread_answers_end_the_connection(tmp_path: Path) -> None:
-    gateway, _ = gated_gateway(tmp_path)
-    async with serving(gateway, limits=ServerLimits(head_s=TIMEOUT_S, write_s=TIMEOUT_S)) as url:
+@pytest.mark.parametrize("name", ["agent", "gateway"])
+async def test_unread_answers_end_the_connection(name: str, tmp_path: Path) -> None:
+    async with tier(name, tmp_path, ServerLimits(head_s=TIMEOUT_S, write_s=TIMEOUT_S)) as url:
         with socket.socket() as found:
             found.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             found.setblocking(False)
@@ -225,8 +225,9 @@ async def test_refused_connection_stays_open_while_idle(tmp_path: Path, monkeypa
         assert await all_of(reader) == b""
 
 
-async def test_pending_connections_beyond_the_limit_push_the_oldest_out(tmp_path: Path) -> None:
-    async with serving(gated_gateway(tmp_path)[0], limits=ServerLimits(pending=3)) as url, AsyncExitStack() as stack:
+@pytest.mark.parametrize("name", ["agent", "gateway"])
+async def test_pending_connections_beyond_the_limit_push_the_oldest_out(name: str, tmp_path: Path) -> None:
+    async with tier(name, tmp_path, ServerLimits(pending=3)) as url, AsyncExitStack() as stack:
         active = await stack.enter_async_context(connected(url))
         active[1].write(HEAD + b"\r\n")
         async with asyncio.timeout(5):
