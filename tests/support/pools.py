@@ -17,5 +17,5 @@ def pool_of(losses: int, key: PoolKey = KEY, **changes: object) -> Pool:
     state = audit.begin(key.epsilon)
     for _ in range(losses):
         state = audit.update(state, 1.0)
-    pool = replace(new_pool(key, NOW_S), state=state, disagreements=losses, lost=float(losses))
+    pool = replace(new_pool(key, NOW_S), state=state, disagreements=losses, total_loss=float(losses))
     return replace(pool, **changes)  # type: ignore[arg-type]

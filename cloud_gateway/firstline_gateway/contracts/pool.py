@@ -70,7 +70,7 @@ class Pool:
         state: state of the test.
         promises: the number of promises of the contract, which share delta.
         disagreements: number of audits whose loss is above 0; every audit of an event is one in which it can occur.
-        lost: sum of the audits' losses.
+        total_loss: sum of the audits' losses.
         first_s, last_s: wall time of the first and the latest audit.
         alarmed_s: wall time of the alarm, which later audits do not clear; None without an alarm.
         recent: the audits that can be too close to the next one of their source, oldest first; see `with_recent`.
@@ -83,7 +83,7 @@ class Pool:
     last_s: float
     promises: int = 1
     disagreements: int = 0
-    lost: float = 0.0
+    total_loss: float = 0.0
     alarmed_s: float | None = None
     recent: tuple[RecentAudit, ...] = ()
     peak: Peak = NO_PEAK
@@ -94,7 +94,7 @@ class Pool:
 
         It estimates that of the edge answers of each device. Between devices, each counts by its number of audits.
         """
-        return self.lost / self.state.audits if self.state.audits else None
+        return self.total_loss / self.state.audits if self.state.audits else None
 
     def level(self, delta: float) -> float:
         """Returns the level of the alarm of this promise, where delta is that of the contract."""
@@ -165,7 +165,7 @@ def with_audit(pool: Pool, note: AuditNote, loss: float, *, now_s: float, delta:
         state=state,
         last_s=now_s,
         disagreements=pool.disagreements + (loss > 0),
-        lost=pool.lost + loss,
+        total_loss=pool.total_loss + loss,
         alarmed_s=alarmed_s,
     )
 

@@ -192,6 +192,6 @@ class AuditSender:
 
     def _lose(self, audit: Audit, error: FirstlineError) -> None:
         if audit.monitored is not None:
-            audit.monitored.record.lost += 1
+            audit.monitored.record.unanswered += 1
             self.certificates.save()
         self.on_finding(Finding(audit, "lost", error.message))

@@ -254,7 +254,7 @@ class CertificateStates:
                 name: {
                     "epsilon": monitored.bounds[name],
                     "counted": each.counted,
-                    "lost": each.lost,
+                    "lost": each.occurred,
                     "e_value": audit.e_value(each.test),
                 }
                 for name, each in record.events.items()
@@ -264,7 +264,7 @@ class CertificateStates:
                 "drawn": record.drawn,
                 "agreed": record.agreed,
                 "disagreed": record.disagreed,
-                "lost": record.lost,
+                "lost": record.unanswered,
             },
             "drift": None if index is None else {"index": round(index, 4), "word": drift.word(index)},
         }
@@ -360,7 +360,7 @@ class CertificateStates:
                 continue
             each.test = audit.update(each.test, loss)
             each.counted += 1
-            each.lost += loss > 0
+            each.occurred += loss > 0
             if audit.alarm(each.test, self.level(monitored)):
                 broken.append(event)
         if broken == [ALL_ROWS]:
@@ -372,7 +372,7 @@ class CertificateStates:
             self._alarm(monitored, cause, broken)
         elif broken:
             each = record.events[broken[0]]
-            cause = f"in {each.lost} of {counted(each.counted, 'audit')} on this device in which it can occur"
+            cause = f"in {each.occurred} of {counted(each.counted, 'audit')} on this device in which it can occur"
             self._alarm(monitored, cause, broken)
 
     def add_sample(self, sample: Sample) -> None:

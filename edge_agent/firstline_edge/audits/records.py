@@ -36,12 +36,12 @@ class EventRecord(msgspec.Struct, forbid_unknown_fields=True):
     Attributes:
         test: sequential test of the threshold in use; a tightened threshold starts a new test.
         counted: number of audits in which the event can occur.
-        lost: number of audits in which it occurred.
+        occurred: number of audits in which it occurred; of all rows, in which the models disagreed.
     """
 
     test: AuditState
     counted: int = 0
-    lost: int = 0
+    occurred: int = 0
 
 
 class Record(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -59,7 +59,7 @@ class Record(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         escalates_all: no edge answer is accepted.
         escalations_per_hour: the gateway's quota; None without one.
         fleet_devices: the largest reported number of devices that audit the contract; 1 without a report.
-        drawn, agreed, disagreed, lost: numbers of audits; the other drawn audits are in progress.
+        drawn, agreed, disagreed, unanswered: numbers of audits; the other drawn audits are in progress.
         scores: histogram of the latest scores, in the certificate's bins.
     """
 
@@ -78,7 +78,7 @@ class Record(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     drawn: int = 0
     agreed: int = 0
     disagreed: int = 0
-    lost: int = 0
+    unanswered: int = 0
     scores: tuple[float, ...] = ()
 
     @property
@@ -161,7 +161,7 @@ class RecordFile(StateFile):
 
 
 def read(path: Path) -> dict[str, Record]:
-    """Returns the records, empty if there is no file; audits that were in progress when it was written count as lost.
+    """Returns the records, empty if there is no file; audits in progress when it was written count as unanswered.
 
     Raises:
         IntegrityError: the file is not what `write` wrote, or of a version that is not known here; or such a file was
@@ -183,5 +183,5 @@ def read(path: Path) -> dict[str, Record]:
             raise IntegrityError(f"{path} cannot be read: {error}") from error
         if not record.events:
             raise IntegrityError(f"{path} cannot be read: a record has no test.")
-        record.lost = record.drawn - record.agreed - record.disagreed
+        record.unanswered = record.drawn - record.agreed - record.disagreed
     return document.records

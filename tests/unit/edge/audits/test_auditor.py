@@ -187,7 +187,7 @@ async def test_lost_audits_are_counted_and_not_tried_again(make_scene: MakeScene
     assert await ended(scene, 2) == ["lost", "lost"]
     assert len(scene.cloud.requests) == 1
     monitored = scene.certificates and scene.certificates.find(scene.held)
-    assert (monitored.record.drawn, monitored.record.lost, monitored.record.events[""].test.audits) == (2, 2, 0)
+    assert (monitored.record.drawn, monitored.record.unanswered, monitored.record.events[""].test.audits) == (2, 2, 0)
     assert list(read(scene.samples_path)) == []
 
 

@@ -348,7 +348,7 @@ async def test_audits_in_progress_at_a_restart_are_lost(make_scene: MakeScene) -
     feed(scene, (SURE, 1))
     again = await restarted(scene, make_scene)
     record = monitored_in(again).record
-    assert (record.drawn, record.agreed, record.lost) == (3, 1, 2)
+    assert (record.drawn, record.agreed, record.unanswered) == (3, 1, 2)
 
 
 async def test_another_certificate_starts_a_new_test(make_scene: MakeScene) -> None:
