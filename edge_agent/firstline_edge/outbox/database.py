@@ -9,6 +9,7 @@ and each record's seal shows whether its content was changed. `recovery.py` repl
 
 from __future__ import annotations
 
+import math
 import os
 import sqlite3
 import struct
@@ -82,6 +83,9 @@ LEAST_BYTES = 512
 
 LOG_PAGES = 128
 """Pages in the log from which SQLite moves them into the database: damage to the log can cost no more."""
+
+SHIFTED_AT_ONCE = 32
+"""Rows whose times one operation corrects."""
 
 _BUSY_TIMEOUT_S = 5.0
 _ROWS_LIMIT = 1 << 62
@@ -650,13 +654,31 @@ def unannounced_answers(connection: sqlite3.Connection, receiver: Receiver, limi
     ).fetchall()
 
 
-def shift_times(transaction: Transaction, jump: ClockJump) -> None:
-    """Corrects the times that were stored before the wall clock was set ahead."""
-    for table, column in (("items", "created_wall_s"), ("answers", "stored_wall_s")):
-        transaction.connection.execute(
+def shift_times(transaction: Transaction, jump: ClockJump) -> ClockJump | None:
+    """Corrects the newest times that were stored before the wall clock was set ahead.
+
+    A commit of few rows delays other writes little, and damage to the log can undo little.
+
+    Returns:
+        The jump for the older times; None if all are corrected.
+    """
+    connection = transaction.connection
+    columns = (("items", "created_wall_s"), ("answers", "stored_wall_s"))
+    times = " UNION ALL ".join(
+        f"SELECT {column} AS s FROM {table} WHERE {column} BETWEEN :from_s AND :until_s"  # noqa: S608
+        for table, column in columns
+    )
+    span = {"from_s": jump.from_s, "until_s": jump.until_s, "limit": SHIFTED_AT_ONCE}
+    newest = connection.execute(f"{times} ORDER BY s DESC LIMIT :limit", span).fetchall()
+    if not newest:
+        return None
+    (oldest_s,) = newest[-1]
+    for table, column in columns:
+        connection.execute(
             f"UPDATE {table} SET {column} = {column} + ? WHERE {column} BETWEEN ? AND ?",  # noqa: S608
-            (jump.by_s, jump.from_s, jump.until_s),
+            (jump.by_s, oldest_s, jump.until_s),
         )
+    return replace(jump, until_s=math.nextafter(oldest_s, -math.inf))  # so that no time is corrected twice
 
 
 def mark_announced(transaction: Transaction, receiver: Receiver, request_ids: Collection[str]) -> None:

@@ -586,10 +586,11 @@ class Outbox:
             shift = self._writer.submit(partial(database.shift_times, jump=self._jumps[0]))
             asyncio.wrap_future(shift).add_done_callback(self._shifted)
 
-    def _shifted(self, done: asyncio.Future[None]) -> None:
+    def _shifted(self, done: asyncio.Future[ClockJump | None]) -> None:
         self._shifting = False
         if not done.cancelled() and done.exception() is None:  # the writer has logged the reason
-            self._jumps.pop(0)
+            remaining = done.result()
+            self._jumps[:1] = [] if remaining is None else [remaining]
             self._check_clock()
 
     def _evict(self, transaction: Transaction, now_wall_s: float) -> None:

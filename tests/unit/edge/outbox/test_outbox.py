@@ -4,6 +4,7 @@ import logging
 import sqlite3
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -339,6 +340,31 @@ async def test_a_clock_set_ahead_ages_only_records_of_earlier_processes(path: Pa
     read = await again.pending(200)
     assert [one.request.request_id for one in read] == [one.request.request_id for one in (long_ago, *made)]
     assert again.damage == ""
+    again.close()
+
+
+async def test_many_times_are_corrected_in_small_commits(path: Path) -> None:
+    clock = SimulatedClock()
+    outbox = Outbox(path, clock=clock)
+    made = [item() for _ in range(300)]
+    for one in made:
+        await clock.advance(1.0)  # so that corrected times of old promises equal uncorrected ones of new promises
+        await outbox.put(one)
+    for one in made[::3]:
+        await clock.advance(0.01)
+        await outbox.finish(one.request.request_id, one.provisional)
+    writer, changes = outbox._database.connection, []
+    writer.set_trace_callback(lambda sql: changes.append(writer.total_changes) if sql == "COMMIT" else None)
+    changes.append(writer.total_changes)
+    clock.set_wall_s(clock.wall_s() + 100.0)
+    await outbox.overdue(DAY_S, 9)
+    await until_restamped(outbox)
+    assert changes[-1] - changes[0] >= 300
+    assert max(after - before for before, after in pairwise(changes)) <= database.SHIFTED_AT_ONCE
+    outbox.close()
+    again = Outbox(path, clock=SimulatedClock(wall_start_s=clock.wall_s()))
+    ages = [again.age_s(one) for number, one in enumerate(made) if number % 3]
+    assert ages == pytest.approx([300.0 - number for number in range(300) if number % 3], abs=0.01)
     again.close()
 
 
