@@ -71,7 +71,7 @@ async def test_configuration_is_signed_listed_read_and_removed(site: RegistrySit
     assert [one["name"] for one in json.loads((await run(site, "model", "list", "-o", "json")).stdout)] == ["digits"]
     await run(site, "config", "delete", "quiet", "1")
     assert "no configuration" in (await run(site, "config", "delete", "quiet", "1", code=1)).output
-    assert "list no configuration" in (await run(site, "config", "get", "quiet", "1", code=1)).output
+    assert "no version 1 of the configuration" in (await run(site, "config", "get", "quiet", "1", code=1)).output
     entries = json.loads((await run(site, "audit", "list", "--subject", "registry", "-o", "json")).stdout)
     added = [json.loads(entry["details"])["added"] for entry in entries]
     assert [one for one in added if one] == [["configuration quiet 1"], ["configuration quiet 2"], ["digits 1"]]
