@@ -82,6 +82,21 @@ async def test_a_flipped_bit_costs_few_records_and_is_reported(
         assert reason or not lost
 
 
+@pytest.mark.parametrize("seal", [ChecksumSeal(), KeySeal([b"k" * 32])])
+@pytest.mark.parametrize("where", ["sequence = 1", "true"])
+@pytest.mark.parametrize("time", ["-1.0", "3.9e9", "1e300", "9e999"])
+async def test_implausible_times_age_no_promise(folder: Path, seal: Seal, where: str, time: str) -> None:
+    await filled(folder / "kept", random.Random(17), closed=True, count=12, seal=seal)
+    path = folder / "kept" / "outbox.db"
+    with contextlib.closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute(f"UPDATE items SET created_wall_s = {time} WHERE {where}")
+        connection.execute("DROP INDEX items_by_age")  # so that no time is confirmed
+    outbox = Outbox(path, clock=SimulatedClock(), seal=lambda: seal)
+    assert "8 promised corrections" in outbox.damage
+    assert outbox.oldest_s < 60.0
+    outbox.close()
+
+
 @pytest.mark.parametrize("when", ["created_wall_s FROM items", "stored_wall_s FROM answers"])
 async def test_a_flipped_time_ages_nothing_else(folder: Path, when: str) -> None:
     kept = await filled(folder / "kept", random.Random(17), closed=True, count=12)

@@ -501,7 +501,7 @@ class Outbox:
     def _open(self) -> None:
         with contextlib.ExitStack() as undo:
             self._seal = self._make_seal()
-            opened = open_or_recover(self._path, self._seal)
+            opened = open_or_recover(self._path, self._seal, self._clock.wall_s())
             undo.callback(opened.connection.close)
             undo.callback(opened.mark.close)
             try:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from firstline_core.clock import EARLIEST_PLAUSIBLE_WALL_S
 from firstline_core.errors import CapacityError, ConfigError, FirstlineError
 from firstline_core.storage.files import DAMAGED, set_aside, sync_folder
 from firstline_core.storage.seals import HEAD_BYTES, Seal
@@ -51,6 +52,7 @@ _COLUMNS = {
     "answers": ("sequence", "request_id", "principal", "response", *Receiver, "stored_wall_s"),
 }
 _UNKNOWN_TIME = -1.0
+_LATEST_PLAUSIBLE_WALL_S = 4_102_444_800.0  # 2100-01-01
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,12 +72,14 @@ class Opened:
     damage: str = ""
 
 
-def open_or_recover(path: Path, seal: Seal) -> Opened:
+def open_or_recover(path: Path, seal: Seal, now_wall_s: float) -> Opened:
     """Opens the outbox for writing; replaces it if it is damaged or was written with a key that is missing.
 
     Args:
         path: of the database; no other process uses it.
         seal: opens its records.
+        now_wall_s: the wall clock; no seal covers times, so a damaged time that an index does not confirm must be
+            earlier.
 
     Raises:
         ConfigError: a newer version wrote it.
@@ -87,11 +91,11 @@ def open_or_recover(path: Path, seal: Seal) -> Opened:
             _begin(path)
         make_private(path)
         if path.stat().st_size < LEAST_BYTES:
-            return _replace(path, seal, "It was damaged (it was cut off)")
+            return _replace(path, seal, now_wall_s, "It was damaged (it was cut off)")
         try:
             connection = open_writer(path)
         except DamagedError as error:
-            return _replace(path, seal, f"It was damaged ({error})")
+            return _replace(path, seal, now_wall_s, f"It was damaged ({error})")
         with contextlib.ExitStack() as undo:
             undo.callback(connection.close)
             if _can_decrypt_all(connection, seal):
@@ -109,7 +113,7 @@ def open_or_recover(path: Path, seal: Seal) -> Opened:
                 f"The outbox {path} cannot be used. {why}, and {aside.name} was set aside before, maybe for the same "
                 f"reason. Put that file or that key back, or move {aside.name} elsewhere."
             ) from ConfigError(f"{why}.")
-        return _replace(path, seal, why)
+        return _replace(path, seal, now_wall_s, why)
     except (OSError, *SQLITE_ERRORS, DamagedError) as error:  # the last of what was written just now
         raise CapacityError(f"The outbox {path} cannot be opened: {error}.") from error
 
@@ -126,11 +130,11 @@ def _begin(path: Path) -> None:
     sync_folder(path.parent)
 
 
-def _replace(path: Path, seal: Seal, why: str) -> Opened:
+def _replace(path: Path, seal: Seal, now_wall_s: float, why: str) -> Opened:
     fresh = path.with_name(path.name + _FRESH)
     make_private(fresh)
     with contextlib.closing(open_writer(fresh)) as connection:
-        recovered = _recover(connection, path, seal)
+        recovered = _recover(connection, path, seal, now_wall_s)
         if recovered is None:
             became = "SQLite cannot open it, so every promised correction and every answer in it is lost"
         else:
@@ -186,7 +190,7 @@ def _can_decrypt_all(connection: sqlite3.Connection, seal: Seal) -> bool:
     return True
 
 
-def _recover(fresh: sqlite3.Connection, damaged: Path, seal: Seal) -> tuple[int, int] | None:
+def _recover(fresh: sqlite3.Connection, damaged: Path, seal: Seal, now_wall_s: float) -> tuple[int, int] | None:
     """Copies what can be read; returns how many promises and answers, None if SQLite cannot open the damaged file.
 
     Raises:
@@ -200,7 +204,7 @@ def _recover(fresh: sqlite3.Connection, damaged: Path, seal: Seal) -> tuple[int,
             return None
         fresh.execute("BEGIN IMMEDIATE")
         for table in _COLUMNS:
-            _copy(old, fresh, table, seal)
+            _copy(old, fresh, table, seal, now_wall_s)
         fresh.execute("DELETE FROM items WHERE request_id IN (SELECT request_id FROM answers)")
         fresh.execute("COMMIT")
     count = "SELECT (SELECT count(*) FROM items), (SELECT count(*) FROM answers)"
@@ -219,10 +223,11 @@ def _is_readable(connection: sqlite3.Connection) -> bool:
     return True
 
 
-def _copy(old: sqlite3.Connection, fresh: sqlite3.Connection, table: str, seal: Seal) -> None:
+def _copy(old: sqlite3.Connection, fresh: sqlite3.Connection, table: str, seal: Seal, now_wall_s: float) -> None:
     """Copies the genuine records of a table, oldest first.
 
-    A time that differs from the one in the index is unknown; the record counts as one of the newest.
+    A time is unknown if the index has another one, or has none and the time is implausible. The record then counts as
+    one of the newest, or as stored now if no time is known.
     """
     columns = _COLUMNS[table]
     names, time = ", ".join(columns), columns[-1]
@@ -237,10 +242,18 @@ def _copy(old: sqlite3.Connection, fresh: sqlite3.Connection, table: str, seal: 
     for sequence in sorted(found):
         for row in _scan(old, one, (sequence,), both_ways=False):
             if _is_genuine(table, row, seal):
-                known = isinstance(row[-1], int | float) and times.get(sequence, row[-1]) == row[-1]
+                known = _is_known(row[-1], times.get(sequence), now_wall_s)
                 fresh.execute(insert, row if known else (*row[:-1], _UNKNOWN_TIME))
-    newest = f"SELECT max({time}) FROM {table}"  # noqa: S608
-    fresh.execute(f"UPDATE {table} SET {time} = ({newest}) WHERE {time} = ?", (_UNKNOWN_TIME,))  # noqa: S608
+    (newest,) = fresh.execute(f"SELECT max({time}) FROM {table}").fetchone()  # noqa: S608
+    unknown_as = max(EARLIEST_PLAUSIBLE_WALL_S, now_wall_s) if newest == _UNKNOWN_TIME else newest
+    fresh.execute(f"UPDATE {table} SET {time} = ? WHERE {time} = ?", (unknown_as, _UNKNOWN_TIME))  # noqa: S608
+
+
+def _is_known(time: object, indexed: object, now_wall_s: float) -> bool:
+    if not isinstance(time, int | float) or not EARLIEST_PLAUSIBLE_WALL_S <= time < _LATEST_PLAUSIBLE_WALL_S:
+        return False
+    is_clock_set = now_wall_s >= EARLIEST_PLAUSIBLE_WALL_S
+    return (time <= now_wall_s or not is_clock_set) if indexed is None else time == indexed
 
 
 def _scan(connection: sqlite3.Connection, query: str, values: Row = (), *, both_ways: bool = True) -> list[Row]:
