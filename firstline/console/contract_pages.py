@@ -31,24 +31,31 @@ def add_pages(watch: Watch) -> None:
             choices("State", links)
             with card():
                 table = Table("Contracts", view.CONTRACTS, "No promise in this state." if state else _EMPTY)
-        frame.follow(
-            lambda: watch.ask(("contracts",), lambda fleet: fleet.contracts()),
-            lambda states: table.show(view.contract_rows(states, state)),
-        )
+            alarms = _alarms_card()
+
+        def show(states: ContractStates) -> None:
+            table.show(view.contract_rows(states, state))
+            alarms.show(view.alarm_rows(states))
+
+        frame.follow(lambda: watch.ask(("contracts",), lambda fleet: fleet.contracts()), show)
 
     @ui.page("/contracts/{bundle}")
     def _contract(bundle: str) -> None:
         frame = Frame(f"Contracts of {bundle}", "/contracts")
         with frame.main:
             promises = Redrawn(lambda states: _promises(frame, watch, states))
-            with card("Alarms of single devices"):
-                alarms = Table("Alarms of devices", view.ALARMS, "No device's own audits raised an alarm within a day.")
+            alarms = _alarms_card()
 
         def show(states: ContractStates) -> None:
             promises.show(states)
-            alarms.show(rows(view.ALARMS, states.device_alarms, lambda one: f"{one.device}/{one.version}"))
+            alarms.show(view.alarm_rows(states))
 
         frame.follow(lambda: watch.ask(("contract", bundle), lambda fleet: fleet.contracts(bundle)), show)
+
+
+def _alarms_card() -> Table:
+    with card("Alarms of single devices", "mt-4"):
+        return Table("Alarms of devices", view.ALARMS, "No device's own audits raised an alarm within a day.")
 
 
 def _promises(frame: Frame, watch: Watch, states: ContractStates) -> None:
@@ -64,7 +71,7 @@ def _promises(frame: Frame, watch: Watch, states: ContractStates) -> None:
                         text("dd", value).classes("font-semibold tabular-nums")
             text("h3", "What to do").classes("font-semibold mt-4 mb-1")
             with ui.element("ul").classes("list-disc pl-5 max-w-4xl"):
-                for sentence in view.advice(one):
+                for sentence in view.advice(one, states):
                     text("li", sentence)
             if one.state is AuditResult.ALARMED:
                 _end_button(frame, watch, one)

@@ -57,8 +57,30 @@ def key(one: ContractState) -> str:
     return f"{one.bundle}/{one.version}/{one.variant}/{one.event}/{one.epsilon}"
 
 
-def advice(one: ContractState) -> list[str]:
-    """Returns what a person can do about a promise, in sentences."""
+def alarm_rows(states: ContractStates) -> list[Row]:
+    """Returns the alarms of single devices."""
+    return rows(ALARMS, states.device_alarms, lambda one: f"{one.device}/{one.bundle}/{one.version}")
+
+
+def advice(one: ContractState, states: ContractStates) -> list[str]:
+    """Returns what a person can do about a promise, in sentences.
+
+    Args:
+        one: the promise.
+        states: the answer that has it, with the alarms of single devices.
+    """
+    lasting = [each for each in states.lasting_alarms if (each.bundle, each.version) == (one.bundle, one.version)]
+    general = _advice(one)
+    if not lasting:
+        return general
+    there = (
+        f"The own audits of {counted(len(lasting), 'device')} show that this version breaks a promise there; see "
+        "'Alarms of single devices'. Check the lens, the light and the sensor there first."
+    )
+    return [there, *([] if one.state is AuditResult.HOLDS else general)]
+
+
+def _advice(one: ContractState) -> list[str]:
     missing = one.audits_needed - one.audits
     if one.state is AuditResult.ALARMED:
         return [
@@ -110,7 +132,7 @@ CONTRIBUTIONS: tuple[Column[Contribution], ...] = (
 )
 ALARMS: tuple[Column[DeviceAlarm], ...] = (
     Column("device", "Device", lambda one: Cell(one.device, device_page(one.device))),
-    Column("version", "Version", lambda one: one.version),
+    Column("version", "Version", lambda one: Cell(f"{one.bundle} {one.version}", contract_page(one.bundle))),
     Column("event", "Broken promise", lambda one: one.event or "all rows"),
     Column("since", "Alarm since", lambda one: Cell(one.since, tone=Tone.PLAIN if one.ended else Tone.BAD)),
     Column("ended", "Ended", lambda one: one.ended or "-"),

@@ -30,7 +30,7 @@ from firstline.fleet.client import Fleet
 from firstline_core.errors import RequestError
 from firstline_core.fleet.audit_log import Entry
 from firstline_core.fleet.profiles import ProfileEntry, ProfileRequest
-from firstline_core.fleet.rest import FleetDevice, FleetDevicePage, Presence, Sort
+from firstline_core.fleet.rest import ContractStates, FleetDevice, FleetDevicePage, Presence, Sort
 
 ROWS = 50
 """Maximum number of devices on a page."""
@@ -140,12 +140,14 @@ class DeviceData(NamedTuple):
         requests: its requests to measure bundles.
         profiles: of the device, or of another machine of the same name.
         decisions: the latest entries of the audit log about it, newest first.
+        contracts: of all bundles, with the alarms of single devices.
     """
 
     device: FleetDevice
     requests: tuple[ProfileRequest, ...]
     profiles: tuple[ProfileEntry, ...]
     decisions: tuple[Entry, ...]
+    contracts: ContractStates
 
 
 def _fetch(fleet: Fleet, name: str) -> DeviceData:
@@ -154,6 +156,7 @@ def _fetch(fleet: Fleet, name: str) -> DeviceData:
         fleet.profiles.requests(name),
         fleet.profiles.page(machine=name).profiles,
         fleet.rollouts.audit_page(subject=f"device:{name}", limit=_DECISIONS).entries,
+        fleet.contracts(),
     )
 
 
@@ -189,8 +192,9 @@ class _DeviceTables:
         """Shows the data."""
         self._facts.show(view.facts(data.device))
         self._health.show(view.health(data.device))
-        self._models.show(view.model_rows(data.device))
-        self._answers.show(view.answer_rows(data.device))
+        alarmed = view.broken(data.device, data.contracts)
+        self._models.show(view.model_rows(data.device, alarmed))
+        self._answers.show(view.answer_rows(data.device, alarmed))
         self._updates.show(view.update_rows(data.device))
         self._requests.show(profiles_view.request_rows(data.requests))
         self._profiles.show(profiles_view.profile_rows(data.profiles))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import NamedTuple
 
 from firstline.console.cells import (
@@ -22,7 +22,7 @@ from firstline.console.overview_view import PRESENCES
 from firstline.fleet import wording
 from firstline.fleet.client import Fleet
 from firstline_core.errors import FirstlineError, RequestError
-from firstline_core.fleet.rest import FleetDevice, FleetDevicePage, Presence, Sort
+from firstline_core.fleet.rest import ContractStates, FleetDevice, FleetDevicePage, Presence, Sort
 from firstline_core.fleet.telemetry import ModelCounts
 from firstline_core.fleet.twin import RunningModel, Update
 from firstline_core.fleet.update import UNSUCCESSFUL, UpdateState
@@ -207,15 +207,31 @@ def _low(share: float) -> Tone:
     return Tone.BAD if share < _LOW_DISK_SHARE else Tone.GOOD
 
 
-def answer_rows(device: FleetDevice) -> list[Row]:
-    """Returns a device's answers by model, since its agent started."""
+def broken(device: FleetDevice, contracts: ContractStates) -> frozenset[str]:
+    """Returns the models, with version, whose promise is broken by the device's own audits."""
     counts = device.latest.models if device.latest is not None else ()
-    return rows(ANSWERS, counts, lambda model: f"{model.name} {model.version}")
+    reported = {f"{model.name} {model.version}" for model in counts if model.alarm}
+    said = {f"{one.bundle} {one.version}" for one in contracts.lasting_alarms if one.device == device.name}
+    return frozenset(reported | said)
 
 
-def model_rows(device: FleetDevice) -> list[Row]:
-    """Returns the models that a device runs."""
-    return rows(MODELS, device.reported.models if device.reported is not None else (), lambda model: model.name)
+def answer_rows(device: FleetDevice, alarmed: Collection[str]) -> list[Row]:
+    """Returns a device's answers by model, since its agent started; `alarmed` as `broken` returns it."""
+    counts = device.latest.models if device.latest is not None else ()
+    found = rows(ANSWERS, counts, lambda model: f"{model.name} {model.version}")
+    for row in found:
+        if row["key"].text in alarmed:
+            row["alarm"] = Cell("alarm", tone=Tone.BAD)
+    return found
+
+
+def model_rows(device: FleetDevice, alarmed: Collection[str]) -> list[Row]:
+    """Returns the models that a device runs; `alarmed` as `broken` returns it."""
+    found = rows(MODELS, device.reported.models if device.reported is not None else (), lambda model: model.name)
+    for row in found:
+        if row["model"].text in alarmed:
+            row["certified"] = Cell("no: alarm", tone=Tone.BAD)
+    return found
 
 
 def update_rows(device: FleetDevice) -> list[Row]:
@@ -259,7 +275,7 @@ ANSWERS: tuple[Column[ModelCounts], ...] = (
     Column("latency", "Mean latency", lambda model: _latency(model.latency, model.latency_sum_ms), number=True),
     Column("audits", "Audits", lambda model: f"{model.audited:,}", number=True),
     Column("disagreed", "Disagreed", lambda model: f"{model.disagreed:,}", number=True),
-    Column("alarm", "Alarm", lambda model: Cell("alarm", tone=Tone.BAD) if model.alarm else Cell("none")),
+    Column("alarm", "Alarm", lambda _: "none"),
 )
 
 

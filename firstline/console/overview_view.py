@@ -102,6 +102,7 @@ def attention(data: OverviewData) -> list[Attention]:
         Attention(Tone.BAD, f"{one.bundle} {one.version} breaks its promise: {one.finding}.", contract_page(one.bundle))
         for one in _alarmed(data.contracts.contracts)
     ]
+    found += _device_alarms(data.contracts)
     found += [
         Attention(Tone.BUSY, f"{rollouts_view.title(one)} waits for a person: {one.sentence}", rollout_page(one.id))
         for one in fleet.waiting[:_SHOWN]
@@ -129,6 +130,23 @@ def attention(data: OverviewData) -> list[Attention]:
     if fleet.expiring_count > _SHOWN:
         more = counted(fleet.expiring_count - _SHOWN, "further certificate")
         found.append(Attention(Tone.BAD, f"{more} end within 14 days.", "/devices"))
+    return found
+
+
+def _device_alarms(contracts: ContractStates) -> list[Attention]:
+    lasting = contracts.lasting_alarms
+    found = [
+        Attention(
+            Tone.BAD,
+            f"{one.device}: its own audits show that {one.bundle} {one.version} breaks its promise there"
+            f"{f' ({one.event})' if one.event else ''}.",
+            device_page(one.device),
+        )
+        for one in lasting[:_SHOWN]
+    ]
+    if len(lasting) > _SHOWN:
+        more = counted(len(lasting) - _SHOWN, "further alarm")
+        found.append(Attention(Tone.BAD, f"{more} of single devices.", "/contracts"))
     return found
 
 

@@ -257,6 +257,11 @@ class ContractStates(Struct, frozen=True):
     device_alarms: tuple[DeviceAlarm, ...] = ()
     delta: float = 0.05
 
+    @property
+    def lasting_alarms(self) -> tuple[DeviceAlarm, ...]:
+        """The alarms of single devices that have not ended."""
+        return tuple(one for one in self.device_alarms if one.ended is None)
+
 
 class TierHistory(Struct, frozen=True):
     """Answers per tier over time.

@@ -17,7 +17,7 @@ from firstline.console import (
     profiles_view,
     rollouts_view,
 )
-from firstline.console.cells import Cell, Tone, address, number, plain, rows
+from firstline.console.cells import Cell, Tone, address, number, plain
 from firstline.fleet.client import Fleet
 from firstline.fleet.wording import duration
 from firstline_core.errors import LinkDownError, RequestError
@@ -123,13 +123,13 @@ def test_the_page_of_a_device() -> None:
     )
     told = dict(devices_view.facts(device))
     assert told["Knows what it is to run"].text == "yes" and told["Tags"].text == "site=berlin"
-    (model,) = devices_view.model_rows(device)
+    (model,) = devices_view.model_rows(device, ())
     assert (model["digest"].text, model["certified"].text) == ("ab" * 6, "yes")
     (update,) = devices_view.update_rows(device)
     assert update["why"].text == "tries Three starts." and update["rollout"].href == "/rollouts/r1"
     unheard = replace(device, reported=None)
     assert len(devices_view.facts(unheard)) == 5
-    assert devices_view.model_rows(unheard) == devices_view.update_rows(unheard) == []
+    assert devices_view.model_rows(unheard, ()) == devices_view.update_rows(unheard) == []
     assert devices_view.hardware_rows(unheard) == []
 
 
@@ -348,12 +348,12 @@ def test_promises_are_listed_with_what_to_do() -> None:
     assert rows[0]["promise"].href == "/contracts/door" and rows[0]["risk"].text == "12 %"
     assert [row["audits"].text for row in rows] == ["900", "900", "13 of 313", "0 of 313"]
     assert len(contracts_view.contract_rows(states, "alarmed")) == 1
-    words = {one.state: " ".join(contracts_view.advice(one)) for one in (PROMISE, alarmed, early, unaudited)}
+    words = {one.state: " ".join(contracts_view.advice(one, states)) for one in (PROMISE, alarmed, early, unaudited)}
     assert "certify the bundle again" in words[AuditResult.ALARMED]
     assert "300 further audits" in words[AuditResult.TOO_LITTLE_EVIDENCE]
     assert "audit.per_hour" in words[AuditResult.NOT_AUDITED] and words[AuditResult.HOLDS].startswith("Nothing")
     doubtful = replace(PROMISE, state=AuditResult.TOO_LITTLE_EVIDENCE, risk=0.06)
-    assert "more errors than promised" in contracts_view.advice(doubtful)[0]
+    assert "more errors than promised" in contracts_view.advice(doubtful, states)[0]
 
 
 def test_the_alarm_of_a_promise_about_an_event_is_at_its_own_level() -> None:
@@ -366,8 +366,40 @@ def test_the_alarm_of_a_promise_about_an_event_is_at_its_own_level() -> None:
 
 def test_the_alarm_of_a_device_names_the_broken_promise() -> None:
     (event, for_all) = (DeviceAlarm("door", "1", "cam", "2026-11-21", None, name) for name in ("missed person", None))
-    shown = rows(contracts_view.ALARMS, (event, for_all), lambda one: one.event or "")
+    shown = contracts_view.alarm_rows(ContractStates((), device_alarms=(event, for_all)))
     assert [row["event"].text for row in shown] == ["missed person", "all rows"]
+    assert shown[0]["version"] == Cell("door 1", "/contracts/door")
+
+
+def test_a_lasting_alarm_of_a_device_is_on_the_overview_its_contract_and_its_page() -> None:
+    lasting = DeviceAlarm("digits", "1", "cam/1", "2026-11-21", None, "missed person")
+    ended = replace(lasting, device="cam/2", ended="2026-11-22")
+    quiet = replace(OVERVIEW, devices={Presence.ONLINE: 4}, unaccepted=0, expiring=(), expiring_count=0, waiting=())
+    promise = replace(PROMISE, bundle="digits", version="1", state=AuditResult.TOO_LITTLE_EVIDENCE, audits=13)
+    states = ContractStates((promise,), device_alarms=(lasting, ended))
+    sentence = "cam/1: its own audits show that digits 1 breaks its promise there (missed person)."
+    (shown,) = overview_view.attention(overview_view.OverviewData(quiet, states, history()))
+    assert shown == overview_view.Attention(Tone.BAD, sentence, "/devices/cam%2F1")
+    assert "The own audits of 1 device show" in contracts_view.advice(promise, states)[0]
+    assert contracts_view.advice(replace(promise, version="2"), states)[0].startswith("About 300")
+    assert len(contracts_view.advice(replace(promise, state=AuditResult.HOLDS), states)) == 1
+
+    counts = (ModelCounts("digits", 1), ModelCounts("digits", 2))
+    device = replace(DEVICE, latest=Telemetry("s", 1, models=counts))
+    alarmed = devices_view.broken(device, states)
+    (model,) = devices_view.model_rows(device, alarmed)
+    assert model["certified"] == Cell("no: alarm", tone=Tone.BAD)
+    assert [row["alarm"].text for row in devices_view.answer_rows(device, alarmed)] == ["alarm", "none"]
+    assert devices_view.broken(replace(device, name="cam/2"), states) == frozenset()
+
+    many = replace(states, device_alarms=tuple(replace(lasting, device=f"cam/{number}") for number in range(7)))
+    found = overview_view.attention(overview_view.OverviewData(quiet, many, history()))
+    assert (len(found), found[-1].sentence) == (6, "2 further alarms of single devices.")
+
+
+def test_telemetry_alone_shows_the_alarm_on_the_page_of_a_device() -> None:
+    device = replace(DEVICE, latest=Telemetry("s", 1, models=(ModelCounts("digits", 1, alarm=True),)))
+    assert devices_view.broken(device, ContractStates(())) == {"digits 1"}
 
 
 def test_the_chart_of_the_evidence_has_the_level_of_the_alarm() -> None:
@@ -402,9 +434,11 @@ def test_the_health_and_the_answers_of_a_device() -> None:
     told = dict(devices_view.health(device))
     assert told["Corrections waited for"] == Cell("4, the oldest for 1.5 min", tone=Tone.BUSY)
     assert told["Links down"].tone is told["Disk free"].tone is Tone.BAD and told["Hottest sensor"].text == "71 °C"
-    (row,) = devices_view.answer_rows(device)
+    (row,) = devices_view.answer_rows(device, ())
     assert (row["kept"].text, row["latency"].text, row["alarm"].text) == ("80.0 %", "5 ms", "none")
-    assert devices_view.health(DEVICE) == [("Telemetry", Cell("none yet"))] and devices_view.answer_rows(DEVICE) == []
+    assert (
+        devices_view.health(DEVICE) == [("Telemetry", Cell("none yet"))] and devices_view.answer_rows(DEVICE, ()) == []
+    )
 
 
 def test_the_audit_log_links_its_subjects() -> None:
