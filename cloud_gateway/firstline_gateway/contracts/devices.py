@@ -140,7 +140,7 @@ class DeviceAlarms:
 
     def report(
         self, model: ModelKey, device: str, alarm: ContractAlarm | None, now_s: float, *, monotonic_s: float
-    ) -> None:
+    ) -> DeviceAlarm | None:
         """Takes the alarm that a request reports.
 
         Args:
@@ -149,6 +149,9 @@ class DeviceAlarms:
             alarm: of the device's own audits; None without one.
             now_s: wall time, to be shown.
             monotonic_s: monotonic time, by which alarms expire.
+
+        Returns:
+            An alarm that has begun; None for one that lasts or has ended.
         """
         before = self._alarms.get((model, device))
         if alarm is not None:
@@ -163,10 +166,12 @@ class DeviceAlarms:
                 log.error("device contract broken by its own audits", **_log_fields(reported))
             while len(self._alarms) > _ALARMS:
                 self._alarms.popitem(last=False)
-        elif before is not None and before.ended_s is None:
+            return None if lasting else reported
+        if before is not None and before.ended_s is None:
             ended = replace(before, last_s=now_s, ended_s=now_s, monotonic_s=monotonic_s)
             self._put(ended)
             log.warning("device alarm ended", **_log_fields(ended))
+        return None
 
     def listed(self, now_s: float) -> list[DeviceAlarm]:
         """Returns lasting alarms, then those that ended within the last day, the latest to begin first.

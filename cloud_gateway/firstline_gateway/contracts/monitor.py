@@ -32,6 +32,7 @@ from firstline_gateway.contracts.devices import DeviceActivity, DeviceAlarm, Dev
 from firstline_gateway.contracts.metrics import ContractMetrics
 from firstline_gateway.contracts.pool import Pool, PoolKey, model_of, promises_in, promises_of
 from firstline_gateway.contracts.records import Audit, Contribution, Counted, Skipped, count
+from firstline_gateway.fleet import alarm_entries, totals
 from firstline_gateway.identity.principals import UNAUTHENTICATED, device_of
 from firstline_gateway.models.repository import Repository, ServedModel
 from firstline_gateway.settings.settings import Contracts
@@ -189,9 +190,11 @@ class ContractMonitor:
         if device is None:
             return
         if request.alarm or device != UNAUTHENTICATED:  # an unauthenticated caller may not be the device that alarmed
-            self._device_alarms.report(
+            begun = self._device_alarms.report(
                 model, device, request.alarm, self._clock.wall_s(), monotonic_s=self._clock.monotonic_s()
             )
+            if begun is not None and device != UNAUTHENTICATED and not self._closed:
+                self._note_device_alarm(begun)
         if note is None or self._closed:
             return
         keys = promises_of(served.manifest, note)
@@ -233,6 +236,23 @@ class ContractMonitor:
             self._quotas = others if per_hour is None else others | {model: per_hour}
 
         return self._store.submit_then(lambda connection: records.set_quota(connection, model, per_hour), note)
+
+    def _note_device_alarm(self, alarm: DeviceAlarm) -> None:
+        """Adds an alarm to the audit log; if the store refuses, the device's telemetry does it later."""
+        alarms = {(alarm.model.name, alarm.model.version): {"event": alarm.event}}
+
+        def note(connection: Connection) -> None:
+            before, before_s = totals.latest_totals(connection, alarm.device)
+            alarm_entries.note(connection, alarm.device, alarms, before, before_s=before_s, now_s=alarm.since_s)
+
+        def noted(noting: Future[None]) -> None:
+            if (error := noting.exception()) is not None:
+                log.warning("device alarm not in the audit log yet", device=alarm.device, error=str(error))
+
+        try:
+            self._store.submit(note).add_done_callback(noted)
+        except CapacityError as error:
+            log.warning("device alarm not in the audit log yet", device=alarm.device, error=error.message)
 
     def _take(self, one: Audit) -> None:
         def failed(counting: Future[None]) -> None:

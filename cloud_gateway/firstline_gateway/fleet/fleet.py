@@ -20,17 +20,12 @@ from firstline_core.fleet.telemetry import Telemetry
 from firstline_core.fleet.twin import Brake, Desired, Reported
 from firstline_core.telemetry.logs import logger
 from firstline_gateway import audit_log
-from firstline_gateway.fleet import answers, devices, overview, tiers, totals
+from firstline_gateway.fleet import alarm_entries, answers, devices, overview, tiers, totals
 from firstline_gateway.identity.enrolment import revoked_devices
 from firstline_gateway.settings import settings
 from firstline_gateway.store.store import Store
 
-DEVICE_ALARM = "contract.device_alarm"
-"""Action of the audit log's entry about an alarm that a device raised."""
-
 _TAGS = 64
-_ALARMS_A_DAY = 16  # entries about one device, which chooses what it reports
-_DAY_S = 86_400.0
 
 _T = TypeVar("_T")
 
@@ -113,7 +108,12 @@ class Fleet:
                 return None
             counted = totals.count(connection, device, replace(telemetry, ended=()), now_s)
             if counted is not None:
-                _note_alarms(connection, device, counted, now_s)
+                alarms = {
+                    (model.name, model.version): {"audits": model.audited, "disagreements": model.disagreed}
+                    for model in counted.after.models
+                    if model.alarm
+                }
+                alarm_entries.note(connection, device, alarms, counted.before, before_s=counted.before_s, now_s=now_s)
             return counted
 
         found = await self._store.write(add)
@@ -281,20 +281,6 @@ class Fleet:
             answers.forget(connection, now_s)
 
         await self._store.write(forgotten)
-
-
-def _note_alarms(connection: Connection, device: str, counted: totals.Counted, now_s: float) -> None:
-    """Adds each alarm that a device's own audits have raised since its previous report to the audit log."""
-    active = {(model.name, model.version) for model in counted.before.models if model.alarm}
-    raised = [model for model in counted.after.models if model.alarm and (model.name, model.version) not in active]
-    if not raised:
-        return
-    today = audit_log.Wanted(subject=f"device:{device}", action=DEVICE_ALARM, since_s=now_s - _DAY_S)
-    room = _ALARMS_A_DAY - len(audit_log.page(connection, today, _ALARMS_A_DAY))
-    for model in raised[:room]:
-        details = {"model": model.name, "version": model.version}
-        details |= {"audits": model.audited, "disagreements": model.disagreed}
-        audit_log.add(connection, now_s, "rule:contract", DEVICE_ALARM, f"device:{device}", **details)
 
 
 def _document(device: devices.Device, now_s: float, revoked: Collection[str]) -> FleetDevice:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -27,6 +28,7 @@ from support.logs import captured_lines
 
 from bench.support.bundles import with_certificate
 from firstline_core.clock import SimulatedClock
+from firstline_core.fleet.telemetry import ModelCounts, Telemetry
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.tasks.classification import Classification
 from firstline_core.telemetry.metrics import RequestMetrics
@@ -35,10 +37,12 @@ from firstline_gateway import audit_log
 from firstline_gateway.contracts import monitor
 from firstline_gateway.contracts.monitor import ContractMonitor
 from firstline_gateway.contracts.records import Contribution, Skipped
+from firstline_gateway.fleet.fleet import Fleet
 from firstline_gateway.models.folder import load_repository
 from firstline_gateway.models.repository import Repository, ServedModel
 from firstline_gateway.serving.data_plane import check
 from firstline_gateway.settings.settings import Contracts, Store
+from firstline_gateway.settings.settings import Fleet as FleetSettings
 from firstline_gateway.store.service_clock import ServiceClock
 
 THREE = {PROBABILITIES: np.eye(10, dtype=np.float32)[[3]]}
@@ -368,6 +372,47 @@ async def test_a_devices_own_alarm_is_shown_and_alarms_no_other_device(bench: Be
     (ended,) = bench.monitor.device_alarms()
     assert ended.ended_s == bench.clock.wall_s()
     assert bench.metric(gauge) == 0
+
+
+async def test_a_devices_own_alarm_is_in_the_audit_log_once_whoever_tells_it_first(bench: Bench) -> None:
+    alarm = ContractAlarm(certificate_of(bench.served()).edge_digest, "missed person")
+
+    def entries() -> list[tuple[str, str]]:
+        wanted = audit_log.Wanted(action="contract.device_alarm")
+        with bench.opened.database.reading() as connection:
+            return [(entry.subject, entry.details) for entry in audit_log.page(connection, wanted, 10)]
+
+    sequence = itertools.count(1)
+
+    async def count(device: str, *, alarming: bool) -> None:
+        fleet = Fleet(bench.opened.store, FleetSettings(), clock=bench.clock, on_desired=lambda: None)
+        counts = ModelCounts("digits", 1, audited=9, disagreed=4, alarm=alarming)
+        await fleet.take_telemetry(device, Telemetry("s", next(sequence), models=(counts,)))
+
+    bench.answer(request_from("", alarm=alarm))  # whose alarm it is, is unknown
+    await count("cam", alarming=False)
+    for _ in range(3):
+        await bench.clock.advance(60)
+        bench.answer(request_from("cam", alarm=alarm))
+    (noted,) = entries()
+    assert noted == ("device:cam", '{"model":"digits","version":1,"event":"missed person"}')
+    await count("cam", alarming=False)  # from before the alarm, but late
+    await count("cam", alarming=True)
+    bench.close()
+    bench.open()
+    await bench.clock.advance(DAY_S)
+    bench.answer(request_from("cam", alarm=alarm))
+    assert entries() == [noted]
+
+    await count("yard", alarming=True)
+    bench.answer(request_from("yard", alarm=alarm))
+    assert entries()[1:] == [("device:yard", '{"model":"digits","version":1,"audits":9,"disagreements":4}')]
+
+    await count("cam", alarming=False)  # it ended
+    await bench.clock.advance(3600)
+    bench.answer(request_from("cam"))
+    bench.answer(request_from("cam", alarm=alarm))
+    assert [subject for subject, _ in entries()] == ["device:cam", "device:yard", "device:cam"]
 
 
 def test_only_a_device_can_alarm_and_only_for_itself(bench: Bench) -> None:
