@@ -29,6 +29,8 @@ async def test_an_enrolment_reaches_its_receiver(tmp_path: Path) -> None:
             serving_gateway(tmp_path, webhooks={"ops": webhook}) as (gateway, url),
             client_of(gateway, url, "ops", "operator") as operator,
         ):
+            shown = (await operator.get("/firstline/v1/webhooks")).json()["webhooks"]
+            assert shown == [{"name": "ops", "problem": "", "delivered": False}]
             (token,) = await invite(operator, "cam")
             body = {"secret": parse_join_token(token).secret, "csr": csr(ca.new_key())}
             assert (await operator.post(ENROL_PATH, json=body)).status_code == 200
@@ -38,11 +40,13 @@ async def test_an_enrolment_reaches_its_receiver(tmp_path: Path) -> None:
 
             async def is_shown() -> bool:
                 shown = (await operator.get("/firstline/v1/webhooks")).json()["webhooks"]
-                return shown == [{"name": "ops", "problem": ""}]
+                return shown == [{"name": "ops", "problem": "", "delivered": True}]
 
             await until(is_shown)
-    lines = status._lines({"live": True, "ready": True, "webhooks": [{"name": "ops", "problem": "p"}]}, has_token=True)
-    assert "webhook: ops: p" in lines
+    for problem, delivered, words in (("p", True, "p"), ("", True, "up"), ("", False, "nothing delivered yet")):
+        webhook = {"name": "ops", "problem": problem, "delivered": delivered}
+        lines = status._lines({"live": True, "ready": True, "webhooks": [webhook]}, has_token=True)
+        assert any(line.startswith(f"webhook: ops: {words}") for line in lines)
 
 
 async def test_the_end_of_each_promise_reaches_a_receiver_that_wants_it(broker: Broker | None, tmp_path: Path) -> None:

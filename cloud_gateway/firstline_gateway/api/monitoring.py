@@ -45,9 +45,9 @@ def monitoring_routes(dispatcher: Dispatcher, store: Store, webhooks: Webhooks, 
 
     @router.get("/firstline/v1/webhooks", tags=["webhooks"])
     async def list_webhooks() -> Response:
-        """The webhooks, with the reason if the latest attempt to send a message to one failed."""
-        problems = await webhooks.problems()
-        return json_response({"webhooks": [{"name": name, "problem": why} for name, why in problems.items()]})
+        """The webhooks, with the reason if the latest attempt failed, and whether a message was ever delivered."""
+        states = await webhooks.states()
+        return json_response({"webhooks": [{"name": name, **state._asdict()} for name, state in states.items()]})
 
     return router
 

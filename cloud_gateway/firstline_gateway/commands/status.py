@@ -74,7 +74,7 @@ def _lines(found: dict[str, Any], *, has_token: bool) -> list[str]:
     lines += executor_lines(found.get("executors", []))
     if "store" in found:
         lines.append(f"store: {found['store']['problem'] or found['store']['database']}")
-    lines += [f"webhook: {each['name']}: {each['problem'] or 'up'}" for each in found.get("webhooks", [])]
+    lines += [f"webhook: {each['name']}: {_webhook_state(each)}" for each in found.get("webhooks", [])]
     if "contracts" in found:
         lines += [_contract_line(contract) for contract in found["contracts"]]
         lines += [_quota_line(quota) for quota in found["quotas"]]
@@ -82,6 +82,10 @@ def _lines(found: dict[str, Any], *, has_token: bool) -> list[str]:
     elif "models" in found:
         lines.append("contracts: a key with the scope fleet shows them")
     return lines
+
+
+def _webhook_state(webhook: dict[str, Any]) -> str:
+    return webhook["problem"] or ("up" if webhook["delivered"] else "nothing delivered yet, so not tested")
 
 
 def executor_lines(executors: list[dict[str, Any]]) -> list[str]:

@@ -23,6 +23,7 @@ POSITIONS = sa.Table(
     sa.Column("failures", sa.Integer, nullable=False),
     sa.Column("failing_service_s", sa.Double, nullable=True),
     sa.Column("problem", sa.Text, nullable=False),
+    sa.Column("delivered", sa.Boolean, nullable=False),
 )
 
 _P = POSITIONS.c
@@ -38,6 +39,7 @@ class Position:
         failures: attempts that failed since the last delivery.
         failing_service_s: time of service of the first of them; None if there is none.
         problem: of the latest attempt; "" after a delivery.
+        delivered: whether any message was ever delivered.
     """
 
     number: int
@@ -45,6 +47,7 @@ class Position:
     failures: int = 0
     failing_service_s: float | None = None
     problem: str = ""
+    delivered: bool = False
 
 
 _COLUMNS = tuple(_P[name] for name in Position.__dataclass_fields__)
@@ -58,7 +61,7 @@ def find(connection: sa.Connection, webhook: str) -> Position | None:
 
 def add(connection: sa.Connection, webhooks: Mapping[str, int]) -> None:
     """Stores new webhooks, which receive what comes after the given numbers; others stay as they are."""
-    new = {"holder": "", "due_service_s": 0.0, "failures": 0, "problem": ""}
+    new = {"holder": "", "due_service_s": 0.0, "failures": 0, "problem": "", "delivered": False}
     insert_missing(
         connection, POSITIONS, *({"webhook": name, "number": number, **new} for name, number in webhooks.items())
     )

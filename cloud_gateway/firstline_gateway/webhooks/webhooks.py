@@ -8,6 +8,7 @@ import random
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import NamedTuple
 
 import httpx
 from prometheus_client import Counter
@@ -41,6 +42,18 @@ _ROUND_S, _CLAIM_S = 15.0, 30.0
 _RNG = random.SystemRandom()
 
 log = logger(__name__)
+
+
+class State(NamedTuple):
+    """The state of a webhook.
+
+    Attributes:
+        problem: why the latest attempt failed; "" if it did not, or there was none.
+        delivered: whether any message was ever delivered.
+    """
+
+    problem: str
+    delivered: bool
 
 
 class Webhooks:
@@ -97,16 +110,17 @@ class Webhooks:
         for task in self._tasks:
             await task.close()
 
-    async def problems(self) -> dict[str, str]:
-        """Returns why the latest attempt of each webhook failed, by name; "" if it did not.
+    async def states(self) -> dict[str, State]:
+        """Returns the state of each webhook by name.
 
         Raises:
             StoreUnavailableError: the store refuses.
         """
-        found: dict[str, str] = {}
+        found: dict[str, State] = {}
         for sender in self._senders:
-            position = await self._store.read(partial(records.find, webhook=sender.key))
-            found[sender.name] = found.get(sender.name) or ("" if position is None else position.problem)
+            position = await self._store.read(partial(records.find, webhook=sender.key)) or Position(0)
+            before = found.get(sender.name, State("", False))
+            found[sender.name] = State(before.problem or position.problem, before.delivered or position.delivered)
         return found
 
 
@@ -177,7 +191,7 @@ class _Sender:
             self.counter.labels(self.name, "delivered").inc()
             if position.problem:
                 log.info("webhook delivers again", webhook=self.name)
-            return Position(message.number)
+            return Position(message.number, delivered=True)
         self.counter.labels(self.name, "failed").inc()
         if not position.problem:
             log.error("webhook failed", webhook=self.name, why=problem)
@@ -197,6 +211,7 @@ class _Sender:
             failures=position.failures + 1,
             failing_service_s=now_s if since_s is None else since_s,
             problem=problem,
+            delivered=position.delivered,
         )
 
     async def _attempt(self, message: Message, client: httpx.AsyncClient) -> str:

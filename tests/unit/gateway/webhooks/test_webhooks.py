@@ -43,7 +43,7 @@ class Site:
         return self.metrics.registry.get_sample_value("firstline_gateway_webhook_attempts_total", labels) or 0.0
 
     async def problem(self) -> str:
-        return (await self.webhooks.problems())["ops"]
+        return (await self.webhooks.states())["ops"].problem
 
     async def pass_by(self, seconds: float = 1.0) -> None:
         await self.clock.advance(seconds)
