@@ -31,9 +31,9 @@ from firstline.console.polling import Watch
 from firstline.console.sessions import COOKIE, Sessions
 from firstline.console.settings import Settings
 from firstline.console.sign_in import SignInRoutes
-from firstline.fleet.client import Fleet, open_fleet
-from firstline_core.errors import ConfigError, UnauthorizedError
-from firstline_core.fleet.persons import Person
+from firstline.fleet.client import Fleet, acting_for, open_fleet
+from firstline_core.errors import ConfigError, FirstlineError, ForbiddenError, UnauthorizedError
+from firstline_core.fleet.persons import Person, Role
 
 _GATEWAY_S = 5.0  # a gateway that is silent for so long counts as away
 _STOP_S = 1  # for open pages, which receive no more updates
@@ -54,13 +54,15 @@ def run(settings: Settings, ready: Callable[[str], None]) -> None:
 
     Raises:
         ConfigError: the address is not available, TLS lacks a certificate, or the gateway's URL, key or authority is
-            not valid.
+            not valid, or the gateway forbids the key to act for persons.
     """
     _check_tls(settings)
     with (
         open_fleet(settings.gateway, settings.key, settings.ca_file, _GATEWAY_S) as fleet,
         _bound(settings) as listening,
     ):
+        if settings.accounts.required:
+            check_key(fleet)
         for number in (signal.SIGINT, signal.SIGTERM):  # uvicorn ends its server, then gives the signal back
             signal.signal(number, _end)
         asyncio.run(_serve(settings, fleet, listening, ready))
@@ -82,6 +84,20 @@ async def _serve(settings: Settings, fleet: Fleet, listening: socket.socket, rea
     host, port = listening.getsockname()[:2]
     ready(f"{settings.scheme}://{f'[{host}]' if ':' in host else host}:{port}")
     await server.serve(sockets=[listening])
+
+
+def check_key(fleet: Fleet) -> None:
+    """Checks that the gateway lets the key act for persons; a gateway that does not answer is asked later.
+
+    Raises:
+        ConfigError: it forbids that.
+    """
+    try:
+        acting_for(Person("console", Role.VIEWER), fleet, lambda each: each.page(limit=1))
+    except ForbiddenError as error:
+        raise ConfigError(f"Nobody could use the console: {error.message}") from error
+    except FirstlineError:
+        return  # the pages say what is wrong
 
 
 def protected(settings: Settings, fleet: Fleet) -> ASGIApp:

@@ -5,11 +5,17 @@ from __future__ import annotations
 import os
 import subprocess
 
+import httpx
+import msgspec
 import pytest
 from support.console import without
 from typer.testing import CliRunner
 
 from firstline.cli.app import app
+from firstline.console.service import check_key
+from firstline.fleet.client import Fleet, _name_person
+from firstline_core.errors import ConfigError
+from firstline_core.fleet.persons import PERSON_HEADER
 
 GATEWAY = ("--gateway", "http://127.0.0.1:8080")
 
@@ -47,3 +53,22 @@ def test_missing_packages_are_named_in_the_error() -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
     assert done.returncode == 2 and "pip install 'firstline[console]'" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(("status", "code"), [(403, "forbidden"), (503, "unavailable"), (200, "")])
+def test_a_key_that_may_not_act_for_persons_is_refused_at_the_start(status: int, code: str) -> None:
+    asked: list[httpx.Request] = []
+
+    def gateway(request: httpx.Request) -> httpx.Response:
+        asked.append(request)
+        body = {"devices": [], "after": None} if status == 200 else {"error": "Use 'delegate'.", "code": code}
+        return httpx.Response(status, json=body)
+
+    with httpx.Client(base_url="http://gateway", transport=httpx.MockTransport(gateway)) as client:
+        client.event_hooks = {"request": [_name_person]}
+        if status == 403:
+            with pytest.raises(ConfigError, match="Nobody could use the console: Use 'delegate'"):
+                check_key(Fleet(client))
+        else:
+            check_key(Fleet(client))
+    assert msgspec.json.decode(asked[0].headers[PERSON_HEADER])["role"] == "viewer"
