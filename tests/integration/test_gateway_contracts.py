@@ -102,6 +102,9 @@ async def test_alarm_by_audits_is_shown_and_ended(line: Line) -> None:
         assert (contract["bundle"], contract["version"], contract["variant"]) == ("digits", "1", "edge-onnx")
         assert (contract["audits"], contract["disagreements"], contract["devices"]) == (16, 8, 8)
         assert contract["risk"] == 0.5
+        assert (
+            contract["promise"] == "At most 5 % of edge answers of digits 1 (edge-onnx) disagree with the full model."
+        )
         assert contract["e_value_peak"] >= 20
         assert contract["alarmed_since"] is not None
         assert contract["escalations_per_hour"] == 100

@@ -10,6 +10,7 @@ from fastapi import APIRouter, Depends, Query
 from msgspec.structs import asdict
 from starlette.responses import Response
 
+from firstline_core.bundle.manifest import Model
 from firstline_core.errors import UnknownModelError
 from firstline_core.fleet.rest import CONTRACTS_PATH
 from firstline_core.protocol.tensors import shown
@@ -136,7 +137,7 @@ def _described(contracts: ContractMonitor, repository: Repository, pool: Pool) -
         "threshold": key.threshold,
         "event": key.event or None,
         "epsilon": key.epsilon,
-        "promise": _promise(key, _variant(repository, model, key.edge_digest)),
+        "promise": _promise(key, _edge(repository, model, key.edge_digest)),
         "state": pool.result(contracts.delta).value,
         "finding": pool.finding,
         "audits": pool.state.audits,
@@ -184,13 +185,15 @@ def _unaudited(contracts: ContractMonitor, repository: Repository) -> list[dict[
     ]
 
 
-def _promise(key: PoolKey, variant: str | None) -> str:
+def _promise(key: PoolKey, variant: Model | None) -> str:
     """Returns a promise as a sentence."""
-    of = f"{key.bundle} {key.version}" + (f" ({variant})" if variant is not None else "")
+    of = f"{key.bundle} {key.version}" + (f" ({variant.id})" if variant is not None else "")
     share = f"at most {100 * key.epsilon:.4g} %"
     if key.event:
         return f"Edge answers of {of} have the error '{key.event}' in {share} of the cases in which it can occur."
-    return f"Edge answers of {of} differ from the full model's by {share} on average."
+    if variant is not None and variant.certificate is not None and not variant.certificate.graded:
+        return f"{share.capitalize()} of edge answers of {of} disagree with the full model."
+    return f"The mean loss of edge answers of {of} against the full model's is {share}."
 
 
 def _contribution(one: Contribution) -> dict[str, Any]:
@@ -220,9 +223,14 @@ def _device_alarms(repository: Repository, alarms: Sequence[DeviceAlarm]) -> lis
 
 
 def _variant(repository: Repository, model: ModelKey, edge_digest: str) -> str | None:
+    variant = _edge(repository, model, edge_digest)
+    return variant.id if variant is not None else None
+
+
+def _edge(repository: Repository, model: ModelKey, edge_digest: str) -> Model | None:
     served = repository.models.get(model)
     variants = served.manifest.edge if served is not None else ()
-    return next((variant.id for variant in variants if variant.digest == edge_digest), None)
+    return next((variant for variant in variants if variant.digest == edge_digest), None)
 
 
 def _quota(model: ModelKey, per_hour: float | None) -> dict[str, Any]:

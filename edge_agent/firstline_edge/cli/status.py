@@ -91,9 +91,10 @@ def _contract_lines(contract: dict[str, Any]) -> list[str]:
     audits = contract["audits"]
     lines = _event_lines(contract["events"])
     disagreed = "with any difference, which is not promised" if lines else "disagreed"
+    since = " since the alarm, next" if contract["alarm"] else ","  # an alarm begins a new test
     lines.append(
         f"audits: {audits['drawn']} drawn, {audits['agreed']} agreed, {audits['disagreed']} {disagreed}, "
-        f"{audits['lost']} lost; evidence {contract['e_value']:.3g}, alarm at {contract['alarm_at']:.3g}"
+        f"{audits['lost']} lost; evidence {contract['e_value']:.3g}{since} alarm at {contract['alarm_at']:.3g}"
     )
     if contract["drift"] is not None:
         lines.append(f"scores: {contract['drift']['word']} (stability index {contract['drift']['index']:.2f})")
@@ -104,8 +105,9 @@ def _contract_lines(contract: dict[str, Any]) -> list[str]:
             effect = "fewer edge answers are accepted"
         else:
             effect = "edge answers are accepted as before"
+        cause = f" ({contract['cause']})" if contract["cause"] else ""
         lines.append(
-            f"alarm since {contract['since']}: {effect}, at most {contract['escalations_per_hour']:.0f} more "
+            f"alarm since {contract['since']}{cause}: {effect}, at most {contract['escalations_per_hour']:.0f} more "
             "escalations an hour, until a newly certified bundle comes"
         )
     return lines

@@ -64,6 +64,12 @@ def test_status_shows_the_effect_of_an_alarm(contract: dict[str, Any], effect: s
     assert line.startswith(f"alarm since 2026-11-21T00:00:00Z: {effect}, at most 360 more escalations an hour")
 
 
+def test_status_shows_why_an_alarm_was_raised_and_the_evidence_since() -> None:
+    audits, alarm = _contract_lines(ALARMED | {"cause": "9 of 20 audits on this device disagreed", "e_value": 1.0})
+    assert audits.endswith("evidence 1 since the alarm, next alarm at 10")
+    assert alarm.startswith("alarm since 2026-11-21T00:00:00Z (9 of 20 audits on this device disagreed): edge answers")
+
+
 def test_explain_shows_the_result_of_an_audit() -> None:
     line = {
         "at": 1_800_000_000.0, "event": "audited", "request_id": "r", "audit_id": "a", "model": "m", "version": "1",
