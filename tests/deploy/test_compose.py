@@ -75,7 +75,11 @@ def test_grafana_finds_the_dashboards_and_their_data() -> None:
     folder = CHECKOUT / mounts("grafana")[provider["options"]["path"]]
     dashboards = [json.loads(file.read_text()) for file in folder.iterdir()]
     assert {each["uid"] for each in dashboards} == {"firstline-fleet", "firstline-contract", "firstline-gateway"}
-    assert {panel["datasource"]["uid"] for each in dashboards for panel in each["panels"]} == {source["uid"]}
+    assert {panel["datasource"]["uid"] for each in dashboards for panel in each["panels"]} == {"${datasource}"}
+    for each in dashboards:
+        (variable,) = each["templating"]["list"]
+        assert (variable["name"], variable["type"], variable["query"]) == ("datasource", "datasource", source["type"])
+    assert source["isDefault"]
     assert source["url"] == "http://prometheus:9090"
 
 

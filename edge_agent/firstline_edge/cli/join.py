@@ -88,7 +88,7 @@ def _next_step(settings: EdgeSettings, before: Identity | None, joined: Identity
     """Returns the steps that make the agent use the new identity."""
     if before is not None and not restart_needed(before, joined) and agent_url(settings) is not None:
         return f"the agent that runs uses it within {CHECK_S:g} s"
-    return "restart the agent"
+    return "start or restart the agent"
 
 
 def _print(
