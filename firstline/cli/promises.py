@@ -36,7 +36,8 @@ def promises_text(
                 f"{percent(event.risk_upper)}."
             )
         elif event.n_needed:
-            yield f"- Not proved: {promise}. {seen}; at least {event.n_needed:,} more would be needed."
+            already = _broken_already(broken[name], event.epsilon) if name in broken else ""
+            yield f"- Not proved: {promise}. {seen}; at least {event.n_needed:,} more would be needed.{already}"
         elif name in result.alone:
             yield f"- Not proved with the others, but alone it could be: {promise}. {seen} are enough."
         else:
@@ -57,13 +58,23 @@ def promises_text(
 def _broken(found: BrokenPromise) -> str:
     """Returns counts and advice, as the end of a sentence."""
     least = (
-        f"These data prove at best about {percent(found.least_epsilon)} at this confidence"
+        f"The smallest share that passes this test alone at this confidence is {percent(found.least_epsilon)}"
         if found.least_epsilon is not None
-        else "These data prove no share up to ten times the promised one"
+        else "No share up to ten times the promised one passes this test at this confidence"
     )
     return (
         f": {found.lost} of the {counted(found.n, 'observation')} with the highest scores. {least}. Try more data, "
         "another edge model, or a looser promise, which other data should prove"
+    )
+
+
+def _broken_already(found: BrokenPromise, epsilon: float) -> str:
+    """Returns a sentence, if too many of too few observations break the promise."""
+    if found.lost <= epsilon * found.n:
+        return ""
+    return (
+        f" {found.lost} of the {counted(found.n, 'observation')} with the highest scores break it, so more data would "
+        "hardly prove it: try another edge model, or a looser promise, which other data should prove."
     )
 
 

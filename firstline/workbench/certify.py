@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import repeat
 from pathlib import Path
 from typing import Literal
 
@@ -152,7 +153,7 @@ class Certification:
         graded: whether losses lie between 0 and 1, so that what is bounded is their mean and no share of answers.
         usual: the answer that a model could always give and still keep a promise about all accepted answers together.
         unpromised: the observations of events without a promise, by event, if the contract is about events.
-        broken: counts about each promise that was not proved with enough observations, by event.
+        broken: counts about each promise that was not proved, not even alone, by event.
     """
 
     variant: Model
@@ -244,10 +245,18 @@ def _certify_events(bundle: Bundle, evidence: Evidence, terms: Terms, placing: E
     losses = {name: event.loss for name, event in events.items()}
     rows = {name: evidence.units(rest[event.counts[rest]], seed) for name, event in events.items()}
     found = _prove_promises(promises, scores, losses, rows, places, seed=seed)
+
+    def broken_by(name: str, place: NDArray[np.floating] | None) -> BrokenPromise:
+        def is_proved(bound: EventBound) -> bool:
+            starts = None if place is None else [place]
+            return _prove_promises({name: bound}, scores, losses, rows, starts, seed=seed).certified
+
+        return broken_promise(scores[rows[name]], losses[name][rows[name]], promises[name], is_proved)
+
     broken = {
-        name: broken_promise(scores[rows[name]], losses[name][rows[name]], promises[name], seed)
-        for name, event in found.events.items()
-        if event.risk_upper is None and not event.n_needed and name not in found.alone
+        name: broken_by(name, place)
+        for name, place in zip(promises, places or repeat(None, len(promises)), strict=True)
+        if found.events[name].risk_upper is None and name not in found.alone
     }
     kept = 0.0 if found.threshold is None else float((scores[rest] >= found.threshold).mean())
     result = replace(found, kept=kept, n=len(evidence.units(rest, seed)))

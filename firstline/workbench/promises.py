@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 
@@ -15,7 +15,7 @@ from firstline.workbench.evidence import Evidence
 from firstline_core.bundle.manifest import Manifest
 from firstline_core.errors import ConfigError
 from firstline_core.routing import binomial
-from firstline_core.routing.contracts import EventRows, certify_events, first_rows
+from firstline_core.routing.contracts import first_rows
 from firstline_core.tasks.base import MISSED, Task
 
 EXAMPLE = "missed person 5% at 90%"
@@ -47,13 +47,13 @@ class Unpromised:
 
 @dataclass(frozen=True, slots=True)
 class BrokenPromise:
-    """A promise that the answers with the highest scores break.
+    """A promise that is not proved, and what breaks it.
 
     Attributes:
         lost: number of observations with the event among the `n` with the highest scores.
-        n: with which testing begins.
-        least_epsilon: about the smallest share that the same observations prove at the same confidence; None if they
-            prove none up to ten times the promised one.
+        n: with which testing begins; all observations if there are fewer.
+        least_epsilon: the smallest share in whole percent, below that in tenths, that passes the same test alone at the
+            same confidence; it can be below the promised one. None if none up to ten times the promised one passes.
     """
 
     lost: int
@@ -169,24 +169,31 @@ def usual_answer(evidence: Evidence, epsilon: float) -> UsualAnswer | None:
 
 
 def broken_promise(
-    scores: NDArray[np.floating], losses: NDArray[np.floating], bound: EventBound, seed: int
+    scores: NDArray[np.floating],
+    losses: NDArray[np.floating],
+    bound: EventBound,
+    is_proved: Callable[[EventBound], bool],
 ) -> BrokenPromise:
-    """Returns what breaks a promise, and which one would be proved alone.
+    """Returns what breaks a promise, and which share would be proved.
+
+    A larger share need not be easier to prove: for each share, testing starts at other thresholds, and stops at others.
+    So every share is tried.
 
     Args:
         scores: (n,) of the observations that certify, higher means keep.
         losses: (n,) 1 where the event occurred.
         bound: that was not proved.
-        seed: of ties.
+        is_proved: tests a promise about the same event on the same observations.
     """
     highest = np.argsort(-scores, kind="stable")[: first_rows(bound.epsilon, bound.delta)]
-    looser = (bound.epsilon * (5 + step) / 5 for step in range(1, 46))
+    shares = (*(tenths / 1000 for tenths in range(1, 10)), *(percent / 100 for percent in range(1, 100)))
     least = next(
         (
-            epsilon
-            for epsilon in looser
-            if epsilon < 1
-            and certify_events({"": EventRows(scores, losses, epsilon, bound.delta)}, seed=seed).certified
+            share
+            for share in shares
+            if share <= 10 * bound.epsilon
+            and binomial.rows_needed(0, share, bound.delta) <= len(scores)
+            and is_proved(EventBound(share, bound.delta))
         ),
         None,
     )

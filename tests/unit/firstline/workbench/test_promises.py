@@ -23,7 +23,6 @@ from firstline.workbench.promises import (
     EventBound,
     Unpromised,
     UsualAnswer,
-    broken_promise,
     parse_promises,
     require_event,
     usual_answer,
@@ -266,14 +265,32 @@ def test_rare_event_is_not_certified_and_needs_more_rows(bundle: Bundle) -> None
     assert (
         "too many of the answers with high scores break it: 81 of the 81 observations with the highest scores" in told
     )
-    assert "These data prove no share up to ten times the promised one. Try more data, another edge model" in told
+    assert (
+        "No share up to ten times the promised one passes this test at this confidence. Try more data, another" in told
+    )
 
 
-def test_a_broken_promise_names_the_share_that_is_proved() -> None:
-    scores, losses = np.arange(400.0), np.tile([1.0] + [0.0] * 9, 40)
-    found = broken_promise(scores, losses, EventBound(0.05, 0.1), 0)
-    assert (found.lost, found.n) == (8, 81)
-    assert found.least_epsilon == pytest.approx(0.15)
+def test_a_broken_promise_names_the_smallest_share_that_is_proved(bundle: Bundle) -> None:
+    """Whatever share was asked for, and with the thresholds at which the certification starts."""
+    evidence = _evidence(bundle, n=800, seed=3)
+    evidence.edge.outputs["count"][::7] = 0
+
+    def tried(epsilon: float) -> Any:
+        return _certify(bundle, evidence, {"missed person": EventBound(epsilon, 0.1)})
+
+    (least,) = {tried(epsilon).broken["missed person"].least_epsilon for epsilon in (0.03, 0.05)}
+    assert tried(least).result.certified
+    assert not tried(least - 0.01).result.certified
+
+
+def test_too_few_observations_that_break_the_promise_are_told(bundle: Bundle) -> None:
+    found = _certify(bundle, _evidence(bundle, n=100, blind=(0,)), _PERSON)
+    text = " ".join(promises_text(found.result, found.unpromised, found.broken))
+    n = found.result.events["missed person"].n
+    assert f"{n} observations; at least {45 - n} more would be needed. {n} of the {n} observations with the" in text
+    assert "break it, so more data would hardly prove it: try another edge model" in text
+    kept = _certify(bundle, _evidence(bundle, n=60, seed=3), _PERSON)
+    assert "break it" not in " ".join(promises_text(kept.result, kept.unpromised, kept.broken))
 
 
 def test_several_promises_set_a_part_aside(bundle: Bundle) -> None:
