@@ -263,6 +263,20 @@ def focused(page: Page, words: str) -> None:
     pytest.fail(f"the keyboard does not come to {words!r}")
 
 
+def test_the_alarm_of_a_device_is_shown_where_people_look(page: Page, url: str, fleet: Fleet) -> None:
+    fleet.alarm(NAMES[19])
+    page.goto(url)
+    attention = page.get_by_role("link", name=re.compile(rf"{NAMES[19]}: its own audits show that digits \d+ breaks"))
+    expect(attention).to_have_count(1)
+    page.goto(f"{url}/contracts")
+    alarms = page.get_by_role("group", name="Alarms of devices").locator("tbody tr")
+    expect(alarms).to_contain_text(NAMES[19])
+    page.goto(f"{url}/contracts/digits")
+    expect(alarms).to_contain_text(NAMES[19])
+    page.goto(f"{url}/devices/{NAMES[19]}")
+    shows(page, "no: alarm")
+
+
 def test_every_command_works_with_the_keyboard(page: Page, url: str, fleet: Fleet) -> None:
     rollout, _ = started(fleet, patience_s=3600)
     page.goto(f"{url}/rollouts")

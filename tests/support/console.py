@@ -115,6 +115,13 @@ class Fleet:
         reply = self._devices[name].post("/fleet/v1/twin/telemetry", content=msgspec.json.encode(telemetry))
         assert reply.is_success, reply.text
 
+    def alarm(self, name: str) -> None:
+        """Has a device tell, with a request, that its own audits broke the promise of "digits"."""
+        tensor = {"name": "image", "shape": [1, 8, 8, 1], "datatype": "UINT8", "data": [0] * 64}
+        body = {"inputs": [tensor], "parameters": {"alarm_edge_digest": "0" * 64}}
+        reply = self._devices[name].post("/v2/models/digits/infer", json=body)
+        assert reply.is_success, reply.text
+
     def keep(self, profile: Profile) -> None:
         """Has the gateway keep a profile."""
         path = profile_path(profile.bundle, profile.version, profile.machine)
