@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from firstline_core.errors import ConfigError
-from firstline_core.protocol.http_client import connection_fault
 from firstline_core.protocol.loopback import is_loopback
 from firstline_core.telemetry.wording import counted
 from firstline_gateway.commands.base import add_action, settings_of, show
@@ -34,7 +33,7 @@ def add_commands(commands: Commands) -> None:
 
 def _status(arguments: argparse.Namespace) -> int:
     from firstline_core.fleet.rest import CONTRACTS_PATH
-    from firstline_core.protocol.http_client import HTTP_FAILURES, ClientSettings, open_client
+    from firstline_core.protocol.http_client import HTTP_FAILURES, ClientSettings, connection_fault, open_client
 
     url, ca = (arguments.url, arguments.ca) if arguments.url is not None else _configured(arguments)
     token = os.environ.get("FIRSTLINE_TOKEN", "")

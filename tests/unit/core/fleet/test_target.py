@@ -127,7 +127,7 @@ def test_bundles_are_found_by_path() -> None:
     assert listed_bundles(files) == [("digits", 1)]
     assert bundle_of_target("digits/12/sub/folder.onnx") == ("digits", 12)
     assert bundle_of_target("digits/12/") is None
-    with pytest.raises(NotFoundError, match="no digits version 2"):
+    with pytest.raises(NotFoundError, match="has no version 2 of digits"):
         find_bundle(files, "digits", 2)
 
 

@@ -160,5 +160,5 @@ def test_split_prints_json() -> None:
 
 def test_an_unknown_tensor_is_refused_with_the_known_ones() -> None:
     bundle, dataset = open_bundle(_DIGITS / "bundle"), open_dataset(_DIGITS / "heldout", 1)
-    with pytest.raises(ConfigError, match="cannot be cut at 'nowhere', but at: pixels"):
+    with pytest.raises(ConfigError, match="cannot be cut at 'nowhere'; name one of pixels"):
         measure_splits(bundle, dataset, at="nowhere")
