@@ -41,7 +41,8 @@ _SHAPES: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...
     (_COPIED, "ID"),
     (re.compile(r"\d{4}-\d\d-\d\dT[\d:.]+(?:Z|\+00:00)"), "TIME"),
     (re.compile(r"\b(?=[a-f]*\d)[0-9a-f]{12,}\b"), "DIGEST"),
-    (re.compile(r"\b(?=[a-f]*\d)(?=\d*[a-f])[0-9a-f]{8}\b"), "ID"),  # of a signing key; not a number of 8 digits
+    # Of a signing key; a number of 8 digits is one only in the table of keys.
+    (re.compile(r"\b(?=[a-f]*\d)(?=\d*[a-f])[0-9a-f]{8}\b|(?<=\d of \d   )\d{8}\b|\b\d{8}(?=\*)"), "ID"),
     (re.compile(r"(?<![\w.:/])/[\w./-]+"), "PATH"),
     (re.compile(r"\b(?:x86_64|aarch64)\b"), "PROCESSOR"),
     (_SAME, lambda found: found[0].translate(_SPELT)),
