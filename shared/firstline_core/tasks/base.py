@@ -18,7 +18,19 @@ from firstline_core.processing.compile import GraphLoader, compile_postprocess
 from firstline_core.processing.steps import PostStep
 from firstline_core.runtime.base import pick_port
 from firstline_core.storage.artefact import Artefact
-from firstline_core.tasks import arrays
+from firstline_core.tasks.arrays import (
+    beginning,
+    labelled_rows,
+    largest_difference,
+    measures,
+    nested,
+    not_finite,
+    numbers_of,
+    shaped,
+    some_labelled,
+    taken,
+    zeros,
+)
 from firstline_core.tasks.drawing import caption
 from firstline_core.tasks.view import WHOLE, View
 from firstline_core.types import DATATYPES, Arrays, Tensor, TensorSpec, row_count
@@ -180,7 +192,7 @@ class LikeOutputs:
         self.outputs = tuple(TensorSpec(tensor.name, tensor.datatype, (-1, *tensor.shape[1:])) for tensor in tensors)
 
     def fault(self, outputs: Arrays) -> str:
-        return arrays.not_finite(outputs)
+        return not_finite(outputs)
 
 
 class _Kind:
@@ -260,9 +272,7 @@ class Task:
     @property
     def feature_count(self) -> int:
         """Returns the number of columns of `features`, which are computed for a made-up row."""
-        outputs, evidence = (
-            {spec.name: arrays.zeros(spec, 1) for spec in specs} for specs in (self.outputs, self.evidence)
-        )
+        outputs, evidence = ({spec.name: zeros(spec, 1) for spec in specs} for specs in (self.outputs, self.evidence))
         return int(self.features(outputs, evidence).shape[1])
 
     def declared(self, *, rounded: bool, cut: bool) -> DeclaredOutputs:
@@ -276,7 +286,7 @@ class Task:
 
     def fault(self, outputs: Arrays) -> str:
         """Returns what is wrong with the values of outputs of the declared shapes, as a noun; "" if nothing is."""
-        return arrays.not_finite({spec.name: outputs[spec.name] for spec in self.outputs})
+        return not_finite({spec.name: outputs[spec.name] for spec in self.outputs})
 
     def postprocess(self, model: ModelOutputs) -> Postprocess:
         """Compiles the postprocessing of one model.
@@ -298,7 +308,7 @@ class Task:
             outputs = {}
             for spec in self.outputs:
                 found = raw[names[spec.name]] if steps is None else steps(raw[names[spec.name]])
-                outputs[spec.name] = arrays.shaped(found, spec, row_count(rows), model.what)
+                outputs[spec.name] = shaped(found, spec, row_count(rows), model.what)
             return Prediction(outputs, {})
 
         return Postprocess(tuple(names.values()), run)
@@ -346,8 +356,8 @@ class Task:
 
         The default is mean, deviation and logarithm of the largest size of each output of numbers.
         """
-        numbers = arrays.numbers_of(self.outputs)
-        return arrays.measures([outputs[name] for name in numbers], row_count(outputs))
+        numbers = numbers_of(self.outputs)
+        return measures([outputs[name] for name in numbers], row_count(outputs))
 
     def supposed_losses(self, outputs: Arrays, evidence: Arrays) -> Scores:
         """Returns an estimate of P(loss) of each row, (n,) in [0, 1], for scores that are not probabilities.
@@ -406,10 +416,10 @@ class Task:
 
         By default, a label has the form of the outputs, and is absent if it has NaN.
         """
-        known = arrays.labelled_rows(truth)
+        known = labelled_rows(truth)
         losses = np.ones(len(known), np.float32)
         if known.any():
-            losses[known] = self.loss(arrays.taken(outputs, known), arrays.taken(truth, known))
+            losses[known] = self.loss(taken(outputs, known), taken(truth, known))
         return losses
 
     def summary(self, outputs: Arrays, evidence: Arrays, truth: Arrays) -> dict[str, float]:
@@ -418,7 +428,7 @@ class Task:
         Raises:
             ConfigError: no row has a label, or a package that computes a figure is not installed.
         """
-        known = arrays.some_labelled(truth, "The loss")
+        known = some_labelled(truth, "The loss")
         return {"loss": float(self.truth_loss(outputs, truth)[known].mean())}
 
     def describe(self, outputs: Arrays, row: int, view: View = WHOLE) -> dict[str, Any]:
@@ -431,11 +441,11 @@ class Task:
             row: its index.
             view: leaves parts of the answer out.
         """
-        return {"outputs": {spec.name: arrays.nested(outputs[spec.name][row : row + 1]) for spec in self.outputs}}
+        return {"outputs": {spec.name: nested(outputs[spec.name][row : row + 1]) for spec in self.outputs}}
 
     def title(self, outputs: Arrays, row: int) -> str:
         """Returns the answer to one row as text for a picture; by default the first elements of each output."""
-        return "\n".join(f"{spec.name} {arrays.beginning(outputs[spec.name][row])}" for spec in self.outputs)
+        return "\n".join(f"{spec.name} {beginning(outputs[spec.name][row])}" for spec in self.outputs)
 
     def draw(self, image: Image.Image, outputs: Arrays, row: int, view: View = WHOLE) -> Image.Image:
         """Returns a copy of the upright image that shows the answer to one row; by default as `title` in a corner.
@@ -458,11 +468,7 @@ class Task:
             actual: the same.
         """
         wanted, found = ({spec.name: each[spec.name] for spec in self.outputs} for each in (expected, actual))
-        if (
-            any(wanted[name].shape != found[name].shape for name in wanted)
-            or arrays.not_finite(wanted)
-            or arrays.not_finite(found)
-        ):
+        if any(wanted[name].shape != found[name].shape for name in wanted) or not_finite(wanted) or not_finite(found):
             return float("inf")
         return self.distance(expected, actual)
 
@@ -472,7 +478,7 @@ class Task:
         It is absolute for probabilities and scores, and otherwise relative to the size of the output. The default is
         relative to the largest number of each output or to 1, and infinite for other BYTES or booleans.
         """
-        return arrays.largest_difference(expected, actual, self.outputs)
+        return largest_difference(expected, actual, self.outputs)
 
 
 class ConfiguredTask(Task, Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, tag_field="kind"):

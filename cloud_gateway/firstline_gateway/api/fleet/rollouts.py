@@ -109,9 +109,8 @@ def rollout_routes(rollouts: Rollouts, access: Access) -> APIRouter:
         if command not in set(Command):
             raise RequestError(f"There is no command {command[:40]!a}; there are {', '.join(Command)}.")
         await _check_own(rollouts, person, rollout_id)
-        rollout = await rollouts.command(
-            rollout_id, Command(command), principal, _revision(request.headers.get("if-match"))
-        )
+        revision = _revision(request.headers.get("if-match"))
+        rollout = await rollouts.command(rollout_id, Command(command), principal, revision)
         return answer(rollout, etag=str(rollout.revision))
 
     return router
