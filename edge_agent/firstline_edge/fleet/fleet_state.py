@@ -1,4 +1,4 @@
-"""What a device stores for its fleet, read before the agent opens its models."""
+"""The state that a device stores for its fleet, read before the agent opens its models."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ class FleetMember:
     """Keeps the device's twin: passes on what the fleet desires, and reports the actual state.
 
     Args:
-        state: what the device stores for the fleet.
+        state: stored on the device for the fleet.
         updater: all updates of models and of the configuration.
         profiler: measures the profiles that the fleet requests.
         auditor: audits the bundles that a rollout compares.

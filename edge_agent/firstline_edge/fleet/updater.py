@@ -62,7 +62,7 @@ class Updater:
             self._configurator.receive(configuration)
 
     def updates(self) -> tuple[Update, ...]:
-        """Returns the state of the latest update of each model and of the configuration; as many as a report takes."""
+        """Returns the state of the latest update of each model and of the configuration, at most `UPDATES`."""
         models = [update for name in sorted(self._models) if (update := self._models[name].update()) is not None]
         configuration = self._configurator.update() if self._configurator is not None else None
         last = (configuration,) if configuration is not None else ()

@@ -113,7 +113,7 @@ class Installed(Struct, Generic[Version, Target], frozen=True, forbid_unknown_fi
         previous: ran before, and runs again after a rollback; the same as `running` if there is nothing to roll back
             to.
         tries_left: starts that the trial of `running` may still take; None without a trial.
-        staged: of an update in progress: what is being installed, and waits for its trial.
+        staged: the version that an update in progress installs, until its trial begins.
         record: state of the latest update; None if there was none.
     """
 
@@ -147,7 +147,7 @@ class Installed(Struct, Generic[Version, Target], frozen=True, forbid_unknown_fi
         """Returns the state before a place is overwritten: it stops being the rollback target.
 
         Raises:
-            ValueError: what runs would be overwritten.
+            ValueError: the running version would be overwritten.
         """
         if place == self.running:
             raise ValueError(f"{place!r} runs and cannot be overwritten")

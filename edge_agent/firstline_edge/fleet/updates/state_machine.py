@@ -57,7 +57,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class UpdateServices:
-    """What all updates of a device share.
+    """The parts that all updates of a device share.
 
     Args:
         clock: for durations.
@@ -163,8 +163,8 @@ class UpdateStateMachine(ABC, Generic[Version, Target]):
     """All updates of one model, or of the configuration, one after the other.
 
     Args:
-        subject: what is updated, for messages: "Model digits".
-        file: what is installed, and the state of the latest update.
+        subject: name of the updated model or configuration, for messages: "Model digits".
+        file: of the installed version and the state of the latest update.
         services: of the device.
     """
 
