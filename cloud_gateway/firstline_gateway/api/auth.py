@@ -90,7 +90,12 @@ async def caller_of(identity: Identity, certificate: ClientCertificate | None, a
 
 def _given_key(authorization: str) -> str:
     scheme, _, text = authorization.partition(" ")
-    if scheme.lower() != "bearer" or not text.strip():
+    if scheme and scheme.lower() != "bearer":
+        # Without the header's text, which may be a key.
+        raise UnauthorizedError(
+            "The Authorization header does not begin with Bearer; send the header `Authorization: Bearer KEY`."
+        )
+    if not text.strip():
         raise UnauthorizedError(
             "This gateway needs an API key, or a device's certificate; send the header `Authorization: Bearer KEY`."
         )

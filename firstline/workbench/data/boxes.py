@@ -118,6 +118,10 @@ def _refuse_repeated(path: Path, what: str, ids: Sequence[_Id]) -> None:
         raise ConfigError(f"{path} gives the id {repeated!r} to several {what}; give each an id of its own.")
 
 
+def _numbers(labels: int) -> str:
+    return f"0 to {labels - 1}" if labels > 2 else "0 or 1"
+
+
 def read_yolo_boxes(file: Path, size: tuple[int, int], labels: int) -> Boxes:
     """Returns the boxes of an image from YOLO's text form; an absent file is an image without boxes.
 
@@ -147,8 +151,8 @@ def read_yolo_boxes(file: Path, size: tuple[int, int], labels: int) -> Boxes:
             valid = False
         if not valid or min(row[2:]) < 0:
             raise ConfigError(
-                f"{file}:{number} is not a box: a line has a class number (0 to {labels - 1}), and the centre x and y, "
-                "the width and the height as fractions of the image."
+                f"{file}:{number} is not a box: {line.strip()[:60]!a}. Write a class number ({_numbers(labels)}), then "
+                "centre x and y, width and height as fractions of the image's sides: divide pixels by them."
             )
         rows.append((int(label), *row))
     numbers = np.array(rows, np.float64).reshape(-1, 5)

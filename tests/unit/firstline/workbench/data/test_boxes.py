@@ -110,7 +110,7 @@ def test_line_that_is_not_a_box_is_named(tmp_path: Path, line: str) -> None:
     folder = _images(tmp_path)
     (folder / "labels").mkdir()
     (folder / "labels" / "a.txt").write_text(f"0 0.5 0.5 0.5 0.4\n{line}\n")
-    with pytest.raises(ConfigError, match=r"labels/a\.txt:2 is not a box: a line has a class number"):
+    with pytest.raises(ConfigError, match=rf"labels/a\.txt:2 is not a box: '{line}'. Write a class number"):
         open_dataset(folder).truth(PETS)
 
 
