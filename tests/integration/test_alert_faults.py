@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import re
 import sqlite3
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from io import BytesIO
+from itertools import cycle
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +20,8 @@ import msgspec
 import pytest
 import yaml
 from msgspec.structs import replace
+from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 from support.broker import Broker
 from support.digits import digits_bundle, scans
 from support.gateway import client_of, wait_for_gauge
@@ -78,6 +82,16 @@ def shortened(folder: Path) -> Path:
     return path
 
 
+def unseen_scans() -> Iterator[bytes]:
+    """Yields scans without end, each with another comment, so that no cache has the file."""
+    for number, scan in enumerate(cycle(scans(1000))):
+        comment = PngInfo()
+        comment.add_text("number", str(number))
+        file = BytesIO()
+        Image.open(BytesIO(scan)).save(file, "PNG", pnginfo=comment)
+        yield file.getvalue()
+
+
 class LaterClock(SystemClock):
     """A clock that can jump ahead."""
 
@@ -110,7 +124,7 @@ class Site:
         self.clock = LaterClock()
         self.running = AsyncExitStack()
         self._sequence = 0
-        self._scans = iter(scans(1000) * 10)
+        self._scans = unseen_scans()
 
     async def fires(self, *names: str, work: Callable[[], Any] | None = None) -> None:
         """Waits until these alerts fire too."""
