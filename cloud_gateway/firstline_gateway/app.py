@@ -244,6 +244,7 @@ class Gateway:
             self.store,
             settings.fleet,
             clock=clock,
+            service=service,
             on_desired=desired_changed.set,
             wants_answers=any("answers" in each.events for each in settings.webhooks.values()),
             delete_with_device=(profile_records.delete_device,),

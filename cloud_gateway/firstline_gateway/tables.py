@@ -14,6 +14,7 @@ def tables() -> MetaData:
     """Returns the tables that the packages declare; imports them, which a store that has its tables never needs."""
     import firstline_gateway.audit_log
     import firstline_gateway.contracts.records
+    import firstline_gateway.fleet.alarms
     import firstline_gateway.fleet.answers
     import firstline_gateway.fleet.devices
     import firstline_gateway.fleet.tiers

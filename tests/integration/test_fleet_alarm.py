@@ -27,7 +27,7 @@ from firstline_core.processing.steps import InputSpec, Softmax
 from firstline_core.types import InferRequest, InferResponse, Privacy, Reason, Status, Tensor
 from firstline_edge.app import EdgeAgent
 from firstline_edge.outbox.outbox import OutboxItem
-from firstline_gateway.contracts.devices import DeviceAlarms
+from firstline_gateway.fleet import alarms
 
 DEVICES = 4
 # A device alone would need 400 times the evidence that the fleet needs.
@@ -212,6 +212,11 @@ async def device_alarms(operator: httpx.AsyncClient) -> list[dict[str, Any]]:
     return found
 
 
+def forget_alarms(fleet: Fleet) -> None:
+    with fleet.gateway.store.database.begin() as connection:
+        alarms.delete_device(connection, "cam0")
+
+
 async def test_a_devices_own_alarm_reaches_the_gateway(tmp_path: Path, broker: Broker | None) -> None:
     async with IndependentDevices(tmp_path, broker) as fleet:
         dirty, clean = await break_one(fleet), fleet.agents[1]
@@ -229,7 +234,8 @@ async def test_a_devices_own_alarm_reaches_the_gateway(tmp_path: Path, broker: B
             assert not fleet.contract(clean)["alarm"]
 
         # What waited in the outbox says it too.
-        fleet.gateway.contracts._device_alarms = DeviceAlarms()
+        forget_alarms(fleet)
+        await fleet.gateway.contracts.refreshed()
         digest = dirty.models.find("small", "").manifest.full_digest
         row = Tensor("x", np.array([[0.01, 1]], np.float32))
         waited = InferRequest("small", (row,), new_request_id(), version="1", full_model_digest=digest)
@@ -238,7 +244,7 @@ async def test_a_devices_own_alarm_reaches_the_gateway(tmp_path: Path, broker: B
         )
 
         await until(lambda: not dirty.outbox.depth)
-        assert [alarm.device for alarm in fleet.gateway.contracts.device_alarms()] == ["cam0"]
+        await until(lambda: [alarm.device for alarm in fleet.gateway.contracts.device_alarms()] == ["cam0"])
 
 
 async def test_a_device_that_lost_its_state_ends_its_alarm(tmp_path: Path) -> None:
@@ -262,7 +268,8 @@ async def test_local_only_requests_carry_no_alarm(tmp_path: Path) -> None:
     async with IndependentDevices(tmp_path) as fleet:
         dirty = await break_one(fleet)
         await asyncio.wrap_future(fleet.gateway.contracts.refresh())
-        fleet.gateway.contracts._device_alarms = DeviceAlarms()
+        forget_alarms(fleet)
+        await fleet.gateway.contracts.refreshed()
         row = np.array([[0.01, 1]], np.float32)
         asked = InferRequest("small", (Tensor("x", row),), new_request_id(), privacy=Privacy.LOCAL_ONLY)
         answer = (await dirty.data_plane.infer(asked)).answer

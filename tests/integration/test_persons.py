@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from firstline_core.fleet.rollout import AUDIT_PATH
 from firstline_core.types import ContractAlarm, ModelKey
 from firstline_gateway.app import Gateway
 from firstline_gateway.contracts import records
+from firstline_gateway.fleet import alarms
 
 ROLLOUTS = "/fleet/v1/rollouts"
 DEFINITION = {"bundle": "digits", "version": 2, "manifest_sha256": "0" * 64, "stages": [{"share": 1.0}]}
@@ -139,14 +139,13 @@ async def test_a_selector_limits_devices_and_rollouts(site: Site) -> None:
 
 
 async def test_names_of_other_devices_are_left_out(site: Site) -> None:
-    names, contracts = ["cam-1", "cam-2"], site.gateway.contracts
+    names = ["cam-1", "cam-2"]
     for name in names:
         measured = profile(1.0, machine=name)
         await site.ask(None, "PUT", profile_path("digits", 1, name), msgspec.to_builtins(measured))
         with site.gateway.store.database.begin() as connection:
             records.add_audit(connection, name, name, [(pool_of(1), True)], service_s=0.0)
-        alarm = ContractAlarm(KEY.edge_digest)
-        contracts._device_alarms.report(ModelKey("digits", 3), name, alarm, 1.0, monotonic_s=time.monotonic())
+            alarms.Report(name, ModelKey("digits", 3), 1.0, 0.0).raised(connection, ContractAlarm(KEY.edge_digest))
     for who, seen in ((None, names), (person(Role.VIEWER, "site=kiel"), ["cam-1"])):
         profiles = (await site.ask(who, "GET", PROFILES_PATH)).json()["profiles"]
         assert [one["machine"] for one in profiles] == seen

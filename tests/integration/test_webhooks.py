@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
+import httpx
 from support.agent import edge_settings
 from support.broker import Broker
 from support.gateway import client_of, http_link, mqtt_link, serving_gateway, wait_for_gauge
 from support.identities import csr, invite
 from support.images import noise
+from support.keys import bearer, create_keys
 from support.proxy import FINE, ChaosProxy, Network
 from support.waiting import until
 from support.webhook_receiver import receiver, secret_file
@@ -20,6 +23,7 @@ from firstline_edge.app import EdgeAgent
 from firstline_edge.outbox.database import Receiver
 from firstline_gateway.commands import status
 from firstline_gateway.identity import ca
+from firstline_gateway.settings.settings import Store
 
 
 async def test_an_enrolment_reaches_its_receiver(tmp_path: Path) -> None:
@@ -100,6 +104,39 @@ async def test_devices_report_no_promise_if_no_webhook_wants_it(tmp_path: Path) 
 
             await until(is_final)
             assert await agent.outbox.unannounced(Receiver.FLEET, 9) == []
+
+
+async def test_replicas_and_a_restarted_gateway_know_a_devices_alarm(store_settings: Store, tmp_path: Path) -> None:
+    digest = "a" * 64
+    image = {"name": "image", "datatype": "UINT8", "shape": [1, 28, 28, 1], "data": [0] * 784}
+    request = {"inputs": [image], "parameters": {"alarm_edge_digest": digest}}
+    created = create_keys(store_settings, ["cam"], "device") | create_keys(store_settings, ["ops"], "operator")
+    device, operator = bearer(created["cam"]), bearer(created["ops"])
+
+    async def shown(url: str) -> list[tuple[str, str, str | None]]:
+        found = (await client.get(f"{url}/firstline/v1/contracts", headers=operator)).json()["device_alarms"]
+        return [(each["device"], each["edge_digest"], each["ended"]) for each in found]
+
+    with receiver() as found:
+        webhook = {"url": found.url, "events": ["alarms"], "secret_file": secret_file(tmp_path)}
+        serve = partial(serving_gateway, tmp_path, store__url=store_settings.url, webhooks={"ops": webhook})
+        async with httpx.AsyncClient(timeout=20) as client:
+            async with serve() as (_, one), serve() as (second, other):
+                for url in (one, other, one):
+                    sent = await client.post(f"{url}/v2/models/digits/infer", json=request, headers=device)
+                    assert sent.status_code == 200, sent.text
+                counts = (ModelCounts("digits", 1, alarm=True),)
+                await second.fleet.take_telemetry("cam", Telemetry("s", 1, models=counts))
+                assert await shown(one) == await shown(other) == [("cam", digest, None)]
+                await until(lambda: found.messages)
+            async with serve() as (restarted, url):
+                assert await shown(url) == [("cam", digest, None)]
+                gauge = 'firstline_gateway_contract_device_alarms{model="digits",version="1"} 1.0'
+                assert gauge in restarted.metrics.render()[0].decode()
+                await client.post(f"{url}/v2/models/digits/infer", json=request, headers=device)
+                await restarted.fleet.take_telemetry("door", Telemetry("s", 1, models=counts))
+                await until(lambda: len(found.messages) >= 2)
+    assert [each["data"]["subject"] for each in found.messages] == ["device:cam", "device:door"]
 
 
 async def test_an_alarm_that_a_device_raises_reaches_its_receiver_once(tmp_path: Path) -> None:

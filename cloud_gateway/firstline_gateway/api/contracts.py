@@ -20,10 +20,10 @@ from firstline_core.telemetry.wording import iso_time
 from firstline_core.types import ModelKey
 from firstline_gateway.api.auth import Access, Principal, Sees
 from firstline_gateway.api.messages import json_response
-from firstline_gateway.contracts.devices import DeviceAlarm
 from firstline_gateway.contracts.monitor import ContractMonitor
 from firstline_gateway.contracts.pool import Pool, PoolKey, new_pool, promises_in
 from firstline_gateway.contracts.records import Contribution
+from firstline_gateway.fleet.alarms import DeviceAlarm
 from firstline_gateway.models.repository import Repository
 
 # A pool's devices with the most disagreements, and the latest alarms; the devices' metrics have all of them.

@@ -154,12 +154,16 @@ def _quota_line(quota: dict[str, Any]) -> str:
 def _device_alarm_lines(alarms: list[dict[str, Any]]) -> list[str]:
     under_way = [alarm for alarm in alarms if alarm["ended"] is None]
     lines = [
-        f"device alarm: {alarm['bundle']} version {alarm['version']} {alarm['variant'] or alarm['edge_digest']}: "
-        f"{alarm['device']}, {alarm['event'] + ', ' if alarm['event'] else ''}by its own audits, since {alarm['since']}"
+        f"device alarm: {' '.join(filter(None, _alarm_words(alarm)))}: {alarm['device']}, "
+        f"{alarm['event'] + ', ' if alarm['event'] else ''}by its own audits, since {alarm['since']}"
         for alarm in under_way[:_ALARMS_SHOWN]
     ]
     more = len(under_way) - _ALARMS_SHOWN
     return [*lines, f"device alarms: {more} more"] if more > 0 else lines
+
+
+def _alarm_words(alarm: dict[str, Any]) -> tuple[str, ...]:
+    return alarm["bundle"], "version", alarm["version"], alarm["variant"] or alarm["edge_digest"]
 
 
 def _yes(value: object) -> str:

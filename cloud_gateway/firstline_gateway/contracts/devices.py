@@ -1,22 +1,14 @@
-"""The devices of each version, in memory: active devices, audited edge variants, and reported alarms."""
+"""The devices of each version, in memory: active devices, and audited edge variants."""
 
 from __future__ import annotations
 
 import math
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 
-from firstline_core.telemetry.logs import logger
-from firstline_core.types import ContractAlarm, ModelKey
+from firstline_core.types import ModelKey
 from firstline_gateway.contracts.pool import PoolKey, model_of
 from firstline_gateway.contracts.records import HOUR_S, Contribution
-
-_DAY_S = 86_400.0
-_ALARMS = 100_000
-_EVENT_LIMIT = 256  # characters
-
-log = logger(__name__)
 
 
 class ActiveDevices:
@@ -101,102 +93,3 @@ class DeviceActivity:
             if model_of(key) == model:
                 counts[key.edge_digest] = max(devices, counts.get(key.edge_digest, 0))
         return counts[variant] if variant is not None else max(counts.values(), default=1)
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceAlarm:
-    """The alarm that one device reports for one version's promise.
-
-    Attributes:
-        model: the version.
-        device: the device that reports it.
-        edge_digest: of the edge variant whose promise is broken.
-        since_s: wall time of the first report.
-        last_s: wall time of the latest report.
-        ended_s: wall time of the first request without the alarm; None while it lasts.
-        event: whose promise is broken, as the device reports it; "" for the promise about all rows.
-        monotonic_s: monotonic time of the latest report, by which it expires.
-    """
-
-    model: ModelKey
-    device: str
-    edge_digest: str
-    since_s: float
-    last_s: float
-    ended_s: float | None = None
-    event: str = ""
-    monotonic_s: float = field(default=0.0, compare=False)
-
-
-class DeviceAlarms:
-    """The alarms of the last day that devices raised by their own audits.
-
-    They are shown, and change nothing for other devices: a single bad lens, or a liar, must not alarm a fleet. They are
-    not stored, because a device repeats its alarm until it ends.
-    """
-
-    def __init__(self) -> None:
-        self._alarms: OrderedDict[tuple[ModelKey, str], DeviceAlarm] = OrderedDict()  # oldest report first
-
-    def report(
-        self, model: ModelKey, device: str, alarm: ContractAlarm | None, now_s: float, *, monotonic_s: float
-    ) -> DeviceAlarm | None:
-        """Takes the alarm that a request reports.
-
-        Args:
-            model: that the request asks for.
-            device: that sent the request.
-            alarm: of the device's own audits; None without one.
-            now_s: wall time, to be shown.
-            monotonic_s: monotonic time, by which alarms expire.
-
-        Returns:
-            An alarm that has begun; None for one that lasts or has ended.
-        """
-        before = self._alarms.get((model, device))
-        if alarm is not None:
-            lasting = before is not None and before.ended_s is None and before.edge_digest == alarm.edge_digest
-            since_s = before.since_s if before is not None and lasting else now_s
-            event = alarm.event[:_EVENT_LIMIT]
-            reported = DeviceAlarm(
-                model, device, alarm.edge_digest, since_s, now_s, event=event, monotonic_s=monotonic_s
-            )
-            self._put(reported)
-            if not lasting:
-                log.error("device contract broken by its own audits", **_log_fields(reported))
-            while len(self._alarms) > _ALARMS:
-                self._alarms.popitem(last=False)
-            return None if lasting else reported
-        if before is not None and before.ended_s is None:
-            ended = replace(before, last_s=now_s, ended_s=now_s, monotonic_s=monotonic_s)
-            self._put(ended)
-            log.warning("device alarm ended", **_log_fields(ended))
-        return None
-
-    def listed(self, now_s: float) -> list[DeviceAlarm]:
-        """Returns lasting alarms, then those that ended within the last day, the latest to begin first.
-
-        Args:
-            now_s: monotonic time.
-        """
-        while self._alarms and next(iter(self._alarms.values())).monotonic_s <= now_s - _DAY_S:
-            self._alarms.popitem(last=False)
-        return sorted(
-            self._alarms.values(), key=lambda alarm: (alarm.ended_s is not None, -alarm.since_s, alarm.device)
-        )
-
-    def _put(self, alarm: DeviceAlarm) -> None:
-        key = (alarm.model, alarm.device)
-        self._alarms[key] = alarm
-        self._alarms.move_to_end(key)
-
-
-def _log_fields(alarm: DeviceAlarm) -> dict[str, object]:
-    model = alarm.model
-    return {
-        "device": alarm.device,
-        "model": model.name,
-        "version": model.version,
-        "edge_digest": alarm.edge_digest,
-        "contract_event": alarm.event or None,
-    }

@@ -9,8 +9,8 @@ from functools import partial
 from firstline_core.routing import audit
 from firstline_core.telemetry.metrics import RequestMetrics
 from firstline_core.types import ModelKey
-from firstline_gateway.contracts.devices import DeviceAlarm
 from firstline_gateway.contracts.pool import Pool
+from firstline_gateway.fleet.alarms import DeviceAlarm
 
 _EVENTS_SHOWN = 32
 

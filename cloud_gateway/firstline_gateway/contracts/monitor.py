@@ -26,13 +26,14 @@ from firstline_core.tasks.base import Task
 from firstline_core.tasks.field import field_events, field_losses
 from firstline_core.telemetry.logs import logger
 from firstline_core.telemetry.metrics import RequestMetrics
-from firstline_core.types import Arrays, ContractNotice, InferRequest, ModelKey
+from firstline_core.types import Arrays, ContractAlarm, ContractNotice, InferRequest, ModelKey
 from firstline_gateway.contracts import records
-from firstline_gateway.contracts.devices import DeviceActivity, DeviceAlarm, DeviceAlarms
+from firstline_gateway.contracts.devices import DeviceActivity
 from firstline_gateway.contracts.metrics import ContractMetrics
 from firstline_gateway.contracts.pool import Pool, PoolKey, model_of, promises_in, promises_of
 from firstline_gateway.contracts.records import Audit, Contribution, Counted, Skipped, count
-from firstline_gateway.fleet import alarm_entries, totals
+from firstline_gateway.fleet import alarms
+from firstline_gateway.fleet.alarms import DeviceAlarm
 from firstline_gateway.identity.principals import UNAUTHENTICATED, device_of
 from firstline_gateway.models.repository import Repository, ServedModel
 from firstline_gateway.settings.settings import Contracts
@@ -42,8 +43,11 @@ from firstline_gateway.store.store import Store
 log = logger(__name__)
 
 _WAITING = 1024
+_REPEAT_S = 600.0  # until a device's alarm is stored again, so that it does not expire
 _OTHER_CERTIFICATE = "Its device has another certificate than the bundle here; bring both tiers to the same bundle."
 _BEHIND = f"{_WAITING} audits wait for the store; give it a faster disk."
+
+_Stored = tuple[list[Pool], dict[ModelKey, float], dict[PoolKey, int], list[DeviceAlarm]]
 
 
 class ContractMonitor:
@@ -79,10 +83,11 @@ class ContractMonitor:
             self._quotas = records.quotas(connection)
             self._contributors = records.devices(connection)
             contributed = {key: records.contributions(connection, key) for key in self._pools}
+            self._device_alarms = _by_device(alarms.listed(connection, service.now_s()))
         self._alarms: dict[ModelKey, dict[str, str]] = {}  # the broken event of each edge variant that alarms
         self._activity = DeviceActivity()
+        self._storing: set[tuple[str, ModelKey]] = set()  # the devices and versions whose report is being stored
         self._logged: set[tuple[ModelKey, Skipped]] = set()  # errors that are logged already
-        self._device_alarms = DeviceAlarms()
         self._promising: dict[ModelKey, tuple[Manifest, bool]] = {}  # whether audits can test anything of a version
         self._note_alarms()
         self._activity.restore(contributed, service_s=service.now_s(), now_s=clock.monotonic_s())
@@ -105,8 +110,9 @@ class ContractMonitor:
     def refresh(self) -> Future[None]:
         """Reads the changes of other replicas; fails with CapacityError if the store refuses."""
 
-        def read(connection: Connection) -> tuple[list[Pool], dict[ModelKey, float], dict[PoolKey, int]]:
-            return records.pools(connection), records.quotas(connection), records.devices(connection)
+        def read(connection: Connection) -> _Stored:
+            device_alarms = alarms.listed(connection, self._service.now_s())
+            return records.pools(connection), records.quotas(connection), records.devices(connection), device_alarms
 
         return self._store.submit_then(read, self._take_up, writes=False)
 
@@ -145,8 +151,8 @@ class ContractMonitor:
         return self._activity.active_devices([model], self._clock.monotonic_s())
 
     def device_alarms(self) -> list[DeviceAlarm]:
-        """Returns the alarms that devices reported within the last day, active alarms first."""
-        return self._device_alarms.listed(self._clock.monotonic_s())
+        """Returns the alarms of devices as of the latest refresh; see `alarms.listed`."""
+        return list(self._device_alarms.values())
 
     def quotas(self) -> dict[ModelKey, float]:
         """Returns the operators' quotas, in escalations per hour of all devices together."""
@@ -189,13 +195,11 @@ class ContractMonitor:
         note, device, model = request.audit, device_of(request.principal), served.key
         if device is None:
             return
+        if self._closed:
+            return
         if request.alarm or device != UNAUTHENTICATED:  # an unauthenticated caller may not be the device that alarmed
-            begun = self._device_alarms.report(
-                model, device, request.alarm, self._clock.wall_s(), monotonic_s=self._clock.monotonic_s()
-            )
-            if begun is not None and device != UNAUTHENTICATED and not self._closed:
-                self._note_device_alarm(begun)
-        if note is None or self._closed:
+            self._note_device_alarm(device, model, request.alarm)
+        if note is None:
             return
         keys = promises_of(served.manifest, note)
         if keys:  # the device audits, even if this audit is not counted
@@ -237,22 +241,37 @@ class ContractMonitor:
 
         return self._store.submit_then(lambda connection: records.set_quota(connection, model, per_hour), note)
 
-    def _note_device_alarm(self, alarm: DeviceAlarm) -> None:
-        """Adds an alarm to the audit log; if the store refuses, the device's telemetry does it later."""
-        alarms = {(alarm.model.name, alarm.model.version): {"event": alarm.event}}
+    def _note_device_alarm(self, device: str, model: ModelKey, alarm: ContractAlarm | None) -> None:
+        """Stores the beginning of a device's alarm, its end, and from time to time that it lasts."""
+        key, now_s = (device, model), self._service.now_s()
+        known = self._device_alarms.get(key)
+        if alarm is None:
+            is_stored = known is None or known.ended_s is not None
+        else:
+            is_stored = known is not None and known.repeats(alarm) and now_s - known.service_s < _REPEAT_S
+        if is_stored or key in self._storing:
+            return
+        report = alarms.Report(device, model, self._clock.wall_s(), now_s)
 
-        def note(connection: Connection) -> None:
-            before, before_s = totals.latest_totals(connection, alarm.device)
-            alarm_entries.note(connection, alarm.device, alarms, before, before_s=before_s, now_s=alarm.since_s)
+        def store(connection: Connection) -> alarms.Change:
+            return report.ended(connection) if alarm is None else report.raised(connection, alarm, event=alarm.event)
 
-        def noted(noting: Future[None]) -> None:
-            if (error := noting.exception()) is not None:
-                log.warning("device alarm not in the audit log yet", device=alarm.device, error=str(error))
+        def note(change: alarms.Change) -> None:
+            if change.alarm is not None:
+                self._device_alarms[key] = change.alarm
+            change.log()
 
+        def done(storing: Future[None]) -> None:
+            self._storing.discard(key)
+            if (error := storing.exception()) is not None:
+                log.warning("device alarm not stored yet", device=device, error=str(error))
+
+        self._storing.add(key)
         try:
-            self._store.submit(note).add_done_callback(noted)
+            self._store.submit_then(store, note).add_done_callback(done)
         except CapacityError as error:
-            log.warning("device alarm not in the audit log yet", device=alarm.device, error=error.message)
+            self._storing.discard(key)
+            log.warning("device alarm not stored yet", device=device, error=error.message)
 
     def _take(self, one: Audit) -> None:
         def failed(counting: Future[None]) -> None:
@@ -295,9 +314,10 @@ class ContractMonitor:
         self._note_alarms()
         return len(ended)
 
-    def _take_up(self, kept: tuple[list[Pool], dict[ModelKey, float], dict[PoolKey, int]]) -> None:
-        pools, self._quotas, self._contributors = kept
+    def _take_up(self, stored: _Stored) -> None:
+        pools, self._quotas, self._contributors, device_alarms = stored
         self._pools = {pool.key: pool for pool in pools}
+        self._device_alarms = _by_device(device_alarms)
         self._note_alarms()
 
     def _note_alarms(self) -> None:
@@ -319,6 +339,10 @@ class ContractMonitor:
         if known is None or known[0] is not served.manifest:
             known = self._promising[served.key] = served.manifest, bool(promises_in(served.manifest))
         return known[1]
+
+
+def _by_device(listed: Iterable[DeviceAlarm]) -> dict[tuple[str, ModelKey], DeviceAlarm]:
+    return {(alarm.device, alarm.model): alarm for alarm in listed}
 
 
 def _losses(task: Task, keys: Iterable[PoolKey], edge: Arrays, full: Arrays) -> dict[PoolKey, float]:

@@ -7,7 +7,7 @@ Modules
     totals          the counts of devices, added up over their processes
     overview        the state of all devices at one moment, added up
     gauges          metrics of all devices together
-    alarm_entries   the audit log's entries about alarms of single devices
+    alarms          the alarms that devices raised by their own audits
     answers         promises that have ended on devices, for webhooks
     tiers           the answers by tier, for all devices together, over time
 """

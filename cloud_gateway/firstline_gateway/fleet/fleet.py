@@ -20,9 +20,10 @@ from firstline_core.fleet.telemetry import Telemetry
 from firstline_core.fleet.twin import Brake, Desired, Reported
 from firstline_core.telemetry.logs import logger
 from firstline_gateway import audit_log
-from firstline_gateway.fleet import alarm_entries, answers, devices, overview, tiers, totals
+from firstline_gateway.fleet import alarms, answers, devices, overview, tiers, totals
 from firstline_gateway.identity.enrolment import revoked_devices
 from firstline_gateway.settings import settings
+from firstline_gateway.store.service_clock import ServiceClock
 from firstline_gateway.store.store import Store
 
 _TAGS = 64
@@ -39,6 +40,7 @@ class Fleet:
         store: reads and writes it.
         fleet_settings: from the configuration.
         clock: gives wall time.
+        service: clock by which alarms age.
         on_desired: called on the event loop when the desired state of devices has changed.
         wants_answers: whether devices report the promises that end.
         delete_with_device: functions that delete what other packages store about a device, in the given transaction.
@@ -50,6 +52,7 @@ class Fleet:
         fleet_settings: settings.Fleet,
         *,
         clock: Clock,
+        service: ServiceClock,
         on_desired: Callable[[], None],
         wants_answers: bool = False,
         delete_with_device: Sequence[Callable[[Connection, str], None]] = (),
@@ -57,6 +60,7 @@ class Fleet:
         self._store = store
         self._accept = fleet_settings.accept == "automatic"
         self._clock = clock
+        self._service = service
         self._tier_counter = tiers.TierCounter()
         self._on_desired = on_desired
         self._wants_answers = wants_answers
@@ -103,20 +107,20 @@ class Fleet:
         """
         now_s = self._clock.wall_s()
 
-        def add(connection: Connection) -> totals.Counted | None:
+        def add(connection: Connection) -> tuple[totals.Counted | None, list[alarms.Change]]:
             if not devices.mark_seen(connection, device, telemetry.session, now_s, accept=self._accept):
-                return None
+                return None, []
             counted = totals.count(connection, device, replace(telemetry, ended=()), now_s)
-            if counted is not None:
-                alarms = {
-                    (model.name, model.version): {"audits": model.audited, "disagreements": model.disagreed}
-                    for model in counted.after.models
-                    if model.alarm
-                }
-                alarm_entries.note(connection, device, alarms, counted.before, before_s=counted.before_s, now_s=now_s)
-            return counted
+            if counted is None:
+                return None, []
+            reported = {(model.name, model.version) for model in telemetry.models}
+            counts = [model for model in counted.after.models if (model.name, model.version) in reported]
+            service_s = self._service.now_s()
+            return counted, alarms.take_telemetry(connection, device, counts, now_s=now_s, service_s=service_s)
 
-        found = await self._store.write(add)
+        found, changes = await self._store.write(add)
+        for change in changes:
+            change.log()
         if found is not None:
             self._tier_counter.add(found.before, found.after, now_s)
         if telemetry.ended and self._wants_answers:
@@ -213,6 +217,7 @@ class Fleet:
         def forgotten(connection: Connection) -> bool:
             if not devices.forget(connection, name):
                 return False
+            alarms.delete_device(connection, name)
             for delete_data in self._delete_with_device:
                 delete_data(connection, name)
             audit_log.add(connection, now_s, by, "device.decommission", f"device:{name}")
@@ -273,9 +278,10 @@ class Fleet:
 
     async def forget_old(self) -> None:
         """Deletes counts that are older than the history."""
-        now_s = self._clock.wall_s()
+        now_s, service_s = self._clock.wall_s(), self._service.now_s()
 
         def forgotten(connection: Connection) -> None:
+            alarms.forget(connection, service_s)
             totals.forget(connection, now_s)
             tiers.forget(connection, now_s)
             answers.forget(connection, now_s)

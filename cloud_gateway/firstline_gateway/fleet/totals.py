@@ -69,15 +69,10 @@ HISTORY = sa.Table(
 
 
 class Counted(Struct, frozen=True):
-    """A device's counts before and after a report.
-
-    Attributes:
-        before_s: wall time of the report before; 0 if there is none.
-    """
+    """A device's counts before and after a report."""
 
     before: Totals
     after: Totals
-    before_s: float = 0.0
 
 
 def added(totals: Totals, before: Telemetry | None, report: Telemetry) -> Totals:
@@ -190,7 +185,7 @@ def count(connection: sa.Connection, device: str, report: Telemetry, now_s: floa
     process = {"session": report.session, "sequence": report.sequence, "latest": report}
     upsert(connection, COUNTS, row | process)
     insert_missing(connection, HISTORY, row | {"hour": int(now_s // _HOUR_S)})
-    return Counted(totals, after, stored.at_s if stored is not None else 0.0)
+    return Counted(totals, after)
 
 
 def totals_of(connection: sa.Connection, devices: Iterable[str]) -> dict[str, Totals]:
@@ -202,12 +197,6 @@ def totals_of(connection: sa.Connection, devices: Iterable[str]) -> dict[str, To
 def latest(connection: sa.Connection, device: str) -> Telemetry | None:
     """Returns the latest report of a device; None without one."""
     return connection.execute(sa.select(COUNTS.c.latest).where(COUNTS.c.device == device)).scalar_one_or_none()
-
-
-def latest_totals(connection: sa.Connection, device: str) -> tuple[Totals, float]:
-    """Returns the counts of a device so far, and the wall time of its latest report; 0 without one."""
-    row = connection.execute(sa.select(COUNTS.c.totals, COUNTS.c.at_s).where(COUNTS.c.device == device)).one_or_none()
-    return (row.totals, row.at_s) if row is not None else (Totals(), 0.0)
 
 
 def totals_before(connection: sa.Connection, devices: Iterable[str], at_s: float) -> dict[str, Totals]:

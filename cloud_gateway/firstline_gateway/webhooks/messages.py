@@ -21,7 +21,7 @@ from firstline_core.fleet.audit_log import Entry
 from firstline_core.storage.secrets import read_secret
 from firstline_gateway import audit_log
 from firstline_gateway.fleet import answers
-from firstline_gateway.fleet.alarm_entries import DEVICE_ALARM
+from firstline_gateway.fleet.alarms import DEVICE_ALARM
 
 _PREFIX = "whsec_"
 _KEY_BYTES = range(24, 65)

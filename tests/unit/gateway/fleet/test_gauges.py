@@ -16,6 +16,7 @@ from firstline_gateway.fleet.gauges import FleetGauges, FleetState, fleet_state
 from firstline_gateway.identity import enrolment
 from firstline_gateway.settings import settings
 from firstline_gateway.store.database import Database
+from firstline_gateway.store.service_clock import ServiceClock
 from firstline_gateway.store.store import Store
 
 NOW_S = 1.7e9
@@ -120,7 +121,8 @@ def test_the_values_of_a_tag_are_bounded_and_the_fleet_is_read_at_once(database:
 @pytest.mark.parametrize("store_settings", ["sqlite"], indirect=True)
 async def test_metrics_name_no_device_and_activity_only_grows(database: Database) -> None:
     store, metrics, clock = Store(database), RequestMetrics("gateway"), SimulatedClock(wall_start_s=NOW_S)
-    fleet = Fleet(store, settings.Fleet(), clock=clock, on_desired=lambda: None)
+    service = ServiceClock(database, clock)
+    fleet = Fleet(store, settings.Fleet(), clock=clock, service=service, on_desired=lambda: None)
     made = FleetGauges(store, metrics, settings.Fleet(), certificate_days=90, clock=clock, activity=fleet.activity)
     for sequence, rows in ((1, 4), (2, 6)):
         counts = ModelCounts("digits", 1, rows=rows, kept=rows, objects={"car": 2 * rows})

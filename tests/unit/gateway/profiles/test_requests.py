@@ -23,6 +23,7 @@ from firstline_gateway.profiles.records import RequestRecord
 from firstline_gateway.profiles.requests import RequestedProfiles, request_of, why_not
 from firstline_gateway.settings.settings import Fleet as FleetSettings
 from firstline_gateway.settings.settings import Store
+from firstline_gateway.store.service_clock import ServiceClock
 
 DAY_S = 86_400.0
 BY = "application:ops"
@@ -177,6 +178,7 @@ async def test_an_expired_request_can_be_cancelled(bench: Bench) -> None:
         bench.opened.store,
         FleetSettings(),
         clock=bench.clock,
+        service=ServiceClock(bench.opened.database, bench.clock),
         on_desired=lambda: None,
         delete_with_device=(records.delete_device,),
     )

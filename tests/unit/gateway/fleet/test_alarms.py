@@ -1,0 +1,161 @@
+"""Alarms that devices report by requests and by telemetry: each is one alarm, on every replica and after a restart."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+from support.databases import OpenStore
+from support.logs import captured_lines
+
+from firstline_core.clock import SimulatedClock
+from firstline_core.fleet.telemetry import ModelCounts, Telemetry
+from firstline_core.types import ContractAlarm, ModelKey
+from firstline_gateway import audit_log
+from firstline_gateway.fleet import alarms
+from firstline_gateway.fleet.alarms import DeviceAlarm
+from firstline_gateway.fleet.fleet import Fleet
+from firstline_gateway.identity.principals import UNAUTHENTICATED
+from firstline_gateway.settings import settings
+from firstline_gateway.settings.settings import Store
+from firstline_gateway.store.service_clock import ServiceClock
+
+M, N = ModelKey("digits", 1), ModelKey("digits", 2)
+A, B = "a" * 64, "b" * 64
+NOW_S, HOUR_S, DAY_S = 1.8e9, 3600.0, 86_400.0
+
+
+class Replica:
+    """One process on a store."""
+
+    def __init__(self, found: Store) -> None:
+        self.opened = OpenStore(found)
+        self.clock = SimulatedClock()
+        service = ServiceClock(self.opened.database, self.clock)
+        self.fleet = Fleet(
+            self.opened.store, settings.Fleet(), clock=self.clock, service=service, on_desired=lambda: None
+        )
+
+    def raised(self, at_s: float, device: str = "cam", model: ModelKey = M, digest: str = A, event: str = "") -> None:
+        report = alarms.Report(device, model, NOW_S + at_s, at_s)
+        with self.opened.database.begin() as connection:
+            change = report.raised(connection, ContractAlarm(digest, event), event=event)
+        change.log()
+
+    def ended(self, at_s: float, device: str = "cam", model: ModelKey = M) -> None:
+        with self.opened.database.begin() as connection:
+            change = alarms.Report(device, model, NOW_S + at_s, at_s).ended(connection)
+        change.log()
+
+    def listed(self, at_s: float) -> list[DeviceAlarm]:
+        with self.opened.database.reading() as connection:
+            return alarms.listed(connection, at_s)
+
+    def entries(self) -> list[str]:
+        with self.opened.database.reading() as connection:
+            found = audit_log.page(connection, audit_log.Wanted(action=alarms.DEVICE_ALARM), 100)
+        return [entry.subject for entry in found]
+
+
+@pytest.fixture
+def replicas(store_settings: Store) -> Iterator[tuple[Replica, Replica]]:
+    found = Replica(store_settings), Replica(store_settings)
+    yield found
+    for each in found:
+        each.opened.close()
+
+
+def test_repeated_reports_to_all_replicas_are_one_alarm(replicas: tuple[Replica, Replica]) -> None:
+    one, other = replicas
+    with captured_lines() as lines:
+        for at_s, replica in ((10, one), (20, other), (30, one), (2 * DAY_S, other)):
+            replica.raised(at_s, event="missed person")
+    (line,) = lines
+    assert (line["event"], line["device"]) == ("device contract broken by its own audits", "cam")
+    assert line["contract_event"] == "missed person"
+    assert one.entries() == other.entries() == ["device:cam"]
+    last_s = 2 * DAY_S
+    known = DeviceAlarm("cam", *M, A, "missed person", NOW_S + 10, NOW_S + last_s, None, last_s)
+    assert one.listed(last_s) == other.listed(last_s) == [known]
+
+
+def test_an_alarm_that_returns_shortly_after_its_end_is_the_same(replicas: tuple[Replica, Replica]) -> None:
+    one, other = replicas
+    one.raised(10)
+    with captured_lines() as lines:
+        other.ended(20)
+        one.ended(30)
+        assert other.listed(30) == [DeviceAlarm("cam", *M, A, "", NOW_S + 10, NOW_S + 20, NOW_S + 20, 20)]
+        one.raised(40)
+        one.ended(50)
+    assert [line["event"] for line in lines] == 2 * ["device alarm ended"]
+    assert other.entries() == ["device:cam"]
+    other.raised(HOUR_S)
+    assert one.listed(HOUR_S)[0].since_s == NOW_S + HOUR_S
+    assert one.entries() == 2 * ["device:cam"]
+
+
+def test_each_device_version_and_variant_has_its_own(replicas: tuple[Replica, Replica]) -> None:
+    one, _ = replicas
+    one.raised(10)
+    one.ended(11, "yard")
+    one.ended(12, model=N)
+    assert [(each.device, each.model, each.ended_s) for each in one.listed(12)] == [("cam", M, None)]
+    one.raised(13, digest=B)
+    assert [(each.edge_digest, each.since_s) for each in one.listed(13)] == [(B, NOW_S + 13)]
+    assert one.entries() == 2 * ["device:cam"]
+
+
+def test_lasting_alarms_come_first_and_silent_ones_are_not_shown(replicas: tuple[Replica, Replica]) -> None:
+    one, _ = replicas
+    one.raised(0, "ended")
+    one.ended(5, "ended")
+    one.raised(1, "old")
+    one.raised(2, "new")
+    assert [each.device for each in one.listed(10)] == ["new", "old", "ended"]
+    one.raised(80_000, "old")
+    assert [each.device for each in one.listed(DAY_S + 10)] == ["old"]
+    with one.opened.database.begin() as connection:
+        alarms.forget(connection, 30 * DAY_S + 10)
+    one.raised(30 * DAY_S + 10, "new")
+    assert one.entries().count("device:new") == 2
+
+
+async def test_telemetry_raises_and_ends_alarms(replicas: tuple[Replica, Replica]) -> None:
+    one, other = replicas
+    sequence = iter(range(1, 10))
+
+    async def report(replica: Replica, *, alarm: bool, at_s: float) -> None:
+        for each in replicas:
+            await each.clock.advance(at_s - each.clock.monotonic_s())
+        counts = (ModelCounts("digits", 1, audited=9, disagreed=4, alarm=alarm), ModelCounts("words", 1))
+        await replica.fleet.take_telemetry("cam", Telemetry("s", next(sequence), models=counts))
+
+    await report(one, alarm=True, at_s=100)
+    assert [(each.model, each.edge_digest) for each in other.listed(100)] == [(M, "")]
+    other.raised(200, event="missed person")
+    await report(one, alarm=False, at_s=300)  # it may be from before the alarm
+    await report(other, alarm=True, at_s=600)
+    (known,) = one.listed(600)
+    assert (known.cause, known.ended_s) == ((A, "missed person"), None)
+    assert one.entries() == ["device:cam"]
+    await report(one, alarm=False, at_s=1500)
+    assert other.listed(1500)[0].ended_s is not None
+    await one.fleet.decommission("cam", "operator:anna")
+    assert one.listed(1500) == []
+
+
+def test_a_device_chooses_neither_the_number_of_alarms_nor_of_entries(replicas: tuple[Replica, Replica]) -> None:
+    one, _ = replicas
+    for version in range(70):
+        one.raised(version, model=ModelKey("digits", version))
+    one.raised(80, UNAUTHENTICATED)
+    assert len(one.listed(80)) == 65
+    assert one.entries() == 16 * ["device:cam"]
+
+
+async def test_replicas_enter_an_alarm_once_at_the_same_moment(replicas: tuple[Replica, Replica]) -> None:
+    for number in range(5):
+        await asyncio.gather(*(asyncio.to_thread(each.raised, 10, f"cam{number}") for each in replicas))
+    assert sorted(replicas[0].entries()) == [f"device:cam{number}" for number in range(5)]
