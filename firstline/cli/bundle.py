@@ -14,7 +14,8 @@ from firstline.cli.command import EXIT_FAILED, Report, command, command_group
 from firstline.cli.options import DATA_HELP, BundleArgument, DataReading, require_bundle
 from firstline.cli.output import progress, rows_checked_sentence, table, warn
 from firstline.workbench.step_usage import USAGE
-from firstline_core.errors import ConfigError
+from firstline_core.errors import ConfigError, FirstlineError
+from firstline_core.storage.setting_places import naming_key
 from firstline_core.telemetry.wording import counted
 
 if TYPE_CHECKING:
@@ -200,13 +201,15 @@ def create(
 
 @contextmanager
 def _naming(recipe: Path | None, spec: BundleSpec) -> Iterator[None]:
-    """Names the recipe in the error about a model that it declares."""
+    """Names the recipe, and the table of the model, in the error about a model that it declares."""
     try:
         yield
-    except ConfigError as error:
-        if recipe is None or not any(model.file.name in error.message for model in spec.models):
+    except FirstlineError as error:
+        named = [number for number, model in enumerate(spec.models) if model.file.name in error.message]
+        if recipe is None or not named:
             raise
-        raise ConfigError(f"{recipe}: {error.message}") from error
+        with naming_key(recipe, f"edge[{named[0]}]" if named[0] < len(spec.edge) else "full"):
+            raise
 
 
 def _spec(flags: ModelFlags, recipe: Path | None, models: Path | None) -> BundleSpec:

@@ -60,7 +60,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -74,6 +74,7 @@ from firstline_core.processing.steps import Datatype, InputSpec, Kind, Scale, de
 from firstline_core.routing.certification import check_share
 from firstline_core.storage import settings
 from firstline_core.storage.files import naming, read_text, unreadable
+from firstline_core.storage.setting_places import naming_key
 from firstline_core.tasks.base import Task
 from firstline_core.tasks.classification import Classification
 from firstline_core.tasks.installed import BUILT_IN, read_task
@@ -190,52 +191,64 @@ def check_spec(spec: BundleSpec, labels: str = "the file of labels") -> None:
     Raises:
         ConfigError: a field is not valid.
     """
+    for _, sentence in _faults(spec, labels):
+        raise ConfigError(sentence)
+
+
+def _faults(spec: BundleSpec, labels: str) -> Iterator[tuple[str, str]]:
+    """Yields the recipe's key of each invalid field, and what is wrong with it."""
     if not spec.models:
-        raise ConfigError("A bundle needs a model: name one with --edge, --full, or both.")
-    for what, name in [("name", spec.name), *(("id", model.id) for model in spec.models if model.id)]:
+        yield "", "A bundle needs a model: name one with --edge, --full, or both."
+    keys = [*(f"edge[{number}]" for number in range(len(spec.edge))), "full"]
+    ids = [(f"{key}.id", "id", model.id) for key, model in zip(keys, spec.models, strict=False) if model.id]
+    for key, what, name in [("name", "name", spec.name), *ids]:
         if not re.match(NAME_PATTERN, name):
-            raise ConfigError(
+            yield (
+                key,
                 f"The {what} '{name}' is not valid: use up to 64 letters, digits, '.', '_' and '-', "
-                "the first a letter or digit."
+                "the first a letter or digit.",
             )
     if spec.configured is None and len(spec.labels) < 2:
-        raise ConfigError(
+        yield (
+            "labels",
             f"A bundle needs at least two labels, one a line, but {labels} has {len(spec.labels)}; a model with one "
-            "output has two: no and yes."
+            "output has two: no and yes.",
         )
     if spec.version < 1:
-        raise ConfigError(f"The version {spec.version} is not valid: versions count up from 1; use 1 or more.")
-    _check_policy(spec)
-    for model in spec.models:
+        yield "version", f"The version {spec.version} is not valid: versions count up from 1; use 1 or more."
+    yield from _policy_faults(spec)
+    for key, model in zip(keys, spec.models, strict=False):
         for step in model.presteps:
             if isinstance(step, Scale) and not _fits_fp32(step):
-                raise ConfigError(
-                    f"The step '{spell((step,))}' is not valid: mean and std are finite numbers, and no std is 0."
+                yield (
+                    key,
+                    f"The step '{spell((step,))}' is not valid: mean and std are finite numbers, and no std is 0.",
                 )
         for figure, value in model.measured.items():
             if not math.isfinite(value):
-                raise ConfigError(
-                    f"The figure '{figure}' of {model.file.name} is {value:g}; measured figures are finite."
+                yield (
+                    f"{key}.measured",
+                    f"The figure '{figure}' of {model.file.name} is {value:g}; measured figures are finite.",
                 )
 
 
-def _check_policy(spec: BundleSpec) -> None:
+def _policy_faults(spec: BundleSpec) -> Iterator[tuple[str, str]]:
     policy, (coldest, hottest) = spec.policy, TEMPERATURES
     if not isinstance(policy.score, Path) and spec.edge and policy.score not in spec.task.score_kinds:
-        raise ConfigError(f"The score '{policy.score}' is not one of this task's: {', '.join(spec.task.score_kinds)}.")
+        kinds = ", ".join(spec.task.score_kinds)
+        yield "policy.score", f"The score '{policy.score}' is not one of this task's: {kinds}."
     if not coldest <= policy.temperature <= hottest:
-        raise ConfigError(
-            f"The temperature {policy.temperature:g} is not valid: it is a number from {coldest:g} to {hottest:g}."
+        yield (
+            "policy.temperature",
+            f"The temperature {policy.temperature:g} is not valid: it is a number from {coldest:g} to {hottest:g}.",
         )
-    if policy.threshold is not None:
-        _check_threshold(policy.threshold, policy.score)
-
-
-def _check_threshold(threshold: float, score: str | Path) -> None:
-    if isinstance(score, Path) and not math.isfinite(threshold):
-        raise ConfigError(f"The threshold {threshold:g} is not valid: it is a finite number.")
-    if not isinstance(score, Path) and not 0 <= threshold <= 1:
-        raise ConfigError(f"The threshold {threshold:g} is not valid: {score} is from 0 to 1, such as 0.9.")
+    if policy.threshold is None:
+        return
+    invalid = f"The threshold {policy.threshold:g} is not valid:"
+    if isinstance(policy.score, Path) and not math.isfinite(policy.threshold):
+        yield "policy.threshold", f"{invalid} it is a finite number."
+    if not isinstance(policy.score, Path) and not 0 <= policy.threshold <= 1:
+        yield "policy.threshold", f"{invalid} {policy.score} is from 0 to 1, such as 0.9."
 
 
 def _fits_fp32(step: Scale) -> bool:
@@ -346,31 +359,39 @@ def read_recipe(file: Path, models: Path | None = None) -> BundleSpec:
     if not file.exists():
         raise ConfigError(f"There is no recipe {file}; name another with --recipe.")
     recipe = settings.load(_Recipe, file=file)
-    try:
-        spec = _spec(recipe, file, models if models is not None else file.parent)
-        check_spec(spec, recipe.labels or "the recipe")
-        return spec
-    except ConfigError as error:
-        if str(file) in error.message:
-            raise
-        raise ConfigError(f"{file}: {error.message}") from error
+    spec = _spec(recipe, file, models if models is not None else file.parent)
+    for key, sentence in _faults(spec, recipe.labels):
+        with naming_key(file, key):
+            raise ConfigError(sentence)
+    return spec
 
 
 def _spec(recipe: _Fields, file: Path, folder: Path) -> BundleSpec:
     """Returns the description that a recipe contains."""
 
-    def model(entry: _Model) -> ModelSpec:
-        before = entry.preprocess if entry.preprocess is not None else recipe.preprocess
-        after = entry.postprocess if entry.postprocess is not None else recipe.postprocess
+    def text(entry: _Model, key: str, name: str) -> tuple[str, str]:
+        """Returns the steps of a model, or else those of all models, and their key."""
+        own = getattr(entry, name)
+        return (getattr(recipe, name), name) if own is None else (own, f"{key}.{name}")
+
+    def before(spelled: str, key: str) -> tuple[PlainPre, ...]:
+        with naming_key(file, key):
+            return parse_preprocess(spelled, folder)
+
+    def after(spelled: str, key: str) -> tuple[PlainPost, ...]:
+        with naming_key(file, key):
+            return parse_postprocess(spelled, folder)
+
+    def model(entry: _Model, key: str) -> ModelSpec:
         return ModelSpec(
             file=folder / entry.file,
-            preprocess=parse_preprocess(before, folder),
-            postprocess=parse_postprocess(after, folder),
+            preprocess=before(*text(entry, key, "preprocess")),
+            postprocess=after(*text(entry, key, "postprocess")),
             id=entry.id,
             precision=entry.precision,
             input=entry.input,
             inputs={
-                name: FeedSpec(feed.input, parse_preprocess(feed.preprocess, folder))
+                name: FeedSpec(feed.input, before(feed.preprocess, f"{key}.inputs.{name}.preprocess"))
                 for name, feed in entry.inputs.items()
             },
             output=entry.output,
@@ -378,19 +399,21 @@ def _spec(recipe: _Fields, file: Path, folder: Path) -> BundleSpec:
             without_rows=entry.without_rows,
         )
 
-    labels = read_labels(folder / recipe.labels, recipe.labels_skip) if recipe.labels else ()
+    with naming_key(file, "labels"):
+        labels = read_labels(folder / recipe.labels, recipe.labels_skip) if recipe.labels else ()
     configured = _configured(recipe, labels, file, folder)
     task = Classification if configured is None else configured
-    score = recipe.policy.score or task.score_kinds[0]
-    edge = tuple(model(entry) for entry in recipe.edge)
-    full = model(recipe.full) if recipe.full is not None else None
+    edge = tuple(model(entry, f"edge[{number}]") for number, entry in enumerate(recipe.edge))
+    full = model(recipe.full, "full") if recipe.full is not None else None
+    with naming_key(file, "policy.score"):
+        score = parse_score(recipe.policy.score or task.score_kinds[0], folder, task)
     return BundleSpec(
         name=recipe.name,
         version=recipe.version,
         labels=labels,
         edge=edge,
         full=full,
-        policy=PolicySpec(parse_score(score, folder, task), recipe.policy.temperature, recipe.policy.threshold),
+        policy=PolicySpec(score, recipe.policy.temperature, recipe.policy.threshold),
         inputs=_inputs(recipe, (*edge, full) if full is not None else edge, file),
         independent_labels=recipe.independent_labels,
         label_thresholds=_label_thresholds(recipe, labels, file),
@@ -404,18 +427,20 @@ def _inputs(recipe: _Fields, models: Sequence[ModelSpec], file: Path) -> tuple[I
     Raises:
         ConfigError: a declaration is not valid.
     """
-    declared = [*recipe.inputs.items()]
+    declared = [(f"inputs.{name}", name, each) for name, each in recipe.inputs.items()]
     if recipe.input is not None:
-        if declared:
-            raise ConfigError(f"{file} has [input] and [inputs]; declare all of them as [inputs.NAME].")
-        declared = [(recipe.input.name, recipe.input)]
-    try:
-        return tuple(
-            InputSpec(name, each.datatype, each.shape, each.kind or _kind(name, each, models))
-            for name, each in declared
-        )
-    except ValueError as error:
-        raise ConfigError(f"{file}: {error}.") from error
+        with naming_key(file, "input"):
+            if declared:
+                raise ConfigError("The recipe has [input] and [inputs]; declare all of them as [inputs.NAME].")
+        declared = [("input", recipe.input.name, recipe.input)]
+    found = []
+    for key, name, each in declared:
+        try:
+            found.append(InputSpec(name, each.datatype, each.shape, each.kind or _kind(name, each, models)))
+        except ValueError as error:
+            with naming_key(file, key):
+                raise ConfigError(f"{error}.") from error
+    return tuple(found)
 
 
 def _kind(name: str, declared: _Input, models: Sequence[ModelSpec]) -> Kind:
@@ -429,19 +454,27 @@ def _kind(name: str, declared: _Input, models: Sequence[ModelSpec]) -> Kind:
 
 def _configured(recipe: _Fields, labels: Sequence[str], file: Path, folder: Path) -> Task | None:
     tables = {kind: table for kind in (*_KINDS, _TASK) if (table := getattr(recipe, kind, None)) is not None}
-    if len(tables) > 1:
-        raise ConfigError(f"{file} has the tables {' and '.join(f'[{kind}]' for kind in tables)}; keep one of them.")
     for name, table in tables.items():
-        fields = {**table, **({"labels": labels} if labels else {}), **({} if name == _TASK else {"kind": name})}
-        if isinstance(graph := fields.get("loss_graph"), str) and fields.get("kind") == Tensors.kind:
-            fields["loss_graph"] = _content(folder / graph)
-        try:
-            return read_task(fields)
-        except (ValueError, TaskError) as error:
-            raise ConfigError(f"{file}: [{name}] is not valid: {error}.") from error
+        with naming_key(file, name):
+            if len(tables) > 1:
+                raise ConfigError(
+                    f"There are {' and '.join(f'[{kind}]' for kind in tables)}; keep one of these tables."
+                )
+            return _read_task(name, table, labels, folder)
     if not labels:
         raise ConfigError(f'{file}: a classifier needs `labels = "FILE"`, one label a line.')
     return None
+
+
+def _read_task(name: str, table: Mapping[str, Any], labels: Sequence[str], folder: Path) -> Task:
+    """Returns the task that a table of a recipe configures."""
+    fields = {**table, **({"labels": labels} if labels else {}), **({} if name == _TASK else {"kind": name})}
+    if isinstance(graph := fields.get("loss_graph"), str) and fields.get("kind") == Tensors.kind:
+        fields["loss_graph"] = _content(folder / graph)
+    try:
+        return read_task(fields)
+    except (ValueError, TaskError) as error:
+        raise ConfigError(f"The table is not valid: {error}.") from error
 
 
 def _label_thresholds(recipe: _Fields, labels: Sequence[str], file: Path) -> tuple[float, ...]:
@@ -449,15 +482,14 @@ def _label_thresholds(recipe: _Fields, labels: Sequence[str], file: Path) -> tup
     wanted = recipe.label_threshold
     if wanted is None:
         return ()
-    if not recipe.independent_labels:
-        raise ConfigError(f"{file}: label_threshold is of independent labels; add `independent_labels = true`.")
     by_label = wanted if isinstance(wanted, dict) else dict.fromkeys(labels, wanted)
-    for label, threshold in by_label.items():
-        if label not in labels:
-            raise ConfigError(
-                f"{file}: label_threshold names the label '{label}', which {recipe.labels} does not have."
-            )
-        check_share(f"the label_threshold of '{label}' in {file}", threshold)
+    with naming_key(file, "label_threshold"):
+        if not recipe.independent_labels:
+            raise ConfigError("label_threshold is of independent labels; add `independent_labels = true`.")
+        for label, threshold in by_label.items():
+            if label not in labels:
+                raise ConfigError(f"'{label}' is not a label of {recipe.labels}{did_you_mean(label, labels)}")
+            check_share(f"the threshold of '{label}'", threshold)
     return tuple(by_label.get(label, 0.5) for label in labels)
 
 

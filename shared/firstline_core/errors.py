@@ -256,8 +256,9 @@ __all__ = [error.__name__ for error in BY_CODE.values()]
 
 
 def similar_name(name: str, known: Iterable[str]) -> str:
-    """Returns the known name that is most similar to an unknown one; "" if none is similar."""
-    return next(iter(get_close_matches(name, list(known), n=1)), "")
+    """Returns the known name that is most similar to an unknown one, in any case; "" if none is similar."""
+    names = {each.lower(): each for each in known}
+    return names.get(next(iter(get_close_matches(name.lower(), list(names), n=1)), ""), "")
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

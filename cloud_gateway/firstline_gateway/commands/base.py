@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -42,11 +43,18 @@ def settings_of(arguments: argparse.Namespace, **overrides: object) -> Settings:
     """
     from firstline_gateway.settings.load import load
 
-    return load(
-        arguments.config,
-        environ=os.environ,
-        overrides={key.replace("__", "."): value for key, value in overrides.items()},
-    )
+    return load(arguments.config, environ=os.environ, overrides=_dotted(overrides))
+
+
+def naming_sources(arguments: argparse.Namespace, **overrides: object) -> AbstractContextManager[None]:
+    """Adds the source of a setting to an error that names the setting; with the arguments of `settings_of`."""
+    from firstline_gateway.settings.load import naming_sources
+
+    return naming_sources(arguments.config, os.environ, _dotted(overrides))
+
+
+def _dotted(overrides: Mapping[str, object]) -> dict[str, object]:
+    return {key.replace("__", "."): value for key, value in overrides.items()}
 
 
 def show(arguments: argparse.Namespace, text: str, value: object) -> None:

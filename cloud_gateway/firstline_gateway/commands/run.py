@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from firstline_gateway.commands.base import add_action, settings_of, show
+from firstline_gateway.commands.base import add_action, naming_sources, settings_of, show
 
 if TYPE_CHECKING:
     from firstline_core.command_line import Commands
@@ -39,22 +39,23 @@ def _run(arguments: argparse.Namespace) -> int:
     finally:
         gc.freeze()
         gc.enable()
-    read = partial(settings_of, arguments, api__host=arguments.host, api__port=arguments.port)
+    flags = {"api__host": arguments.host, "api__port": arguments.port}
+    read = partial(settings_of, arguments, **flags)
     settings = read()
     logs.configure(settings.log.level, settings.log.format)
     tracing.configure("firstline-gateway", settings.tracing.endpoint, settings.tracing.sample)
     bound = sockets.bind(settings.api.host, settings.api.port)
     url = sockets.url_of(bound, tls=settings.tls.enabled)
     sockets.raise_descriptor_limit()
-    gateway = open_gateway(settings)
-    ended = uvloop.run(
-        run_gateway(
-            gateway,
-            bound,
-            lambda: show(arguments, f"listening on {url}", {"event": "ready", "url": url}),
-            read,
+    with naming_sources(arguments, **flags):
+        ended = uvloop.run(
+            run_gateway(
+                open_gateway(settings),
+                bound,
+                lambda: show(arguments, f"listening on {url}", {"event": "ready", "url": url}),
+                read,
+            )
         )
-    )
     tracing.close()
     if not ended:
         # No thread can be made to stop, and the interpreter's own end would wait for it.
@@ -73,12 +74,11 @@ def _check(arguments: argparse.Namespace) -> int:
 
     settings = settings_of(arguments)
     logs.configure("error", settings.log.format)
-    check_files(settings)
-    options = runtime_options(settings)
     here = settings.loads_here
-    repository = load_repository(
-        Path(settings.models.directory), options if here else None, fetched=settings.fetched_models
-    )
+    with naming_sources(arguments):
+        check_files(settings)
+        options = runtime_options(settings) if here else None
+        repository = load_repository(Path(settings.models.directory), options, fetched=settings.fetched_models)
     served_well, refused = [], [(bundle.path, bundle.error) for bundle in repository.refused]
     for served in repository:
         try:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from urllib.parse import parse_qsl, urlsplit
 
@@ -15,6 +16,7 @@ from msgspec.structs import replace
 from firstline_core.errors import ConfigError
 from firstline_core.protocol.loopback import address_of, is_loopback
 from firstline_core.storage import settings as sources
+from firstline_core.storage.setting_places import Sources
 from firstline_gateway.settings.settings import (
     BROKER_AUTHORITIES_FILE,
     BROKER_PASSWORD_FILE,
@@ -42,15 +44,23 @@ def load(
         ConfigError: a source cannot be read, or contains invalid settings.
     """
     settings = sources.load(Settings, file=file, environ=environ, prefix=ENVIRONMENT_PREFIX, overrides=overrides)
-    _check(settings)
-    base = file.parent if file is not None else Path()
-    settings = sources.with_absolute_paths(settings, base)
-    settings = replace(
-        settings,
-        store=replace(settings.store, url=_store_url(base, settings.store.url)),
-        identity=replace(settings.identity, broker_port=settings.identity.broker_port or settings.broker.port),
-    )
-    return _with_broker(settings) if settings.broker.directory else settings
+    with naming_sources(file, environ or {}, overrides or {}):
+        _check(settings)
+        base = file.parent if file is not None else Path()
+        settings = sources.with_absolute_paths(settings, base)
+        settings = replace(
+            settings,
+            store=replace(settings.store, url=_store_url(base, settings.store.url)),
+            identity=replace(settings.identity, broker_port=settings.identity.broker_port or settings.broker.port),
+        )
+        return _with_broker(settings) if settings.broker.directory else settings
+
+
+def naming_sources(
+    file: Path | None, environ: Mapping[str, str], overrides: Mapping[str, object]
+) -> AbstractContextManager[None]:
+    """Adds the source of a setting to an error that names the setting."""
+    return sources.naming_sources(Settings, Sources(file, None, environ, ENVIRONMENT_PREFIX, overrides))
 
 
 def _with_broker(settings: Settings) -> Settings:

@@ -10,7 +10,7 @@ from firstline_core.telemetry import logs, tracing
 from firstline_edge.app import run_agent
 from firstline_edge.cli.output import print_error, print_json, print_line
 from firstline_edge.cli.parser import FAILED, OK
-from firstline_edge.settings.load import load, load_or_last_good, store_last_good
+from firstline_edge.settings.load import load, load_or_last_good, naming_sources, store_last_good
 
 log = logs.logger(__name__)
 
@@ -40,9 +40,10 @@ def command(arguments: argparse.Namespace) -> int:
         found = settings.tracing
         tracing.configure("firstline-edge", found.endpoint, found.sample, instance=settings.device_id)
         try:
-            asyncio.run(
-                run_agent(settings, ready, partial(load, arguments.config, overrides=overrides), problems=problems)
-            )
+            with naming_sources(arguments.config, overrides):
+                asyncio.run(
+                    run_agent(settings, ready, partial(load, arguments.config, overrides=overrides), problems=problems)
+                )
         finally:
             tracing.close()
     except OSError as error:

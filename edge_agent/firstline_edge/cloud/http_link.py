@@ -147,7 +147,7 @@ def tls_context(settings: HttpLinkSettings) -> ssl.SSLContext | None:
     except (OSError, ssl.SSLError) as error:
         why = "it holds no certificate" if isinstance(error, ssl.SSLError) else error.strerror
         raise ConfigError(
-            f"tls_ca_file of links: {settings.ca_file} cannot be used: {why}; name a file with certificates in PEM."
+            f"links.tls_ca_file: {settings.ca_file} cannot be used: {why}; name a file with certificates in PEM."
         ) from error
 
 
@@ -158,7 +158,7 @@ def _check_url(url: str) -> None:
     except ValueError:
         valid = False
     if not valid or any(character.isspace() for character in url):
-        raise ConfigError(f"The gateway's URL {url!r} must look like https://gateway.example.com.")
+        raise ConfigError(f"links.url {url!r} is not a URL; write it like https://gateway.example.com.")
 
 
 class _Pool:

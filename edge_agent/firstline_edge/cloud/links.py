@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from firstline_core.clock import Clock, first_of
-from firstline_core.errors import FirstlineError, LinkDownError
+from firstline_core.errors import ConfigError, FirstlineError, LinkDownError
 from firstline_core.protocol.limits import Limits
 from firstline_core.protocol.mqtt_messages import MqttSettings, Topics, tls_context
 from firstline_core.storage.secrets import read_secret
@@ -111,12 +112,13 @@ async def open_links(
     links: list[HttpLink | MqttLink] = []
     limits = request_limits(settings.api)
     mqtt: list[MqttLink] = []
-    for name, section in zip(link_names(settings.links), settings.links, strict=True):
-        if section.kind == "http":
-            links.append(make_http_link(section, limits, clock, credentials, name=name))
-        else:
-            mqtt.append(make_mqtt_link(section, settings, birth, limits, clock, credentials=credentials, name=name))
-            links.append(mqtt[-1])
+    for number, (name, section) in enumerate(zip(link_names(settings.links), settings.links, strict=True)):
+        with _naming(number):
+            if section.kind == "http":
+                links.append(make_http_link(section, limits, clock, credentials, name=name))
+            else:
+                mqtt.append(make_mqtt_link(section, settings, birth, limits, clock, credentials=credentials, name=name))
+                links.append(mqtt[-1])
     rng = random.Random()  # noqa: S311 (jitter)
     chain = LinkChain(
         links,
@@ -129,6 +131,15 @@ async def open_links(
     await chain.start()
     identified = [section.shows_identity and credentials is not None for section in settings.links]
     return Links(chain, tuple(mqtt), tuple(link for link, joined in zip(links, identified, strict=True) if joined))
+
+
+@contextmanager
+def _naming(number: int) -> Iterator[None]:
+    """Names a link by its place in the settings in the error about one of its settings."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(error.message.replace("links.", f"links[{number}].", 1)) from error
 
 
 def make_http_link(

@@ -11,6 +11,7 @@ import contextlib
 import os
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TypeVar
 
@@ -19,6 +20,7 @@ from msgspec.structs import replace
 
 from firstline_core.errors import ConfigError, IntegrityError
 from firstline_core.storage import settings as sources
+from firstline_core.storage.setting_places import Sources
 from firstline_core.storage.structs import read_struct, write_struct
 from firstline_core.telemetry.logs import logger
 from firstline_edge.settings.check import check
@@ -64,18 +66,18 @@ def load(
     Raises:
         ConfigError: a source cannot be read or is invalid.
     """
-    settings = sources.load(
-        EdgeSettings,
-        file=file,
-        environ=os.environ if environ is None else environ,
-        prefix=PREFIX,
-        overrides=overrides,
-        text=text,
-    )
+    environ = os.environ if environ is None else environ
+    settings = sources.load(EdgeSettings, file=file, environ=environ, prefix=PREFIX, overrides=overrides, text=text)
     if file is not None:
         settings = sources.with_absolute_paths(settings, file.resolve().parent)
-    check(settings)
-    return _with_identity(settings)
+    with sources.naming_sources(EdgeSettings, Sources(file, text, environ, PREFIX, overrides or {})):
+        check(settings)
+        return _with_identity(settings)
+
+
+def naming_sources(file: Path | None, overrides: Mapping[str, object]) -> AbstractContextManager[None]:
+    """Adds the source of a setting to an error of a start, which names the setting."""
+    return sources.naming_sources(EdgeSettings, Sources(file, None, os.environ, PREFIX, overrides))
 
 
 def _with_identity(settings: EdgeSettings) -> EdgeSettings:

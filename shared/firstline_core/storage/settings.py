@@ -11,6 +11,8 @@ import logging
 import re
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from copy import deepcopy
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args, get_type_hints
@@ -18,8 +20,9 @@ from typing import Annotated, Any, TypeVar, get_args, get_type_hints
 import msgspec
 from msgspec import Meta
 
-from firstline_core.errors import ConfigError, similar_name
+from firstline_core.errors import ConfigError, did_you_mean, similar_name
 from firstline_core.storage import files
+from firstline_core.storage.setting_places import ANY_NAME, Sources, line_of, parts_of, spelled
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -31,6 +34,7 @@ _TOML_PLACE = re.compile(r" \(at line (\d+), column \d+\)| \(at end of document\
 # Similarity from which a variable counts as a misspelt setting.
 _ALIKE = 0.85
 _SHOWN_CHARACTERS = 80
+_ONE_OF = "one of "
 
 # Paths: relative ones start at the folder of the configuration file. "path" lists values that are not paths; one that
 # ends with a colon is a prefix of such values.
@@ -92,6 +96,11 @@ def load(
             _set(values, dotted.split("."), parsed, dotted)
             _convert(cls, values, text="", where="the command line", of_text=isinstance(flag_value, str))
     return _convert(cls, values, text=text, where=str(file or "the defaults"))
+
+
+def naming_sources(cls: type[msgspec.Struct], sources: Sources) -> AbstractContextManager[None]:
+    """Adds the source of a setting to an error that names it; see `Sources.naming`."""
+    return sources.naming(lambda path: bool(_types_at(cls, path)))
 
 
 def changed_keys(before: T, after: T) -> tuple[str, ...]:
@@ -232,30 +241,65 @@ def _convert(cls: type[T], values: dict[str, Any], *, text: str, where: str, of_
     except msgspec.ValidationError as error:
         unknown = _UNKNOWN.match(str(error))
         if unknown is not None:
-            key, path = unknown["key"], _dotted(unknown["path"])
-            table = f"{_named(path)}." if path else ""
-            whole = (
-                table if "[...]" not in (unknown["path"] or "") else ""
-            )  # the name of a part of a free table is lost
+            key, path = unknown["key"], _path(cls, values, error, unknown["path"])
+            table = f"{spelled(path)}." if path else ""
             raise ConfigError(
-                f"{where}{_line(text, [*path, key])} has an unknown key '{table}{key}'"
-                f"{_suggest(key, _fields(_type_at(cls, path)), whole)}"
+                f"{where}{line_of(text, [*path, key])} has an unknown key '{table}{key}'"
+                f"{_suggest(key, _fields(_type_at(cls, path)), table)}"
             ) from error
         if (missing := _MISSING.match(str(error))) is not None:
-            key, path = missing["key"], _dotted(missing["path"])
+            key, path = missing["key"], _path(cls, values, error, missing["path"])
             wanted = described(_types_at(cls, [*path, key]))
             raise ConfigError(
-                f"{where}{_line(text, path)} has no key '{_named([*path, key])}'; add `{key} = ...` ({wanted})."
+                f"{where}{line_of(text, path)} has no key '{spelled([*path, key])}'; add `{key} = ...` ({wanted})."
             ) from error
         invalid = _INVALID.match(str(error))
-        path = _dotted(invalid["path"]) if invalid else []
-        named = f", '{_named(path)}'," if path else ""
+        path = _path(cls, values, error, invalid["path"] if invalid else None)
+        named = f", '{spelled(path)}'," if path else ""
         wanted = described(_types_at(cls, path))
         if of_text and wanted.startswith(("list", "table")):
             wanted += """, as JSON such as '["a", "b"]'"""
+        choices = wanted.removeprefix(_ONE_OF).split(", ") if wanted.startswith(_ONE_OF) else ()
+        close = did_you_mean(_shown(values, path).strip("'"), choices)
         raise ConfigError(
-            f"{where}{_line(text, path)}{named} is {_shown(values, path)}; use {_article(wanted)}."
+            f"{where}{line_of(text, path)}{named} is {_shown(values, path)}; use {_article(wanted)}{close}"
         ) from error
+
+
+def _path(cls: type[T], values: dict[str, Any], error: Exception, path: str | None) -> list[str]:
+    """Returns the parts of msgspec's path to a value; for a name in a free table, which msgspec leaves out, it tries.
+
+    Args:
+        cls: the struct.
+        values: that are not valid.
+        error: of msgspec.
+        path: in the error.
+    """
+    parts = parts_of(path)
+    for place in (number for number, part in enumerate(parts) if part == ANY_NAME):
+        names = _value_at(values, parts[:place])
+        alone = (name for name in names if _fails_alone(cls, values, error, [*parts[:place], name]))
+        parts[place] = next(alone, ANY_NAME)
+    return parts
+
+
+def _fails_alone(cls: type[T], values: dict[str, Any], error: Exception, path: list[str]) -> bool:
+    """Returns whether the values are invalid in the same way without the neighbours of one in a table."""
+    values = deepcopy(values)
+    table = _value_at(values, path[:-1])
+    for other in table.keys() - {path[-1]}:
+        del table[other]
+    try:
+        msgspec.convert(values, cls, strict=False)
+    except msgspec.ValidationError as alone:
+        return str(alone) == str(error)
+    return False
+
+
+def _value_at(values: Any, path: list[str]) -> Any:
+    for part in path:
+        values = values[int(part)] if isinstance(values, list) else values[part]
+    return values
 
 
 def _shown(values: Any, path: list[str]) -> str:
@@ -271,7 +315,7 @@ def _shown(values: Any, path: list[str]) -> str:
 
 def _article(wanted: str) -> str:
     """Returns the description of a type with its article."""
-    if wanted.startswith(("one of", "text", "true")):
+    if wanted.startswith((_ONE_OF, "text", "true")):
         return wanted
     return f"{'an' if wanted.startswith('integer') else 'a'} {wanted}"
 
@@ -330,55 +374,7 @@ def _plural(described: str) -> str:
 
 def _choices(info: msgspec.inspect.LiteralType | msgspec.inspect.EnumType) -> str:
     values = info.values if isinstance(info, msgspec.inspect.LiteralType) else [each.value for each in info.cls]
-    return f"{'one of ' if len(values) > 1 else ''}{', '.join(map(str, values))}"
-
-
-def _dotted(path: str | None) -> list[str]:
-    """Splits `$.links[0].url` into ["links", "0", "url"]; msgspec writes `[...]` for any value of a free table."""
-    if not path:
-        return []
-    return [part for part in re.split(r"[.\[\]]+", path.removeprefix("$").replace("[...]", "")) if part]
-
-
-def _named(path: list[str]) -> str:
-    """Returns a key as a person names it, such as "links[0].url"."""
-    return ".".join(path[:1]) + "".join(f"[{part}]" if part.isdigit() else f".{part}" for part in path[1:])
-
-
-def _line(text: str, path: list[str]) -> str:
-    """Returns `:LINE` of a key, or of the closest table or list around it; "" where the text has none of them.
-
-    `tomllib` reports no lines of valid keys. A key is defined by the last line that mentions it and before which it
-    does not exist.
-    """
-    lines = text.split("\n")
-    for length in range(len(path), 0, -1):
-        wanted = path[:length]
-        if not _defines(text, wanted):
-            continue
-        name = next((part for part in reversed(wanted) if not part.isdigit()), wanted[-1])
-        mention = re.compile(rf"(?<![\w-]){re.escape(name)}(?![\w-])")
-        for number in range(len(lines), 0, -1):
-            before = "\n".join(lines[: number - 1])
-            if mention.search(lines[number - 1]) and _defines(before, wanted) is False:
-                return f":{number}"
-    return ""
-
-
-def _defines(text: str, path: list[str]) -> bool | None:
-    """Returns whether TOML text, which may end within a list, has a key; None where it ends within another value."""
-    for ending in ("", "]"):
-        try:
-            found: Any = tomllib.loads(text + ending)
-        except (ValueError, RecursionError):
-            continue
-        try:
-            for part in path:
-                found = found[int(part)] if isinstance(found, list) else found[part]
-        except (LookupError, TypeError, ValueError):
-            return False
-        return True
-    return None
+    return f"{_ONE_OF if len(values) > 1 else ''}{', '.join(map(str, values))}"
 
 
 @cache
@@ -400,6 +396,8 @@ def _types_at(cls: type[msgspec.Struct], path: list[str]) -> list[Any]:
         for info in (alternative for each in found for alternative in _alternatives(each)):
             if isinstance(info, msgspec.inspect.StructType):
                 inner += [field.type for field in info.fields if field.encode_name == part]
+            elif isinstance(info, msgspec.inspect.DictType):
+                inner.append(info.value_type)
             elif (element := getattr(info, "item_type", None)) is not None:
                 inner.append(element)
         found = inner
@@ -411,8 +409,6 @@ def _alternatives(info: Any) -> list[Any]:
         return _alternatives(info.type)
     if isinstance(info, msgspec.inspect.UnionType):
         return [alternative for each in info.types for alternative in _alternatives(each)]
-    if isinstance(info, msgspec.inspect.DictType) and isinstance(info.value_type, msgspec.inspect.StructType):
-        return [info.value_type]  # a table of tables: msgspec does not report the name, and all have one type
     return [info]
 
 
@@ -450,7 +446,7 @@ def _warn_about_ignored(ignored: list[str], known: set[str], prefix: str, warn: 
 def _suggest(key: str, known: list[str], table: str) -> str:
     if close := similar_name(key, known):
         return f"; did you mean '{table}{close}'?"
-    return f"; known here: {', '.join(known)}." if known else "."
+    return f"; delete it, or use one of {', '.join(known)}." if known else "."
 
 
 def _from_text(value: str) -> object:

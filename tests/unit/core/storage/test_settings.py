@@ -39,6 +39,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     api: Api = Api()
     run: Run | None = None
     links: tuple[Link, ...] = ()
+    peers: dict[str, Link] = {}
+    sizes: dict[str, int] = {}
 
 
 def written(tmp_path: Path, text: str) -> Path:
@@ -91,9 +93,20 @@ def test_lists_in_the_environment_are_json() -> None:
         ('# [api]\n[api]\nhost = """\nport = \'x\'\n"""\nport = \'y\'\n', "agent.toml:6, 'api.port'"),
         (
             "[run]\n[run.measured]\nedge = 'x'\n",
-            "agent.toml:2, 'run.measured', is {'edge': 'x'}; use a table of numbers.",
+            "agent.toml:3, 'run.measured.edge', is 'x'; use a number.",
         ),
-        ("[run]\nlevel = 'INFO'\n", "agent.toml:2, 'run.level', is 'INFO'; use one of debug, info."),
+        (
+            "sizes = { a = 1 }\n[peers.b]\nkind = 'x'\n[peers.c]\nkind = 'y'\nulr = 1\n",
+            "agent.toml:6 has an unknown key 'peers.c.ulr'; did you mean 'peers.c.url'?",
+        ),
+        (
+            "[run]\nlevel = 'debgu'\n",
+            "agent.toml:2, 'run.level', is 'debgu'; use one of debug, info; did you mean 'debug'?",
+        ),
+        (
+            "[run]\nlevel = 'INFO'\n",
+            "agent.toml:2, 'run.level', is 'INFO'; use one of debug, info; did you mean 'info'?",
+        ),
         ("[run]\nkind = 'x'\n", "'run.kind', is 'x'; use one of full, edge."),
         ("[run]\nlevell = 'x'\n", "did you mean 'run.level'?"),
         ("[api\n", "agent.toml:1 is not valid TOML (expected ']' at the end of a table declaration)"),

@@ -160,7 +160,7 @@ def test_servers_have_names_addresses_and_paths(tmp_path: Path) -> None:
         ({"executors": {"a": {}}, "models.executors_of": {"m": ["b"]}}, "there is no such executor: a"),
         ({"executors": {"a": {}}, "models.executors_of": {"m": []}}, "without an executor"),
         ({"executors": {"a": {"engine": "cloud"}}}, "use one of local, oip, ray"),
-        ({"executors": {"a": {"endpoint": []}}}, "did you mean 'endpoints'"),
+        ({"executors": {"a": {"endpoint": []}}}, "did you mean 'executors.a.endpoints'"),
     ],
 )
 def test_executors_that_make_no_sense_are_refused(overrides: dict[str, object], said: str) -> None:
@@ -193,7 +193,7 @@ def test_several_executors_take_the_place_of_the_one(tmp_path: Path) -> None:
         ({"url": "http://127.0.0.1:1/", "events": []}, r"webhooks\.ops\.events is empty"),
         ({"url": "https://example.com/?token=secret"}, r"webhooks\.ops\.secret_file is not set"),
         ({"events": ["all"]}, "use one of alarms, answers, enrolments, rollouts"),
-        ({"secret": "s"}, "did you mean 'secret_file'"),
+        ({"secret": "s"}, "did you mean 'webhooks.ops.secret_file'"),
     ],
 )
 def test_a_webhook_needs_a_protected_address_and_a_key(webhook: dict[str, object], said: str) -> None:
