@@ -261,6 +261,22 @@ async def test_failing_callback_leads_to_a_reconnect(mosquitto: Broker) -> None:
     await client.close()
 
 
+async def test_subscriptions_made_while_it_connects_are_not_forgotten(mosquitto: Broker) -> None:
+    got: list[Message] = []
+
+    async def introduce() -> None:
+        await client.subscribe("late", collect(got))
+
+    async with connected(settings(mosquitto)) as sender:
+        client = MqttClient(settings(mosquitto), on_connected=introduce)
+        await client.subscribe("early", collect(got))
+        await client.connect(5)
+        assert await sender.publish(Publication("early", b"early"))
+        assert await sender.publish(Publication("late", b"late"))
+        await until(lambda: len(got) == 2)
+        await client.close()
+
+
 async def test_unsubscribed_topics_stay_silent_after_a_reconnect(mosquitto: Broker) -> None:
     got: list[Message] = []
     async with connected(settings(mosquitto)) as client, connected(settings(mosquitto)) as sender:

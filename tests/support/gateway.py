@@ -177,9 +177,11 @@ def gated_gateway(folder: Path, slots: int = 1, **overrides: object) -> tuple[Ga
 async def serving_gateway(
     folder: Path, *, broker: Broker | None = None, **overrides: object
 ) -> AsyncIterator[tuple[Gateway, str]]:
-    """Opens and serves a gateway with `gateway_settings`; yields it with its URL."""
+    """Opens and serves a gateway with `gateway_settings`; yields it with its URL when it takes MQTT requests."""
     gateway = open_gateway(gateway_settings(folder, broker=broker, **overrides))
     async with serving(gateway) as url:
+        if broker is not None:
+            await wait_for_gauge(gateway, "firstline_gateway_mqtt_connected")
         yield gateway, url
 
 

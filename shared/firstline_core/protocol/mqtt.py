@@ -160,7 +160,7 @@ class MqttClient:
     async def _subscribe(self, topic_filter: str, handle: Callable[[Message], None]) -> None:
         self._handlers[topic_filter] = handle
         self._filters[topic_filter] = None
-        if self.connected and self._connection is not None:
+        if self._connection is not None and self._connection.alive:
             await self._connection.subscribe(topic_filter)
 
     async def unsubscribe(self, topic_filter: str) -> None:
@@ -172,7 +172,7 @@ class MqttClient:
         if topic_filter not in self._filters:
             return
         del self._filters[topic_filter]  # the handler stays: messages may arrive until the broker has confirmed
-        if self.connected and self._connection is not None:
+        if self._connection is not None and self._connection.alive:
             await self._connection.unsubscribe(topic_filter)
 
     async def close(self) -> None:
@@ -237,8 +237,9 @@ class MqttClient:
     async def _establish(self, connection: Connection) -> None:
         await connection.open()
         self._connection = connection
-        for topic_filter in tuple(self._filters):
-            await connection.subscribe(topic_filter)
+        for topic_filter in tuple(self._filters):  # `subscribe` itself adds what a caller asks for from here on
+            if topic_filter in self._filters:
+                await connection.subscribe(topic_filter)
         if self._on_connected is not None:
             await self._on_connected()
         self._last_error = None
