@@ -16,7 +16,7 @@ PANELS = {
     "Workflow": ("demo", "pair", "run", "infer", "certify", "evaluate", "compress"),
     "Bundles": ("bundle", "model", "alias", "profile"),
     "Fleet": ("device", "config", "rollout", "fleet", "job"),
-    "Operate": ("console", "context", "keys", "audit"),
+    "Operate": ("console", "context", "keys", "audit", "webhook"),
 }
 """Verbs are commands, nouns are groups of commands; each is a module of this package with an `app`."""
 

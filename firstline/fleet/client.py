@@ -30,6 +30,9 @@ from firstline_core.fleet.rest import (
     Presence,
     Sort,
     TierHistory,
+    WebhookState,
+    WebhookStates,
+    WebhookTest,
 )
 from firstline_core.fleet.twin import Brake, Desired
 from firstline_core.protocol.enrolment import (
@@ -207,6 +210,23 @@ class Fleet:
         """
         path = f"{rest.CONTRACTS_PATH}/{quote(bundle, safe='')}/versions/{quote(version, safe='')}"
         send(self._client, "DELETE", path, dict)
+
+    def webhooks(self) -> tuple[WebhookState, ...]:
+        """Returns the webhooks in the gateway's settings.
+
+        Raises:
+            FirstlineError: the gateway's error.
+        """
+        return send(self._client, "GET", rest.WEBHOOKS_PATH, WebhookStates).webhooks
+
+    def test_webhook(self, name: str) -> WebhookTest:
+        """Has the gateway send a test message to a webhook; returns the receiver's answer.
+
+        Raises:
+            NotFoundError: the gateway has no such webhook.
+            FirstlineError: the gateway's error.
+        """
+        return send(self._client, "POST", f"{rest.WEBHOOKS_PATH}/{quote(name, safe='')}/test", WebhookTest)
 
     def bundles(self) -> tuple[BundleEntry, ...]:
         """Returns the signed bundles of the gateway's registry, by name and version.

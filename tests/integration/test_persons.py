@@ -18,6 +18,7 @@ from support.profiles import profile
 from firstline_core.fleet.audit_log import Entry
 from firstline_core.fleet.persons import PERSON_HEADER, SIGN_INS_PATH, Person, Role
 from firstline_core.fleet.profiles import PROFILES_PATH, profile_path
+from firstline_core.fleet.rest import WEBHOOKS_PATH
 from firstline_core.fleet.rollout import AUDIT_PATH
 from firstline_core.types import ContractAlarm, ModelKey
 from firstline_gateway.app import Gateway
@@ -75,6 +76,7 @@ async def test_roles_decide_who_changes_and_who_approves(site: Site) -> None:
     assert (await site.ask(viewer, "POST", f"{ROLLOUTS}/plan", DEFINITION)).status_code == 200
     refused = await site.ask(viewer, "PATCH", "/fleet/v1/devices/cam-1", tags)
     assert refused.status_code == 403 and "ask for the role operator" in refused.text
+    assert (await site.ask(operator, "POST", f"{WEBHOOKS_PATH}/ops/test")).status_code == 404
     assert (await site.ask(operator, "PATCH", "/fleet/v1/devices/cam-1", tags)).status_code == 200
     made = (await site.ask(operator, "POST", ROLLOUTS, DEFINITION | {"approval": True})).json()
     assert made["created_by"] == "operator@example.org via application:console"
@@ -119,6 +121,7 @@ async def test_a_selector_limits_devices_and_rollouts(site: Site) -> None:
         ("POST", ROLLOUTS, DEFINITION),
         ("POST", ROLLOUTS, DEFINITION | {"selector": "site"}),
         ("POST", f"{ROLLOUTS}/plan", DEFINITION),
+        ("POST", f"{WEBHOOKS_PATH}/ops/test", None),
         ("GET", "/fleet/v1/profiles/digits/versions/1/machines/cam-2", None),
     ):
         assert (await site.ask(kiel, method, path, body)).status_code == 403, path

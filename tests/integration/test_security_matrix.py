@@ -65,7 +65,7 @@ class Room:
         """Whether it is answered, as the table says it."""
         method, _, template = route.partition(" ")
         names = {"model": "digits", "name": "nobody", "bundle": "digits", "rollout_id": "r", "command": "pause"}
-        names |= {"machine": "bench"}
+        names |= {"machine": "bench", "webhook": "ops"}
         path = template.format(**names | {"version": "1", "request_id": "r"} | REGISTRY)
         content = b"{}" if method == "POST" else b""
         if path == "/firstline/v1/enroll":

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import re
 from functools import partial
 from pathlib import Path
 
 import httpx
 from support.agent import edge_settings
 from support.broker import Broker
+from support.commands import firstline
 from support.gateway import client_of, http_link, mqtt_link, serving_gateway, wait_for_gauge
 from support.identities import csr, invite
 from support.images import noise
-from support.keys import bearer, create_keys
+from support.keys import bearer, create_key, create_keys
 from support.proxy import FINE, ChaosProxy, Network
 from support.waiting import until
 from support.webhook_receiver import receiver, secret_file
@@ -51,6 +54,29 @@ async def test_an_enrolment_reaches_its_receiver(tmp_path: Path) -> None:
         webhook = {"name": "ops", "problem": problem, "delivered": delivered}
         lines = status._lines({"live": True, "ready": True, "webhooks": [webhook]}, has_token=True)
         assert any(line.startswith(f"webhook: ops: {words}") for line in lines)
+
+
+async def test_a_person_tests_a_webhook(tmp_path: Path) -> None:
+    with receiver() as found:
+        webhook = {"url": found.url, "events": ["alarms"], "secret_file": secret_file(tmp_path)}
+        async with serving_gateway(tmp_path, webhooks={"ops": webhook}) as (gateway, url):
+            key = create_key(gateway.settings.store, "ops", "operator")
+            assert "nothing sent yet" in (await firstline(url, key, "webhook", "list")).stdout
+            done = await firstline(url, key, "webhook", "test", "ops")
+            assert re.fullmatch(r"ops accepted the test message with status 200 in \d+ ms\.\n", done.stdout)
+            found.status = 403
+            done = await firstline(url, key, "webhook", "test", "ops", code=1)
+            assert "ops did not accept the test message: it answered with status 403, after" in done.stdout
+            assert "Compare its signing key with webhooks.ops.secret_file here" in done.stdout
+            shown = json.loads((await firstline(url, key, "webhook", "test", "ops", "-o", "json", code=1)).stdout)
+            assert (shown["status"], shown["message_id"]) == (403, found.refused[-1])
+            assert (
+                "has no webhook 'oops': it has ops"
+                in (await firstline(url, key, "webhook", "test", "oops", code=1)).output
+            )
+            reader = create_key(gateway.settings.store, "shop", "application")
+            assert "fleet" in (await firstline(url, reader, "webhook", "test", "ops", code=1)).output
+    assert found.types == ["webhook.test"] and "t0ken" not in json.dumps(shown)
 
 
 async def test_the_end_of_each_promise_reaches_a_receiver_that_wants_it(broker: Broker | None, tmp_path: Path) -> None:

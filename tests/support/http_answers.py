@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -13,7 +14,7 @@ Answer = Callable[[str, Message, bytes], tuple[int, Mapping[str, str], bytes]]
 
 
 @contextmanager
-def answering(answer: Answer, port: int = 0) -> Iterator[str]:
+def answering(answer: Answer, port: int = 0, tls: ssl.SSLContext | None = None) -> Iterator[str]:
     """Answers GET and POST in threads, and yields the server's URL; port 0 lets the system choose."""
 
     class Handler(BaseHTTPRequestHandler):
@@ -33,10 +34,12 @@ def answering(answer: Answer, port: int = 0) -> Iterator[str]:
             """Writes nothing."""
 
     with ThreadingHTTPServer(("127.0.0.1", port), Handler) as server:
+        if tls is not None:
+            server.socket = tls.wrap_socket(server.socket, server_side=True)
         serving = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
         serving.start()
         try:
-            yield f"http://127.0.0.1:{server.server_port}"
+            yield f"{'http' if tls is None else 'https'}://127.0.0.1:{server.server_port}"
         finally:
             server.shutdown()
             serving.join()

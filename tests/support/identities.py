@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ssl
+import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -63,6 +64,18 @@ def certificate(
         .sign(authority.key, hashes.SHA256())
     )
     return ca.pem_of(made)
+
+
+def server_tls(folder: Path) -> tuple[ssl.SSLContext, Path]:
+    """TLS of a server at 127.0.0.1, and the file of the authority that signed its certificate."""
+    authority = ca.create_authority(ca.new_key(), time.time())
+    issued, key = ca.issue_server(authority, ["127.0.0.1"], time.time())
+    chain, trusted = folder / "server.pem", folder / "authority.pem"
+    chain.write_bytes(ca.pem_of(issued).encode() + ca.key_pem(key))
+    trusted.write_text(ca.pem_of(authority.certificate))
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(chain)
+    return context, trusted
 
 
 @dataclass

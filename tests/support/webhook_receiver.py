@@ -6,6 +6,7 @@ import base64
 import hashlib
 import hmac
 import json
+import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -55,7 +56,7 @@ class Receiver:
 
 
 @contextmanager
-def receiver(port: int = 0) -> Iterator[Receiver]:
+def receiver(port: int = 0, tls: ssl.SSLContext | None = None) -> Iterator[Receiver]:
     """Runs one; port 0 lets the system choose."""
 
     found = Receiver()
@@ -67,6 +68,6 @@ def receiver(port: int = 0) -> Iterator[Receiver]:
             status = 401
         return status, {"Location": f"{found.url}/elsewhere"}, b"ok"
 
-    with answering(answer, port) as url:
+    with answering(answer, port, tls) as url:
         found.url = f"{url}/hook?token=t0ken"
         yield found

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from fastapi import APIRouter, Depends
+from msgspec.structs import asdict
 from starlette.requests import Request
 from starlette.responses import Response
 
+from firstline_core.fleet.rest import WEBHOOKS_PATH
 from firstline_core.telemetry.metrics import RequestMetrics
 from firstline_gateway.api.auth import Access
 from firstline_gateway.api.messages import json_response
@@ -43,11 +45,16 @@ def monitoring_routes(dispatcher: Dispatcher, store: Store, webhooks: Webhooks, 
         problem = store.problem
         return json_response({"database": store.database.shown, "up": not problem, "problem": problem})
 
-    @router.get("/firstline/v1/webhooks", tags=["webhooks"])
+    @router.get(WEBHOOKS_PATH, tags=["webhooks"])
     async def list_webhooks() -> Response:
         """The webhooks, with the reason if the latest attempt failed, and whether a message was ever delivered."""
         states = await webhooks.states()
         return json_response({"webhooks": [{"name": name, **state._asdict()} for name, state in states.items()]})
+
+    @router.post(f"{WEBHOOKS_PATH}/{{webhook}}/test", tags=["webhooks"])
+    async def test_webhook(webhook: str) -> Response:
+        """Send a signed message of the type `webhook.test` at once, and return the receiver's answer."""
+        return json_response(asdict(await webhooks.test(webhook)))
 
     return router
 

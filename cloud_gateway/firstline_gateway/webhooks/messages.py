@@ -18,6 +18,7 @@ from sqlalchemy import Connection
 
 from firstline_core.errors import ConfigError
 from firstline_core.fleet.audit_log import Entry
+from firstline_core.ids import new_request_id
 from firstline_core.storage.secrets import read_secret
 from firstline_gateway import audit_log
 from firstline_gateway.fleet import answers
@@ -33,6 +34,8 @@ _ACTIONS = {
 }
 
 
+TEST = "webhook.test"
+"""Type of a test message."""
 ANSWERS = "answers"
 """The kind of events that are the promises that have ended; entries of the audit log are of the other kinds."""
 
@@ -100,6 +103,12 @@ def _of_answer(ended: answers.Ended) -> Message:
         "changed": ended.changed,
     }
     return Message(ended.number, f"msg_{digest}", kind, _body(kind, ended.at_s, data))
+
+
+def of_test(webhook: str, at_s: float) -> Message:
+    """Returns a test message, which is sent outside the queues."""
+    data: dict[str, object] = {"webhook": webhook, "sentence": "This message tests the webhook; nothing has happened."}
+    return Message(0, f"msg_{new_request_id()}", TEST, _body(TEST, at_s, data))
 
 
 def _body(kind: str, at_s: float, data: dict[str, object]) -> bytes:

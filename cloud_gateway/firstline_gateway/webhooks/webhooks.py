@@ -15,9 +15,10 @@ from prometheus_client import Counter
 from sqlalchemy import Connection
 
 from firstline_core.clock import Clock
-from firstline_core.errors import FirstlineError
+from firstline_core.errors import FirstlineError, NotFoundError
+from firstline_core.fleet.rest import WebhookTest
 from firstline_core.ids import new_request_id
-from firstline_core.protocol.http_client import HTTP_FAILURES, ClientSettings, link_error, open_async_client
+from firstline_core.protocol.tensors import shown
 from firstline_core.telemetry.logs import logger
 from firstline_core.telemetry.metrics import RequestMetrics
 from firstline_gateway.background import PeriodicTask
@@ -26,6 +27,7 @@ from firstline_gateway.store.service_clock import ServiceClock
 from firstline_gateway.store.store import Store
 from firstline_gateway.webhooks import messages, records
 from firstline_gateway.webhooks.messages import Message, Queue
+from firstline_gateway.webhooks.receiver import Receiver
 from firstline_gateway.webhooks.records import Position
 
 RETRY_S = 5.0
@@ -35,7 +37,6 @@ GIVE_UP_S = 86_400.0
 """Time of service with failed attempts only, after which a failed message is skipped."""
 
 _LOOK_S = 1.0
-_TIMEOUT_S = 10.0
 _PAGE = 100
 # A round ends before its claim does: its last attempt may begin after `_ROUND_S`.
 _ROUND_S, _CLAIM_S = 15.0, 30.0
@@ -86,8 +87,10 @@ class Webhooks:
             "Attempts to send a message to a webhook by result: delivered, failed, skipped (failed for a day).",
             ("webhook", "result"),
         )
+        self._clock = clock
+        self._receivers = {name: Receiver(name, each.url, keys[name], clock) for name, each in settings.items()}
         self._senders = [
-            _Sender(name, each.url, keys[name], queue, kinds, store, counter, clock, service)
+            _Sender(self._receivers[name], queue, kinds, store, counter, clock, service)
             for name, each in settings.items()
             for queue, kinds in messages.queues(each.events)
         ]
@@ -123,19 +126,34 @@ class Webhooks:
             found[sender.name] = State(before.problem or position.problem, before.delivered or position.delivered)
         return found
 
+    async def test(self, name: str) -> WebhookTest:
+        """Sends a test message at once, outside the queues: it changes no state.
+
+        Raises:
+            NotFoundError: there is no such webhook.
+        """
+        found = self._receivers.get(name)
+        if found is None:
+            known = "its settings have none" if not self._receivers else f"it has {', '.join(sorted(self._receivers))}"
+            raise NotFoundError(
+                f"This gateway has no webhook {shown(name)}: {known}; add [webhooks.NAME] to the settings."
+            )
+        message = messages.of_test(name, self._clock.wall_s())
+        async with found.client() as client:
+            attempt = await found.attempt(message, client)
+        log.info("webhook tested", webhook=name, status=attempt.status, why=attempt.problem)
+        return WebhookTest(name, message.id, **attempt._asdict())
+
 
 @dataclass(eq=False)
 class _Sender:
     """Sends the messages of one queue to one webhook.
 
     Attributes:
-        name: of the webhook.
         key: under which its position in the queue is stored.
     """
 
-    name: str
-    url: str
-    signing_key: bytes
+    receiver: Receiver
     queue: Queue
     events: tuple[str, ...]
     store: Store
@@ -144,6 +162,7 @@ class _Sender:
     service: ServiceClock
 
     def __post_init__(self) -> None:
+        self.name = self.receiver.name
         self.key = f"{self.name}{self.queue.suffix}"
         self._holder = new_request_id()
 
@@ -167,8 +186,7 @@ class _Sender:
         position = replace(position, due_service_s=0.0)
         ends_s = self.clock.monotonic_s() + _ROUND_S
         try:
-            settings = ClientSettings(self.url, timeout=_TIMEOUT_S, use_environment=True)
-            async with open_async_client(settings) as client:
+            async with self.receiver.client() as client:
                 for message in waiting:
                     position = await self._after(message, position, client)
                     if position.due_service_s or self.clock.monotonic_s() >= ends_s:
@@ -186,7 +204,7 @@ class _Sender:
         """Sends a message if it is wanted, and returns the position after that."""
         if not message.is_wanted(self.events):
             return replace(position, number=message.number)
-        problem = await self._attempt(message, client)
+        problem = (await self.receiver.attempt(message, client)).problem
         if not problem:
             self.counter.labels(self.name, "delivered").inc()
             if position.problem:
@@ -213,22 +231,6 @@ class _Sender:
             problem=problem,
             delivered=position.delivered,
         )
-
-    async def _attempt(self, message: Message, client: httpx.AsyncClient) -> str:
-        """Sends a message; returns why it was not delivered, or ""."""
-        headers = messages.headers(message, self.signing_key, self.clock.wall_s())
-        try:
-            async with (
-                asyncio.timeout(_TIMEOUT_S),
-                client.stream("POST", self.url, content=message.body, headers=headers) as response,
-            ):
-                if not response.is_success:
-                    return f"it answered with status {response.status_code}"
-                return ""  # its body is not read
-        except TimeoutError:
-            return f"it did not answer within {_TIMEOUT_S:g} s"
-        except HTTP_FAILURES as error:
-            return link_error(error).message
 
 
 def check(settings: Mapping[str, Webhook]) -> dict[str, bytes]:

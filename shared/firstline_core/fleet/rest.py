@@ -23,6 +23,7 @@ TIERS_PATH = "/fleet/v1/tiers"
 """Answers per tier over the last `hours`, of one `model` or of all."""
 OVERVIEW_PATH = "/fleet/v1/overview"
 CONTRACTS_PATH = "/firstline/v1/contracts"
+WEBHOOKS_PATH = "/firstline/v1/webhooks"
 TIERS_HOURS = 48
 """Maximum length of the history."""
 
@@ -327,3 +328,42 @@ class FleetOverview(Struct, frozen=True):
 LISTED = 10
 EXPIRES_SOON_S = 14 * 86_400.0
 """A certificate that ends sooner was not renewed in time: devices renew theirs after two thirds of its validity."""
+
+
+class WebhookState(Struct, frozen=True):
+    """The state of a webhook.
+
+    Attributes:
+        problem: why the latest attempt failed; "" if it did not, or there was none.
+        delivered: whether any message was ever delivered.
+    """
+
+    name: str
+    problem: str
+    delivered: bool
+
+
+class WebhookStates(Struct, frozen=True):
+    """All webhooks of a gateway."""
+
+    webhooks: tuple[WebhookState, ...]
+
+
+class WebhookTest(Struct, frozen=True):
+    """The result of a test message.
+
+    Attributes:
+        name: of the webhook.
+        message_id: the header `webhook-id` of the message.
+        status: of the receiver's answer; None without one.
+        latency_ms: until the answer or the failure.
+        problem: why the message was not delivered; "" if it was.
+        remedy: what to do about the problem; "" without one.
+    """
+
+    name: str
+    message_id: str
+    status: int | None
+    latency_ms: float
+    problem: str
+    remedy: str

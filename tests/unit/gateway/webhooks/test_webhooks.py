@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 from support.broker import free_port
+from support.identities import server_tls
 from support.logs import captured_lines
 from support.waiting import until
 from support.webhook_receiver import receiver, secret_file
 
 from firstline_core.clock import SimulatedClock
+from firstline_core.errors import NotFoundError
 from firstline_core.telemetry.metrics import RequestMetrics
 from firstline_gateway import audit_log
 from firstline_gateway.settings.settings import Webhook
@@ -199,3 +202,67 @@ async def test_another_replica_takes_over_after_a_crash(database: Database, tmp_
             assert made.service.now_s() >= 30
             with database.begin() as connection:  # the crashed one was only slow
                 assert not records.release(connection, "ops", "crashed", records.Position(0))
+
+
+async def test_a_test_message_is_signed_and_changes_no_state(database: Database, tmp_path: Path) -> None:
+    with receiver() as found:
+        settings = Webhook(url=found.url, secret_file=secret_file(tmp_path))
+        async with site(database, settings, SimulatedClock()) as made:
+            tested = await made.webhooks.test("ops")
+            assert (tested.name, tested.status, tested.problem, tested.remedy) == ("ops", 200, "", "")
+            assert found.ids == [tested.message_id]
+            (message,) = found.messages
+            assert (message["type"], message["data"]["webhook"]) == ("webhook.test", "ops")
+            assert (await made.webhooks.states())["ops"] == ("", False)
+            assert made.count("delivered") == 0
+            with pytest.raises(NotFoundError, match=r"has no webhook 'shop': it has ops; add \[webhooks"):
+                await made.webhooks.test("shop")
+
+
+@pytest.mark.parametrize(
+    ("status", "remedy"),
+    [
+        (302, "Name the final address in webhooks.ops.url; the gateway follows no redirect."),
+        (401, "Compare its signing key with webhooks.ops.secret_file here"),
+        (404, "Check the path of the address in webhooks.ops.url."),
+        (500, "Look into the receiver's log."),
+    ],
+)
+async def test_a_failed_test_says_what_to_do(database: Database, tmp_path: Path, status: int, remedy: str) -> None:
+    with receiver() as found:
+        found.status = status
+        settings = Webhook(url=found.url, secret_file=secret_file(tmp_path))
+        async with site(database, settings, SimulatedClock()) as made:
+            tested = await made.webhooks.test("ops")
+            assert (tested.status, tested.problem) == (status, f"it answered with status {status}")
+            assert tested.remedy.startswith(remedy)
+            assert await made.problem() == ""
+
+
+@pytest.mark.parametrize("store_settings", ["sqlite"], indirect=True)
+async def test_a_test_without_an_answer_says_what_to_do(
+    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    port = free_port()
+
+    async def tested(url: str) -> tuple[str, str]:
+        settings = Webhook(url=url, secret_file=secret_file(tmp_path))
+        async with site(database, settings, SimulatedClock()) as made:
+            found = await made.webhooks.test("ops")
+            assert found.status is None and "t0ken" not in f"{found.problem} {found.remedy}"
+            return found.problem, found.remedy
+
+    problem, remedy = await tested(f"http://127.0.0.1:{port}/?token=t0ken")
+    assert problem == "it cannot be reached: it accepts no connection"
+    assert "reaches the address in webhooks.ops.url" in remedy
+    tls, authority = server_tls(tmp_path)
+    with receiver(tls=tls) as found:
+        problem, remedy = await tested(found.url)
+        assert problem.startswith("it cannot be reached: its certificate is not trusted") and "SSL_CERT_FILE" in remedy
+        monkeypatch.setenv("SSL_CERT_FILE", str(authority))  # the remedy
+        async with site(database, Webhook(url=found.url, secret_file=secret_file(tmp_path)), SimulatedClock()) as made:
+            assert (await made.webhooks.test("ops")).status == 200
+    monkeypatch.setattr("firstline_gateway.webhooks.receiver._TIMEOUT_S", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        problem, _ = await tested(f"http://127.0.0.1:{silent.getsockname()[1]}/")
+    assert problem == "it did not answer within 0.2 s"

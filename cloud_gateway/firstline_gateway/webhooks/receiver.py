@@ -1,0 +1,100 @@
+"""A receiver of messages, and one attempt to deliver a message to it."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import httpx
+
+from firstline_core.clock import Clock
+from firstline_core.protocol.http_client import HTTP_FAILURES, ClientSettings, connection_fault, open_async_client
+from firstline_gateway.webhooks import messages
+from firstline_gateway.webhooks.messages import Message
+
+_TIMEOUT_S = 10.0
+_REFUSED = (401, 403)
+_NOT_FOUND = (404, 405, 410)
+_TRUST = "Name the file of the receiver's authority in SSL_CERT_FILE, and restart the gateway."
+
+
+class Attempt(NamedTuple):
+    """An attempt to deliver a message.
+
+    Attributes:
+        status: of the answer; None without one.
+        latency_ms: until the answer or the failure.
+        problem: why the message was not delivered; "" if it was.
+        remedy: what to do about the problem, as a sentence; "" without one.
+    """
+
+    status: int | None
+    latency_ms: float
+    problem: str = ""
+    remedy: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Receiver:
+    """The receiver of one webhook.
+
+    Args:
+        name: of the webhook.
+        url: may contain a secret, so it is in no message.
+        signing_key: signs messages.
+        clock: gives the time of an attempt.
+    """
+
+    name: str
+    url: str
+    signing_key: bytes
+    clock: Clock
+
+    def client(self) -> httpx.AsyncClient:
+        """Returns a client for attempts; the caller closes it."""
+        return open_async_client(ClientSettings(self.url, timeout=_TIMEOUT_S, use_environment=True))
+
+    async def attempt(self, message: Message, client: httpx.AsyncClient) -> Attempt:
+        """Sends a message once."""
+        started_s = self.clock.monotonic_s()
+        status, problem, remedy = await self._send(message, client)
+        return Attempt(status, round(1000 * (self.clock.monotonic_s() - started_s), 1), problem, remedy)
+
+    async def _send(self, message: Message, client: httpx.AsyncClient) -> tuple[int | None, str, str]:
+        headers = messages.headers(message, self.signing_key, self.clock.wall_s())
+        try:
+            async with (
+                asyncio.timeout(_TIMEOUT_S),
+                client.stream("POST", self.url, content=message.body, headers=headers) as response,
+            ):
+                status = response.status_code  # its body is not read
+        except (TimeoutError, httpx.TimeoutException):
+            return (
+                None,
+                f"it did not answer within {_TIMEOUT_S:g} s",
+                f"{self._reach} It has to answer before its work.",
+            )
+        except HTTP_FAILURES as error:
+            fault = connection_fault(error, self.url)
+            return None, f"it cannot be reached: {fault}", _TRUST if "certificate" in fault else self._reach
+        if response.is_success:
+            return status, "", ""
+        return status, f"it answered with status {status}", self._remedy(status)
+
+    def _remedy(self, status: int) -> str:
+        if status in _REFUSED:
+            key = self._setting("secret_file")
+            return f"Compare its signing key with {key} here, its clock with this machine's, and a token in its URL."
+        if status in _NOT_FOUND:
+            return f"Check the path of the address in {self._setting('url')}."
+        if 300 <= status < 400:
+            return f"Name the final address in {self._setting('url')}; the gateway follows no redirect."
+        return "Look into the receiver's log."
+
+    @property
+    def _reach(self) -> str:
+        return f"Check that the receiver runs, and that this gateway reaches the address in {self._setting('url')}."
+
+    def _setting(self, key: str) -> str:
+        return f"webhooks.{self.name}.{key}"
