@@ -221,6 +221,7 @@ class Attempts:
         thread, now_s = attempt.thread, self.clock.monotonic_s()
         runs_on = thread is not None and not thread.cancel() and not thread.done()
         ran.cancel()
+        ran.add_done_callback(_discard)
         attempt.member.cut_off(attempt.running, now_s, runs_on=runs_on)
         if runs_on and thread is not None:
             loop = asyncio.get_running_loop()
@@ -286,6 +287,12 @@ class Attempts:
     def _notify(self) -> None:
         for listener in self._listeners:
             listener()
+
+
+def _discard(ran: FutureOutcomes) -> None:
+    """Retrieves the error of an attempt that was given up: an executor that closes meanwhile ends it with one."""
+    if not ran.cancelled():
+        ran.exception()
 
 
 def is_busy(error: FirstlineError | None) -> bool:

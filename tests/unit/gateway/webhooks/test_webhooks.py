@@ -26,10 +26,20 @@ from firstline_gateway.webhooks import records
 from firstline_gateway.webhooks.webhooks import GIVE_UP_S, Webhooks
 
 
+class SharedClock(SimulatedClock):
+    """The clock of all replicas, which moves only while each of them waits for its next round."""
+
+    replicas = 0
+
+    async def advance(self, seconds: float) -> None:
+        await until(lambda: self.sleepers == self.replicas)
+        await super().advance(seconds)
+
+
 class Site:
     """One process of a gateway with one webhook, on a store that other processes use too."""
 
-    def __init__(self, database: Database, settings: Webhook, clock: SimulatedClock) -> None:
+    def __init__(self, database: Database, settings: Webhook, clock: SharedClock) -> None:
         self.database, self.clock = database, clock
         self.store = Store(database)
         self.metrics = RequestMetrics("gateway")
@@ -53,12 +63,14 @@ class Site:
 
 
 @asynccontextmanager
-async def site(database: Database, settings: Webhook, clock: SimulatedClock) -> AsyncIterator[Site]:
+async def site(database: Database, settings: Webhook, clock: SharedClock) -> AsyncIterator[Site]:
     made = Site(database, settings, clock)
     await made.webhooks.start()
+    clock.replicas += 1
     try:
         yield made
     finally:
+        clock.replicas -= 1
         await made.webhooks.close()
         made.store.close()
         with database.begin() as connection:
@@ -79,7 +91,7 @@ async def eventually(site: Site, count: int, arrived: list[object], step_s: floa
 async def test_messages_are_signed_and_say_what_happened(database: Database, tmp_path: Path) -> None:
     with receiver() as found:
         settings = Webhook(url=found.url, events=("alarms", "rollouts"), secret_file=secret_file(tmp_path))
-        async with site(database, settings, SimulatedClock()) as made:
+        async with site(database, settings, SharedClock()) as made:
             made.note("rollout.create", "device.enrol", "profile.put", "contract.alarm")
             await eventually(made, 2, found.ids)
             assert found.types == ["rollout.create", "contract.alarm"]
@@ -104,7 +116,7 @@ async def test_a_new_webhook_receives_nothing_old(database: Database, tmp_path: 
         settings = Webhook(url=found.url, secret_file=secret_file(tmp_path))
         with database.begin() as connection:
             audit_log.add(connection, 1.0, "a", "rollout.old", "s")
-        async with site(database, settings, SimulatedClock()) as made:
+        async with site(database, settings, SharedClock()) as made:
             made.note("rollout.new")
             await eventually(made, 1, found.ids)
             assert found.types == ["rollout.new"]
@@ -114,7 +126,7 @@ async def test_a_receiver_that_was_down_gets_everything_in_order(database: Datab
     port = free_port()
     settings = Webhook(url=f"http://127.0.0.1:{port}/", secret_file=secret_file(tmp_path))
     actions = [f"rollout.{number}" for number in range(5)]
-    clock = SimulatedClock()
+    clock = SharedClock()
     with captured_lines() as lines:
         async with site(database, settings, clock) as made:
             made.note(*actions[:3])
@@ -146,7 +158,7 @@ async def test_other_answers_are_failures_and_never_followed(database: Database,
     with receiver() as found:
         found.status = status
         settings = Webhook(url=found.url, secret_file=secret_file(tmp_path))
-        async with site(database, settings, SimulatedClock()) as made:
+        async with site(database, settings, SharedClock()) as made:
             made.note("rollout.create")
             await eventually(made, 3, found.refused)
             assert len(set(found.refused)) == 1
@@ -160,7 +172,7 @@ async def test_delays_grow_and_a_message_is_skipped_after_a_day(database: Databa
     with receiver() as found:
         found.status = 400
         settings = Webhook(url=found.url, secret_file=secret_file(tmp_path))
-        clock = SimulatedClock()
+        clock = SharedClock()
         async with site(database, settings, clock) as made:
             made.note("rollout.poison", "rollout.next")
 
@@ -181,7 +193,7 @@ async def test_delays_grow_and_a_message_is_skipped_after_a_day(database: Databa
 async def test_replicas_share_the_work(database: Database, tmp_path: Path) -> None:
     with receiver() as found:
         settings = Webhook(url=found.url, secret_file=secret_file(tmp_path))
-        clock = SimulatedClock()
+        clock = SharedClock()
         async with site(database, settings, clock) as one, site(database, settings, clock) as two:
             actions = [f"rollout.{number}" for number in range(30)]
             one.note(*actions)
@@ -193,7 +205,7 @@ async def test_replicas_share_the_work(database: Database, tmp_path: Path) -> No
 async def test_another_replica_takes_over_after_a_crash(database: Database, tmp_path: Path) -> None:
     with receiver() as found:
         settings = Webhook(url=found.url, secret_file=secret_file(tmp_path))
-        async with site(database, settings, SimulatedClock()) as made:
+        async with site(database, settings, SharedClock()) as made:
             with database.begin() as connection:
                 assert records.claim(connection, "ops", "crashed", made.service.now_s(), 30.0) is not None
             made.note("rollout.create")

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
 from support.far_servers import MANIFEST, SERVED, FarGateway, M, row
-from support.waiting import result_of
+from support.waiting import result_of, until
 
 from firstline_core.clock import SimulatedClock
 from firstline_core.errors import (
@@ -515,6 +516,25 @@ async def test_batches_that_closing_cuts_off_are_not_retried() -> None:
     assert all(isinstance(outcome, NotReadyError) for (outcome,) in outcomes)
     assert all(server.closed and not server.running for server in far.servers)
     assert far.asked == before
+
+
+async def test_closing_ends_a_probe_quietly() -> None:
+    unhandled: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: unhandled.append(context))
+    await _closed_during_a_probe()
+    gc.collect()  # ended tasks, which report that their exceptions were never retrieved
+    assert unhandled == []
+
+
+async def _closed_during_a_probe() -> None:
+    far = Site(2)
+    await far.pool.start()
+    await far.warm()
+    await far.clock.advance(60)
+    running = far.begin((0.5,), timeouts_s=[None])
+    await until(lambda: far.asked == [1, 1])
+    assert await far.pool.close(0.001)
+    await running
 
 
 class Ponderous(FirstlineModel):
