@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +97,7 @@ async def test_a_blind_detector_alarms_by_its_missed_objects(tmp_path: Path, alo
             brightness, seen = 255, 0
             while not camera.contract["alarm"]:
                 await camera.ask(brightness - seen)
+                await asyncio.wrap_future(gateway.contracts.settled())  # so that the next answer tells of an alarm
                 seen += 1
                 assert seen < 20
             cause = camera.contract["cause"]
