@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from importlib.util import find_spec
@@ -24,6 +25,10 @@ if TYPE_CHECKING:
     from support.databases import PostgreSql
 
     from firstline_gateway.store.database import Database
+
+# The tests start hundreds of processes, which import the same modules: without compiled ones, each compiles them.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 settings.register_profile("any machine", deadline=None, max_examples=50)  # a busy one is slow at times
 settings.load_profile("any machine")

@@ -1,4 +1,4 @@
-"""The README and the documentation's pages, followed word by word: files written, commands typed, outputs compared."""
+"""The README, the tutorials and the pages about bundles, followed word by word."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from support.broker import free_port
-from support.readme import MismatchError, Reader, environ, matches, shell_lines
+from support.readme import MismatchError, Reader, matches, shell_lines
 
 CHECKOUT = Path(__file__).parents[2]
 README = (CHECKOUT / "README.md").read_text()
@@ -21,21 +20,6 @@ REFERENCES = (
     *(f"how-to/{page}.md" for page in ("run-both-tiers", "run-models-elsewhere", "networks")),
 )
 BUNDLES = tuple(f"reference/{page}.md" for page in ("bundles", "steps", "certificates", "manifest"))
-
-
-@pytest.fixture
-def reader(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Reader:
-    shutil.copytree(CHECKOUT / "models" / "digits", tmp_path / "models" / "digits")
-    shutil.copytree(CHECKOUT / "docs" / "examples", tmp_path / "docs" / "examples")
-    edge, gateway = str(free_port()), str(free_port())
-    return Reader(
-        folder=tmp_path,
-        environ=environ(
-            tmp_path_factory.mktemp("home"), FIRSTLINE_EDGE_API__PORT=edge, FIRSTLINE_GATEWAY_API__PORT=gateway
-        ),
-        ports={"8070": edge, "8080": gateway},
-        absent=frozenset({"node"} if shutil.which("node") is None else set()),
-    )
 
 
 def test_the_readme_is_true(reader: Reader) -> None:
@@ -78,48 +62,6 @@ def left_for_git(folder: Path) -> set[str]:
     status = ["git", "status", "--porcelain", "--untracked-files=normal"]
     listed = subprocess.run(status, cwd=folder, check=True, capture_output=True, text=True).stdout
     return {line.removeprefix("?? ") for line in listed.splitlines()}
-
-
-@pytest.mark.parametrize(
-    "page",
-    [
-        "get-started/your-model.md",
-        "how-to/enrol-devices.md",
-        "how-to/mqtt-brokers.md",
-        "how-to/restore-a-backup.md",
-        "how-to/metered-links.md",
-        "how-to/certify-without-labels.md",
-        "how-to/from-triton.md",
-        "how-to/rotate-keys.md",
-        "concepts/policies.md",
-        "reference/storage.md",
-    ],
-)
-def test_the_pages_are_true(reader: Reader, page: str) -> None:
-    reader.follow((CHECKOUT / "docs" / page).read_text())
-    assert reader.executed
-
-
-@pytest.mark.parametrize(
-    "page",
-    [
-        "tasks/anomaly.md",
-        "tasks/audio.md",
-        "reference/data.md",
-        "tasks/detection.md",
-        "tasks/embedding.md",
-        "how-to/own-task.md",
-        "tasks/regression.md",
-        "tasks/segmentation.md",
-        "tasks/tensors.md",
-        "tasks/text-classification.md",
-        "tasks/text.md",
-    ],
-)
-def test_the_pages_of_tasks_show_exact_numbers(reader: Reader, page: str) -> None:
-    reader.exact = True
-    reader.follow((CHECKOUT / "docs" / page).read_text())
-    assert reader.executed
 
 
 def test_shell_blocks_name_existing_targets() -> None:

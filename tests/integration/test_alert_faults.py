@@ -46,6 +46,7 @@ from firstline_edge.fleet.updates.installation import manifest_sha256
 from firstline_gateway import app
 from firstline_gateway.executors import local
 from firstline_gateway.executors.base import Outcome
+from firstline_gateway.store import database
 
 pytestmark = pytest.mark.mosquitto
 
@@ -71,12 +72,12 @@ AUDITING = {
 
 def shortened(folder: Path) -> Path:
     """The rules with short delays and windows."""
-    text = re.sub(r"\[(5m|30m|1h|6h|1d)\]", "[4s]", RULES.read_text())
+    text = re.sub(r"\[(5m|30m|1h|6h|1d)\]", "[2s]", RULES.read_text())
     rules = yaml.safe_load(text)
     for group in rules["groups"]:
         for rule in group["rules"]:
             if "for" in rule:
-                rule["for"] = "1s" if rule["for"] != "0m" else "0s"
+                rule["for"] = "300ms" if rule["for"] != "0m" else "0s"
     path = folder / "rules.yml"
     path.write_text(yaml.safe_dump(rules))
     return path
@@ -197,6 +198,7 @@ class Site:
 async def whole_site(folder: Path, broker: Broker, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Site]:
     monkeypatch.setattr(app, "REFRESH_S", 0.2)
     monkeypatch.setattr(app, "_REFRESH_INTERVAL_S", 0.2)
+    monkeypatch.setattr(database, "BUSY_TIMEOUT_S", 1.0)
     overrides: dict[str, Any] = {
         "mqtt__enabled": True,
         "mqtt__port": broker.port,
@@ -231,7 +233,9 @@ def device(site: Site, name: str) -> EdgeAgent:
         fleet__telemetry_s=0.2,
         hardware__root=str(site.folder / "root"),
         hardware__period_s=0.2,
+        breaker__failure_threshold=1,
         breaker__open_ms=100,
+        breaker__open_max_ms=200,
         **AUDITING,
     )
     (http,) = settings.links

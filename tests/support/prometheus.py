@@ -30,7 +30,7 @@ async def prometheus(folder: Path, gateway_url: str, key: str, rules: Path = RUL
     program = needs.program("prometheus", "`make prometheus`")
     (folder / "key").write_text(key)
     settings: dict[str, Any] = yaml.safe_load((MONITORING / "prometheus.yml").read_text())
-    settings["global"] = {"scrape_interval": "500ms", "evaluation_interval": "500ms"}
+    settings["global"] = {"scrape_interval": "250ms", "evaluation_interval": "100ms"}
     settings["rule_files"] = [str(rules)]
     (job,) = settings["scrape_configs"]
     del job["tls_config"]

@@ -1,6 +1,6 @@
 """Every command that a page, an example or a sentence of ours names is one, and has the options it is shown with.
 
-The programs' own parsers read them, and nothing is done. Pages that can be followed are, in tests/e2e/test_readme.py.
+The programs' own parsers read them, and nothing is done. Pages that can be followed are, in tests/e2e.
 """
 
 from __future__ import annotations
