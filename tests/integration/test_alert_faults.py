@@ -233,7 +233,6 @@ def device(site: Site, name: str) -> EdgeAgent:
         fleet__telemetry_s=0.2,
         hardware__root=str(site.folder / "root"),
         hardware__period_s=0.2,
-        breaker__failure_threshold=1,
         breaker__open_ms=100,
         breaker__open_max_ms=200,
         **AUDITING,
