@@ -1,22 +1,19 @@
-"""Do readers of bytes from outside ever crash, and do both tiers ever answer 500? See docs/concepts/fuzzing.md.
+"""Do readers of bytes from outside ever crash? See docs/concepts/fuzzing.md.
 
-    python -m bench.fuzzing [--inputs N] [--requests N] [--flips N] [--seed S]
+    python -m bench.fuzzing [--inputs N] [--flips N] [--seed S]
     python -m bench.fuzzing --again "binary decoder" 1234 [--seed S]
 
-The first damages valid inputs for the decoders, flips bits in the stores of both tiers, sends requests made from the
-OpenAPI descriptions of both tiers to real processes, and writes bench/results/fuzz.json. The second makes one input
-again and gives it to its reader.
+The first damages valid inputs for the decoders, flips bits in the stores of both tiers, and writes
+bench/results/fuzz.json. The second makes one input again and gives it to its reader.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-import tempfile
-from pathlib import Path
 
 from bench.figures import Figure, report
-from bench.fuzzing import campaign, described, stores
+from bench.fuzzing import campaign, stores
 from bench.fuzzing.targets import TARGETS
 
 
@@ -24,7 +21,6 @@ def main() -> int:
     """0 where nothing crashed, 1 where something did."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--inputs", type=int, default=1_000_000, help="for the decoders (default: %(default)s)")
-    parser.add_argument("--requests", type=int, default=60, help="to each route, about (default: %(default)s)")
     parser.add_argument("--flips", type=int, default=2, help="bits in each KiB of each store (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=1, help="(default: %(default)s)")
     parser.add_argument("--again", nargs=2, metavar=("TARGET", "NUMBER"), help="make one input again")
@@ -54,15 +50,6 @@ def main() -> int:
             Figure(f"{name}: refused in a sentence", flips.refused, "flips"),
             Figure(f"{name}: tracebacks and wrong answers", len(flips.faults), "flips", "0", not flips.faults),
         ]
-    with tempfile.TemporaryDirectory() as folder:
-        for tier, found in described.run(Path(folder), options.requests, options.seed).items():
-            for fault in found.faults[:20]:
-                print(f"{tier}: {fault}", file=sys.stderr)
-            figures += [
-                Figure(f"{tier}: routes described", found.routes, "routes"),
-                Figure(f"{tier}: requests made from its description, seed {options.seed}", found.requests, "requests"),
-                Figure(f"{tier}: answered 500", len(found.faults), "requests", "0", not found.faults),
-            ]
     return report("fuzz", figures)
 
 

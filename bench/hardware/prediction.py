@@ -1,9 +1,9 @@
 """Compares predicted with measured latencies of a mixed load: an edge variant and its full model in one thread.
 
-Queries of both models arrive as a Poisson process at 40 % of the capacity of one server (in every third round also at
-a lower and a higher load). The real models answer them first come, first served, and each latency counts from when the
-query was due. `replay` predicts the latencies of the same arrivals. A second prediction uses other arrivals of the same
-rate and only the profile before the run, as a planner would.
+Queries of both models arrive as a Poisson process at 40 % of the capacity of one server. The real models answer them
+first come, first served, and each latency counts from when the query was due. `replay` predicts the latencies of the
+same arrivals. A second prediction uses other arrivals of the same rate and only the profile before the run, as a
+planner would.
 
 The speed of a shared machine changes from minute to minute. So profiles, of single points and at the priority of a
 service, alternate with runs. Each run is compared with the mean of the predictions from the profiles before and after
@@ -41,8 +41,8 @@ PAIRS = (DIGITS, CIFAR10, IMAGENET)
 THREADS = (1, 2)
 AIM = 0.15
 _FULL_SHARE = 0.2
-_LOAD, _OTHER_LOADS = 0.4, (0.15, 0.7)
-_ROUNDS, _OTHERS_EVERY = 9, 3
+_LOAD = 0.4
+_ROUNDS = 9
 _RUN_S = 5.0
 _QUERIES = (300, 30_000)
 _PROFILE_S = 12.0
@@ -53,13 +53,11 @@ class Round(Struct):
     """One run between two profiles.
 
     Attributes:
-        load: arrival rate as a share of the capacity of one server.
         profile_waited_share, run_waited_share: share of the time that was spent waiting for a core: the largest of the
             profiles' points, and of the run.
         other_p50_ms, other_p99_ms: predicted for other arrivals of the same rate, from the profile before.
     """
 
-    load: float
     queries: int
     rate_per_s: float
     measured_p50_ms: float
@@ -104,21 +102,15 @@ def figures(records: Mapping[str, list[Trial]]) -> list[Figure]:
     found = []
     for trial in (trial for trials in records.values() for trial in trials):
         which = f"{trial.pair}, threads {trial.threads}"
-        rounds = [each for each in trial.rounds if each.load == _LOAD]
         for name in ("p50", "p99"):
             label = f"{which}: predicted {name} of the mixed load"
-            error, most = _errors(rounds, name, "predicted")
+            error, most = _errors(trial.rounds, name, "predicted")
             found.append(Figure(f"{label}, off by", error, "%", "within 15 %", abs(error) <= 100 * AIM))
             found.append(Figure(f"{label}, off by, without its sign", most, "%"))
-            error, most = _errors(rounds, name, "other")
+            error, most = _errors(trial.rounds, name, "other")
             found.append(Figure(f"{label}, as a planner has it, off by", error, "%"))
             found.append(Figure(f"{label}, as a planner has it, off by, without its sign", most, "%"))
-            for load in _OTHER_LOADS:
-                of_load = [each for each in trial.rounds if each.load == load]
-                if of_load:
-                    error, _ = _errors(of_load, name, "predicted")
-                    found.append(Figure(f"{which}: predicted {name} at {100 * load:g} % load, off by", error, "%"))
-        waited = median(each.waited_share for each in rounds)
+        waited = median(each.waited_share for each in trial.rounds)
         label = f"{which}: most of a measurement's time that other work had its core"
         found.append(Figure(label, round(100 * waited, 1), "%"))
     return found
@@ -139,7 +131,6 @@ class _Played(NamedTuple):
         waited_share: see `run_waited_share` of `Round`.
     """
 
-    load: float
     rate_per_s: float
     arrivals_s: NDArray[np.float64]
     kinds: NDArray[np.intp]
@@ -151,17 +142,16 @@ def _trial(pair: Pair, bundle: Bundle, threads: int, count: int) -> Trial:
     rounds = []
     before = _profiled(pair, bundle, threads)
     for seed in range(count):
-        loads = (_LOAD, *_OTHER_LOADS) if seed % _OTHERS_EVERY == 0 else (_LOAD,)
-        played = [_played(bundle, before, load, seed) for load in loads]
+        played = _played(bundle, before, seed)
         after = _profiled(pair, bundle, threads)
-        rounds += [_round(before, after, one) for one in played]
+        rounds.append(_round(before, after, played))
         before = after
     return Trial(pair.name, threads, rounds)
 
 
-def _played(bundle: Bundle, points: list[Point], load: float, seed: int) -> _Played:
+def _played(bundle: Bundle, points: list[Point], seed: int) -> _Played:
     mean_s = sum(share * point.query.mean_ms for share, point in zip(_SHARES, points, strict=True)) / 1000
-    rate_per_s = load / mean_s
+    rate_per_s = _LOAD / mean_s
     queries = int(np.clip(_RUN_S * rate_per_s, *_QUERIES))
     random = np.random.default_rng([7, seed])
     arrivals_s = np.cumsum(random.exponential(1 / rate_per_s, queries))
@@ -169,7 +159,7 @@ def _played(bundle: Bundle, points: list[Point], load: float, seed: int) -> _Pla
     waited_s = -_waited_s()
     took_s = _run(bundle, points, arrivals_s, kinds)
     waited_s += _waited_s()
-    return _Played(load, rate_per_s, arrivals_s, kinds, took_s, waited_s / float(arrivals_s[-1]))
+    return _Played(rate_per_s, arrivals_s, kinds, took_s, waited_s / float(arrivals_s[-1]))
 
 
 def _round(before: list[Point], after: list[Point], played: _Played) -> Round:
@@ -178,7 +168,6 @@ def _round(before: list[Point], after: list[Point], played: _Played) -> Round:
     rates = [share * played.rate_per_s for share in _SHARES]
     other = predict([Stream(point, rate_per_s) for point, rate_per_s in zip(before, rates, strict=True)])
     return Round(
-        load=played.load,
         queries=len(played.kinds),
         rate_per_s=round(played.rate_per_s, 2),
         measured_p50_ms=round(float(measured[0]), 4),

@@ -18,7 +18,6 @@ from bench.figures import Figure, keep, named, stored, tell
 from bench.hardware import prediction, split
 from bench.hardware.controller import runs as controller
 from bench.hardware.controller.scenario import Scenario
-from bench.hardware.scheduler import runs as scheduler
 from bench.pools import DATA, Pair
 
 TARGET = "hardware"
@@ -135,8 +134,8 @@ def _write(name: str, outcome: Outcome) -> None:
 
 def _controller() -> tuple[Sequence[Figure], Any]:
     print("controller: an hour", file=sys.stderr, flush=True)
-    figures, variants = controller.measure()
-    return figures, {"scenario": msgspec.to_builtins(Scenario()), "measured": variants}
+    scenario = Scenario()
+    return controller.measure(scenario), {"scenario": msgspec.to_builtins(scenario)}
 
 
 PARTS: dict[str, Part] = {
@@ -155,5 +154,4 @@ PARTS: dict[str, Part] = {
         measure=prediction.measure,
         figures=prediction.figures,
     ),
-    "scheduler": whole("scheduler", scheduler.measure),
 }

@@ -2,9 +2,8 @@
 
 `measure_splits` measures what the plan needs. Then each cell of a grid runs the ways: always the whole model on either
 side, the split that the plan prefers, and all splits that the plan does not expect to be three times slower than
-the best way. The head of a split runs here, its checkpoint crosses a link of the cell's bandwidth and round trip to
-another process, and the tail runs there. A device that is k times slower runs its share k times. The links are
-simulated; the protocol adds 12 bytes to body and answer.
+the best way. The head of a split runs here, its checkpoint crosses a simulated link of the cell's bandwidth and round
+trip, and the tail runs here too. A device that is k times slower runs its share k times.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import product, takewhile
 from pathlib import Path
 from typing import NamedTuple
@@ -21,7 +19,7 @@ import msgspec
 import numpy as np
 
 from bench.figures import Figure
-from bench.hardware.far_side import CutAt, CutModel, FarSide, far_side
+from bench.hardware.cut_model import CutAt, CutModel, Link
 from bench.pools import CACHE, CIFAR10, DATA, DIGITS, IMAGENET, Pair, bundle_of
 from firstline.workbench.data.dataset import open_dataset
 from firstline.workbench.splitting.measure import measure_splits
@@ -123,31 +121,30 @@ def measure(name: str, quick: bool, data: Path = DATA) -> Record:
         for cut in splits.cuts
         if (allowed := [form for form in cut.forms if form.disagreement <= MOST_DISAGREEMENT])
     )
-    make = partial(CutModel, bundle, cuts)
-    with far_side(make) as far:
-        return Record(splits, tuple(_cells(name, splits, _Sides(make(), far, cuts), images, product(*grid))))
+    return Record(splits, tuple(_cells(name, splits, _Sides(CutModel(bundle, cuts), cuts), images, product(*grid))))
 
 
 class _Sides(NamedTuple):
-    """The device, the gateway behind its link, and where both cut the model."""
+    """The model of the device and of the gateway, and where both cut it."""
 
-    near: CutModel
-    far: FarSide
+    model: CutModel
     cuts: tuple[CutAt, ...]
 
-    def go(self, way: Way, encoded: bytes, slowdown: int) -> float:
+    def go(self, way: Way, encoded: bytes, slowdown: int, link: Link) -> float:
         """Runs one way with one image, and returns its seconds."""
         began_s = time.perf_counter()
         if way.kind == "device":
             for _ in range(slowdown):
-                self.near.whole(encoded)
+                self.model.whole(encoded)
         elif way.kind == "input":
-            self.far.ask(-1, encoded)
+            link.send(len(encoded))
+            self.model.whole(encoded)
         else:
             cut, checkpoint = self.cuts.index(CutAt(way.tensor, way.form)), b""
             for _ in range(slowdown):
-                checkpoint = self.near.begin(cut, encoded)
-            self.far.ask(cut, checkpoint)
+                checkpoint = self.model.begin(cut, encoded)
+            link.send(len(checkpoint))
+            self.model.finish(cut, checkpoint)
         return time.perf_counter() - began_s
 
 
@@ -156,7 +153,7 @@ def _cells(
 ) -> Iterator[Cell]:
     for slowdown, round_trip_ms, bandwidth in grid:
         speed = bandwidth * MBIT
-        around = Surroundings(sides.far.become(speed, round_trip_ms), slowdown, 1.0, MOST_DISAGREEMENT)
+        link, around = Link(speed, round_trip_ms), Surroundings(round_trip_ms, slowdown, 1.0, MOST_DISAGREEMENT)
         of = [way for way in ways(splits, around) if way.kind != "split" or CutAt(way.tensor, way.form) in sides.cuts]
         planned = best(of, speed)
         likely = [best((way for way in of if way.kind == "split"), speed)] if sides.cuts else []
@@ -168,7 +165,7 @@ def _cells(
         took: dict[str, list[float]] = {label(way): [] for way in tried}
         for encoded in (images[0], *images):  # the first pass fills caches
             for way in tried:
-                took[label(way)].append(sides.go(way, encoded, slowdown))
+                took[label(way)].append(sides.go(way, encoded, slowdown, link))
         measured = {way: 1000 * float(np.median(seconds[1:])) for way, seconds in took.items()}
         yield Cell(
             name,

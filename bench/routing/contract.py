@@ -22,7 +22,6 @@ from bench.routing.population import Population, at_most
 from firstline.workbench.selection import EdgeRows, select
 from firstline_core.bundle.loading import scorer
 from firstline_core.bundle.manifest import Score
-from firstline_core.routing import binomial
 from firstline_core.routing.certification import certify
 from firstline_core.tasks.classification import Classification
 from firstline_core.types import PROBABILITIES
@@ -31,9 +30,6 @@ SIZES = (650, 2500)
 PROMISES = tuple((epsilon, delta) for epsilon in (0.05, 0.02) for delta in (0.1, 0.05))
 AIMS = {650: 0.7, 2500: 0.9}
 """Of the oracle's share, on the CIFAR pair at epsilon 5 %."""
-
-_CEILING_SAMPLES = 4000
-"""At the smaller size: what no certificate can exceed is to be known better than what one reaches."""
 
 _OWN = Score("margin")
 _SEED = 20261121
@@ -46,8 +42,6 @@ class Tally:
     Args:
         broken, naive_broken: calibrations whose threshold has a true risk above epsilon.
         kept: true share kept, summed over the calibrations.
-        ceiling: what the loosest threshold that passes its own exact test at full delta keeps, as a mean. That is not
-            valid, and whatever certifies only what passes its own test keeps less.
         oracle: share that the margin's oracle keeps.
     """
 
@@ -61,7 +55,6 @@ class Tally:
     broken: int = 0
     naive_broken: int = 0
     kept: float = 0.0
-    ceiling: float = 0.0
 
     @property
     def name(self) -> str:
@@ -114,15 +107,6 @@ def measure(pool: Pool, loss: str, n: int, calibrations: int) -> list[Tally]:
                 tally.broken += risk > epsilon
             passing = sample.risks <= epsilon
             tally.naive_broken += _loosest(sample, passing, plain)[1] > epsilon
-    samples = max(calibrations, min(_CEILING_SAMPLES, 8 * calibrations)) if n == min(SIZES) else calibrations
-    for rows in np.random.default_rng(_SEED).integers(0, len(losses), (samples, n)):
-        sample = Population.of(margin[rows], losses[rows])
-        kept = np.round(sample.shares * n)
-        errors = np.round(sample.risks * kept)
-        for (epsilon, delta), tally in tallies.items():
-            passing = sample.risks <= epsilon
-            passing[passing] = binomial.cdf(errors[passing], kept[passing], epsilon) <= delta
-            tally.ceiling += _loosest(sample, passing, plain)[0] / samples
     return list(tallies.values())
 
 
@@ -146,11 +130,6 @@ def figures(records: Sequence[Tally]) -> list[Figure]:
                 "ratio",
                 None if aim is None else f">= {aim}",
                 holds,
-            ),
-            Figure(
-                f"{what}: ceiling: every threshold of the margin at full delta, which is not valid",
-                tally.ceiling / tally.oracle if tally.oracle else None,
-                "ratio",
             ),
         ]
     return found

@@ -48,11 +48,6 @@ def run(jobs: Sequence[Job], processes: int) -> list[list[Record]]:
     def tell(done: int, name: str) -> None:
         print(f"[{time.monotonic() - began_s:5.0f} s] {done}/{len(jobs)} {name}", file=sys.stderr, flush=True)
 
-    if processes <= 1:
-        for at, job in enumerate(jobs):
-            found[at] = list(job.call())
-            tell(at + 1, job.name)
-        return found
     # Forking would share what runtimes and BLAS keep in threads.
     with ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn")) as workers:
         futures = {workers.submit(job.call): at for at, job in enumerate(jobs)}

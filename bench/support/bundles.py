@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import msgspec
 from firstline_core.bundle.manifest import MANIFEST_NAME, Manifest, Model, encode_manifest
 from firstline_core.bundle.store import Bundle, open_bundle
 from firstline_core.processing.steps import InputSpec, ModelInput, PreStep
-from firstline_core.routing.certificate import Certificate, EventPromise
+from firstline_core.routing.certificate import Certificate
 from firstline_core.storage.artefact import Artefact
 from firstline_core.tasks.classification import Classification
 
@@ -51,13 +51,6 @@ def write_manifest(root: Path, edge: Sequence[Model], labels: Sequence[str], **f
     manifest = Manifest(**known)
     (root / MANIFEST_NAME).write_bytes(encode_manifest(manifest))
     return open_bundle(root)
-
-
-def about_events(bounds: Mapping[str, float]) -> dict[str, Any]:
-    """Returns the fields of a certificate about events, by the promised share of each."""
-    promises = {name: EventPromise(bound, 0.1, 300, 0.8, bound) for name, bound in bounds.items()}
-    epsilon = max(bounds.values())
-    return {"contract": "events", "epsilon": epsilon, "risk_upper": epsilon, "audit_epsilon": None, "events": promises}
 
 
 def fed_by(variant: Model, inputs: Sequence[InputSpec]) -> Model:

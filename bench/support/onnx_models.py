@@ -49,32 +49,3 @@ def linear(
         [helper.make_tensor_value_info(name, dtype, [batch, classes]) for name in outputs],
         [kernel],
     )
-
-
-def laborious(path: Path, classes: int = 2, *, rounds: int = 0, width: int = 256) -> Path:
-    """`probabilities = softmax(x)`, with x [n, classes], after so many products of `width` x `width`.
-
-    They change nothing, and take some microseconds each.
-    """
-    weights = {
-        "in": np.ones((classes, width)),
-        "round": np.full((width, width), 1 / width),
-        "out": np.zeros((width, classes)),
-    }
-    nodes, last = [helper.make_node("MatMul", ["x", "in"], ["h0"])], "h0"
-    for at in range(1, rounds + 1):
-        nodes.append(helper.make_node("MatMul", [last, "round"], [f"h{at}"]))
-        last = f"h{at}"
-    nodes += [
-        helper.make_node("MatMul", [last, "out"], ["zeros"]),
-        helper.make_node("Add", ["x", "zeros"], ["logits"]),
-        helper.make_node("Softmax", ["logits"], ["probabilities"], axis=-1),
-    ]
-    used = ["in", "out", *(["round"] if rounds else [])]
-    return write_graph(
-        path,
-        nodes,
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", classes])],
-        [helper.make_tensor_value_info("probabilities", TensorProto.FLOAT, ["n", classes])],
-        [numpy_helper.from_array(weights[name].astype(np.float32), name) for name in used],
-    )

@@ -14,17 +14,19 @@ import asyncio
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 
 from support.disk_errors import errors_at
 from support.faulty_disk import quick_folder
 
 from bench import page
 from bench.figures import Figure, keep, named, tell
-from chaos import hardship
+from chaos import described, hardship
 from chaos.kills import Campaign, run_campaign
 from chaos.offline import RATE, drain_rate, hour_offline
 from chaos.simulation.run import Tally, run_many
@@ -48,6 +50,7 @@ class Effort:
         recordings: of an outbox at work, whose power is cut before each change; half as many of a gateway's store.
         flip_every_bytes: of its files, in which one bit is flipped.
         fail_every: changes, of which one fails.
+        requests: to each described route, about.
     """
 
     seeds: int = 2_000
@@ -58,6 +61,7 @@ class Effort:
     recordings: int = 2
     flip_every_bytes: int = 4096
     fail_every: int = 2
+    requests: int = 60
 
 
 FULL = Effort(
@@ -69,6 +73,7 @@ FULL = Effort(
     recordings=20,
     flip_every_bytes=128,
     fail_every=1,
+    requests=300,
 )
 
 
@@ -239,6 +244,21 @@ def hardships(_effort: Effort, _seed: int) -> list[Figure]:
     ]
 
 
+def requests(effort: Effort, seed: int) -> list[Figure]:
+    """Valid and invalid requests from the OpenAPI descriptions of both tiers."""
+    found = []
+    with tempfile.TemporaryDirectory() as folder:
+        for tier, seen in described.run(Path(folder), effort.requests, seed).items():
+            for fault in seen.faults[:20]:
+                say("described", f"{tier}: {fault}")
+            found += [
+                Figure(f"{tier}: routes described", seen.routes, "routes"),
+                Figure(f"{tier}: requests made from its description", seen.requests, "requests"),
+                Figure(f"{tier}: answered 500", len(seen.faults), "requests", "0", not seen.faults),
+            ]
+    return found
+
+
 PARTS: dict[str, Callable[[Effort, int], list[Figure]]] = {
     "simulation": simulation,
     "kills": kills,
@@ -246,14 +266,14 @@ PARTS: dict[str, Callable[[Effort, int], list[Figure]]] = {
     "storage": storage,
     "hardship": hardships,
     "soak": soaking,
+    "described": requests,
 }
 
 SCRIPTS: dict[str, Callable[[bool, int], str]] = {
     "overload": lambda full, _seed: "overload " + ("--seconds 10 --repeats 3" if full else "--seconds 3 --repeats 1"),
     "stampede": lambda full, seed: f"stampede --seed {seed} --seeds {5 if full else 1}",
     "fuzz": lambda full, seed: (
-        f"fuzzing --seed {seed} "
-        + ("--inputs 1000000 --flips 6 --requests 300" if full else "--inputs 100000 --requests 60")
+        f"fuzzing --seed {seed} " + ("--inputs 1000000 --flips 6" if full else "--inputs 100000")
     ),
 }
 """Benches with figures of their own in bench/results/NAME.json: by whether all of it is to run, and the seed."""

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from support.collector import Collector, collector
 from support.digits import scans
+from support.line import line
 
-from bench.support.line import line
 from firstline.client.sync_client import Client
 from firstline.demo.site import Transport
 from firstline_core.telemetry import decisions

@@ -15,9 +15,9 @@ import pytest
 from support.agent import edge_settings, serving_agent
 from support.digits import HELDOUT
 from support.gateway import DIGITS
+from support.line import Line, line
 from typer.testing import CliRunner
 
-from bench.support.line import Line, line
 from firstline import Client
 from firstline.cli.app import app
 from firstline.workbench.data.dataset import Dataset, open_dataset

@@ -18,9 +18,9 @@ from PIL import Image
 from support.digits import predictions
 from support.gateway import DIGITS
 from support.images import noise
+from support.line import Line, line
 
 import firstline
-from bench.support.line import Line, line
 from firstline import AsyncClient, Classification, Client
 from firstline_core.bundle.store import open_bundle
 from firstline_core.errors import (

@@ -18,8 +18,8 @@ from support.broker import free_port
 from support.digits import predictions
 from support.gateway import DIGITS
 from support.keys import bearer, create_key
+from support.line import Line, line
 
-from bench.support.line import Line, line
 from firstline_core.bundle.store import open_bundle
 from firstline_gateway.settings.settings import Store
 

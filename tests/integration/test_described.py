@@ -1,14 +1,14 @@
-"""Requests made from the OpenAPI descriptions of both tiers; `make -C bench fuzz` sends more of them."""
+"""Requests made from the OpenAPI descriptions of both tiers; `make -C bench chaos` sends more of them."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import httpx
+from chaos import described
 from support.agent import edge_settings, serving_agent
+from support.line import line
 
-from bench.fuzzing import described
-from bench.support.line import line
 from firstline_edge.api.access import access_of
 from firstline_edge.api.app import App
 

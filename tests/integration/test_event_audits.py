@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 from support.agent import edge_settings
+from support.event_certificates import about_events
 from support.gateway import client_of, http_link, serving_gateway
 from support.images import encode
 from support.sample_bundles import detector_bundle
 from support.waiting import until
 from typer.testing import CliRunner
 
-from bench.support.bundles import about_events, with_certificate, write_manifest
+from bench.support.bundles import with_certificate, write_manifest
 from firstline.cli.app import app
 from firstline_core.bundle.manifest import certificate_problem, valid_certificate
 from firstline_core.bundle.store import open_bundle

@@ -16,10 +16,10 @@ from support.digits import predictions
 from support.either_tier import either_tier
 from support.gateway import DIGITS
 from support.images import encode
+from support.line import Line, line
 from support.needs import program
 from support.sample_bundles import detector_bundle
 
-from bench.support.line import Line, line
 from firstline_core.bundle.store import open_bundle
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"

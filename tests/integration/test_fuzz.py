@@ -12,8 +12,8 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from support.images import noise
+from support.line import Line, Tier, line
 
-from bench.support.line import Line, Tier, line
 from firstline.client import calls
 from firstline_core.protocol.http import HEADER_LENGTH
 

@@ -10,10 +10,10 @@ import socket
 from collections.abc import Iterator
 
 import pytest
+from support.line import Line, Tier, line
 from support.raw_http import connection, exchange, head, process_of, read
 from support.waiting import wait_until
 
-from bench.support.line import Line, Tier, line
 from firstline_core.protocol.http_server import ServerLimits, connections_within_descriptors
 from firstline_gateway.api.sockets import raise_descriptor_limit
 

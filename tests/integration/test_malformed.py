@@ -16,9 +16,9 @@ import numpy as np
 import orjson
 import pytest
 from support.images import grey
+from support.line import Line, Tier, line
 from support.raw_http import Answer, connection, exchange, head, process_of, read
 
-from bench.support.line import Line, Tier, line
 from firstline.client import calls
 
 BODY_LIMIT_BYTES = 1_000_000

@@ -11,8 +11,8 @@ import pytest
 from support.images import grey, images
 from support.inference import digits_request
 from support.keys import create_key
+from support.line import DEVICE, Line, line
 
-from bench.support.line import DEVICE, Line, line
 from firstline.client.async_client import AsyncClient
 from firstline_core.errors import FirstlineError
 from firstline_core.ids import new_request_id

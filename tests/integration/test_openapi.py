@@ -13,9 +13,9 @@ from typing import Any
 import httpx
 import pytest
 from support.gateway import gateway_settings
+from support.line import Line, line
 from support.needs import missing, program
 
-from bench.support.line import Line, line
 from firstline_edge.api.openapi import description
 from firstline_gateway.app import open_gateway
 

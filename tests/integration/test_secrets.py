@@ -11,8 +11,8 @@ from pathlib import Path
 import httpx
 import pytest
 from support.digits import scan
+from support.line import Line, line
 
-from bench.support.line import Line, line
 from firstline import Client
 from firstline_core.protocol.mqtt_messages import MqttSettings
 from firstline_edge.api.access import TokenAccess, parse_tokens

@@ -17,10 +17,10 @@ from support.behind import GatewaysBehind, gateways_behind
 from support.commands import gateway_status
 from support.gateway import serving_gateway
 from support.images import by_name
+from support.laborious import laborious
 from support.processes import TierProcess
 
 from bench.support.bundles import model, write_manifest
-from bench.support.onnx_models import laborious
 from firstline_core.bundle.loading import load_model
 from firstline_core.bundle.store import open_bundle
 from firstline_core.processing.steps import InputSpec

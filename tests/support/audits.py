@@ -9,9 +9,10 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
+from support.event_certificates import about_events
 from support.gateway import DIGITS
 
-from bench.support.bundles import about_events, with_certificate
+from bench.support.bundles import with_certificate
 from firstline_core.bundle.manifest import MANIFEST_NAME, Score, encode_manifest, parse_manifest
 from firstline_core.ids import new_request_id
 from firstline_core.routing.certificate import Certificate

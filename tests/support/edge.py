@@ -13,8 +13,9 @@ from typing import Any
 import msgspec
 import numpy as np
 from msgspec.structs import replace
+from support.event_certificates import about_events
 
-from bench.support.bundles import about_events, with_certificate
+from bench.support.bundles import with_certificate
 from firstline_core.bundle.loading import Prediction
 from firstline_core.bundle.manifest import Manifest, Model, Policy
 from firstline_core.bundle.store import Bundle

@@ -9,10 +9,10 @@ from contextlib import asynccontextmanager
 from typing import TypeVar
 
 import numpy as np
+from support.executor import ExecutorWithoutFiles
 from support.gateway import served_as
 from support.waiting import result_of
 
-from bench.support.executor import ExecutorWithoutFiles
 from firstline_core.clock import SimulatedClock
 from firstline_core.errors import FirstlineError, InferenceError, InvalidTensorError
 from firstline_core.types import PROBABILITIES, Array, Arrays, ModelKey, row_count

@@ -13,10 +13,10 @@ import httpx
 import numpy as np
 from support.broker import Broker
 from support.databases import sqlite_store
+from support.executor import ExecutorWithoutFiles, single_executor
 from support.keys import bearer, create_key
 from support.waiting import until
 
-from bench.support.executor import ExecutorWithoutFiles, single_executor
 from firstline_core.bundle.manifest import Manifest, Model
 from firstline_core.clock import SYSTEM_CLOCK, Clock
 from firstline_core.errors import FirstlineError, InvalidTensorError

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import orjson
-
-from bench.support.line import Tier
+from support.line import Tier
 
 TIMEOUT_S = 20.0
 

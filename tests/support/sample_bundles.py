@@ -9,10 +9,11 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
+from support.laborious import laborious
 from support.sample_models import average_colours, one_box
 
 from bench.support.bundles import model, with_certificate, write_manifest
-from bench.support.onnx_models import laborious, linear
+from bench.support.onnx_models import linear
 from firstline_core.bundle.manifest import Policy, Score
 from firstline_core.bundle.store import Bundle
 from firstline_core.processing.steps import (

@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from support.executor import ExecutorWithoutFiles
 from support.gateway import doubled, request_of, served_as
 
-from bench.support.executor import ExecutorWithoutFiles
 from firstline_core.clock import Clock, SimulatedClock
 from firstline_core.errors import DeadlineExceededError, FirstlineError, QueueFullError
 from firstline_core.types import Arrays, AuditNote, ModelKey, row_count

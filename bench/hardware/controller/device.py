@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bench.hardware.controller.scenario import HOUR_S, Scenario, Variant, arrivals, rungs_of
-from bench.hardware.thermal import CORES, HOT_C, Board, Heat
+from bench.hardware.thermal import CORES, HOT_C, Board
 from firstline_core.adaptation.controller import Controller, RequestSplitter
 from firstline_core.adaptation.guards import Limits
 from firstline_core.adaptation.ladder import EnergyPrices, choose_rung
@@ -58,14 +58,13 @@ class Simulated:
 
     Args:
         scenario: assumed constants.
-        heat: see `fitted`.
         variants: variants of the ladder.
         fixed: the only rung to use; None for the controller and the choice.
     """
 
-    def __init__(self, scenario: Scenario, heat: Heat, variants: Sequence[Variant], fixed: int | None) -> None:
+    def __init__(self, scenario: Scenario, variants: Sequence[Variant], fixed: int | None) -> None:
         self._scenario = scenario
-        self._board = Board(heat, scenario.warmer_c)
+        self._board = Board(scenario.warmer_c)
         self._rungs = rungs = rungs_of(variants, scenario)
         by_name = {each.name: each for each in variants}
         self._variants = [by_name[rung.variant] for rung in rungs]
@@ -97,7 +96,7 @@ class Simulated:
                 sample_s += _SAMPLE_S
             self._to(at_s)
             self._arrives(at_s, deadline_ms)
-        self._to(self._scenario.hours * HOUR_S)
+        self._to(HOUR_S)
         return self.result
 
     def _to(self, at_s: float) -> None:

@@ -7,36 +7,29 @@ from collections.abc import Iterator, Sequence
 
 from bench.figures import Figure
 from bench.hardware.controller.device import HourResult, Simulated
-from bench.hardware.controller.scenario import EPSILON, HOUR_S, Scenario, Variant, rungs_of
-from bench.hardware.controller.variants import Measured, measured, rows_of_variants, variants
-from bench.hardware.thermal import Heat, fitted
+from bench.hardware.controller.scenario import EPSILON, Scenario, Variant, rungs_of
+from bench.hardware.controller.variants import rows_of_variants, variants
 from bench.pools import CIFAR10, DATA
 
 
-def measure(scenario: Scenario | None = None) -> tuple[list[Figure], Measured | None]:
-    """Returns the figures of this part and their measurements; none if the images are missing."""
+def measure(scenario: Scenario) -> list[Figure]:
+    """Returns the figures of this part; none if the images are missing."""
     if (missing := CIFAR10.missing_in(DATA)) is not None:
         print(f"controller is skipped: missing {missing}.", file=sys.stderr)
-        return [], None
-    fit, scenario, answers_by_variant = fitted(), scenario or Scenario(), rows_of_variants()
-    found = variants(answers_by_variant, scenario.row_ms)
-    return [
-        Figure("heat model: error of the fit", round(fit.rmse_c, 2), "C"),
-        Figure("heat model: error on another board's curve", round(fit.other_rmse_c, 2), "C"),
-        *figures(fit.heat, scenario, found),
-    ], measured(answers_by_variant, found)
+        return []
+    return list(figures(scenario, variants(rows_of_variants(), scenario.row_ms)))
 
 
-def hour(scenario: Scenario, heat: Heat, of: Sequence[Variant]) -> dict[str, HourResult]:
+def hour(scenario: Scenario, of: Sequence[Variant]) -> dict[str, HourResult]:
     """Returns the results with each variant alone, by its name, and with the controller, under ""."""
     rungs = rungs_of(of, scenario)
-    found = {rung.variant: Simulated(scenario, heat, of, at).run() for at, rung in enumerate(rungs)}
-    return found | {"": Simulated(scenario, heat, of, None).run()}
+    found = {rung.variant: Simulated(scenario, of, at).run() for at, rung in enumerate(rungs)}
+    return found | {"": Simulated(scenario, of, None).run()}
 
 
-def figures(heat: Heat, scenario: Scenario, of: Sequence[Variant]) -> Iterator[Figure]:
+def figures(scenario: Scenario, of: Sequence[Variant]) -> Iterator[Figure]:
     """Yields the figures of one hour, with their aims."""
-    results = hour(scenario, heat, of)
+    results = hour(scenario, of)
     controlled, fixed = results.pop(""), results
     for name, each in fixed.items():
         yield Figure(f"always {name}: deadlines met", _share(each.met, each.rows), "share")
@@ -57,8 +50,6 @@ def figures(heat: Heat, scenario: Scenario, of: Sequence[Variant]) -> Iterator[F
     yield Figure("hottest", round(controlled.hottest_c, 1), "C")
     yield Figure("energy beyond idle", round(controlled.energy_j(scenario)), "J")
     yield Figure("energy saved against always the largest", saved, "share", ">= 0.25", saved >= 0.25)
-    whole = 1 - (controlled.energy_j(scenario) + _idle_j(scenario)) / (most_j + _idle_j(scenario))
-    yield Figure("the same with the idle board's", round(whole, 4), "share")
     aim = f"<= {EPSILON:g}"
     yield Figure("edge answers that the full model contradicts", broken, "share", aim, broken <= EPSILON)
     yield Figure("heat had requests shared out for", round(controlled.shared_s), "s")
@@ -66,7 +57,3 @@ def figures(heat: Heat, scenario: Scenario, of: Sequence[Variant]) -> Iterator[F
 
 def _share(part: int, whole: int) -> float:
     return round(part / max(1, whole), 4)
-
-
-def _idle_j(scenario: Scenario) -> float:
-    return scenario.idle_w * scenario.hours * HOUR_S

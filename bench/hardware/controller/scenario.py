@@ -48,21 +48,18 @@ class Scenario:
         row_ms: time of one row of the largest variant on one core of the board; the ratios of the other variants' times
             are measured.
         warmer_c: ambient temperature minus that of the room where the board's temperature was measured.
-        idle_w, core_w: power of the idle board, and of each busy core (540 and 1280 mA at 5 V idle and with four busy
-            cores).
+        core_w: power of each busy core (540 and 1280 mA at 5 V idle and with four busy cores).
         steady_per_s, steady_deadline_ms: rate and deadline of rows that always arrive, too urgent for the full model.
         burst_per_s, burst_deadline_ms: rate and deadline of additional rows during bursts.
         burst_s, every_s: duration and period of bursts.
         link_ms: median time of an answer of the full model over the link.
         link_per_s: capacity of the link (rows per second).
         joules_sent: energy to send one row.
-        hours: duration of the simulation.
         seed: seed of the arrivals and of the choice of images.
     """
 
     row_ms: float = 19.0
     warmer_c: float = 19.0
-    idle_w: float = 2.7
     core_w: float = 0.925
     steady_per_s: float = 72.0
     steady_deadline_ms: float = 70.0
@@ -73,7 +70,6 @@ class Scenario:
     link_ms: float = 60.0
     link_per_s: float = 100.0
     joules_sent: float = 0.006
-    hours: float = 1.0
     seed: int = 20261123
     timing: StepTiming = field(default_factory=StepTiming)
 
@@ -83,15 +79,14 @@ class Scenario:
 
 def arrivals(scenario: Scenario) -> Iterator[tuple[float, float]]:
     """Yields arrival times (s) and time limits (ms) of rows: two Poisson processes."""
-    stop_s = scenario.hours * HOUR_S
-    steady = _poisson(scenario.seed + 1, scenario.steady_per_s, scenario.steady_deadline_ms, stop_s)
-    bursts = _poisson(scenario.seed + 2, scenario.burst_per_s, scenario.burst_deadline_ms, stop_s)
+    steady = _poisson(scenario.seed + 1, scenario.steady_per_s, scenario.steady_deadline_ms)
+    bursts = _poisson(scenario.seed + 2, scenario.burst_per_s, scenario.burst_deadline_ms)
     return heapq.merge(steady, (row for row in bursts if scenario.in_burst(row[0])))
 
 
-def _poisson(seed: int, per_s: float, deadline_ms: float, stop_s: float) -> Iterator[tuple[float, float]]:
+def _poisson(seed: int, per_s: float, deadline_ms: float) -> Iterator[tuple[float, float]]:
     rng, at_s = random.Random(seed), 0.0
-    while (at_s := at_s + rng.expovariate(per_s)) < stop_s:
+    while (at_s := at_s + rng.expovariate(per_s)) < HOUR_S:
         yield at_s, deadline_ms
 
 

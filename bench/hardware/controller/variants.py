@@ -13,7 +13,6 @@ from statistics import median
 
 import msgspec
 import numpy as np
-from msgspec import Struct
 from numpy.typing import NDArray
 
 from bench.hardware.controller.scenario import DELTA, EPSILON, VARIANTS, Variant
@@ -50,15 +49,14 @@ class Rows(msgspec.Struct, frozen=True):
         return found.threshold if found.threshold is not None else np.inf
 
 
-def observed(bundle: Bundle, pair: Pair, data: Path, limit: int, *, and_full: bool = False) -> dict[str, Rows]:
-    """Returns the margins of each variant and whether the full model answers differently; the quickest variant first.
+def observed(bundle: Bundle, pair: Pair, data: Path, limit: int) -> dict[str, Rows]:
+    """Returns the margins of each model and whether the full model answers differently; the quickest model first.
 
     Args:
         bundle: bundle of the pair's models.
         pair: pair with labelled images.
         data: folder of third-party models and images.
         limit: maximum number of images.
-        and_full: whether to include the full model as one of the variants.
     """
     manifest = bundle.manifest
     if manifest.full is None:
@@ -67,7 +65,7 @@ def observed(bundle: Bundle, pair: Pair, data: Path, limit: int, *, and_full: bo
     seen = observe_here(bundle, (*manifest.edge, manifest.full), dataset, RuntimeOptions(threads=1)).answers
     full = seen[-1].labels
     found = {}
-    for one in seen if and_full else seen[:-1]:
+    for one in seen:
         margins = score("margin", one.probabilities).astype(np.float64)
         found[one.model.id] = Rows(1000 * float(np.median(one.seconds)), margins, one.labels != full)
     return dict(sorted(found.items(), key=lambda item: item[1].ms))
@@ -99,26 +97,9 @@ _REPEATS = 5
 _SEED = 20261123
 
 
-class Measured(Struct, frozen=True):
-    """The measurements on which the simulated hour is based.
-
-    Attributes:
-        row_ms: by variant, time of one row on one core of the measuring machine, with processing; median of all
-            repeats.
-        kept: by variant, share of the arriving rows that its certificate accepts.
-        risk: by variant, share of the accepted rows to which the full model answers differently.
-        rows: number of different rows that arrive repeatedly.
-    """
-
-    row_ms: dict[str, float]
-    kept: dict[str, float]
-    risk: dict[str, float]
-    rows: int
-
-
 def rows_of_variants() -> dict[str, Rows]:
     """Observes all variants several times, since only their times differ; takes a minute."""
-    repeats = [observed(cifar_variants(DATA, CACHE), CIFAR10, DATA, _IMAGES, and_full=True) for _ in range(_REPEATS)]
+    repeats = [observed(cifar_variants(DATA, CACHE), CIFAR10, DATA, _IMAGES) for _ in range(_REPEATS)]
     return {
         name: msgspec.structs.replace(rows, ms=median(again[name].ms for again in repeats))
         for name, rows in repeats[0].items()
@@ -144,13 +125,3 @@ def variants(answers_by_variant: Mapping[str, Rows], largest_ms: float) -> list[
             )
         )
     return found
-
-
-def measured(answers_by_variant: Mapping[str, Rows], found: list[Variant]) -> Measured:
-    """Returns the measurements for the record."""
-    return Measured(
-        {name: round(answers_by_variant[name].ms, 4) for name in VARIANTS},
-        {each.name: round(float(each.keeps.mean()), 4) for each in found},
-        {each.name: round(float(each.disagrees[each.keeps].mean()), 4) for each in found},
-        len(found[0].keeps),
-    )

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from sqlalchemy import Connection, select
 from support.databases import sqlite_store
+from support.executor import ExecutorWithoutFiles, single_executor
 
-from bench.support.executor import ExecutorWithoutFiles, single_executor
 from chaos.simulation.disk import Disk, SimulatedWriter
 from chaos.simulation.models import full_says, served
 from chaos.simulation.plan import Plan

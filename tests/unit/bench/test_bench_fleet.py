@@ -54,13 +54,13 @@ def test_a_detector_that_changes_nothing_reaches_every_device(seed: int) -> None
     ("change", "holds"),
     [
         ({}, True),
-        ({"verified": {"old": 19, "neither": 1}}, False),
+        ({"running": {"old": 19, "new": 1}}, False),
         ({"stage": 2}, False),
         ({"state": "completed"}, False),
     ],
 )
 def test_a_bad_model_is_stopped_in_stage_1_or_that_is_said(change: dict[str, object], holds: bool) -> None:
-    ended = {"devices": 20, "state": "rolled_back", "stage": 1, "rule": "latency", "verified": {"old": 20}}
+    ended = {"devices": 20, "state": "rolled_back", "stage": 1, "rule": "latency", "running": {"old": 20}}
     (one,) = figures({"devices": {"slow": ended | change}})
     assert one.holds is holds
 

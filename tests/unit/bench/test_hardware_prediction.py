@@ -5,10 +5,9 @@ from __future__ import annotations
 from bench.hardware.prediction import Round, Trial, figures
 
 
-def _round(measured_ms: float, predicted_ms: float, waited: float, load: float = 0.4) -> Round:
+def _round(measured_ms: float, predicted_ms: float, waited: float) -> Round:
     times = {"measured_p50_ms": measured_ms, "measured_p99_ms": measured_ms, "predicted_p50_ms": predicted_ms}
     return Round(
-        load=load,
         queries=300,
         rate_per_s=10.0,
         predicted_p99_ms=2 * predicted_ms,
@@ -43,12 +42,3 @@ def test_what_a_planner_has_is_told_beside() -> None:
     planned = found["digits, threads 1: predicted p50 of the mixed load, as a planner has it, off by"]
     assert (planned.value, planned.aim) == (25.0, None), "1 ms, whatever came"
     assert found["digits, threads 1: predicted p50 of the mixed load, off by"].value == 0.0
-
-
-def test_what_was_at_another_load_is_told_apart() -> None:
-    rounds = [_round(1.0, 1.1, 0.0), _round(1.0, 2.0, 0.0, load=0.7)]
-    found = {one.figure: one for one in figures({"digits": [Trial("digits", 1, rounds)]})}
-    other = found["digits, threads 1: predicted p50 at 70 % load, off by"]
-    assert (other.value, other.aim) == (100.0, None)
-    assert found["digits, threads 1: predicted p50 of the mixed load, off by"].value == 10.0
-    assert "digits, threads 1: predicted p50 at 15 % load, off by" not in found

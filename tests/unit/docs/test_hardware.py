@@ -20,7 +20,7 @@ def test_their_figures_are_the_measured_ones(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "parts"),
-    [("planning", {"split"}), ("predictions", {"prediction"}), ("scale", {"scheduler"})],
+    [("planning", {"split"}), ("predictions", {"prediction"})],
 )
 def test_they_have_a_table_for_each_part(name: str, parts: set[str]) -> None:
     assert {part for _, part in page.tables(PAGES[name].read_text())} >= parts

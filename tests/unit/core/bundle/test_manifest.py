@@ -6,8 +6,9 @@ from typing import Any
 import msgspec
 import pytest
 from support.agent import DIGITS
+from support.event_certificates import about_events
 
-from bench.support.bundles import about_events, with_certificate
+from bench.support.bundles import with_certificate
 from firstline_core.bundle.manifest import (
     MANIFEST_LIMIT_BYTES,
     MANIFEST_NAME,

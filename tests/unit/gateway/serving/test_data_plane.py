@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 from support.databases import OpenStore, sqlite_store
+from support.executor import single_executor
 from support.gateway import DIGITS, GatedExecutor, request_of
 from support.logs import captured_lines
 
-from bench.support.executor import single_executor
 from firstline_core.clock import SimulatedClock
 from firstline_core.errors import (
     InvalidTensorError,

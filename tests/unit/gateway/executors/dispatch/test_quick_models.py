@@ -8,11 +8,11 @@ from typing import TypeVar, cast
 
 import numpy as np
 import pytest
+from support.executor import ExecutorWithoutFiles
 from support.executors import MIB, SERVED, M
 from support.gateway import Doubler, doubled, request_of
 from support.waiting import result_of
 
-from bench.support.executor import ExecutorWithoutFiles
 from firstline_core.bundle.loading import LoadedModel
 from firstline_core.clock import SimulatedClock
 from firstline_core.errors import DeadlineExceededError, InferenceError, InvalidTensorError, NotReadyError

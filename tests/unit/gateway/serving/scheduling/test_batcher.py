@@ -6,9 +6,9 @@ from typing import Literal
 
 import numpy as np
 import pytest
+from support.executor import single_executor
 from support.gateway import GatedExecutor, request_of, served_as
 
-from bench.support.executor import single_executor
 from firstline_core.clock import SimulatedClock
 from firstline_core.errors import DeadlineExceededError, InvalidTensorError, NotReadyError, QueueFullError
 from firstline_core.telemetry.trace import CURRENT, received

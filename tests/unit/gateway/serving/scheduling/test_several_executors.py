@@ -12,9 +12,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from support.executor import ExecutorWithoutFiles
 from support.gateway import doubled, request_of, served_as
 
-from bench.support.executor import ExecutorWithoutFiles
 from firstline_core.clock import SimulatedClock
 from firstline_core.errors import (
     BudgetExceededError,

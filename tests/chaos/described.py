@@ -18,8 +18,7 @@ from hypothesis.errors import Unsatisfiable
 from hypothesis.strategies import SearchStrategy
 from schemathesis import Case, GenerationMode
 from schemathesis.core.result import Ok
-
-from bench.support.line import Tier, line
+from support.line import Tier, line
 
 _TIMEOUT_S = 20.0
 # A name that leads somewhere, in two of three requests; what schemathesis thinks of, in the third.
