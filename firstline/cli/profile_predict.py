@@ -17,12 +17,10 @@ from firstline_core.errors import ConfigError
 if TYPE_CHECKING:
     from firstline.cli.profile_source import load_profile
     from firstline_core.profile.predict import Prediction, Stream, highest, predict, utilisation
-    from firstline_core.profile.profile import HALF_LOAD, Point, Profile
+    from firstline_core.profile.profile import Point, Profile
     from firstline_core.profile.summary import DISTURBED
 
 _FULL = 1.0
-_LOWER_RATES = (0.9, 0.7, 0.5, 0.3, 0.2, 0.1, 0.05, 0.01)
-"""Shares of the highest rate that are checked against the bound too."""
 _LEAST_PER_S, _MOST_PER_S = 1e-6, 1e9
 
 
@@ -61,10 +59,8 @@ def predict_command(
     streams = _streams(found, loads, threads)
     prediction = predict(streams, servers=servers)
     factor = None if within is None else highest(streams, within, servers=servers)
-    lower = "" if not factor or within is None else _breaks_at_lower_rates(streams, factor, within, servers)
-    for warning in (_disturbed(streams), _unmeasured(streams, prediction, within), lower):
-        if warning:
-            typer.echo(warning, err=True)
+    if warning := _disturbed(streams):
+        typer.echo(warning, err=True)
     text = [
         f"{found.bundle} version {found.version} on {found.machine}, {_named(streams)}; servers: {servers}.",
         _sentence(prediction),
@@ -134,37 +130,6 @@ def _disturbed(streams: Sequence[Stream]) -> str:
     return (
         f"warning: other work had the core for up to {percent(round(waited, 2))} of the time while that was measured."
     )
-
-
-def _unmeasured(streams: Sequence[Stream], prediction: Prediction, within_ms: float | None) -> str:
-    """A warning about costs that the profile does not contain."""
-    named = [stream.point.key.variant for stream in streams]
-    lacks = [stream.point.key.variant for stream in streams if stream.point.slow_moments is None]
-    if lacks:
-        return (
-            f"warning: the profile of {', '.join(lacks)} lacks slow periods and the cost of other models, so long "
-            "waits are underestimated; firstline profile create --remeasure measures both."
-        )
-    mixes = [stream.point.mixed_load for stream in streams]
-    others = {one.variant for one in mixes if one is not None and (one.rested_ms, one.queued_ms) != (None, None)}
-    if len(named) > 1 and not others & set(named):
-        return f"warning: the slowdown between {', '.join(named)} was not measured; each is predicted as if alone."
-    awake = [stream.point.key.variant for stream in streams if stream.point.light_load is None]
-    if awake and (within_ms is not None or prediction.utilisation < HALF_LOAD):
-        return (
-            f"warning: {', '.join(awake)} was not measured under light load; rare requests take longer than predicted."
-        )
-    return ""
-
-
-def _breaks_at_lower_rates(streams: Sequence[Stream], factor: float, within_ms: float, servers: int) -> str:
-    """A warning if lower rates break the bound: a machine at rest is slow to wake."""
-    for share in _LOWER_RATES:
-        fewer = [stream._replace(rate_per_s=share * factor * stream.rate_per_s) for stream in streams]
-        p99_ms = predict(fewer, servers=servers).p99_ms
-        if p99_ms > within_ms:
-            return f"warning: fewer do not keep that: at {_rates(fewer)} p99 is {p99_ms:.3g} ms."
-    return ""
 
 
 def _rates(streams: Sequence[Stream]) -> str:

@@ -16,13 +16,10 @@ from firstline_core.profile.profile import (
     QUANTILES,
     Distribution,
     Key,
-    MixedLoad,
     Moved,
     Operator,
     Point,
     Profile,
-    SlowMoments,
-    UsualTimes,
     WarmUp,
     decode,
     distribution,
@@ -65,10 +62,6 @@ POINTS = st.builds(
     peak_memory_bytes=_READINGS,
     processor_ms=_AMOUNTS,
     energy_mj=_READINGS,
-    mixed_load=st.none()
-    | st.builds(MixedLoad, *2 * [st.none() | _AMOUNTS], variant=st.just("full"), own_share=st.floats(0.01, 0.99)),
-    light_load=st.none() | st.builds(UsualTimes, *2 * [st.none() | _AMOUNTS]),
-    slow_moments=st.none() | st.builds(SlowMoments, _AMOUNTS, st.binary(min_size=1, max_size=20)),
     operators=st.lists(st.builds(Operator, st.just("Conv"), _COUNTS, _AMOUNTS), max_size=3).map(tuple),
     alone=st.booleans(),
     given_s=_AMOUNTS,
@@ -95,16 +88,6 @@ def test_an_encoded_document_is_decoded_equally(profile: Profile) -> None:
 def test_unknown_fields_are_ignored(profile: Profile) -> None:
     document = msgspec.to_builtins(profile) | {"something_newer": 1}
     assert decode(msgspec.json.encode(document), "a file") == profile
-
-
-@given(PROFILES)
-def test_a_missing_share_counts_as_one_half(profile: Profile) -> None:
-    document = msgspec.to_builtins(profile)
-    for one in document["points"]:
-        if one["mixed_load"] is not None:
-            del one["mixed_load"]["own_share"]
-    found = decode(msgspec.json.encode(document), "a file")
-    assert {one.mixed_load.own_share for one in found.points if one.mixed_load is not None} <= {0.5}
 
 
 @given(st.binary(max_size=200))
@@ -176,10 +159,3 @@ def test_the_sweet_spot_is_the_smallest_nearly_best_batch(points: list[Point]) -
     enough = 0.95 * max(point.offline_per_s for point in points)
     assert spot.offline_per_s >= enough
     assert all(point.offline_per_s < enough for point in points if point.key.batch < spot.key.batch)
-
-
-@given(st.lists(st.floats(0.001, 0.004), min_size=40, max_size=200), st.floats(0.1, 100.0))
-def test_the_usual_time_is_the_mean_with_capped_stalls(times: list[float], stall_s: float) -> None:
-    found = distribution(times)
-    assert found.usual_ms == pytest.approx(found.mean_ms, rel=0.05)
-    assert distribution([*times, stall_s]).usual_ms < 1.35 * found.usual_ms

@@ -260,7 +260,6 @@ class ProfileSession:
             options.joules_per_core_s,
             str(options.root),
             options.alone,
-            mixed_with=_other_model(self._bundle.manifest, key, self.keys),
             share=options.throttled_share if key.condition == "emulated" else 1.0,
             heat_s=options.sustained_s if key.condition == "sustained" else 0.0,
         )
@@ -346,12 +345,3 @@ def _is_good_enough(point: Point, options: ProfileOptions, seconds: float) -> bo
         # If the temperature had settled before either limit, the other limit would have changed nothing.
         return point.heated_s < min(point.heat_limit_s, options.sustained_s)
     return True
-
-
-def _other_model(manifest: Manifest, key: Key, keys: Sequence[Key]) -> str:
-    """The model whose queries are interleaved: the full one, one that is measured too, or any; "" if there is none."""
-    others = [model.id for model in manifest.models if model.id != key.variant]
-    if manifest.full is not None and manifest.full.id in others:
-        return manifest.full.id
-    measured = {one.variant for one in keys}
-    return next((other for other in others if other in measured), next(iter(others), ""))

@@ -8,11 +8,9 @@ from __future__ import annotations
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Sequence
 from contextlib import closing, suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from statistics import fmean
 from tempfile import TemporaryDirectory
 from typing import Annotated
 
@@ -26,22 +24,17 @@ from firstline_core.bundle.manifest import MANIFEST_NAME, Model, parse_manifest
 from firstline_core.bundle.store import Bundle
 from firstline_core.errors import FirstlineError, ModelLoadError, ProtocolError
 from firstline_core.hardware.kernel_files import Tree
-from firstline_core.hardware.readings import Measured
-from firstline_core.hardware.sensors import Sensors, available_memory
+from firstline_core.hardware.sensors import Sensors
 from firstline_core.profile import scenarios
 from firstline_core.profile.meters import EnergyMeter, heat_up, peak, reset_peak, waited_s
 from firstline_core.profile.profile import (
-    LIGHT_LOAD,
     OPERATORS,
     Key,
-    MixedLoad,
     Moved,
     Operator,
     Point,
-    UsualTimes,
     WarmUp,
     distribution,
-    slow_moments,
 )
 from firstline_core.runtime.litert import delegates as tflite_delegates
 from firstline_core.runtime.memory import keep_freed_memory
@@ -51,21 +44,10 @@ from firstline_core.runtime.priority import use_lowest_priority
 from firstline_core.runtime.select import CPU, RuntimeOptions
 from firstline_core.types import Arrays, payload_bytes, row_count
 
-_SHARES = {"query": 0.25, "loaded": 0.35, "light": 0.1, "mixed": 0.25, "operators": 0.05}
+_SHARES = {"query": 0.35, "loaded": 0.55, "operators": 0.1}
 """Shares of a point's seconds; the scenarios that a service meets most have the most samples."""
-_FEWEST = 5
-_LIGHT_QUERIES = 8
-_LIGHT_LONGER = 4.0
-"""Times of the given seconds that these queries may take."""
-ESCALATED = 0.2
-"""Share of the full model's queries when it is measured together with an edge variant: rarely used models are slower,
-because their threads have slept for longer."""
 _TRACED_RUNS = 50
 _TRACE_BYTES = 64 * 1024 * 1024
-_ROOM_FACTOR = 4.0
-"""Free memory over the size of its file that a second model needs."""
-_SPARE_BYTES = 128 << 20
-"""Memory that stays free: twice the agent's default reserve."""
 _PACKAGES = {"onnx": ("onnxruntime", "onnxruntime-gpu", "onnxruntime-openvino", "onnxruntime-rocm", "onnxruntime-qnn"),
              "tflite": ("ai-edge-litert", "tflite-runtime", "tensorflow")}  # fmt: skip
 
@@ -79,7 +61,6 @@ class Job(Struct, frozen=True):
         joules_per_core_s: stated energy of a busy core; 0 if not stated.
         root: where the kernel's files begin.
         alone: nothing else runs here; measure at normal priority.
-        mixed_with: id of another model of the bundle for `Point.mixed_load`; "" for none.
         share: share of the time for which this process runs (`point_process.stopped_for_a_share`).
         heat_s: longest full load before measuring (`meters.heat_up`).
     """
@@ -90,7 +71,6 @@ class Job(Struct, frozen=True):
     joules_per_core_s: float = 0.0
     root: str = "/"
     alone: bool = False
-    mixed_with: str = ""
     share: float = 1.0
     heat_s: float = 0.0
 
@@ -149,13 +129,11 @@ def measure(job: Job) -> Point:
         steady = distribution(whole[measured])
         prepare, run = distribution(query.prepare[measured]), distribution(query.run[measured])
         mean_s, median_s = steady.mean_ms / 1000, steady.p50_ms / 1000
-        under_load = scenarios.loaded((query,), mean_s, job.seconds * _SHARES["loaded"])
-        light_load = _light_load(query, mean_s, job.seconds * _SHARES["light"]) if key.of_one_row else None
+        under_load = scenarios.loaded(query, mean_s, job.seconds * _SHARES["loaded"])
         peak_bytes = peak(before_bytes)
-        mixed_load = _mixed_load(bundle, query, mean_s, job)
         prepared, output = loaded.prepare(inputs), loaded.predict(inputs).outputs
     found_operators, absent = _operators(bundle, model, loaded, prepared, job)
-    warm_queries, queued = scenarios.steady_from(whole, median_s), under_load.of(waited=True)
+    warm_queries = scenarios.steady_from(whole, median_s)
     received_bytes = payload_bytes(inputs.values())
     seconds = time.perf_counter() - began_s
     return Point(
@@ -163,11 +141,8 @@ def measure(job: Job) -> Point:
         runtime=_runtime(model),
         ran_on=loaded.runtime.provider,
         query=steady,
-        rested=distribution(under_load.of(waited=False)),
-        queued=distribution(queued) if queued else None,
-        light_load=light_load,
-        mixed_load=mixed_load,
-        slow_moments=slow_moments(under_load.seconds, under_load.waited, under_load.span_s) if key.of_one_row else None,
+        rested=distribution(under_load.rested),
+        queued=distribution(under_load.queued) if under_load.queued else None,
         prepare=prepare,
         run=run,
         offline_per_s=float(f"{key.batch * (len(whole) - warm) / sum(whole[measured]):.5g}"),
@@ -216,42 +191,6 @@ def queried(bundle: Bundle, loaded: LoadedModel, rows: int) -> Arrays:
         )
     positions = np.arange(rows) % row_count(one)
     return {name: np.ascontiguousarray(one[name][positions]) for name in loaded.input_names}
-
-
-def _light_load(query: _TimedQuery, query_s: float, seconds: float) -> UsualTimes | None:
-    """Times under a light load; None if queries are too long for the time."""
-    if _LIGHT_QUERIES * query_s / LIGHT_LOAD > _LIGHT_LONGER * seconds:
-        return None
-    found = scenarios.loaded((query,), query_s, seconds, load=LIGHT_LOAD, least=_LIGHT_QUERIES)
-    return UsualTimes(_usual_ms(found.of(waited=False)), _usual_ms(found.of(waited=True)))
-
-
-def _mixed_load(bundle: Bundle, query: _TimedQuery, query_s: float, job: Job) -> MixedLoad | None:
-    """Times among queries of another model; None if there is no other one, or no memory for it."""
-    other = next((model for model in bundle.manifest.models if model.id == job.mixed_with), None)
-    if other is None or job.key.batch > 1 or not has_room(other.artefact.size_bytes, Tree(Path(job.root))):
-        return None
-    own_share, seconds = _own_share(bundle, job.key.variant, other.id), job.seconds * _SHARES["mixed"]
-    try:
-        with closing(load_model(bundle, other, _options(job.key, other))) as loaded:
-            others = _TimedQuery(loaded, queried(bundle, loaded, 1))
-            scenarios.single_stream(others, seconds / 10)
-            mean_s = own_share * query_s + (1 - own_share) * fmean(others.whole())
-            found = scenarios.loaded((query, others), mean_s, seconds, shares=(own_share, 1 - own_share))
-    except FirstlineError:
-        return None  # the other model's own point says why
-    rested_ms, queued_ms = (_usual_ms(found.of(waited=waited)) for waited in (False, True))
-    return MixedLoad(rested_ms, queued_ms, variant=other.id, own_share=own_share)
-
-
-def _own_share(bundle: Bundle, variant: str, other: str) -> float:
-    """The variant's share of the queries: one in five is the full model's, and edge variants share evenly."""
-    full = bundle.manifest.full.id if bundle.manifest.full is not None else ""
-    return 1 - ESCALATED if other == full else ESCALATED if variant == full else 0.5
-
-
-def _usual_ms(seconds: Sequence[float]) -> float | None:
-    return float(f"{distribution(seconds).usual_ms:.5g}") if len(seconds) >= _FEWEST else None
 
 
 def _operators(
@@ -335,12 +274,6 @@ def _runtime(model: Model) -> str:
 
 def _ms(seconds: float) -> float:
     return float(f"{seconds * 1000:.5g}")
-
-
-def has_room(size_bytes: int, tree: Tree) -> bool:
-    """Whether there is memory, in the machine and in the control group, for another model with a file of that size."""
-    left = available_memory(tree)
-    return isinstance(left, Measured) and left.value >= _ROOM_FACTOR * size_bytes + _SPARE_BYTES
 
 
 def main() -> int:

@@ -31,24 +31,16 @@ from firstline_core.types import Amount, Count, Name, Sha256
 
 QUANTILES = 200
 """Quantiles are kept in steps of half a percent: p99 is one of them."""
-STALL = 5.0
-"""A query of more medians stalled: model, caches and clock do not explain it."""
 _DIGITS = 5
 _STEEPEST = 1e4  # power of the last step
 
 Milliseconds = Annotated[float, Meta(ge=0, le=1e9)]
-MOST_RANKS = 4_096
-"""Most queries that are stored; of more, evenly spaced ones."""
-_RANKS = 256
-_AROUND = 4
 LIMIT_BYTES = 4 * 1024 * 1024
 POINTS = 512
 """Most points of one profile."""
 REASON_CHARACTERS = 500
 HALF_LOAD = 0.5
-"""The load of `Point.rested`, `Point.queued` and `Point.mixed_load`, as a share of the rate back to back."""
-LIGHT_LOAD = 0.1
-"""The load of `Point.light_load`. A lighter one would give too few queries in the time."""
+"""The load of `Point.rested` and `Point.queued`, as a share of the rate back to back."""
 OPERATORS = 24
 """Most kinds of operators of one point."""
 Condition = Literal["warm", "sustained", "emulated"]
@@ -83,12 +75,6 @@ class Distribution(Struct, frozen=True):
     def p99_ms(self) -> float:
         """The 99th percentile."""
         return self.quantile_ms(0.99)
-
-    @property
-    def usual_ms(self) -> float:
-        """The mean with longer durations counted as `STALL` medians, so that a few dozen queries suffice."""
-        steps = np.minimum(self.quantiles_ms, STALL * self.p50_ms)
-        return float((steps[:-1] + steps[1:]).mean() / 2)
 
     def quantile_ms(self, share: float) -> float:
         """Returns the quantile at a share (0 to 1), interpolated between the steps."""
@@ -133,57 +119,6 @@ def _rounded(value: float) -> float:
     return float(f"{value:.{_DIGITS}g}")
 
 
-class SlowMoments(Struct, frozen=True):
-    """How slow the queries under load were, in their order: a machine's slow moments let queues build up.
-
-    Attributes:
-        span_ms: time in which they came, about evenly.
-        ranks: one byte for each query: its rank among queries of its kind (that waited, or did not), in 256ths from the
-            fastest to the slowest.
-    """
-
-    span_ms: Milliseconds
-    ranks: Annotated[bytes, Meta(min_length=1, max_length=MOST_RANKS)]
-
-    @property
-    def queries_per_ms(self) -> float:
-        """The resolution."""
-        return len(self.ranks) / max(self.span_ms, 1e-6)
-
-    def shares(self, at_ms: NDArray[np.float64], random: np.random.Generator) -> NDArray[np.float64]:
-        """Returns the quantile shares (0 to 1) of queries that arrive in this order, which repeats at its end.
-
-        Each query takes the rank of a random neighbour of its moment, so that simultaneous queries share the moment but
-        not one outlier.
-
-        Args:
-            at_ms: (n,) arrival times.
-            random: source of the starting place and of the neighbours.
-        """
-        count, queries = len(self.ranks), len(at_ms)
-        places = (at_ms / max(self.span_ms, 1e-6) + random.random()) % 1 * count
-        around = (places.astype(np.intp) + random.integers(-_AROUND, _AROUND + 1, queries)) % count
-        found: NDArray[np.float64] = (np.frombuffer(self.ranks, np.uint8)[around] + random.random(queries)) / _RANKS
-        return found
-
-
-def slow_moments(times: Sequence[float], waited: Sequence[bool], span_s: float) -> SlowMoments:
-    """Returns the slow moments among measured queries.
-
-    Args:
-        times: of each query, in their order.
-        waited: whether it had to wait; those that had to are ranked separately.
-        span_s: from before the first to after the last.
-    """
-    every = -(-len(times) // MOST_RANKS)
-    taken, kinds = np.asarray(times), np.asarray(waited, np.bool_)
-    ranks = np.empty(len(taken), np.uint8)
-    for kind in (kinds, ~kinds):
-        places = taken[kind].argsort(kind="stable").argsort()
-        ranks[kind] = _RANKS * (places + 0.5) / max(len(places), 1)
-    return SlowMoments(float(f"{1000 * span_s:.5g}"), ranks[::every].tobytes())
-
-
 class Key(Struct, frozen=True, order=True):
     """Identifies a point among those of one machine.
 
@@ -206,29 +141,6 @@ class Key(Struct, frozen=True, order=True):
     def of_one_row(self) -> bool:
         """Whether a query is one row, on a machine that is not throttled."""
         return self.batch == 1 and self.condition == "warm"
-
-
-class UsualTimes(Struct, frozen=True):
-    """Times as `Point.rested` and `Point.queued` under another load.
-
-    Attributes:
-        rested_ms, queued_ms: `Distribution.usual_ms` of each; None if there were too few queries.
-    """
-
-    rested_ms: Milliseconds | None = None
-    queued_ms: Milliseconds | None = None
-
-
-class MixedLoad(UsualTimes, frozen=True, kw_only=True):
-    """Times at half load among queries of another model: rests and the contents of caches differ.
-
-    Attributes:
-        variant: the other model's id.
-        own_share: share of the queries that are of this model.
-    """
-
-    variant: Name
-    own_share: Annotated[float, Meta(gt=0, lt=1)] = 0.5
 
 
 class WarmUp(Struct, frozen=True):
@@ -290,10 +202,6 @@ class Point(Struct, frozen=True):
         rested: the same after a rest of two queries on average, from the due time: threads sleep and timers are late.
         queued: queries between such rests, each from the end of the previous one: one query does not undo a rest. None
             if no query had to wait.
-        light_load: times after longer rests, when a machine is slower to wake; of one row on a warm machine, and only
-            if queries are short enough.
-        mixed_load: of batch 1 only; None if it was not measured.
-        slow_moments: the order in which `rested` and `queued` were slow; of one row on a warm machine.
         prepare: part of `query`: decoding and preprocessing.
         run: part of `query`: the model and its postprocessing.
         offline_per_s: samples a second, one batch after the other.
@@ -327,9 +235,6 @@ class Point(Struct, frozen=True):
     operators: Annotated[tuple[Operator, ...], Meta(max_length=OPERATORS)] = ()
     operators_absent: Text = ""
     queued: Distribution | None = None
-    light_load: UsualTimes | None = None
-    mixed_load: MixedLoad | None = None
-    slow_moments: SlowMoments | None = None
     processor_share: Annotated[float, Meta(gt=0, le=1)] = 1.0
     heated_s: Amount = 0.0
     heat_limit_s: Amount = 0.0

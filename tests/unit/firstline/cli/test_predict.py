@@ -11,7 +11,7 @@ from support.profiles import point, profile
 from typer.testing import CliRunner, Result
 
 from firstline.cli.app import app
-from firstline_core.profile.profile import MixedLoad, Profile, SlowMoments, UsualTimes, distribution, encode
+from firstline_core.profile.profile import Profile, distribution, encode
 
 
 @pytest.fixture
@@ -65,36 +65,6 @@ def test_a_disturbed_profile_gives_a_warning(tmp_path: Path, stated: Profile) ->
     found = predicted(tmp_path, busy, "edge=1", "-o", "json")
     assert "other work had the core for up to 40 % of the time" in found.stderr
     assert json.loads(found.stdout)["machine"] == "bench"
-
-
-def test_missing_measurements_give_a_warning(tmp_path: Path, stated: Profile) -> None:
-    assert "the profile of edge, full lacks slow periods" in predicted(tmp_path, stated, "edge=1", "full=1").stderr
-    moments = [replace(one, slow_moments=SlowMoments(1000.0, b"\x80")) for one in stated.points]
-    known = replace(stated, points=tuple(moments))
-    assert "edge was not measured under light load" in predicted(tmp_path, known, "edge=1").stderr
-    assert not predicted(tmp_path, known, "edge=60").stderr
-    assert "edge was not measured under light load" in predicted(tmp_path, known, "edge=60", "--within", "50").stderr
-    moments = [replace(one, light_load=UsualTimes(12.0)) for one in moments]
-    assert not predicted(tmp_path, replace(stated, points=tuple(moments)), "edge=1").stderr
-    for mixed, told in ((MixedLoad(variant="full"), True), (MixedLoad(1.0, variant="full"), False)):
-        both = replace(stated, points=tuple(replace(one, mixed_load=mixed) for one in moments))
-        said = predicted(tmp_path, both, "edge=1", "full=1").stderr
-        assert ("the slowdown between edge, full was not measured" in said) == told
-        assert bool(said) == told
-
-
-def test_a_bound_broken_by_lower_rates_gives_a_warning(tmp_path: Path) -> None:
-    moments = SlowMoments(1000.0, b"\x80")
-    edge = replace(point(2.0), light_load=UsualTimes(rested_ms=6.0, queued_ms=5.0), slow_moments=moments)
-    found = predicted(tmp_path, replace(profile(), points=(edge,)), "edge=200", "--within", "12")
-    assert "p99 is within 12 ms up to edge 3" in found.stdout
-    assert "warning: fewer do not keep that: at edge " in found.stderr
-    assert not predicted(tmp_path, replace(profile(), points=(edge,)), "edge=200", "--within", "60").stderr
-
-
-def test_several_servers_give_no_light_load_warning(tmp_path: Path, stated: Profile) -> None:
-    found = predicted(tmp_path, stated, "edge=2000", "--servers", "64", "--within", "50")
-    assert found.stdout and "fewer" not in found.stderr
 
 
 @pytest.mark.parametrize(
