@@ -8,12 +8,11 @@ import sys
 from pathlib import Path
 
 from support.agent import edge_settings, serving_agent
-from support.boards import board, built, say
+from support.boards import board, say
 from support.waiting import until
 
 from firstline_core.hardware.kernel_files import Tree
 from firstline_core.hardware.readings import measured
-from firstline_core.hardware.sensors import Sensors
 from firstline_edge.hardware.surveyor import Surveyor, survey
 
 
@@ -25,7 +24,7 @@ def edge_agent(*arguments: str, state_dir: Path) -> subprocess.CompletedProcess[
 async def test_a_device_is_measured_only_once(tmp_path: Path) -> None:
     measured_here = await survey(Path("/"), tmp_path)
     assert measured_here.measured
-    assert measured_here.memory.bandwidth is not None
+    assert measured_here.engines
     assert measured_here.engine("onnx", "CPUExecutionProvider")
     news: list[bool] = []
     keeper = Surveyor(Tree(), tmp_path, tmp_path / "hardware.json", on_change=lambda: news.append(True))
@@ -36,7 +35,6 @@ async def test_a_device_is_measured_only_once(tmp_path: Path) -> None:
     printed = edge_agent("hardware", "get", state_dir=tmp_path)
     assert printed.returncode == 0, printed.stderr
     assert "onnx CPUExecutionProvider works" in printed.stdout
-    assert "GB/s" in printed.stdout
     said = json.loads(edge_agent("hardware", "get", "-o", "json", state_dir=tmp_path).stdout)
     assert said["catalogue"]["fingerprint"] == measured_here.fingerprint
     assert said["sensors"]["cpu_busy_share"]["kind"] == "measured"
@@ -72,17 +70,3 @@ async def test_status_and_metrics_show_the_sensors(tmp_path: Path) -> None:
             await until(lambda: measured(sampler.latest.hottest_c) == 61.0)
             catalogue = agent.surveyor.catalogue
             assert catalogue.board.startswith("Raspberry Pi 4")
-
-
-def test_the_command_line_records_a_board_for_tests(tmp_path: Path) -> None:
-    with board("jetson-orin-nano", tmp_path / "first") as root:
-        given = ("--set", f"hardware.root={root}", "--set", "hardware.survey=false")
-        recorded = edge_agent("hardware", "record", str(tmp_path / "mine.txt"), *given, state_dir=tmp_path / "state")
-        assert recorded.returncode == 0, recorded.stderr
-        sensors = Sensors(Tree(root)).read(1.0)
-        refused = edge_agent("hardware", "record", str(tmp_path), *given, state_dir=tmp_path / "state")
-        assert (refused.returncode, "cannot be written" in refused.stderr) == (2, True)
-    text = (tmp_path / "mine.txt").read_text()
-    assert text.startswith("# NVIDIA Jetson Orin Nano Engineering Reference Developer Kit, kernel ")
-    with built(text, "mine", tmp_path / "second") as again:
-        assert Sensors(Tree(again)).read(1.0) == sensors

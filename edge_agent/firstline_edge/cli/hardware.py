@@ -28,7 +28,7 @@ def command(arguments: argparse.Namespace) -> int:
     """Prints the catalogue and one reading of the sensors.
 
     Raises:
-        ConfigError: the state directory cannot be made, on which the disk is measured.
+        ConfigError: the state directory cannot be made.
         DeadlineExceededError: a driver hangs.
     """
     settings = load_settings(arguments)
@@ -50,6 +50,6 @@ def _catalogue(settings: EdgeSettings, *, measure: bool) -> Catalogue:
         raise ConfigError(
             f"agent.state_dir {folder} cannot be used: {error.strerror}; run this as the agent's user."
         ) from error
-    measured = measure_device(surveyor.describe(), tree, folder, lambda what: print_progress(f"measuring: {what}"))
+    measured = measure_device(surveyor.describe(), lambda what: print_progress(f"trying: {what}"))
     surveyor.store(measured)
     return measured

@@ -172,7 +172,7 @@ def _add_fleet_commands(commands: Commands) -> None:
 
 
 def _add_hardware_commands(commands: Commands) -> None:
-    hardware = add_group(commands, "hardware", "print or record the hardware of this device")
+    hardware = add_group(commands, "hardware", "print the hardware of this device")
     read = _command(
         hardware,
         "get",
@@ -183,17 +183,8 @@ def _add_hardware_commands(commands: Commands) -> None:
     read.add_argument(
         "--measure",
         action="store_true",
-        help="measure memory and disk and try every provider, as the agent does at its first start",
+        help="try every provider, as the agent does at its first start",
     )
-    record = _command(
-        hardware,
-        "record",
-        "write the contents of this board's files as a test fixture, without serial numbers, MACs and names",
-        module="recording",
-        example="hardware record my-board.txt",
-    )
-    record.add_argument("file", type=Path, metavar="FILE", help="file to write")
-
     planning = _command(
         add_group(commands, "plan", "plan how models run best on this device"),
         "explain",

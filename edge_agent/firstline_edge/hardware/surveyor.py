@@ -36,7 +36,7 @@ class Surveyor:
 
     Args:
         tree: the kernel's files.
-        folder: the state directory, whose disk is measured.
+        folder: the state directory, whose disk is described.
         path: of the stored catalogue.
         clock: the agent's clock.
         measures: whether to measure; otherwise only files are read.

@@ -6,10 +6,9 @@
     power           rails, RAPL, batteries, network traffic, power of the whole device
     catalogue       the document that describes a device; catalogue and readings as text
     survey          fills the catalogue from files
-    benchmarks      measures memory bandwidth, disk and runtimes
+    engines         tries every provider and delegate
     engine_trial    the process that tries one runtime
-    recording       records what was read, as a board for tests
 
-Nothing here reads settings or uses the network; numpy is imported only to measure. Reading files may take milliseconds,
+Nothing here reads settings or uses the network; numpy is imported only for trials. Reading files may take milliseconds,
 or hang with a driver, so it runs in a thread and never in a request.
 """

@@ -53,34 +53,16 @@ class Processor(Struct, frozen=True):
     last_cache_bytes: Count | None = None
 
 
-class Bandwidth(Struct, frozen=True):
-    """Measured memory bandwidth, counted as in STREAM: bytes read plus bytes written.
-
-    Attributes:
-        copy_bytes_per_s: of a = b, the fastest repeat, on one core.
-        triad_bytes_per_s: of a = b + 3 c, in two passes of numpy, whose traffic is all counted.
-        buffer_bytes: of each array.
-        repeats: of each.
-    """
-
-    copy_bytes_per_s: Amount
-    triad_bytes_per_s: Amount
-    buffer_bytes: Count
-    repeats: Count
-
-
 class Memory(Struct, frozen=True):
     """Main memory.
 
     Attributes:
         total_bytes: of the machine.
         limit_bytes: limit of this process's cgroup; None without a limit.
-        bandwidth: None until it is measured.
     """
 
     total_bytes: Count
     limit_bytes: Count | None = None
-    bandwidth: Bandwidth | None = None
 
 
 class Accelerator(Struct, frozen=True):
@@ -145,17 +127,11 @@ class Storage(Struct, frozen=True):
 
     Attributes:
         file_system: such as "ext4"; "" if unknown.
-        write_bytes_per_s: of one file, fsync included; None until it is measured.
-        read_bytes_per_s: of the same file, uncached; None until it is measured.
-        sync_s: time of a durable write of 4 KiB; None until it is measured.
     """
 
     total_bytes: Count
     free_bytes: Count
     file_system: Word = ""
-    write_bytes_per_s: Amount | None = None
-    read_bytes_per_s: Amount | None = None
-    sync_s: Amount | None = None
 
 
 class NetworkLink(Struct, frozen=True):
@@ -180,7 +156,7 @@ class Catalogue(Struct, frozen=True):
         board: such as "Raspberry Pi 5 Model B Rev 1.0"; "" if unknown.
         kernel: its release.
         notes: unknown values and their reasons, in sentences.
-        measured: whether bandwidth, storage and engines were measured, which takes seconds.
+        measured: whether engines were tried, which takes seconds.
     """
 
     fingerprint: Word
@@ -240,7 +216,7 @@ def catalogue_facts(found: Catalogue) -> list[tuple[str, str]]:
             f"({cpu.usable_cores:.3g} usable){clock}{cache}",
         ),
         ("instructions", " ".join(cpu.instruction_sets) or "none that matters to inference is known"),
-        ("memory", f"{memory.total_bytes / _GIB:.3g} GiB{limit}{_speed(memory.bandwidth)}"),
+        ("memory", f"{memory.total_bytes / _GIB:.3g} GiB{limit}"),
     ]
     facts += [("accelerator", f"{one.name} ({one.kind}, {one.source})") for one in found.accelerators]
     facts += [("engine", _engine(engine)) for engine in found.engines]
@@ -255,36 +231,21 @@ def catalogue_facts(found: Catalogue) -> list[tuple[str, str]]:
         ("power", f"{one.name} ({one.kind}{', measured' if one.measures else ''})") for one in found.power_sources
     ]
     if disk is not None:
-        facts.append(("disk", _disk(disk)))
+        free, total = disk.free_bytes / _GIB, disk.total_bytes / _GIB
+        facts.append(("disk", f"{disk.file_system or 'unknown'}, {free:.3g} of {total:.3g} GiB free"))
     for link in found.links:
         rate = f", {link.bits_per_s / 1e6:g} Mbit/s" if link.bits_per_s else ""
         facts.append(("link", f"{link.name}: {link.kind}, {'up' if link.up else 'down'}{rate}"))
     facts += [("note", note) for note in found.notes]
     if not found.measured:
-        facts.append(("note", "Speeds and engines were not measured: edge-agent hardware get --measure"))
+        facts.append(("note", "Engines were not tried: edge-agent hardware get --measure"))
     return facts
-
-
-def _speed(measured: Bandwidth | None) -> str:
-    if measured is None:
-        return ""
-    copy, triad = measured.copy_bytes_per_s / 1e9, measured.triad_bytes_per_s / 1e9
-    repeats = f"{measured.repeats} times {measured.buffer_bytes / _MIB:.0f} MiB"
-    return f", copy {copy:.3g} GB/s, triad {triad:.3g} GB/s on one core ({repeats})"
 
 
 def _engine(engine: Engine) -> str:
     if not engine.works or engine.first_run_ms is None:
         return f"{engine.runtime} {engine.name} {'works' if engine.works else 'does not work'}: {engine.reason}"
     return f"{engine.runtime} {engine.name} works: first answer after {engine.first_run_ms:.0f} ms"
-
-
-def _disk(disk: Storage) -> str:
-    room = f"{disk.file_system or 'unknown'}, {disk.free_bytes / _GIB:.3g} of {disk.total_bytes / _GIB:.3g} GiB free"
-    if disk.write_bytes_per_s is None or disk.read_bytes_per_s is None or disk.sync_s is None:
-        return room
-    speeds = f"writes {disk.write_bytes_per_s / 1e6:.0f} MB/s, reads {disk.read_bytes_per_s / 1e6:.0f} MB/s"
-    return f"{room}, {speeds}, {disk.sync_s * 1e3:.3g} ms to sync"
 
 
 def sensor_lines(now: Snapshot) -> list[str]:

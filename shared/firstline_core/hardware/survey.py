@@ -1,4 +1,4 @@
-"""Describes the hardware of this device: from files in milliseconds, and by measurements in seconds.
+"""Describes the hardware of this device: from files in milliseconds, and by trials of engines in seconds.
 
     python -m firstline_core.hardware.survey FOLDER [ROOT]      measures, and writes the catalogue as JSON
 
@@ -33,7 +33,7 @@ from firstline_core.hardware.kernel_files import (
 )
 from firstline_core.hardware.power import rails_w
 from firstline_core.hardware.readings import Absent, Measured, measured
-from firstline_core.hardware.sensors import available_memory, frequencies, machine_memory
+from firstline_core.hardware.sensors import frequencies, machine_memory
 from firstline_core.runtime.priority import use_lowest_priority
 from firstline_core.storage.structs import FORMAT
 
@@ -127,53 +127,22 @@ def fingerprint(tree: Tree) -> str:
 
 
 def measure_device(
-    described: catalogue.Catalogue, tree: Tree, folder: Path, progress: Callable[[str], None] = lambda _: None
+    described: catalogue.Catalogue, progress: Callable[[str], None] = lambda _: None
 ) -> catalogue.Catalogue:
-    """Returns the catalogue with measurements; failures are noted. Takes seconds.
+    """Returns the catalogue with the engines that work here. Takes seconds.
 
     Args:
         described: from `describe_device`.
-        tree: the kernel's files.
-        folder: where a file is written to measure the disk.
-        progress: receives what is measured next.
+        progress: receives what is tried next.
     """
-    from firstline_core.hardware.benchmarks import bandwidth, buffer_bytes, disk_speed, engines
+    from firstline_core.hardware.engines import engines
 
-    notes, cache_bytes = list(described.notes), described.processor.last_cache_bytes
-    progress("memory")
-    speed = bandwidth(buffer_bytes(cache_bytes, measured(available_memory(tree)) or 0))
-    if 2 * speed.buffer_bytes <= (cache_bytes or 0):
-        notes.append("Memory was measured with arrays that fit into the last cache, for little memory is left.")
-    progress("disk")
-    disk = described.storage
-    try:
-        disk = disk_speed(disk, folder) if disk is not None else None
-    except OSError as error:
-        notes.append(f"The state directory's disk was not measured: {error.strerror or error}."[:_TEXT_CHARACTERS])
-    return replace(
-        described,
-        memory=replace(described.memory, bandwidth=speed),
-        storage=disk,
-        engines=engines(progress),
-        notes=tuple(notes),
-        measured=True,
-    )
+    return replace(described, engines=engines(progress), measured=True)
 
 
 def with_measurements(described: catalogue.Catalogue, stored: catalogue.Catalogue) -> catalogue.Catalogue:
-    """Returns what files say now with stored measurements: links, free space and power sources change."""
-    disk = described.storage
-    if disk is not None and stored.storage is not None:
-        disk = replace(stored.storage, total_bytes=disk.total_bytes, free_bytes=disk.free_bytes)
-    memory = replace(described.memory, bandwidth=stored.memory.bandwidth)
-    return replace(
-        described,
-        memory=memory,
-        storage=disk,
-        engines=stored.engines,
-        notes=stored.notes,
-        measured=stored.measured,
-    )
+    """Returns what files say now with the stored engines: links, free space and power sources change."""
+    return replace(described, engines=stored.engines, notes=stored.notes, measured=stored.measured)
 
 
 def _identify(tree: Tree) -> _Identity:
@@ -353,7 +322,7 @@ def main(arguments: list[str]) -> int:
     """Runs the command in the module's docstring."""
     use_lowest_priority()
     folder, tree = Path(arguments[0]), Tree(Path(arguments[1]) if len(arguments) > 1 else Path("/"))
-    sys.stdout.buffer.write(catalogue.encode(measure_device(describe_device(tree, folder), tree, folder)))
+    sys.stdout.buffer.write(catalogue.encode(measure_device(describe_device(tree, folder))))
     return 0
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import threading
 from pathlib import Path
 
@@ -13,7 +12,6 @@ from support.boards import BOARDS, board
 
 from firstline_core.errors import DeadlineExceededError, ProtocolError
 from firstline_core.hardware import survey
-from firstline_core.hardware.benchmarks import bandwidth, buffer_bytes, disk_speed, try_engine
 from firstline_core.hardware.catalogue import (
     FORMAT,
     LIMIT_BYTES,
@@ -26,10 +24,10 @@ from firstline_core.hardware.catalogue import (
     sensor_lines,
 )
 from firstline_core.hardware.engine_trial import trial
+from firstline_core.hardware.engines import try_engine
 from firstline_core.hardware.kernel_files import Tree, read_in_time
 from firstline_core.hardware.readings import Absent, Measured, Snapshot
 from firstline_core.hardware.sensors import Sensors
-from firstline_core.hardware.survey import storage
 from firstline_core.runtime.threads import within
 
 
@@ -113,12 +111,10 @@ def test_the_fingerprint_depends_on_the_board(tmp_path: Path) -> None:
 
 def test_measurements_are_kept_and_changing_facts_are_updated(tmp_path: Path) -> None:
     now = described("raspberry-pi-5", tmp_path)
-    assert now.storage is not None
     engines = (Engine("onnx", "CPUExecutionProvider", True, "It ran.", 12.0),)
-    kept = replace(now, engines=engines, links=(), measured=True, storage=replace(now.storage, sync_s=0.004))
+    kept = replace(now, engines=engines, links=(), measured=True)
     found = survey.with_measurements(now, kept)
     assert (found.engines, found.links, found.measured) == (engines, now.links, True)
-    assert found.storage.sync_s == 0.004
     assert found.engine("onnx", "CPUExecutionProvider") is engines[0]
     assert found.engine("tflite", "cpu") is None
 
@@ -142,37 +138,6 @@ def test_unknown_fields_are_ignored_and_newer_formats_refused(tmp_path: Path) ->
     assert decode(msgspec.json.encode(found | {"smell": "burnt"}), "it").board == "LENOVO 20XW00"
     with pytest.raises(ProtocolError, match=f"format {FORMAT + 1}"):
         decode(msgspec.json.encode(found | {"format": FORMAT + 1}), "it")
-
-
-def test_arrays_are_larger_than_the_cache_and_fit_into_memory() -> None:
-    assert buffer_bytes(8 << 20, 8 << 30) == 32 << 20
-    assert buffer_bytes(32 << 20, 32 << 30) == 128 << 20
-    assert buffer_bytes(None, 8 << 30) == 32 << 20
-    assert buffer_bytes(32 << 20, 128 << 20) == (128 << 20) // 24
-    assert buffer_bytes(32 << 20, 0) == 1 << 20
-
-
-def test_bandwidth_is_bytes_over_the_median_of_the_repeats() -> None:
-    ticks = itertools.count(0.0, 0.001)
-    found = bandwidth(1 << 20, lambda: next(ticks))
-    assert found.repeats == 7
-    assert found.copy_bytes_per_s == pytest.approx(2 * (1 << 20) / 0.001)
-    assert found.triad_bytes_per_s == pytest.approx(5 * (1 << 20) / 0.001)
-
-
-def test_a_slow_memory_is_measured_for_a_bounded_time() -> None:
-    ticks = itertools.count(0.0, 1.0)
-    assert bandwidth(1 << 20, lambda: next(ticks)).repeats == 1
-
-
-def test_measuring_the_disk_leaves_no_file(tmp_path: Path) -> None:
-    found = storage(Tree(), tmp_path)
-    assert found.file_system
-    small = disk_speed(replace(found, free_bytes=32 << 20), tmp_path)  # 2 MiB are written
-    assert small.write_bytes_per_s and small.read_bytes_per_s and small.sync_s is not None
-    assert list(tmp_path.iterdir()) == []
-    assert disk_speed(replace(found, free_bytes=0), tmp_path).write_bytes_per_s is None
-    assert storage(Tree(), tmp_path / "absent") is None
 
 
 def test_the_processor_runs_the_trial_model() -> None:
