@@ -19,7 +19,6 @@ from firstline_core.bundle.store import manifest_in
 from firstline_core.errors import CapacityError, ConfigError, LinkError
 from firstline_core.fleet.profiles import NewProfileRequest, ProfileRequest
 from firstline_core.fleet.twin import ProfilingState
-from firstline_core.profile.profile import Profile
 from firstline_core.types import Sha256
 
 _LOOK_S = 1.0
@@ -79,9 +78,6 @@ def profile_on(
             typer.echo(f"{device}: {found.message}", err=True)
             raise typer.Exit(1)
         profile = fleet.profiles.get(request.bundle, found.version, device)
-    if without := unheeded(profile, request):
-        agent = profile.agent_version or "of an unknown version"
-        typer.echo(f"{device} runs agent {agent}, which does not know {without}, and measured without.", err=True)
     kept = f"Kept by the gateway: firstline profile get {profile.bundle} {profile.version} {device}"
     return profile_report(profile, accuracy, kept)
 
@@ -107,19 +103,6 @@ def followed(current: Callable[[ProfileRequest], ProfileRequest], found: Profile
             else:
                 show_trouble("")
     return found
-
-
-def unheeded(profile: Profile, request: NewProfileRequest) -> str:
-    """Returns the options that an older agent has ignored; "" if it has ignored none."""
-    tried = [*((one.key, one.processor_share) for one in profile.points), *((one.key, None) for one in profile.refused)]
-    throttled = {share for key, share in tried if key.condition == "emulated"}
-    by = {key.provider for key, _ in tried if key.provider != "tflite"}
-    found = []
-    if request.throttled_share and not throttled & {request.throttled_share, None}:
-        found.append("--throttled")
-    if by and not by >= set(request.providers):
-        found.append("--providers")
-    return " and ".join(found)
 
 
 def _sentence(found: ProfileRequest) -> str:
@@ -159,7 +142,6 @@ def _with_options(command: str, found: ProfileRequest) -> str:
         f"--version {request.version}" if request.version else "",
         *(f"{option} {','.join(map(str, values))}" for option, values in lists.items() if values),
         *(f"--variant {variant}" for variant in request.variants),
-        f"--throttled {request.throttled_share:g}" if request.throttled_share else "",
         "--quick" if request.quick else "",
         "--remeasure" if request.anew else "",
     ]

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from firstline_core.profile.files import profile_path
     from firstline_core.profile.measure import (
         ProfileOptions,
-        check_share,
         machine_name,
         measure_profile,
     )
@@ -61,17 +60,13 @@ class PointOptions:
     variant: Annotated[list[str] | None, typer.Option(help="Only this model; may be repeated.")] = None
     quick: Annotated[bool, typer.Option("--quick", help="A fifth of the time.")] = False
     remeasure: Annotated[bool, typer.Option("--remeasure", help="Measure known points again.")] = False
-    throttled: Annotated[
-        float, typer.Option(metavar="SHARE", help="Measure single samples with this share of processor time too.")
-    ] = 0.0
 
     def wanted(self, bundle: str, version: int) -> NewProfileRequest:
         """Returns the points as a request; empty values leave the choice to the machine.
 
         Raises:
-            ConfigError: a list that cannot be read, or a share out of range.
+            ConfigError: a list that cannot be read.
         """
-        check_share(self.throttled)
         providers = tuple(filter(None, self.providers.split(",")))
         if self.providers and not providers:
             raise ConfigError("--providers names none; leave it out to use the processor only.")
@@ -84,7 +79,6 @@ class PointOptions:
             self.remeasure,
             variants=tuple(self.variant or ()),
             providers=providers,
-            throttled_share=self.throttled,
         )
 
 
@@ -192,7 +186,6 @@ def create(
         alone=local.alone,
         again=points.remeasure,
         joules_per_core_s=local.joules_per_core_second,
-        throttled_share=points.throttled,
         sustained_s=60 * local.sustained,
     )
     with progress("Profiling") as on_progress:

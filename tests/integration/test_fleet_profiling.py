@@ -154,18 +154,15 @@ async def test_a_device_measures_and_uploads_a_requested_profile(either: Site) -
     assert kept.points == here.points
 
 
-async def test_a_request_selects_models_providers_and_throttling(site: Site) -> None:
-    only = replace(ASKED, variants=("small",), providers=(CPU,), throttled_share=0.5)
+async def test_a_request_selects_models_and_providers(site: Site) -> None:
+    only = replace(ASKED, variants=("small",), providers=(CPU,))
     async with site.agent():
         await site.connected()
         await site.ask(only)
         found = await site.ended()
     assert found.state is ProfilingState.DONE, found.message
     kept = decode((await site.gateway.profiles.get(("two", 1, "device-1")))[1], "it").points
-    assert {(one.key.variant, one.key.provider, one.key.condition, one.processor_share) for one in kept} == {
-        ("small", CPU, "warm", 1.0),
-        ("small", CPU, "emulated", 0.5),
-    }
+    assert {(one.key.variant, one.key.provider) for one in kept} == {("small", CPU)}
 
 
 async def test_a_request_waits_for_an_offline_device(site: Site) -> None:

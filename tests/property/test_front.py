@@ -56,7 +56,8 @@ def test_energy_counts_only_if_all_points_have_it_alike() -> None:
 def test_batches_throttled_points_and_unknown_accuracy_are_ignored() -> None:
     measured = point(2.0)
     throttled, batch = (
-        replace(measured, key=replace(measured.key, **changed)) for changed in ({"condition": "emulated"}, {"batch": 4})
+        replace(measured, key=replace(measured.key, **changed))
+        for changed in ({"condition": "sustained"}, {"batch": 4})
     )
     found = front([measured, throttled, batch, point(1.0, digest="c" * 64)], RIGHT)
     assert found.keys == {measured.key}

@@ -44,7 +44,7 @@ _KEYS = st.builds(
     provider=st.sampled_from(["CPUExecutionProvider", "tflite"]),
     threads=st.integers(0, 4),
     batch=st.integers(1, 32),
-    condition=st.sampled_from(["warm", "sustained", "emulated"]),
+    condition=st.sampled_from(["warm", "sustained"]),
 )
 POINTS = st.builds(
     Point,

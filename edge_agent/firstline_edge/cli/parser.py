@@ -222,13 +222,6 @@ def _add_hardware_commands(commands: Commands) -> None:
     profile.add_argument("--quick", action="store_true", help="take a fifth of the time")
     profile.add_argument("--alone", action="store_true", help="do not wait for other programs, because none runs here")
     profile.add_argument(
-        "--throttled",
-        type=float,
-        default=0.0,
-        metavar="SHARE",
-        help="also measure single samples with this share of the processor time",
-    )
-    profile.add_argument(
         "--sustained",
         type=float,
         default=0.0,

@@ -45,7 +45,6 @@ def command(arguments: argparse.Namespace) -> int:
         alone=arguments.alone,
         again=arguments.remeasure,
         joules_per_core_s=settings.costs.joules_per_core_second,
-        throttled_share=arguments.throttled,
         sustained_s=60 * arguments.sustained,
         root=Path(settings.hardware.root),
     )

@@ -89,7 +89,6 @@ def order_of(settings: EdgeSettings, models: Models, request: DesiredProfile, *,
         quick=request.quick,
         again=request.anew,
         joules_per_core_s=settings.costs.joules_per_core_second,
-        throttled_share=request.throttled_share,
         root=Path(settings.hardware.root),
     )
     path = StatePaths(settings.state_dir).device_profile_path(request.bundle)

@@ -145,7 +145,6 @@ class ProfileScope(Struct, frozen=True):
         anew: also repeat points that are known.
         variants: ids of models; empty for all on the device.
         providers: of ONNX Runtime, each measured separately; empty for the device's choice.
-        throttled_share: also measure single samples with this share of processor time; 0 to leave it out.
     """
 
     bundle: Name
@@ -156,7 +155,6 @@ class ProfileScope(Struct, frozen=True):
     anew: bool = False
     variants: Annotated[tuple[Name, ...], Meta(max_length=64)] = ()
     providers: Annotated[tuple[Annotated[str, Meta(min_length=1, max_length=64)], ...], Meta(max_length=16)] = ()
-    throttled_share: Annotated[float, Meta(ge=0, lt=1)] = 0.0
 
 
 class DesiredProfile(ProfileScope, frozen=True, kw_only=True):

@@ -110,7 +110,6 @@ class ProfileOptions:
         alone: nothing else runs here; measure at the priority of a service.
         again: measure known points again; they stay until their successors are there.
         joules_per_core_s: stated energy of a busy core; 0 if not stated.
-        throttled_share: share of processor time, above 0 and below 1, of additional `emulated` points; 0 for none.
         sustained_s: longest full load before additional `sustained` points; 0 for none.
         root: where the kernel's files begin.
     """
@@ -124,7 +123,6 @@ class ProfileOptions:
     alone: bool = False
     again: bool = False
     joules_per_core_s: float = 0.0
-    throttled_share: float = 0.0
     sustained_s: float = 0.0
     root: Path = Path("/")
 
@@ -138,9 +136,8 @@ def profile_keys(manifest: Manifest, options: ProfileOptions, cores: float) -> l
     """Returns all points, the edge variants' first.
 
     Raises:
-        ConfigError: an unknown variant, a share, time or cost out of range, or too many points.
+        ConfigError: an unknown variant, a time or cost out of range, or too many points.
     """
-    check_share(options.throttled_share)
     if not 0 <= options.sustained_s <= _MAX_HEAT_S:
         raise ConfigError(f"Full load lasts from 0 to {_MAX_HEAT_S / 60:g} minutes, not {options.sustained_s / 60:g}.")
     if not 0 <= options.joules_per_core_s <= _MAX_JOULES_PER_CORE_S:
@@ -153,8 +150,6 @@ def profile_keys(manifest: Manifest, options: ProfileOptions, cores: float) -> l
     threads = list(dict.fromkeys(options.threads or (1, max(int(cores), 1))))
     batches = list(dict.fromkeys(options.batches or (QUICK_BATCHES if options.quick else BATCHES)))
     conditions: list[tuple[Condition, Sequence[int]]] = [("warm", batches)]
-    if options.throttled_share:
-        conditions.append(("emulated", (1,)))
     if options.sustained_s:
         conditions.append(("sustained", (1,)))  # last, so that warm points are not measured on a heated machine
     keys = [
@@ -169,12 +164,6 @@ def profile_keys(manifest: Manifest, options: ProfileOptions, cores: float) -> l
     if len(keys) > POINTS:
         raise ConfigError(f"That would be {len(keys)} points, of at most {POINTS}; name fewer threads or batches.")
     return keys
-
-
-def check_share(throttled_share: float) -> None:
-    """Raises `ConfigError` unless the share of processor time is in [0, 1)."""
-    if not 0 <= throttled_share < 1:
-        raise ConfigError(f"A share of processor time lies between 0 and 1, not at {throttled_share:g}.")
 
 
 def _warn_in_log(sentence: str) -> None:
@@ -260,7 +249,6 @@ class ProfileSession:
             options.joules_per_core_s,
             str(options.root),
             options.alone,
-            share=options.throttled_share if key.condition == "emulated" else 1.0,
             heat_s=options.sustained_s if key.condition == "sustained" else 0.0,
         )
 
@@ -339,8 +327,6 @@ def _is_good_enough(point: Point, options: ProfileOptions, seconds: float) -> bo
     """Whether a point was measured as it is wanted, or more carefully."""
     if (options.alone and not point.alone) or seconds >= _LONGER * point.given_s:
         return False
-    if point.key.condition == "emulated":
-        return point.processor_share == options.throttled_share
     if point.key.condition == "sustained" and point.heat_limit_s != options.sustained_s:
         # If the temperature had settled before either limit, the other limit would have changed nothing.
         return point.heated_s < min(point.heat_limit_s, options.sustained_s)

@@ -61,7 +61,6 @@ class Job(Struct, frozen=True):
         joules_per_core_s: stated energy of a busy core; 0 if not stated.
         root: where the kernel's files begin.
         alone: nothing else runs here; measure at normal priority.
-        share: share of the time for which this process runs (`point_process.stopped_for_a_share`).
         heat_s: longest full load before measuring (`meters.heat_up`).
     """
 
@@ -71,7 +70,6 @@ class Job(Struct, frozen=True):
     joules_per_core_s: float = 0.0
     root: str = "/"
     alone: bool = False
-    share: float = 1.0
     heat_s: float = 0.0
 
 
@@ -155,7 +153,6 @@ def measure(job: Job) -> Point:
         energy_mj=energy,
         operators=found_operators,
         operators_absent=absent,
-        processor_share=job.share,
         heated_s=round(heated_s, 1),
         seconds=round(seconds, 2),
         waited_share=round((waited_s() - before_s) / seconds, 4),

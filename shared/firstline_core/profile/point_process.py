@@ -6,10 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from signal import SIGCONT, SIGSTOP
+from contextlib import suppress
 
 import msgspec
 from msgspec.structs import replace
@@ -18,8 +15,6 @@ from firstline_core.profile.measure_point import Job
 from firstline_core.profile.profile import REASON_CHARACTERS, Point, Refused
 
 _LIMIT_S = 120.0
-_PERIOD_S = 0.01
-"""Of stops: too short to be noticed as a stop, longer than the scheduler's own time slice."""
 
 
 class PointProcess:
@@ -44,10 +39,9 @@ class PointProcess:
     def run(self) -> Point | Refused:
         """Waits for the result; an end of the process without one is a refusal with the reason."""
         job, child = self._job, self._child
-        limit_s = (_LIMIT_S + 10 * job.seconds) / job.share + job.heat_s
+        limit_s = _LIMIT_S + 10 * job.seconds + job.heat_s
         try:
-            with stopped_for_a_share(child, job.share):
-                output, errors = child.communicate(msgspec.json.encode(job), timeout=limit_s)
+            output, errors = child.communicate(msgspec.json.encode(job), timeout=limit_s)
         except subprocess.TimeoutExpired:
             return self._refused(f"It was not measured within {limit_s:.0f} s.")
         finally:
@@ -77,36 +71,6 @@ class PointProcess:
 def measure_in_process(job: Job) -> Point | Refused:
     """Measures one point and returns it, or the reason why it could not be measured."""
     return PointProcess(job).run()
-
-
-@contextmanager
-def stopped_for_a_share(child: subprocess.Popen[bytes], share: float) -> Iterator[None]:
-    """Lets a process run for a share of every hundredth of a second (SIGSTOP, SIGCONT), as a slower clock would.
-
-    This needs no privileges, unlike the quota of a control group. On average a query takes 1 / share of its time; a
-    query that is much shorter than the period takes its own time or waits for a stop to end.
-
-    Args:
-        child: with a single process; it may end meanwhile.
-        share: above 0 to 1; at 1 the process is never stopped.
-    """
-    over = threading.Event()
-
-    def alternate() -> None:
-        while not over.wait(_PERIOD_S * share):
-            child.send_signal(SIGSTOP)
-            over.wait(_PERIOD_S * (1 - share))
-            child.send_signal(SIGCONT)
-
-    thread = threading.Thread(target=alternate, daemon=True)
-    if share < 1:
-        thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        if share < 1:
-            thread.join()
 
 
 def exit_description(code: int) -> str:

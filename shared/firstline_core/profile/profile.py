@@ -43,9 +43,9 @@ HALF_LOAD = 0.5
 """The load of `Point.rested` and `Point.queued`, as a share of the rate back to back."""
 OPERATORS = 24
 """Most kinds of operators of one point."""
-Condition = Literal["warm", "sustained", "emulated"]
+Condition = Literal["warm", "sustained"]
 """warm: short runs on a machine at rest, after the first runs; the default. sustained: after minutes of full load, as
-the board itself throttles. emulated: with a share of processor time, for a machine that does not throttle."""
+the board itself throttles."""
 Text = Annotated[str, Meta(max_length=200)]
 
 
@@ -209,7 +209,6 @@ class Point(Struct, frozen=True):
         processor_ms: processor time of all cores for a query, back to back.
         operators: slowest kinds first; empty if `operators_absent` says why.
         energy_mj: energy of a query back to back, in millijoules.
-        processor_share: share of the time for which an emulated point's process ran; 1 for other points.
         heated_s: time for which every core was busy before a sustained point; 0 for other points.
         heat_limit_s: longest such time; less is enough if the temperature settles.
         alone: measured at the priority of a service, because nothing else ran there; otherwise at the lowest.
@@ -235,7 +234,6 @@ class Point(Struct, frozen=True):
     operators: Annotated[tuple[Operator, ...], Meta(max_length=OPERATORS)] = ()
     operators_absent: Text = ""
     queued: Distribution | None = None
-    processor_share: Annotated[float, Meta(gt=0, le=1)] = 1.0
     heated_s: Amount = 0.0
     heat_limit_s: Amount = 0.0
     alone: bool = False

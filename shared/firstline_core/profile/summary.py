@@ -67,8 +67,6 @@ def notes(profile: Profile, accuracy: Mapping[Sha256, float] = _UNKNOWN) -> Iter
         yield f"{variant}: {_begins(point.warm_up)}; a query moves {_moves(point.moved)}"
     absent = {point.energy_mj.reason for point in profile.points if isinstance(point.energy_mj, Absent)}
     yield from (f"Energy: {reason}" for reason in sorted(absent))
-    if any(point.key.condition == "emulated" for point in profile.points):
-        yield "With a share of processor time: its process was stopped for the rest of every hundredth of a second."
     if disturbed := [point for point in profile.points if point.waited_share > DISTURBED]:
         points, most = counted(len(disturbed), "point"), max(point.waited_share for point in disturbed)
         yield f"{points} waited for a core that other work had, up to {100 * most:.0f} % of their time."
@@ -111,9 +109,7 @@ def _row(point: Point, best: bool) -> tuple[str, ...]:
 
 
 def _condition(point: Point) -> str:
-    """The condition of a throttled point."""
-    if point.key.condition == "emulated":
-        return f", {100 * point.processor_share:.3g} %"
+    """The condition of a heated point."""
     return f", {point.heated_s:.0f} s hot" if point.key.condition == "sustained" else ""
 
 

@@ -15,11 +15,10 @@ from support.sample_bundles import variant_bundle
 
 from firstline_core.bundle.store import Bundle
 from firstline_core.errors import ConfigError, ProtocolError
-from firstline_core.hardware.kernel_files import Tree
 from firstline_core.hardware.readings import Absent, Measured, Modelled, Snapshot
 from firstline_core.profile.files import profile_path, read_profile
 from firstline_core.profile.measure import Need, ProfileOptions, measure_profile, need, profile_keys
-from firstline_core.profile.measure_point import has_room, operators
+from firstline_core.profile.measure_point import operators
 from firstline_core.profile.meters import joules
 from firstline_core.profile.profile import LIMIT_BYTES, POINTS, Key, Profile, Refused
 from firstline_core.profile.scenarios import steady_from
@@ -278,17 +277,3 @@ def test_needed_memory_is_three_times_the_files_or_measured(tmp_path: Path) -> N
     hot = replace(key, condition="sustained", threads=0)
     asked = need(hot, model, known, usable_cores=4.0)
     assert (asked.cores, asked.heats) == (4.0, True)
-
-
-def test_a_second_model_needs_room_and_a_reserve(tmp_path: Path) -> None:
-    (tmp_path / "proc/self").mkdir(parents=True)
-    (tmp_path / "proc/meminfo").write_text("MemTotal: 8000000 kB\nMemAvailable: 4000000 kB\n")
-    assert has_room(900 * MIB, Tree(tmp_path))
-    group = tmp_path / "sys/fs/cgroup"
-    group.mkdir(parents=True)
-    (tmp_path / "proc/self/cgroup").write_text("0::/\n")
-    for name, content in (("cgroup.controllers", "memory"), ("memory.max", f"{512 * MIB}"), ("memory.current", "0")):
-        (group / name).write_text(content)
-    assert has_room(96 * MIB, Tree(tmp_path))  # four times that, plus 128 MiB
-    assert not has_room(97 * MIB, Tree(tmp_path))
-    assert not has_room(1, Tree(tmp_path / "nothing"))

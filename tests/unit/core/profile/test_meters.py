@@ -1,10 +1,8 @@
-"""Throttled points: real stops of a process, and heat of a simulated board."""
+"""Points under sustained load, with the heat of a simulated board."""
 
 from __future__ import annotations
 
 import dataclasses
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -16,54 +14,7 @@ from firstline_core.errors import ConfigError
 from firstline_core.hardware.readings import Absent, Measured, Reading, Snapshot
 from firstline_core.profile.measure import Need, ProfileOptions, measure_profile, profile_keys
 from firstline_core.profile.meters import heat_up, settled
-from firstline_core.profile.point_process import stopped_for_a_share
 from firstline_core.profile.profile import Profile, encode
-from firstline_core.profile.summary import front, profile_lines
-
-_BUSY = """
-import sys, time
-print("up", flush=True)
-sys.stdin.readline()
-began_s, worked_s = time.monotonic(), time.process_time()
-while time.monotonic() - began_s < 1.0:
-    pass
-print((time.process_time() - worked_s) / (time.monotonic() - began_s))
-"""
-
-
-def _worked_share(share: float) -> float:
-    with subprocess.Popen([sys.executable, "-c", _BUSY], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
-        assert child.stdin is not None and child.stdout.readline() == b"up\n"
-        with stopped_for_a_share(child, share):
-            said, _ = child.communicate(b"\n")
-    assert child.returncode == 0
-    return float(said)
-
-
-def test_a_process_runs_for_its_share_of_the_time() -> None:
-    assert 0.02 < _worked_share(0.25) < 0.5
-
-
-def test_emulated_points_are_measured_for_each_share(tmp_path: Path) -> None:
-    bundle = variant_bundle(tmp_path / "bundle", "small")
-    wanted = ProfileOptions(threads=(1,), batches=(1,), variants=("small",), total_s=0.3, throttled_share=0.5)
-    warm, held = measure_profile(bundle, tmp_path / "p.json", wanted).points
-    assert (warm.key.condition, held.key.condition) == ("warm", "emulated")
-    assert (warm.processor_share, held.processor_share) == (1.0, 0.5)
-    told: list[str] = []
-    profile = measure_profile(
-        bundle,
-        tmp_path / "p.json",
-        dataclasses.replace(wanted, throttled_share=0.25),
-        progress=lambda done, total, what: told.append(what),
-    )
-    assert told == ["small, threads 1, batch 1, emulated", ""]
-    assert [point.processor_share for point in profile.points] == [1.0, 0.25]
-    # Without a request for throttled points there are none.
-    digest = warm.key.model_digest
-    assert profile.point(digest, threads=1) == warm
-    assert front(profile.points, {digest: 0.9}).keys == {warm.key}
-    assert any("CPU, 25 %" in line for line in profile_lines(profile))
 
 
 def test_sustained_points_have_the_heating_time(tmp_path: Path) -> None:
@@ -109,17 +60,17 @@ def test_a_longer_heating_remeasures_unless_heat_had_settled(tmp_path: Path) -> 
     assert again(replace(found, points=(found.points[0], settled_early)), 20.0) == [hot]
 
 
-def test_throttled_points_are_single_samples_after_warm_ones(tmp_path: Path) -> None:
+def test_sustained_points_are_single_samples_after_warm_ones(tmp_path: Path) -> None:
     bundle = variant_bundle(tmp_path / "bundle", "small")
-    wanted = ProfileOptions(threads=(1,), batches=(1, 4), variants=("small",), throttled_share=0.5, sustained_s=60)
+    wanted = ProfileOptions(threads=(1,), batches=(1, 4), variants=("small",), sustained_s=60)
     found = [(key.condition, key.batch) for key in profile_keys(bundle.manifest, wanted, 1.0)]
-    assert found == [("warm", 1), ("warm", 4), ("emulated", 1), ("sustained", 1)]
+    assert found == [("warm", 1), ("warm", 4), ("sustained", 1)]
 
 
-@pytest.mark.parametrize("wrong", [{"throttled_share": 1.0}, {"throttled_share": -0.1}, {"sustained_s": 3601.0}])
-def test_invalid_shares_and_times_are_refused(tmp_path: Path, wrong: dict[str, float]) -> None:
+@pytest.mark.parametrize("wrong", [{"sustained_s": 3601.0}, {"sustained_s": -1.0}])
+def test_invalid_times_are_refused(tmp_path: Path, wrong: dict[str, float]) -> None:
     bundle = variant_bundle(tmp_path / "bundle", "small")
-    with pytest.raises(ConfigError, match=r"between 0 and 1|from 0 to 60 minutes"):
+    with pytest.raises(ConfigError, match="from 0 to 60 minutes"):
         profile_keys(bundle.manifest, dataclasses.replace(ProfileOptions(), **wrong), 1.0)  # type: ignore[arg-type]
 
 

@@ -11,10 +11,10 @@ from firstline_core.profile.summary import notes, profile_lines
 
 def test_a_refused_point_shows_its_condition() -> None:
     key = point(1.0).key
-    refused = (Refused(key, "onnxruntime", "Why."), Refused(replace(key, condition="emulated"), "onnxruntime", "Why."))
+    refused = (Refused(key, "onnxruntime", "Why."), Refused(replace(key, condition="sustained"), "onnxruntime", "Why."))
     said = list(notes(replace(profile(1.0), refused=refused)))
     assert "edge, CPUExecutionProvider, threads 1, batch 1: not measured: Why." in said
-    assert "edge, CPUExecutionProvider, threads 1, batch 1, emulated: not measured: Why." in said
+    assert "edge, CPUExecutionProvider, threads 1, batch 1, sustained: not measured: Why." in said
 
 
 def test_warm_up_and_bytes_are_shown_once_per_model() -> None:

@@ -95,7 +95,7 @@ def test_an_unmeasured_variant_runs_as_configured(tmp_path: Path) -> None:
     bundle = open_bundle(DIGITS)
     configured = RuntimeOptions(threads=3)
     hot = measured(bundle)
-    profile = document(bundle, tmp_path, replace(hot, key=replace(hot.key, condition="emulated")))
+    profile = document(bundle, tmp_path, replace(hot, key=replace(hot.key, condition="sustained")))
     assert all(fastest_options(profile, configured, model) == configured for model in bundle.manifest.edge)
 
 

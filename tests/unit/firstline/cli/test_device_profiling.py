@@ -6,15 +6,11 @@ from collections.abc import Iterator
 
 import msgspec
 import pytest
-from msgspec.structs import replace
-from support.profiles import point, profile
 
-from firstline.cli.device_profiling import followed, unheeded
+from firstline.cli.device_profiling import followed
 from firstline_core.errors import LinkDownError
 from firstline_core.fleet.profiles import NewProfileRequest, ProfileRequest
 from firstline_core.fleet.twin import DesiredProfile, ProfilingState
-from firstline_core.profile.profile import Refused
-from firstline_core.runtime.select import CPU
 
 MEASURING = ProfileRequest("press-7", DesiredProfile("digits", id="1"), ProfilingState.MEASURING)
 DONE = ProfileRequest("press-7", DesiredProfile("digits", id="1"), ProfilingState.DONE)
@@ -45,15 +41,3 @@ def test_an_outage_is_reported_once(monkeypatch: pytest.MonkeyPatch, capsys: pyt
 
 def test_default_options_are_not_sent() -> None:
     assert msgspec.json.encode(NewProfileRequest("digits", quick=True)) == b'{"bundle":"digits","quick":true}'
-
-
-def test_options_ignored_by_an_outdated_agent_are_named() -> None:
-    asked = NewProfileRequest("digits", providers=(CPU, "CUDAExecutionProvider"), throttled_share=0.5)
-    warm = profile(1.0)
-    assert unheeded(warm, asked) == "--throttled and --providers"
-    emulated = replace(point(1.0), key=replace(point(1.0).key, condition="emulated"), processor_share=0.5)
-    cuda = Refused(replace(point(1.0).key, provider="CUDAExecutionProvider"), "onnxruntime", "There is none.")
-    heard = replace(warm, points=(*warm.points, emulated), refused=(cuda,))
-    assert unheeded(heard, asked) == ""
-    assert unheeded(heard, replace(asked, throttled_share=0.25)) == "--throttled"
-    assert unheeded(warm, NewProfileRequest("digits")) == ""
