@@ -97,8 +97,6 @@ def test_a_missing_model_is_named(
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--limit", "5"], "--limit counts the rows of --data"),
-        (["--data", "missing"], "missing does not exist"),
         (["--joules-per-core-second", "inf"], "A core takes from 0 to 10000 joules in a second, not inf."),
     ],
 )
