@@ -44,24 +44,6 @@ class RouteMatch(NamedTuple):
     version: str
 
 
-class _Call(NamedTuple):
-    """One request whose caller is known and whose body was read."""
-
-    request: Request
-    route: RouteMatch
-    caller: Caller
-    body: bytes
-
-
-class _Outcome(NamedTuple):
-    """The answer to a request, and what is recorded about it; see `record`."""
-
-    reply: Reply
-    principal: str
-    seconds: float
-    error: FirstlineError | None
-
-
 @dataclass(eq=False, slots=True)
 class InferenceApp:
     """Answers requests for inference, and hands all others to the control plane.
@@ -101,11 +83,11 @@ class InferenceApp:
         if self.overload.refuses(client, loop.time()):
             await send_reply(error_reply(overloaded()), send)
             return
-        outcome: _Outcome | None = None
+        outcome: tuple[Reply, str, float, FirstlineError | None] | None = None
         try:
             request.info.cancel_on_disconnect()
             outcome = await self._answer(request, route, client)
-            reply = outcome.reply
+            reply = outcome[0]
         except asyncio.CancelledError:
             reply = shutting_down()
         except Exception as error:  # noqa: BLE001 (the outermost loop of a request)
@@ -119,17 +101,19 @@ class InferenceApp:
         finally:
             self.overload.ended()
             if outcome is not None:  # recorded after the answer, which does not wait for the log
+                _, caller, took_s, refusal = outcome
                 record(
-                    self.metrics,
-                    transport="http",
-                    model=route.model,
-                    principal=outcome.principal,
-                    seconds=outcome.seconds,
-                    error=outcome.error,
+                    self.metrics, transport="http", model=route.model, principal=caller, seconds=took_s, error=refusal
                 )
 
-    async def _answer(self, request: Request, route: RouteMatch, client: int) -> _Outcome:
-        """Answers one request, refusals included."""
+    async def _answer(
+        self, request: Request, route: RouteMatch, client: int
+    ) -> tuple[Reply, str, float, FirstlineError | None]:
+        """Answers one request, refusals included.
+
+        Returns:
+            The reply, the caller, the seconds that it took, and why there is no answer.
+        """
         started_s = self.clock.monotonic_s()
         error: FirstlineError | None = None
         principal = ""
@@ -143,7 +127,7 @@ class InferenceApp:
             principal = caller.principal
             with self.bodies.share(principal) as reserve:
                 body = await request.body(self.plane.limits, reserve)
-                reply = await route.endpoint(self, _Call(request, route, caller, body))
+                reply = await route.endpoint(self, request, route, caller, body)
         except (ClientDisconnectedError, asyncio.CancelledError) as ended:
             if isinstance(ended, asyncio.CancelledError) and not request.info.disconnected:
                 raise  # the server stops
@@ -156,24 +140,22 @@ class InferenceApp:
                 self.overload.queue_full(client, asyncio.get_running_loop().time())
         if self.plane.draining or (error is not None and not self.plane.ready()):
             reply.headers["Connection"] = "close"  # so that the client's next request goes to another replica
-        return _Outcome(reply, principal, self.clock.monotonic_s() - started_s, error)
+        return reply, principal, self.clock.monotonic_s() - started_s, error
 
-    async def v2(self, call: _Call) -> Reply:
+    async def v2(self, received: Request, route: RouteMatch, caller: Caller, body: bytes) -> Reply:
         """`POST /v2/models/{model}[/versions/{version}]/infer`."""
-        received, caller = call.request, call.caller
         arrived_s, limits = received.info.arrived_s, self.plane.limits
         origin = Origin(arrived_s, caller.principal, caller.trust_request_id, limits, received.trace)
-        request = await read_infer_request(call.route.model, call.route.version, received.headers, call.body, origin)
-        if _is_job(call):
+        request = await read_infer_request(route.model, route.version, received.headers, body, origin)
+        if "prefer" in received.headers and is_asynchronous(received.headers):
             return await submit(self.plane, self.jobs, request)
         return response_reply(self.plane, request, await self.plane.infer(request))
 
-    async def file(self, call: _Call) -> Reply:
+    async def file(self, request: Request, route: RouteMatch, caller: Caller, body: bytes) -> Reply:
         """`POST /firstline/v1/models/{model}/infer`."""
-        model, request = call.route.model, call.request
-        metadata = self.plane.metadata(model, "")
-        inference = await self.files.read(model, metadata, request, call.body, call.caller.principal)
-        if not _is_job(call):
+        metadata = self.plane.metadata(route.model, "")
+        inference = await self.files.read(route.model, metadata, request, body, caller.principal)
+        if not ("prefer" in request.headers and is_asynchronous(request.headers)):
             return await self.files.answer(inference, request)
         if not request.query.keys().isdisjoint(VIEW) or wants_picture(request.headers):
             raise RequestError(
@@ -182,7 +164,7 @@ class InferenceApp:
         return await submit(self.plane, self.jobs, inference)
 
 
-Endpoint = Callable[[InferenceApp, _Call], Awaitable[Reply]]
+Endpoint = Callable[[InferenceApp, Request, RouteMatch, Caller, bytes], Awaitable[Reply]]
 
 
 def infer_routes() -> list[Route]:
@@ -193,10 +175,6 @@ def infer_routes() -> list[Route]:
 async def _never(_scope: Scope, _receive: Receive, _send: Send) -> None:
     """Describes a path in the route table. `InferenceApp` answers it before the framework sees it."""
     raise AssertionError("InferenceApp did not answer an inference request.")
-
-
-def _is_job(call: _Call) -> bool:
-    return "prefer" in call.request.headers and is_asynchronous(call.request.headers)
 
 
 _ENDPOINTS: dict[str, Endpoint] = {

@@ -95,14 +95,16 @@ class OverloadGuard:
             client: from `client_key`.
             now_s: time of the event loop.
         """
-        self._begin_period(now_s)
+        if now_s - self._period_start_s > self._PERIOD_S:
+            self._begin_period(now_s)
         self._queue_full[client] += 1
         if self._queue_full[client] > self._READ_PER_S:
             self._held_until_s[client] = now_s + min(self._LONGEST_HOLD_S, self._queue_wait_s() / 4)
 
     def refuses(self, client: int, now_s: float) -> bool:
         """Counts a request of a client, and returns whether to refuse it unread; otherwise call `ended` at its end."""
-        self._begin_period(now_s)
+        if now_s - self._period_start_s > self._PERIOD_S:
+            self._begin_period(now_s)
         self._sent[client] += 1
         self._sent_in_all += 1
         if self._held_until_s.get(client, now_s) <= now_s:
@@ -119,8 +121,6 @@ class OverloadGuard:
         self.in_progress -= 1
 
     def _begin_period(self, now_s: float) -> None:
-        if now_s - self._period_start_s <= self._PERIOD_S:
-            return
         self._period_start_s = now_s
         self._sent.clear()
         self._sent_in_all = 0

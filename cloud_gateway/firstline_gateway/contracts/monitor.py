@@ -184,19 +184,26 @@ class ContractMonitor:
             per_hour, sharing = self._settings.escalations_per_hour, self._alarms.keys() - self._quotas.keys()
         return per_hour / max(1, self._activity.active_devices(sharing, self._clock.monotonic_s()))
 
-    def answered(self, request: InferRequest, served: ServedModel, outputs: Arrays) -> None:
+    def answered(self, request: InferRequest, served: ServedModel, outputs: Arrays) -> ContractNotice | None:
         """Notes the alarm of the device that sent an answered request, and counts the request if it is an audit.
 
         Args:
             request: the answered request.
             served: the model that answered.
             outputs: of the full model, one row.
+
+        Returns:
+            The notice for the device; see `notice`.
         """
-        note, device, model = request.audit, device_of(request.principal), served.key
+        device = device_of(request.principal)
         if device is None:
-            return
-        if self._closed:
-            return
+            return None
+        if not self._closed:
+            self._note_answered(request, device, served, outputs)
+        return self.notice(request, served)
+
+    def _note_answered(self, request: InferRequest, device: str, served: ServedModel, outputs: Arrays) -> None:
+        note, model = request.audit, served.key
         if request.alarm or device != UNAUTHENTICATED:  # an unauthenticated caller may not be the device that alarmed
             self._note_device_alarm(device, model, request.alarm)
         if note is None:

@@ -14,7 +14,7 @@ from firstline_core.bundle.manifest import Manifest, Model
 from firstline_core.errors import EngineUnavailableError, FirstlineError, ModelLoadError, UnknownModelError
 from firstline_core.protocol.tensors import shown
 from firstline_core.runtime.select import PLATFORMS
-from firstline_core.types import Arrays, InferRequest, ModelKey, ModelMetadata
+from firstline_core.types import ModelKey, ModelMetadata
 
 # ONNX Runtime keeps the weights of its file, and packs them once more for the processor: twice the file, and a little
 # more. What runs take meanwhile comes on top.
@@ -45,11 +45,6 @@ class ServedModel:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "input_names", self.manifest.full_inputs)
-
-    def inputs_of(self, request: InferRequest) -> Arrays:
-        """Returns the inputs of a checked request that the full model reads, by name."""
-        names, inputs = self.input_names, request.arrays
-        return inputs if len(inputs) == 1 else {name: inputs[name] for name in names}
 
     @property
     def full(self) -> Model:

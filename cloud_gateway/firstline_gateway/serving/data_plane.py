@@ -75,8 +75,8 @@ _BATCH_ROWS_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096)
 class AnswerObserver(Protocol):
     """Learns of every answer, and adds a notice to it; the contracts implement it."""
 
-    def answered(self, request: InferRequest, served: ServedModel, outputs: Arrays) -> None:
-        """Counts an answered request with the task's outputs."""
+    def answered(self, request: InferRequest, served: ServedModel, outputs: Arrays) -> ContractNotice | None:
+        """Counts an answered request with the task's outputs, and returns `notice`."""
         ...
 
     def notice(self, request: InferRequest, served: ServedModel) -> ContractNotice | None:
@@ -248,7 +248,7 @@ class GatewayDataPlane:
         if tracing.active and request.trace is None and (trace := tracing.begin()) is not None:
             request = replace(request, trace=trace)
         logs.FACTS.set(partial(facts_of, request))
-        started_s = self._clock.monotonic_s() if request.trace is not None else 0.0
+        started_s = self._clock.monotonic_s()
         try:
             if self.draining:
                 raise _shutting_down()
@@ -256,21 +256,20 @@ class GatewayDataPlane:
                 if request.promised and device_of(request.principal) is not None:
                     response = await self._deliver(request)
                 else:
-                    response = await self._answer(request)
+                    response = await self._answer(request, started_s)
         except FirstlineError as error:
             # The requests of a batch may share the error: each reads the id before it awaits again.
             error.request_id = request.request_id
             self._trace(request, started_s, error.code)
             raise
-        self._trace(request, started_s, "")
+        if tracing.active:
+            self._trace(request, started_s, "")
         logs.FACTS.set(partial(facts_of, request, response))
         return response
 
     def _trace(self, request: InferRequest, started_s: float, error: str) -> None:
-        if request.trace is not None:
-            seconds = self._clock.monotonic_s() - started_s
-            request_id, model = request.request_id, request.model
-            tracing.record("request", request.trace, seconds, own=True, request_id=request_id, model=model, error=error)
+        seconds, request_id, model = self._clock.monotonic_s() - started_s, request.request_id, request.model
+        tracing.record("request", request.trace, seconds, own=True, request_id=request_id, model=model, error=error)
 
     def check(self, request: InferRequest) -> None:
         """Checks a request against its model without running it.
@@ -282,26 +281,24 @@ class GatewayDataPlane:
 
     async def _deliver(self, request: InferRequest) -> InferResponse:
         """Returns the recorded answer of a delivery, or a new one, with the present state of the contract."""
-        response = await self._deliveries.once(request, lambda: self._answer(request))
+        response = await self._deliveries.once(request, lambda: self._answer(request, self._clock.monotonic_s()))
         served = self._repository.models.get(ModelKey(response.model, int(response.version)))
         if served is None or response.answer is None:  # the version was removed since
             return response
         return replace(response, answer=replace(response.answer, contract=self._contracts.notice(request, served)))
 
-    async def _answer(self, request: InferRequest) -> InferResponse:
-        started_s = self._clock.monotonic_s()
+    async def _answer(self, request: InferRequest, started_s: float) -> InferResponse:
         served = self._repository.resolve(request.model, request.version)
         try:
-            check(request, served)
+            inputs = check(request, served)
             if self._cache is None:
-                outputs, served = await self._run(request, served)
+                outputs, served = await self._run(request, served, inputs)
             else:
-                outputs, served = await self._cached_or_run(self._cache, request, served)
+                outputs, served = await self._cached_or_run(self._cache, request, served, inputs)
         except FirstlineError:
             self._statistics.of(served.key).fail.add(self._clock.monotonic_s() - started_s)
             raise
         seconds = self._clock.monotonic_s() - started_s
-        self._contracts.answered(request, served, outputs)
         response = InferResponse(
             model=served.key.name,
             version=str(served.key.version),
@@ -318,33 +315,34 @@ class GatewayDataPlane:
                 confidence=None,
                 model_digest=served.digest,
                 attempts=(Attempt(Tier.CLOUD, "ok", round(seconds * 1000, 3)),),
-                contract=self._contracts.notice(request, served),
+                contract=self._contracts.answered(request, served, outputs),
             ),
         )
         self._statistics.answered(served.key, response, seconds, request.trace)
         return response
 
-    async def _run(self, request: InferRequest, served: ServedModel) -> tuple[Arrays, ServedModel]:
-        """Returns the model's output once it is in memory, and the model: a new bundle may have replaced it."""
-        place = self._memory.hold(served.key) or await self._residency.loaded(served.key, request.deadline_s)
+    async def _run(self, request: InferRequest, served: ServedModel, inputs: Arrays) -> tuple[Arrays, ServedModel]:
+        """Returns the model's output once it is in memory, and the model: a new bundle may have replaced it.
+
+        The request runs in a batch, after its inputs are prepared if that takes much memory or time.
+        """
+        key, principal = served.key, request.principal
+        place = self._memory.hold(key) or await self._residency.loaded(key, request.deadline_s)
         try:
             if place.served is not served:
-                check(request, place.served)
-            return await self._submit(request, place.served), place.served
+                served = place.served
+                inputs = check(request, served)
+            model = self._dispatcher.loaded_model(key)
+            if model is None or not model.has_costs:
+                return await self._batcher.submit(key, request, inputs), served
+            cost = await self._decoding.cost(model, inputs, request.size_bytes, principal)
+            async with self._decoding.prepared(model, inputs, cost, principal, request.deadline_s) as prepared:
+                return await self._batcher.submit(key, request, prepared), served
         finally:
             self._memory.release(place)
 
-    async def _submit(self, request: InferRequest, served: ServedModel) -> Arrays:
-        """Runs a request in a batch, after its inputs are prepared if that takes much memory or time."""
-        model, inputs = self._dispatcher.loaded_model(served.key), served.inputs_of(request)
-        if model is None or not model.has_costs:
-            return await self._batcher.submit(served.key, request, inputs)
-        cost = await self._decoding.cost(model, inputs, request.size_bytes, request.principal)
-        async with self._decoding.prepared(model, inputs, cost, request.principal, request.deadline_s) as prepared:
-            return await self._batcher.submit(served.key, request, prepared)
-
     async def _cached_or_run(
-        self, cache: ResponseCache, request: InferRequest, served: ServedModel
+        self, cache: ResponseCache, request: InferRequest, served: ServedModel, inputs: Arrays
     ) -> tuple[Arrays, ServedModel]:
         """Returns a cached output, for which no model is loaded, or that of the model, which is then cached."""
         started_s, statistics = self._clock.monotonic_s(), self._statistics.of(served.key)
@@ -353,14 +351,14 @@ class GatewayDataPlane:
         else:
             key = await asyncio.to_thread(key_of, request, served)
         if key is None:
-            return await self._run(request, served)
+            return await self._run(request, served, inputs)
         cached = cache.get(key)
         lookup_s = self._clock.monotonic_s() - started_s
         if cached is not None:
             tracing.record("cache", request.trace, lookup_s)
             statistics.cache_hit.add(lookup_s)
             return cached, served
-        outputs, ran_on = await self._run(request, served)
+        outputs, ran_on = await self._run(request, served, inputs)
         if ran_on.digest == served.digest:
             cache.put(key, outputs)
         statistics.cache_miss.add(lookup_s)
@@ -447,7 +445,7 @@ def facts_of(request: InferRequest, response: InferResponse | None = None) -> Ma
     if request.trace is not None:
         facts |= request.trace.facts()
     if response is not None and response.answer is not None:
-        facts |= {"tier": response.answer.tier.value, "reason": response.answer.reason.value}
+        facts |= {"tier": str(response.answer.tier), "reason": str(response.answer.reason)}
     return facts
 
 
@@ -457,8 +455,11 @@ def _shutting_down() -> NotReadyError:
     )
 
 
-def check(request: InferRequest, served: ServedModel) -> None:
+def check(request: InferRequest, served: ServedModel) -> Arrays:
     """Checks a request against its model's declaration, before it takes a place in the queue.
+
+    Returns:
+        The inputs that the full model reads, by name.
 
     Raises:
         RequestError: it cannot run here; `ModelMismatchError` and `InvalidTensorError` are its kinds.
@@ -478,7 +479,8 @@ def check(request: InferRequest, served: ServedModel) -> None:
         )
     if request.audit is not None:
         _check_edge_outputs(request.edge_outputs, request.audit, served.manifest)
-    declared_inputs(request, served.manifest, served.input_names)
+    inputs = declared_inputs(request, served.manifest, served.input_names)
+    return inputs if len(inputs) == len(served.input_names) else {name: inputs[name] for name in served.input_names}
 
 
 def _check_edge_outputs(outputs: Arrays, note: AuditNote, manifest: Manifest) -> None:

@@ -37,26 +37,26 @@ def declared_inputs(
         InvalidTensorError: an input is missing, unknown, repeated, not as declared, or has another number of rows than
             the others, or the request names an output that the bundle does not have.
     """
-    given, inputs = dict[str, Array](), dict[str, Array]()  # loops, because comprehensions are calls before Python 3.12
+    given: dict[str, Array] = {}  # loops, because comprehensions are calls before Python 3.12
+    inputs: dict[str, Array] = {}
     for tensor in request.inputs:
         given[tensor.name] = tensor.array
     for spec in manifest.inputs:
         if spec.name in given:
             inputs[spec.name] = given[spec.name]
-    if len(inputs) != len(request.inputs) or not inputs.keys() >= set(needed):
+    if len(inputs) != len(request.inputs) or not inputs.keys() >= {*needed}:
         raise _other_inputs(request, manifest, needed)
     if len(inputs) > 1:
         _check_rows(inputs)
     checked = needed if checked_later is None else checked_later
     if len(inputs) > len(checked):
         _check_unread(manifest, {name: array for name, array in inputs.items() if name not in checked})
-    if request.outputs:
-        names = [spec.name for spec in manifest.task.outputs]
-        for output in request.outputs:
-            if output.name not in names:
-                raise InvalidTensorError(
-                    f"Model '{manifest.name}' has no output {shown(output.name)}; it has: {', '.join(names)}."
-                )
+    for output in request.outputs:
+        if output.name not in manifest.output_names:
+            raise InvalidTensorError(
+                f"Model '{manifest.name}' has no output {shown(output.name)}; it has: "
+                f"{', '.join(manifest.output_names)}."
+            )
     return inputs
 
 

@@ -7,7 +7,7 @@ because a change of any of them invalidates the certificate.
 from __future__ import annotations
 
 import hashlib
-from functools import partial
+from functools import cached_property, partial
 from typing import Annotated, Literal
 
 import msgspec
@@ -194,7 +194,7 @@ class Golden(Struct, frozen=True, forbid_unknown_fields=True):
     tolerance: Annotated[float, Meta(ge=0, le=1)] = 0.01
 
 
-class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
+class Manifest(Struct, frozen=True, forbid_unknown_fields=True, dict=True):
     """A bundle's declaration. `version` is monotonic and is the V2 model version.
 
     Attributes:
@@ -296,6 +296,11 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
     def full_inputs(self) -> tuple[str, ...]:
         """Returns the names of the inputs that the full model reads; of all inputs if the bundle has none."""
         return self.full.input_names if self.full is not None else tuple([spec.name for spec in self.inputs])
+
+    @cached_property
+    def output_names(self) -> tuple[str, ...]:
+        """Returns the names of the task's outputs."""
+        return tuple([spec.name for spec in self.task.outputs])
 
     def input(self, name: str) -> ops.InputSpec:
         """Returns one of the inputs."""

@@ -20,19 +20,25 @@ from firstline_core.types import Answer, ContractNotice
 _NOTICE = ContractNotice.__struct_encode_fields__
 _NESTED = ("attempts", "rows")
 _UNKNOWN: dict[str, Any] = {"confidence": None}
+_OPTIONAL = ("confidence", "changed", "contract")
 
 
 def to_dict(answer: Answer) -> dict[str, Any]:
     """Returns the answer as JSON values, without unknown or empty fields."""
-    record = _known(to_builtins(answer))
+    record: dict[str, Any] = to_builtins(answer)
+    for name in _OPTIONAL:
+        if record[name] is None:
+            del record[name]
     record["attempts"] = list(record["attempts"])
-    rows = [_known(row) for row in record.pop("rows")]
-    if rows:
-        record["rows"] = rows
+    if answer.rows:
+        record["rows"] = [{key: value for key, value in row.items() if value is not None} for row in record["rows"]]
+    else:
+        del record["rows"]
     if not answer.refusal:
         del record["refusal"]
-    notice: dict[str, Any] = record.pop("contract", {})
-    return record | notice
+    if answer.contract is not None:
+        record |= record.pop("contract")
+    return record
 
 
 def to_parameters(answer: Answer) -> dict[str, str | float | bool]:
@@ -69,10 +75,6 @@ def from_dict(parameters: Mapping[str, object]) -> Answer:
     if isinstance(rows := values["rows"], list):
         values["rows"] = [_UNKNOWN | row if isinstance(row, dict) else row for row in rows]
     return convert_parameters(values, Answer, "The answer's", InvalidTensorError)
-
-
-def _known(record: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in record.items() if value is not None}
 
 
 def _parsed(parameters: Mapping[str, object], key: str) -> object:

@@ -107,7 +107,10 @@ class Request:
             ClientDisconnectedError: the client left before its end.
         """
         if self.info.whole:
-            body, _ = await self._message()
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                raise ClientDisconnectedError
+            body: bytes = message.get("body", b"")
             limits.check_body(len(body))
             reserve(len(body))
             return body

@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 import math
 import zlib
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from http import HTTPStatus
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import msgspec
 import orjson
@@ -229,20 +230,9 @@ class BodyBudget:
         self.held_bytes = 0
         self._of_principal: dict[str, int] = {}
 
-    @contextmanager
-    def share(self, principal: str) -> Iterator[Callable[[int], None]]:
-        """Gives one request a function that reserves bytes, see `take`; releases them at its end."""
-        held_bytes = 0
-
-        def take(size_bytes: int) -> None:
-            nonlocal held_bytes
-            self.take(principal, size_bytes)
-            held_bytes += size_bytes
-
-        try:
-            yield take
-        finally:
-            self.release(principal, held_bytes)
+    def share(self, principal: str) -> BodyShare:
+        """Returns what one request holds: a function that reserves bytes, in a context that releases them."""
+        return BodyShare(self, principal)
 
     def take(self, principal: str, size_bytes: int) -> None:
         """Reserves bytes of a client. Bytes count when they arrive, not when they are announced.
@@ -268,6 +258,31 @@ class BodyBudget:
             self._of_principal[principal] = remaining_bytes
         else:
             self._of_principal.pop(principal, None)
+
+
+class BodyShare:
+    """The bytes of one request, see `BodyBudget.share`. Calling it reserves some; the end of its `with` releases all.
+
+    Args:
+        budget: of all requests.
+        principal: the client.
+    """
+
+    __slots__ = ("_budget", "_held_bytes", "_principal")
+
+    def __init__(self, budget: BodyBudget, principal: str) -> None:
+        self._budget, self._principal, self._held_bytes = budget, principal, 0
+
+    def __call__(self, size_bytes: int) -> None:
+        """Reserves bytes; see `BodyBudget.take`."""
+        self._budget.take(self._principal, size_bytes)
+        self._held_bytes += size_bytes
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._budget.release(self._principal, self._held_bytes)
 
 
 async def limited_chunks(
@@ -436,13 +451,14 @@ async def read_infer_request(
         RequestError: the request is invalid.
     """
     length = header_length(headers)
-    is_compressed = header(headers, "Content-Encoding") is not None
+    if "content-encoding" not in headers:
+        decode = partial(decode_request, model, body, length, origin, version=version)
+        return await run_decoder(decode, len(body) if length is None else length)
 
-    def decode() -> InferRequest:
-        plain = decompressed(headers, body, origin.limits) if is_compressed else body
-        return decode_request(model, plain, length, origin, version=version)
+    def decompress_and_decode() -> InferRequest:
+        return decode_request(model, decompressed(headers, body, origin.limits), length, origin, version=version)
 
-    return await run_decoder(decode, len(body) if length is None else length, compressed=is_compressed)
+    return await run_decoder(decompress_and_decode, len(body), compressed=True)
 
 
 def response_reply(plane: DataPlane, request: InferRequest, response: InferResponse) -> Reply:
@@ -457,7 +473,7 @@ def response_reply(plane: DataPlane, request: InferRequest, response: InferRespo
 
 def class_labels(plane: DataPlane, request: InferRequest, response: InferResponse) -> tuple[str, ...]:
     """Returns the labels of the answering model if an output is requested as classes; () if they are unknown."""
-    if not any(output.classification for output in request.outputs):
+    if not [output for output in request.outputs if output.classification]:
         return ()
     try:
         return plane.metadata(response.model, response.version).labels

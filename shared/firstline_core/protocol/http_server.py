@@ -227,7 +227,10 @@ class Connection(HttpToolsProtocol):
         self._unread_bytes += len(data)
         self._ended_whole = False
         try:
-            self._feed(data)
+            try:
+                self.parser.feed_data(data)
+            except httptools.HttpParserUpgrade as upgrade:
+                self._continue_after_upgrade(memoryview(data)[upgrade.args[0] :])
             if self._unread_bytes > self._limits.head_bytes:
                 raise self._too_long()
         except httptools.HttpParserError as error:  # also what a callback raises, as its context
@@ -244,25 +247,23 @@ class Connection(HttpToolsProtocol):
         if self._has_cycle and not self.cycle.response_complete:
             self.cycle.transport = cast(asyncio.Transport, _LingeringTransport(self))
 
-    def _feed(self, data: bytes) -> None:
-        """Parses what arrived.
+    def _continue_after_upgrade(self, left: memoryview) -> None:
+        """Parses what follows a head that asks for another protocol, as Java's client does for HTTP/2.
 
-        llhttp stops after a head that asks for another protocol, as Java's client does for HTTP/2, and does not read
-        its body, which could then pass for the next request. Such a request is answered over HTTP/1.1: another parser
-        is fed a head that frames the same body, and continues from there.
+        llhttp stops after such a head and does not read its body, which could then pass for the next request. The
+        request is answered over HTTP/1.1: another parser is fed a head that frames the same body, and continues there.
         """
-        left: bytes | memoryview = data
         while True:
+            keep_alive = b"" if self.parser.should_keep_alive() else b"Connection: close\r\n"
+            framing = b"".join(b"%b: %b\r\n" % each for each in self.headers if each[0] in _FRAMING)
+            self.parser = httptools.HttpRequestParser(self)
+            self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn's own
+            self._replaying = True
+            self.parser.feed_data(b"POST / HTTP/1.1\r\n%b%b\r\n" % (keep_alive, framing))
             try:
                 self.parser.feed_data(left)
             except httptools.HttpParserUpgrade as upgrade:
-                left = memoryview(left)[upgrade.args[0] :]
-                keep_alive = b"" if self.parser.should_keep_alive() else b"Connection: close\r\n"
-                framing = b"".join(b"%b: %b\r\n" % each for each in self.headers if each[0] in _FRAMING)
-                self.parser = httptools.HttpRequestParser(self)
-                self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn's own
-                self._replaying = True
-                self.parser.feed_data(b"POST / HTTP/1.1\r\n%b%b\r\n" % (keep_alive, framing))
+                left = left[upgrade.args[0] :]
             else:
                 return
 
@@ -282,21 +283,20 @@ class Connection(HttpToolsProtocol):
             self.url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._replaying:
-            return
-        self._head_bytes += len(name) + len(value)
-        if self._head_bytes > self._limits.head_bytes:
-            raise self._too_long()
-        if self._in_head:  # a trailer is not a header (RFC 9110, section 6.5.1)
-            self.headers.append((name.lower(), value))
+        if self._in_head:
+            self.headers.append((name.lower(), value))  # their size is checked once, in `_check_head`
+        elif not self._replaying:  # a trailer is not a header (RFC 9110, section 6.5.1)
+            self._head_bytes += len(name) + len(value)
+            if self._head_bytes > self._limits.head_bytes:
+                raise self._too_long()
 
     def on_headers_complete(self) -> None:
         if self._replaying:
             self._replaying = False
             return
-        self._in_head = False
         self._server.no_longer_pending(self)
         self._check_head(self.parser.get_http_version())
+        self._in_head = False
         if self._is_answering() and len(self.pipeline) >= self._limits.pipelined:
             raise _RequestFaultError(400, f"More than {self._limits.pipelined} requests are pipelined; send fewer.")
         self._info = RequestInfo(self._server.clock.monotonic_s() - age_s(self._socket), self._peer)
@@ -332,6 +332,7 @@ class Connection(HttpToolsProtocol):
         """Refuses a head that another server on the way could read differently (RFC 9112, sections 3.2 and 6.1)."""
         names: set[bytes] = set()
         for name, value in self.headers:
+            self._head_bytes += len(name) + len(value)
             if name in _SENT_ONCE:
                 if name in names:
                     raise _RequestFaultError(400, f"The header {name.decode()} came twice; send it once.")
@@ -341,6 +342,8 @@ class Connection(HttpToolsProtocol):
                     raise _RequestFaultError(501, "Only the transfer coding 'chunked' is supported; send no other.")
             elif name == b"expect" and http_version == "1.1":
                 self.expect_100_continue = value.lower() == b"100-continue"
+        if self._head_bytes > self._limits.head_bytes:
+            raise self._too_long()
         if b"host" not in names:
             raise _RequestFaultError(400, "The request has no Host header; send exactly one.")
 
@@ -369,21 +372,30 @@ class Connection(HttpToolsProtocol):
         if message["type"] == "http.response.start" and not cycle.response_started:
             if start is not None:
                 cycle.keep_alive = False
-            if b"content-length" in dict(message["headers"]):
+            if _declared_length(tuple(message["headers"])) is not None:
                 held.append(message)
                 return
         elif start is not None:
-            body = message.get("body", b"")
-            if not message.get("more_body") and (head := _whole_head(cycle, start, len(body))) is not None:
-                await cycle.flow.drain()
-                self._write_whole(cycle, head, body)
+            body, headers = message.get("body", b""), tuple(start["headers"])
+            lines = None if message.get("more_body") else _plain_lines(headers)
+            if (
+                lines is not None
+                and _declared_length(headers) == len(body)
+                and cycle.keep_alive
+                and cycle.scope["method"] != "HEAD"
+            ):
+                if cycle.flow.write_paused:
+                    await cycle.flow.drain()
+                if not cycle.disconnected:
+                    self._write_whole(cycle, STATUS_LINE[start["status"]], lines, body)
                 return
             await RequestResponseCycle.send(cycle, cast(Any, start))
         await RequestResponseCycle.send(cycle, cast(Any, message))
 
-    def _write_whole(self, cycle: RequestResponseCycle, head: bytes, body: bytes) -> None:
-        if cycle.disconnected:
-            return
+    def _write_whole(self, cycle: RequestResponseCycle, head: bytes, lines: bytes, body: bytes) -> None:
+        for name, value in cycle.default_headers:
+            head += b"%b: %b\r\n" % (name, value)
+        head += lines
         cycle.response_started = cycle.response_complete = True
         cycle.waiting_for_100_continue = False
         if len(body) <= _JOINED_BYTES:
@@ -506,22 +518,28 @@ def _without_chunks(cycle: RequestResponseCycle, app: AsgiApp) -> AsgiApp:
     return run
 
 
-def _whole_head(cycle: RequestResponseCycle, start: Message, body_bytes: int) -> bytes | None:
-    """Returns the head of an answer with one body of the declared length; None if uvicorn has to send it."""
-    headers = start["headers"]
+_Headers = tuple[tuple[bytes, bytes], ...]
+
+
+@lru_cache(256)
+def _declared_length(headers: _Headers) -> int | None:
+    """Returns the length of the body that an answer declares; None without one."""
+    declared = dict(headers).get(b"content-length")
+    return None if declared is None else int(declared)
+
+
+@lru_cache(256)
+def _plain_lines(headers: _Headers) -> bytes | None:
+    """Returns the headers of an answer as they are sent, and the end of its head; None if uvicorn has to send them."""
     names, values = zip(*headers, strict=True)
     if (
-        (b"content-length", b"%d" % body_bytes) not in headers
-        or b"transfer-encoding" in names
+        b"transfer-encoding" in names
         or b"connection" in names
-        or not cycle.keep_alive
-        or cycle.scope["method"] == "HEAD"
         or HEADER_RE.search(b"".join(names))
         or HEADER_VALUE_RE.search(b"".join(values))
     ):
         return None
-    lines = b"\r\n".join(map(b": ".join, (*cycle.default_headers, *headers)))
-    return b"".join([STATUS_LINE[start["status"]], lines, b"\r\n\r\n"])
+    return b"\r\n".join([*map(b": ".join, headers), b"", b""])
 
 
 @lru_cache(1)

@@ -17,6 +17,7 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 from uuid import UUID
 
@@ -34,6 +35,7 @@ from firstline_core.types import (
     DATATYPES,
     TRACEPARENT,
     TRACESTATE,
+    Array,
     InferRequest,
     InferResponse,
     Privacy,
@@ -69,6 +71,7 @@ class Origin(NamedTuple):
 
 
 UNKNOWN = Origin()
+_NO_PARAMETERS: Mapping[str, Any] = MappingProxyType({})
 
 
 def decode_request(
@@ -105,12 +108,15 @@ def request_of(model: str, version: str, head: RequestHead, inputs: tuple[Tensor
     Raises:
         RequestError: see `decode_request`, or the edge outputs of an audit are alone or without its note.
     """
-    trace, trust_request_id = origin.trace, origin.trust_request_id
-    parameters = head.parameters
-    audit = params.read_note(parameters, inputs[0].shape[0]) if trust_request_id else None
-    edge_outputs = {each.name.removeprefix(EDGE_OUTPUT): each.array for each in inputs if _is_edge_output(each)}
+    parameters, trace = head.parameters, origin.trace
+    trusted = parameters if origin.trust_request_id else _NO_PARAMETERS
+    audit = params.read_note(trusted, inputs[0].shape[0]) if trusted else None
+    edge_outputs: dict[str, Array] = {}
+    for tensor in inputs:  # a loop, because a comprehension is a call before Python 3.12
+        if tensor.name.startswith(EDGE_OUTPUT):
+            edge_outputs[tensor.name.removeprefix(EDGE_OUTPUT)] = tensor.array
     if edge_outputs:
-        inputs = tuple([tensor for tensor in inputs if not _is_edge_output(tensor)])
+        inputs = tuple([tensor for tensor in inputs if not tensor.name.startswith(EDGE_OUTPUT)])
         if audit is None:
             raise errors.RequestError(
                 f"The request has inputs '{EDGE_OUTPUT}...', the edge outputs of an audit, but it is no audit: only "
@@ -118,9 +124,9 @@ def request_of(model: str, version: str, head: RequestHead, inputs: tuple[Tensor
             )
         if not inputs:
             raise errors.InvalidTensorError("The request has the edge outputs of an audit, but no input of the model.")
-    request_id = params.text(parameters, "request_id") if trust_request_id else ""
-    if trace is None and trust_request_id and TRACEPARENT in parameters:
-        trace = _stored_trace(parameters)
+    request_id = params.text(trusted, "request_id") if trusted else ""
+    if trace is None and TRACEPARENT in trusted:
+        trace = _stored_trace(trusted)
     return InferRequest(
         model=model,
         inputs=inputs,
@@ -128,16 +134,16 @@ def request_of(model: str, version: str, head: RequestHead, inputs: tuple[Tensor
         version=version,
         id=head.id,
         outputs=head.outputs,
-        binary_output=params.flag(parameters, "binary_data_output") or False,
-        full_model_digest=params.text(parameters, "full_model_digest"),
+        binary_output=bool(parameters and params.flag(parameters, "binary_data_output")),
+        full_model_digest=params.text(parameters, "full_model_digest") if parameters else "",
         principal=origin.principal,
         audit=audit,
         edge_outputs=edge_outputs,
-        alarm=params.read_alarm(parameters) if trust_request_id else None,
+        alarm=params.read_alarm(trusted) if trusted else None,
         # Without the device's own id a repeated request could not be recognised.
-        promised=bool(request_id) and bool(params.flag(parameters, "promised")),
+        promised=bool(request_id and params.flag(parameters, "promised")),
         trace=trace,
-        **params.preferences(parameters, origin.now_s),
+        **(params.preferences(parameters, origin.now_s) if parameters else {}),
     )
 
 
@@ -261,10 +267,6 @@ def _stored_trace(parameters: Mapping[str, object]) -> TraceContext | None:
     """Returns the trace of a stored request; malformed values are ignored."""
     parent, state = parameters.get(TRACEPARENT), parameters.get(TRACESTATE)
     return restored(parent if isinstance(parent, str) else "", state if isinstance(state, str) else "")
-
-
-def _is_edge_output(tensor: Tensor) -> bool:
-    return tensor.name.startswith(EDGE_OUTPUT)
 
 
 def checked_id(value: str, limits: Limits) -> str:
@@ -426,11 +428,8 @@ def assemble(head: dict[str, Any], kind: str, key: str, entries: list[tuple[Tens
     described: list[dict[str, Any]] = []
     blobs: list[memoryview] = []
     for tensor, binary in entries:
-        entry: dict[str, Any] = {
-            "name": tensor.name,
-            "datatype": tensor.datatype,
-            "shape": list(tensor.shape),
-        }
+        array = tensor.array
+        entry: dict[str, Any] = {"name": tensor.name, "datatype": tensor.datatype, "shape": array.shape}
         if binary:
             blob = tensors.to_binary(kind, tensor)
             entry["parameters"] = {"binary_data_size": blob.nbytes}

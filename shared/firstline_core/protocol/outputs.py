@@ -66,10 +66,11 @@ def chosen(request: InferRequest, response: InferResponse, labels: Sequence[str]
     Raises:
         InvalidTensorError: an output does not exist, or has no classes.
     """
-    requested_outputs = request.outputs or tuple(RequestedOutput(tensor.name) for tensor in response.outputs)
+    if not request.outputs:
+        return [(tensor, request.binary_output) for tensor in response.outputs]
     by_name = {tensor.name: tensor for tensor in response.outputs}
     selected: list[tuple[Tensor, bool]] = []
-    for output in requested_outputs:
+    for output in request.outputs:
         if output.name not in by_name:
             raise InvalidTensorError(
                 f"Model '{request.model}' has no output {shown(output.name)}; it has: {', '.join(by_name)}."

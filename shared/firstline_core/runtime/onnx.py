@@ -160,7 +160,7 @@ class OnnxRuntime:
 
     def run(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
         check_feeds(feeds, self.inputs)
-        ready = dict[str, Array]()
+        ready: dict[str, Array] = {}
         for name, dtype in self._dtypes.items():
             ready[name] = _texts(name, feeds[name]) if dtype.hasobject else cast_feed(name, feeds[name], dtype)
         return self._run(ready) if self._batch is None else run_in_batches(ready, self._batch, self._run)

@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
-from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Any, Literal, TextIO
 
 import orjson
@@ -72,33 +72,36 @@ _LIBRARY_PROCESSORS: list[Processor] = [
 
 
 class _LineBuffer:
-    """Collects text for a file; safe for threads.
+    """Collects lines for a file, and renders them when it writes them; safe for threads.
 
     Args:
-        file: takes the text at each flush, in the order of the writes.
+        file: takes the text at each flush, in the order of the lines.
+        render: returns the text of an event.
     """
 
-    def __init__(self, file: TextIO) -> None:
+    def __init__(self, file: TextIO, render: Callable[[EventDict], str]) -> None:
         self._file = file
+        self._render = render
         self._lock = threading.Lock()
-        self._texts: list[str] = []
+        self._lines: list[EventDict | str] = []
         self._flush_by_s = 0.0
 
-    def write(self, text: str) -> None:
+    def write(self, line: EventDict | str) -> None:
         with self._lock:
-            self._texts.append(text)
+            self._lines.append(line)
 
     def flush(self) -> None:
-        """Writes the collected text now."""
+        """Writes the collected lines now."""
         with self._lock:
-            texts, self._texts = self._texts, []
+            lines, self._lines = self._lines, []
             self._flush_by_s = 0.0
-            if texts:
-                self._file.write("".join(texts))
+            if lines:
+                render = self._render
+                self._file.write("".join([line if isinstance(line, str) else render(line) for line in lines]))
             self._file.flush()
 
     def flush_soon(self) -> None:
-        """Writes the collected text within `_WRITE_DELAY_S`; at once outside an event loop."""
+        """Writes the collected lines within `_WRITE_DELAY_S`; at once outside an event loop."""
         now_s = time.monotonic()
         if now_s < self._flush_by_s:  # if that loop has ended meanwhile, the next line or the exit writes the text
             return
@@ -119,9 +122,9 @@ class _LibraryHandler(logging.StreamHandler):  # type: ignore[type-arg]
     """
 
     def __init__(self, render: Processor) -> None:
-        self.buffer = _LineBuffer(sys.stderr)
+        self.buffer = _LineBuffer(sys.stderr, self._text_of)
         super().__init__(self.buffer)
-        self.render = render
+        self._render = render
         self.setFormatter(
             structlog.stdlib.ProcessorFormatter(
                 foreign_pre_chain=_LIBRARY_PROCESSORS,
@@ -132,6 +135,16 @@ class _LibraryHandler(logging.StreamHandler):  # type: ignore[type-arg]
                 ],
             )
         )
+
+    def _text_of(self, event: EventDict) -> str:
+        """Returns the text of an event of a logger; each value is limited, but for a traceback."""
+        render, method = self._render, event["level"]
+        if "exception" in event:
+            return f"{render(None, method, event)!s}\n"
+        text = render(None, method, dict(event))
+        if len(text) > _VALUE_LIMIT_CHARACTERS:  # perhaps because of one value
+            text = render(None, method, _limit_values(None, method, event))
+        return f"{text!s}\n"
 
 
 class _Logger(BoundLogger):
@@ -150,11 +163,22 @@ class _Logger(BoundLogger):
             "event": event,
             "level": "error" if method_name == "exception" else method_name,
             "logger": logger.name,
-            "timestamp": datetime.now(UTC).isoformat().replace("+00:00", "Z"),
+            "timestamp": _timestamp(),
         }
         if event_args:
             line["positional_args"] = event_args
         _write(logger, method_name, line)
+
+
+@lru_cache(1)
+def _seconds_text(seconds: int) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds))
+
+
+def _timestamp() -> str:
+    """Returns the present as in RFC 3339."""
+    seconds, micros = divmod(time.time_ns() // 1000, 1_000_000)
+    return f"{_seconds_text(seconds)}.{micros:06d}Z"
 
 
 def _write(logger: WrappedLogger, method: str, event: EventDict) -> None:
@@ -164,12 +188,7 @@ def _write(logger: WrappedLogger, method: str, event: EventDict) -> None:
             continue
         if "exc_info" in event:  # whose traceback is not limited
             event = structlog.processors.format_exc_info(logger, method, _limit_values(logger, method, event))
-            text = handler.render(logger, method, event)
-        else:
-            text = handler.render(logger, method, dict(event))
-            if len(text) > _VALUE_LIMIT_CHARACTERS:  # perhaps because of one value
-                text = handler.render(logger, method, _limit_values(logger, method, event))
-        handler.buffer.write(f"{text!s}\n")
+        handler.buffer.write(event)
         if method in _COLLECTED_LEVELS:
             handler.buffer.flush_soon()
         else:
@@ -184,6 +203,7 @@ def _write(logger: WrappedLogger, method: str, event: EventDict) -> None:
 
 # Types whose text is the same with `str` and `repr`, and text, which is checked.
 _PLAIN_TYPES = frozenset({str, int, float, bool, type(None)})
+_BELOW = frozenset({"stack", "exception"})  # fields with lines of their own
 
 
 def _render_json(_logger: WrappedLogger, _method: str, event: EventDict) -> str:
@@ -194,12 +214,13 @@ def _render_text(_logger: WrappedLogger, _method: str, event: EventDict) -> str:
     """Renders as structlog's `ConsoleRenderer` without colours, in a fraction of its time: each request has a line."""
     pop = event.pop
     head = f"{pop('timestamp')} [{pop('level'):<9}] {pop('event')} [{pop('logger')}]"
-    below = [pop(key) for key in ("stack", "exception") if event.get(key)]
+    below = [pop(key) for key in ("stack", "exception") if event.get(key)] if event.keys() & _BELOW else []
     fields = sorted(event.items())
     facts = " ".join([f"{key}={value}" for key, value in fields])
     if not _is_plain(facts, len(fields)) or not _PLAIN_TYPES.issuperset(map(type, event.values())):
         facts = " ".join([f"{key}={_quoted(value)}" for key, value in fields])
-    return "\n".join([f"{head} {facts}" if facts else head, *below])
+    line = f"{head} {facts}" if facts else head
+    return "\n".join([line, *below]) if below else line
 
 
 def _is_plain(facts: str, fields: int) -> bool:
@@ -241,5 +262,8 @@ def configure(level: str = "info", format: Literal["text", "json"] = "text") -> 
 
 
 def logger(name: str) -> BoundLogger:
-    """Returns a logger for calls such as `log.info("answered", request_id=..., tier=...)`."""
+    """Returns a logger for calls such as `log.info("answered", request_id=..., tier=...)`.
+
+    The values of lines below warning are rendered when the lines are written, so they must not change.
+    """
     return _Logger(logging.getLogger(name), processors=(), context={})

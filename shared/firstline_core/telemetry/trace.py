@@ -71,17 +71,13 @@ def from_lines(lines: Iterable[tuple[bytes | str, bytes | str]]) -> TraceContext
 
     Several `traceparent` headers count as none; several `tracestate` headers are one list.
     """
-    values: dict[str, list[bytes | str]] = {TRACEPARENT: [], TRACESTATE: []}
+    parents: list[str] = []
+    states: list[str] = []
     for name, value in lines:
         if name in _NAMES:
-            values[_NAMES[name]].append(value)
-    if len(values[TRACEPARENT]) != 1:
-        return None
-    return received(_text(values[TRACEPARENT][0]), ",".join(map(_text, values[TRACESTATE])))
-
-
-def _text(value: bytes | str) -> str:
-    return value if isinstance(value, str) else value.decode("latin-1")
+            text = value if isinstance(value, str) else value.decode("latin-1")
+            (parents if _NAMES[name] == TRACEPARENT else states).append(text)
+    return received(parents[0], ",".join(states)) if len(parents) == 1 else None
 
 
 def _passed_on(tracestate: str) -> str:

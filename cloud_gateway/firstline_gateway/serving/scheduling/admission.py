@@ -18,6 +18,7 @@ with a deadline may wait for it than there are slots.
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections import OrderedDict
 from collections.abc import Hashable
@@ -29,7 +30,13 @@ from firstline_core.routing.quantiles import DecayedQuantiles
 from firstline_core.telemetry.wording import counted
 from firstline_core.types import Arrays, InferRequest, ModelKey, payload_bytes
 from firstline_gateway.executors.dispatch.forecast import BatchForecast, CompletionForecast, Times
-from firstline_gateway.serving.scheduling.queue import AUDIT_LEVEL, PendingQueue, PendingRequest, Weights, level_of
+from firstline_gateway.serving.scheduling.queue import (
+    AUDIT_LEVEL,
+    DEFAULT_LEVEL,
+    PendingQueue,
+    PendingRequest,
+    Weights,
+)
 
 # The retry time if nothing can be predicted.
 _FIRST_RETRY_S = 1.0
@@ -117,17 +124,11 @@ class Admission:
             now_s: the present.
             inputs: see `PendingRequest`; None for those of the request.
         """
+        is_audit, rows = request.audit is not None, request.rows
+        level = AUDIT_LEVEL if is_audit else request.priority or DEFAULT_LEVEL
         latest_s = now_s + self._bounds.seconds if request.deadline_s is None else request.deadline_s
-        return PendingRequest(
-            key,
-            request,
-            now_s,
-            level_of(request),
-            due_s=latest_s,
-            latest_s=latest_s,
-            is_predictable=request.audit is None,
-            inputs=inputs or request.arrays,
-        )
+        inputs, answered = inputs or request.arrays, asyncio.get_running_loop().create_future()
+        return PendingRequest(key, request, inputs, rows, level, now_s, latest_s, latest_s, not is_audit, answered)
 
     def check_start(self, item: PendingRequest, now_s: float, alone_s: float, done_s: float, ended_s: float) -> None:
         """Admits a request that starts at once, or in this turn of the event loop.
@@ -144,10 +145,10 @@ class Admission:
         """
         self.shares.note(item.request.principal, item.level, now_s)
         # What runs is measured: a wrong estimate must not exclude a model forever.
-        if now_s - ended_s <= _PROBE_PAUSES * alone_s:
-            _check_possible(item, now_s, alone_s)
         item.predicted_s = now_s + done_s
         if item.request.deadline_s is not None:
+            if now_s - ended_s <= _PROBE_PAUSES * alone_s:
+                _check_possible(item, now_s, alone_s)
             item.start_by_s = item.request.deadline_s
 
     def check_wait(self, item: PendingRequest, now_s: float, backlog: Backlog) -> None:
@@ -333,10 +334,9 @@ class Shares:
 
     def note(self, principal: str, level: int, now_s: float) -> None:
         """Records a request, whether or not it is admitted."""
-        latest = principal, level
-        if latest == self._latest and now_s - self._latest_s < _NOTED_S:
+        if now_s - self._latest_s < _NOTED_S and self._latest == (principal, level):
             return
-        self._latest, self._latest_s = latest, now_s
+        self._latest, self._latest_s = (principal, level), now_s
         self._clients.note(principal, now_s)
         self._levels.note(level, now_s)
 

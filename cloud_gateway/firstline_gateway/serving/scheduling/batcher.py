@@ -116,6 +116,7 @@ class Batcher:
         self._is_turn_ending = False
         self._may_start = False  # an executor, or what waits for one, has changed
         self._snapshot: ExecutorSnapshot | None = None  # of this turn, for admission
+        self._turn_times: dict[tuple[ModelKey, int], tuple[LoopTimes | None, float]] = {}  # on the event loop, likewise
         dispatcher.subscribe(self._start_soon)
 
     def adopt(self, bounds: Bounds) -> None:
@@ -159,7 +160,7 @@ class Batcher:
             raise _deadline_error()
         if not self._is_turn_ending:  # also if it is refused: the snapshot is of this turn
             self._end_turn_soon()
-        is_alone = self._comes_alone and not self._new and not self._queue
+        is_alone = self._comes_alone and not self._new and not self._queue.rows
         item, place = self._admit(key, request, now_s, inputs, may_start=is_alone)
         if place is not None:
             self._start([item], place, now_s)
@@ -223,10 +224,10 @@ class Batcher:
         Returns:
             The place, and the seconds of a batch of the request alone and until it is complete there.
         """
-        if not (item.level == AUDIT_LEVEL and (self._queue or self._new)):  # an audit gives way
+        if not (item.level == AUDIT_LEVEL and (self._queue.rows or self._new)):  # an audit gives way
             times, alone_s = self._loop_times(item.key, item.rows, now_s)
             if times is not None:
-                done_s = self._loop_work_s(item, times) if self._queue else alone_s
+                done_s = self._loop_work_s(item, times) if self._queue.rows else alone_s
                 if done_s <= WAITING_S and now_s + done_s <= item.latest_s:
                     item.is_predictable = False
                     return times, alone_s, done_s
@@ -269,14 +270,14 @@ class Batcher:
 
     def _loop_times(self, key: ModelKey, rows: int, now_s: float) -> tuple[LoopTimes | None, float]:
         """Returns the times of a model on the event loop if a batch of so many rows may run there, and its seconds."""
-        times = self._dispatcher.loop_times(key)
-        if times is None:
-            return None, 0.0
-        seconds = times.quick_s(rows)
-        if seconds is None:
-            times.retry_if_due(now_s)
-            return None, 0.0
-        return (None if self._running and self._is_at_limit(key) else times), seconds
+        found = self._turn_times.get((key, rows))
+        if found is None:
+            times = self._dispatcher.loop_times(key)
+            seconds = None if times is None else times.quick_s(rows)
+            if times is not None and seconds is None:
+                times.retry_if_due(now_s)
+            found = self._turn_times[key, rows] = (None, 0.0) if seconds is None else (times, seconds)
+        return (None, 0.0) if self._running and self._is_at_limit(key) else found
 
     def _loop_work_s(self, item: PendingRequest, times: LoopTimes) -> float:
         """Returns the seconds of what waits for the event loop, a new request included."""
@@ -342,6 +343,7 @@ class Batcher:
     def _end_turn(self) -> None:
         """Places the requests of this turn of the event loop."""
         self._is_turn_ending, self._snapshot = False, None
+        self._turn_times.clear()
         try:
             if self._queue:
                 self._start_waiting()
@@ -352,6 +354,7 @@ class Batcher:
             if self._new:
                 self._comes_alone = len(self._new) == 1
                 self._new = []
+            self._turn_times.clear()
 
     def _start_waiting(self) -> None:
         """Starts every batch that can start now, on the executors and on the event loop."""

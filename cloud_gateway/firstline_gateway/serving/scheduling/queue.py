@@ -15,7 +15,7 @@ from operator import attrgetter
 from types import MappingProxyType
 from typing import NamedTuple
 
-from msgspec import Struct, field
+from msgspec import Struct
 
 from firstline_core.clock import Timer
 from firstline_core.types import LOWEST_PRIORITY, Arrays, InferRequest, ModelKey
@@ -40,54 +40,45 @@ _due_s = attrgetter("due_s")
 _level = attrgetter("level")
 
 
-def _future() -> asyncio.Future[Arrays]:
-    return asyncio.get_running_loop().create_future()
-
-
 class PendingRequest(Struct, eq=False):
     """One request that was admitted.
 
     Args:
         key: its model.
         request: the request.
-        admitted_s: when it was admitted.
+        inputs: that the model reads, by name, or the rows prepared from them.
+        rows: of the request.
         level: of priority; a lower one goes first if that makes no other request late.
-        size_bytes: of its inputs; counted if it has to wait.
+        admitted_s: when it was admitted.
         due_s: its place in the order; see above.
         latest_s: when it must be complete.
+        is_predictable: whether its completion shows how good predictions are: not of an audit, nor after a wait for a
+            budget, nor on the event loop.
+        answered: its outcome.
         start_by_s: it cannot complete by its deadline if it starts later; infinite without a deadline.
+        size_bytes: of its inputs; counted if it has to wait.
         work_s: seconds of one slot that it takes, as its share of a batch; on the executor that does most of its model.
         predicted_s: its predicted completion; infinite before it is admitted.
         delays_s: by how much requests behind it complete later.
-        is_predictable: whether its completion shows how good predictions are: not of an audit, nor after a wait for a
-            budget, nor on the event loop.
-        inputs: that the model reads, by name, or the rows prepared from them.
         expiry: ends it at its deadline.
-        answered: its outcome.
-
-    Attributes:
-        rows: of the request.
     """
 
     key: ModelKey
     request: InferRequest
+    inputs: Arrays
+    rows: int
+    level: int
     admitted_s: float
-    level: int = DEFAULT_LEVEL
-    size_bytes: int = 0
-    due_s: float = 0.0
-    latest_s: float = 0.0
+    due_s: float
+    latest_s: float
+    is_predictable: bool
+    answered: asyncio.Future[Arrays]
     start_by_s: float = float("inf")
+    size_bytes: int = 0
     work_s: float = 0.0
     predicted_s: float = float("inf")
     delays_s: float = 0.0
-    is_predictable: bool = True
-    inputs: Arrays = field(default_factory=dict)
     expiry: Timer | None = None
-    answered: asyncio.Future[Arrays] = field(default_factory=_future)
-    rows: int = 0
-
-    def __post_init__(self) -> None:
-        self.rows = self.request.rows
 
     @property
     def client(self) -> Client:
@@ -237,11 +228,6 @@ class PendingQueue:
                 del of_model[group]
         if not of_model:
             del self._totals[item.key]
-
-
-def level_of(request: InferRequest) -> int:
-    """Returns the level of a request; 1 is the highest."""
-    return AUDIT_LEVEL if request.audit is not None else request.priority or DEFAULT_LEVEL
 
 
 def by_level(items: Iterable[PendingRequest]) -> list[PendingRequest]:

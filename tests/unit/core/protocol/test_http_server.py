@@ -11,7 +11,7 @@ import resource
 import socket
 import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from typing import Any
+from typing import Any, cast
 
 import httptools
 import pytest
@@ -511,6 +511,11 @@ async def test_a_cycle_has_an_attribute_that_the_server_relies_on(attribute: str
         await answered(reader)
         (connection,) = connections(server)
         assert hasattr(connection.cycle, attribute)
+
+
+def test_flow_control_has_the_attribute_that_the_server_relies_on() -> None:
+    transport = cast(asyncio.Transport, object())
+    assert FlowControl(transport).write_paused is False
 
 
 @pytest.mark.parametrize("attribute", ["connections", "tasks", "default_headers"])
