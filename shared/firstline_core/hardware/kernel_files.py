@@ -10,10 +10,10 @@ Jetson's kernels still use, has one for each controller. If both are mounted, ve
 from __future__ import annotations
 
 import errno
+import fnmatch
 import os
 import re
 from collections.abc import Callable, Iterable
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Literal, TypeAlias, TypeVar
 
@@ -30,6 +30,7 @@ _ENTRIES = 1024
 _NAME_CHARACTERS = 48
 _SHOWN_CHARACTERS = 40
 _WHOLE = re.compile(r"[+-]?[0-9]{1,19}")
+_UNPRINTABLE = re.compile(r"[^ -~]")
 _NUMBERED = re.compile(r"([0-9]+)")
 
 Controller = Literal["memory", "cpu", "cpuacct"]
@@ -68,6 +69,7 @@ class Tree:
     def __init__(self, root: Path = Path("/")) -> None:
         self.root = root
         self.reading = ""
+        self._prefix = f"{root}/"  # pathlib would take half of the time of a reading
 
     def names(self, folder: str, pattern: str) -> list[str]:
         """Returns the paths of a folder's entries that match a pattern, sorted by the numbers in them.
@@ -77,17 +79,14 @@ class Tree:
             pattern: shell pattern of a name.
         """
         try:
-            found = [entry.name for entry in (self.root / folder).iterdir() if fnmatchcase(entry.name, pattern)]
+            found = fnmatch.filter(os.listdir(self._prefix + folder), pattern)  # noqa: PTH208
         except (OSError, ValueError):
             return []
         return [f"{folder}/{name}" for name in sorted(found, key=_by_number)[:_ENTRIES]]
 
     def has(self, path: str) -> bool:
         """Whether the file or folder exists."""
-        try:
-            return (self.root / path).exists()
-        except (OSError, ValueError):
-            return False
+        return os.path.exists(self._prefix + path)  # noqa: PTH110
 
     def text(self, path: str, limit_bytes: int = _FILE_BYTES) -> str | Absent:
         """Returns the text of a file, stripped.
@@ -99,7 +98,7 @@ class Tree:
         self.reading = path
         try:
             # Non-blocking: a pipe or other special file may never have content.
-            descriptor = os.open(self.root / path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            descriptor = os.open(self._prefix + path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
             try:
                 pieces, left = [], limit_bytes
                 while left > 0 and (piece := os.read(descriptor, left)):
@@ -176,7 +175,7 @@ def parse_number(
 
 def printable_name(text: str, limit: int = _NAME_CHARACTERS) -> str:
     """Returns the text as a name: printable ASCII, and short."""
-    return "".join(c if c.isascii() and c.isprintable() else "?" for c in text.strip())[:limit].strip()
+    return _UNPRINTABLE.sub("?", text.strip())[:limit].strip()
 
 
 def add_reading(found: dict[str, FileReading], name: str, reading: FileReading, limit: int = _ENTRIES) -> None:

@@ -6,6 +6,7 @@ Certificates use them: given the number of accepted answers, the errors among th
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -59,6 +60,7 @@ def upper_bound(errors: int, trials: int, level: float) -> float:
     return high
 
 
+@lru_cache(maxsize=4096)  # one certification asks the same of many thresholds
 def rows_needed(errors: int, rate: float, level: float) -> int:
     """Returns the fewest trials with `errors` errors whose upper bound at `level` is at most `rate`.
 
