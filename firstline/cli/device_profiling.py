@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os.path
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,11 +14,12 @@ from firstline.cli.interrupt import EXIT_INTERRUPTED, pause
 from firstline.cli.options import GatewayOptions, is_name
 from firstline.cli.output import progress
 from firstline.cli.profile_source import profile_report
-from firstline_core.bundle.manifest import MANIFEST_NAME
+from firstline_core.bundle.manifest import MANIFEST_NAME, Manifest
 from firstline_core.bundle.store import manifest_in
 from firstline_core.errors import CapacityError, ConfigError, LinkError
 from firstline_core.fleet.profiles import NewProfileRequest, ProfileRequest
 from firstline_core.fleet.twin import ProfilingState
+from firstline_core.types import Sha256
 
 _LOOK_S = 1.0
 _LIVE = (ProfilingState.SENT, ProfilingState.WAITING, ProfilingState.MEASURING, ProfilingState.UPLOADING)
@@ -30,10 +31,12 @@ class Named(NamedTuple):
     Attributes:
         name: of it.
         version: 0 if only the name is known.
+        manifest: None if only the name is known.
     """
 
     name: str
     version: int = 0
+    manifest: Manifest | None = None
 
 
 def bundle_named(bundle: Path) -> Named:
@@ -49,7 +52,7 @@ def bundle_named(bundle: Path) -> Named:
     found = manifest_in(bundle)
     if found is None:
         raise ConfigError(f"{bundle} is not a bundle: its {MANIFEST_NAME} cannot be read; name the bundle instead.")
-    return Named(found.name, found.version)
+    return Named(found.name, found.version, found)
 
 
 def profile_on(
@@ -58,6 +61,7 @@ def profile_on(
     gateway: GatewayOptions,
     *,
     wait: bool,
+    accuracy: Mapping[Sha256, float],
 ) -> Report:
     """Requests a profile from a device, and waits for it."""
     with gateway.fleet() as fleet:
@@ -75,7 +79,7 @@ def profile_on(
             raise typer.Exit(1)
         profile = fleet.profiles.get(request.bundle, found.version, device)
     kept = f"Kept by the gateway: firstline profile get {profile.bundle} {profile.version} {device}"
-    return profile_report(profile, kept)
+    return profile_report(profile, accuracy, kept)
 
 
 def followed(current: Callable[[ProfileRequest], ProfileRequest], found: ProfileRequest) -> ProfileRequest:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,6 +11,8 @@ import typer
 
 from firstline.cli.command import EXIT_FAILED, Report, command, command_group
 from firstline.cli.options import (
+    DATA_HELP,
+    DataReading,
     GatewayOptions,
     VersionArgument,
     check_name,
@@ -24,7 +27,8 @@ from firstline_core.telemetry.wording import counted
 if TYPE_CHECKING:
     from firstline.cli.device_profiling import bundle_named, profile_on
     from firstline.cli.profile_source import profile_in, profile_report
-    from firstline_core.bundle.store import open_bundle
+    from firstline.workbench.quality import qualities_on
+    from firstline_core.bundle.store import Bundle, open_bundle
     from firstline_core.fleet.profiles import NewProfileRequest
     from firstline_core.profile.files import profile_path
     from firstline_core.profile.measure import (
@@ -32,7 +36,9 @@ if TYPE_CHECKING:
         machine_name,
         measure_profile,
     )
+    from firstline_core.profile.summary import accuracies
     from firstline_core.runtime.select import CPU
+    from firstline_core.types import Sha256
 
 app = command_group("Measure what models cost on machines; store, list and use the profiles.")
 
@@ -93,6 +99,36 @@ class LocalOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class AccuracyOptions:
+    """Where the accuracy of the models comes from."""
+
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help=f"Labelled data: measure quality, instead of reading the accuracy from the manifest. {DATA_HELP}",
+        ),
+    ] = None
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="With --data: this many rows, spread evenly over the data.")
+    ] = None
+
+    def of(self, bundle: Bundle, reading: DataReading, variants: Sequence[str]) -> dict[Sha256, float]:
+        """Returns the quality by model digest, measured on the data; without data, as the manifest states it."""
+        if self.data is None:
+            if self.limit is not None:
+                raise ConfigError("--limit counts the rows of --data; name that too.")
+            return accuracies(bundle.manifest)
+        dataset = reading.open(self.data, bundle.manifest.inputs, self.limit)
+        with progress("Measuring quality") as on_progress:
+            found = qualities_on(bundle, dataset, variants, progress=on_progress)
+        task = bundle.manifest.task
+        name = task.quality if task.higher_is_better else "1 - the mean loss against the labels"
+        typer.echo(f"The column accuracy has {name} on {len(dataset):,} rows of {self.data}.", err=True)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
 class DeviceOptions:
     """The device that measures instead of this machine."""
 
@@ -114,6 +150,8 @@ def create(
     *,
     points: PointOptions,
     local: LocalOptions,
+    accuracy: AccuracyOptions,
+    reading: DataReading,
     device: DeviceOptions,
     gateway: GatewayOptions,
 ) -> Report:
@@ -126,11 +164,15 @@ def create(
         _refuse_local_options(local)
         named = bundle_named(bundle)
         request = points.wanted(named.name, device.version or named.version)
-        return profile_on(device.on, request, gateway, wait=device.wait)
+        known = accuracies(named.manifest) if named.manifest is not None else {}
+        if accuracy.data is not None or accuracy.limit is not None:
+            known = accuracy.of(open_bundle(require_bundle(bundle)), reading, ())
+        return profile_on(device.on, request, gateway, wait=device.wait, accuracy=known)
     if device.version or not device.wait:
         raise ConfigError("--version and --no-wait are of a device's profile; name the device with --on.")
     opened = open_bundle(require_bundle(bundle))
     wanted = points.wanted(opened.manifest.name, 0)
+    known = accuracy.of(opened, reading, wanted.variants)  # fail before measuring if the data does not fit
     if local.machine:
         check_name(local.machine, "--machine")
     machine = local.machine or machine_name()
@@ -155,7 +197,7 @@ def create(
             progress=lambda done, total, what: on_progress(done, total),
             warn=lambda sentence: typer.echo(sentence, err=True),
         )
-    report = profile_report(found, f"Written: {path}")
+    report = profile_report(found, known, f"Written: {path}")
     return report if found.points else report._replace(exit_code=EXIT_FAILED)
 
 
@@ -219,7 +261,7 @@ def list_profiles(
 def get(
     bundle: Annotated[
         Path,
-        typer.Argument(metavar="BUNDLE", help="Name of the bundle, or its folder."),
+        typer.Argument(metavar="BUNDLE", help="Name of the bundle; or its folder, for the accuracy of its models."),
     ],
     version: VersionArgument,
     machine: MachineArgument,
@@ -227,9 +269,10 @@ def get(
 ) -> Report:
     """Print a profile."""
     named = bundle_named(bundle)
+    accuracy = accuracies(named.manifest) if named.manifest is not None else {}
     with gateway.fleet() as fleet:
         profile = fleet.profiles.get(named.name, version, machine)
-    return profile_report(profile)
+    return profile_report(profile, accuracy)
 
 
 @command(app, "delete", example="firstline profile delete digits 1 bench")

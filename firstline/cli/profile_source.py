@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from firstline.cli.command import Report
@@ -11,6 +12,7 @@ from firstline_core.errors import ConfigError, ProtocolError
 from firstline_core.profile.files import read_profile
 from firstline_core.profile.profile import Profile
 from firstline_core.profile.summary import profile_lines
+from firstline_core.types import Sha256
 
 
 def profile_in(file: Path) -> Profile:
@@ -74,6 +76,13 @@ def _is_version(text: str) -> bool:
     return text.isascii() and text.isdigit() and 1 <= len(text) <= 15 and int(text) > 0
 
 
-def profile_report(profile: Profile, last: str = "") -> Report:
-    """Returns the report of a profile, with `last` as the last line of text."""
-    return Report(profile, (*profile_lines(profile), *([last] if last else ())))
+def profile_report(profile: Profile, accuracy: Mapping[Sha256, float], last: str = "") -> Report:
+    """Returns the report of a profile.
+
+    Args:
+        profile: to print.
+        accuracy: share of right answers by `Model.digest`; if empty, as stated in the profile.
+        last: printed as the last line of text.
+    """
+    lines = (*profile_lines(profile, accuracy or profile.accuracy), *([last] if last else ()))
+    return Report(profile, lines)

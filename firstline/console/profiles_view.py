@@ -74,9 +74,9 @@ def request_rows(requests: Iterable[ProfileRequest]) -> list[Row]:
 
 def point_rows(profile: Profile) -> list[Row]:
     """Returns the measured points, as the command line shows them."""
-    return rows(POINTS, enumerate(table_rows(profile)), lambda point: str(point[0]))
+    return rows(POINTS, enumerate(table_rows(profile, profile.accuracy)), lambda point: str(point[0]))
 
 
 def remarks(profile: Profile) -> list[str]:
     """Returns the remarks that do not fit into the table."""
-    return list(notes(profile))
+    return list(notes(profile, profile.accuracy))

@@ -209,7 +209,8 @@ def measured(fleet: Fleet) -> str:
     name, edge, full = NAMES[5], point(0.5), point(9.25, variant="full", digest="b" * 64)
     for machine in (name, "bench"):
         known = profile(machine=machine)
-        fleet.keep(replace(known, points=(edge, point(8.5, threads=2), full)))
+        accuracy = {edge.key.model_digest: 0.9, full.key.model_digest: 0.95}
+        fleet.keep(replace(known, points=(edge, point(8.5, threads=2), full), accuracy=accuracy))
     fleet.ask("POST", f"/fleet/v1/devices/{name}/profiles", {"bundle": "digits", "quick": True})
     return name
 
@@ -227,8 +228,11 @@ def test_profiles_and_profiling_requests_of_a_device_are_shown(
     expect(page.get_by_role("heading", level=1)).to_have_text(f"digits 1 on {measured}")
     points = page.get_by_role("group", name="Points").locator("tbody tr")
     expect(points).to_have_count(3)
-    for number, words in enumerate((r"edge.*0\.500", r"8\.500", r"full.*9\.250")):
+    for number, words in enumerate(
+        (r"edge.*0\.500.*90\.00 % \+$", r"8\.500.*90\.00 %$", r"full.*9\.250.*95\.00 % \+$")
+    ):
         expect(points.nth(number)).to_contain_text(re.compile(words))
+    shows(page, "+ on the Pareto front of latency and accuracy")
     fleet.keep(profile(2.5, machine=measured))
     expect(points).to_have_count(1)  # what is kept instead comes by itself
     expect(points).to_contain_text("2.500")

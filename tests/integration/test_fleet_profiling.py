@@ -341,13 +341,19 @@ async def profile_command(site: Site, *arguments: object, code: int = 0) -> Resu
 
 async def test_the_command_requests_follows_and_prints(site: Site) -> None:
     few = ("--on", "device-1", "--threads", "1", "--batches", "1", "--quick")
+    manifest = site.bundle / "manifest.json"
+    document = json.loads(manifest.read_text())
+    for model in (*document["edge"], document["full"]):
+        model["measured"] = {"accuracy": 0.9}
+    manifest.write_text(json.dumps(document))
     assert "is unknown here" in (await profile_command(site, "two", *few, code=1)).output
     async with site.agent():
         await site.connected()
         table = await profile_command(site, site.bundle, *few)
         named = await profile_command(site, "two", *few)
+    assert "90.00 % +" in named.stdout  # as the device's own bundle says
     assert "two version 1 on device-1" in table.stdout
-    assert "two version 1 on device-1" in named.stdout
+    assert "90.00 % +" in table.stdout
     assert "firstline profile get two 1 device-1" in table.stdout
     stands = (await profile_command(site, "two", *few, "--no-wait")).stdout
     assert "--on device-1 --threads 1 --batches 1 --quick` follows it" in stands

@@ -22,6 +22,7 @@ from firstline.cli.profile_source import load_profile
 from firstline_core.bundle.store import open_bundle
 from firstline_core.fleet.profiles import BODY_BYTES, PROFILES_PATH, profile_path
 from firstline_core.profile.profile import decode, encode
+from firstline_core.profile.summary import accuracies
 from firstline_core.storage.structs import FORMAT
 
 Command = Callable[..., Awaitable[Result]]
@@ -102,6 +103,18 @@ async def test_the_command_pushes_lists_shows_and_removes(run: Command, tmp_path
     assert "digits version 1 on bench" in (await run("profile", "get", "digits", "1", "bench")).stdout
     assert "is forgotten" in (await run("profile", "delete", "digits", "1", "bench")).stdout
     assert "There is no stored profile" in (await run("profile", "get", "digits", "1", "bench", code=1)).output
+
+
+async def test_a_stored_profile_shows_its_pareto_front(run: Command, operator: httpx.AsyncClient) -> None:
+    """The accuracy comes from the bundle's folder, or else from the profile."""
+    manifest = open_bundle(DIGITS).manifest
+    points = tuple(point(1.0 + at, variant=one.id, digest=one.digest) for at, one in enumerate(manifest.models))
+    for machine, accuracy in (("bench", {}), ("knows", accuracies(manifest))):
+        made = encode(replace(profile(machine=machine), points=points, accuracy=accuracy))
+        assert (await operator.put(profile_path("digits", 1, machine), content=made)).is_success
+    shown = (await run("profile", "get", DIGITS, "1", "bench")).stdout
+    assert " % +" in shown and "on the Pareto front" in shown
+    assert "on the Pareto front" in (await run("profile", "get", "digits", "1", "knows")).stdout
 
 
 async def test_invalid_profile_is_not_sent(run: Command, tmp_path: Path) -> None:

@@ -74,6 +74,7 @@ PROFILES = st.builds(
     machine=st.just("board-1"),
     fingerprint=st.just("f" * 16),
     points=st.lists(POINTS, max_size=3, unique_by=lambda point: point.key).map(tuple),
+    accuracy=st.dictionaries(st.sampled_from(["a" * 64, "b" * 64]), st.floats(0, 1)),
     outdated=st.lists(_KEYS, max_size=2).map(tuple),
 )
 

@@ -18,7 +18,7 @@ from firstline_core.profile.measure import (
     ProfileOptions,
     measure_profile,
 )
-from firstline_core.profile.summary import profile_lines
+from firstline_core.profile.summary import accuracies, profile_lines
 from firstline_edge.budgets.from_settings import device_sensors
 from firstline_edge.cli.output import print_progress, show
 from firstline_edge.cli.parser import FAILED, OK, load_settings
@@ -52,7 +52,7 @@ def command(arguments: argparse.Namespace) -> int:
     may = (lambda needed: "") if arguments.alone else _waiting(settings)
     profile = measure_profile(bundle, path, options, progress=_progress, permit=may, warn=print_progress)
     written = f"Written: {path}. The agent uses it from the next time that it loads the model."
-    lines = (*profile_lines(profile), written)
+    lines = (*profile_lines(profile, accuracies(bundle.manifest)), written)
     show(arguments, msgspec.to_builtins(profile), lines)
     return OK if profile.points else FAILED
 

@@ -8,7 +8,7 @@
     scenarios       arrival of queries, after MLPerf
     meters          energy, peak memory, and heat under full load
     predict         response times of a mixed load, simulated
-    summary         a profile as text
+    summary         a profile as text, and its Pareto front
 
 Measuring needs a runtime; everything else needs numpy only.
 """

@@ -25,6 +25,7 @@ from firstline_core.profile.measure_point import Job
 from firstline_core.profile.meters import as_stated
 from firstline_core.profile.point_process import measure_in_process
 from firstline_core.profile.profile import POINTS, REASON_CHARACTERS, Condition, Key, Point, Profile, Refused
+from firstline_core.profile.summary import accuracies
 from firstline_core.runtime.select import CPU
 from firstline_core.telemetry.logs import logger
 
@@ -260,6 +261,7 @@ class ProfileSession:
             self._machine,
             self._hardware.fingerprint,
             hardware=self._hardware,
+            accuracy=accuracies(manifest),
         )
         if before is None or before.fingerprint != self._hardware.fingerprint:
             return empty

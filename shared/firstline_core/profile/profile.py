@@ -257,6 +257,7 @@ class Profile(Struct, frozen=True):
         bundle, version: for people; validity is decided by the digests in the points' keys.
         machine: name of the machine and of the profile's file.
         fingerprint: of its hardware and software, `Catalogue.fingerprint`; points of another one are invalid.
+        accuracy: share of right answers by `Model.digest`, as stated in the bundle's manifest.
         outdated: points that are to be measured again, and are valid until then.
         hardware: its catalogue; None if unknown.
         made_s: wall time of the latest point.
@@ -269,6 +270,7 @@ class Profile(Struct, frozen=True):
     fingerprint: Annotated[str, Meta(min_length=1, max_length=64)]
     points: Annotated[tuple[Point, ...], Meta(max_length=POINTS)] = ()
     refused: Annotated[tuple[Refused, ...], Meta(max_length=POINTS)] = ()
+    accuracy: Annotated[dict[Sha256, Annotated[float, Meta(ge=0, le=1)]], Meta(max_length=POINTS)] = {}
     outdated: Annotated[tuple[Key, ...], Meta(max_length=POINTS)] = ()
     hardware: Catalogue | None = None
     made_s: Amount = 0.0

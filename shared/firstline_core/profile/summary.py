@@ -1,35 +1,51 @@
-"""A profile for people: its table and notes. Pure."""
+"""A profile for people: its table, notes, and the Pareto front of latency, accuracy and energy. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import NamedTuple
 
+from firstline_core.bundle.manifest import Manifest
 from firstline_core.hardware.readings import Absent, Modelled, Reading
-from firstline_core.profile.profile import Moved, Point, Profile, WarmUp, sweet_spot
+from firstline_core.profile.profile import Key, Moved, Point, Profile, WarmUp, sweet_spot
 from firstline_core.telemetry.wording import counted
+from firstline_core.types import Sha256
 
 COLUMNS = (
     "model", "on", "threads", "batch", "p50 ms", "p99 ms", "prepare ms", "rested p50", "samples/s",
-    "memory MB", "mJ/query",
+    "memory MB", "mJ/query", "accuracy",
 )  # fmt: skip
 _OPERATORS = 3
+_UNKNOWN: Mapping[Sha256, float] = MappingProxyType({})
 DISTURBED = 0.05
 """A measurement that waited for a core for a larger share of its time is disturbed by other work."""
+ACCURACY = "accuracy"
+"""Its name among the measured figures of a model, in the manifest."""
 
 
-def rows(profile: Profile) -> list[tuple[str, ...]]:
+def rows(profile: Profile, accuracy: Mapping[Sha256, float] = _UNKNOWN) -> list[tuple[str, ...]]:
     """Returns one row for each point, with the columns `COLUMNS`; a star marks the sweet spot of the batches."""
     best = {point.key for point in _sweet_spots(profile)}
-    return [_row(point, point.key in best) for point in _ordered(profile)]
+    worth = front(profile.points, accuracy).keys
+    return [
+        (*_row(point, point.key in best), _right(accuracy.get(point.key.model_digest), point.key in worth))
+        for point in _ordered(profile)
+    ]
 
 
-def profile_lines(profile: Profile) -> Iterator[str]:
-    """Yields the lines of a profile."""
+def profile_lines(profile: Profile, accuracy: Mapping[Sha256, float] = _UNKNOWN) -> Iterator[str]:
+    """Yields the lines of a profile.
+
+    Args:
+        profile: the profile.
+        accuracy: share of right answers by `Model.digest`, as the bundle states it; empty without a bundle.
+    """
     hardware = profile.hardware
     board = f" ({hardware.board or hardware.processor.model})" if hardware is not None else ""
     yield f"{profile.bundle} version {profile.version} on {profile.machine}{board}"
     yield ""
-    table = [COLUMNS, *rows(profile)]
+    table = [COLUMNS, *rows(profile, accuracy)]
     widths = [max(len(row[at]) for row in table) for at in range(len(COLUMNS))]
     for row in table:
         cells = [
@@ -38,10 +54,10 @@ def profile_lines(profile: Profile) -> Iterator[str]:
         ]
         yield "  ".join(cells).rstrip()
     yield ""
-    yield from notes(profile)
+    yield from notes(profile, accuracy)
 
 
-def notes(profile: Profile) -> Iterator[str]:
+def notes(profile: Profile, accuracy: Mapping[Sha256, float] = _UNKNOWN) -> Iterator[str]:
     """Yields what the table does not contain: the slowest operators, refused points, notes on the figures."""
     yield "* the smallest batch with 95 % of the best rate. A query is that many samples; its decoding is part of it."
     for variant in dict.fromkeys(point.key.variant for point in profile.points):
@@ -59,6 +75,9 @@ def notes(profile: Profile) -> Iterator[str]:
         condition = "" if key.condition == "warm" else f", {key.condition}"
         which = f"{key.variant}, {key.provider}, threads {key.threads}, batch {key.batch}{condition}"
         yield f"{which}: not measured: {refused.reason}"
+    if accuracy:
+        energy = ", accuracy and energy" if front(profile.points, accuracy).by_energy else " and accuracy"
+        yield f"+ on the Pareto front of latency{energy}, with one sample a query: nothing here is better in all."
 
 
 def _ordered(profile: Profile) -> list[Point]:
@@ -94,6 +113,10 @@ def _condition(point: Point) -> str:
     return f", {point.heated_s:.0f} s hot" if point.key.condition == "sustained" else ""
 
 
+def _right(share: float | None, worth: bool) -> str:
+    return "-" if share is None else f"{100 * share:.2f} %{' +' if worth else '  '}"
+
+
 def _reading(reading: Reading, scale: float) -> str:
     if isinstance(reading, Absent):
         return "absent"
@@ -125,3 +148,53 @@ def _sweet_spots(profile: Profile) -> Iterator[Point]:
     for points in groups.values():
         if (found := sweet_spot(points)) is not None:
             yield found
+
+
+def accuracies(manifest: Manifest) -> dict[Sha256, float]:
+    """Returns the accuracies in the bundle's manifest, by `Model.digest`."""
+    shares = {model.digest: model.measured.get(ACCURACY, -1.0) for model in manifest.models}
+    return {digest: share for digest, share in shares.items() if 0 <= share <= 1}
+
+
+class Front(NamedTuple):
+    """A Pareto front.
+
+    Attributes:
+        keys: of the points on the front.
+        by_energy: whether energy was compared: all candidates have it, in the same way.
+    """
+
+    keys: frozenset[Key]
+    by_energy: bool
+
+
+def front(points: Iterable[Point], accuracy: Mapping[Sha256, float]) -> Front:
+    """Returns the Pareto front of one machine.
+
+    Args:
+        points: of one machine; those of a throttled machine or with several samples a query are ignored, and those of
+            models without a known accuracy.
+        accuracy: by `Model.digest`.
+    """
+    found = [point for point in points if point.key.of_one_row and point.key.model_digest in accuracy]
+    by_energy = _comparable([point.energy_mj for point in found])
+    costs = [_costs(point, accuracy[point.key.model_digest], by_energy) for point in found]
+    keys = frozenset(
+        point.key for point, own in zip(found, costs, strict=True) if not any(_dominates(other, own) for other in costs)
+    )
+    return Front(keys, by_energy)
+
+
+def _comparable(energy: Sequence[Reading]) -> bool:
+    kinds = {type(reading) for reading in energy}
+    return len(kinds) == 1 and Absent not in kinds
+
+
+def _costs(point: Point, accuracy: float, by_energy: bool) -> tuple[float, ...]:
+    """Costs, of which less is better."""
+    energy = point.energy_mj
+    return point.query.p50_ms, -accuracy, energy.value if by_energy and not isinstance(energy, Absent) else 0.0
+
+
+def _dominates(one: tuple[float, ...], other: tuple[float, ...]) -> bool:
+    return one != other and all(left <= right for left, right in zip(one, other, strict=True))

@@ -13,6 +13,9 @@ from support.sample_bundles import variant_bundle
 from typer.testing import CliRunner
 
 from firstline.cli.app import app
+from firstline.workbench.data.dataset import open_dataset
+from firstline.workbench.evaluate import figures, measure
+from firstline_core.bundle.store import open_bundle
 from firstline_core.profile.files import read_profile
 from firstline_core.profile.measure import ProfileOptions, measure_profile
 from firstline_core.profile.profile import encode
@@ -94,9 +97,47 @@ def test_a_missing_model_is_named(
     assert "no model of models.directories, which has: two" in capsys.readouterr().err
 
 
+def _right(folder: Path) -> None:
+    """States the accuracy in the bundle; the models' digests do not change."""
+    path = folder / "bundle" / "manifest.json"
+    said = json.loads(path.read_text())
+    for model, share in ((said["edge"][0], 0.9), (said["full"], 0.95)):
+        model["measured"] = {"accuracy": share}
+    path.write_text(json.dumps(said))
+
+
+def test_the_front_is_marked(folder: Path, tmp_path: Path) -> None:
+    own = tmp_path / "own"
+    shutil.copytree(folder, own)
+    _right(own)
+    options = ["--threads", "1", "--batches", "1", "--machine", "bench"]
+    found = CliRunner().invoke(app, ["profile", "create", str(own / "bundle"), *options])
+    assert found.exit_code == 0, found.output
+    assert "95.00 % +" in found.stdout  # nothing is as right as the full model
+    assert "on the Pareto front of latency and accuracy" in found.stdout
+
+
+def test_accuracy_is_counted_on_labelled_images(tmp_path: Path) -> None:
+    bundle = tmp_path / "bundle"
+    shutil.copytree(DIGITS / "bundle", bundle)
+    said = json.loads((bundle / "manifest.json").read_text())
+    for model in (*said["edge"], said["full"]):
+        model["measured"] = {}
+    (bundle / "manifest.json").write_text(json.dumps(said))
+    options = ["--threads", "1", "--batches", "1", "--quick", "--variant", "edge-onnx", "--machine", "bench"]
+    counting = ["--data", str(DIGITS / "heldout"), "--limit", "60"]
+    found = CliRunner().invoke(app, ["profile", "create", str(bundle), *options, *counting])
+    assert found.exit_code == 0, found.output
+    assert "The column accuracy has accuracy on 60 rows of" in found.stderr
+    evaluated = figures(measure(open_bundle(bundle), open_dataset(DIGITS / "heldout", 60), variants=["edge-onnx"]))
+    assert f"{100 * evaluated.variants[0].edge.quality['accuracy']:.2f} % +" in found.stdout
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
+        (["--limit", "5"], "--limit counts the rows of --data"),
+        (["--data", "missing"], "missing does not exist"),
         (["--joules-per-core-second", "inf"], "A core takes from 0 to 10000 joules in a second, not inf."),
     ],
 )
