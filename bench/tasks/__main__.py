@@ -21,6 +21,7 @@ from bench.tasks import (
     contracts,
     detection,
     detector_speed,
+    difficult_cases,
     forecast,
     gateway_speed,
     segmentation,
@@ -32,6 +33,7 @@ PARTS: Mapping[str, tuple[str, Callable[[Path], Iterable[Figure]]]] = {
     "forecast": ("nab-forecast-cascade", forecast.figures),
     "detector_speed": ("coco-cascade", detector_speed.figures),
     "gateway_speed": ("coco-cascade", gateway_speed.figures),
+    "difficult_cases": ("coco-cascade", difficult_cases.figures),
     "bargain": ("cifar10-cascade", bargain.figures),
     "contracts": ("coco-cascade", contracts.figures),
 }
