@@ -8,7 +8,6 @@ from firstline_core.clock import SYSTEM_CLOCK, Clock
 from firstline_core.types import ModelKey
 from firstline_gateway.executors.base import ExecutionReport, Executor
 from firstline_gateway.executors.dispatch.dispatcher import Dispatcher
-from firstline_gateway.executors.dispatch.forecast import Costs, Energy, Memory
 from firstline_gateway.executors.dispatch.member import Member
 from firstline_gateway.models.repository import ServedModel
 
@@ -48,7 +47,7 @@ class ExecutorWithoutFiles:
 
 def single_executor(executor: Executor, models: Iterable[ServedModel], *, clock: Clock = SYSTEM_CLOCK) -> Dispatcher:
     """Returns a pool of one executor without budgets, which has these models."""
-    member = Member("", executor, costs=lambda served: Costs(), sessions=0, memory=Memory(0), energy=Energy(0.0))
+    member = Member("", executor, sessions=0)
     for served in models:
-        member.place(served, Costs())
+        member.place(served, {})
     return Dispatcher([member], clock=clock, is_named=False)

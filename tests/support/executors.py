@@ -18,7 +18,6 @@ from firstline_core.errors import FirstlineError, InferenceError, InvalidTensorE
 from firstline_core.types import PROBABILITIES, Array, Arrays, ModelKey, row_count
 from firstline_gateway.executors.base import ExecutorReport, Outcome
 from firstline_gateway.executors.dispatch.dispatcher import Dispatcher
-from firstline_gateway.executors.dispatch.forecast import Costs, Energy, Memory
 from firstline_gateway.executors.dispatch.member import Member
 from firstline_gateway.models.repository import ServedModel
 
@@ -89,19 +88,13 @@ class Site:
             name: Member(
                 name,
                 executor,
-                costs=lambda _, name=name: Costs(  # type: ignore[misc]
-                    seconds={1: row_s[name]} if "unknown" not in found else {},
-                    memory_bytes={1: found.get("batch_mib", {}).get(name, 0) * MIB},
-                    power_w=found.get("power_w", {}).get(name, 0.0),
-                ),
                 sessions=0,
-                memory=Memory(int(found.get("memory_mib", {}).get(name, 0)) * MIB),
-                energy=Energy(found.get("energy_w", {}).get(name, 0.0)),
+                profiled=lambda _, name=name: {1: row_s[name]} if "unknown" not in found else {},  # type: ignore[misc]
             )
             for name, executor in self.executors.items()
         }
         for member in self.members.values():
-            member.place(SERVED, member.costs(SERVED))
+            member.place(SERVED, member.profiled(SERVED))
         self.dispatcher = Dispatcher(list(self.members.values()), clock=self.clock)
         self.late: list[float] = []
 
@@ -112,7 +105,7 @@ class Site:
         """More models, on every executor."""
         for member in self.members.values():
             for served in others:
-                member.place(served, member.costs(served))
+                member.place(served, member.profiled(served))
 
     async def ask(self, *values: float, timeout_s: float | None = None, key: ModelKey = M) -> list[Outcome]:
         inputs = [row(value) for value in values]

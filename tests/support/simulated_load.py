@@ -14,7 +14,6 @@ from firstline_core.errors import DeadlineExceededError, FirstlineError, QueueFu
 from firstline_core.types import Arrays, AuditNote, ModelKey, row_count
 from firstline_gateway.executors.base import Outcome
 from firstline_gateway.executors.dispatch.dispatcher import Dispatcher
-from firstline_gateway.executors.dispatch.forecast import Costs, Energy, Memory
 from firstline_gateway.executors.dispatch.member import Member
 from firstline_gateway.serving.scheduling.admission import Bounds
 from firstline_gateway.serving.scheduling.batcher import Batcher
@@ -50,17 +49,14 @@ def several(executors: Sequence[TimedExecutor], clock: Clock) -> Dispatcher:
         Member(
             str(number),
             executor,
-            costs=lambda served: Costs(seconds={}),
             sessions=executor.slots,
-            memory=Memory(0),
-            energy=Energy(0.0),
         )
         for number, executor in enumerate(executors)
     ]
     for member, executor in zip(members, executors, strict=True):
         for key in executor._seconds:
             served = served_as(key)
-            member.place(served, member.costs(served))
+            member.place(served, member.profiled(served))
     return Dispatcher(members, clock=clock)
 
 

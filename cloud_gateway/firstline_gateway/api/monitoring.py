@@ -74,10 +74,7 @@ def _executor(found: ExecutorReport) -> dict[str, object]:
                 "pace": round(each.pace, 3),
                 "oldest_s": round(each.oldest_s, 3),
                 "problem": each.problem,
-                "mind": each.warning,
             }
             for key, each in sorted(found.models.items())
         ],
-        "energy_j": round(found.energy_j, 3),
-        "energy_sources": sorted(found.energy_sources),
     }

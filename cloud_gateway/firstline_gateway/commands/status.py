@@ -96,8 +96,6 @@ def executor_lines(executors: list[dict[str, Any]]) -> list[str]:
         models = [_on_executor(model, of_all=each["problem"]) for model in each["paces"]]
         facts = [f"{share:.0%} of batches", f"{each['under_way']} under way", *models]
         lines.append(f"executor: {each['name']}: {each['problem'] or 'up'} ({', '.join(facts)})")
-        minds = {model["model"]: model["mind"] for model in each["paces"] if model.get("mind")}
-        lines += [f"mind: executor {each['name']}, model {model}: {mind}" for model, mind in minds.items()]
     return lines
 
 

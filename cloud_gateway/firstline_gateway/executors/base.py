@@ -25,16 +25,12 @@ class ModelOnExecutor:
     Args:
         pace: present batch times as a multiple of the usual ones there.
         problem: why it gets none of its batches, as a sentence, or "".
-        energy_source: of the energy of its batches: "measured", "modelled" or "absent".
         oldest_s: how long its oldest batch has been under way; 0 if there is none.
-        warning: a warning for the operator, as a sentence, or "".
     """
 
     pace: float
     problem: str
-    energy_source: str
     oldest_s: float
-    warning: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +44,6 @@ class ExecutorReport:
         under_way: batches that it has.
         batches: by outcome; see `ExecutionReport.batches`.
         models: that it runs.
-        energy_j: of its batches, as far as it is known.
     """
 
     name: str
@@ -57,12 +52,6 @@ class ExecutorReport:
     under_way: int
     batches: Mapping[str, int]
     models: Mapping[ModelKey, ModelOnExecutor]
-    energy_j: float
-
-    @property
-    def energy_sources(self) -> frozenset[str]:
-        """The sources of its energy."""
-        return frozenset(each.energy_source for each in self.models.values())
 
 
 @dataclass(frozen=True, slots=True)

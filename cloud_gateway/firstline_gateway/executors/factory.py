@@ -19,9 +19,8 @@ from firstline_core.runtime.select import RuntimeOptions, check_options
 from firstline_core.telemetry.logs import logger
 from firstline_gateway.executors.base import Executor
 from firstline_gateway.executors.dispatch.dispatcher import Dispatcher
-from firstline_gateway.executors.dispatch.forecast import Costs, Energy, Memory
 from firstline_gateway.executors.dispatch.member import Member, OpensMember
-from firstline_gateway.executors.dispatch.profiles import Priors, costs_of, no_priors, of_this_machine, read
+from firstline_gateway.executors.dispatch.profiles import Priors, batch_seconds, no_priors, of_this_machine, read
 from firstline_gateway.executors.local import LocalExecutor
 from firstline_gateway.executors.oip.dialects import FirstlineModel, RemoteModel, V2Model
 from firstline_gateway.executors.oip.members import open_servers
@@ -51,7 +50,7 @@ def open_executors(
     if not settings.executors:
         (only,) = settings.engines.values()
         placed = [served for served in repository if served.loaded is not None or only.engine != "local"]
-        open_member = partial(Member, "", costs=lambda served: Costs(), memory=Memory(0), energy=Energy(0.0))
+        open_member = partial(Member, "")
         return Dispatcher(_open(settings, only, placed, options, open_member), is_named=False)
     members = []
     taken = False  # what the repository has loaded is the first one's in this process; others load their own
@@ -78,21 +77,20 @@ def _open_named(
     load: Callable[[ServedModel], LoadedModel] | None,
     priors: Priors,
 ) -> list[Member]:
-    """One of several executors, with the models that it may run and has room for, newest first."""
+    """One of several executors, with the models that it may run, newest first."""
 
     def takes(model: str) -> bool:
         return name in settings.models.executors_of.get(model, (name,))
 
-    def costs(served: ServedModel) -> Costs:
-        return costs_of([*_profiled(served, found, priors), *profiles], served.digest, provider, found.power_w)
+    def profiled(served: ServedModel) -> dict[int, float]:
+        return batch_seconds([*_profiles(served, found, priors), *profiles], served.digest, provider)
 
     found = settings.executors[name]
     profiles = read(found.profiles)
     provider = (found.providers or settings.execution.providers)[0] if found.engine == "local" else ""
-    memory = Memory(found.memory_budget_mb << 20)
-    placed, taken_bytes = [], 0
+    placed = []
     for served in in_loading_order(repository):
-        if not takes(served.key.name) or not memory.fits(taken_bytes + served.memory_bytes):
+        if not takes(served.key.name):
             log.info("model not on an executor", executor=name, model=served.key.name, version=served.key.version)
         elif found.engine != "local":
             placed.append(served)
@@ -103,13 +101,11 @@ def _open_named(
                 log.error("model not on an executor", executor=name, model=served.key.name, error=error.message)
         if load is None and served.loaded is not None and served not in placed:
             served.loaded.close()
-        taken_bytes = sum(each.memory_bytes for each in placed)
-    energy = Energy(found.energy_budget_w)
-    open_member = partial(Member, name, costs=costs, memory=memory, energy=energy, takes=takes, load=load)
+    open_member = partial(Member, name, profiled=profiled, takes=takes, load=load)
     return _open(settings, found, placed, options, open_member)
 
 
-def _profiled(served: ServedModel, found: ExecutorOf, priors: Priors) -> list[Profile]:
+def _profiles(served: ServedModel, found: ExecutorOf, priors: Priors) -> list[Profile]:
     """A model's profiles of this machine; of others' machines only what the settings name is known to be theirs."""
     if found.engine != "local":
         return []
@@ -143,9 +139,9 @@ def _open(
         case _:
             assert_never(found.engine)
     for served in models:
-        costs = members[0].costs(served)
+        seconds = members[0].profiled(served)
         for member in members:
-            member.place(served, costs)
+            member.place(served, seconds)
     return members
 
 

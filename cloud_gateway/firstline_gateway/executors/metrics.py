@@ -1,4 +1,4 @@
-"""Metrics of the executors: their servers, batches, pace and energy."""
+"""Metrics of the executors: their servers, batches and pace."""
 
 from __future__ import annotations
 
@@ -66,11 +66,4 @@ def register(metrics: RequestMetrics, report: Callable[[], ExecutionReport]) -> 
             for each in report().executors
             for key, model in each.models.items()
         },
-    )
-    metrics.readings(
-        "executor_joules_total",
-        "Energy of its batches, from a profile or stated watts; absent without either.",
-        ("executor",),
-        lambda: {(each.name,): each.energy_j for each in report().executors if each.energy_sources - {"absent"}},
-        counts=True,
     )

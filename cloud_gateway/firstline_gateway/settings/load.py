@@ -216,11 +216,6 @@ def _check_executors(settings: Settings) -> None:
         ConfigError: they contradict each other.
     """
     for name, each in settings.executors.items():
-        if each.energy_budget_w and not (each.power_w or each.profiles):
-            raise ConfigError(
-                f"executors.{name}.energy_budget_w is set without executors.{name}.power_w or profiles; state what a "
-                "batch draws while it runs, or name a profile that says it."
-            )
         if each.providers and each.engine != "local":
             raise ConfigError(f'executors.{name}.providers is for engine = "local"; this one is "{each.engine}".')
         if each.endpoints and each.engine != "oip":

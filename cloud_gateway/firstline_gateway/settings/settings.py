@@ -161,14 +161,8 @@ class ExecutorOf(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Server URLs of "oip"; empty means `oip.endpoints`."""
     sessions: Annotated[int, Meta(ge=0)] = 0
     """Concurrent batches; 0 means one per core for "local", and no limit for other engines."""
-    memory_budget_mb: Annotated[int, Meta(ge=0, le=1 << 24)] = 0
-    """Memory for models and running batches (MiB); a model that exceeds it runs elsewhere. 0 for no limit."""
     profiles: tuple[FilePath, ...] = ()
-    """Files of profiles measured on that machine: batch times before the first batch, and energy."""
-    power_w: Annotated[float, Meta(ge=0, le=1e6)] = 0.0
-    """Stated power of a running batch (watts); a profile with energy takes precedence."""
-    energy_budget_w: Annotated[float, Meta(ge=0, le=1e6)] = 0.0
-    """Power limit, as an average over a minute (watts); excess batches go elsewhere. 0 for no limit."""
+    """Files of profiles measured on that machine: batch times before the first batch."""
 
 
 class Decoding(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -5,6 +5,6 @@ One batch, from its start to its answer
     placement       where the next batch of a model completes first, and whether it waits for that; pure
     attempts        one batch: retried on another executor if it fails or is late, and what is learned from that
     member          one executor: its models, its running batches, its health, and predictions for a batch there
-    forecast        predictions: the wait, time, memory and energy of a batch, and when waiting work completes; pure
-    profiles        memory and energy of a batch, from a profile of the machine
+    forecast        predictions: the wait and time of a batch, and when waiting work completes; pure
+    profiles        times of batches, from a profile of the machine
 """

@@ -22,17 +22,12 @@ from firstline_core.types import Arrays, ModelKey
 from firstline_gateway.executors.base import ExecutionReport, ExecutorReport, ModelOnExecutor, Outcome
 from firstline_gateway.executors.dispatch.attempts import Attempt, Attempts, BatchRun, Work
 from firstline_gateway.executors.dispatch.member import Member
-from firstline_gateway.executors.dispatch.placement import ExecutorSnapshot, NoPlacement, problem_with
+from firstline_gateway.executors.dispatch.placement import ExecutorSnapshot, problem_with
 from firstline_gateway.models.repository import ServedModel
 
 # A probe is given up after so many times its expected time, and after at least so long. Its time counts against
 # `PROBE_SHARE`: the longer a probe may hang, the longer an executor that has recovered waits for the next one.
 _PROBE_LATE, _PROBE_S = 20.0, 0.25
-
-_UNMETERED = (
-    "Its energy_budget_w does not hold for this model: neither a profile nor power_w says what its batches take; "
-    "state power_w, or name a profile that was made with a meter."
-)
 
 log = logger(__name__)
 
@@ -63,9 +58,6 @@ class Dispatcher:
 
     async def start(self) -> None:
         """Starts the executors."""
-        for member in self.members:
-            for key in member.models:
-                _warn_unmetered(member, key)
         await asyncio.gather(*(member.executor.start() for member in self.members))
 
     def problem_with(self, key: ModelKey) -> str:
@@ -108,8 +100,6 @@ class Dispatcher:
         member = self._local
         assert member is not None and member.in_process is not None  # noqa: S101 (see `loop_times`)
         started_s = self._clock.monotonic_s()
-        if member.memory.is_limited and not member.has_memory(key, Work(key, inputs, deadlines_s).rows()):
-            return self.run(key, inputs, deadlines_s)
         self._attempts.count_new_batch(member)
         try:
             outcomes = member.in_process.run_on_loop(key, inputs, deadlines_s)
@@ -117,7 +107,7 @@ class Dispatcher:
             self._attempts.failed(self._begun_on_loop(member, Work(key, inputs, deadlines_s), started_s), str(error))
             raise
         if not [outcome for outcome in outcomes if isinstance(outcome, FirstlineError)]:
-            member.answered_on_loop(key, inputs, started_s, self._clock.monotonic_s())
+            member.answered_on_loop(key, self._clock.monotonic_s())
             return outcomes
         work = Work(key, inputs, deadlines_s)
         run = BatchRun(self._attempts, work)
@@ -145,12 +135,11 @@ class Dispatcher:
 
         Raises:
             EngineUnavailableError: no executor that has the model answers.
-            CapacityError: the batch exceeds the budgets of all executors.
         """
         rows = Work(key, inputs, deadlines_s).rows()
         placement = self.snapshot().place(key, rows, rows, rows)
-        if isinstance(placement, NoPlacement):
-            raise placement.error
+        if isinstance(placement, FirstlineError):
+            raise placement
         return await self.run_on(placement.member, key, inputs, deadlines_s).ended
 
     def _follow(self, run: BatchRun) -> asyncio.Future[list[Outcome]]:
@@ -161,11 +150,9 @@ class Dispatcher:
     # Probes: copies of one request, which measure an executor without work.
 
     def _probe(self, work: Work, chosen: Member) -> None:
-        key, rows, now_s = work.key, work.rows([0]), self._clock.monotonic_s()
+        key, now_s = work.key, self._clock.monotonic_s()
         for member in self.members:
             if member is chosen or member.problem_with(key) or not member.may_probe(key, now_s):
-                continue
-            if not member.candidate(key, rows, now_s).fits:
                 continue
             self._attempts.count_repeat("probe", chosen, member)
             attempt, ran = self._attempts.begin(member, Work(key, work.inputs[:1], [None]), [0], is_probe=True)
@@ -193,7 +180,7 @@ class Dispatcher:
     # Models come and go.
 
     async def put(self, served: ServedModel) -> None:
-        """Places a model on each executor that may run it, has memory for it and can load it.
+        """Places a model on each executor that may run it and can load it.
 
         A model that an executor cannot load is logged. `served.loaded` is closed if no executor uses it.
         """
@@ -201,9 +188,6 @@ class Dispatcher:
         await self.drop(served.key)  # probes may still run on it
         for member in self.members:
             if not member.takes(served.key.name):
-                continue
-            if not member.memory.fits(served.memory_bytes, served.key):
-                log.warning("executor has no memory for model", executor=member.name, model=served.key.name)
                 continue
             mine = served
             if member.load is not None:
@@ -214,10 +198,9 @@ class Dispatcher:
                     continue
             else:
                 taken = taken or member is self._local
-            costs = await asyncio.to_thread(member.costs, mine)
+            seconds = await asyncio.to_thread(member.profiled, mine)
             await member.executor.put(mine)
-            member.place(mine, costs)
-            _warn_unmetered(member, mine.key)
+            member.place(mine, seconds)
         if served.loaded is not None and not taken:
             served.loaded.close()
 
@@ -276,7 +259,6 @@ class Dispatcher:
             under_way=sum(len(member.running) for member in members),
             batches=sum((member.outcomes for member in members), Counter()),
             models=models,
-            energy_j=members[0].energy.spent_j,
         )
 
 
@@ -286,9 +268,7 @@ def _model_report(members: Sequence[Member], key: ModelKey, now_s: float) -> Mod
     return ModelOnExecutor(
         pace=min(member.models[key].forecast.pace for member in members),
         problem=" ".join(problems) if all(problems) else "",
-        energy_source=members[0].models[key].costs.source,
         oldest_s=max(member.oldest_s(key, now_s) for member in members),
-        warning=_UNMETERED if members[0].is_unmetered(key) else "",
     )
 
 
@@ -298,8 +278,3 @@ def _problem_now(member: Member, key: ModelKey, now_s: float) -> str:
     if not problem and not health.trusted:
         problem = f"It failed; it is tried again in {health.left_s(now_s):.1f} s."
     return problem
-
-
-def _warn_unmetered(member: Member, key: ModelKey) -> None:
-    if member.is_unmetered(key):
-        log.warning("energy budget does not hold", executor=member.name, model=key.name, error=_UNMETERED)

@@ -1,4 +1,4 @@
-"""Predictions for a batch on an executor (the wait, the time in the slot, memory, energy) and for waiting work. Pure.
+"""Predictions for a batch on an executor (the wait, and the time in the slot) and for waiting work. Pure.
 
 The usual seconds of a model's batches come from a profile, or from the measurement when the model was loaded; otherwise
 the first batches tell. The pace is the ratio of observed to expected time: 1 as usual, 3 if everything takes three
@@ -7,8 +7,6 @@ times as long. It is one number for all sizes, so that one batch of any size sho
 The rest of an error belongs to the size: the profile's machine may have gained less by batches than this one does.
 Each size learns it as from a sample in which the earlier knowledge counts as a few batches. So it outweighs a wrong
 profile, while a slow moment, which all sizes share and which ends, leaves little behind.
-
-Memory and energy come from a profile of the machine (`profiles.py`) or from stated watts.
 """
 
 from __future__ import annotations
@@ -17,8 +15,7 @@ import heapq
 import math
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Generic, Literal, NamedTuple, Protocol, TypeVar
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from msgspec import Struct
 
@@ -32,11 +29,6 @@ _HICCUP = 4.0
 # Batches of one size that establish the usual time, if nothing else does; as many of them outweigh earlier knowledge,
 # and the newest never counts less than one of so many.
 _LEARNING, _MOST = 8, 64
-
-WINDOW_S = 60.0
-"""The window of the energy budget: an executor may take that of a whole window at once, and then rests."""
-Source = Literal["measured", "modelled", "absent"]
-"""The source of an energy: a meter during profiling, stated watts, or none."""
 
 E = TypeVar("E", bound=Hashable)
 
@@ -120,8 +112,6 @@ class RunningBatch(Struct, eq=False):
         run_s: expected seconds in the slot, or None if the model was never measured there.
         pace: of the executor at the start; see `Forecast`.
         started_s: when the executor was given it.
-        memory_bytes: reserved for it.
-        energy_j: reserved for it.
         is_probe: whether it is a copy that only measures the executor.
     """
 
@@ -131,8 +121,6 @@ class RunningBatch(Struct, eq=False):
     run_s: float | None
     pace: float
     started_s: float
-    memory_bytes: float
-    energy_j: float
     is_probe: bool = False
 
     @property
@@ -146,145 +134,10 @@ class RunningBatch(Struct, eq=False):
             return 0.0
         return abs(self.run_s - max(0.0, now_s - self.started_s - self.wait_s))
 
-    def ran_s(self, now_s: float) -> float:
-        """Returns the seconds that it had a slot: the expected share of the time that passed."""
-        took_s = now_s - self.started_s
-        return took_s * self.run_s / self.expected_s if self.run_s and self.expected_s else took_s
-
     def overdue(self, now_s: float) -> float:
         """Returns the time that passed in multiples of the expected time, at least 1."""
         expected_s = self.expected_s
         return max(1.0, (now_s - self.started_s) / expected_s) if expected_s else 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class Costs:
-    """The costs of one model on one executor, by the rows of a batch; empty if they are unknown.
-
-    Args:
-        seconds: of batches.
-        memory_bytes: of batches while they run, without the model.
-        energy_j: of batches.
-        energy_source: of `energy_j`.
-        power_w: stated watts for each running batch; used if there is no `energy_j`.
-    """
-
-    seconds: Mapping[int, float] = field(default_factory=dict)
-    memory_bytes: Mapping[int, float] = field(default_factory=dict)
-    energy_j: Mapping[int, float] = field(default_factory=dict)
-    energy_source: Source = "absent"
-    power_w: float = 0.0
-
-    @property
-    def source(self) -> Source:
-        """The source of its energy."""
-        if self.energy_j:
-            return self.energy_source
-        return "modelled" if self.power_w else "absent"
-
-    @property
-    def largest_bytes(self) -> float:
-        """Memory of the largest known batch; 0 if none is known."""
-        return max(self.memory_bytes.values(), default=0.0)
-
-    def energy_of(self, rows: int, run_s: float) -> float:
-        """Returns the joules of a batch that runs for so long; 0 if they are unknown."""
-        return _scaled(self.energy_j, rows) if self.energy_j else self.power_w * run_s
-
-    def memory_of(self, rows: int) -> float:
-        """Returns the bytes of a batch while it runs; 0 if they are unknown."""
-        return _scaled(self.memory_bytes, rows)
-
-
-def _scaled(known: Mapping[int, float], rows: int) -> float:
-    """Returns the value of the next larger measured batch; beyond the largest one, in proportion to the rows."""
-    if not known:
-        return 0.0
-    larger = [size for size in known if size >= rows]
-    if larger:
-        return known[min(larger)]
-    return known[max(known)] * rows / max(known)
-
-
-class Energy:
-    """The energy budget of an executor, as an average over a window.
-
-    Args:
-        budget_w: in watts, or 0 for no budget.
-
-    Attributes:
-        is_limited: whether there is a budget.
-        spent_j: by all batches that ended.
-    """
-
-    def __init__(self, budget_w: float) -> None:
-        self._budget_w = budget_w
-        self._most_j = budget_w * WINDOW_S
-        self._left_j = self._most_j
-        self._at_s: float | None = None
-        self.is_limited = budget_w > 0
-        self.spent_j = 0.0
-
-    def left_j(self, now_s: float) -> float:
-        """Returns what a batch may take now. A batch that takes more than a whole window waits for a full one."""
-        if not self._budget_w:
-            return math.inf
-        if self._at_s is not None:
-            self._left_j = min(self._most_j, self._left_j + max(0.0, now_s - self._at_s) * self._budget_w)
-        self._at_s = now_s
-        return math.inf if self._left_j >= self._most_j else self._left_j
-
-    def spend(self, joules: float, now_s: float) -> None:
-        """Takes the joules of a batch that ended."""
-        self.reserve(joules, now_s)
-        self.spent_j += joules
-
-    def reserve(self, joules: float, now_s: float) -> None:
-        """Takes the expected joules of a batch that starts."""
-        self.left_j(now_s)
-        self._left_j -= joules
-
-    def settle(self, reserved_j: float, joules: float, now_s: float) -> None:
-        """Replaces the reserved joules of a batch that ended by those that it took."""
-        self.reserve(joules - reserved_j, now_s)
-        self.spent_j += joules
-
-    def wait_s(self, joules: float, now_s: float) -> float:
-        """Returns the seconds until a batch may take so much."""
-        if self.left_j(now_s) >= joules:
-            return 0.0
-        return (min(joules, self._most_j) - self._left_j) / self._budget_w
-
-
-class Memory:
-    """The memory budget of an executor, for its models and running batches.
-
-    Args:
-        budget_bytes: 0 for no budget.
-
-    Attributes:
-        is_limited: whether there is a budget.
-        models: bytes of its models, each of which is there once for all servers that share the budget.
-        batches_bytes: of its running batches.
-    """
-
-    def __init__(self, budget_bytes: int) -> None:
-        self._budget_bytes = budget_bytes
-        self.is_limited = budget_bytes > 0
-        self.models: dict[ModelKey, int] = {}
-        self.batches_bytes = 0.0
-
-    @property
-    def free_bytes(self) -> float:
-        """Bytes that are left; infinite without a budget."""
-        if not self._budget_bytes:
-            return math.inf
-        return self._budget_bytes - sum(self.models.values()) - self.batches_bytes
-
-    def fits(self, size_bytes: float, key: ModelKey | None = None) -> bool:
-        """Returns whether there is room for the model `key`, or for a batch while no other runs."""
-        taken_bytes = sum(each for other, each in self.models.items() if other != key)
-        return not self._budget_bytes or taken_bytes + size_bytes <= self._budget_bytes
 
 
 class Candidate(Struct, Generic[E], frozen=True):
@@ -296,10 +149,6 @@ class Candidate(Struct, Generic[E], frozen=True):
         run_s: of the batch in the slot; None if it is unknown.
         under_way: batches that it has now.
         trusted: whether it is not ejected; see `Health`.
-        memory_bytes: of the batch while it runs.
-        free_bytes: of its memory budget; infinite without one.
-        energy_j: of the batch.
-        left_j: of its energy budget at the moment; infinite without one.
     """
 
     executor: E
@@ -307,15 +156,6 @@ class Candidate(Struct, Generic[E], frozen=True):
     run_s: float | None
     under_way: int = 0
     trusted: bool = True
-    memory_bytes: float = 0.0
-    free_bytes: float = math.inf
-    energy_j: float = 0.0
-    left_j: float = math.inf
-
-    @property
-    def fits(self) -> bool:
-        """Whether the batch is within its budgets. A batch without a cost fits into an overdrawn budget."""
-        return self.memory_bytes <= self.free_bytes and self.energy_j <= max(0.0, self.left_j)
 
     @property
     def done_s(self) -> float:
@@ -324,7 +164,7 @@ class Candidate(Struct, Generic[E], frozen=True):
 
 
 def earliest_completion(candidates: Iterable[Candidate[E]]) -> Candidate[E] | None:
-    """Returns the candidate with the earliest predicted completion, or None if the batch is within the budgets of none.
+    """Returns the candidate with the earliest predicted completion; None if there is none.
 
     Executors that are not ejected come first. Equals take turns by their batches under way. One that was never measured
     comes last; probes measure it. The prediction counts the batches under way and the batch itself, so that work
@@ -332,8 +172,7 @@ def earliest_completion(candidates: Iterable[Candidate[E]]) -> Candidate[E] | No
     server each, the rule of HEFT: Topcuoglu et al., IEEE TPDS 2002). Each choice adds to the batches under way, which
     the next choice counts, so no hysteresis is needed.
     """
-    fitting = [each for each in candidates if each.fits]
-    return min(fitting, key=lambda each: (not each.trusted, each.done_s, each.under_way), default=None)
+    return min(candidates, key=lambda each: (not each.trusted, each.done_s, each.under_way), default=None)
 
 
 def free_s(left_s: Iterable[float], slots: int) -> list[float]:

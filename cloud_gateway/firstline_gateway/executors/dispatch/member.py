@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Literal, Protocol
@@ -12,17 +12,9 @@ from typing import Literal, Protocol
 from firstline_core.bundle.loading import LoadedModel
 from firstline_core.routing.token_bucket import TokenBucket
 from firstline_core.runtime.batch_times import LoopTimes
-from firstline_core.types import Arrays, ModelKey, row_count
+from firstline_core.types import ModelKey
 from firstline_gateway.executors.base import Executor, InProcess, PreparesHere
-from firstline_gateway.executors.dispatch.forecast import (
-    Candidate,
-    Costs,
-    Energy,
-    Forecast,
-    Memory,
-    RunningBatch,
-    free_s,
-)
+from firstline_gateway.executors.dispatch.forecast import Candidate, Forecast, RunningBatch, free_s
 from firstline_gateway.models.repository import ServedModel
 
 # In this process a batch is queued behind a running one only if it is as quick as that: longer ones gain nothing, and
@@ -187,7 +179,6 @@ class PlacedModel:
     """A model on an executor."""
 
     served: ServedModel
-    costs: Costs
     forecast: Forecast
     health: Health
 
@@ -198,10 +189,9 @@ class Member:
     Args:
         name: of the executor in the settings.
         executor: runs the batches.
-        costs: returns what a model costs there; reads files and may query the store.
+        profiled: returns the profiled seconds of a model's batches there, by their rows; reads files and may query the
+            store.
         sessions: batches that really run at the same moment there; 0 if that is unknown.
-        memory: its budget.
-        energy: its budget.
         takes: whether a model, by name, may run there at all.
         load: loads a model into this process for it; None if its models are remote, or are loaded for it.
         is_shared: whether batches in flight slow each other down there by an unknown amount. It is then chosen as if
@@ -223,10 +213,8 @@ class Member:
         name: str,
         executor: Executor,
         *,
-        costs: Callable[[ServedModel], Costs],
         sessions: int,
-        memory: Memory,
-        energy: Energy,
+        profiled: Callable[[ServedModel], Mapping[int, float]] = lambda served: {},
         takes: Callable[[str], bool] = lambda name: True,
         load: Callable[[ServedModel], LoadedModel] | None = None,
         is_shared: bool = False,
@@ -237,11 +225,9 @@ class Member:
         self.url = url
         self.hedges = hedges
         self.executor = executor
-        self.memory = memory
-        self.energy = energy
         self.takes = takes
         self.load = load
-        self.costs = costs
+        self.profiled = profiled
         self.models: dict[ModelKey, PlacedModel] = {}
         self.running: list[RunningBatch] = []
         self.outcomes: Counter[str] = Counter()
@@ -251,18 +237,14 @@ class Member:
         self._sessions = sessions
         self._is_shared = is_shared
 
-    def place(self, served: ServedModel, costs: Costs) -> None:
-        """Runs a model from now on, at these costs; `memory` has room for it."""
-        self.displace(served.key)
+    def place(self, served: ServedModel, seconds: Mapping[int, float]) -> None:
+        """Runs a model from now on, with the profiled seconds of its batches, if there are any."""
         measured = self.in_process.loop_times(served.key).measured if self.in_process is not None else {}
-        forecast = Forecast(costs.seconds or measured, served.full.batch)
-        self.models[served.key] = PlacedModel(served, costs, forecast, Health())
-        self.memory.models[served.key] = served.memory_bytes
+        self.models[served.key] = PlacedModel(served, Forecast(seconds or measured, served.full.batch), Health())
 
     def displace(self, key: ModelKey) -> None:
         """Runs a model no longer."""
-        if self.models.pop(key, None) is not None:
-            self.memory.models.pop(key, None)
+        self.models.pop(key, None)
 
     # State.
 
@@ -282,19 +264,10 @@ class Member:
         """Returns how long the oldest batch of a model has run; 0 if there is none."""
         return max((now_s - each.started_s for each in self.running if each.key == key), default=0.0)
 
-    def is_unmetered(self, key: ModelKey) -> bool:
-        """Returns whether its energy budget cannot hold for a model, because its batches have no known cost."""
-        return self.energy.is_limited and self.models[key].costs.source == "absent"
-
     @property
     def usable(self) -> bool:
         """Whether it is given batches at the moment."""
         return any(map(self.takes_now, self.models))
-
-    @property
-    def has_budget(self) -> bool:
-        """Whether a batch may exceed what it may take."""
-        return self.energy.is_limited or self.memory.is_limited
 
     @property
     def side_by_side(self) -> int:
@@ -353,15 +326,9 @@ class Member:
     def loop_times(self, key: ModelKey) -> LoopTimes | None:
         """Returns the times of a model on the event loop; None if they are unknown or its batches have to be placed."""
         placed = self.models.get(key)
-        if self.in_process is None or placed is None or not placed.health.trusted or self.energy.is_limited:
-            return None
-        if self.memory.is_limited and placed.costs.largest_bytes > self.memory.free_bytes:
+        if self.in_process is None or placed is None or not placed.health.trusted:
             return None
         return self.in_process.loop_times(key)
-
-    def has_memory(self, key: ModelKey, rows: int) -> bool:
-        """Returns whether there is room for one more batch."""
-        return self.models[key].costs.memory_of(rows) <= self.memory.free_bytes
 
     def worthwhile_rows(self, key: ModelKey, max_rows: int) -> int:
         """Returns the largest batch that gains by its size there."""
@@ -406,41 +373,28 @@ class Member:
             run_s=run_s,
             under_way=len(self.running),
             trusted=placed.health.trusted,
-            memory_bytes=placed.costs.memory_of(rows),
-            free_bytes=self.memory.free_bytes,
-            energy_j=placed.costs.energy_of(rows, run_s or 0.0),
-            left_j=self.energy.left_j(now_s),
         )
-
-    def ever_has_memory(self, key: ModelKey, rows: int) -> bool:
-        """Returns whether there is room for a batch while no other runs."""
-        return self.memory.fits(self.models[key].costs.memory_of(rows))
 
     # Batches.
 
     def begin(
         self, key: ModelKey, rows: int, now_s: float, *, is_probe: bool = False, on_loop: bool = False
     ) -> RunningBatch:
-        """Records that a batch starts, and reserves its memory and energy."""
+        """Records that a batch starts."""
         placed = self.models[key]
-        usual_s = placed.forecast.seconds(rows)
         running = RunningBatch(
             key,
             rows,
             wait_s=0.0 if on_loop else self._wait_s(now_s),
-            run_s=usual_s,
+            run_s=placed.forecast.seconds(rows),
             pace=placed.forecast.pace,
             started_s=now_s,
-            memory_bytes=placed.costs.memory_of(rows),
-            energy_j=placed.costs.energy_of(rows, usual_s or 0.0),
             is_probe=is_probe,
         )
         if is_probe:
             placed.health.probed(now_s)
         else:
             placed.health.used(now_s)
-        self.memory.batches_bytes += running.memory_bytes
-        self.energy.reserve(running.energy_j, now_s)
         self.running.append(running)
         return running
 
@@ -463,15 +417,12 @@ class Member:
             placed.health.answered()
             placed.forecast.observe(running, now_s)
 
-    def answered_on_loop(self, key: ModelKey, inputs: Sequence[Arrays], started_s: float, now_s: float) -> None:
+    def answered_on_loop(self, key: ModelKey, now_s: float) -> None:
         """Records a batch that started and ended in one turn of the event loop: it says nothing about the slots."""
         placed = self.models[key]
         self.outcomes["answered"] += 1
         placed.health.answered()
         placed.health.used(now_s)
-        if placed.costs.energy_j or placed.costs.power_w:
-            rows = sum(row_count(each) for each in inputs)
-            self.energy.spend(placed.costs.energy_of(rows, now_s - started_s), now_s)
 
     def failure_share(self, key: ModelKey) -> float | None:
         """Returns the share of its recent batches of a model that failed; None if there were too few."""
@@ -496,18 +447,14 @@ class Member:
             placed.forecast.observe_abandoned(running, now_s)
 
     def free(self, running: RunningBatch, now_s: float) -> None:
-        """Gives back the slot, memory and energy of a batch."""
+        """Gives back the slot of a batch."""
         self.running.remove(running)
         if running.is_probe:
             self._probe_budget.took(now_s - running.started_s, now_s)
-        self.memory.batches_bytes -= running.memory_bytes
-        placed = self.models.get(running.key)
-        took_j = placed.costs.energy_of(running.rows, running.ran_s(now_s)) if placed is not None else running.energy_j
-        self.energy.settle(running.energy_j, took_j, now_s)
 
 
 class OpensMember(Protocol):
-    """Opens the members of one executor: a `Member` of which the name, the costs and the budgets are given already."""
+    """Opens the members of one executor: a `Member` of which the name and the profiled times are given already."""
 
     def __call__(
         self,

@@ -9,16 +9,14 @@ share the backlog, provided that they complete it notably earlier together.
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from msgspec import Struct
 
-from firstline_core.errors import BudgetExceededError, EngineUnavailableError, FirstlineError, PayloadTooLargeError
+from firstline_core.errors import EngineUnavailableError
 from firstline_core.runtime.batch_times import GAIN
-from firstline_core.telemetry.wording import counted
 from firstline_core.types import ModelKey
 from firstline_gateway.executors.dispatch.forecast import Candidate, CompletionForecast, Lane, earliest_completion
 from firstline_gateway.executors.dispatch.member import Member
@@ -82,19 +80,6 @@ class Placement(Struct, frozen=True):
         return self.times.member
 
 
-class NoPlacement(NamedTuple):
-    """No executor may run a batch now, whether or not one is free.
-
-    Args:
-        error: for requests whose time ends before one may.
-        retry_s: seconds until one may at the earliest: infinite if none will without a change, 0 if that depends on
-            what runs.
-    """
-
-    error: FirstlineError
-    retry_s: float
-
-
 def problem_with(members: Sequence[Member], key: ModelKey) -> str:
     """Returns why no executor can run a model, as sentences, or "" if one can."""
     problems = {member: member.problem_with(key) for member in members}
@@ -105,63 +90,14 @@ def problem_with(members: Sequence[Member], key: ModelKey) -> str:
         for member, reason in problems.items()
         if key in member.models
     ]
-    return " ".join(reasons) or f"No executor has room for model '{key.name}', or may run it."
+    return " ".join(reasons) or f"No executor may run model '{key.name}'."
 
 
-def away(members: Sequence[Member], key: ModelKey) -> NoPlacement:
+def away(members: Sequence[Member], key: ModelKey) -> EngineUnavailableError:
     """Returns the refusal of a model whose executors are all away."""
-    error = EngineUnavailableError(
+    return EngineUnavailableError(
         f"No executor that runs model '{key.name}' answers; send the request again later. {problem_with(members, key)}",
         retry_after_s=_RETRY_AFTER_S,
-    )
-    return NoPlacement(error, math.inf)
-
-
-def beyond_budgets(
-    members: Sequence[Member], candidates: Sequence[Candidate[Member]], key: ModelKey, rows: int, now_s: float
-) -> NoPlacement:
-    """Returns the refusal of a batch beyond all budgets: energy comes back with time, memory when a batch ends.
-
-    Args:
-        members: all executors.
-        candidates: the executors that run the model, as they are for that batch.
-        key: the model.
-        rows: of the batch.
-        now_s: the present.
-    """
-    most_rows = _most_rows([member for member in members if key in member.models], key, rows)
-    if most_rows < rows:
-        return NoPlacement(_memory_refusal(key, rows, most_rows), math.inf)
-    waits_s = [
-        each.executor.energy.wait_s(each.energy_j, now_s)
-        for each in candidates
-        if each.executor.memory.fits(each.memory_bytes)
-    ]
-    retry_s = min(waits_s, default=math.inf)
-    error = BudgetExceededError(
-        f"A batch of model '{key.name}' is beyond the memory or energy that the executors may take now; "
-        "come back later.",
-        retry_after_s=retry_s if 0 < retry_s < math.inf else _RETRY_AFTER_S,
-    )
-    return NoPlacement(error, retry_s)
-
-
-def _most_rows(members: Sequence[Member], key: ModelKey, rows: int) -> int:
-    """Returns the most rows, up to `rows`, that some executor has memory for while no other batch runs there."""
-    return bisect_left(
-        range(1, rows + 1), True, key=lambda fewer: not any(member.ever_has_memory(key, fewer) for member in members)
-    )
-
-
-def _memory_refusal(key: ModelKey, rows: int, most_rows: int) -> FirstlineError:
-    if not most_rows:
-        return BudgetExceededError(
-            f"No executor of this gateway has memory for a batch of model '{key.name}', not even for one row; its "
-            "operator has to raise memory_budget_mb of an executor that runs it."
-        )
-    return PayloadTooLargeError(
-        f"No executor of this gateway has memory for {rows} rows of model '{key.name}' at once; send at most "
-        f"{counted(most_rows, 'row')} in one request."
     )
 
 
@@ -200,13 +136,13 @@ class ExecutorSnapshot:
             for member in self._members
         )
 
-    def is_bounded(self, key: ModelKey) -> bool:
-        """Returns whether a model may have no placement at all: because of budgets, or because no executor runs it."""
-        return all(member.has_budget or member.problem_with(key) for member in self._members)
+    def refusal(self, key: ModelKey) -> EngineUnavailableError | None:
+        """Returns the refusal of a model whose executors are all away; None if one runs it."""
+        return away(self._members, key) if all(member.problem_with(key) for member in self._members) else None
 
     def place(
         self, key: ModelKey, rows: int, max_rows: int, least_rows: int = 1, *, may_share_slots: bool = False
-    ) -> Placement | NoPlacement:
+    ) -> Placement | EngineUnavailableError:
         """Returns where the next batch of a model runs, or why it cannot run anywhere.
 
         Args:
@@ -219,17 +155,9 @@ class ExecutorSnapshot:
         available = [member for member in self._members if not member.problem_with(key)]
         if not available:
             return away(self._members, key)
-        sizes: dict[Member, int] = {}
-        candidates = []
-        for member in available:
-            most = max(least_rows, min(rows, member.worthwhile_rows(key, max_rows)))
-            if (found := self._largest_batch(member, key, (least_rows, most))) is not None:
-                sizes[member], candidate = found
-                candidates.append(candidate)
-        best = earliest_completion(candidates)
-        if best is None:
-            now = [self._candidate(member, key, least_rows) for member in available]
-            return beyond_budgets(self._members, now, key, least_rows, self._now_s)
+        sizes = {member: max(least_rows, min(rows, member.worthwhile_rows(key, max_rows))) for member in available}
+        best = earliest_completion(self._candidate(member, key, most) for member, most in sizes.items())
+        assert best is not None  # noqa: S101 (at least one is available)
         most = sizes[best.executor]
         if self._is_free(best, key, is_full=rows >= best.executor.worthwhile_rows(key, max_rows)):
             if may_share_slots and best.run_s is not None and self._has_room(best.executor):
@@ -390,19 +318,19 @@ class ExecutorSnapshot:
         return member.candidate(key, rows, self._now_s, reserved_s)
 
     def _largest_batch(
-        self, member: Member, key: ModelKey, between: tuple[int, int], within_s: float = math.inf
+        self, member: Member, key: ModelKey, between: tuple[int, int], within_s: float
     ) -> tuple[int, Candidate[Member]] | None:
-        """Returns the largest batch that is within the budgets of an executor and completes within the time.
+        """Returns the largest batch that an executor completes within the time.
 
         A size that was never tried is taken to gain nothing by being a batch. So two rows are tried where one would be
         the answer, or one by one would be all that the executor ever gets.
         """
         for fewer in _batch_sizes(*between):
             found = self._candidate(member, key, fewer)
-            if not found.fits or (within_s < math.inf and found.done_s > within_s):
+            if found.done_s > within_s:
                 continue
             if fewer == 1 < between[1] and not member.models[key].forecast.has_tried(2):
-                return (2 if self._candidate(member, key, 2).fits else 1), found
+                return 2, found
             return fewer, found
         return None
 

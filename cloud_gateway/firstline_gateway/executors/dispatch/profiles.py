@@ -1,4 +1,4 @@
-"""Costs of batches from a profile of the executor's machine (`firstline_core.profile`)."""
+"""Times of batches from a profile of the executor's machine (`firstline_core.profile`)."""
 
 from __future__ import annotations
 
@@ -6,12 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from firstline_core.errors import ConfigError, ProtocolError
-from firstline_core.hardware.readings import Measured, known
 from firstline_core.profile import profile
 from firstline_core.profile.files import bundled_profiles, profile_of_machine
 from firstline_core.storage.files import read_limited, unreadable
 from firstline_core.telemetry.logs import logger
-from firstline_gateway.executors.dispatch.forecast import Costs
 
 Priors = Callable[[str, str, str], list[profile.Profile]]
 """Returns the stored profiles, one or none, of a bundle's name, a model's digest and a machine's fingerprint."""
@@ -76,17 +74,16 @@ def of_this_machine(
     return priors(name, model_digest, fingerprint())
 
 
-def costs_of(profiles: list[profile.Profile], model_digest: str, provider: str, power_w: float) -> Costs:
-    """Returns the costs of batches of one model.
+def batch_seconds(profiles: list[profile.Profile], model_digest: str, provider: str) -> dict[int, float]:
+    """Returns the measured seconds of batches of one model, by their rows.
 
     Args:
         profiles: of the executor's machine; where two have the same point, the latter's holds.
         model_digest: `Model.digest`; points of other models say nothing of this one.
         provider: that runs it there; "" if it is unknown, which accepts the points of every provider.
-        power_w: stated; holds where the profile has no energy.
     """
-    points = {
-        point.key.batch: point
+    return {
+        point.key.batch: point.query.p50_ms / 1000
         for one in profiles
         for point in one.points
         if point.key.model_digest == model_digest
@@ -95,15 +92,3 @@ def costs_of(profiles: list[profile.Profile], model_digest: str, provider: str, 
         and provider in ("", point.key.provider)
         and point.query.p50_ms > 0  # 0 would give that executor everything
     }
-    peak_bytes = {rows: known(point.peak_memory_bytes) for rows, point in points.items()}
-    least_bytes = min((each for each in peak_bytes.values() if each is not None), default=0.0)
-    energy_mj = {rows: known(point.energy_mj) for rows, point in points.items()}
-    is_measured = all(isinstance(point.energy_mj, Measured) for point in points.values())
-    return Costs(
-        seconds={rows: point.query.p50_ms / 1000 for rows, point in points.items()},
-        # The model itself, and what its smallest batch takes, is in the estimate of the model.
-        memory_bytes={rows: each - least_bytes for rows, each in peak_bytes.items() if each is not None},
-        energy_j={rows: each / 1000 for rows, each in energy_mj.items() if each is not None},
-        energy_source="measured" if is_measured else "modelled",
-        power_w=power_w,
-    )

@@ -36,7 +36,7 @@ def open_servers(
         models: that the servers should have.
         transports: sends requests to each server, by its URL.
         settings: how many batches, for how long.
-        open_member: opens a member with the name and the budgets of the executor, which its servers share.
+        open_member: opens a member with the name of the executor, which its servers share.
         sessions: batches that really run at the same moment on all servers together; 0 if that is unknown.
         threads: that prepare inputs side by side.
         max_batch_rows: the most rows in one request to a server.

@@ -34,7 +34,7 @@ from firstline_gateway.executors.base import Outcome
 from firstline_gateway.executors.dispatch.attempts import BatchRun, FutureOutcomes
 from firstline_gateway.executors.dispatch.dispatcher import Dispatcher
 from firstline_gateway.executors.dispatch.forecast import CompletionForecast, Lane, Times
-from firstline_gateway.executors.dispatch.placement import ExecutorSnapshot, NoPlacement, Placement
+from firstline_gateway.executors.dispatch.placement import ExecutorSnapshot, Placement
 from firstline_gateway.serving.scheduling.admission import Admission, Backlog, Bounds
 from firstline_gateway.serving.scheduling.queue import (
     AUDIT_LEVEL,
@@ -51,8 +51,6 @@ TURN_S = 0.003
 """The time that batches of quick models may take in one turn of the event loop."""
 WAITING_S = 0.01
 """The work that may wait for the event loop; more requests wait for the threads."""
-# A request that waits for a budget is looked at again after at least so long.
-_LOOK_AGAIN_S = 0.001
 _UNKNOWN = BatchTimes()
 _NOTHING_KNOWN = CompletionForecast([Lane(0.0, _UNKNOWN)], 1)
 
@@ -109,7 +107,6 @@ class Batcher:
         self._running_of: Counter[ModelKey] = Counter()
         self._ended_s: dict[ModelKey, float] = {}
         self._ahead: list[_Batch] = []  # queued for a thread behind other batches
-        self._over_budget: dict[ModelKey, list[PendingRequest]] = {}  # requests that wait for a budget
         self._retry_timer: Timer | None = None
         self._new: list[PendingRequest] = []  # admitted in this turn of the event loop
         self._comes_alone = False  # one request came in the latest turn in which any came
@@ -134,7 +131,7 @@ class Batcher:
         """The predicted wait of a new request without a deadline, averaged over the models by what waits of each."""
         snapshot, waits_s, requests = self._dispatcher.snapshot(), 0.0, 0
         for key in self._queue.rows:
-            waiting = self._queue.of(key).requests - len(self._over_budget.get(key, ()))
+            waiting = self._queue.of(key).requests
             if waiting and (completion := snapshot.completion(key, self._max_rows)) is not None:
                 wait_s = completion.of(1).wait_s(self._queue.work_s(self._weights(snapshot, key)))
                 waits_s, requests = waits_s + waiting * wait_s, requests + waiting
@@ -235,7 +232,7 @@ class Batcher:
         if key in self._queue.rows or self._is_at_limit(key):
             return None, 0.0, 0.0
         placement = snapshot.place(key, item.rows, self._max_rows, item.rows)
-        if isinstance(placement, NoPlacement) or placement.is_ahead or not placement.is_free:
+        if isinstance(placement, FirstlineError) or placement.is_ahead or not placement.is_free:
             return None, 0.0, 0.0
         alone_s = placement.times.seconds(item.rows)
         return placement, alone_s, alone_s
@@ -248,19 +245,7 @@ class Batcher:
 
     def _weights(self, snapshot: ExecutorSnapshot, key: ModelKey) -> Weights:
         """Returns how much of each model's work comes before a new request."""
-        return {other: snapshot.part(key, other) * self._unbounded_share(other, key) for other in self._queue.rows}
-
-    def _unbounded_share(self, key: ModelKey, new: ModelKey) -> float:
-        """Returns the part of a model's work that comes before a new request: what does not wait for a budget.
-
-        If all requests of the new request's own model wait for a budget, so will the new request. All their work then
-        comes before it.
-        """
-        totals, over_budget = self._queue.of(key), self._over_budget.get(key, ())
-        if not over_budget or (key == new and len(over_budget) == totals.requests):
-            return 1.0
-        work_s = sum([item.work_s for item in over_budget])
-        return max(0.0, 1.0 - work_s / totals.work_s) if totals.work_s else 0.0
+        return {other: snapshot.part(key, other) for other in self._queue.rows}
 
     def _is_at_limit(self, key: ModelKey, more: int = 1) -> bool:
         """Whether a model may not run so many more batches."""
@@ -380,10 +365,14 @@ class Batcher:
 
     def _start_next(self, loop_requests: AbstractSet[PendingRequest], now_s: float) -> float | None:
         """Starts one batch on an executor and returns None; else returns the seconds after which to look again."""
-        self._over_budget = {}
         snapshot = self._dispatcher.snapshot()
         if not snapshot.may_start(self._queue.rows, self._max_rows):
-            return self._refuse_or_delay_bounded(snapshot, loop_requests, now_s)
+            for key in list(self._queue.rows):
+                if (refusal := snapshot.refusal(key)) is not None:
+                    self._refuse(
+                        [each for each in self._queue if each.key == key and each not in loop_requests], refusal
+                    )
+            return math.inf
         full = {key for key in self._running_of if self._is_at_limit(key)}
         retry_s = math.inf
         waiting = [item for item in self._queue if item not in loop_requests and item.key not in full]
@@ -403,9 +392,9 @@ class Batcher:
             key = choice.batch[0].key
             same_model = [item for item in waiting if item.key == key]
             placement = placements.of(key)
-            if isinstance(placement, NoPlacement):
-                unplaced, later_s = self._wait_for_budgets(snapshot, same_model, now_s)
-                retry_s, waiting = min(retry_s, later_s), [item for item in waiting if item not in unplaced]
+            if isinstance(placement, FirstlineError):
+                self._refuse(same_model, placement)
+                waiting = [item for item in waiting if item.key != key]
                 continue
             if placement.is_free:
                 for item, seconds in choice.delayed:
@@ -426,48 +415,10 @@ class Batcher:
         """Whether a batch may leave rows to another executor: no other model waits for that one."""
         return same_model == waiting and not self._is_at_limit(key, more=2)
 
-    def _refuse_or_delay_bounded(
-        self, snapshot: ExecutorSnapshot, loop_requests: AbstractSet[PendingRequest], now_s: float
-    ) -> float:
-        """Refuses requests that cannot have a budget or executor in time, and delays the others, while no slot is free.
-
-        Returns:
-            The seconds after which to look at the waiting requests again.
-        """
-        retry_s = math.inf
-        for key in [key for key in self._queue.rows if snapshot.is_bounded(key)]:
-            same_model = [item for item in self._queue if item.key == key and item not in loop_requests]
-            retry_s = min(retry_s, self._wait_for_budgets(snapshot, same_model, now_s)[1])
-        return retry_s
-
-    def _wait_for_budgets(
-        self, snapshot: ExecutorSnapshot, same_model: Sequence[PendingRequest], now_s: float
-    ) -> tuple[set[PendingRequest], float]:
-        """Lets the requests of a model that have no placement wait, and refuses those that cannot wait so long.
-
-        Smaller requests may have a placement: a large request must not hold up all others.
-
-        Returns:
-            The requests without a placement, and the seconds after which to look at them again.
-        """
-        unplaced, retry_s = set(), math.inf
-        placements: dict[int, Placement | NoPlacement] = {}
-        for item in same_model:
-            rows = item.rows
-            if rows not in placements:
-                placements[rows] = snapshot.place(item.key, rows, self._max_rows, rows)
-            placement = placements[rows]
-            if not isinstance(placement, NoPlacement):
-                continue
-            unplaced.add(item)
-            if item.latest_s <= now_s + placement.retry_s:
-                self._queue.remove(item)
-                item.settle(placement.error)
-                continue
-            item.is_predictable = False
-            self._over_budget.setdefault(item.key, []).append(item)
-            retry_s = min(retry_s, placement.retry_s or math.inf, item.latest_s - now_s)
-        return unplaced, max(_LOOK_AGAIN_S, retry_s)
+    def _refuse(self, items: Sequence[PendingRequest], error: FirstlineError) -> None:
+        for item in items:
+            self._queue.remove(item)
+            item.settle(error)
 
     def _start(self, items: Sequence[PendingRequest], place: Placement | LoopTimes, now_s: float) -> None:
         """Runs a batch: on the event loop if its model is quick, otherwise on an executor, in a thread or elsewhere."""
@@ -600,9 +551,9 @@ class _NextPlacements:
         self._max_rows = max_rows
         self._may_share_slots = may_share_slots
         self._waiting = waiting
-        self._found: dict[ModelKey, Placement | NoPlacement] = {}
+        self._found: dict[ModelKey, Placement | FirstlineError] = {}
 
-    def of(self, key: ModelKey) -> Placement | NoPlacement:
+    def of(self, key: ModelKey) -> Placement | FirstlineError:
         """Returns where the next batch of a model runs."""
         if key not in self._found:
             same_model = [item for item in self._waiting if item.key == key]
@@ -617,7 +568,7 @@ class _NextPlacements:
     def times(self, key: ModelKey) -> Times:
         """Returns the times of batches of a model there."""
         placement = self.of(key)
-        return _UNKNOWN if isinstance(placement, NoPlacement) else placement.times
+        return _UNKNOWN if isinstance(placement, FirstlineError) else placement.times
 
 
 def _row_sum(items: Sequence[PendingRequest]) -> int:

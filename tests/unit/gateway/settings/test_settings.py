@@ -153,7 +153,6 @@ def test_servers_have_names_addresses_and_paths(tmp_path: Path) -> None:
         ({"executors": {"far": {"engine": "oip", "endpoints": ["gpu-1"]}}}, r"executors\.far\.endpoints has 'gpu-1'"),
         ({"executors": {"here": {"endpoints": ["http://gpu-1"]}}}, r"executors\.here\.endpoints is for"),
         ({"executors": {"a": {"engine": "ray", "providers": ["X"]}}}, r"executors\.a\.providers is for"),
-        ({"executors": {"a": {"energy_budget_w": 5.0}}}, r"state what a batch draws"),
         ({"executors": {"a": {"engine": "ray"}, "b": {"engine": "ray"}}}, "joins one cluster"),
         ({"executors": {"a b": {}}}, "executors"),
         ({"executors": {"a": {}}, "execution.engine": "ray"}, "both set"),
@@ -171,7 +170,7 @@ def test_executors_that_make_no_sense_are_refused(overrides: dict[str, object], 
 def test_several_executors_take_the_place_of_the_one(tmp_path: Path) -> None:
     file = tmp_path / "gateway.toml"
     file.write_text(
-        '[executors.gpu]\nproviders = ["CUDAExecutionProvider"]\nmemory_budget_mb = 4096\n'
+        '[executors.gpu]\nproviders = ["CUDAExecutionProvider"]\n'
         '[executors.far]\nengine = "oip"\nendpoints = ["http://gpu-1:8000"]\n'
         '[models]\nexecutors_of = { large = ["far"] }\n'
     )

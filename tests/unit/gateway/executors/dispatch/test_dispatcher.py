@@ -9,11 +9,10 @@ import re
 from collections import Counter
 
 import pytest
-from support.executors import MIB, SERVED, M, N, row, site
+from support.executors import SERVED, M, N, row, site
 from support.gateway import served_as
 
 from firstline_core.errors import (
-    BudgetExceededError,
     CapacityError,
     EngineUnavailableError,
     FirstlineError,
@@ -23,7 +22,6 @@ from firstline_core.errors import (
     QueueFullError,
 )
 from firstline_core.types import ModelKey
-from firstline_gateway.executors.dispatch.forecast import Costs
 
 
 @pytest.mark.parametrize(("models", "row_s"), [(1, 0.5), (20, 0.5), (5, 3.0)])
@@ -135,7 +133,7 @@ async def test_a_hanging_batch_of_unknown_duration_is_answered_by_another(
 ) -> None:
     async with site({"one": 0.01, "other": 0.01}) as made:
         for member, seconds in zip(made.members.values(), (first, second), strict=True):
-            member.place(SERVED, Costs(seconds=seconds))
+            member.place(SERVED, seconds)
             member.begin(M, 1, 0.0)  # no copies
             member.cut_off(member.running[0], 0.0)
         made.executors["one"].stop()
@@ -256,66 +254,3 @@ async def test_a_missing_server_is_explained_in_a_sentence() -> None:
         assert made.dispatcher.problem_with(M) == "one: It is out. other: It sleeps."
         with pytest.raises(EngineUnavailableError, match="It sleeps"):
             await made.until(made.ask(1.0))
-
-
-async def test_a_batch_over_the_energy_budget_runs_elsewhere() -> None:
-    """10 W for 10 ms are 0.1 J a batch; 0.5 W let 5 a second run there, once the first minute's 30 J are gone."""
-    async with site({"fast": 0.01, "slow": 0.04}, power_w={"fast": 10.0}, energy_w={"fast": 0.5}) as made:
-        await made.go(10.0, clients=1)
-        made.shares()
-        await made.go(10.0, clients=1)
-        shares = made.shares()
-        assert 0.1 < shares["fast"] < 0.35
-        assert made.members["fast"].energy.spent_j <= 0.5 * (60 + made.clock.monotonic_s()) + 0.2
-        report = made.report("fast")
-        assert (report.energy_sources, report.energy_j > 30) == (frozenset({"modelled"}), True)
-
-
-async def test_a_refusal_without_energy_has_a_retry_time() -> None:
-    async with site({"only": 0.01}, power_w={"only": 1000.0}, energy_w={"only": 1.0}) as made:
-        for _ in range(6):
-            await made.until(made.ask(1.0))  # 10 J each, of 60
-        with pytest.raises(BudgetExceededError, match="beyond the memory or energy") as refused:
-            await made.until(made.ask(1.0))
-        assert refused.value.retry_after_s == pytest.approx(10.0, abs=0.2)
-
-
-async def test_batches_beyond_the_memory_go_elsewhere() -> None:
-    batch_mib = {"small": 4.0, "large": 4.0}
-    memory_mib = {"small": 6.0, "large": 10.0}
-    async with site({"small": 0.01, "large": 0.05}, slots={"small": 4, "large": 4}, batch_mib=batch_mib,
-                    memory_mib=memory_mib) as made:  # fmt: skip
-        asked = [asyncio.ensure_future(made.ask(1.0)) for _ in range(3)]
-        await asyncio.sleep(0.001)
-        assert [len(member.running) for member in made.members.values()] == [1, 2]
-        found = await made.until(asyncio.gather(*asked, return_exceptions=True))
-        assert [isinstance(each, BudgetExceededError) for each in found] == [False, False, True], "a copy has room too"
-
-
-async def test_no_room_for_one_row_is_a_configuration_error() -> None:
-    async with site({"one": 0.01}, batch_mib={"one": 4.0}, memory_mib={"one": 3.0}) as made:
-        with pytest.raises(BudgetExceededError, match=r"not even for one row; .* raise memory_budget_mb") as refused:
-            await made.until(made.ask(1.0))
-        assert refused.value.retry_after_s is None
-
-
-async def test_a_batch_waits_for_an_unavailable_executor_with_memory() -> None:
-    async with site({"small": 0.01, "large": 0.01}, batch_mib={"small": 4.0, "large": 4.0},
-                    memory_mib={"small": 3.0}) as made:  # fmt: skip
-        made.executors["large"].away = "It sleeps."
-        with pytest.raises(BudgetExceededError, match="come back later") as refused:
-            await made.until(made.ask(1.0))
-        assert refused.value.retry_after_s == 1.0
-
-
-async def test_a_model_goes_where_there_is_room_for_it() -> None:
-    async with site({"small": 0.01, "large": 0.02}, memory_mib={"small": 8.0}) as made:
-        heavy = served_as(ModelKey("heavy", 1), 16 * MIB)
-        await made.dispatcher.put(heavy)
-        assert [heavy.key in member.models for member in made.members.values()] == [False, True]
-        assert made.dispatcher.problem_with(heavy.key) == ""
-        await made.dispatcher.drop(heavy.key)
-        assert made.executors["large"].dropped == [heavy.key]
-        assert made.executors["small"].dropped == []
-        assert "No executor has room" in made.dispatcher.problem_with(heavy.key)
-        assert made.members["small"].memory.models == made.members["large"].memory.models

@@ -1,4 +1,4 @@
-"""What an executor's batches cost, by a profile of its machine."""
+"""How long an executor's batches take, by a profile of its machine."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from firstline_core.bundle.store import open_bundle
 from firstline_core.errors import ConfigError
 from firstline_core.fleet.profiles import entry_of
 from firstline_core.hardware.kernel_files import Tree
-from firstline_core.hardware.readings import Absent, Measured, Modelled, Reading
+from firstline_core.hardware.readings import Absent, Measured, Reading
 from firstline_core.hardware.survey import describe_device
 from firstline_core.profile.profile import Key, Moved, Point, Profile, WarmUp, distribution, encode
 from firstline_core.types import ModelKey
 from firstline_gateway.app import open_gateway
 from firstline_gateway.executors.dispatch.dispatcher import Dispatcher
-from firstline_gateway.executors.dispatch.forecast import Costs, Forecast, RunningBatch
-from firstline_gateway.executors.dispatch.profiles import costs_of, of_this_machine, profiles_near, read
+from firstline_gateway.executors.dispatch.forecast import Forecast, RunningBatch
+from firstline_gateway.executors.dispatch.profiles import batch_seconds, of_this_machine, profiles_near, read
 from firstline_gateway.profiles import records
 from firstline_gateway.profiles.profiles import priors_in
 from firstline_gateway.settings.load import load
@@ -58,7 +58,7 @@ def profile(*points: Point) -> Profile:
     return Profile("m", 1, "board", "f" * 64, points)
 
 
-def test_a_profile_gives_seconds_memory_and_energy_by_rows(tmp_path: Path) -> None:
+def test_a_profile_gives_seconds_by_rows(tmp_path: Path) -> None:
     made = profile(
         point(1, 0.01, 50, Measured(20, "RAPL")),
         point(8, 0.04, 80, Measured(100, "RAPL")),
@@ -67,30 +67,22 @@ def test_a_profile_gives_seconds_memory_and_energy_by_rows(tmp_path: Path) -> No
         point(1, 9.0, 50, Absent("no"), condition="sustained"),
     )
     (tmp_path / "m.json").write_bytes(encode(made))
-    costs = costs_of(read((str(tmp_path / "m.json"),)), DIGEST, CPU, power_w=5.0)
-    assert costs.seconds == {1: 0.01, 8: 0.04}
-    assert (costs.source, costs.energy_of(1, 9.9), costs.energy_of(16, 9.9)) == ("measured", 0.02, pytest.approx(0.2))
-    assert (costs.memory_of(1), costs.memory_of(8)) == (0, pytest.approx(30e6))
-    forecast = Forecast(costs.seconds)
+    seconds = batch_seconds(read((str(tmp_path / "m.json"),)), DIGEST, CPU)
+    assert seconds == {1: 0.01, 8: 0.04}
+    forecast = Forecast(seconds)
     assert (forecast.seconds(1), forecast.seconds(8)) == (pytest.approx(0.01), pytest.approx(0.04))
 
 
-def test_without_measured_energy_stated_watts_are_used() -> None:
-    modelled = costs_of([profile(point(1, 0.01, 50, Modelled(20, "stated")))], DIGEST, "", 5.0)
-    assert modelled.source == "modelled"
-    stated = costs_of([profile(point(1, 0.01, 50, Absent("no meter")))], DIGEST, "", 5.0)
-    assert (stated.source, stated.energy_of(1, 0.5)) == ("modelled", 2.5)
-    assert costs_of([], DIGEST, "", 0.0) == Costs(energy_source="measured")
-    assert costs_of(
-        [profile(point(1, 1e-9, 50, Absent("no")), point(2, 0.0, 50, Absent("no")))], DIGEST, "", 0.0
-    ).seconds.keys() == {1}
-    assert costs_of([], DIGEST, "", 0.0).source == "absent"
+def test_points_without_a_time_and_missing_profiles_give_no_seconds() -> None:
+    points = point(1, 1e-9, 50, Absent("no")), point(2, 0.0, 50, Absent("no"))
+    assert batch_seconds([profile(*points)], DIGEST, "").keys() == {1}
+    assert batch_seconds([], DIGEST, "") == {}
 
 
 def observe(forecast: Forecast, rows: int, took_s: float, now_s: float, wait_s: float = 0.0) -> None:
     """Ends a batch now that took so long."""
     key, run_s = ModelKey("m", 1), forecast.seconds(rows)
-    forecast.observe(RunningBatch(key, rows, wait_s, run_s, forecast.pace, now_s - took_s, 0.0, 0.0), now_s)
+    forecast.observe(RunningBatch(key, rows, wait_s, run_s, forecast.pace, now_s - took_s), now_s)
 
 
 def test_observed_times_outweigh_a_profile_per_size() -> None:

@@ -6,10 +6,9 @@ import asyncio
 from collections.abc import Awaitable, Sequence
 from typing import TypeVar, cast
 
-import numpy as np
 import pytest
 from support.executor import ExecutorWithoutFiles
-from support.executors import MIB, SERVED, M
+from support.executors import SERVED, M
 from support.gateway import Doubler, doubled, request_of
 from support.waiting import result_of
 
@@ -19,14 +18,12 @@ from firstline_core.errors import DeadlineExceededError, InferenceError, Invalid
 from firstline_core.types import Arrays, ModelKey
 from firstline_gateway.executors.base import ModelOnExecutor, Outcome
 from firstline_gateway.executors.dispatch.dispatcher import Dispatcher
-from firstline_gateway.executors.dispatch.forecast import Costs, Energy, Memory
 from firstline_gateway.executors.dispatch.member import Member
 from firstline_gateway.executors.local import LocalExecutor
 from firstline_gateway.serving.scheduling.admission import Bounds
 from firstline_gateway.serving.scheduling.batcher import Batcher
 
 T = TypeVar("T")
-MODEL_MIB = SERVED.memory_bytes / MIB
 
 
 class Small(Doubler):
@@ -65,19 +62,16 @@ class Far(ExecutorWithoutFiles):
 
 
 class Site:
-    def __init__(self, here: Costs, *, memory_mib: float = 0, energy_w: float = 0.0) -> None:
+    def __init__(self) -> None:
         self.clock = SimulatedClock()
         self.model, self.far = Small(self.clock), Far(self.clock)
         self.local = LocalExecutor({M: cast(LoadedModel, self.model)}, sessions=1, max_batch_rows=32, clock=self.clock)
         self.members = [
-            Member(name, executor, costs=lambda _, costs=costs: costs, sessions=1, memory=memory, energy=energy)  # type: ignore[misc]
-            for name, executor, costs, memory, energy in (
-                ("here", self.local, here, Memory(int(memory_mib * MIB)), Energy(energy_w)),
-                ("far", self.far, Costs(seconds={1: 0.01}), Memory(0), Energy(0.0)),
-            )
+            Member("here", self.local, sessions=1),
+            Member("far", self.far, sessions=1, profiled=lambda _: {1: 0.01}),
         ]
         for member in self.members:
-            member.place(SERVED, member.costs(SERVED))
+            member.place(SERVED, member.profiled(SERVED))
         self.dispatcher = Dispatcher(self.members, clock=self.clock)
         self.late = 0
         self.batcher = Batcher(
@@ -110,7 +104,7 @@ def told_of_being_left_alone(caplog: pytest.LogCaptureFixture) -> list[str]:
 async def test_a_local_failure_is_retried_elsewhere_and_ejects(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    site = Site(Costs())
+    site = Site()
     assert (await site.ask(2.0))["probabilities"].tolist() == [[4.0]]
     assert site.batches("here") == {"answered": 1}
     site.model.error = InferenceError("CUDA error 700: an illegal memory access was encountered")
@@ -124,7 +118,7 @@ async def test_a_local_failure_is_retried_elsewhere_and_ejects(
 
 
 async def test_a_wrong_request_is_refused_without_a_retry() -> None:
-    site = Site(Costs())
+    site = Site()
     with pytest.raises(InvalidTensorError):
         await site.ask(-1.0)
     assert site.batches("here") == {"refused": 1}
@@ -133,7 +127,7 @@ async def test_a_wrong_request_is_refused_without_a_retry() -> None:
 
 
 async def test_a_retried_batch_is_answered_by_its_deadline_and_at_abandon() -> None:
-    site = Site(Costs())
+    site = Site()
     site.model.error = InferenceError("no kernel")
     site.far.goes_on.clear()
     with pytest.raises(DeadlineExceededError):
@@ -149,36 +143,8 @@ async def test_a_retried_batch_is_answered_by_its_deadline_and_at_abandon() -> N
     await site.dispatcher.close(1)
 
 
-async def test_energy_counts_on_the_loop_too() -> None:
-    site = Site(Costs(power_w=10.0))
-    for _ in range(100):
-        await site.ask()
-    assert site.batches("here") == {"answered": 100}
-    assert site.dispatcher.report().executors[0].energy_j == pytest.approx(100 * 10.0 * 0.0005)
-    await site.dispatcher.close(1)
-
-
-@pytest.mark.parametrize(("batch_bytes", "here"), [(1e9, 0), (1e6, 1)])
-async def test_a_batch_beyond_the_memory_runs_elsewhere(batch_bytes: float, here: int) -> None:
-    site = Site(Costs(memory_bytes={1: batch_bytes}), memory_mib=MODEL_MIB + 500)
-    await site.ask()
-    assert (site.batches("here").get("answered", 0), site.far.batches) == (here, 1 - here)
-    await site.dispatcher.close(1)
-
-
-async def test_memory_is_extrapolated_beyond_the_profiled_rows() -> None:
-    site = Site(Costs(memory_bytes={1: 400 * MIB}), memory_mib=MODEL_MIB + 500)
-    inputs = [{"x": np.ones((2, 1), np.float32)}]
-    ran = site.dispatcher.run_on_loop(M, inputs, [None])
-    assert site.model.runs == []
-    assert not isinstance(ran, list)
-    await site.until(ran)
-    assert site.far.batches == 1
-    await site.dispatcher.close(1)
-
-
 async def test_an_unexpected_error_reaches_the_caller_and_counts(caplog: pytest.LogCaptureFixture) -> None:
-    site = Site(Costs())
+    site = Site()
     site.model.error = ValueError("dimensions")
     for _ in range(3):
         with pytest.raises(ValueError, match="dimensions"):

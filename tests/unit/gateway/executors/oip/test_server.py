@@ -33,7 +33,6 @@ from firstline_core.telemetry.trace import CURRENT, received
 from firstline_core.types import Arrays, Tensor
 from firstline_gateway.executors.base import Outcome
 from firstline_gateway.executors.dispatch.dispatcher import Dispatcher
-from firstline_gateway.executors.dispatch.forecast import Costs, Energy, Memory
 from firstline_gateway.executors.dispatch.member import Member
 from firstline_gateway.executors.oip.dialects import FirstlineModel
 from firstline_gateway.executors.oip.members import open_servers
@@ -54,7 +53,7 @@ class Site:
             [SERVED],
             {f"http://far-{number}": server for number, server in enumerate(self.servers)},
             Oip(**found),  # type: ignore[arg-type]
-            partial(Member, name, costs=lambda _: Costs(), memory=Memory(1 << 30), energy=Energy(0.0)),
+            partial(Member, name),
             sessions=0,
             threads=1,
             max_batch_rows=8,
@@ -62,7 +61,7 @@ class Site:
             clock=self.clock,
         )
         for member in members:
-            member.place(SERVED, Costs())
+            member.place(SERVED, {})
         self.pool = Dispatcher(members, clock=self.clock, is_named=bool(name))
 
     async def until(self, awaited: Awaitable[T], step_s: float = 0.001) -> T:
@@ -288,8 +287,6 @@ async def test_the_servers_of_an_executor_are_reported_and_budgeted_as_one() -> 
         assert (executor.name, executor.problem, executor.slots) == ("far", "", 16)
         assert executor.batches["failed"] == 1
         assert (report.repeats["retry",], report.repeats.get(("executor_retry",))) == (1, None)
-        assert [member.memory.models for member in far.pool.members] == [{M: SERVED.memory_bytes}] * 2
-        assert far.pool.members[0].memory is far.pool.members[1].memory
         for server in far.servers:
             server.there = False
         await far.clock.advance(6)

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 
 import pytest
 from support.gateway import GatedExecutor, doubled, request_of, served_as
 
 from firstline_core.clock import SimulatedClock
-from firstline_core.errors import DeadlineExceededError, InvalidTensorError, NotReadyError, PayloadTooLargeError
+from firstline_core.errors import DeadlineExceededError, InvalidTensorError, NotReadyError
 from firstline_core.runtime.batch_times import LoopTimes
 from firstline_core.types import Arrays, AuditNote, ModelKey, row_count
 from firstline_gateway.executors.base import Outcome
 from firstline_gateway.executors.dispatch.dispatcher import Dispatcher
-from firstline_gateway.executors.dispatch.forecast import Costs, Energy, Memory
 from firstline_gateway.executors.dispatch.member import Member
 from firstline_gateway.serving.scheduling.admission import Bounds
 from firstline_gateway.serving.scheduling.batcher import TURN_S, WAITING_S, Batcher
@@ -60,25 +58,20 @@ class Bench:
     Args:
         measured: the seconds of batches on the event loop, by model and rows.
         rows: the most of one batch.
-        row_bytes: the memory that each row of a batch takes, by model.
-        memory_bytes: the memory budget of the executor; 0 for none.
     """
 
     def __init__(
         self,
         measured: dict[ModelKey, Mapping[int, float]] | None = None,
         rows: int = 8,
-        row_bytes: Mapping[ModelKey, float] = MappingProxyType({}),
-        memory_bytes: int = 0,
     ) -> None:
         self.clock = SimulatedClock()
         self.executor = Here(self.clock, {M: {1: 20e-6, 8: 30e-6}} if measured is None else measured)
         self.late = 0
         self.cannot_count = False
-        memory = Memory(memory_bytes)
-        member = Member("", self.executor, costs=lambda _: Costs(), sessions=1, memory=memory, energy=Energy(0.0))
+        member = Member("", self.executor, sessions=1)
         for key in {*self.executor.times, M, N}:
-            member.place(served_as(key), Costs(memory_bytes={1: row_bytes[key]} if key in row_bytes else {}))
+            member.place(served_as(key), {})
         self.batcher = Batcher(
             Dispatcher([member], clock=self.clock),
             clock=self.clock,
@@ -289,23 +282,6 @@ async def test_while_requests_come_one_at_a_time_each_runs_at_once() -> None:
     assert [values for _, values in bench.executor.here[2:]] == [[3.0], [4.0, 5.0]]
     await asyncio.gather(*(bench.batcher.submit(M, request_of(value)) for value in (6.0, 7.0)))
     assert bench.executor.here[-1][1] == [6.0, 7.0]  # they had come together the last time
-
-
-async def test_a_quick_request_beyond_the_memory_budget_is_refused_alone() -> None:
-    bench = Bench({M: {1: 20e-6, 8: 30e-6}, N: {1: 0.002, 2: 0.004}}, row_bytes={M: 2e9, N: 1e6}, memory_bytes=10**10)
-    running = [await bench.submitted(N, 1.0), await bench.submitted(N, 2.0)]
-    assert bench.executor.held == 2  # no slot is free; one batch is ahead
-    waits = asyncio.create_task(bench.batcher.submit(N, request_of(3.0)))
-    beyond = await bench.submitted(M, *[4.0] * 8)
-    with pytest.raises(PayloadTooLargeError):
-        await beyond
-    assert bench.batcher.depth == 1
-    while not waits.done():
-        assert bench.executor.held
-        bench.executor.release()
-        await settled()
-    answers = await asyncio.gather(*running, waits)
-    assert [answer["probabilities"].tolist() for answer in answers] == [[[2.0]], [[4.0]], [[6.0]]]
 
 
 async def test_a_request_expires_though_its_placement_failed() -> None:

@@ -17,18 +17,15 @@ from support.gateway import doubled, request_of, served_as
 
 from firstline_core.clock import SimulatedClock
 from firstline_core.errors import (
-    BudgetExceededError,
     DeadlineExceededError,
     EngineUnavailableError,
     FirstlineError,
     LinkDownError,
-    PayloadTooLargeError,
     QueueFullError,
 )
 from firstline_core.types import Arrays, ModelKey, row_count
 from firstline_gateway.executors.base import Outcome
 from firstline_gateway.executors.dispatch.dispatcher import Dispatcher
-from firstline_gateway.executors.dispatch.forecast import Costs, Energy, Memory
 from firstline_gateway.executors.dispatch.member import Member
 from firstline_gateway.executors.dispatch.placement import ExecutorSnapshot
 from firstline_gateway.models.repository import ServedModel
@@ -36,9 +33,8 @@ from firstline_gateway.serving.scheduling.admission import Bounds
 from firstline_gateway.serving.scheduling.batcher import Batcher
 
 SERVED = served_as(ModelKey("m", 1))
-FRUGAL = replace(SERVED, key=ModelKey("n", 1))
-"""Another model that takes no energy, and memory only for itself."""
-MODEL_MIB = SERVED.memory_bytes >> 20
+OTHER = replace(SERVED, key=ModelKey("n", 1))
+"""Another model."""
 SIZES = (1, 2, 4, 8, 16, 32)
 
 
@@ -75,8 +71,6 @@ class Bench:
         self,
         *speeds: float,
         knows: bool = True,
-        memory_mib: int = 0,
-        energy_w: Sequence[float] = (),
         rows: int = 32,
         patience_s: float = 10.0,
         sessions: int = 1,
@@ -89,20 +83,16 @@ class Bench:
             Member(
                 str(number),
                 executor,
-                costs=lambda served, executor=executor: Costs(  # type: ignore[misc]
-                    seconds={size: executor.seconds(size) for size in SIZES} if knows else {},
-                    memory_bytes={size: size * 1e6 for size in SIZES} if memory_mib and served is SERVED else {},
-                    power_w=100.0 if energy_w and served is SERVED else 0.0,
-                ),
                 sessions=sessions,
-                memory=Memory(memory_mib << 20),
-                energy=Energy(energy_w[number] if energy_w else 0.0),
+                profiled=lambda served, executor=executor: (  # type: ignore[misc]
+                    {size: executor.seconds(size) for size in SIZES} if knows else {}
+                ),
             )
             for number, executor in enumerate(self.executors)
         ]
         for member in self.members:
-            member.place(SERVED, member.costs(SERVED))
-            member.place(FRUGAL, member.costs(FRUGAL))
+            member.place(SERVED, member.profiled(SERVED))
+            member.place(OTHER, member.profiled(OTHER))
         self.engine = Dispatcher(self.members, clock=self.clock)
         self.batcher = Batcher(
             self.engine,
@@ -241,8 +231,8 @@ async def test_a_batch_is_not_split_at_a_concurrency_of_one() -> None:
 
 async def test_a_batch_is_not_split_while_another_model_waits() -> None:
     bench = Bench(1.0, 1.0)
-    first = [await bench.submit(), await bench.submit(served=FRUGAL)]
-    waiting = [await bench.submit(served=served) for served in (SERVED, FRUGAL) for _ in range(8)]
+    first = [await bench.submit(), await bench.submit(served=OTHER)]
+    waiting = [await bench.submit(served=served) for served in (SERVED, OTHER) for _ in range(8)]
     await bench.until(*first, *waiting)
     assert all(executor.batches[-1] >= 8 for executor in bench.executors)
 
@@ -256,7 +246,7 @@ async def test_two_rows_are_tried_although_only_one_is_predicted_in_time() -> No
     """Otherwise they are predicted to gain nothing, and no measurement corrects that."""
     bench = Bench(1.0, 0.4)
     slow = bench.members[1]
-    slow.place(SERVED, Costs(seconds={1: bench.executors[1].seconds(1)}))
+    slow.place(SERVED, {1: bench.executors[1].seconds(1)})
     await bench.until(await bench.submit())
     await bench.clock.advance(0.1)  # a copy of it has ended, too
     tasks = [await bench.submit() for _ in range(4)]  # three of them would be done by the quick one after 16 ms
@@ -298,125 +288,13 @@ async def test_failures_of_all_executors_are_reported_and_nothing_hangs() -> Non
     assert not task.exception()
 
 
-async def test_a_batch_is_no_larger_than_what_the_memory_allows() -> None:
-    bench = Bench(1.0, 0.9, memory_mib=2 * MODEL_MIB + 5)
-    tasks = [await bench.submit() for _ in range(12)]
-    await bench.until(*tasks)
-    assert max(max(executor.batches) for executor in bench.executors) <= 4
-
-
-async def test_an_executor_without_energy_gets_no_batch() -> None:
-    bench = Bench(1.0, 0.2, energy_w=(1.0, 0.0))
-    bench.members[0].energy.spend(60.0, bench.clock.monotonic_s())
-    tasks = [await bench.submit() for _ in range(3)]
-    await bench.until(*tasks)
-    assert bench.executors[0].batches == []
-    await bench.clock.advance(60.0)
-    await bench.until(await bench.submit())
-    assert bench.executors[0].batches == [1]
-
-
-async def test_a_batch_over_all_energy_budgets_delays_no_other_model() -> None:
-    """A batch of the first takes 0.6 J, of which half a second's are not there yet; the other takes none."""
-    bench = Bench(1.0, 1.0, energy_w=(1.0, 1.0))
-    for member in bench.members:
-        member.energy.spend(59.9, 0.0)
-    over = [await bench.submit() for _ in range(6)]
-    others = [await bench.submit(2.0, FRUGAL) for _ in range(3)]
-    await bench.until(*others)
-    assert bench.clock.monotonic_s() < 0.02
-    assert not any(task.done() for task in over)
-    await bench.until(over[0])
-    assert bench.clock.monotonic_s() == pytest.approx(0.5, abs=0.05)
-
-
-async def test_a_batch_over_all_memory_budgets_delays_no_other_model() -> None:
-    """Of the first a batch has room on one executor, and not while another runs; the other executor has no room."""
-    bench = Bench(1.0, 0.5, memory_mib=2 * MODEL_MIB + 1, rows=1)
-    bench.members[1].displace(SERVED.key)
-    over = [await bench.submit() for _ in range(6)]
-    others = [await bench.submit(2.0, FRUGAL) for _ in range(3)]
-    await bench.until(*others)
-    assert bench.clock.monotonic_s() < 0.04
-    await bench.until(*over)
-    assert bench.clock.monotonic_s() < 0.06
-
-
-async def test_a_request_over_all_budgets_is_refused_with_a_retry_time() -> None:
-    bench = Bench(1.0, 1.0, energy_w=(1.0, 1.0))
-    for member in bench.members:
-        member.energy.spend(59.9, 0.0)
-    waits, hurried = await bench.submit(), await bench.submit(deadline_s=0.3)
-    assert isinstance(error := hurried.exception(), BudgetExceededError)
-    assert error.retry_after_s == pytest.approx(0.5)
-    await bench.until(waits)
-    assert bench.clock.monotonic_s() == pytest.approx(0.5, abs=0.02)
-    for member in bench.members:
-        member.energy.spend(30.0, bench.clock.monotonic_s())
-    assert isinstance((await bench.submit()).exception(), BudgetExceededError), "it may wait for ten seconds"
-
-
-async def test_a_batch_larger_than_all_memory_is_refused_at_once() -> None:
-    bench = Bench(1.0, 1.0, memory_mib=2 * MODEL_MIB + 1)
-    bench.members[1].displace(FRUGAL.key)
-    bench.executors[0].stopped = True
-    running, over = await bench.submit(2.0, FRUGAL), await bench.submit(rows=3)
-    assert isinstance(error := over.exception(), PayloadTooLargeError)
-    assert error.message == (
-        "No executor of this gateway has memory for 3 rows of model 'm' at once; send at most 2 rows in one request."
-    )
-    assert error.retry_after_s is None
-    assert not running.done()
-
-
-async def test_a_too_large_request_does_not_refuse_smaller_ones() -> None:
-    """Though it is of the highest level, and would be run first."""
-    bench = Bench(1.0, 1.0, memory_mib=2 * MODEL_MIB + 5)
-    await bench.until(await bench.submit())
-    running = [await bench.submit() for _ in range(2)]
-    others = [await bench.submit(deadline_s=bench.clock.monotonic_s() + 2.0) for _ in range(3)]
-    over = await bench.submit(rows=20, priority=1)
-    await bench.until(*running, *others)
-    assert not any(task.exception() for task in others)
-    assert isinstance(over.exception(), PayloadTooLargeError)
-
-
-async def test_a_costly_request_does_not_delay_cheaper_ones() -> None:
-    """It waits for its joules; of the others each takes 0.6, and there are four."""
-    bench = Bench(1.0, 1.0, energy_w=(1.0, 1.0))
-    await bench.until(await bench.submit())
-    for member in bench.members:
-        member.energy.spend(56.0, bench.clock.monotonic_s())
-    began_s = bench.clock.monotonic_s()
-    running = [await bench.submit(2.0, FRUGAL) for _ in range(2)]
-    others = [await bench.submit(deadline_s=began_s + 0.3) for _ in range(3)]
-    over = await bench.submit(rows=25, priority=1)
-    late = await bench.submit(deadline_s=began_s + 0.3)
-    await bench.until(*running, *others, late)
-    assert not any(task.exception() for task in [*others, late])
-    assert not over.done()
-    await bench.until(over)
-    assert not over.exception()
-    assert began_s + 0.3 < bench.clock.monotonic_s() < began_s + 5.0
-
-
-async def test_a_request_for_memory_that_is_never_free_is_refused_in_time() -> None:
-    bench = Bench(1.0, 1.0, memory_mib=2 * MODEL_MIB + 1, rows=1)
-    bench.members[1].displace(SERVED.key)
-    bench.executors[0].stopped = True
-    tasks = [await bench.submit() for _ in range(2)]
-    await bench.until(tasks[1])
-    assert isinstance(tasks[1].exception(), BudgetExceededError)
-    assert bench.clock.monotonic_s() == pytest.approx(10.0, abs=0.01)
-
-
 async def test_a_model_without_executor_is_refused_although_others_wait() -> None:
     bench = Bench(1.0, 1.0, rows=1)
     bench.members[1].displace(SERVED.key)
     for member in bench.members:
-        member.displace(FRUGAL.key)
+        member.displace(OTHER.key)
     running = [await bench.submit()]
-    gone = await bench.submit(2.0, FRUGAL)
+    gone = await bench.submit(2.0, OTHER)
     assert isinstance(gone.exception(), EngineUnavailableError)
     await bench.until(*running)
 
@@ -440,7 +318,7 @@ async def test_a_backlog_for_a_busy_executor_is_placed_once(monkeypatch: pytest.
     bench.members[1].displace(SERVED.key)
     tasks = [await bench.submit() for _ in range(50)]
     placed = Counted(monkeypatch, ExecutorSnapshot, "place")
-    other = await bench.submit(2.0, FRUGAL)
+    other = await bench.submit(2.0, OTHER)
     assert placed.calls < 10
     await bench.until(other)
     assert bench.clock.monotonic_s() < 0.02
@@ -453,13 +331,13 @@ async def test_a_backlog_next_to_a_slow_idle_executor_is_not_placed_batch_by_bat
 ) -> None:
     """New requests are due last or first; the slow executor takes as long as 200 requests on the fast one."""
     bench = Bench(1.0, 0.005, rows=1)
-    await bench.until(await bench.submit(), await bench.submit(2.0, FRUGAL))
+    await bench.until(await bench.submit(), await bench.submit(2.0, OTHER))
     while bench.members[1].running:
         await bench.clock.advance(0.1)
     placed = Counted(monkeypatch, ExecutorSnapshot, "place")
     now_s = bench.clock.monotonic_s()
     tasks = [
-        await bench.submit(1.0, (SERVED, FRUGAL)[number % 2], deadline_s=now_s + 50 + order * number)
+        await bench.submit(1.0, (SERVED, OTHER)[number % 2], deadline_s=now_s + 50 + order * number)
         for number in range(40)
     ]
     assert placed.calls < 10 * 40
@@ -486,7 +364,7 @@ async def test_admission_cost_does_not_grow_with_models_that_nothing_waits_for(m
     bench = Bench(1.0, 0.5)
     for number in range(100):
         for member in bench.members:
-            member.place(replace(SERVED, key=ModelKey(f"k{number}", 1)), member.costs(SERVED))
+            member.place(replace(SERVED, key=ModelKey(f"k{number}", 1)), member.profiled(SERVED))
     tasks = [await bench.submit() for _ in range(3)]
     asked = Counted(monkeypatch, Member, "problem_with")
     tasks.append(await bench.submit())
@@ -498,54 +376,28 @@ async def test_earlier_backlog_sends_other_models_to_a_free_executor() -> None:
     """The backlog runs on the quick executor alone; the slow one takes 60 ms for what the quick one does in 6."""
     bench = Bench(1.0, 0.1, rows=1)
     bench.members[1].displace(SERVED.key)
-    await bench.until(await bench.submit(), await bench.submit(2.0, FRUGAL))
+    await bench.until(await bench.submit(), await bench.submit(2.0, OTHER))
     backlog = [await bench.submit(deadline_s=8.0) for _ in range(30)]
     copies = len(bench.executors[1].batches)
-    urgent = await bench.submit(2.0, FRUGAL, deadline_s=bench.clock.monotonic_s() + 0.05)
+    urgent = await bench.submit(2.0, OTHER, deadline_s=bench.clock.monotonic_s() + 0.05)
     await bench.until(urgent)
     assert not urgent.exception()
     assert len(bench.executors[1].batches) == copies
-    patient = await bench.submit(2.0, FRUGAL, deadline_s=9.0)
+    patient = await bench.submit(2.0, OTHER, deadline_s=9.0)
     await bench.until(patient)
     assert len(bench.executors[1].batches) == copies + 1
     assert not backlog[-1].done()
     await bench.until(*backlog)
 
 
-async def test_a_request_over_all_budgets_is_refused_while_executors_are_busy() -> None:
-    bench = Bench(1.0, 1.0, energy_w=(1.0, 1.0))
-    for member in bench.members:
-        member.energy.spend(59.9, 0.0)
-    for executor in bench.executors:
-        executor.stopped = True
-    running = [await bench.submit(2.0, FRUGAL) for _ in range(2)]
-    assert all(executor.batches for executor in bench.executors)
-    hurried = await bench.submit(deadline_s=0.3)
-    assert isinstance(hurried.exception(), BudgetExceededError)
-    assert not any(task.done() for task in running)
-
-
-async def test_a_wait_for_memory_ends_while_executors_are_busy() -> None:
-    bench = Bench(1.0, 1.0, memory_mib=2 * MODEL_MIB + 1, rows=1)
-    bench.members[1].displace(SERVED.key)
-    for executor in bench.executors:
-        executor.stopped = True
-    tasks = [await bench.submit() for _ in range(2)]
-    await bench.submit(2.0, FRUGAL)
-    assert all(executor.batches for executor in bench.executors)
-    await bench.until(tasks[1])
-    assert isinstance(tasks[1].exception(), BudgetExceededError)
-    assert bench.clock.monotonic_s() == pytest.approx(10.0, abs=0.01)
-
-
 async def test_an_ejected_executor_is_tried_for_a_model_only_it_runs() -> None:
     bench = Bench(1.0, 1.0, sessions=0)
-    bench.members[0].displace(FRUGAL.key)
+    bench.members[0].displace(OTHER.key)
     bench.members[1].displace(SERVED.key)
-    eject(bench.members[1], FRUGAL.key)
+    eject(bench.members[1], OTHER.key)
     bench.executors[0].stopped = True
     busy, waits = await bench.submit(), await bench.submit()
-    alone = await bench.submit(2.0, FRUGAL)
+    alone = await bench.submit(2.0, OTHER)
     await bench.until(alone)
     assert not alone.exception()
     assert not busy.done() and not waits.done()
@@ -553,56 +405,30 @@ async def test_an_ejected_executor_is_tried_for_a_model_only_it_runs() -> None:
 
 async def test_an_ejected_executor_is_tried_while_it_runs_other_models() -> None:
     bench = Bench(1.0, 1.0, sessions=0)
-    bench.members[0].displace(FRUGAL.key)
+    bench.members[0].displace(OTHER.key)
     bench.executors[1] = bench.members[1].executor = Gains(bench.clock, 0.001, slots=2)
-    eject(bench.members[1], FRUGAL.key)
+    eject(bench.members[1], OTHER.key)
     inputs = request_of(1.0).arrays
     long = bench.engine.run_on(bench.members[1], SERVED.key, [inputs], [None]).ended
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     bench.executors[1].speed = 1.0
-    alone = [await bench.submit(2.0, FRUGAL, deadline_s=0.1) for _ in range(2)]
+    alone = [await bench.submit(2.0, OTHER, deadline_s=0.1) for _ in range(2)]
     assert bench.executors[1].batches == [1, 1], "one at a time"
     await bench.until(*alone)
     assert not any(task.exception() for task in alone)
     long.cancel()
 
 
-async def test_requests_that_wait_for_a_budget_delay_no_others() -> None:
-    bench = Bench(1.0, 1.0, energy_w=(1.0, 1.0))
-    await bench.until(await bench.submit(), await bench.submit(2.0, FRUGAL))
-    for member in bench.members:
-        member.energy.spend(66.0, bench.clock.monotonic_s())
-    over = [await bench.submit(rows=4) for _ in range(12)]
-    wait_s = bench.batcher.wait_s
-    busy = [await bench.submit(2.0, FRUGAL) for _ in range(2)]
-    due_s = bench.clock.monotonic_s() + 0.05
-    hurried = await bench.submit(2.0, FRUGAL, deadline_s=due_s)
-    await bench.until(*busy, hurried)
-    assert not hurried.exception()
-    assert wait_s == 0
-    assert not any(task.done() for task in over)
-
-
-async def test_waiting_for_a_budget_does_not_change_the_margin() -> None:
-    bench = Bench(1.0, 1.0, energy_w=(1.0, 1.0))
-    await bench.until(await bench.submit())
-    for member in bench.members:
-        member.energy.spend(62.0, bench.clock.monotonic_s())
-    await bench.until(await bench.submit())
-    assert bench.clock.monotonic_s() > 1.0
-    assert bench.batcher._admission.margin.seconds < 0.1
-
-
 async def test_backlog_of_other_executors_does_not_count() -> None:
     """Each model has an executor of its own: of the first a second's work waits, of the other a request runs."""
     bench = Bench(1.0, 1.0, rows=1)
-    bench.members[0].displace(FRUGAL.key)
+    bench.members[0].displace(OTHER.key)
     bench.members[1].displace(SERVED.key)
-    await bench.until(await bench.submit(), await bench.submit(2.0, FRUGAL))
+    await bench.until(await bench.submit(), await bench.submit(2.0, OTHER))
     backlog = [await bench.submit() for _ in range(150)]
     due_s = bench.clock.monotonic_s() + 0.04
-    mine = [await bench.submit(2.0, FRUGAL, deadline_s=due_s) for _ in range(2)]
+    mine = [await bench.submit(2.0, OTHER, deadline_s=due_s) for _ in range(2)]
     await bench.until(*mine)
     assert not any(task.exception() for task in mine)
     assert not backlog[-1].done()
@@ -612,10 +438,10 @@ async def test_backlog_of_other_executors_does_not_count() -> None:
 async def test_a_hanging_executor_does_not_delay_other_models() -> None:
     """The first model runs on both executors, the other on the one that hangs."""
     bench = Bench(1.0, 1.0, rows=1)
-    bench.members[0].displace(FRUGAL.key)
-    await bench.until(await bench.submit(), await bench.submit(2.0, FRUGAL))
+    bench.members[0].displace(OTHER.key)
+    await bench.until(await bench.submit(), await bench.submit(2.0, OTHER))
     bench.executors[1].stopped = True
-    hangs = [await bench.submit(2.0, FRUGAL) for _ in range(3)]
+    hangs = [await bench.submit(2.0, OTHER) for _ in range(3)]
     await bench.clock.advance(20.0)
     for _ in range(5):
         due_s = bench.clock.monotonic_s() + 1.0
@@ -628,11 +454,11 @@ async def test_a_hanging_executor_does_not_delay_other_models() -> None:
 async def test_work_that_executors_share_counts_in_part() -> None:
     """The first model runs on both executors, the other on one of them."""
     bench = Bench(1.0, 1.0)
-    bench.members[0].displace(FRUGAL.key)
+    bench.members[0].displace(OTHER.key)
     look = bench.engine.snapshot()
-    assert look.part(FRUGAL.key, SERVED.key) == 0.5
-    assert look.part(SERVED.key, FRUGAL.key) == 1.0
-    completions = [look.completion(key, 8) for key in (FRUGAL.key, SERVED.key)]
+    assert look.part(OTHER.key, SERVED.key) == 0.5
+    assert look.part(SERVED.key, OTHER.key) == 1.0
+    completions = [look.completion(key, 8) for key in (OTHER.key, SERVED.key)]
     assert [len(each.lanes) for each in completions if each is not None] == [1, 2]
 
 
@@ -646,18 +472,14 @@ async def test_a_fast_executor_admits_what_a_slow_one_cannot() -> None:
     assert isinstance(too_late.exception(), DeadlineExceededError)
 
 
-@pytest.mark.parametrize("why", ["ejected", "over its energy"])
-async def test_backlog_does_not_block_other_models_on_an_idle_executor(why: str) -> None:
+async def test_backlog_does_not_block_other_models_on_an_idle_executor() -> None:
     """The backlog waits for one that hangs; the other is idle, and alone runs the second model."""
-    bench = Bench(1.0, 1.0, rows=1, energy_w=(0.0, 1.0) if why == "over its energy" else ())
-    bench.members[0].displace(FRUGAL.key)
-    if why == "over its energy":
-        bench.members[1].energy.spend(60.0, 0.0)
-    else:
-        eject(bench.members[1], SERVED.key)
+    bench = Bench(1.0, 1.0, rows=1)
+    bench.members[0].displace(OTHER.key)
+    eject(bench.members[1], SERVED.key)
     bench.executors[0].stopped = True
     backlog = [await bench.submit() for _ in range(4)]
-    other = await bench.submit(2.0, FRUGAL)
+    other = await bench.submit(2.0, OTHER)
     await bench.until(other)
     assert bench.clock.monotonic_s() < 0.02
     assert not other.exception()
@@ -668,9 +490,9 @@ async def test_a_hanging_executor_is_left_out_of_predictions() -> None:
     """A quick executor runs the model too; the slow one takes as long as twenty requests on the quick one."""
     bench = Bench(1.0, 1.0, 0.05, rows=1)
     for member in bench.members[1:]:
-        member.displace(FRUGAL.key)
+        member.displace(OTHER.key)
     bench.executors[0].stopped = True
-    hangs = await bench.submit(2.0, FRUGAL)
+    hangs = await bench.submit(2.0, OTHER)
     await bench.clock.advance(20.0)
     await bench.until(await bench.submit())
     while bench.members[2].running:
@@ -683,7 +505,7 @@ async def test_a_hanging_executor_is_left_out_of_predictions() -> None:
 
 def of_two_slots(bench: Bench) -> Gains:
     """Returns the only executor of both models, with two slots, ejected for the first model."""
-    for served in (SERVED, FRUGAL):
+    for served in (SERVED, OTHER):
         bench.members[0].displace(served.key)
     bench.executors[1] = bench.members[1].executor = Gains(bench.clock, 1.0, slots=2)
     eject(bench.members[1], SERVED.key)
@@ -696,7 +518,7 @@ async def test_a_request_that_waits_for_a_trial_takes_no_slot() -> None:
     executor.stopped = True
     trial = await bench.submit()
     executor.stopped = False
-    waits, other = await bench.submit(), await bench.submit(2.0, FRUGAL)
+    waits, other = await bench.submit(), await bench.submit(2.0, OTHER)
     await bench.until(other)
     assert bench.clock.monotonic_s() < 0.02
     assert not trial.done() and not waits.done()
@@ -705,9 +527,9 @@ async def test_a_request_that_waits_for_a_trial_takes_no_slot() -> None:
 async def test_no_batch_is_queued_ahead_of_a_waiting_trial() -> None:
     bench = Bench(1.0, 1.0, rows=1, sessions=1)
     of_two_slots(bench)
-    before = [await bench.submit(2.0, FRUGAL) for _ in range(3)]
+    before = [await bench.submit(2.0, OTHER) for _ in range(3)]
     trial = await bench.submit()
-    behind = [await bench.submit(2.0, FRUGAL) for _ in range(20)]
+    behind = [await bench.submit(2.0, OTHER) for _ in range(20)]
     await bench.until(trial)
     assert not trial.exception()
     assert not behind[5].done()
@@ -716,7 +538,7 @@ async def test_no_batch_is_queued_ahead_of_a_waiting_trial() -> None:
 
 async def test_a_hanging_batch_does_not_slow_the_other_slots() -> None:
     bench = Bench(1.0, 1.0, rows=1, sessions=4)
-    for served in (SERVED, FRUGAL):
+    for served in (SERVED, OTHER):
         bench.members[0].displace(served.key)
     bench.executors[1] = bench.members[1].executor = Gains(bench.clock, 1.0, slots=4)
     bench.executors[1].stopped = True
