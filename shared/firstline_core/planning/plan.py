@@ -59,15 +59,6 @@ class Candidate(Struct, frozen=True):
     expected_ms: float | None
 
 
-class Share(Struct, frozen=True):
-    """The operators of the planned variant that one provider runs, by the runtime's profiler."""
-
-    provider: str
-    kinds: tuple[str, ...]
-    nodes: int
-    query_ms: float
-
-
 class Carried(Struct, frozen=True):
     """The form in which an escalated row is sent, and so where the full model's preprocessing runs.
 
@@ -104,7 +95,6 @@ class Plan(Struct, frozen=True):
         chosen: how edge answers are computed; None if no variant was measured here.
         others: other candidates, best first.
         batch: the smallest batch that is nearly as fast as the best; None if only one row was measured.
-        partition: which provider runs which operators; empty if it was not measured.
         throttled_ms: median of a row under sustained load; None if it was not measured.
         carried, full: None if nothing was measured of the full model.
         open: missing or invalid measurements, in sentences.
@@ -116,7 +106,6 @@ class Plan(Struct, frozen=True):
     chosen: Candidate | None
     others: tuple[Candidate, ...]
     batch: int | None
-    partition: tuple[Share, ...]
     throttled_ms: float | None
     carried: Carried | None
     full: FullModel | None
@@ -159,7 +148,6 @@ def plan(
         chosen,
         tuple(ranked[1:]),
         _batch(manifest, own, notes),
-        _partition(own, notes),
         _throttled(own, notes),
         _carried(manifest, points, splits, notes),
         full,
@@ -251,21 +239,6 @@ def _batch(manifest: Manifest, own: Sequence[Point], notes: list[str]) -> int | 
     return None
 
 
-def _partition(own: Sequence[Point], notes: list[str]) -> tuple[Share, ...]:
-    point = next((one for one in own if one.key.of_one_row), None)
-    if point is None:
-        return ()
-    if not point.operators:
-        why = (point.operators_absent or "no reason given").rstrip(".")
-        notes.append(f"Which operators run where was not measured: {why}.")
-    shares = []
-    for provider in dict.fromkeys(operator.provider or point.ran_on for operator in point.operators):
-        of = [one for one in point.operators if (one.provider or point.ran_on) == provider]
-        nodes, query_ms = sum(one.nodes for one in of), sum(one.query_ms for one in of)
-        shares.append(Share(provider, tuple(one.kind for one in of), nodes, query_ms))
-    return tuple(shares)
-
-
 def _throttled(own: Sequence[Point], notes: list[str]) -> float | None:
     hot = [point for point in own if point.key.batch == 1 and point.key.condition != "warm"]
     if own and not hot:
@@ -330,10 +303,6 @@ def plan_lines(plan: Plan) -> list[str]:
         lines.append(f"  batch     {plan.batch} {'row' if plan.batch == 1 else 'rows'}: larger ones win under 5 %")
     if plan.throttled_ms is not None:
         lines.append(f"  held back {plan.throttled_ms:.3g} ms a row under sustained load")
-    lines += [
-        f"  partition {share.provider} runs {share.nodes} operators ({', '.join(share.kinds)}), {share.query_ms:.3g} ms"
-        for share in plan.partition
-    ]
     if (carried := plan.carried) is not None:
         tensor = "unknown" if carried.tensor_bytes is None else f"{carried.tensor_bytes:.0f} bytes"
         where = "on the gateway" if carried.form == "encoded" else "on the device"

@@ -4,7 +4,7 @@
     files           reads profiles, finds the one of a machine, updates it
     measure         the points of a profile, which of them are left to measure, and what they need
     point_process   measures a point in a process of its own
-    measure_point   that process: scenarios, memory, energy, operators
+    measure_point   that process: scenarios, memory, energy
     scenarios       arrival of queries, after MLPerf
     meters          energy, peak memory, and heat under full load
     predict         response times of a mixed load, simulated

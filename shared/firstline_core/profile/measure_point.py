@@ -7,47 +7,39 @@ from __future__ import annotations
 
 import sys
 import time
-from collections import defaultdict
 from contextlib import closing, suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Annotated
 
 import msgspec
 import numpy as np
-from msgspec import Meta, Struct, field
+from msgspec import Struct
 
 from firstline_core.bundle.golden import inputs_of, read_golden
 from firstline_core.bundle.loading import LoadedModel, load_model
 from firstline_core.bundle.manifest import MANIFEST_NAME, Model, parse_manifest
 from firstline_core.bundle.store import Bundle
-from firstline_core.errors import FirstlineError, ModelLoadError, ProtocolError
+from firstline_core.errors import FirstlineError, ModelLoadError
 from firstline_core.hardware.kernel_files import Tree
 from firstline_core.hardware.sensors import Sensors
 from firstline_core.profile import scenarios
 from firstline_core.profile.meters import EnergyMeter, heat_up, peak, reset_peak, waited_s
 from firstline_core.profile.profile import (
-    OPERATORS,
     Key,
     Moved,
-    Operator,
     Point,
     WarmUp,
     distribution,
 )
 from firstline_core.runtime.litert import delegates as tflite_delegates
 from firstline_core.runtime.memory import keep_freed_memory
-from firstline_core.runtime.onnx import OnnxRuntime
 from firstline_core.runtime.onnx import providers as onnx_providers
 from firstline_core.runtime.priority import use_lowest_priority
 from firstline_core.runtime.select import CPU, RuntimeOptions
 from firstline_core.types import Arrays, payload_bytes, row_count
 
-_SHARES = {"query": 0.35, "loaded": 0.55, "operators": 0.1}
+_SHARES = {"query": 0.4, "loaded": 0.6}
 """Shares of a point's seconds; the scenarios that a service meets most have the most samples."""
-_TRACED_RUNS = 50
-_TRACE_BYTES = 64 * 1024 * 1024
 _PACKAGES = {"onnx": ("onnxruntime", "onnxruntime-gpu", "onnxruntime-openvino", "onnxruntime-rocm", "onnxruntime-qnn"),
              "tflite": ("ai-edge-litert", "tflite-runtime", "tensorflow")}  # fmt: skip
 
@@ -130,7 +122,6 @@ def measure(job: Job) -> Point:
         under_load = scenarios.loaded(query, mean_s, job.seconds * _SHARES["loaded"])
         peak_bytes = peak(before_bytes)
         prepared, output = loaded.prepare(inputs), loaded.predict(inputs).outputs
-    found_operators, absent = _operators(bundle, model, loaded, prepared, job)
     warm_queries = scenarios.steady_from(whole, median_s)
     received_bytes = payload_bytes(inputs.values())
     seconds = time.perf_counter() - began_s
@@ -151,8 +142,6 @@ def measure(job: Job) -> Point:
         peak_memory_bytes=peak_bytes,
         processor_ms=_ms(processor_s / (len(whole) - warm)),
         energy_mj=energy,
-        operators=found_operators,
-        operators_absent=absent,
         heated_s=round(heated_s, 1),
         seconds=round(seconds, 2),
         waited_share=round((waited_s() - before_s) / seconds, 4),
@@ -188,78 +177,6 @@ def queried(bundle: Bundle, loaded: LoadedModel, rows: int) -> Arrays:
         )
     positions = np.arange(rows) % row_count(one)
     return {name: np.ascontiguousarray(one[name][positions]) for name in loaded.input_names}
-
-
-def _operators(
-    bundle: Bundle, model: Model, loaded: LoadedModel, rows: Arrays, job: Job
-) -> tuple[tuple[Operator, ...], str]:
-    if model.runtime != "onnx":
-        return (), "The TFLite interpreter has no profiler in Python."
-    key = job.key
-    try:
-        with TemporaryDirectory(prefix="firstline-trace-") as folder:
-            trace = Path(folder) / "trace"
-            with closing(
-                OnnxRuntime(bundle.file(model.artefact), providers=(key.provider,), threads=key.threads, trace=trace)
-            ) as traced:
-                until_s = time.perf_counter() + job.seconds * _SHARES["operators"]
-                for done in range(_TRACED_RUNS):
-                    traced.run(loaded.feeds(rows))
-                    if done > 1 and time.perf_counter() > until_s:
-                        break
-                return operators(traced.end_trace().read_bytes()), ""
-    except (FirstlineError, OSError) as error:
-        return (), str(error)[:200]
-
-
-class _Details(Struct):
-    op_name: str = ""
-    provider: str = ""
-
-
-class _Event(Struct):
-    """An event of the trace: https://onnxruntime.ai/docs/performance/tune-performance/profiling-tools.html."""
-
-    name: str
-    dur: Annotated[float, Meta(ge=0)] = 0.0
-    cat: str = ""
-    args: _Details = field(default_factory=_Details)
-
-
-def operators(trace: bytes, skip_runs: int = 1) -> tuple[Operator, ...]:
-    """Returns the kinds of operators, slowest first.
-
-    Args:
-        trace: written by `OnnxRuntime.end_trace`.
-        skip_runs: number of first runs, which allocate.
-
-    Raises:
-        ProtocolError: it is not a trace, or has no further run.
-    """
-    if len(trace) > _TRACE_BYTES:
-        raise ProtocolError(f"ONNX Runtime's trace has {len(trace)} bytes; at most {_TRACE_BYTES} are read.")
-    try:
-        events = msgspec.json.decode(trace, type=list[_Event])
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise ProtocolError(f"ONNX Runtime's trace cannot be read: {error}.") from error
-    runs = 0
-    spent_us: dict[tuple[str, str], float] = defaultdict(float)
-    nodes: dict[tuple[str, str], set[str]] = defaultdict(set)
-    for event in events:
-        if event.name == "model_run":  # comes after the events of its operators
-            runs += 1
-        elif event.cat == "Node" and event.name.endswith("_kernel_time") and runs >= skip_runs:
-            kind = (event.args.op_name[:64], event.args.provider[:64])
-            spent_us[kind] += event.dur
-            nodes[kind].add(event.name)
-    counted = runs - skip_runs
-    if counted < 1 or not spent_us:
-        raise ProtocolError("ONNX Runtime's trace has no run.")
-    found = [
-        Operator(kind, len(nodes[kind, provider]), float(f"{total / counted / 1000:.5g}"), provider)
-        for (kind, provider), total in spent_us.items()
-    ]
-    return tuple(sorted(found, key=lambda one: (-one.query_ms, one.kind)))[:OPERATORS]
 
 
 def _runtime(model: Model) -> str:

@@ -41,8 +41,6 @@ POINTS = 512
 REASON_CHARACTERS = 500
 HALF_LOAD = 0.5
 """The load of `Point.rested` and `Point.queued`, as a share of the rate back to back."""
-OPERATORS = 24
-"""Most kinds of operators of one point."""
 Condition = Literal["warm", "sustained"]
 """warm: short runs on a machine at rest, after the first runs; the default. sustained: after minutes of full load, as
 the board itself throttles."""
@@ -175,22 +173,6 @@ class Moved(Struct, frozen=True):
     weights_bytes: Count
 
 
-class Operator(Struct, frozen=True):
-    """All nodes of one kind.
-
-    Attributes:
-        kind: the runtime's name, "Conv".
-        nodes: their number.
-        query_ms: their time together, mean over queries, with the runtime's profiler on.
-        provider: the provider that ran them.
-    """
-
-    kind: Annotated[str, Meta(max_length=64)]
-    nodes: Count
-    query_ms: Milliseconds
-    provider: Annotated[str, Meta(max_length=64)] = ""
-
-
 class Point(Struct, frozen=True):
     """One point.
 
@@ -207,7 +189,6 @@ class Point(Struct, frozen=True):
         offline_per_s: samples a second, one batch after the other.
         peak_memory_bytes: peak memory of the process beyond that before it loaded the model.
         processor_ms: processor time of all cores for a query, back to back.
-        operators: slowest kinds first; empty if `operators_absent` says why.
         energy_mj: energy of a query back to back, in millijoules.
         heated_s: time for which every core was busy before a sustained point; 0 for other points.
         heat_limit_s: longest such time; less is enough if the temperature settles.
@@ -231,8 +212,6 @@ class Point(Struct, frozen=True):
     peak_memory_bytes: Reading
     processor_ms: Milliseconds
     energy_mj: Reading
-    operators: Annotated[tuple[Operator, ...], Meta(max_length=OPERATORS)] = ()
-    operators_absent: Text = ""
     queued: Distribution | None = None
     heated_s: Amount = 0.0
     heat_limit_s: Amount = 0.0

@@ -16,7 +16,6 @@ COLUMNS = (
     "model", "on", "threads", "batch", "p50 ms", "p99 ms", "prepare ms", "rested p50", "samples/s",
     "memory MB", "mJ/query", "accuracy",
 )  # fmt: skip
-_OPERATORS = 3
 _UNKNOWN: Mapping[Sha256, float] = MappingProxyType({})
 DISTURBED = 0.05
 """A measurement that waited for a core for a larger share of its time is disturbed by other work."""
@@ -58,12 +57,10 @@ def profile_lines(profile: Profile, accuracy: Mapping[Sha256, float] = _UNKNOWN)
 
 
 def notes(profile: Profile, accuracy: Mapping[Sha256, float] = _UNKNOWN) -> Iterator[str]:
-    """Yields what the table does not contain: the slowest operators, refused points, notes on the figures."""
+    """Yields what the table does not contain: refused points and notes on the figures."""
     yield "* the smallest batch with 95 % of the best rate. A query is that many samples; its decoding is part of it."
     for variant in dict.fromkeys(point.key.variant for point in profile.points):
         point = next(one for one in _ordered(profile) if one.key.variant == variant)
-        dear = ", ".join(f"{one.kind} {one.query_ms:.3g} ms ({one.nodes})" for one in point.operators[:_OPERATORS])
-        yield f"{variant}: {'slowest operators: ' + dear if dear else point.operators_absent}"
         yield f"{variant}: {_begins(point.warm_up)}; a query moves {_moves(point.moved)}"
     absent = {point.energy_mj.reason for point in profile.points if isinstance(point.energy_mj, Absent)}
     yield from (f"Energy: {reason}" for reason in sorted(absent))

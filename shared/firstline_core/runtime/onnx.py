@@ -100,7 +100,6 @@ class OnnxRuntime:
         *,
         providers: tuple[str, ...],
         threads: int,
-        trace: Path | None = None,
         content: bytes | None = None,
     ) -> None:
         """Loads the model and checks that the requested providers really execute it.
@@ -109,7 +108,6 @@ class OnnxRuntime:
             path: a single-file ONNX model; weights in a second file are refused.
             providers: execution providers by name, preferred first.
             threads: that one run may use; 0 for ONNX Runtime's default (one per core).
-            trace: prefix of a file with the duration of each operator, see `end_trace`; None for no trace.
             content: the model itself, if there is no such file; `path` then only names it in messages.
 
         Raises:
@@ -121,8 +119,6 @@ class OnnxRuntime:
         if problem := _absence(ort, providers):
             raise ModelLoadError(f"{path}: the configuration names {problem}")
         options = _options(ort, threads)
-        if trace is not None:
-            options.enable_profiling, options.profile_file_prefix = True, str(trace)
         self._session: Any = self._open(ort, model, path, providers, options)
         self.provider: str = self._session.get_providers()[0]
         nodes = self._session.get_inputs()
@@ -180,10 +176,6 @@ class OnnxRuntime:
             encoded: Array = np.frompyfunc(str.encode, 1, 1)(results[name])
             results[name] = encoded
         return results
-
-    def end_trace(self) -> Path:
-        """Ends the requested trace and returns its path; `operators` reads it."""
-        return Path(self._session.end_profiling())
 
     def close(self) -> None:
         self._session = None

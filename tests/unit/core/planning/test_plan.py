@@ -9,7 +9,7 @@ from firstline_core.hardware.catalogue import Catalogue, Engine, Memory, Process
 from firstline_core.hardware.readings import Absent, Modelled
 from firstline_core.planning.plan import Link, plan, plan_lines
 from firstline_core.planning.split import Cut, Form, Splits
-from firstline_core.profile.profile import Key, Moved, Operator, Point, Profile, WarmUp, distribution
+from firstline_core.profile.profile import Key, Moved, Point, Profile, WarmUp, distribution
 
 _MANIFEST = open_bundle(Path(__file__).parents[4] / "models/digits/bundle").manifest
 _CPU = "CPUExecutionProvider"
@@ -35,7 +35,6 @@ def _point(
         peak_memory_bytes=Absent("nobody looked"),
         processor_ms=ms,
         energy_mj=Modelled(2.0, "stated costs"),
-        operators=(Operator("Conv", 3, ms / 2, provider), Operator("Softmax", 1, ms / 10, _CPU)),
     )
 
 
@@ -88,14 +87,6 @@ def test_a_broken_provider_is_ignored_and_noted() -> None:
     found = plan(_MANIFEST, _profile(*points), broken)
     assert found.chosen.provider == _CPU
     assert "CUDAExecutionProvider is ignored: No such device." in found.open
-
-
-def test_operators_are_listed_by_provider() -> None:
-    found = plan(_MANIFEST, _profile(_point("edge-onnx", 1.0, provider="XnnpackExecutionProvider")))
-    assert [(share.provider, share.nodes, share.kinds) for share in found.partition] == [
-        ("XnnpackExecutionProvider", 3, ("Conv",)),
-        (_CPU, 1, ("Softmax",)),
-    ]
 
 
 def test_the_smallest_nearly_best_batch_is_planned() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +13,10 @@ from support.profiles import point
 from support.sample_bundles import variant_bundle
 
 from firstline_core.bundle.store import Bundle
-from firstline_core.errors import ConfigError, ProtocolError
+from firstline_core.errors import ConfigError
 from firstline_core.hardware.readings import Absent, Measured, Modelled, Snapshot
 from firstline_core.profile.files import profile_path, read_profile
 from firstline_core.profile.measure import Need, ProfileOptions, measure_profile, need, profile_keys
-from firstline_core.profile.measure_point import operators
 from firstline_core.profile.meters import joules
 from firstline_core.profile.profile import LIMIT_BYTES, POINTS, Key, Profile, Refused
 from firstline_core.profile.scenarios import steady_from
@@ -53,12 +51,6 @@ class TestMeasuring:
         assert point.query.mean_ms == pytest.approx(parts_ms, rel=0.01)
         assert point.offline_per_s == pytest.approx(1000 / point.query.mean_ms, rel=0.01)
         assert point.warm_up.load_ms > 0
-
-    def test_operators_come_from_the_runtimes_own_trace(self, measured: Profile, bundle: Bundle) -> None:
-        (point,) = measured.points
-        assert {one.provider for one in point.operators} == {"CPUExecutionProvider"}
-        assert sum(one.query_ms for one in point.operators) < 100 * point.run.p99_ms
-        assert point.operators_absent == ""
 
     def test_energy_is_modelled_where_a_cost_is_stated_and_no_sensor_measures(self, measured: Profile) -> None:
         (point,) = measured.points
@@ -179,7 +171,7 @@ class TestMeasuring:
     ) -> None:
         monkeypatch.setattr("firstline_core.profile.files.LIMIT_BYTES", 2 * LIMIT_BYTES)
         monkeypatch.setattr("firstline_core.profile.profile.LIMIT_BYTES", 2 * LIMIT_BYTES)
-        point, own = replace(measured.points[0], operators=()), tmp_path / "own.json"
+        point, own = measured.points[0], tmp_path / "own.json"
         before = [replace(point, key=replace(point.key, batch=batch)) for batch in range(2, POINTS + 2)]
         refused = [Refused(one.key, "onnxruntime", "It was too large.") for one in before]
         own.write_bytes(msgspec.json.encode(replace(measured, points=tuple(before), refused=tuple(refused))))
@@ -210,7 +202,7 @@ class TestMeasuring:
 
     def test_the_text_names_every_point(self, measured: Profile) -> None:
         lines = "\n".join(profile_lines(measured))
-        assert "small" in lines and "p99 ms" in lines and "slowest operators" in lines
+        assert "small" in lines and "p99 ms" in lines
 
 
 class TestKeys:
@@ -234,22 +226,6 @@ class TestSteady:
         assert steady_from([9.0, 5.0, 3.0, *[1.0] * 20], 1.0) == 1  # the median of 5, 3, 1, 1, 1 is 1
         assert steady_from([1.0] * 9, 1.0) == 0
         assert steady_from([9.0] * 9, 1.0) == 9
-
-
-class TestOperators:
-    def test_the_first_run_is_left_out_and_kinds_are_summed(self) -> None:
-        def node(name: str, kind: str, took_us: float) -> dict[str, object]:
-            return {"cat": "Node", "name": f"{name}_kernel_time", "dur": took_us, "args": {"op_name": kind}}
-
-        run = {"cat": "Session", "name": "model_run", "dur": 1}
-        first, later = [node("a", "Conv", 9000.0), run], [node("a", "Conv", 100.0), node("b", "Conv", 200.0), run]
-        (found,) = operators(json.dumps([*first, *later, *later]).encode())
-        assert (found.kind, found.nodes, found.query_ms) == ("Conv", 2, 0.3)
-
-    @pytest.mark.parametrize("trace", [b"", b"{}", b"[]", b'[{"name": 3}]'])
-    def test_a_trace_without_runs_is_refused(self, trace: bytes) -> None:
-        with pytest.raises(ProtocolError, match="trace"):
-            operators(trace)
 
 
 class TestJoules:

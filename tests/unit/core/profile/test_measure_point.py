@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import io
-import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 
 import msgspec
 import pytest
 from msgspec.structs import replace
-from support.sample_bundles import detector_bundle, variant_bundle
+from support.sample_bundles import variant_bundle
 
 from firstline_core.profile import measure_point
 from firstline_core.profile.measure_point import Job
@@ -20,21 +19,6 @@ from firstline_core.profile.profile import Key
 def job(bundle_path: Path) -> Job:
     model = variant_bundle(bundle_path, "small").manifest.edge[0]
     return Job(str(bundle_path), Key("small", model.digest, "CPUExecutionProvider", 1, 1), seconds=0.1)
-
-
-def test_a_point_without_a_trace_has_everything_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    wanted = job(tmp_path / "bundle")
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "absent"))
-    point = measure_point.measure(wanted)
-    assert point.operators == () and "absent" in point.operators_absent
-    assert point.query.count >= 5
-
-
-def test_a_detector_has_operators(tmp_path: Path) -> None:
-    model = detector_bundle(tmp_path).manifest.edge[0]
-    key = Key("edge", model.digest, "CPUExecutionProvider", 1, 1)
-    point = measure_point.measure(Job(str(tmp_path), key, seconds=0.1))
-    assert point.operators_absent == "" and "Mul" in {one.kind for one in point.operators}
 
 
 def test_a_missing_bundle_is_one_sentence(
