@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 from msgspec import Struct
 
@@ -59,21 +59,6 @@ class Candidate(Struct, frozen=True):
     expected_ms: float | None
 
 
-class Carried(Struct, frozen=True):
-    """The form in which an escalated row is sent, and so where the full model's preprocessing runs.
-
-    Attributes:
-        form: the encoded input, which the gateway preprocesses; or the full model's tensor, preprocessed here.
-        encoded_bytes, tensor_bytes: of a row.
-        prepare_ms: time to preprocess a row for the full model, on the measured machine.
-    """
-
-    form: Literal["encoded", "tensor"]
-    encoded_bytes: float
-    tensor_bytes: float | None
-    prepare_ms: float
-
-
 class FullModel(Struct, frozen=True):
     """The ways to the full model's answer.
 
@@ -96,7 +81,7 @@ class Plan(Struct, frozen=True):
         others: other candidates, best first.
         batch: the smallest batch that is nearly as fast as the best; None if only one row was measured.
         throttled_ms: median of a row under sustained load; None if it was not measured.
-        carried, full: None if nothing was measured of the full model.
+        full: None if nothing was measured of the full model.
         open: missing or invalid measurements, in sentences.
     """
 
@@ -107,7 +92,6 @@ class Plan(Struct, frozen=True):
     others: tuple[Candidate, ...]
     batch: int | None
     throttled_ms: float | None
-    carried: Carried | None
     full: FullModel | None
     open: tuple[str, ...]
 
@@ -149,7 +133,6 @@ def plan(
         tuple(ranked[1:]),
         _batch(manifest, own, notes),
         _throttled(own, notes),
-        _carried(manifest, points, splits, notes),
         full,
         tuple(dict.fromkeys(notes)),
     )
@@ -252,21 +235,6 @@ def _full_point(manifest: Manifest, points: Iterable[Point]) -> Point | None:
     return min(of, key=lambda point: point.query.p50_ms, default=None)
 
 
-def _carried(manifest: Manifest, points: Iterable[Point], splits: Splits | None, notes: list[str]) -> Carried | None:
-    """The smaller form; the encoded input if they are equal, because the gateway preprocesses at least as fast."""
-    if manifest.full is None:
-        return None
-    point = _full_point(manifest, points)
-    if point is not None:
-        encoded, tensor = point.moved.received_bytes, point.moved.input_bytes
-        return Carried("tensor" if tensor < encoded else "encoded", encoded, tensor, point.prepare.p50_ms)
-    if splits is not None and splits.model_digest == manifest.full.digest:
-        notes.append("How large the full model's input tensor is was not measured here.")
-        return Carried("encoded", splits.input_bytes, None, splits.prepare_ms)
-    notes.append("The full model was not measured: the input is sent as it came.")
-    return None
-
-
 def _full(
     manifest: Manifest, points: Sequence[Point], splits: Splits | None, link: Link, notes: list[str]
 ) -> FullModel | None:
@@ -303,13 +271,6 @@ def plan_lines(plan: Plan) -> list[str]:
         lines.append(f"  batch     {plan.batch} {'row' if plan.batch == 1 else 'rows'}: larger ones win under 5 %")
     if plan.throttled_ms is not None:
         lines.append(f"  held back {plan.throttled_ms:.3g} ms a row under sustained load")
-    if (carried := plan.carried) is not None:
-        tensor = "unknown" if carried.tensor_bytes is None else f"{carried.tensor_bytes:.0f} bytes"
-        where = "on the gateway" if carried.form == "encoded" else "on the device"
-        lines.append(
-            f"  processed {where} for the full model: the input is {carried.encoded_bytes:.0f} bytes as it came, its "
-            f"tensor {tensor}; {carried.prepare_ms:.3g} ms to prepare; its answer is processed where it runs"
-        )
     if (full := plan.full) is not None:
         if full.way is not None and full.latency_ms is not None:
             lines.append(f"  full      {describe_way(full.way)}: {full.latency_ms:.3g} ms over the stated link")

@@ -107,14 +107,6 @@ def test_no_batch_is_planned_for_a_model_that_runs_row_by_row() -> None:
     assert not any("profile --batches" in sentence for sentence in found.open)
 
 
-def test_the_smaller_of_input_and_tensor_is_sent() -> None:
-    full = _point("full", 1.0)
-    small = structs.replace(full, moved=Moved(5000, 256, 40, 1))
-    for point, form in ((full, "encoded"), (small, "tensor")):
-        carried = plan(_MANIFEST, _profile(point)).carried
-        assert carried.form == form
-
-
 def test_a_slow_device_sends_its_input() -> None:
     slow = plan(_MANIFEST, _profile(_point("full", 1500.0)), splits=_splits(), link=Link(1e6, 1.0))
     assert slow.full.way.kind == "input"
