@@ -138,5 +138,4 @@ def test_a_plan_as_text_has_its_figures() -> None:
         in text
     )
     assert "keeps 76% under its certificate" in text
-    assert "the input is 120 bytes as it came, its tensor 256 bytes" in text
     assert "open      The round trip to the gateway is not stated" in text
