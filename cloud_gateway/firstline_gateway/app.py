@@ -51,7 +51,7 @@ from firstline_gateway.models.repository import Repository
 from firstline_gateway.models.residency import Residency
 from firstline_gateway.mqtt import MqttConsumer
 from firstline_gateway.profiles import records as profile_records
-from firstline_gateway.profiles.profiles import Profiles, priors_in
+from firstline_gateway.profiles.profiles import Profiles
 from firstline_gateway.profiles.requests import RequestedProfiles
 from firstline_gateway.registry import metrics as registry_metrics
 from firstline_gateway.rollouts.bundle_use import RolloutBundleUse
@@ -526,9 +526,7 @@ def open_gateway(settings: Settings) -> Gateway:
         fetched=settings.fetched_models,
     )
     load = partial(load_full, options=options) if here else None
-    if settings.executors:
-        _open_store(settings).close()  # creates the schema for the profiles
-    dispatcher = open_executors(settings, repository, options, priors_in(settings.store))
+    dispatcher = open_executors(settings, repository, options)
     gateway = Gateway(settings, repository, dispatcher, load=load)
     if not repository.models:
         log.warning("no model to serve", directory=settings.models.directory)

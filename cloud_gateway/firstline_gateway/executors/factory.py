@@ -20,7 +20,7 @@ from firstline_core.telemetry.logs import logger
 from firstline_gateway.executors.base import Executor
 from firstline_gateway.executors.dispatch.dispatcher import Dispatcher
 from firstline_gateway.executors.dispatch.member import Member, OpensMember
-from firstline_gateway.executors.dispatch.profiles import Priors, batch_seconds, no_priors, of_this_machine, read
+from firstline_gateway.executors.dispatch.profiles import batch_seconds, profiles_near, read
 from firstline_gateway.executors.local import LocalExecutor
 from firstline_gateway.executors.oip.dialects import FirstlineModel, RemoteModel, V2Model
 from firstline_gateway.executors.oip.members import open_servers
@@ -33,16 +33,13 @@ from firstline_gateway.settings.settings import ExecutorOf, Oip, Settings
 log = logger(__name__)
 
 
-def open_executors(
-    settings: Settings, repository: Repository, options: RuntimeOptions, priors: Priors = no_priors
-) -> Dispatcher:
+def open_executors(settings: Settings, repository: Repository, options: RuntimeOptions) -> Dispatcher:
     """Opens the executors for the models of a repository, which is loaded where `settings.loads_here` says so.
 
     Args:
         settings: the gateway's.
         repository: the models.
         options: how they run here.
-        priors: reads the stored profiles of a model on this hardware, if its bundle has none.
 
     Raises:
         ConfigError: a setting of the executors is invalid.
@@ -64,7 +61,7 @@ def open_executors(
                 ),
             )
         taken = taken or found.engine == "local"
-        members += _open_named(settings, name, repository, options, load=load, priors=priors)
+        members += _open_named(settings, name, repository, options, load=load)
     return Dispatcher(members)
 
 
@@ -75,7 +72,6 @@ def _open_named(
     options: RuntimeOptions,
     *,
     load: Callable[[ServedModel], LoadedModel] | None,
-    priors: Priors,
 ) -> list[Member]:
     """One of several executors, with the models that it may run, newest first."""
 
@@ -83,7 +79,7 @@ def _open_named(
         return name in settings.models.executors_of.get(model, (name,))
 
     def profiled(served: ServedModel) -> dict[int, float]:
-        return batch_seconds([*_profiles(served, found, priors), *profiles], served.digest, provider)
+        return batch_seconds([*_profiles(served, found), *profiles], served.digest, provider)
 
     found = settings.executors[name]
     profiles = read(found.profiles)
@@ -105,11 +101,11 @@ def _open_named(
     return _open(settings, found, placed, options, open_member)
 
 
-def _profiles(served: ServedModel, found: ExecutorOf, priors: Priors) -> list[Profile]:
+def _profiles(served: ServedModel, found: ExecutorOf) -> list[Profile]:
     """A model's profiles of this machine; of others' machines only what the settings name is known to be theirs."""
     if found.engine != "local":
         return []
-    return of_this_machine(served.path, served.manifest.name, served.digest, _fingerprint, priors)
+    return profiles_near(served.path, served.manifest.name, _fingerprint)
 
 
 @cache

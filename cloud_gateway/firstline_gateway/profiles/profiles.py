@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-from contextlib import closing
-
-import msgspec
 from msgspec.structs import replace
 from sqlalchemy import Connection
 
 from firstline_core.clock import Clock
-from firstline_core.errors import ConflictError, FirstlineError, NotFoundError, ProtocolError, RequestError
+from firstline_core.errors import ConflictError, NotFoundError, ProtocolError, RequestError
 from firstline_core.fleet.profiles import ProfileEntry, ProfilePage, entry_of
-from firstline_core.profile.profile import Profile, decode
+from firstline_core.profile.profile import decode
 from firstline_core.protocol.enrolment import device_principal
 from firstline_core.telemetry.logs import logger
 from firstline_gateway import audit_log
-from firstline_gateway.executors.dispatch.profiles import Priors
 from firstline_gateway.fleet import devices
 from firstline_gateway.profiles import records
 from firstline_gateway.profiles.records import Place, RequestRecord
-from firstline_gateway.settings.settings import Store as StoreSettings
-from firstline_gateway.store.database import connect
 from firstline_gateway.store.store import Store
 
 log = logger(__name__)
@@ -160,24 +154,6 @@ def permitted(
     if request.delivered_s is not None and request.version != version:
         raise _fulfilled(request)
     return request
-
-
-def priors_in(store: StoreSettings) -> Priors:
-    """Returns a function that reads the stored profile of a model on this gateway's hardware.
-
-    It opens a connection for each call, and holds none meanwhile.
-    """
-
-    def find(bundle: str, model_digest: str, fingerprint: str) -> list[Profile]:
-        try:
-            with closing(connect(store)) as database, database.reading() as connection:
-                content = records.of_hardware(connection, bundle, model_digest, fingerprint)
-            return [decode(content, f"The stored profile of {bundle}")] if content is not None else []
-        except (FirstlineError, msgspec.MsgspecError) as error:  # the model runs without one
-            log.warning("stored profile not used", bundle=bundle, error=str(error))
-            return []
-
-    return find
 
 
 def _fulfilled(request: RequestRecord) -> ConflictError:

@@ -11,9 +11,6 @@ from firstline_core.fleet.twin import DesiredProfile
 from firstline_core.protocol.enrolment import device_principal
 from firstline_gateway.store.schema import METADATA, Document, upsert
 
-_RECENT = 64
-"""Latest profiles of one bundle on machines of one fingerprint that are searched for a model's digest."""
-
 Place = tuple[str, int, str]
 """Bundle, version and machine."""
 
@@ -27,8 +24,6 @@ PROFILES = sa.Table(
     sa.Column("by", sa.String(160), nullable=False),
     sa.Column("entry", Document(ProfileEntry), nullable=False),
     sa.Column("content", sa.LargeBinary, nullable=False),
-    sa.Column("fingerprint", sa.String(64), nullable=False),  # of `entry`
-    sa.Index(None, "bundle", "fingerprint"),
 )
 
 PROFILE_REQUESTS = sa.Table(
@@ -52,7 +47,7 @@ _P, _R = PROFILES.c, PROFILE_REQUESTS.c
 
 def put(connection: sa.Connection, entry: ProfileEntry, content: bytes) -> None:
     """Stores a profile, replacing the previous one, and deletes the machine's oldest of that bundle."""
-    values = {name: getattr(entry, name) for name in ("bundle", "version", "machine", "kept_s", "by", "fingerprint")}
+    values = {name: getattr(entry, name) for name in ("bundle", "version", "machine", "kept_s", "by")}
     values |= {"entry": entry, "content": content}
     upsert(connection, PROFILES, values)
     same = (_P.bundle == entry.bundle, _P.machine == entry.machine)
@@ -67,20 +62,6 @@ def find(connection: sa.Connection, place: Place) -> tuple[ProfileEntry, bytes] 
     """Returns one profile; None if it is not stored."""
     row = connection.execute(sa.select(_P.entry, _P.content).where(*_at(place))).first()
     return (row.entry, row.content) if row is not None else None
-
-
-def of_hardware(connection: sa.Connection, bundle: str, model_digest: str, fingerprint: str) -> bytes | None:
-    """Returns the latest profile of a machine of this fingerprint that has the model and was not sent by a device.
-
-    A device is not trusted here: its statement about another machine would steer this gateway's work.
-    """
-    trusted = (_P.bundle == bundle, _P.fingerprint == fingerprint, ~_P.by.startswith(device_principal("")))
-    found = sa.select(_P.version, _P.machine, _P.entry).where(*trusted).order_by(_P.kept_s.desc()).limit(_RECENT)
-    for row in connection.execute(found).all():
-        if model_digest in row.entry.models:
-            place = _at((bundle, row.version, row.machine))
-            return connection.execute(sa.select(_P.content).where(*place)).scalar_one_or_none()
-    return None
 
 
 def page(

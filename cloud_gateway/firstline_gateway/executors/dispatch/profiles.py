@@ -11,15 +11,7 @@ from firstline_core.profile.files import bundled_profiles, profile_of_machine
 from firstline_core.storage.files import read_limited, unreadable
 from firstline_core.telemetry.logs import logger
 
-Priors = Callable[[str, str, str], list[profile.Profile]]
-"""Returns the stored profiles, one or none, of a bundle's name, a model's digest and a machine's fingerprint."""
-
 log = logger(__name__)
-
-
-def no_priors(_bundle: str, _model_digest: str, _fingerprint: str) -> list[profile.Profile]:
-    """Returns no profile: there is no store of profiles."""
-    return []
 
 
 def read(files: tuple[str, ...]) -> list[profile.Profile]:
@@ -54,24 +46,6 @@ def profiles_near(bundle: Path, name: str, fingerprint: Callable[[], str]) -> li
     for file, fault in damaged.items():
         log.warning("profile left out", path=str(file), error=fault)
     return [found] if found is not None else []
-
-
-def of_this_machine(
-    bundle: Path, name: str, model_digest: str, fingerprint: Callable[[], str], priors: Priors
-) -> list[profile.Profile]:
-    """Returns the bundle's own profile of this machine, or that of the store if it lacks the model.
-
-    Args:
-        bundle: its folder.
-        name: of the bundle.
-        model_digest: `Model.digest`.
-        fingerprint: see `profiles_near`.
-        priors: reads the store of profiles.
-    """
-    bundled = profiles_near(bundle, name, fingerprint)
-    if any(point.key.model_digest == model_digest for one in bundled for point in one.points):
-        return bundled
-    return priors(name, model_digest, fingerprint())
 
 
 def batch_seconds(profiles: list[profile.Profile], model_digest: str, provider: str) -> dict[int, float]:

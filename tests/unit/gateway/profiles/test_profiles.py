@@ -73,16 +73,3 @@ def test_a_deleted_device_loses_its_profiles(database: Database) -> None:
         ("press", "device:press"),
         ("cam", "application:ops"),
     ]
-
-
-def test_the_latest_profile_by_a_person_counts_for_this_hardware(database: Database) -> None:
-    put(database, 1.0, kept_s=1.0)
-    put(database, 2.0, machine="twin", kept_s=2.0)
-    put(database, 3.0, machine="cam", kept_s=3.0, by="device:cam")  # its word would steer this gateway's work
-
-    def found(bundle: str = "digits", digest: str = "a" * 64, fingerprint: str = "f" * 16) -> bytes | None:
-        with database.reading() as connection:
-            return records.of_hardware(connection, bundle, digest, fingerprint)
-
-    assert found() == encode(profile(2.0, machine="twin"))
-    assert found("words") is found(digest="b" * 64) is found(fingerprint="e" * 16) is None

@@ -2,33 +2,18 @@
 
 from __future__ import annotations
 
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-from msgspec.structs import replace
-from sqlalchemy import text
-from support.gateway import DIGITS
 
-from firstline_core.bundle.store import open_bundle
 from firstline_core.errors import ConfigError
-from firstline_core.fleet.profiles import entry_of
-from firstline_core.hardware.kernel_files import Tree
 from firstline_core.hardware.readings import Absent, Measured, Reading
-from firstline_core.hardware.survey import describe_device
 from firstline_core.profile.profile import Key, Moved, Point, Profile, WarmUp, distribution, encode
 from firstline_core.types import ModelKey
-from firstline_gateway.app import open_gateway
-from firstline_gateway.executors.dispatch.dispatcher import Dispatcher
 from firstline_gateway.executors.dispatch.forecast import Forecast, RunningBatch
-from firstline_gateway.executors.dispatch.profiles import batch_seconds, of_this_machine, profiles_near, read
-from firstline_gateway.profiles import records
-from firstline_gateway.profiles.profiles import priors_in
-from firstline_gateway.settings.load import load
-from firstline_gateway.settings.settings import Store
-from firstline_gateway.tables import open_database
+from firstline_gateway.executors.dispatch.profiles import batch_seconds, profiles_near, read
 
 DIGEST = "a" * 64
 CPU = "CPUExecutionProvider"
@@ -117,69 +102,6 @@ def test_only_profiles_of_this_machine_are_used(tmp_path: Path) -> None:
         assert profiles_near(bundle, "m", lambda: "f" * 64) == [mine]
         assert profiles_near(bundle, "m", lambda: "d" * 64) == []
     assert profiles_near(tmp_path, "n", lambda: pytest.fail("the machine is not needed")) == []
-
-
-def test_stored_profiles_are_used_for_bundles_without_one(tmp_path: Path) -> None:
-    (tmp_path / "profiles").mkdir()
-    brought, kept = profile(point(1, 0.01, 50, Absent("no"))), profile(point(1, 0.02, 50, Absent("no")))
-    (tmp_path / "profiles" / "m@board.json").write_bytes(encode(brought))
-    asked = list[tuple[str, str, str]]()
-
-    def priors(*about: str) -> list[Profile]:
-        asked.append(about)  # type: ignore[arg-type]
-        return [kept]
-
-    def found(digest: str) -> list[Profile]:
-        return of_this_machine(tmp_path, "m", digest, lambda: "f" * 64, priors)
-
-    assert found(DIGEST) == [brought]
-    assert asked == []
-    assert found("b" * 64) == [kept]
-    assert asked == [("m", "b" * 64, "f" * 64)]
-
-
-async def test_a_gateway_starts_with_the_stored_profiles_of_its_hardware(tmp_path: Path) -> None:
-    store = Store(url=f"sqlite:///{tmp_path / 'gateway.db'}")
-    full = open_bundle(DIGITS).manifest.full
-    assert full is not None
-    here = describe_device(Tree(Path("/")), Path("/")).fingerprint
-    made = msgspec.structs.replace(
-        profile(point(1, 7.0, 50, Absent("no"), model_digest=full.digest)), bundle="digits", fingerprint=here
-    )
-    with closing(open_database(store)) as database, database.begin() as connection:
-        entry = replace(entry_of(made, encode(made)), by="application:ops")
-        records.put(connection, entry, encode(made))
-    overrides = {
-        "models.directory": str(DIGITS.parent),
-        "store.url": store.url,
-        "identity.directory": str(tmp_path / "identity"),
-        "executors": {"here": {"engine": "local", "sessions": 1}},
-    }
-    gateway = open_gateway(load(None, environ={}, overrides=overrides))
-    assert isinstance(gateway._dispatcher, Dispatcher)
-    (member,) = gateway._dispatcher.members
-    (key,) = member.models
-    assert member.seconds(key, 1) == pytest.approx(7.0)
-    await gateway.close()
-
-
-def test_a_store_that_is_away_leaves_no_prior(tmp_path: Path) -> None:
-    (tmp_path / "damaged.db").write_bytes(b"no database" * 1000)
-    for file in ("damaged.db", "damaged.db/no_folder.db"):
-        assert priors_in(Store(url=f"sqlite:///{tmp_path / file}"))("digits", DIGEST, "f" * 64) == []
-
-
-def test_an_unreadable_stored_profile_is_ignored(tmp_path: Path) -> None:
-    store = Store(url=f"sqlite:///{tmp_path / 'store.db'}")
-    made, database = profile(point(1, 0.01, 50, Absent("no"))), open_database(store)
-    content = encode(made)
-    with database.begin() as connection:
-        records.put(connection, replace(entry_of(made, content), by="application:ops"), content)
-    assert priors_in(store)("m", DIGEST, "f" * 64) == [made]
-    with database.begin() as connection:
-        connection.execute(text("UPDATE profiles SET entry = '{}'"))
-    assert priors_in(store)("m", DIGEST, "f" * 64) == []
-    database.close()
 
 
 def test_a_first_batch_behind_another_is_not_instant() -> None:
