@@ -52,8 +52,8 @@ class PendingRequest(Struct, eq=False):
         admitted_s: when it was admitted.
         due_s: its place in the order; see above.
         latest_s: when it must be complete.
-        is_predictable: whether its completion shows how good predictions are: not of an audit, nor after a wait for a
-            budget, nor on the event loop.
+        is_predictable: whether its completion shows how good predictions are: not of an audit, nor on the event
+            loop.
         answered: its outcome.
         start_by_s: it cannot complete by its deadline if it starts later; infinite without a deadline.
         size_bytes: of its inputs; counted if it has to wait.
