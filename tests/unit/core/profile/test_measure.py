@@ -1,4 +1,4 @@
-"""Profiles measured by real runs of small models, each in a process of its own."""
+"""Profiles measured by real runs of small models; the first of them in a process of its own."""
 
 from __future__ import annotations
 
@@ -9,15 +9,18 @@ from typing import Any
 import msgspec
 import pytest
 from msgspec.structs import replace
+from support.points_here import measure_here
 from support.profiles import point
 from support.sample_bundles import variant_bundle
 
 from firstline_core.bundle.store import Bundle
 from firstline_core.errors import ConfigError
 from firstline_core.hardware.readings import Absent, Measured, Modelled, Snapshot
+from firstline_core.profile import measure
 from firstline_core.profile.files import profile_path, read_profile
 from firstline_core.profile.measure import Need, ProfileOptions, measure_profile, need, profile_keys
 from firstline_core.profile.meters import joules
+from firstline_core.profile.point_process import measure_in_process
 from firstline_core.profile.profile import LIMIT_BYTES, POINTS, Key, Profile, Refused
 from firstline_core.profile.scenarios import steady_from
 from firstline_core.profile.summary import profile_lines
@@ -42,6 +45,10 @@ def measured(bundle: Bundle, path: Path) -> Profile:
 
 
 class TestMeasuring:
+    @pytest.fixture(autouse=True)
+    def _further_points_are_measured_here(self, measured: Profile, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(measure, "measure_in_process", measure_here)
+
     def test_a_point_has_the_times_of_a_query_and_its_parts(self, measured: Profile) -> None:
         (point,) = measured.points
         assert (point.key.variant, point.key.threads, point.key.batch) == ("small", 1, 1)
@@ -193,7 +200,10 @@ class TestMeasuring:
         kept = read_profile(own)
         assert kept.points == found.points
 
-    def test_a_model_that_does_not_run_is_refused_with_the_reason(self, tmp_path: Path) -> None:
+    def test_a_model_that_does_not_run_is_refused_with_the_reason(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(measure, "measure_in_process", measure_in_process)
         bundle = variant_bundle(tmp_path / "bundle", "small")
         bundle.file(bundle.manifest.edge[0].artefact).unlink()
         found = measure_profile(bundle, tmp_path / "p.json", ONE)

@@ -8,13 +8,20 @@ from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
+from support.points_here import measure_here
 from support.sample_bundles import variant_bundle
 
 from firstline_core.errors import ConfigError
 from firstline_core.hardware.readings import Absent, Measured, Reading, Snapshot
+from firstline_core.profile import measure
 from firstline_core.profile.measure import Need, ProfileOptions, measure_profile, profile_keys
 from firstline_core.profile.meters import heat_up, settled
 from firstline_core.profile.profile import Profile, encode
+
+
+@pytest.fixture(autouse=True)
+def _points_are_measured_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure, "measure_in_process", measure_here)
 
 
 def test_sustained_points_have_the_heating_time(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
+from support.points_here import measure_here
 from support.sample_bundles import variant_bundle
 from typer.testing import CliRunner
 
@@ -37,6 +38,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "state" / "profiles").mkdir(parents=True)
     (folder / "state" / "profiles" / "two.json").write_bytes(path.read_bytes())
     return folder
+
+
+@pytest.fixture(autouse=True)
+def _further_points_are_measured_here(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("firstline_core.profile.measure.measure_in_process", measure_here)
 
 
 def test_the_profile_is_printed_and_written_next_to_the_bundle(folder: Path) -> None:

@@ -15,6 +15,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 from rich.console import Console
+from support.points_here import measure_here
 from support.profiles import point
 from typer.testing import CliRunner
 
@@ -28,6 +29,7 @@ from firstline_core.errors import ConfigError
 from firstline_core.hardware.kernel_files import Tree
 from firstline_core.hardware.readings import Absent, Measured, Modelled
 from firstline_core.hardware.survey import describe_device
+from firstline_core.profile import measure
 from firstline_core.profile.measure import ProfileOptions, measure_profile
 from firstline_core.profile.measure_point import Job
 from firstline_core.profile.profile import Point, Profile, Refused, encode
@@ -183,7 +185,9 @@ def test_real_models_are_measured_in_processes_of_their_own(bundle: Bundle) -> N
 
 
 def test_all_models_are_measured_on_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compression, "measured_costs", partial(measured_costs, rounds=1, seconds=0.05))
+    monkeypatch.setattr(
+        compression, "measured_costs", partial(measured_costs, rounds=1, seconds=0.05, measure=measure_here)
+    )
     monkeypatch.setattr(costs, "TRIES", 1)  # other tests disturb the measurement; the figures do not matter here
     path, here = tmp_path / "here.json", describe_device(Tree(), tmp_path).fingerprint
     path.write_bytes(encode(_profile(point(1.0, threads=1), fingerprint=here)))
@@ -194,7 +198,10 @@ def test_all_models_are_measured_on_this_machine(tmp_path: Path, monkeypatch: py
     assert dict(ways)["edge-onnx-static-int8"] == "CPU"
 
 
-def test_candidates_are_judged_by_the_targets_figures(tmp_path: Path, everything: Bundle) -> None:
+def test_candidates_are_judged_by_the_targets_figures(
+    tmp_path: Path, everything: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measure, "measure_in_process", measure_here)
     path = tmp_path / "board.json"
     measured = measure_profile(
         everything,
