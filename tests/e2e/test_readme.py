@@ -44,14 +44,27 @@ def test_the_pages_about_bundles_are_true(reader: Reader) -> None:
     assert reader.executed
 
 
+ROLLOUT, ROLLOUT_WITH_TLS = (
+    (CHECKOUT / "docs" / "get-started" / "first-rollout.md").read_text().split("\n## The same with TLS\n")
+)
+
+
 def test_rollout_guide_takes_ten_commands(reader: Reader) -> None:
-    page = (CHECKOUT / "docs" / "get-started" / "first-rollout.md").read_text()
-    ended = re.search(r"firstline rollout rollback (\S+)", page)
+    ended = re.search(r"firstline rollout rollback (\S+)", ROLLOUT)
     back = f'$ firstline rollout watch {ended[1]} || echo "exit code $?"\ndigits 3: rolled_back\n...\nexit code 1'
     on_version_1 = "$ firstline device list -o json | grep -c '\"version\": *1,'\n1"
-    reader.follow(page, f"```console\n{back}\n{on_version_1}\n```\n")
+    reader.follow(ROLLOUT, f"```console\n{back}\n{on_version_1}\n```\n")
     typed = [command for command in reader.executed[:-2] if command.startswith("firstline ")]
     assert len(typed) == 10
+    assert left_for_git(reader.folder) == {".gitignore", "docs/", "models/", "edge-agent.log", "firstline-gateway.log"}
+
+
+def test_rollout_guide_with_tls_is_true(reader: Reader) -> None:
+    """With the steps of the guide that follow, up to the end of the rollout."""
+    steps = ROLLOUT[ROLLOUT.index("\n## The model\n") : ROLLOUT.index("\n**8.** ")]
+    on_version_3 = "$ firstline device list -o json | grep -c '\"version\": *3,'\n2"
+    reader.follow(ROLLOUT_WITH_TLS, steps, f"```console\n{on_version_3}\n```\n")
+    assert "device enroll porch" in "\n".join(reader.executed)
     assert left_for_git(reader.folder) == {".gitignore", "docs/", "models/", "edge-agent.log", "firstline-gateway.log"}
 
 
