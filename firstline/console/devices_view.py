@@ -22,7 +22,7 @@ from firstline.console.overview_view import PRESENCES
 from firstline.fleet import wording
 from firstline.fleet.client import Fleet
 from firstline_core.errors import FirstlineError, RequestError
-from firstline_core.fleet.rest import ContractStates, FleetDevice, FleetDevicePage, Presence, Sort
+from firstline_core.fleet.rest import LATE_AFTER_S, ContractStates, FleetDevice, FleetDevicePage, Presence, Sort
 from firstline_core.fleet.telemetry import ModelCounts
 from firstline_core.fleet.twin import RunningModel, Update
 from firstline_core.fleet.update import UNSUCCESSFUL, UpdateState
@@ -183,14 +183,16 @@ def _capabilities(items: Iterable[tuple[str, object]]) -> Iterable[str]:
 
 
 def health(device: FleetDevice) -> list[tuple[str, Cell]]:
-    """Returns the condition of a device, as its latest telemetry reports it."""
+    """Returns the condition of a device as its latest telemetry reports it, with the age of that report."""
     latest = device.latest
     if latest is None:
         return [("Telemetry", Cell("none yet"))]
     state = latest.health
     waiting = Cell(f"{latest.outbox_items}, the oldest for {wording.duration(state.outbox_oldest_s)}", tone=Tone.BUSY)
     disk, heat = state.disk_free_share, state.hottest_c
+    age_s = device.latest_age_s or 0.0
     return [
+        ("Reported", Cell(f"{wording.age(age_s)} ago", tone=Tone.BUSY if age_s > LATE_AFTER_S else Tone.PLAIN)),
         ("Running for", Cell(wording.duration(latest.uptime_s))),
         ("Starts", Cell(f"{latest.starts}, {latest.unclean} of them after a crash")),
         ("Corrections waited for", waiting if latest.outbox_items else Cell("none", tone=Tone.GOOD)),

@@ -263,6 +263,14 @@ def focused(page: Page, words: str) -> None:
     pytest.fail(f"the keyboard does not come to {words!r}")
 
 
+def test_the_age_of_figures_is_shown(page: Page, url: str, fleet: Fleet) -> None:
+    fleet.count(NAMES[18], 100, 20)
+    page.goto(f"{url}/devices/{NAMES[18]}")
+    expect(page.get_by_text(re.compile(r"^As of \d\d:\d\d:\d\d UTC$"))).to_have_count(1)
+    health = page.locator("dl.facts").filter(has_text="Corrections waited for")
+    expect(health).to_contain_text(re.compile(r"Reported\s*\d+(\.\d)? (s|min) ago"))
+
+
 def test_the_alarm_of_a_device_is_shown_where_people_look(page: Page, url: str, fleet: Fleet) -> None:
     fleet.alarm(NAMES[19])
     page.goto(url)

@@ -19,6 +19,7 @@ from firstline_core.fleet.telemetry import ModelCounts
 from firstline_core.telemetry.logs import logger
 from firstline_core.types import ContractAlarm, ModelKey
 from firstline_gateway import audit_log
+from firstline_gateway.identity.enrolment import revoked_devices
 from firstline_gateway.identity.principals import UNAUTHENTICATED
 from firstline_gateway.store.schema import METADATA, insert
 
@@ -228,13 +229,18 @@ def take_telemetry(
 
 
 def listed(connection: sa.Connection, service_s: float) -> list[DeviceAlarm]:
-    """Returns lasting alarms, then those that ended, the latest to begin first; none without a report for a day."""
+    """Returns lasting alarms, then those that ended, the latest to begin first.
+
+    Alarms without a report for a day are left out, and those of revoked devices, which were taken away on purpose.
+    """
     query = (
         sa.select(*_COLUMNS)
         .where(_A.service_s > service_s - _DAY_S)
         .order_by(_A.ended_s.is_not(None), _A.since_s.desc(), _A.device)
     )
-    return [DeviceAlarm(*row) for row in connection.execute(query)]
+    found = [DeviceAlarm(*row) for row in connection.execute(query)]
+    revoked = revoked_devices(connection) if found else ()
+    return [alarm for alarm in found if alarm.device not in revoked]
 
 
 def forget(connection: sa.Connection, service_s: float) -> None:

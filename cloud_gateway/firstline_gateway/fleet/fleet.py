@@ -158,7 +158,11 @@ class Fleet:
 
         def read(connection: Connection) -> FleetDevice:
             found = _document(devices.existing(connection, name), now_s, revoked_devices(connection))
-            return replace(found, latest=totals.latest(connection, name))
+            stored = totals.latest(connection, name)
+            if stored is None:
+                return found
+            latest, at_s = stored
+            return replace(found, latest=latest, latest_age_s=round(max(0.0, now_s - at_s), 3))
 
         return await self._store.read(read)
 

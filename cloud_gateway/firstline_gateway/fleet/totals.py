@@ -194,9 +194,10 @@ def totals_of(connection: sa.Connection, devices: Iterable[str]) -> dict[str, To
     return {row.device: row.totals for row in connection.execute(query)}
 
 
-def latest(connection: sa.Connection, device: str) -> Telemetry | None:
-    """Returns the latest report of a device; None without one."""
-    return connection.execute(sa.select(COUNTS.c.latest).where(COUNTS.c.device == device)).scalar_one_or_none()
+def latest(connection: sa.Connection, device: str) -> tuple[Telemetry, float] | None:
+    """Returns the latest report of a device and its wall time; None without one."""
+    row = connection.execute(sa.select(COUNTS.c.latest, COUNTS.c.at_s).where(COUNTS.c.device == device)).one_or_none()
+    return None if row is None else (row.latest, row.at_s)
 
 
 def totals_before(connection: sa.Connection, devices: Iterable[str], at_s: float) -> dict[str, Totals]:

@@ -86,6 +86,7 @@ class FleetDevice(Struct, frozen=True):
         desired: its desired state.
         revoked: whether it was revoked and has not enrolled again; rollouts leave it out.
         latest: its latest telemetry; None without any, and in lists.
+        latest_age_s: seconds since that telemetry; None without `latest`.
     """
 
     name: str
@@ -98,6 +99,7 @@ class FleetDevice(Struct, frozen=True):
     desired: Desired
     revoked: bool = False
     latest: Telemetry | None = None
+    latest_age_s: float | None = None
 
     @property
     def presence(self) -> Presence:

@@ -430,8 +430,11 @@ def test_the_health_and_the_answers_of_a_device() -> None:
     counts = ModelCounts("digits", 1, rows=100, kept=80, escalated=19, errors=1, latency=(9, 1), latency_sum_ms=50.0)
     health = Health(outbox_oldest_s=90.0, links_down=1, disk_free_share=0.02, hottest_c=71.4)
     latest = Telemetry("s", 1, 7200.0, (counts,), starts=3, unclean=1, outbox_items=4, health=health)
-    device = replace(DEVICE, latest=latest)
+    device = replace(DEVICE, latest=latest, latest_age_s=240.0)
     told = dict(devices_view.health(device))
+    assert told["Reported"] == Cell("4 min ago")
+    late = dict(devices_view.health(replace(device, latest_age_s=7200.0)))
+    assert late["Reported"] == Cell("2 h ago", tone=Tone.BUSY)
     assert told["Corrections waited for"] == Cell("4, the oldest for 1.5 min", tone=Tone.BUSY)
     assert told["Links down"].tone is told["Disk free"].tone is Tone.BAD and told["Hottest sensor"].text == "71 °C"
     (row,) = devices_view.answer_rows(device, ())

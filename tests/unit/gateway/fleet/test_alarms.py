@@ -16,6 +16,7 @@ from firstline_gateway import audit_log
 from firstline_gateway.fleet import alarms
 from firstline_gateway.fleet.alarms import DeviceAlarm
 from firstline_gateway.fleet.fleet import Fleet
+from firstline_gateway.identity import enrolment
 from firstline_gateway.identity.principals import UNAUTHENTICATED
 from firstline_gateway.settings import settings
 from firstline_gateway.settings.settings import Store
@@ -120,6 +121,18 @@ def test_lasting_alarms_come_first_and_silent_ones_are_not_shown(replicas: tuple
         alarms.forget(connection, 30 * DAY_S + 10)
     one.raised(30 * DAY_S + 10, "new")
     assert one.entries().count("device:new") == 2
+
+
+def test_the_alarm_of_a_revoked_device_is_not_shown(replicas: tuple[Replica, Replica]) -> None:
+    one, other = replicas
+    one.raised(10)
+    one.raised(10, "yard")
+    with one.opened.database.begin() as connection:
+        enrolment.invite(connection, [("cam", "0" * 64)], by="ops", now_s=NOW_S, expires_s=NOW_S + 60)
+        issue = enrolment.Issued("1", "pem", NOW_S + DAY_S)
+        enrolment.redeem(connection, "0" * 64, "key", lambda _: issue, NOW_S, address="")
+        enrolment.revoke(connection, "cam", "ops", NOW_S)
+    assert [each.device for each in other.listed(20)] == ["yard"]
 
 
 async def test_telemetry_raises_and_ends_alarms(replicas: tuple[Replica, Replica]) -> None:

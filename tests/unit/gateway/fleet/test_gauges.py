@@ -99,6 +99,15 @@ def test_a_device_that_is_silent_for_days_still_counts_with_its_problems(databas
     assert found.extremes["certificate_seconds"] == -2 * DAY_S
 
 
+def test_a_decommissioned_device_stops_counting_at_once(database: Database) -> None:
+    add(database, "gone", age_s=LATE_AFTER_S + 1, health=Health(links_down=1))
+    assert state_of(database).devices["late", "all"] == state_of(database).problems["link"] == 1
+    with database.begin() as connection:
+        devices.forget(connection, "gone")
+    found = state_of(database)
+    assert found.devices["late", "all"] == found.problems["link"] == 0
+
+
 def test_an_empty_fleet_has_series(database: Database) -> None:
     found = state_of(database)
     assert set(found.devices.values()) == {0} and len(found.devices) == 4
