@@ -117,28 +117,11 @@ class ExecutorSnapshot:
         self._completions: dict[ModelKey, CompletionForecast | None] = {}
         self._slots = {member: member.slots for member in members}
 
-    def may_start(self, rows: Mapping[ModelKey, int], max_rows: int) -> bool:
-        """Returns whether a batch can start now: a slot is free, or a batch as large as it can be may go ahead.
-
-        Args:
-            rows: of the backlog of each model.
-            max_rows: of a batch.
-        """
-        return any(
-            self._has_room(member)
-            or self._may_try_ejected(member)
-            or any(
-                key in member.models
-                and count >= (most := member.worthwhile_rows(key, max_rows))
-                and self._has_room(member, member.seconds(key, most))
-                for key, count in rows.items()
-            )
-            for member in self._members
+    def is_full(self, keys: Iterable[ModelKey]) -> bool:
+        """Returns whether no batch of these models can start, however large it is, and none has to be refused."""
+        return all(any(not member.problem_with(key) for member in self._members) for key in keys) and not any(
+            len(member.running) < member.side_by_side or self._has_room(member, 0.0) for member in self._members
         )
-
-    def refusal(self, key: ModelKey) -> EngineUnavailableError | None:
-        """Returns the refusal of a model whose executors are all away; None if one runs it."""
-        return away(self._members, key) if all(member.problem_with(key) for member in self._members) else None
 
     def place(
         self, key: ModelKey, rows: int, max_rows: int, least_rows: int = 1, *, may_share_slots: bool = False
@@ -163,24 +146,11 @@ class ExecutorSnapshot:
             if may_share_slots and best.run_s is not None and self._has_room(best.executor):
                 most = self._even_rows(best, key, rows, (least_rows, most), sizes)
             return Placement(ExecutorTimes(best.executor, key, most), is_ahead=not self._has_room(best.executor))
+        times = ExecutorTimes(best.executor, key, most)
         idle = [each for each in sizes if each is not best.executor and each.takes_now(key) and self._has_room(each)]
-        busy_rows_per_s = sum(
-            each.rows_per_s(key, most, self._now_s) for each in sizes if each.takes_now(key) and each not in idle
-        )
         soonest_s = min((self._candidate(each, key, least_rows).done_s for each in idle), default=math.inf)
-        return Placement(
-            ExecutorTimes(best.executor, key, most),
-            is_free=False,
-            retry_s=_look_again_s(best, soonest_s),
-            idle=self._idle_share(
-                best,
-                ExecutorTimes(best.executor, key, most),
-                {each: sizes[each] for each in idle},
-                rows=rows,
-                least_rows=least_rows,
-                busy_rows_per_s=busy_rows_per_s,
-            ),
-        )
+        share = self._idle_share(best, times, sizes, idle, rows=rows, least_rows=least_rows)
+        return Placement(times, is_free=False, retry_s=_look_again_s(best, soonest_s), idle=share)
 
     def _is_free(self, best: Candidate[Member], key: ModelKey, *, is_full: bool) -> bool:
         """Whether a batch can start there now. One as large as it can be gains nothing by waiting, and may go ahead."""
@@ -192,19 +162,22 @@ class ExecutorSnapshot:
         self,
         best: Candidate[Member],
         times: ExecutorTimes,
-        idle: Mapping[Member, int],
+        sizes: Mapping[Member, int],
+        idle: Sequence[Member],
         *,
         rows: int,
         least_rows: int,
-        busy_rows_per_s: float,
     ) -> IdleShare | None:
         """Returns what an idle executor completes of a backlog before the busy ones would; that of the fastest one."""
         key, most = times.key, times.most_rows
+        busy = [each for each in sizes if each.takes_now(key) and each not in idle]
+        busy_rows_per_s = sum(each.rows_per_s(key, most, self._now_s) for each in busy)
         all_s = best.done_s + ((rows - most) / busy_rows_per_s if busy_rows_per_s else 0.0)
         found = []
-        for member, size in idle.items():
-            largest = self._largest_batch(member, key, (least_rows, size), best.done_s)
-            largest = largest or self._largest_batch(member, key, (least_rows, size), all_s)
+        for member in idle:
+            between = least_rows, sizes[member]
+            largest = self._largest_batch(member, key, between, best.done_s)
+            largest = largest or self._largest_batch(member, key, between, all_s)
             if largest is None:
                 continue
             part, done_s = largest[0], largest[1].done_s
@@ -215,27 +188,19 @@ class ExecutorSnapshot:
     def _even_rows(
         self, best: Candidate[Member], key: ModelKey, rows: int, between: tuple[int, int], among: Iterable[Member]
     ) -> int:
-        """Returns the rows with which the slots that are free, or soon free, complete the backlog together.
+        """Returns the rows with which the slots that are free complete the backlog together.
 
         The most rows, if that is not notably earlier.
         """
         least, most = between
-        slots = [
-            (wait_s, each.rows_per_s(key, rows, self._now_s) / each.side_by_side)
+        slots = {
+            each: sum(wait_s <= 0 for wait_s in each.free_for_s(key, self._now_s))
             for each in among
             if each is best.executor or each.takes_now(key)
-            for wait_s in each.free_for_s(key, self._now_s)
-        ]
-        done_rows = rows_per_s = at_s = 0.0
-        for wait_s, rate in sorted(slots):
-            if done_rows + rows_per_s * (wait_s - at_s) >= rows:
-                break
-            done_rows, at_s, rows_per_s = done_rows + rows_per_s * (wait_s - at_s), wait_s, rows_per_s + rate
-        if not rows_per_s:
-            return most
-        ends_s = at_s + (rows - done_rows) / rows_per_s
-        rate = best.executor.rows_per_s(key, rows, self._now_s) / best.executor.side_by_side
-        even = max(least, math.ceil(rate * ends_s - 1e-9))
+        }
+        rates = {each: each.rows_per_s(key, rows, self._now_s) / each.side_by_side for each in slots}
+        all_rows_per_s = sum(rates[each] * count for each, count in slots.items())
+        even = max(least, math.ceil(rows * rates[best.executor] / all_rows_per_s - 1e-9)) if all_rows_per_s else most
         if even >= most:
             return most
         evenly_s, at_most_s = (self._candidate(best.executor, key, each).done_s for each in (even, most))
@@ -300,15 +265,6 @@ class ExecutorSnapshot:
         """Returns those of them where the model was measured; all if it was measured on none."""
         best = self._trusted_members(key)
         return [member for member in best if member.seconds(key, 1) is not None] or best
-
-    def _may_try_ejected(self, member: Member) -> bool:
-        """Whether it is ejected for a model that no healthy executor runs, and may be tried with it."""
-        return any(
-            member.room_for_a_trial(key)
-            and not member.problem_with(key)
-            and not any(other.takes_now(key) for other in self._members)
-            for key in member.models
-        )
 
     def _has_room(self, member: Member, ahead_s: float | None = None) -> bool:
         return member.room(self._slots[member], None if member in self._reserved_s else ahead_s)

@@ -18,7 +18,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from functools import partial
+from functools import cache, partial
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -45,6 +45,7 @@ from firstline_gateway.serving.scheduling.queue import (
     batch_for_idle,
     by_level,
     choose_batch,
+    row_sum,
 )
 
 TURN_S = 0.003
@@ -366,39 +367,34 @@ class Batcher:
     def _start_next(self, loop_requests: AbstractSet[PendingRequest], now_s: float) -> float | None:
         """Starts one batch on an executor and returns None; else returns the seconds after which to look again."""
         snapshot = self._dispatcher.snapshot()
-        if not snapshot.may_start(self._queue.rows, self._max_rows):
-            for key in list(self._queue.rows):
-                if (refusal := snapshot.refusal(key)) is not None:
-                    self._refuse(
-                        [each for each in self._queue if each.key == key and each not in loop_requests], refusal
-                    )
+        if snapshot.is_full(self._queue.rows):
             return math.inf
         full = {key for key in self._running_of if self._is_at_limit(key)}
         retry_s = math.inf
         waiting = [item for item in self._queue if item not in loop_requests and item.key not in full]
         while waiting:
-            placements = _NextPlacements(snapshot, waiting, self._max_rows, self._may_share_slots)
-            choice = choose_batch(
-                waiting,
-                placements.times,
-                now_s=now_s,
-                margin_s=self._admission.margin.seconds,
-                max_rows=self._max_rows,
-            )
+            place_next = cache(partial(self._next_placement, snapshot, waiting=waiting))
+
+            def times(key: ModelKey, place: Callable[[ModelKey], Placement | FirstlineError] = place_next) -> Times:
+                return _UNKNOWN if isinstance(found := place(key), FirstlineError) else found.times
+
+            margin_s = self._admission.margin.seconds
+            choice = choose_batch(waiting, times, now_s=now_s, margin_s=margin_s, max_rows=self._max_rows)
             for item in choice.too_late:
                 self._expire(item)
             if choice.too_late:  # what is left may be another batch, on another executor
                 return None
             key = choice.batch[0].key
             same_model = [item for item in waiting if item.key == key]
-            placement = placements.of(key)
+            placement = place_next(key)
             if isinstance(placement, FirstlineError):
-                self._refuse(same_model, placement)
+                for item in same_model:
+                    self._queue.remove(item)
+                    item.settle(placement)
                 waiting = [item for item in waiting if item.key != key]
                 continue
             if placement.is_free:
-                for item, seconds in choice.delayed:
-                    item.predicted_s += seconds
+                choice.note_delays(waiting)
                 self._queue.take(choice.batch)
                 self._start(choice.batch, placement, now_s)
                 return None
@@ -407,18 +403,22 @@ class Batcher:
                 self._start(part, Placement(placement.idle.times), now_s)
                 return None
             retry_s = min(retry_s, placement.retry_s)
-            snapshot.reserve(key, placement, _row_sum(same_model))
+            snapshot.reserve(key, placement, row_sum(same_model))
             waiting = [item for item in waiting if item.key != key]
         return retry_s
 
-    def _may_share_slots(self, key: ModelKey, same_model: int, waiting: int) -> bool:
-        """Whether a batch may leave rows to another executor: no other model waits for that one."""
-        return same_model == waiting and not self._is_at_limit(key, more=2)
+    def _next_placement(
+        self, snapshot: ExecutorSnapshot, key: ModelKey, waiting: Sequence[PendingRequest]
+    ) -> Placement | FirstlineError:
+        """Returns where the next batch of a model runs.
 
-    def _refuse(self, items: Sequence[PendingRequest], error: FirstlineError) -> None:
-        for item in items:
-            self._queue.remove(item)
-            item.settle(error)
+        It may leave rows to another executor if no other model waits for that one.
+        """
+        same_model = [item for item in waiting if item.key == key]
+        # The first by due time, or of the highest level, is in the batch; see `choose_batch`.
+        least_rows = max(same_model[0].rows, by_level(same_model)[0].rows)
+        may_share_slots = len(same_model) == len(waiting) and not self._is_at_limit(key, more=2)
+        return snapshot.place(key, row_sum(same_model), self._max_rows, least_rows, may_share_slots=may_share_slots)
 
     def _start(self, items: Sequence[PendingRequest], place: Placement | LoopTimes, now_s: float) -> None:
         """Runs a batch: on the event loop if its model is quick, otherwise on an executor, in a thread or elsewhere."""
@@ -528,51 +528,6 @@ class Batcher:
                 self._on_late()
             self._admission.learn(item, self._clock.monotonic_s())
             item.settle(_deadline_error())
-
-
-class _NextPlacements:
-    """Where the next batches of the models run; found when first asked for.
-
-    Args:
-        snapshot: the executors.
-        waiting: the requests that wait, by due time.
-        max_rows: of a batch.
-        may_share_slots: returns whether a batch of a model may leave rows to another executor.
-    """
-
-    def __init__(
-        self,
-        snapshot: ExecutorSnapshot,
-        waiting: Sequence[PendingRequest],
-        max_rows: int,
-        may_share_slots: Callable[[ModelKey, int, int], bool],
-    ) -> None:
-        self._snapshot = snapshot
-        self._max_rows = max_rows
-        self._may_share_slots = may_share_slots
-        self._waiting = waiting
-        self._found: dict[ModelKey, Placement | FirstlineError] = {}
-
-    def of(self, key: ModelKey) -> Placement | FirstlineError:
-        """Returns where the next batch of a model runs."""
-        if key not in self._found:
-            same_model = [item for item in self._waiting if item.key == key]
-            # The first by due time, or of the highest level, is in the batch; see `choose_batch`.
-            least_rows = max(same_model[0].rows, by_level(same_model)[0].rows)
-            may_share_slots = self._may_share_slots(key, len(same_model), len(self._waiting))
-            self._found[key] = self._snapshot.place(
-                key, _row_sum(same_model), self._max_rows, least_rows, may_share_slots=may_share_slots
-            )
-        return self._found[key]
-
-    def times(self, key: ModelKey) -> Times:
-        """Returns the times of batches of a model there."""
-        placement = self.of(key)
-        return _UNKNOWN if isinstance(placement, FirstlineError) else placement.times
-
-
-def _row_sum(items: Sequence[PendingRequest]) -> int:
-    return sum([item.rows for item in items])
 
 
 def _deadline_error() -> FirstlineError:

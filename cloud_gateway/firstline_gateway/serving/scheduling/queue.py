@@ -8,6 +8,7 @@ queueing (Demers, Keshav and Shenker, 1989): a client with little waiting goes b
 from __future__ import annotations
 
 import asyncio
+import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -240,7 +241,17 @@ class Choice(NamedTuple):
 
     batch: list[PendingRequest]  # of one model, the first first
     too_late: list[PendingRequest]  # they cannot complete by their deadline, so they are not started
-    delayed: list[tuple[PendingRequest, float]]  # passed over for the batch, and the seconds of delay
+
+    def note_delays(self, waiting: Sequence[PendingRequest]) -> None:
+        """Notes that requests that are due before others of the batch, and are not in it, complete later by those."""
+        if self.batch == waiting[: len(self.batch)]:
+            return
+        batch, later_s = set(self.batch), 0.0
+        for item in reversed(waiting):
+            if item in batch:
+                later_s += item.work_s
+            else:
+                item.predicted_s += later_s
 
 
 def choose_batch(
@@ -252,6 +263,9 @@ def choose_batch(
     max_rows: int,
 ) -> Choice:
     """Returns the next batch: earliest deadline first, and as many rows of that model as gain by it.
+
+    A batch is filled by level if requests of its model that are due earlier can wait for the next one. It grows while
+    it makes no request late, be it in the batch or of another model.
 
     Args:
         waiting: the requests that may run, by due time.
@@ -268,36 +282,24 @@ def choose_batch(
         left = set(too_late)
         waiting = [item for item in waiting if item not in left]
     if len(waiting) < 2:
-        return Choice(list(waiting), too_late, [])
-    first, delayed = _first(waiting, times, now_s, margin_s)
-    delayed_s = dict(delayed)
-    builder = _BatchBuilder(
-        first, waiting, times(first.key), begins_s=now_s + margin_s, max_rows=max_rows, delayed_s=delayed_s
-    )
+        return Choice(list(waiting), too_late)
+    first = _first(waiting, times, now_s, margin_s)
     by_due = [item for item in waiting if item.key == first.key and item is not first]
-    built = builder.build(by_due)
+    others_s = [item.slack_s for item in waiting if item.key != first.key] if len(by_due) + 1 < len(waiting) else []
+    size = _Size(times(first.key), max_rows, now_s + margin_s, min((s for s in others_s if s >= 0), default=math.inf))
     if any(item.level != first.level for item in by_due) and (ranked := by_level(by_due)) != by_due:
-        other = builder.build(ranked)
-        # A level never delays other models.
-        if len(other.passed) <= len(built.passed):
-            taken = set(other.batch)
-            last = max((at for at, item in enumerate(by_due) if item in taken), default=0)
-            left_over = [item for item in by_due[:last] if item not in taken]
-            # Requests of its model that are due earlier wait for the next batch, if they can.
-            batch_s = builder.times.seconds(other.rows) + margin_s
-            if not any(0 <= item.slack_s - delayed_s.get(item, 0.0) < batch_s for item in left_over):
-                built = other
-                delayed += [
-                    (item, sum(each.work_s for each in other.batch if each.due_s > item.due_s)) for item in left_over
-                ]
-    delayed += [(item, built.delay_s) for item in built.passed]
-    return Choice(built.batch, too_late, delayed)
+        batch = _filled(first, ranked, size)
+        last = max((at for at, item in enumerate(by_due) if item in batch), default=0)
+        batch_s = size.times.seconds(row_sum(batch)) + margin_s
+        if not any(0 <= item.slack_s < batch_s for item in by_due[:last] if item not in batch):
+            return Choice(batch, too_late)
+    return Choice(_filled(first, by_due, size), too_late)
 
 
 def _first(
     waiting: Sequence[PendingRequest], times: Callable[[ModelKey], Times], now_s: float, margin_s: float
-) -> tuple[PendingRequest, list[tuple[PendingRequest, float]]]:
-    """Returns the first request of the batch, and those that are delayed by it.
+) -> PendingRequest:
+    """Returns the first request of the batch.
 
     It is the earliest of the highest level, or the earliest of all if the former would make one before it late. One
     that its placement does not complete in time goes first only if there is no other: a better executor may become
@@ -312,85 +314,42 @@ def _first(
             in_time.append(item)
     in_time = in_time or list(waiting)
     highest = min(in_time, key=_level)
-    if highest is in_time[0]:
-        return highest, []
-    delay_s = times(highest.key).seconds(highest.rows)
+    delay_s = times(highest.key).seconds(highest.rows) + margin_s
     passed = in_time[: in_time.index(highest)]
-    if any(item.slack_s < delay_s + margin_s for item in passed):
-        return in_time[0], []
-    return highest, [(item, delay_s) for item in passed]
+    return in_time[0] if any(item.slack_s < delay_s for item in passed) else highest
 
 
-class _Built(NamedTuple):
-    batch: list[PendingRequest]
-    rows: int
-    passed: list[PendingRequest]  # of other models, due before a request of the batch
-    delay_s: float  # the delay of those
+class _Size(NamedTuple):
+    """What bounds a batch: its times, its rows, when it begins, and by how much it may delay other models."""
+
+    times: Times
+    max_rows: int
+    begins_s: float
+    others_slack_s: float
 
 
-class _BatchBuilder:
-    """Fills the batch of the first request: as many rows as gain by it, while no request becomes late.
+def _filled(first: PendingRequest, fitting: Sequence[PendingRequest], size: _Size) -> list[PendingRequest]:
+    """Returns the largest batch of the first request and of those that follow which makes no request late."""
+    times, most = size.times, size.times.worthwhile_rows(size.max_rows)
+    batch, rows = [first], first.rows
+    for item in fitting:
+        if rows + item.rows > most:
+            break
+        batch.append(item)
+        rows += item.rows
+    least_s = times.seconds(first.rows)
+    while len(batch) > 1:
+        seconds = times.seconds(rows)
+        latest_s = min([item.latest_s for item in batch if item is first or item.level != AUDIT_LEVEL])
+        if size.begins_s + seconds <= latest_s and seconds - least_s <= size.others_slack_s:
+            break
+        rows -= batch.pop().rows
+    return batch
 
-    Args:
-        first: the first request, which always runs.
-        waiting: of all models, by due time.
-        times: of its model.
-        begins_s: the present, plus the usual delay of predictions.
-        max_rows: of a batch.
-        delayed_s: by how much requests are delayed already.
-    """
 
-    def __init__(
-        self,
-        first: PendingRequest,
-        waiting: Sequence[PendingRequest],
-        times: Times,
-        *,
-        begins_s: float,
-        max_rows: int,
-        delayed_s: Mapping[PendingRequest, float],
-    ) -> None:
-        self._first = first
-        self._others = [item for item in waiting if item.key != first.key]
-        self._begins_s = begins_s
-        self._most_rows = times.worthwhile_rows(max_rows)
-        self._delayed_s = delayed_s
-        self.times = times
-
-    def build(self, fitting: Sequence[PendingRequest]) -> _Built:
-        """Returns the batch; `fitting` are of its model, in the order in which to take them."""
-        batch, rows, latest_s = [self._first], self._first.rows, self._first.latest_s
-        for item in fitting:
-            rows += item.rows
-            if rows > self._most_rows:
-                rows -= item.rows
-                break
-            batch.append(item)
-            if item.level != AUDIT_LEVEL and item.latest_s < latest_s:
-                latest_s = item.latest_s
-        if not self._others and self._begins_s + self.times.seconds(rows) <= latest_s:
-            return _Built(batch, rows, [], 0.0)
-        return self._build_one_by_one(batch[1:])
-
-    def _build_one_by_one(self, fitting: Sequence[PendingRequest]) -> _Built:
-        batch, rows, latest_s = [self._first], self._first.rows, self._first.latest_s
-        seconds, delay_s, least_s, passed = self.times.seconds(rows), 0.0, float("inf"), 0
-        for item in fitting:
-            while passed < len(self._others) and self._others[passed].due_s < item.due_s:
-                other = self._others[passed]
-                left_s = other.slack_s - self._delayed_s.get(other, 0.0)
-                if left_s >= 0:  # a late request does not become late by this
-                    least_s = min(least_s, left_s)
-                passed += 1
-            more_s = self.times.seconds(rows + item.rows)
-            if item.level != AUDIT_LEVEL:
-                latest_s = min(latest_s, item.latest_s)
-            added_s = max(0.0, more_s - seconds) if passed else 0.0
-            if self._begins_s + more_s > latest_s or (passed and delay_s + added_s > least_s):
-                break
-            batch.append(item)
-            rows, seconds, delay_s = rows + item.rows, more_s, delay_s + added_s
-        return _Built(batch, rows, self._others[:passed], delay_s)
+def row_sum(items: Iterable[PendingRequest]) -> int:
+    """Returns the rows of requests."""
+    return sum([item.rows for item in items])
 
 
 def batch_for_idle(items: Iterable[PendingRequest], idle: IdleShare, now_s: float) -> list[PendingRequest]:
