@@ -42,12 +42,13 @@ def wait_until(condition: Callable[[], object], timeout_s: float = 60) -> None:
 
 
 async def result_of(awaited: Awaitable[T], clock: SimulatedClock, step_s: float = 0.001) -> T:
-    """Lets simulated time pass until the result is there."""
+    """Lets simulated time pass until the result is there, in steps or from one sleeper of the clock to the next."""
     future = asyncio.ensure_future(awaited)
     for _ in range(10):
         await asyncio.sleep(0)
     while not future.done():
-        await clock.advance(step_s)
+        next_s = clock._sleepers[0][0] if clock._sleepers else 0.0
+        await clock.advance(max(step_s, next_s - clock.monotonic_s()))
         for _ in range(3):
             await asyncio.sleep(0)
     return future.result()

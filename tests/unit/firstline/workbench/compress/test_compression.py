@@ -385,7 +385,7 @@ def test_uncertified_candidates_are_refused_unless_forced(tmp_path: Path) -> Non
     assert ".." not in text
     assert "No bundle was written: no candidate was taken." in text
     assert not out.exists()
-    forced = _run(_DIGITS / "bundle", "--data", _HELDOUT, "--out", out, "--force")
+    forced = _run(_DIGITS / "bundle", "--data", _HELDOUT, "--out", out, "--force", "--limit", 150)
     assert "--force takes 4 that the rule refuses." in forced.output
     assert len(open_bundle(out).manifest.edge) == 7
 
