@@ -219,7 +219,7 @@ async def test_another_replica_takes_over_after_a_crash(database: Database, tmp_
 async def test_a_test_message_is_signed_and_changes_no_state(database: Database, tmp_path: Path) -> None:
     with receiver() as found:
         settings = Webhook(url=found.url, secret_file=secret_file(tmp_path))
-        async with site(database, settings, SimulatedClock()) as made:
+        async with site(database, settings, SharedClock()) as made:
             tested = await made.webhooks.test("ops")
             assert (tested.name, tested.status, tested.problem, tested.remedy) == ("ops", 200, "", "")
             assert found.ids == [tested.message_id]
@@ -244,7 +244,7 @@ async def test_a_failed_test_says_what_to_do(database: Database, tmp_path: Path,
     with receiver() as found:
         found.status = status
         settings = Webhook(url=found.url, secret_file=secret_file(tmp_path))
-        async with site(database, settings, SimulatedClock()) as made:
+        async with site(database, settings, SharedClock()) as made:
             tested = await made.webhooks.test("ops")
             assert (tested.status, tested.problem) == (status, f"it answered with status {status}")
             assert tested.remedy.startswith(remedy)
@@ -259,7 +259,7 @@ async def test_a_test_without_an_answer_says_what_to_do(
 
     async def tested(url: str) -> tuple[str, str]:
         settings = Webhook(url=url, secret_file=secret_file(tmp_path))
-        async with site(database, settings, SimulatedClock()) as made:
+        async with site(database, settings, SharedClock()) as made:
             found = await made.webhooks.test("ops")
             assert found.status is None and "t0ken" not in f"{found.problem} {found.remedy}"
             return found.problem, found.remedy
@@ -272,7 +272,7 @@ async def test_a_test_without_an_answer_says_what_to_do(
         problem, remedy = await tested(found.url)
         assert problem.startswith("it cannot be reached: its certificate is not trusted") and "SSL_CERT_FILE" in remedy
         monkeypatch.setenv("SSL_CERT_FILE", str(authority))  # the remedy
-        async with site(database, Webhook(url=found.url, secret_file=secret_file(tmp_path)), SimulatedClock()) as made:
+        async with site(database, Webhook(url=found.url, secret_file=secret_file(tmp_path)), SharedClock()) as made:
             assert (await made.webhooks.test("ops")).status == 200
     monkeypatch.setattr("firstline_gateway.webhooks.receiver._TIMEOUT_S", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
