@@ -13,6 +13,8 @@ from firstline.cli.command import Report, command, command_group
 from firstline.cli.options import GatewayOptions
 from firstline.cli.output import date, table
 from firstline_core.errors import ConfigError
+from firstline_core.storage.files import unreadable
+from firstline_core.storage.structs import fault_of
 from firstline_core.telemetry.wording import counted
 
 if TYPE_CHECKING:
@@ -128,5 +130,10 @@ def _read(file: Path) -> Head:
     try:
         with file.open("rb") as stream:
             return msgspec.json.decode(stream.read(_HEAD_BYTES), type=Head)
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{file} holds no head of an audit log: {error}.") from error
+    except OSError as error:
+        raise ConfigError(f"{file} {unreadable(error)}") from error
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"{file} is not the head of an audit log ({fault_of(error)}); name the file that `firstline audit export` "
+            "wrote next to the export."
+        ) from error

@@ -90,8 +90,9 @@ def _advise(error: Any) -> None:
 
 def _reworded(error: typer.BadParameter) -> str:
     """Returns a message about an option's value without the words of the library that converts it."""
-    if not error.message:  # a missing parameter
-        return str(getattr(error.param, "help", None) or "")
+    if not error.message:  # a missing parameter; the library appends its choices after a full stop
+        described: Any = error.param
+        return str(described.help or "").removesuffix("." if described.type_descriptor.is_choice else "")
     text = error.message.removeprefix("Value error, ").partition(", unable to parse")[0]
     if choices := _CHOICES.fullmatch(text):
         end = did_you_mean(choices[1], re.findall(r"'([^']+)'", choices[2]))

@@ -30,10 +30,7 @@ def create(name: NameArgument, gateway: GatewayOptions) -> Report:
     files = (str(Path(file).expanduser().absolute()) if file else "" for file in (gateway.key_file, gateway.ca_file))
     if not gateway.url:
         raise ConfigError(f"Name the gateway of the context {name} with --gateway URL.")
-    parsed = base_url(gateway.url)
-    if parsed.userinfo:
-        raise ConfigError("--gateway contains a user or a password; a context has none: name the API key's file.")
-    url = str(parsed).rstrip("/")
+    url = str(base_url(gateway.url)).rstrip("/")
     read_secret(gateway.key_file, "--key-file")
     verification(gateway.ca_file)
     contexts = read_contexts()

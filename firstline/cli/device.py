@@ -15,6 +15,7 @@ from firstline.cli.command import Report, command, command_group
 from firstline.cli.options import GatewayOptions, check_name
 from firstline.cli.output import Output, OutputOption, date, print_json, table
 from firstline_core.errors import ConfigError
+from firstline_core.storage.files import unreadable
 from firstline_core.telemetry.wording import counted
 
 if TYPE_CHECKING:
@@ -199,8 +200,10 @@ def _names_in(file: Path) -> list[str]:
                 name = (row["name"] or "").strip()
                 check_name(name, f"{file}:{rows.line_num}: the name")
                 names.append(name)
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise ConfigError(f"{file} cannot be read as CSV: {error}.") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file} {unreadable(error)}") from error
+    except csv.Error as error:
+        raise ConfigError(f"{file} is not a CSV file ({error}); save it as CSV again.") from error
     return names
 
 

@@ -14,6 +14,8 @@ from firstline.cli.command import EXIT_FAILED, Report, command, command_group
 from firstline.cli.options import GatewayOptions, KeysFolder, RootKeys, SigningKeys
 from firstline.cli.output import date, table, warn
 from firstline_core.errors import ConfigError
+from firstline_core.storage.files import unreadable
+from firstline_core.storage.structs import fault_of
 from firstline_core.telemetry.wording import counted
 
 if TYPE_CHECKING:
@@ -266,7 +268,9 @@ def _published(
 def _online_key(file: Path) -> OnlineKey:
     try:
         return msgspec.json.decode(file.read_bytes()[:65_536], type=OnlineKey)
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise ConfigError(f"{file} {unreadable(error)}") from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ConfigError(
-            f"{file} holds no gateway's online key: {error}; fetch it from GET /fleet/v1/registry/online-key."
+            f"{file} holds no gateway's online key: {fault_of(error)}; fetch it from GET /fleet/v1/registry/online-key."
         ) from error

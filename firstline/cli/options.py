@@ -14,7 +14,15 @@ import typer
 
 from firstline.cli.contexts import Context, context_in_use
 from firstline.cli.output import warn
-from firstline_core.errors import ConfigError, LinkDownError, NotFoundError, UnauthorizedError, similar_name
+from firstline_core.errors import (
+    ConfigError,
+    LinkDownError,
+    NotFoundError,
+    RequestError,
+    UnauthorizedError,
+    similar_name,
+)
+from firstline_core.storage.files import did_you_mean_file
 from firstline_core.storage.secrets import read_secret
 
 if TYPE_CHECKING:
@@ -235,10 +243,10 @@ def _suggesting(name: str, known: Callable[[], Iterable[str]]) -> Iterator[None]
     """Adds the most similar known name to the error about an unknown one."""
     try:
         yield
-    except NotFoundError as error:
+    except (NotFoundError, RequestError) as error:
         names = set(known()) if name else {name}
         if name not in names and (close := similar_name(name, names)):
-            raise NotFoundError(f"{error.message} Did you mean '{close}'?") from error
+            raise type(error)(f"{error.message} Did you mean '{close}'?") from error
         raise
 
 
@@ -351,11 +359,6 @@ def check_name(text: str, what: str) -> None:
         )
 
 
-def _siblings(path: Path) -> list[str]:
-    """Returns the names of what lies in the same folder."""
-    return os.listdir(path.parent) if os.path.isdir(path.parent) else []  # noqa: PTH112, PTH208 (as `is_there`)
-
-
 def require_bundle(path: Path) -> Path:
     """Returns the path of a bundle's folder: a wrong path is the caller's mistake, a broken bundle is not.
 
@@ -370,9 +373,7 @@ def require_bundle(path: Path) -> Path:
             "MODEL --data DATA."
         )
     if not is_there(path):
-        close = similar_name(path.name, _siblings(path))
-        end = f"; did you mean '{path.with_name(close)}'?" if close else "."
-        raise ConfigError(f"{str(path)[:200]} is not a bundle: there is no such folder{end}")
+        raise ConfigError(f"{str(path)[:200]} is not a bundle: there is no such folder{did_you_mean_file(path)}")
     if not os.path.isfile(path / MANIFEST_NAME):  # noqa: PTH113 (as `is_there`)
         raise ConfigError(
             f"{str(path)[:200]} is not a bundle: it has no {MANIFEST_NAME}; make one: firstline bundle create."

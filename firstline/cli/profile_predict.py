@@ -12,7 +12,7 @@ import typer
 from firstline.cli.command import Report
 from firstline.cli.options import GatewayOptions, is_there
 from firstline.cli.output import percent
-from firstline_core.errors import ConfigError
+from firstline_core.errors import ConfigError, listed
 
 if TYPE_CHECKING:
     from firstline.cli.profile_source import load_profile
@@ -94,8 +94,8 @@ def _point(profile: Profile, variant: str, threads: int | None) -> Point:
     of_one_row = [point for point in profile.points if point.key.of_one_row]
     points = [point for point in of_one_row if point.key.variant == variant]
     if not points:
-        known = ", ".join(dict.fromkeys(point.key.variant for point in of_one_row)) or "none"
-        raise ConfigError(f"The profile has no point of {variant!a} with one row a query; it has: {known}.")
+        known = listed(variant, dict.fromkeys(point.key.variant for point in of_one_row))
+        raise ConfigError(f"The profile has no point of {variant!a} with one row a query; it has: {known}")
     points = [point for point in points if point.key.model_digest == points[-1].key.model_digest]
     measured = sorted({point.key.threads for point in points})
     wanted = measured[0] if threads is None else threads

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -17,6 +16,8 @@ from firstline.cli.interrupt import pause
 from firstline.cli.options import GatewayOptions, VersionArgument
 from firstline.cli.output import date, size, table
 from firstline_core.errors import CapacityError, ConfigError, FirstlineError, LinkError
+from firstline_core.storage.files import unreadable
+from firstline_core.storage.settings import parse
 from firstline_core.telemetry.wording import counted
 
 if TYPE_CHECKING:
@@ -140,9 +141,9 @@ class RolloutOptions:
 
 def _toml(file: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(read_text(file, _FILE_BYTES))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{file} cannot be read as TOML: {error}.") from error
+        return parse(read_text(file, _FILE_BYTES), file)
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file} {unreadable(error)}") from error
 
 
 def _seconds(text: str) -> float:

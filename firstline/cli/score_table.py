@@ -57,11 +57,9 @@ def read_table(source: str, events: Collection[str] = ()) -> list[ScoredRow]:
             return list(_rows(sys.stdin, "standard input", events))
         with Path(source).open(newline="", encoding="utf-8-sig") as stream:
             return list(_rows(stream, source, events))
-    except OSError as error:
-        raise ConfigError(f"{source} {unreadable(error)}") from error
-    except UnicodeDecodeError as error:
+    except (OSError, UnicodeDecodeError) as error:
         named = "standard input" if source == _STDIN else source
-        raise ConfigError(f"{named} is not CSV in UTF-8: {error}.") from error
+        raise ConfigError(f"{named} {unreadable(error)}") from error
 
 
 def _rows(lines: Iterable[str], source: str, events: Collection[str]) -> Iterator[ScoredRow]:

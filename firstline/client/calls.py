@@ -21,7 +21,14 @@ from msgspec import structs
 from numpy.typing import ArrayLike
 
 from firstline.client.results import Prediction, check_id, prediction_from, read_task
-from firstline_core.errors import InvalidTensorError, NotReadyError, ProtocolError, RequestError, UnknownModelError
+from firstline_core.errors import (
+    InvalidTensorError,
+    NotReadyError,
+    ProtocolError,
+    RequestError,
+    UnknownModelError,
+    listed,
+)
 from firstline_core.ids import new_request_id
 from firstline_core.protocol import http, oip
 from firstline_core.protocol.http import error_from
@@ -363,7 +370,7 @@ def _choice(kind: type[_Choice], name: str, value: str) -> _Choice:
     try:
         return kind(value)
     except ValueError:
-        raise InvalidTensorError(f"{name} is '{value}'; use one of {', '.join(kind)}.") from None
+        raise InvalidTensorError(f"{name} is '{value}'; use one of {listed(value, kind)}") from None
 
 
 def _check_options(options: Mapping[str, object], known: type[RequestOptions]) -> None:

@@ -137,6 +137,10 @@ def base_url(url: str) -> httpx.URL:
         ) from error
     if parsed.scheme not in ("http", "https") or not parsed.host:
         raise ConfigError(f"'{url}' is not the URL of a server; write https://HOST:PORT, or http:// without TLS.")
+    if parsed.userinfo:
+        raise ConfigError(
+            "The URL of the server contains a user or a password; leave them out, and name the API key's file."
+        )
     if parsed.port is not None and not 1 <= parsed.port <= _LAST_PORT:
         raise ConfigError(f"'{url}' has port {parsed.port}; use 1 to {_LAST_PORT}.")
     return parsed

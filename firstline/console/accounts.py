@@ -27,7 +27,6 @@ import base64
 import hashlib
 import hmac
 import secrets
-import tomllib
 from collections import Counter
 from collections.abc import Mapping
 from functools import cache
@@ -43,7 +42,8 @@ from firstline_core.fleet.persons import Person, PersonName, Role
 from firstline_core.fleet.selector import parse_selector
 from firstline_core.protocol.loopback import is_loopback
 from firstline_core.protocol.tensors import shown
-from firstline_core.storage.structs import fault_of
+from firstline_core.storage import settings
+from firstline_core.storage.files import unreadable
 
 _SCRYPT = {"n": 2**14, "r": 8, "p": 1, "maxmem": 2**26}
 _SALT_BYTES = 16
@@ -148,11 +148,9 @@ def read_accounts(path: Path | None, shared: str) -> Accounts:
             "--accounts excludes a shared password; remove it, or --password-file and FIRSTLINE_CONSOLE_PASSWORD."
         )
     try:
-        found = msgspec.convert(tomllib.loads(path.read_text()), Accounts)
+        found = settings.load(Accounts, file=path, text=path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} cannot be read: {fault_of(error)}; check the path.") from error
-    except (tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
-        raise ConfigError(f"{path} is not valid: {fault_of(error)}; docs/how-to/console.md has an example.") from error
+        raise ConfigError(f"{path} {unreadable(error)}") from error
     _check_persons(path, found)
     if found.oidc is not None:
         _check_https(path, "issuer", found.oidc.issuer)

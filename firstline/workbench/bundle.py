@@ -180,14 +180,16 @@ def _manifest(spec: BundleSpec, files: _Files, options: RuntimeOptions, warn: Wa
         loaded = load_runtime(files.folder / artefact.file, runtime, options)
         if model.without_rows:
             loaded = RowByRow(loaded, model.without_rows)
-        fed = _fed(model, model_id, loaded, files, shared)
+        with _naming(model.file):
+            fed = _fed(model, model_id, loaded, files, shared)
         declared = _model(model, model_id, artefact, tuple(fed), files)
         for each, port in fed.items():
             inputs.setdefault(each.name, input_of(each.name, port, each.preprocess))
         if not spec.inputs and len(inputs) == 1:
             (shared,) = inputs  # all models with one input take the same
         if isinstance(spec.task, Classification):
-            declared = with_output(declared, loaded, spec.labels, model.file, warn)
+            with _naming(model.file):
+                declared = with_output(declared, loaded, spec.labels, model.file, warn)
         models.append(declared)
         loaded.close()
     try:
@@ -203,6 +205,17 @@ def _manifest(spec: BundleSpec, files: _Files, options: RuntimeOptions, warn: Wa
         )
     except ValueError as error:
         raise ConfigError(f"The bundle is not valid: {error}.") from error
+
+
+@contextmanager
+def _naming(file: Path) -> Iterator[None]:
+    """Names the file in the error about a model, unless it does so itself."""
+    try:
+        yield
+    except FirstlineError as error:
+        if file.name in error.message:
+            raise
+        raise type(error)(f"{file.name}: {error.message}") from error
 
 
 def _described(model: ModelSpec) -> tuple[ModelSpec, RuntimeName]:

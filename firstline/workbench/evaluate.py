@@ -20,7 +20,7 @@ from firstline.workbench.selection import is_lost
 from firstline_core.bundle.loading import LoadedModel, load_edge, load_model, load_scorer
 from firstline_core.bundle.manifest import Manifest, Model, Policy, valid_certificate
 from firstline_core.bundle.store import Bundle
-from firstline_core.errors import ConfigError
+from firstline_core.errors import ConfigError, listed
 from firstline_core.routing import policy
 from firstline_core.routing.policy import auroc
 from firstline_core.runtime.select import RuntimeOptions
@@ -139,7 +139,7 @@ def _load_edges(bundle: Bundle, variants: Sequence[str], options: RuntimeOptions
     unknown = [name for name in names if name not in by_id]
     if unknown:
         raise ConfigError(
-            f"Bundle '{bundle.manifest.name}' has no edge variant '{unknown[0]}'; it has: {', '.join(by_id) or 'none'}."
+            f"Bundle '{bundle.manifest.name}' has no edge variant '{unknown[0]}'; it has: {listed(unknown[0], by_id)}"
         )
     return [load_model(bundle, by_id[name], options) for name in names]
 

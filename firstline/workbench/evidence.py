@@ -31,6 +31,7 @@ from firstline_core.errors import (
     ProtocolError,
     RequestError,
     UnauthorizedError,
+    listed,
 )
 from firstline_core.routing.certificate import Contract
 from firstline_core.runtime.select import RuntimeOptions
@@ -125,7 +126,7 @@ def full_model(bundle: Bundle, edge: str) -> Model:
         raise ConfigError("A certificate compares edge and full model; the bundle needs both.")
     ids = [model.id for model in manifest.edge]
     if edge and edge not in ids:
-        raise ConfigError(f"Bundle '{manifest.name}' has no edge variant '{edge}'; it has: {', '.join(ids)}.")
+        raise ConfigError(f"Bundle '{manifest.name}' has no edge variant '{edge}'; it has: {listed(edge, ids)}")
     return manifest.full
 
 

@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 from firstline.workbench.calibrate import fit_temperature
 from firstline_core.bundle.loading import scorer
 from firstline_core.bundle.manifest import Score
-from firstline_core.errors import ConfigError, InvalidTensorError
+from firstline_core.errors import ConfigError, InvalidTensorError, listed
 from firstline_core.routing.certification import Start, check_share, split, start_shares, starts_at
 from firstline_core.routing.policy import Logistic, auroc
 from firstline_core.tasks.base import Scores, Task
@@ -129,8 +129,8 @@ def check_score(task: Task, name: str, share: float, *, logits: bool) -> None:
         ConfigError: the score cannot be computed.
     """
     if name not in (*task.score_kinds, BEST, BUNDLE, LEARNED, "graph"):
-        known = ", ".join((BEST, BUNDLE, *task.score_kinds, LEARNED))
-        raise ConfigError(f"There is no score '{name}' for the task {task.kind}; there are: {known}.")
+        known = listed(name, (BEST, BUNDLE, *task.score_kinds, LEARNED))
+        raise ConfigError(f"There is no score '{name}' for the task {task.kind}; there are: {known}")
     if name == "energy" and not logits:
         raise ConfigError("The score 'energy' needs the edge model's logits; nothing shows them here.")
     if name == LEARNED and not share:

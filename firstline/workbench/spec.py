@@ -69,7 +69,7 @@ from msgspec import Struct, defstruct
 
 from firstline.workbench.step_syntax import PlainPost, PlainPre, parse_postprocess, parse_preprocess, spell
 from firstline_core.bundle.manifest import TEMPERATURES
-from firstline_core.errors import ConfigError, TaskError, did_you_mean
+from firstline_core.errors import ConfigError, TaskError, did_you_mean, listed
 from firstline_core.processing.steps import Datatype, InputSpec, Kind, Scale, decoded_kind
 from firstline_core.routing.certification import check_share
 from firstline_core.storage import settings
@@ -235,8 +235,8 @@ def _faults(spec: BundleSpec, labels: str) -> Iterator[tuple[str, str]]:
 def _policy_faults(spec: BundleSpec) -> Iterator[tuple[str, str]]:
     policy, (coldest, hottest) = spec.policy, TEMPERATURES
     if not isinstance(policy.score, Path) and spec.edge and policy.score not in spec.task.score_kinds:
-        kinds = ", ".join(spec.task.score_kinds)
-        yield "policy.score", f"The score '{policy.score}' is not one of this task's: {kinds}."
+        kinds = listed(policy.score, spec.task.score_kinds)
+        yield "policy.score", f"The score '{policy.score}' is not one of this task's: {kinds}"
     if not coldest <= policy.temperature <= hottest:
         yield (
             "policy.temperature",
@@ -267,10 +267,8 @@ def read_labels(file: Path, skip: int = 0) -> tuple[str, ...]:
     """
     try:
         lines = read_text(file, _LABELS_LIMIT_BYTES).rstrip().splitlines()
-    except OSError as error:
-        raise ConfigError(f"The labels {file} {unreadable(error)}") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"The labels {file} are not UTF-8 text; save them as UTF-8, one label a line.") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"The file of labels {file} {unreadable(error)}") from error
     labels = tuple(line.strip() for line in lines[skip:])
     if "" in labels:
         raise ConfigError(f"{file}:{skip + labels.index('') + 1} is empty; every line is a label: delete it.")
@@ -520,11 +518,10 @@ def parse_score(text: str, folder: Path, task: Task | type[Task]) -> str | Path:
             f"`firstline certify BUNDLE --data DIR --score {text} ... --out NEW`."
         )
     named = ", ".join(kind for kind in kinds if kind not in _FROM_DATA)
-    end = did_you_mean(text, kinds)
-    listed = f"; there are: {named} and graph:FILE.onnx."
     if text in Classification.score_kinds:
         raise ConfigError(
             f"'{text}' is a score of classifiers, and the table [{task.kind}] declares another task; delete the table, "
             f"or use one of {named} and graph:FILE.onnx."
         )
-    raise ConfigError(f"'{text}' is not a score of the task {task.kind}{listed if end == '.' else end}")
+    choices = [*(kind for kind in kinds if kind not in _FROM_DATA), "graph:FILE.onnx"]
+    raise ConfigError(f"'{text}' is not a score of the task {task.kind}; there are: {listed(text, choices)}")

@@ -18,10 +18,10 @@ from typing import Any, NamedTuple, get_args
 
 import msgspec
 from msgspec import Struct
-from msgspec.inspect import TupleType, VarTupleType
+from msgspec.inspect import EnumType, LiteralType, TupleType, UnionType, VarTupleType
 
 from firstline.workbench.step_usage import USAGE
-from firstline_core.errors import ConfigError, did_you_mean
+from firstline_core.errors import ConfigError, did_you_mean, listed
 from firstline_core.processing.steps import Ctc, Gallery, Graph, PostStep, PreStep, Tokenize, WithFile
 from firstline_core.storage.artefact import Artefact
 from firstline_core.storage.structs import fault_of
@@ -48,6 +48,7 @@ _COCO_UNUSED = (0, 12, 26, 29, 30, 45, 66, 68, 69, 71, 83)
 _COCO_91 = tuple(-1 if i in _COCO_UNUSED else i - sum(unused < i for unused in _COCO_UNUSED) for i in range(91))
 _CLASS_MAPS = {"coco91": _COCO_91, "coco90": _COCO_91[1:]}
 _COLON = re.compile(r"(?<!\\):")
+_NO_CHOICE = re.compile(r"Invalid enum value .* at `\$\.(\w+)`")
 _NO_NUMBER = re.compile(r"Expected `(int|float)`, got `str` - at `\$\.(\w+)")
 # Steps with arguments that few models need: they are spelled without those that have their defaults.
 _TERSE = ("decode_text", "ssd", "anchors", "spread", "residual", "box_rows")
@@ -84,9 +85,7 @@ def _parse(text: str, folder: Path, side: str, union: Any) -> tuple[Any, ...]:
 def _step(text: str, folder: Path, known: Mapping[str, type[Struct]], side: str) -> Any:
     op, *arguments = (part.replace("\\:", ":") for part in _COLON.split(text))
     if op not in known:
-        end = did_you_mean(op, known)
-        listed = f"; there are: {', '.join(known)}."
-        raise ConfigError(f"'{op}' is not a {side} step{listed if end == '.' else end}")
+        raise ConfigError(f"'{op}' is not a {side} step; there are: {listed(op, known)}")
     if op == "graph":
         file = text.partition(":")[2]
         if not file:
@@ -118,8 +117,24 @@ def _step(text: str, folder: Path, known: Mapping[str, type[Struct]], side: str)
                 f"The step '{text}' needs {number} for '{name}', not '{given[name]}'; it is spelled {USAGE[op][0]}."
             ) from error
         raise ConfigError(
-            f"The step '{text}' is not valid: {fault_of(error)}; it is spelled {USAGE[op][0]}."
+            f"The step '{text}' is not valid: {_fault(error, known[op], given)} It is spelled {USAGE[op][0]}."
         ) from error
+
+
+def _fault(error: Exception, kind: type[Struct], given: Mapping[str, str]) -> str:
+    """Returns what is wrong with the arguments of a step, and the choices of one that has them."""
+    if (name := next(iter(_NO_CHOICE.findall(str(error))), "")) not in given:
+        return f"{fault_of(error)}."
+    info: Any = msgspec.inspect.type_info(kind)
+    choices = [str(value) for field in info.fields if field.name == name for value in _values(field.type)]
+    return f"'{given[name]}' is not a {name}; use one of {listed(given[name], choices)}"
+
+
+def _values(kind: Any) -> Sequence[Any]:
+    """Returns the choices of a type."""
+    if isinstance(kind, UnionType):
+        return [value for each in kind.types for value in _values(each)]
+    return list(kind.values) if isinstance(kind, LiteralType) else list(kind.cls) if isinstance(kind, EnumType) else ()
 
 
 @cache
@@ -146,7 +161,9 @@ def _named(op: str, names: Sequence[str], position: int, argument: str, text: st
             raise ConfigError(f"The step '{text}' has too many arguments; it is spelled {USAGE[op][0]}.")
         return names[position], argument
     if name not in names:
-        raise ConfigError(f"The step '{text}' takes no '{name}'; it is spelled {USAGE[op][0]}.")
+        raise ConfigError(
+            f"The step '{text}' takes no '{name}'{did_you_mean(name, names)} It is spelled {USAGE[op][0]}."
+        )
     return name, value
 
 

@@ -1,10 +1,12 @@
-"""Parsers of the command lines of both tiers: nouns and verbs, an example each, and a hint at what was meant."""
+"""Parsers of the command lines of both tiers: nouns and verbs, an example each, and what to type instead."""
 
 from __future__ import annotations
 
 import argparse
 import re
+import sys
 from collections.abc import Sequence
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 from firstline_core.errors import did_you_mean
@@ -13,6 +15,9 @@ if TYPE_CHECKING:
     Commands: TypeAlias = argparse._SubParsersAction["Parser"]
 
 _CHOICES = re.compile(r"(.*invalid choice: '([^']*)') \(choose from (.*)\)", re.DOTALL)
+
+_NUMBER = re.compile(r"(.*)invalid (int|float) value: (.*)", re.DOTALL)
+_REQUIRED = re.compile(r"the following arguments are required: (.*)|one of the arguments (.*) is required", re.DOTALL)
 
 
 class Parser(argparse.ArgumentParser):
@@ -31,18 +36,34 @@ class Parser(argparse.ArgumentParser):
         self.example = example
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Reports an unknown option of a command here, where its options are known."""
+        """Reports an unknown option here, where the options are known, and before an argument that is missing."""
+        words = list(takewhile(lambda word: word != "--", sys.argv[1:] if args is None else args))
+        own = words if self.example else takewhile(lambda word: word.startswith("-"), words)  # others are a command's
+        known = re.findall("--[a-z-]+", self.format_help())
+        for option in (word.partition("=")[0] for word in own if word.startswith("--")):
+            if " " not in option and not any(each.startswith(option) for each in known):
+                end = did_you_mean(option, known)
+                self.error(f"unknown option {option}{end if end != '.' else f'; {self._see_help}.'}")
         found, unknown = super().parse_known_args(args, namespace)
-        if unknown and self.example and unknown[0].startswith("-"):
-            word = unknown[0].partition("=")[0]
-            self.error(f"unknown option {word}{did_you_mean(word, re.findall('--[a-z-]+', self.format_help()))}")
+        if unknown and self.example:
+            fault = f"unknown option {unknown[0]}" if unknown[0].startswith("-") else f"{unknown[0]!r} is too much"
+            self.error(f"{fault}; {self._see_help}.")
         return found, unknown
 
+    @property
+    def _see_help(self) -> str:
+        return f"`{self.prog} -h` lists what there is"
+
     def error(self, message: str) -> NoReturn:
-        """Ends the process with exit code 2, and a hint at a similar command if one is mistyped."""
+        """Ends the process with exit code 2, and a sentence about what to type instead."""
         if choices := _CHOICES.fullmatch(message):
-            end = did_you_mean(choices[2], re.findall(r"[\w-]+", choices[3]))
-            message = choices[1] + end if end != "." else message
+            names = re.findall(r"[\w-]+", choices[3])
+            end = did_you_mean(choices[2], names)
+            message = choices[1] + (f"; use one of {', '.join(names)}." if end == "." else end)
+        elif number := _NUMBER.fullmatch(message):
+            message = f"{number[1]}{number[3]} is not a {'whole ' if number[2] == 'int' else ''}number."
+        elif missing := _REQUIRED.fullmatch(message):
+            message = f"{missing[1] or missing[2].replace(' ', ' or ')} is missing; {self._see_help}."
         super().error(message)
 
 

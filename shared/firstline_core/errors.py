@@ -49,10 +49,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from difflib import get_close_matches
+from itertools import islice
 from typing import ClassVar
 
 from firstline_core.ids import new_request_id
 
+_COMPARED = 1000  # names, and characters of one
 _OWN_PACKAGES = ("firstline", "firstline_core", "firstline_edge", "firstline_gateway")
 
 
@@ -255,16 +257,28 @@ BY_CODE: dict[str, type[FirstlineError]] = _leaves(FirstlineError)
 __all__ = [error.__name__ for error in BY_CODE.values()]
 
 
-def similar_name(name: str, known: Iterable[str]) -> str:
-    """Returns the known name that is most similar to an unknown one, in any case; "" if none is similar."""
-    names = {each.lower(): each for each in known}
-    return names.get(next(iter(get_close_matches(name.lower(), list(names), n=1)), ""), "")
+def similar_name(name: str, known: Iterable[str], alike: float = 0.6) -> str:
+    """Returns the known name that is most similar to an unknown one, in any case; "" if none is similar.
+
+    Args:
+        name: the unknown name.
+        known: the known ones.
+        alike: least similarity, from 0 to 1.
+    """
+    names = {each.lower(): each for each in islice(known, _COMPARED)}
+    return names.get(next(iter(get_close_matches(name[:_COMPARED].lower(), list(names), n=1, cutoff=alike)), ""), "")
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Returns the end of a sentence about an unknown name: the most similar known one, or a full stop."""
     close = similar_name(name, known)
     return f"; did you mean '{close}'?" if close else "."
+
+
+def listed(name: str, known: Iterable[str]) -> str:
+    """Returns the end of a sentence about an unknown name: all known ones, and the most similar."""
+    names = list(known)
+    return f"{', '.join(names) or 'none'}{did_you_mean(name, names)}"
 
 
 def missing_package(

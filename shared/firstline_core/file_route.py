@@ -16,7 +16,7 @@ from msgspec import Meta
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from firstline_core.errors import InferenceError, NotAcceptableError, RequestError
+from firstline_core.errors import InferenceError, NotAcceptableError, RequestError, did_you_mean
 from firstline_core.processing.decoding import FileDecoding
 from firstline_core.processing.image_header import DecodingCost, check_limits, is_encoded_image, read_header
 from firstline_core.processing.steps import Decode, Resize
@@ -283,7 +283,7 @@ def _labels(text: str, model: str, labels: Sequence[str]) -> tuple[str, ...]:
             wrong = f"names {shown(label)}, which '{model}' does not know" if label else "has an empty label"
             more = " and others" if len(labels) > _SHOWN_LABELS else ""
             raise RequestError(
-                f"Query parameter 'classes' {wrong}; '{model}' knows {', '.join(labels[:_SHOWN_LABELS])}{more}. "
-                "Separate labels by commas, or repeat the parameter."
+                f"Query parameter 'classes' {wrong}; '{model}' knows {', '.join(labels[:_SHOWN_LABELS])}{more}"
+                f"{did_you_mean(label, labels)} Separate labels by commas, or repeat the parameter."
             )
     return tuple(wanted)

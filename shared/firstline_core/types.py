@@ -15,7 +15,7 @@ import numpy as np
 from msgspec import Meta, Struct, field, structs
 from numpy.typing import NDArray
 
-from firstline_core.errors import InvalidTensorError
+from firstline_core.errors import InvalidTensorError, listed
 
 # \Z, because $ also matches before a newline at the end.
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z"
@@ -496,8 +496,8 @@ class InferResponse(Struct, frozen=True):
         for tensor in self.outputs:
             if tensor.name == name:
                 return tensor.array
-        names = ", ".join(tensor.name for tensor in self.outputs)
-        raise InvalidTensorError(f"The answer has no output '{name}'; it has: {names}.")
+        names = listed(name, (tensor.name for tensor in self.outputs))
+        raise InvalidTensorError(f"The answer has no output '{name}'; it has: {names}")
 
 
 @dataclass(frozen=True, slots=True)

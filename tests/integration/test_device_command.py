@@ -80,7 +80,7 @@ async def test_tokens_are_written_to_files_or_one_csv(gateway: TlsSite, tmp_path
     [
         (("enroll",), "No device is named"),
         (("enroll", "a/b"), "The device's name 'a/b' cannot be used"),
-        (("enroll", "--csv", "nowhere.csv"), "cannot be read as CSV"),
+        (("enroll", "--csv", "nowhere.csv"), "nowhere.csv cannot be read: No such file"),
         (("enroll", "x", "--key-file", "nowhere"), "--key-file: nowhere cannot be read"),
         (("list", "--ca", "nowhere.pem"), "nowhere.pem cannot be used: No such file"),
     ],

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import re
 from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any
@@ -20,7 +21,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from firstline_core.errors import FirstlineError, LinkDownError, NoRoomError, NotReadyError, RequestError
+from firstline_core.errors import FirstlineError, LinkDownError, NoRoomError, NotReadyError, RequestError, did_you_mean
 from firstline_core.ids import new_request_id
 from firstline_core.protocol.asgi import send_reply
 from firstline_core.protocol.http import CONTENT_TYPE, JSON_TYPE, Reply, error_body, error_reply, status_of
@@ -28,6 +29,7 @@ from firstline_core.protocol.tensors import shown
 from firstline_core.telemetry.logs import logger
 from firstline_gateway.api.messages import response_of
 
+_QUOTED = re.compile("'([^']+)'")
 _PROBLEMS_BELOW = "/fleet/"
 
 log = logger(__name__)
@@ -84,7 +86,8 @@ async def _invalid_parameter(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)  # noqa: S101
     sentence = " ".join(
         f"Parameter '{each['loc'][-1]}' is {shown(each.get('input'))}; it has to be "
-        f"{each['msg'].removeprefix('Input should be ').partition(', unable to parse')[0]}."
+        f"{each['msg'].removeprefix('Input should be ').partition(', unable to parse')[0]}"
+        f"{did_you_mean(str(each.get('input')), _QUOTED.findall(each['msg']))}"
         for each in error.errors()
     )
     return await _project_error(request, RequestError(sentence))

@@ -53,9 +53,9 @@ def _create(arguments: argparse.Namespace) -> int:
 
     days, per_s = arguments.expires_days, arguments.requests_per_s
     if days is not None and not 0 < days <= 36_500:
-        raise ConfigError("--expires-days must be above 0, and at most 36500.")
+        raise ConfigError(f"--expires-days is {days:g}; it must be above 0 and at most 36500.")
     if per_s is not None and not 0.001 <= per_s <= 1e6:
-        raise ConfigError("--requests-per-s must be between 0.001 and 1000000.")
+        raise ConfigError(f"--requests-per-s is {per_s:g}; it must be from 0.001 to 1000000.")
     scopes = tuple(dict.fromkeys(arguments.scope or ("infer",)))
     if arguments.device and scopes != ("infer",):
         raise ConfigError("A device's key has the scope infer and no other.")

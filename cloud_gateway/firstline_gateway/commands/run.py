@@ -66,7 +66,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _check(arguments: argparse.Namespace) -> int:
-    from firstline_core.errors import ModelLoadError
+    from firstline_core.errors import ModelLoadError, did_you_mean
     from firstline_core.telemetry import logs
     from firstline_gateway.app import check_files, runtime_options
     from firstline_gateway.models.folder import load_repository
@@ -96,7 +96,11 @@ def _check(arguments: argparse.Namespace) -> int:
     if not lines:
         lines = [f"no bundle in {settings.models.directory}"]
     unknown = repository.unknown(settings.models.concurrency_of)
-    lines += [f"models.concurrency_of names {name!a}, and there is no such model; is it misspelt?" for name in unknown]
+    names = [served.key.name for served in served_well]
+    lines += [
+        f"models.concurrency_of names {name!a}, and there is no such model{did_you_mean(name, names)}"
+        for name in unknown
+    ]
     errors = [{"path": str(path), "error": error.message} for path, error in refused]
     report = {"models": models, "refused": errors, "unknown": unknown, "sessions": settings.sessions}
     show(arguments, "\n".join(lines), report)

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import msgspec
 from sqlalchemy import Connection, insert, select, update
 
-from firstline_core.errors import ConfigError
+from firstline_core.errors import ConfigError, did_you_mean
 from firstline_core.fleet.persons import PersonName
 from firstline_core.types import Name
 from firstline_gateway.identity.enrolment import next_version
@@ -109,7 +109,8 @@ def revoke_key(connection: Connection, name: str, now_s: float) -> None:
         .values(revoked_s=now_s, changed=version)
     ).rowcount
     if not revoked:
-        raise ConfigError(f"There is no key named '{name}'; `firstline-gateway key list` shows those there are.")
+        end = did_you_mean(name, (key.name for key in list_keys(connection)))
+        raise ConfigError(f"There is no key named '{name}'{end} `firstline-gateway key list` lists them.")
 
 
 def _is_taken(connection: Connection, name: str) -> bool:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from firstline_core.bundle.loading import LoadedModel
 from firstline_core.bundle.manifest import Manifest, Model
-from firstline_core.errors import EngineUnavailableError, FirstlineError, ModelLoadError, UnknownModelError
+from firstline_core.errors import EngineUnavailableError, FirstlineError, ModelLoadError, UnknownModelError, listed
 from firstline_core.protocol.tensors import shown
 from firstline_core.runtime.select import PLATFORMS
 from firstline_core.types import ModelKey, ModelMetadata
@@ -124,8 +124,8 @@ class Repository:
             for key, why in self.away.items():
                 if key.name == name:
                     raise UnknownModelError(f"Model {shown(name)} is not served: {why}") from None
-            served = ", ".join(self._versions) or "none"
-            raise UnknownModelError(f"There is no model {shown(name)} on this gateway; it serves: {served}.") from None
+            served = listed(name, self._versions)
+            raise UnknownModelError(f"There is no model {shown(name)} on this gateway; it serves: {served}") from None
 
     def resolve(self, name: str, version: str) -> ServedModel:
         """The model of a request; the version "" means the highest.

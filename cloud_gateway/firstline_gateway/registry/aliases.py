@@ -110,4 +110,4 @@ class Aliases:
 
 
 def _unknown(model: str, alias: str) -> NotFoundError:
-    return NotFoundError(f"{model} has no alias {alias}.")
+    return NotFoundError(f"{model} has no alias {alias}; `firstline alias list` lists the aliases.")

@@ -13,7 +13,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 from msgspec.structs import replace
 
-from firstline_core.errors import ConfigError
+from firstline_core.errors import ConfigError, listed
 from firstline_core.protocol.loopback import address_of, is_loopback
 from firstline_core.storage import settings as sources
 from firstline_core.storage.setting_places import Sources
@@ -230,8 +230,8 @@ def _check_executors(settings: Settings) -> None:
     for model, names in settings.models.executors_of.items():
         if unknown := set(names).difference(settings.executors):
             raise ConfigError(
-                f"models.executors_of sends {model!a} to {min(unknown)!a}; there is no such executor: "
-                f"{', '.join(settings.executors) or 'executors is empty'}. Name another, or add it to [executors]."
+                f"models.executors_of sends {model!a} to {min(unknown)!a}, which [executors] does not have; add it, or "
+                f"name another; there are: {listed(min(unknown), settings.executors)}"
             )
         if not names:
             raise ConfigError(f"models.executors_of leaves {model!a} without an executor; name one, or leave it out.")

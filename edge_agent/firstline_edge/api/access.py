@@ -11,8 +11,7 @@ from typing import Protocol
 from firstline_core.errors import ConfigError, ForbiddenError, RequestError, UnauthorizedError
 from firstline_core.protocol.loopback import address_of
 from firstline_core.protocol.tensors import shown
-from firstline_core.storage.files import read_text
-from firstline_core.storage.structs import fault_of
+from firstline_core.storage.files import read_text, unreadable
 from firstline_edge.settings.check import LOOPBACK_NAMES
 from firstline_edge.settings.settings import ApiSection
 
@@ -59,7 +58,7 @@ def _token_lines(file: str, setting: str) -> str:
     try:
         return read_text(Path(file), _TOKENS_LIMIT_BYTES)
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{setting}: {file} cannot be read: {fault_of(error)}; check the path.") from error
+        raise ConfigError(f"{setting}: {file} {unreadable(error)}") from error
 
 
 def _digest(token: str) -> bytes:

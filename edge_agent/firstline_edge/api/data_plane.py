@@ -10,12 +10,11 @@ from typing import Any
 from msgspec.structs import replace
 
 from firstline_core.clock import Clock
-from firstline_core.errors import FirstlineError, NotReadyError, QueueFullError, UnknownModelError
+from firstline_core.errors import FirstlineError, NotReadyError, QueueFullError
 from firstline_core.protocol import file_inference
 from firstline_core.protocol.data_plane import EXTENSIONS, ModelState
 from firstline_core.protocol.extensions import config_json
 from firstline_core.protocol.oip import Origin
-from firstline_core.protocol.tensors import shown
 from firstline_core.tasks.base import Task
 from firstline_core.telemetry import tracing
 from firstline_core.telemetry.statistics import ModelStatistics
@@ -226,13 +225,13 @@ class EdgeDataPlane:
     def model_ready(self, model: str, version: str) -> bool:
         device_model = self._models.find(model, version)
         if device_model is None:
-            raise self._unknown(model, version)
+            raise self._models.unknown(model, version)
         return device_model.edge is not None or self._links.chain.available
 
     def metadata(self, model: str, version: str) -> ModelMetadata:
         device_model = self._models.find(model, version)
         if device_model is None:
-            raise self._unknown(model, version)
+            raise self._models.unknown(model, version)
         return device_model.metadata
 
     def index(self) -> list[ModelState]:
@@ -277,7 +276,7 @@ class EdgeDataPlane:
         if device_model is not None:
             return device_model.metadata
         if not self._links.chain.linked:
-            raise self._unknown(model, "")
+            raise self._models.unknown(model, "")
         image = TensorSpec(PASSED_ON_INPUT, "BYTES", (-1,))
         return ModelMetadata(model, (), "", (image,), (), files=(PASSED_ON_INPUT,))
 
@@ -285,8 +284,3 @@ class EdgeDataPlane:
         """Returns the task of a model; None if this device does not hold it."""
         device_model = self._models.find(model, version)
         return device_model.manifest.task if device_model is not None else None
-
-    def _unknown(self, model: str, version: str) -> UnknownModelError:
-        names = ", ".join(sorted({device_model.manifest.name for device_model in self._models.all})) or "none"
-        wanted = shown(model) + (f" in version {shown(version)}" if version else "")
-        return UnknownModelError(f"This device holds no model {wanted}; it holds: {names}.")

@@ -30,6 +30,7 @@ from firstline_core.errors import (
     InvalidTensorError,
     QueueFullError,
     SheddingError,
+    UnknownModelError,
 )
 from firstline_core.processing.decoding import FileDecoding, is_light
 from firstline_core.processing.image_header import NO_COST
@@ -117,7 +118,7 @@ class Cascade:
             limit_bytes=self.limit_bytes,
         )
         if model is None:
-            return await self.escalation.pass_on(context)
+            return await self._pass_on(context)
         asks_edge = edge is not None and (decision is None or decision.tier is _EDGE)
         if asks_edge:
             context.turn_to(_EDGE, None if decision is None else decision.reason)
@@ -147,6 +148,13 @@ class Cascade:
         finally:
             if hedge is not None:
                 self.hedging.cancel(hedge)
+
+    async def _pass_on(self, context: RequestContext) -> InferResponse:
+        """Returns the gateway's answer for a model that this device does not hold."""
+        if not self.escalation.client.linked:
+            unknown = self.models.unknown(context.request.model, context.request.version)
+            raise UnknownModelError(f"{unknown.message} To ask a gateway for it, add a [[links]] section.")
+        return await self.escalation.pass_on(context)
 
     def _variant_of(self, context: RequestContext, model: DeviceModel) -> DeviceModel:
         """Returns the model with the variant that answers this request."""

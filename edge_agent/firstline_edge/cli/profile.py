@@ -11,7 +11,7 @@ import msgspec
 
 from firstline_core.bundle.manifest import MANIFEST_NAME
 from firstline_core.bundle.store import Bundle, open_bundle
-from firstline_core.errors import ConfigError
+from firstline_core.errors import ConfigError, listed
 from firstline_core.profile.measure import (
     Need,
     Permit,
@@ -64,9 +64,9 @@ def _bundle(settings: EdgeSettings, name: str) -> Bundle:
     bundles = named_bundles(bundle_paths(settings.models.folders))
     versions = [found for found in bundles if found[0] == name]
     if not versions:
-        names = ", ".join(sorted({found for found, _, _ in bundles})) or "none"
+        names = listed(name, sorted({found for found, _, _ in bundles}))
         raise ConfigError(
-            f"'{name[:200]}' is no folder of a bundle, and no model of models.directories, which has: {names}."
+            f"'{name[:200]}' is neither a bundle's folder nor a model of models.directories, which has: {names}"
         )
     return open_bundle(max(versions)[2])
 

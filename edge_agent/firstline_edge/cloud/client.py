@@ -25,7 +25,6 @@ from firstline_core.errors import (
     UnauthorizedError,
     UnknownModelError,
 )
-from firstline_core.protocol.tensors import shown
 from firstline_core.tasks.base import DeclaredOutputs
 from firstline_core.telemetry.logs import logger
 from firstline_core.types import (
@@ -328,15 +327,8 @@ class CloudClient:
         """Returns the gateway's answer for a model that this device does not hold, unchanged: all rows or none.
 
         Raises:
-            UnknownModelError: this device has no link.
             FirstlineError: see `Cascade.infer`.
         """
-        if self.cloud is None:
-            wanted = shown(request.model) + (f" in version {shown(request.version)}" if request.version else "")
-            raise UnknownModelError(
-                f"This device holds no model {wanted} and has no link to a gateway; add the model's bundle to "
-                "models.directories, or a [[links]] section."
-            )
         sent = escalation_of(request, request.version, "")
         response = await within(self.clock, deadline_s, self._call(sent, deadline_s, attempts), _LATE)
         answer = Answer(

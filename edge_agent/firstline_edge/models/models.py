@@ -20,7 +20,9 @@ from msgspec import Struct
 from firstline_core.bundle.loading import LoadedModel, Scorer
 from firstline_core.bundle.manifest import Manifest
 from firstline_core.bundle.store import Bundle
+from firstline_core.errors import UnknownModelError, listed
 from firstline_core.profile.profile import Distribution, Point
+from firstline_core.protocol.tensors import shown
 from firstline_core.routing.certificate import Certificate
 from firstline_core.routing.policy import Logistic
 from firstline_core.runtime.base import runs_on_loop
@@ -361,6 +363,17 @@ class Models:
     def find(self, name: str, version: str = "") -> DeviceModel | None:
         """Returns the model; None if this device does not have that version ("" means the current one)."""
         return self._by_name.get(name, _NONE).get(version) if version else self._current.get(name)
+
+    def unknown(self, name: str, version: str) -> UnknownModelError:
+        """Returns the error about a model that this device does not hold, with what it holds instead."""
+        if name in self._by_name:
+            held = ", ".join(self._by_name[name])
+            return UnknownModelError(
+                f"This device holds {shown(name)} in version {held}, not in version {shown(version)}; name another "
+                "version, or none for the newest."
+            )
+        held = listed(name, sorted(self._by_name))
+        return UnknownModelError(f"This device holds no model {shown(name)}; it holds: {held}")
 
     def _index(self, name: str, versions: dict[str, DeviceModel]) -> None:
         if versions:

@@ -100,7 +100,7 @@ class Reloading:
         async with self._turn:
             present = [device_model for device_model in self._models.all if device_model.manifest.name == name]
             if not present:
-                raise UnknownModelError(f"This device holds no model {shown(name)}, so there is none to unload.")
+                raise self._models.unknown(name, "")
             ended = [_end_of(device_model) for device_model in present]
             for device_model in present:
                 self._let_go(device_model, _UNLOADED.format(name=name))

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from firstline_core.bundle.store import Bundle, open_bundle
-from firstline_core.errors import ConfigError
+from firstline_core.errors import ConfigError, listed
 from firstline_core.fleet.twin import DesiredProfile
 from firstline_core.profile.measure import Need, ProfileOptions, ProfileSession
 from firstline_core.profile.measure_point import Job
@@ -176,7 +176,7 @@ def _present(bundle: Bundle, wanted: tuple[str, ...]) -> tuple[str, ...]:
     present = tuple(model.id for model in bundle.manifest.models if bundle.has(model))
     if absent := [id_ for id_ in wanted if id_ not in present]:
         raise ConfigError(
-            f"This device has no model '{absent[0]}' of {bundle.manifest.name}; it has: {', '.join(present)}."
+            f"This device has no model '{absent[0]}' of {bundle.manifest.name}; it has: {listed(absent[0], present)}"
         )
     return wanted or present
 

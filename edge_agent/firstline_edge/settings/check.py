@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from firstline_core.errors import ConfigError
+from firstline_core.errors import ConfigError, did_you_mean
 from firstline_core.protocol.cors import ANY_ORIGIN
 
 if TYPE_CHECKING:
@@ -66,8 +66,8 @@ def _check_locked(names: tuple[str, ...]) -> None:
     unknown = [name for name in names if name not in SECTIONS and name not in KEYS]
     if unknown:
         raise ConfigError(
-            f"fleet.locked names {unknown[0]!a}, which no configuration of the fleet can set; use one of "
-            f"{', '.join(SECTIONS)}, or a key of those such as {KEYS[0]}."
+            f"fleet.locked names {unknown[0]!a}, which no configuration of the fleet can set; use a key such as "
+            f"{KEYS[0]}, or a section of {', '.join(SECTIONS)}{did_you_mean(unknown[0], (*SECTIONS, *KEYS))}"
         )
 
 

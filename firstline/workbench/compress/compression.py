@@ -23,7 +23,7 @@ from firstline.workbench.selection import BUNDLE
 from firstline_core.bundle.loading import load_model
 from firstline_core.bundle.manifest import MANIFEST_NAME, Manifest, Model, encode_manifest, valid_certificate
 from firstline_core.bundle.store import Bundle
-from firstline_core.errors import ConfigError
+from firstline_core.errors import ConfigError, listed
 from firstline_core.hardware.kernel_files import Tree
 from firstline_core.profile.profile import Profile
 from firstline_core.runtime.select import RuntimeOptions
@@ -89,7 +89,7 @@ def source_of(manifest: Manifest, wanted: str = "") -> Model:
     """
     known = {model.id: model for model in manifest.models}
     if wanted and wanted not in known:
-        raise ConfigError(f"Bundle '{manifest.name}' has no model '{wanted}'; it has: {', '.join(known)}.")
+        raise ConfigError(f"Bundle '{manifest.name}' has no model '{wanted}'; it has: {listed(wanted, known)}")
     fit = [model for model in manifest.models if model.precision == "fp32"]
     if wanted and known[wanted] not in fit:
         raise ConfigError(f"'{wanted}' is {known[wanted].precision}; models in fp32 are compressed.")

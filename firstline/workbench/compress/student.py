@@ -23,7 +23,7 @@ from msgspec import Struct
 from numpy.typing import NDArray
 
 from firstline_core.bundle.manifest import Manifest, Model
-from firstline_core.errors import ConfigError
+from firstline_core.errors import ConfigError, listed
 from firstline_core.runtime.base import RowByRow
 from firstline_core.runtime.onnx import OnnxRuntime
 from firstline_core.runtime.select import RuntimeOptions
@@ -74,7 +74,7 @@ def start_of(manifest: Manifest, source: Model, wanted: str) -> Model:
     """
     known = {model.id: model for model in manifest.models}
     if wanted not in known:
-        raise ConfigError(f"Bundle '{manifest.name}' has no model '{wanted}'; it has: {', '.join(known)}.")
+        raise ConfigError(f"Bundle '{manifest.name}' has no model '{wanted}'; it has: {listed(wanted, known)}")
     start = known[wanted]
     if start.id == source.id:
         raise ConfigError(f"'{wanted}' cannot teach itself; name a smaller model with --student, or another with --of.")

@@ -79,7 +79,7 @@ class CocoBoxes:
                     f"{path} names {name!a}, which is outside of the data; copy it there, and write its path."
                 )
         if len(set(self.files)) != len(self.files):
-            raise ConfigError(f"{path} names an image more than once.")
+            raise ConfigError(f"{path} names an image more than once; keep one entry of each.")
         _refuse_repeated(path, "images", [image.id for image in content.images])
         _refuse_repeated(path, "categories", [category.id for category in content.categories])
         self._names = {category.id: category.name for category in content.categories}
@@ -87,9 +87,10 @@ class CocoBoxes:
         self._annotations: dict[str, list[_Annotation]] = {}
         for annotation in content.annotations:
             if annotation.image_id not in file_of or annotation.category_id not in self._names:
+                lacks = "image" if annotation.image_id not in file_of else "category"
                 raise ConfigError(
                     f"{path} has a box of the image {annotation.image_id!r} and the category "
-                    f"{annotation.category_id!r}, and does not name both."
+                    f"{annotation.category_id!r}, but no such {lacks}; add the {lacks}, or delete the box."
                 )
             if not annotation.iscrowd:
                 self._annotations.setdefault(file_of[annotation.image_id], []).append(annotation)

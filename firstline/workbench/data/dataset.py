@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import csv
 import hashlib
-import os
 import re
 import zipfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -34,11 +33,11 @@ from firstline.workbench.data.masks import mask_file, read_mask
 from firstline.workbench.data.sample import Sample
 from firstline.workbench.data.tables import Table, read_csv, read_table, row_of
 from firstline.workbench.data.videos import VideoStore
-from firstline_core.errors import ConfigError, RequestError, similar_name
+from firstline_core.errors import ConfigError, RequestError
 from firstline_core.processing.boxes import BOXES
 from firstline_core.processing.image_header import read_header
 from firstline_core.processing.steps import InputSpec
-from firstline_core.storage.files import unreadable
+from firstline_core.storage.files import did_you_mean_file, unreadable
 from firstline_core.storage.structs import fault_of
 from firstline_core.tasks.anomaly import SEQUENCE, TIME
 from firstline_core.tasks.arrays import LABEL, UNLABELLED
@@ -482,9 +481,7 @@ def _file(path: Path, label: str, every: int, named: Collection[str]) -> Dataset
     if not path.is_file():
         if path.exists():
             raise ConfigError(f"{path} is neither a folder nor a file with data: {_EXPECTED}.")
-        close = similar_name(path.name, os.listdir(path.parent) if path.parent.is_dir() else ())  # noqa: PTH208 (names)
-        hint = f"; did you mean '{path.with_name(close)}'?" if close else f": {_EXPECTED}."
-        raise ConfigError(f"{path} does not exist{hint}")
+        raise ConfigError(f"{path} does not exist{did_you_mean_file(path)}")
     if suffix in tables.SUFFIXES:
         return _tabular(path, read_table(path, named), label)
     if suffix in videos.SUFFIXES:
@@ -618,10 +615,10 @@ def read_groups(file: Path, dataset: Dataset) -> list[str]:
                     raise ConfigError(f"{file}:{reader.line_num} needs both a file and a group.")
                 if group_of.setdefault(name, group) != group:
                     raise ConfigError(f"{file}:{reader.line_num} puts '{name}' into a second group, '{group}'.")
-    except OSError as error:
+    except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{file} {unreadable(error)}") from error
-    except (csv.Error, UnicodeDecodeError) as error:
-        raise ConfigError(f"{file} is not a CSV file in UTF-8 ({fault_of(error)}); save it as UTF-8.") from error
+    except csv.Error as error:
+        raise ConfigError(f"{file} is not a CSV file ({error}); save it as CSV again.") from error
     absent = [sample.file for sample in dataset.samples if sample.file not in group_of]
     if absent:
         raise ConfigError(

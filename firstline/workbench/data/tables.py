@@ -17,7 +17,7 @@ import numpy as np
 
 from firstline.workbench.csv_files import csv_reader
 from firstline_core.errors import ConfigError
-from firstline_core.storage.files import naming, read_limited
+from firstline_core.storage.files import naming, read_limited, unreadable
 from firstline_core.storage.structs import fault_of
 from firstline_core.telemetry.wording import counted
 from firstline_core.types import DATATYPES, Array
@@ -120,9 +120,9 @@ def read_csv(path: Path) -> TextTable:
             rows.append(row)
             lines.append(reader.line_num)
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} is not UTF-8 text; save it as UTF-8.") from error
+        raise ConfigError(f"{path} {unreadable(error)}") from error
     except csv.Error as error:
-        raise ConfigError(f"{path} is not a csv file ({fault_of(error)}); save it as CSV again.") from error
+        raise ConfigError(f"{path} is not a CSV file ({fault_of(error)}); save it as CSV again.") from error
     return TextTable(path, columns, rows, lines)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from firstline_core.bundle.manifest import Manifest
-from firstline_core.errors import InvalidTensorError
+from firstline_core.errors import InvalidTensorError, listed
 from firstline_core.processing import audio_header, image_header, text
 from firstline_core.processing.steps import Decode, InputSpec
 from firstline_core.protocol.tensors import shown, sizes
@@ -55,7 +55,7 @@ def declared_inputs(
         if output.name not in manifest.output_names:
             raise InvalidTensorError(
                 f"Model '{manifest.name}' has no output {shown(output.name)}; it has: "
-                f"{', '.join(manifest.output_names)}."
+                f"{listed(output.name, manifest.output_names)}"
             )
     return inputs
 

@@ -26,6 +26,7 @@ from firstline_core.errors import ConfigError
 from firstline_core.fleet.twin import Version
 from firstline_core.routing.policy import PolicyKind
 from firstline_core.storage import settings
+from firstline_core.storage.files import unreadable
 from firstline_core.types import NAME_PATTERN, Name
 
 LIMIT_BYTES = 16 * 1024
@@ -127,7 +128,7 @@ def parse_configuration(content: bytes, where: str) -> Configuration:
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{where} is not UTF-8 text; save it as UTF-8.") from error
+        raise ConfigError(f"{where} {unreadable(error)}") from error
     configuration = settings.load(Configuration, file=Path(where), text=text)
     for section, values in configuration.changes.items():
         for key, value in values.items():

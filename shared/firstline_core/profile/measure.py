@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from firstline_core.bundle.manifest import Manifest, Model
 from firstline_core.bundle.store import Bundle
-from firstline_core.errors import ConfigError
+from firstline_core.errors import ConfigError, listed
 from firstline_core.hardware.kernel_files import Tree, read_in_time
 from firstline_core.hardware.readings import measured
 from firstline_core.hardware.survey import describe_device
@@ -145,8 +145,8 @@ def profile_keys(manifest: Manifest, options: ProfileOptions, cores: float) -> l
         raise ConfigError(f"A core takes from 0 to {_MAX_JOULES_PER_CORE_S:g} joules in a second, not {stated}.")
     models: list[Model] = list(manifest.models)
     if unknown := sorted(set(options.variants) - {model.id for model in models}):
-        known = ", ".join(model.id for model in models)
-        raise ConfigError(f"Bundle '{manifest.name}' has no model '{unknown[0]}'; it has: {known}.")
+        known = listed(unknown[0], (model.id for model in models))
+        raise ConfigError(f"Bundle '{manifest.name}' has no model '{unknown[0]}'; it has: {known}")
     threads = list(dict.fromkeys(options.threads or (1, max(int(cores), 1))))
     batches = list(dict.fromkeys(options.batches or (QUICK_BATCHES if options.quick else BATCHES)))
     conditions: list[tuple[Condition, Sequence[int]]] = [("warm", batches)]

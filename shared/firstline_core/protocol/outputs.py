@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import numpy as np
 from msgspec import Meta
 
-from firstline_core.errors import InvalidTensorError, PayloadTooLargeError
+from firstline_core.errors import InvalidTensorError, PayloadTooLargeError, listed
 from firstline_core.protocol import parameters as params
 from firstline_core.protocol.limits import Limits
 from firstline_core.protocol.tensors import shown
@@ -73,7 +73,7 @@ def chosen(request: InferRequest, response: InferResponse, labels: Sequence[str]
     for output in request.outputs:
         if output.name not in by_name:
             raise InvalidTensorError(
-                f"Model '{request.model}' has no output {shown(output.name)}; it has: {', '.join(by_name)}."
+                f"Model '{request.model}' has no output {shown(output.name)}; it has: {listed(output.name, by_name)}"
             )
         tensor = by_name[output.name]
         if output.classification:

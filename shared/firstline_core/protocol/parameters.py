@@ -13,7 +13,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 from msgspec import Meta
 
-from firstline_core.errors import InvalidTensorError, RequestError
+from firstline_core.errors import InvalidTensorError, RequestError, did_you_mean, listed
 from firstline_core.protocol.tensors import shown
 from firstline_core.types import LOWEST_PRIORITY, SOURCE_LIMIT, AuditNote, ContractAlarm, Privacy, Route, Wait
 
@@ -24,10 +24,11 @@ _US_PER_S = 1_000_000
 _TIMEOUT_MAX_US = 2**53
 
 
+_ONE_OF = "one of "
 _KNOWN: Mapping[str, tuple[Any, str]] = {
-    "route": (Route, f"one of {', '.join(Route)}"),
-    "privacy": (Privacy, f"one of {', '.join(Privacy)}"),
-    "wait": (Wait, f"one of {', '.join(Wait)}"),
+    "route": (Route, f"{_ONE_OF}{', '.join(Route)}"),
+    "privacy": (Privacy, f"{_ONE_OF}{', '.join(Privacy)}"),
+    "wait": (Wait, f"{_ONE_OF}{', '.join(Wait)}"),
     "timeout": (Annotated[int, Meta(ge=0)], "a whole number of microseconds, or 0 for none"),
     "priority": (Annotated[int, Meta(ge=0)], f"1 (the highest) to {LOWEST_PRIORITY}, or 0 for the default"),
     "source": (str, "a string"),
@@ -79,7 +80,7 @@ def from_query(query: Mapping[str, str]) -> dict[str, object]:
     """
     for name in query:
         if name not in _QUERY:
-            raise RequestError(f"Query parameter {shown(name)} is unknown; use {', '.join(_QUERY)}.")
+            raise RequestError(f"Query parameter {shown(name)} is unknown; use {listed(name, _QUERY)}")
         if SEVERAL in query[name] and name not in _LISTS:
             values = " and ".join(map(shown, query[name].split(SEVERAL)))
             raise RequestError(f"Query parameter '{name}' has several values, {values}; send one.")
@@ -121,7 +122,9 @@ def value_of(parameters: Mapping[str, object], key: str, kind: Any, use: str, de
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
-        raise RequestError(f"Parameter '{key}' is {shown(value)}; use {use}.") from error
+        choices = use.removeprefix(_ONE_OF).split(", ") if use.startswith(_ONE_OF) else ()
+        end = did_you_mean(str(value), choices)
+        raise RequestError(f"Parameter '{key}' is {shown(value)}; use {use}{end}") from error
 
 
 def flag(parameters: Mapping[str, object], key: str) -> bool | None:

@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from firstline_core.errors import ConfigError, IntegrityError
+from firstline_core.errors import ConfigError, IntegrityError, similar_name
 
 DAMAGED = ".damaged"
 """Suffix of a file or folder that was set aside."""
@@ -90,6 +90,7 @@ def read_text(path: Path, limit_bytes: int) -> str:
     return read_limited(path, limit_bytes).decode("utf-8-sig")
 
 
+_ALIKE = 0.75  # of file names, which have little in common in one folder
 _READING = {
     errno.ENOENT: "check the path",
     errno.ENOTDIR: "check the path",
@@ -107,11 +108,27 @@ _WRITING = {
 }
 
 
-def unreadable(error: OSError) -> str:
+NOT_UTF8 = "is not UTF-8 text; save it as UTF-8."
+
+
+def unreadable(error: OSError | UnicodeDecodeError) -> str:
     """Returns the end of a sentence about a file that cannot be read: why, and what to do."""
-    return (
-        f"cannot be read: {error.strerror or error}; {_READING.get(error.errno or 0, 'check the file and its disk')}."
-    )
+    if isinstance(error, UnicodeDecodeError):
+        return NOT_UTF8
+    advice = f"; {_READING.get(error.errno or 0, 'check the file and its disk')}."
+    if error.errno == errno.ENOENT and isinstance(error.filename, str | os.PathLike):
+        advice = did_you_mean_file(Path(error.filename))
+    return f"cannot be read: {error.strerror or error}{advice}"
+
+
+def did_you_mean_file(path: Path) -> str:
+    """Returns the end of a sentence about a path that does not exist: a similar one, or what to do."""
+    try:
+        others = [name for name in os.listdir(path.parent) if name != path.name]  # noqa: PTH208 (names)
+        close = similar_name(path.name, others, _ALIKE)
+    except (OSError, ValueError):
+        close = ""
+    return f"; did you mean '{path.with_name(close)}'?" if close else f"; {_READING[errno.ENOENT]}."
 
 
 def unwritable(error: OSError) -> str:

@@ -24,9 +24,9 @@ def read_secret(file: str, setting: str) -> str:
         return ""
     try:
         text = read_text(Path(file), _LIMIT_BYTES)
-    except OSError as error:
+    except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{setting}: {file} {unreadable(error)}") from error
-    except ValueError as error:  # a path with a NUL, or bytes that are not UTF-8
+    except ValueError as error:  # a path with a NUL
         raise ConfigError(f"{setting}: {file} cannot be read: {error}.") from error
     secret = text.strip()
     if not secret:

@@ -75,7 +75,7 @@ def load(
     """
     if text is None:
         text = read_text(file) if file is not None else ""
-    values = _parse(text, file)
+    values = parse(text, file)
     _convert(cls, values, text=text, where=str(file))
 
     known = {".".join(path) for path in _settings(cls)}
@@ -196,13 +196,16 @@ def read_text(file: Path) -> str:
         return files.read_text(file, _FILE_LIMIT_BYTES)
     except FileNotFoundError as error:
         raise ConfigError(f"There is no configuration file {file}; create it or name another with --config.") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"The configuration file {file} is not UTF-8 text; save it as UTF-8.") from error
-    except OSError as error:
+    except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"The configuration file {file} {files.unreadable(error)}") from error
 
 
-def _parse(text: str, file: Path | None) -> dict[str, Any]:
+def parse(text: str, file: Path | None) -> dict[str, Any]:
+    """Returns the tables of TOML.
+
+    Raises:
+        ConfigError: it is not TOML; names the line.
+    """
     try:
         return tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # numbers with thousands of digits, thousands of "["
@@ -258,7 +261,8 @@ def _convert(cls: type[T], values: dict[str, Any], *, text: str, where: str, of_
         named = f", '{spelled(path)}'," if path else ""
         wanted = described(_types_at(cls, path))
         if of_text and wanted.startswith(("list", "table")):
-            wanted += """, as JSON such as '["a", "b"]'"""
+            inner = '{"KEY": "VALUE"}' if "table" in wanted else '"a", "b"'
+            wanted += f", as JSON such as '{inner if wanted.startswith('table') else f'[{inner}]'}'"
         choices = wanted.removeprefix(_ONE_OF).split(", ") if wanted.startswith(_ONE_OF) else ()
         close = did_you_mean(_shown(values, path).strip("'"), choices)
         raise ConfigError(
@@ -414,7 +418,13 @@ def _alternatives(info: Any) -> list[Any]:
 
 def _fields(types: list[Any]) -> list[str]:
     """Returns the keys of a table."""
-    return [f.encode_name for info in types if isinstance(info, msgspec.inspect.StructType) for f in info.fields]
+    return [
+        f.encode_name
+        for info in types
+        if isinstance(info, msgspec.inspect.StructType)
+        for f in info.fields
+        if f.encode_name.isidentifier()
+    ]
 
 
 def _settings(cls: type[msgspec.Struct]) -> list[tuple[str, ...]]:

@@ -12,7 +12,7 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
-from firstline_core.errors import ConfigError, InferenceError, ModelLoadError
+from firstline_core.errors import ConfigError, InferenceError, ModelLoadError, listed
 from firstline_core.processing.boxes import InputSize
 from firstline_core.processing.compile import GraphLoader, compile_postprocess
 from firstline_core.processing.steps import PostStep
@@ -78,8 +78,10 @@ def event_of(name: str, classes: Sequence[str]) -> tuple[str, int]:
     """
     direction, _, found = name.partition(" ")
     if direction not in (MISSED, INVENTED) or found not in classes:
-        known = ", ".join(event_names(classes)[:8])
-        raise ConfigError(f"There is no event '{name}'; there are: {known}." if known else "The task has no events.")
+        known = event_names(classes)[:8]
+        raise ConfigError(
+            f"There is no event '{name}'; there are: {listed(name, known)}" if known else "The task has no events."
+        )
     return direction, classes.index(found)
 
 

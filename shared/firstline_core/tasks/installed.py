@@ -15,7 +15,7 @@ from typing import Any, cast, get_args
 
 import msgspec
 
-from firstline_core.errors import FirstlineError, InferenceError, TaskError
+from firstline_core.errors import FirstlineError, InferenceError, TaskError, similar_name
 from firstline_core.storage.structs import fault_of
 from firstline_core.tasks import AnyTask
 from firstline_core.tasks.base import ConfiguredTask, ModelOutputs, Postprocess, Task
@@ -42,6 +42,8 @@ def task_type(kind: str, package: str = "") -> type[Task]:
     if kind in BUILT_IN:
         return BUILT_IN[kind]
     found = list(metadata.entry_points(group=GROUP, name=kind))
+    if not found and not package and (close := similar_name(kind, BUILT_IN)):
+        raise TaskError(f"there is no task '{kind}' here (did you mean '{close}'?)")
     if not found:
         what = f"the package '{package}', which is" if package else "a package that is"
         wanted = f"pip install {package}" if package else f"install the package with this entry point of {GROUP}"
@@ -81,11 +83,12 @@ def read_task(fields: object, package: str = "") -> Task:
     kind = fields.get("kind") if isinstance(fields, dict) else None
     if not isinstance(kind, str):
         raise ValueError(f"a task is an object with a kind, such as {', '.join(BUILT_IN)}")
-    task = task_type(kind, package)
+    task: Any = task_type(kind, package)
     try:
-        return msgspec.convert(fields, task)
+        found: Task = msgspec.convert(fields, task)
+        return found
     except msgspec.ValidationError as error:
-        raise ValueError(f"task '{kind}': {fault_of(error)}") from error
+        raise ValueError(f"task '{kind}': {fault_of(error, task.__struct_encode_fields__)}") from error
 
 
 _AT_LOAD = {"declared", "needs_event", "unscored", "postprocess"}

@@ -8,7 +8,7 @@ import msgspec
 from fastapi import APIRouter, Depends, Query, Request
 from starlette.responses import Response
 
-from firstline_core.errors import RequestError
+from firstline_core.errors import RequestError, listed
 from firstline_core.fleet import rollout as wire
 from firstline_core.fleet.persons import SIGN_INS_PATH, Person, PersonName, SignIn, acting
 from firstline_gateway.api.auth import Access, OnBehalf, Operator
@@ -107,7 +107,7 @@ def rollout_routes(rollouts: Rollouts, access: Access) -> APIRouter:
     ) -> Response:
         """approve, start, pause, resume, promote, abort, retry or rollback; with If-Match only if unchanged."""
         if command not in set(Command):
-            raise RequestError(f"There is no command {command[:40]!a}; there are {', '.join(Command)}.")
+            raise RequestError(f"There is no command {command[:40]!a}; there are {listed(command, Command)}")
         await _check_own(rollouts, person, rollout_id)
         revision = _revision(request.headers.get("if-match"))
         rollout = await rollouts.command(rollout_id, Command(command), principal, revision)

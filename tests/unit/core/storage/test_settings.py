@@ -130,7 +130,7 @@ def test_an_invalid_variable_or_flag_is_named() -> None:
     [{"X_LINKS": "http,mqtt"}, {"X_LINKS": "['http']"}, {"X_LINKS__0__KIND": "http"}, {"X_RUN__PROVIDERS": "CPU"}],
 )
 def test_a_list_in_a_variable_is_json(environ: dict[str, str]) -> None:
-    with pytest.raises(ConfigError, match=r"""use a list of .*, as JSON such as '\["a", "b"\]'"""):
+    with pytest.raises(ConfigError, match=r"use a list of .*, as JSON such as '\[.*\]'"):
         load(Settings, environ=environ, prefix="X_")
 
 

@@ -368,7 +368,7 @@ class TestOffline:
         with pytest.raises(LinkDownError, match="trying again does not help") as raised:
             await scene.infer(*[SURE] * 20)
         assert raised.value.retry_after_s is None
-        with pytest.raises(UnknownModelError, match="'other' in version '9' and has no link"):
+        with pytest.raises(UnknownModelError, match=r"'other'; it holds: m\. To ask a gateway for it, add a"):
             await scene.infer(SURE, model="other", version="9")
 
     async def test_no_correction_is_promised_for_a_bundle_without_a_full_model(self, make_scene: MakeScene) -> None:

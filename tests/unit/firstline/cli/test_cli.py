@@ -203,4 +203,4 @@ def test_command_runs_as_a_process() -> None:
         [sys.executable, "-m", "firstline", "bundle", "get", "/nowhere"], capture_output=True, text=True
     )
     assert (wrong.returncode, wrong.stdout) == (2, "")
-    assert wrong.stderr.splitlines() == ["/nowhere is not a bundle: there is no such folder."]
+    assert wrong.stderr.splitlines() == ["/nowhere is not a bundle: there is no such folder; check the path."]

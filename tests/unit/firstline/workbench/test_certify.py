@@ -121,7 +121,7 @@ def test_table_can_have_weights() -> None:
         ("score,agree,score\n0.5,1,0.7\n", "standard input:1 has the column score more than once"),
         ("score,agree\n\x1b[2J,1\n", r"standard input:2 has the score '\x1b[2J'"),
         (f"score,agree\n{'9' * 500}x,1\n", f"has the score '{'9' * 37}...';"),
-        (b"score,agree\n\xff,1\n", "standard input is not CSV in UTF-8"),
+        (b"score,agree\n\xff,1\n", "standard input is not UTF-8 text"),
     ],
 )
 def test_invalid_table_is_reported_with_its_line(table: str | bytes, says: str) -> None:

@@ -119,7 +119,9 @@ def test_a_table_makes_the_recipe_one_of_a_detector(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"recipe.toml:23, 'detection': The table is not valid: .*<= 1"):
         read_recipe(_written(tmp_path, f"{text}\n[detection]\niou = 2\n"))
     lowest = _RECIPE.replace('score = "entropy"', 'score = "lowest"')
-    with pytest.raises(ConfigError, match="there are: minimum_confidence, mean_confidence, no_candidate, product and"):
+    with pytest.raises(
+        ConfigError, match="there are: minimum_confidence, mean_confidence, no_candidate, product, graph"
+    ):
         read_recipe(_written(tmp_path, f"{lowest}\n[detection]\nk = 50\n"))
 
 

@@ -59,9 +59,9 @@ def test_a_user_without_a_name_creates_keys(config: str, monkeypatch: pytest.Mon
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["--expires-days", "0"], "--expires-days must be above 0"),
-        (["--expires-days", "nan"], "--expires-days must be above 0"),
-        (["--requests-per-s", "0"], "--requests-per-s must be between"),
+        (["--expires-days", "0"], "it must be above 0 and at most 36500"),
+        (["--expires-days", "nan"], "it must be above 0 and at most 36500"),
+        (["--requests-per-s", "0"], "it must be from 0.001 to 1000000"),
         (["--device", "--scope", "admin"], "the scope infer and no other"),
     ],
 )

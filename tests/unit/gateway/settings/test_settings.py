@@ -156,7 +156,10 @@ def test_servers_have_names_addresses_and_paths(tmp_path: Path) -> None:
         ({"executors": {"a": {"engine": "ray"}, "b": {"engine": "ray"}}}, "joins one cluster"),
         ({"executors": {"a b": {}}}, "executors"),
         ({"executors": {"a": {}}, "execution.engine": "ray"}, "both set"),
-        ({"executors": {"a": {}}, "models.executors_of": {"m": ["b"]}}, "there is no such executor: a"),
+        (
+            {"executors": {"a": {}}, "models.executors_of": {"m": ["b"]}},
+            r"which \[executors\] does not have; add it, or name another; there are: a",
+        ),
         ({"executors": {"a": {}}, "models.executors_of": {"m": []}}, "without an executor"),
         ({"executors": {"a": {"engine": "cloud"}}}, "use one of local, oip, ray"),
         ({"executors": {"a": {"endpoint": []}}}, "did you mean 'executors.a.endpoints'"),

@@ -50,7 +50,10 @@ def test_coco_boxes_are_the_truth_of_a_detector(tmp_path: Path, place: str) -> N
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"annotations": [{"image_id": 1, "category_id": 17, "bbox": [0, 0, 1, 1]}]}, "does not name both"),
+        (
+            {"annotations": [{"image_id": 1, "category_id": 17, "bbox": [0, 0, 1, 1]}]},
+            "but no such image",
+        ),
         ({"annotations": [{"image_id": 7, "category_id": 17, "bbox": [0, 0, 1]}]}, r"not in COCO's form .*bbox"),
         ({"annotations": [{"image_id": 7, "category_id": 17, "bbox": [0, 0, -1, 1]}]}, r"not in COCO's form"),
         (
