@@ -15,6 +15,7 @@ import typer
 from firstline.cli.contexts import Context, context_in_use
 from firstline.cli.output import warn
 from firstline_core.errors import (
+    NAME_RULE,
     ConfigError,
     LinkDownError,
     NotFoundError,
@@ -353,10 +354,7 @@ def check_name(text: str, what: str) -> None:
         ConfigError: it is not valid.
     """
     if not is_name(text):
-        raise ConfigError(
-            f"{what} {text[:80]!a} cannot be used; take 1 to 64 letters, digits, '.', '_' and '-', the first a letter "
-            "or digit."
-        )
+        raise ConfigError(f"{what} {text[:80]!a} cannot be used; take {NAME_RULE}.")
 
 
 def require_bundle(path: Path) -> Path:

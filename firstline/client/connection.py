@@ -17,6 +17,7 @@ from firstline.client.calls import Call
 from firstline.client.retries import Steps, job_result
 from firstline_core.errors import ConfigError, FirstlineError, LinkDownError, ProtocolError, RemoteTimeoutError
 from firstline_core.protocol.http_client import ClientSettings, connection_fault, open_client
+from firstline_core.storage.files import not_certificates
 
 DEFAULT_URL = "http://127.0.0.1:8070"  # this machine's agent
 DEFAULT_TIMEOUT_S = 30.0
@@ -174,11 +175,7 @@ def verification(ca_file: Path | str | None) -> ssl.SSLContext | bool:
     try:
         return ssl.create_default_context(cafile=ca_file)
     except OSError as error:  # an SSLError is one
-        why = "it holds no certificate" if isinstance(error, ssl.SSLError) else error.strerror
-        raise ConfigError(
-            f"{ca_file} cannot be used: {why}; name a file with certificates in PEM, such as the gateway's "
-            "authorities.pem."
-        ) from error
+        raise ConfigError(f"{ca_file} {not_certificates(error)}, such as the gateway's authorities.pem.") from error
 
 
 def link_error(error: httpx.HTTPError, url: str) -> FirstlineError:

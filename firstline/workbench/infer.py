@@ -49,7 +49,7 @@ def files_of(places: Sequence[Path]) -> dict[Path, Path]:
             inside = {path: path.relative_to(place) for path in sorted(place.rglob("*")) if path.is_file()}
             shown = {path: name for path, name in inside.items() if not any(part[0] == "." for part in name.parts)}
             if not shown:
-                raise ConfigError(f"The folder {place} has no files.")
+                raise ConfigError(f"The folder {place} has no files; name another one.")
             found |= shown
         elif place.exists():
             found[place] = Path(place.name)

@@ -69,7 +69,7 @@ from msgspec import Struct, defstruct
 
 from firstline.workbench.step_syntax import PlainPost, PlainPre, parse_postprocess, parse_preprocess, spell
 from firstline_core.bundle.manifest import TEMPERATURES
-from firstline_core.errors import ConfigError, TaskError, did_you_mean, listed
+from firstline_core.errors import NAME_RULE, ConfigError, TaskError, did_you_mean, listed
 from firstline_core.processing.steps import Datatype, InputSpec, Kind, Scale, decoded_kind
 from firstline_core.routing.certification import check_share
 from firstline_core.storage import settings
@@ -205,8 +205,7 @@ def _faults(spec: BundleSpec, labels: str) -> Iterator[tuple[str, str]]:
         if not re.match(NAME_PATTERN, name):
             yield (
                 key,
-                f"The {what} '{name}' is not valid: use up to 64 letters, digits, '.', '_' and '-', "
-                "the first a letter or digit.",
+                f"The {what} '{name}' is not valid: use {NAME_RULE}.",
             )
     if spec.configured is None and len(spec.labels) < 2:
         yield (
@@ -218,12 +217,7 @@ def _faults(spec: BundleSpec, labels: str) -> Iterator[tuple[str, str]]:
         yield "version", f"The version {spec.version} is not valid: versions count up from 1; use 1 or more."
     yield from _policy_faults(spec)
     for key, model in zip(keys, spec.models, strict=False):
-        for step in model.presteps:
-            if isinstance(step, Scale) and not _fits_fp32(step):
-                yield (
-                    key,
-                    f"The step '{spell((step,))}' is not valid: mean and std are finite numbers, and no std is 0.",
-                )
+        yield from ((key, sentence) for sentence in _step_faults(model.presteps))
         for figure, value in model.measured.items():
             if not math.isfinite(value):
                 yield (
@@ -249,6 +243,12 @@ def _policy_faults(spec: BundleSpec) -> Iterator[tuple[str, str]]:
         yield "policy.threshold", f"{invalid} it is a finite number."
     if not isinstance(policy.score, Path) and not 0 <= policy.threshold <= 1:
         yield "policy.threshold", f"{invalid} {policy.score} is from 0 to 1, such as 0.9."
+
+
+def _step_faults(steps: Sequence[PlainPre]) -> Iterator[str]:
+    for step in steps:
+        if isinstance(step, Scale) and not _fits_fp32(step):
+            yield f"The step '{spell((step,))}' is not valid: mean and std are finite numbers, and no std is 0."
 
 
 def _fits_fp32(step: Scale) -> bool:
@@ -374,7 +374,10 @@ def _spec(recipe: _Fields, file: Path, folder: Path) -> BundleSpec:
 
     def before(spelled: str, key: str) -> tuple[PlainPre, ...]:
         with naming_key(file, key):
-            return parse_preprocess(spelled, folder)
+            steps = parse_preprocess(spelled, folder)
+            for sentence in _step_faults(steps):
+                raise ConfigError(sentence)
+        return steps
 
     def after(spelled: str, key: str) -> tuple[PlainPost, ...]:
         with naming_key(file, key):

@@ -54,6 +54,9 @@ from typing import ClassVar
 
 from firstline_core.ids import new_request_id
 
+NAME_RULE = "1 to 64 letters, digits, '.', '_' and '-', the first a letter or digit"
+"""What `types.Name` accepts, for messages."""
+NAME_CHARACTERS = "[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
 _COMPARED = 1000  # names, and characters of one
 _OWN_PACKAGES = ("firstline", "firstline_core", "firstline_edge", "firstline_gateway")
 

@@ -15,10 +15,10 @@ import numpy as np
 from msgspec import Meta, Struct, field, structs
 from numpy.typing import NDArray
 
-from firstline_core.errors import InvalidTensorError, listed
+from firstline_core.errors import NAME_CHARACTERS, InvalidTensorError, listed
 
 # \Z, because $ also matches before a newline at the end.
-NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z"
+NAME_PATTERN = rf"^{NAME_CHARACTERS}\Z"
 
 Name = Annotated[str, Meta(pattern=NAME_PATTERN)]
 """The name of a bundle, model, device or token: text that is safe in paths, MQTT topics and logs."""

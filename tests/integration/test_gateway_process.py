@@ -170,7 +170,7 @@ def test_taken_port_is_one_error_line(config: Path) -> None:
         ("run", '[models]\ndirectory = "elsewhere"\n', "There is no models folder"),
         ("check", '[mqtt]\nenabled = true\nusername = "g"\npassword_file = "p"\n', "cannot be read: No such file"),
         ("check", '[mqtt]\nenabled = true\ngroup = "a/b"\n', "shared subscription's group"),
-        ("check", '[mqtt]\nenabled = true\ntls_ca_file = "gateway.toml"\n', "The TLS files of the MQTT connection"),
+        ("check", '[mqtt]\nenabled = true\ntls_ca_file = "gateway.toml"\n', "mqtt.tls_ca_file: "),
         ("check", '[mqtt]\nenabled = true\ntls_ca_file = "absent.pem"\n', "absent.pem) cannot be used"),
         ("run", '[execution]\nproviders = ["CUDAExecutionProvider"]\n', "names CUDAExecutionProvider, but this onnx"),
         ("check", '[execution]\nproviders = ["CUDAExecutionProvider"]\n', "has: "),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,6 +14,11 @@ from support.wrong_inputs import Call, Case, Command, Request
 
 from firstline_core.protocol.grpc.schema import message
 
+_RUN = "edge-agent run --config edge-agent.toml --port 0"
+_STATE = "[agent]\nstate_dir = "
+_BROKER = '[[links]]\nkind = "mqtt"\nhost = "broker"\n'
+_MODELS = '[models]\ndirectory = "models"\n'
+_HOOK = "[webhooks.ops]\n"
 _RECIPE = """\
 name = "scans"
 version = 1
@@ -72,6 +78,15 @@ _PROGRAMS = (
     Command("a list of numbers that is not one", "edge-agent profile create models/digits --threads all"),
     Command("a command of the gateway that does not exist", "firstline-gateway keys list"),
     Command("an unknown scope", "firstline-gateway key create shop --scope flet"),
+    Command("a number of the agent that is a word", "edge-agent run --port http"),
+    Command(
+        "an option of the agent that is misspelt and required", "edge-agent join https://gateway:8080 --token-fle t"
+    ),
+    Command("a noun of the agent without its verb", "edge-agent update"),
+    Command("a word too much for the agent", "edge-agent status press-9"),
+    Command("a bandwidth below 0", "edge-agent plan explain --bandwidth -1"),
+    Command("a time at full load below 0", "edge-agent profile create models/digits --sustained -1"),
+    Command("a choice that is missing", "firstline keys rotate"),
 )
 
 _BUNDLES = (
@@ -118,6 +133,24 @@ _BUNDLES = (
         {"broken/manifest.json": '{"name": 1}'},
         1,
     ),
+    _recipe("a misspelt argument of a step", "resize:8x8", "resize:8x8:paad=3"),
+    _recipe("a misspelt choice of a step", "resize:8x8", "resize:8x8:bilinaer"),
+    _recipe("a size of 0", "resize:8x8", "resize:0x8"),
+    _recipe("a standard deviation of 0", "scale", "scale:0:0"),
+    _recipe("a misspelt step after the model", '"softmax"', '"sofmax"'),
+    _recipe("a misspelt kind of an input", "[policy]", '[input]\nkind = "imgae"\n\n[policy]'),
+    _recipe("a misspelt key of a model's input", "[policy]", '[inputs.image]\nkin = "image"\n\n[policy]'),
+    _recipe("a misspelt task", "[policy]", '[task]\nkind = "detecton"\n\n[policy]'),
+    _recipe("a misspelt key of a task", "[policy]", "[detection]\nkk = 10\n\n[policy]"),
+    _recipe("two tasks", "[policy]", "[detection]\nk = 10\n\n[regression]\n\n[policy]"),
+    _recipe("a misspelt output of a model", 'file = "edge.onnx"', 'file = "edge.onnx"\noutput = "logts"'),
+    _recipe("a misspelt input of a model", 'file = "edge.onnx"', 'file = "edge.onnx"\ninput = "imgae"'),
+    Command("a folder instead of a recipe", "firstline bundle create --recipe heldout --out scans"),
+    Command("an empty recipe", "firstline bundle create --recipe empty --out scans"),
+    Command(
+        "a misspelt step on the command line",
+        "firstline bundle create --name scans --labels labels.txt --edge edge.onnx --out scans --preprocess resiz:8x8",
+    ),
 )
 
 
@@ -132,8 +165,8 @@ def _boxes(wrong: str, name: str, text: str) -> Command:
     return Command(wrong, "firstline evaluate models/detection --data boxes", files)
 
 
-def _coco(wrong: str, category: str = "dog", width: int = 5) -> Command:
-    box = {"image_id": 1, "category_id": 1, "bbox": [0, 0, width, 5]}
+def _coco(wrong: str, category: str = "dog", width: int = 5, image: int = 1) -> Command:
+    box = {"image_id": image, "category_id": 1, "bbox": [0, 0, width, 5]}
     images, categories = [{"id": 1, "file_name": "a.png"}], [{"id": 1, "name": category}]
     text = json.dumps({"images": images, "categories": categories, "annotations": [box]})
     return _boxes(wrong, "annotations.json", text)
@@ -178,6 +211,17 @@ _DATA = (
     Command("a video that is not one", f"{_EVALUATE} film.mp4", {"film.mp4": "frames\n"}),
     Command("an archive that is not one", f"{_EVALUATE} scans.zip", {"scans.zip": "images\n"}),
     Command("recordings for a model of images", f"{_EVALUATE} sound", {"sound/a.wav": b"RIFF"}),
+    Command("a link to itself", f"{_EVALUATE} loop"),
+    _photos("labels with semicolons", "file;label\na.png;1\n"),
+    _photos("labels with an open quote", 'file,label\n"a.png,1\n'),
+    _photos("a bitmap", "file,label\na.png,1\n", b"BM" + bytes(100)),
+    _coco("a box of an image that is not listed", image=7),
+    _boxes("a YOLO class that the bundle lacks", "labels/a.txt", "7 0.5 0.5 0.1 0.1\n"),
+    _rows("a table with semicolons", "x;label\n1;a\n"),
+    _rows("a row with more cells than columns", 'x,label\n"[1, 2]",a,b,c\n'),
+    _rows("JSON lines with a list", "[1, 2]\n", "rows.jsonl"),
+    _rows("an empty Parquet file", b"", "rows.parquet"),
+    Command("a document instead of data", f"{_EVALUATE} scans.pdf", {"scans.pdf": "%PDF"}),
 )
 
 _WORKBENCH = (
@@ -234,6 +278,25 @@ _WORKBENCH = (
     Command("a profile that is not one", "firstline profile push notes.txt", environ=_FLEET),
     Command("a cut at an unknown tensor", "firstline profile split models/digits --data heldout --at relu_9"),
     Command("an unknown variant", "firstline profile create models/digits --variant edge-tpu"),
+    Command("a folder instead of a table of scores", "firstline certify --scores heldout --epsilon 0.05 --delta 0.05"),
+    Command(
+        "a table of scores that is not UTF-8",
+        "firstline certify --scores scores.csv --epsilon 0.05 --delta 0.05",
+        {"scores.csv": b"score,agree\n\xff,1\n"},
+    ),
+    Command(
+        "a table of scores without rows",
+        "firstline certify --scores scores.csv --epsilon 0.05 --delta 0.05",
+        {"scores.csv": "score,agree\n"},
+    ),
+    Command(
+        "groups that lack an image",
+        "firstline certify models/digits --data heldout --epsilon 0.05 --delta 0.05 --groups groups.csv",
+        {"groups.csv": "file,group\na.png,1\n"},
+    ),
+    Command("a folder instead of the edge model", "firstline pair --edge heldout --full full.onnx --data heldout"),
+    Command("an empty edge model", "firstline pair --edge empty --full full.onnx --data heldout"),
+    Command("a profile that is not there", "firstline compress models/digits --data heldout --for press.json"),
 )
 
 _INFER = (
@@ -261,6 +324,10 @@ _INFER = (
         "firstline infer digits scan.png --url https://127.0.0.1:8070 --key-file ops.key",
         code=1,
     ),
+    Command("a folder without files", "firstline infer models/digits nothing", {"nothing/.keep": ""}),
+    Command("another input", "firstline infer models/classification row.json", {"row.json": '{"y": [1, 2]}'}, 1),
+    Command("a number too large", "firstline infer models/classification row.json", {"row.json": "[1e400, 2]"}, 1),
+    Command("a name without its folder", "firstline infer digts scan.png"),
 )
 
 _GATEWAYS = (
@@ -322,6 +389,46 @@ _GATEWAYS = (
     ),
     Command("an unknown context", "firstline context use factroy"),
     Command("a damaged file of contexts", "firstline context list", {".config/firstline/contexts.json": "{"}),
+    Command(
+        "a key file that is not UTF-8",
+        "firstline device list --gateway https://gateway:8080 --key-file latin1.txt --ca ca.pem",
+    ),
+    Command(
+        "a link to itself instead of the key",
+        "firstline device list --gateway https://gateway:8080 --key-file loop --ca ca.pem",
+    ),
+    Command(
+        "a folder instead of the CA",
+        "firstline device list --gateway https://gateway:8080 --key-file ops.key --ca heldout",
+    ),
+    Command(
+        "a user and a password in the address",
+        "firstline device list --gateway https://ops:secret@gateway:8080 --key-file ops.key --ca ca.pem",
+    ),
+    Command(
+        "a host that does not exist",
+        "firstline device list --gateway https://gateway.invalid:8080 --key-file ops.key",
+        code=1,
+    ),
+    Command(
+        "a key of several words",
+        "firstline device list",
+        environ={"FIRSTLINE_GATEWAY": "https://gateway:8080", "FIRSTLINE_TOKEN": "a b"},
+    ),
+    Command("a context without a gateway", "firstline context create factory"),
+    Command(
+        "a misspelt context",
+        "firstline context use factroy",
+        {".config/firstline/contexts.json": '{"contexts": {"factory": {"gateway": "https://gateway:8080"}}}'},
+    ),
+    Command(
+        "a context whose key file is gone",
+        "firstline device list",
+        {
+            ".config/firstline/contexts.json": '{"current": "factory", "contexts": {"factory": {"gateway": '
+            '"https://gateway:8080", "key_file": "gone.key"}}}'
+        },
+    ),
 )
 
 _FLEETS = (
@@ -365,6 +472,23 @@ _FLEETS = (
     _fleet("an unknown job", "firstline job get 01a2019f-6dd1-704a-a261-d1635d589c27"),
     _fleet("an export since a time that is not one", "firstline audit export --since yesterday", 2),
     _fleet("an export that is not one", "firstline audit verify notes.txt", 2),
+    _fleet("a misspelt device", "firstline device decommission pres-9"),
+    _fleet("a list of devices that is not there", "firstline device enroll --csv devices.csv", 2),
+    _fleet("a folder instead of a list of devices", "firstline device enroll --csv heldout", 2),
+    _fleet("a list of devices that is not UTF-8", "firstline device enroll --csv latin1.txt", 2),
+    _fleet("a definition of a rollout that is not there", "firstline rollout create digits 1 --file rollout.toml", 2),
+    _fleet(
+        "a definition of a rollout that is not TOML",
+        "firstline rollout create digits 1 --file rollout.toml",
+        2,
+        rollout_toml="stages: 1\n",
+    ),
+    _fleet("an alias with spaces", "firstline alias set digits 'best one' 1"),
+    _fleet("an alias that is not there", "firstline alias delete digits champion"),
+    _fleet("a brake below 0", "firstline fleet brake --per-hour -5 --reason test", 2),
+    _fleet("an empty configuration", "firstline config push empty", 2),
+    _fleet("a head of an export that is not there", "firstline audit verify --file notes.txt", 2),
+    _fleet("accounts of the console that are not TOML", "firstline console --accounts notes.txt", 2),
 )
 
 _DEVICE = (
@@ -389,18 +513,18 @@ _DEVICE = (
     _edge(
         "a token file without names",
         '[api]\nhost = "0.0.0.0"\ntoken_file = "notes.txt"\n',
-        "edge-agent run --config edge-agent.toml --port 0",
+        _RUN,
     ),
-    _edge("no such token file", '[api]\ntoken_file = "tokens"\n', "edge-agent run --config edge-agent.toml --port 0"),
+    _edge("no such token file", '[api]\ntoken_file = "tokens"\n', _RUN),
     _edge(
         "no such token file of a link",
         '[[links]]\nkind = "http"\nurl = "http://127.0.0.1:9"\ntoken_file = "tokens"\n',
-        "edge-agent run --config edge-agent.toml --port 0",
+        _RUN,
     ),
     _edge(
         "no such authorities of a link",
         '[[links]]\nkind = "http"\nurl = "https://127.0.0.1:9"\ntls_ca_file = "cert.pem"\n',
-        "edge-agent run --config edge-agent.toml --port 0",
+        _RUN,
     ),
     Command("an unknown setting on the command line", "edge-agent run --set api.prot=1"),
     Command("an unknown section on the command line", "edge-agent run --set ap.port=1"),
@@ -438,6 +562,44 @@ _DEVICE = (
         "edge-agent plan explain digits --profile p.json --set 'models.directories=[\"models\"]' --set "
         "agent.state_dir=state",
     ),
+    Command("a folder instead of the configuration", "edge-agent run --config heldout"),
+    Command("a link to itself instead of the configuration", "edge-agent run --config loop"),
+    Command("a model instead of the configuration", "edge-agent run --config edge.onnx"),
+    _edge("a misspelt level", '[log]\nlevel = "inof"\n'),
+    _edge("an open quote", '[api]\nport = "8070\n'),
+    _edge("a list instead of a section", "[[api]]\nport = 1\n"),
+    _edge("a section instead of a list", '[links]\nkind = "http"\n'),
+    _edge("a name with spaces", '[agent]\ndevice_id = "press 9"\n'),
+    _edge("a socket with a long path", f'[api]\nsocket = "{"a" * 120}"\n'),
+    _edge("a port of a link out of range", '[[links]]\nkind = "http"\nurl = "https://gateway:99999"\n'),
+    _edge("a password in the address of a link", '[[links]]\nkind = "http"\nurl = "https://me:secret@gateway"\n'),
+    _edge("every web page may use the models", '[api]\ncors_origins = ["*"]\n'),
+    _edge("an empty battery that is fuller than a full one", "[adaptation]\nbattery_empty = 0.9\nbattery_full = 0.5\n"),
+    _edge("a section that the fleet cannot set", '[fleet]\nlocked = ["polcy"]\n'),
+    _edge("a collector without http", '[tracing]\nendpoint = "collector:4318"\n'),
+    _edge("a state directory that is a file", f'{_STATE}"notes.txt"\n', _RUN),
+    _edge("no such authorities of a broker", f'{_BROKER}tls_ca_file = "cert.pem"\n', _RUN),
+    _edge(
+        "a certificate for a broker without its key",
+        f'{_BROKER}tls_ca_file = "ca.pem"\ntls_certificate_file = "ca.pem"\ntls_key_file = "notes.txt"\n',
+        _RUN,
+    ),
+    _edge("no such password file of a broker", f'{_BROKER}password_file = "pw"\n', _RUN),
+    Command(
+        "a host that does not exist",
+        "edge-agent run --config edge-agent.toml --set api.host=press.invalid",
+        {"edge-agent.toml": '[api]\ntoken_file = "agent.tokens"\n[agent]\nstate_dir = "hosts"\n'},
+    ),
+    Command("a list on the command line without JSON", "edge-agent run --set models.directories=models"),
+    Command("a misspelt setting in the environment", "edge-agent run", environ={"FIRSTLINE_EDGE_API__PRT": "1"}),
+    Command("a folder instead of the join token", "edge-agent join https://gateway:8080 --token-file heldout"),
+    Command("a port out of range to join", "edge-agent join https://gateway:99999 --token-file press-9.token"),
+    Command(
+        "a proxy without http",
+        "edge-agent join https://gateway:8080 --token-file press-9.token --proxy proxy --set agent.state_dir=state",
+    ),
+    Command("a configuration in a folder that is not there", "edge-agent init --config device/edge-agent.toml"),
+    Command("a board's files in place of a folder", "edge-agent hardware record heldout --set agent.state_dir=state"),
 )
 
 _CLOUD = (
@@ -484,6 +646,40 @@ _CLOUD = (
     Command(
         "authorities that are not there",
         "firstline-gateway ca get --config g.toml",
+        {"g.toml": '[store]\nurl = "sqlite:///keys.db"\n'},
+    ),
+    Command("a folder instead of the configuration", "firstline-gateway check --config heldout"),
+    _gateway("a misspelt choice", '[auth]\nmode = "of"\n'),
+    _gateway("no keys on a network", '[auth]\nmode = "off"\n[api]\nhost = "0.0.0.0"\n'),
+    _gateway("a broker without a host", '[mqtt]\nenabled = true\nhost = ""\n'),
+    _gateway("no such authorities of the broker", f'{_MODELS}[mqtt]\nenabled = true\ntls_ca_file = "cert.pem"\n'),
+    _gateway("a file instead of the models", '[models]\ndirectory = "notes.txt"\n'),
+    _gateway("a database that is not one", f'{_MODELS}[store]\nurl = "sqlite:///notes.txt"\n'),
+    _gateway("a password in the address", '[store]\nurl = "postgresql+psycopg://me:secret@db/firstline"\n'),
+    _gateway(
+        "an address of a proxy that is not one",
+        f'{_MODELS}[auth]\ntrusted_proxies = ["lb"]\nproxy_certificate_header = "X"\n',
+    ),
+    _gateway("an executor without a server", '[executors.gpu]\nengine = "oip"\n'),
+    _gateway(
+        "a misspelt executor", f'{_MODELS}executors_of = {{ digits = ["gup"] }}\n[executors.gpu]\nengine = "local"\n'
+    ),
+    _gateway("a misspelt key of an executor", '[executors.cpu]\nengine = "local"\n[executors.gpu]\nengin = "oip"\n'),
+    _gateway("a server without http", '[execution]\nengine = "oip"\n[oip]\nendpoints = ["gpu:8000"]\n'),
+    _gateway("a webhook without TLS", f'{_HOOK}url = "http://hooks.example.com"\n'),
+    _gateway("a misspelt event of a webhook", f'{_HOOK}url = "https://hooks.example.com"\nevents = ["alarm"]\n'),
+    _gateway("a webhook without a key", f'{_HOOK}url = "https://hooks.example.com"\nevents = ["alarms"]\n'),
+    _gateway(
+        "no such key of a webhook",
+        f'{_MODELS}{_HOOK}url = "https://hooks.example.com"\nevents = ["alarms"]\nsecret_file = "hook.key"\n',
+    ),
+    _gateway("a webhook with a space in its name", '[webhooks."on call"]\nurl = "https://hooks.example.com"\n'),
+    Command(
+        "a wrong value in the environment", "firstline-gateway check", environ={"FIRSTLINE_GATEWAY_API__PORT": "http"}
+    ),
+    Command(
+        "a key for 0 days",
+        "firstline-gateway key create shop --expires-days 0 --config g.toml",
         {"g.toml": '[store]\nurl = "sqlite:///keys.db"\n'},
     ),
 )
@@ -586,6 +782,37 @@ _REQUESTS = (
     Request("a digest that is not one", ("gateway",), "GET /fleet/v1/registry/blobs/abc"),
     Request("a twin of an application", ("gateway",), "GET /fleet/v1/twin", status=403, key="shop"),
     Request("an unknown address of the fleet", ("gateway",), "GET /fleet/v1/device", status=404),
+    _both("a list instead of the body", _V2, [1]),
+    _both("an input without a name", _V2, {"inputs": [{"datatype": "FP32", "shape": [1, 2], "data": [1, 2]}]}),
+    _both("an input twice", _V2, {"inputs": [_ROW, _ROW]}),
+    _both("a shape of text", _V2, _row(shape="1,2")),
+    _both("a size that is not whole", _V2, _row(shape=[1.5, 2])),
+    _both("an input without data", _V2, {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 2]}]}),
+    _both("null for a number", _V2, _row(data=[None, 1])),
+    _both("no rows", _V2, _row(shape=[0, 2], data=[])),
+    _both("rows of different lengths", _V2, _row(data=[[1, 2], [3]])),
+    _both("more elements than are accepted", _V2, _row(shape=[2**31, 2]), 413),
+    _both("a timeout below 0", _V2, {**_row(), "parameters": {"timeout": -1}}),
+    _both("a misspelt output", _V2, {**_row(), "outputs": [{"name": "probabilites"}]}),
+    _both("shared memory", _V2, {"inputs": [{**_ROW, "parameters": {"shared_memory_region": "a"}}]}),
+    _both("a gzip body that ends too early", _V2, gzip.compress(b"{}", mtime=0)[:-5], Content_Encoding="gzip"),
+    _both("a parameter twice", f"{_FILE}?route=edge&route=cloud", b"\x89PNG"),
+    _both("a misspelt class", "POST /firstline/v1/models/detection/infer?classes=dgo", b"\x89PNG"),
+    _both("a WebP image", _FILE, b"RIFF\0\0\0\0WEBPVP8 "),
+    _both("a broken JPEG", _FILE, b"\xff\xd8\xff\xe0" + bytes(50)),
+    _both("a form without a boundary", _FILE, b"--a--", Content_Type="multipart/form-data"),
+    _both("a bundle to load that is not there", "POST /v2/repository/models/digts/load", status=404),
+    Request("a limit of 0", ("gateway",), "GET /fleet/v1/devices?limit=0"),
+    Request("a misspelt order", ("gateway",), "GET /fleet/v1/devices?sort=nmae"),
+    Request(
+        "a share over 1",
+        ("gateway",),
+        "POST /fleet/v1/rollouts",
+        {"bundle": "digits", "version": 1, "stages": [{"share": 2}]},
+    ),
+    Request(
+        "an invitation of a name with spaces", ("gateway",), "POST /firstline/v1/devices", {"devices": ["press 7"]}
+    ),
 )
 
 _CALLS = (

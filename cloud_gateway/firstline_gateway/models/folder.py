@@ -176,7 +176,7 @@ def find_bundles(directory: Path) -> list[Path]:
             f"There is no models folder {directory}; create it, or name another with models.directory."
         ) from error
     except OSError as error:
-        raise ConfigError(f"The models folder {directory} {unreadable(error)}") from error
+        raise ConfigError(f"models.directory: {directory} {unreadable(error)}") from error
     return [bundle for folder in folders for bundle in _bundles_in(folder)]
 
 

@@ -150,9 +150,13 @@ def _check_engine(settings: Settings) -> None:
         ConfigError: it has none.
     """
     _check_executors(settings)
-    if any(
-        each.engine == "oip" and not (each.endpoints or settings.oip.endpoints) for each in settings.engines.values()
-    ):
+    without = [key for key, each in settings.executors.items() if each.engine == "oip" and not each.endpoints]
+    if without and not settings.oip.endpoints:
+        raise ConfigError(
+            f"executors.{without[0]}.endpoints is empty; name the servers that run the models, such as "
+            '["https://gpu-1.example.com:8000"], there or as oip.endpoints.'
+        )
+    if settings.execution.engine == "oip" and not settings.oip.endpoints:
         raise ConfigError(
             'oip.endpoints is empty; name the servers that run the models, such as ["https://gpu-1.example.com:8000"], '
             'or set execution.engine = "local".'

@@ -33,7 +33,10 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except socket.gaierror as error:
-        raise ConfigError(f"api.host is '{host}', which is not an address: {error.strerror}.") from error
+        raise ConfigError(
+            f"api.host is '{host}', which is not an address ({error.strerror}); name one of this machine, such as "
+            "127.0.0.1."
+        ) from error
     listener = socket.socket(family, kind, protocol)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

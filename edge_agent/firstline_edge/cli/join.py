@@ -12,6 +12,7 @@ from firstline_core.clock import SYSTEM_CLOCK
 from firstline_core.errors import ConfigError
 from firstline_core.protocol.enrolment import JoinToken, parse_join_token
 from firstline_core.storage.secrets import read_secret
+from firstline_core.storage.structs import fault_of
 from firstline_core.telemetry.wording import time_text
 from firstline_edge.cli.agent_api import agent_url
 from firstline_edge.cli.output import print_json, print_line, print_progress
@@ -33,8 +34,9 @@ def command(arguments: argparse.Namespace) -> int:
     # A previous identity must not affect how the device joins.
     settings = load_settings(arguments, **{"agent.use_identity": False})
     url = _checked_url(arguments.url)
+    text = _token_text(arguments.token_file)
     try:
-        token = parse_join_token(_token_text(arguments.token_file))
+        token = parse_join_token(text)
     except ConfigError as error:
         raise ConfigError(f"--token-file {arguments.token_file}: {error.message}") from error
     files = IdentityFiles(settings.state_dir)
@@ -66,8 +68,8 @@ def _checked_url(url: str) -> str:
     try:
         parts = urlsplit(url)
         has_host = bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        has_host = False
+    except ValueError as error:
+        raise ConfigError(f"'{url}' cannot be joined: {fault_of(error)}; write https://HOST:PORT.") from error
     if "@" in url:  # it is kept, and shown in logs; and a password does not belong on a command line
         raise ConfigError("The gateway's address names a user or a password; a device is known by its certificate.")
     if not has_host or parts.scheme != "https" or parts.query or parts.fragment or not url.isprintable():
@@ -78,8 +80,6 @@ def _checked_url(url: str) -> str:
 def _token_text(file: str) -> str:
     """Returns the token from a file or stdin: every user of the machine can read the command line."""
     if file != "-":
-        if not Path(file).exists():
-            raise ConfigError(f"There is no token file {file}; write the join token into it, or pipe it in with -.")
         return read_secret(file, "--token-file")
     return sys.stdin.read(_TOKEN_LIMIT_CHARS)
 

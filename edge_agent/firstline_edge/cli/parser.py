@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -202,8 +203,8 @@ def _add_hardware_commands(commands: Commands) -> None:
         metavar="FILE",
         help="output of `firstline profile split -o json`; default: the bundle's split.json",
     )
-    planning.add_argument("--bandwidth", type=float, metavar="MBIT_S", help="bandwidth to the gateway")
-    planning.add_argument("--round-trip", type=float, metavar="MS", help="round-trip time to the gateway")
+    planning.add_argument("--bandwidth", type=_parse_positive, metavar="MBIT_S", help="bandwidth to the gateway")
+    planning.add_argument("--round-trip", type=_parse_positive, metavar="MS", help="round-trip time to the gateway")
 
     profile = _command(
         add_group(commands, "profile", "measure models on this device"),
@@ -237,6 +238,16 @@ def _parse_time(text: str) -> float:
     except ValueError:
         raise argparse.ArgumentTypeError(f"'{text}' is not a time such as 2026-11-21T19:30:00Z") from None
     return (moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)).timestamp()
+
+
+def _parse_positive(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0 < number < math.inf:
+        raise argparse.ArgumentTypeError(f"'{text}' is not a number above 0")
+    return number
 
 
 def _parse_counts(text: str, least: int = 0) -> tuple[int, ...]:

@@ -38,6 +38,7 @@ from firstline_core.protocol.http_client import (
 )
 from firstline_core.protocol.limits import DEFAULT_LIMITS, Limits
 from firstline_core.protocol.oip import decode_response, encode_request
+from firstline_core.storage.files import not_certificates
 from firstline_core.storage.secrets import read_secret
 from firstline_core.telemetry.logs import logger
 from firstline_core.types import InferRequest, InferResponse
@@ -144,11 +145,8 @@ def tls_context(settings: HttpLinkSettings) -> ssl.SSLContext | None:
 
             return ssl.create_default_context(cafile=certifi.where())
         return ssl.create_default_context(cafile=settings.ca_file)
-    except (OSError, ssl.SSLError) as error:
-        why = "it holds no certificate" if isinstance(error, ssl.SSLError) else error.strerror
-        raise ConfigError(
-            f"links.tls_ca_file: {settings.ca_file} cannot be used: {why}; name a file with certificates in PEM."
-        ) from error
+    except OSError as error:  # an SSLError is one
+        raise ConfigError(f"links.tls_ca_file: {settings.ca_file} {not_certificates(error)}.") from error
 
 
 def _check_url(url: str) -> None:

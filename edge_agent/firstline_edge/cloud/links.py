@@ -196,6 +196,7 @@ def mqtt_settings(section: LinkSection, client_id: str, credentials: Credentials
         ConfigError: a certificate or a secret that cannot be used.
     """
     broker = MqttSettings(
+        section="links",
         host=section.host,
         port=section.port,
         client_id=client_id,

@@ -69,7 +69,7 @@ def load(
     environ = os.environ if environ is None else environ
     settings = sources.load(EdgeSettings, file=file, environ=environ, prefix=PREFIX, overrides=overrides, text=text)
     if file is not None:
-        settings = sources.with_absolute_paths(settings, file.resolve().parent)
+        settings = sources.with_absolute_paths(settings, _resolved(file).parent)
     with sources.naming_sources(EdgeSettings, Sources(file, text, environ, PREFIX, overrides or {})):
         check(settings)
         return _with_identity(settings)
@@ -110,7 +110,8 @@ def load_or_last_good(
     if file is None:
         return load(None, overrides=overrides), None, ""
     try:
-        present = ConfigurationFile(_name_of(file), sources.read_text(file))
+        text = sources.read_text(file)
+        present = ConfigurationFile(_name_of(file), text)
         return load(file, overrides=overrides, text=present.text), present, ""
     except ConfigError as error:
         for stored in _stored(file, overrides):
@@ -143,7 +144,7 @@ def _stored(file: Path, overrides: Mapping[str, object]) -> Iterator[Configurati
         if isinstance(folder, str):
             # A broken file may contain an invalid path: with a zero byte, or the home of an unknown user.
             with contextlib.suppress(ValueError, RuntimeError):
-                stored = _read(file.resolve().parent / Path(folder).expanduser() / _STORED_NAME)
+                stored = _read(_resolved(file).parent / Path(folder).expanduser() / _STORED_NAME)
                 if stored is not None and stored.path == _name_of(file):
                     yield stored
 
@@ -152,7 +153,7 @@ def _own_state_directories(file: Path) -> list[str]:
     """Returns this user's state directories in the file's folder, for a file that lost all of its content."""
     folders = []
     with contextlib.suppress(OSError):
-        for path in sorted(file.resolve().parent.glob(f"*/{_STORED_NAME}")):
+        for path in sorted(_resolved(file).parent.glob(f"*/{_STORED_NAME}")):
             if path.lstat().st_uid == os.geteuid():
                 folders.append(str(path.parent))
     return folders
@@ -165,6 +166,11 @@ def _read(path: Path) -> ConfigurationFile | None:
         return None
 
 
+def _resolved(file: Path) -> Path:
+    """Returns the absolute path; `Path.resolve` raises for a link to itself."""
+    return Path(os.path.realpath(file))
+
+
 def _name_of(file: Path) -> str:
     """Returns the file's path as text that can be stored, the same in every locale."""
-    return os.fsencode(file.resolve()).decode(errors="backslashreplace")
+    return os.fsencode(_resolved(file)).decode(errors="backslashreplace")

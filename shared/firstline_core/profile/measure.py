@@ -139,7 +139,10 @@ def profile_keys(manifest: Manifest, options: ProfileOptions, cores: float) -> l
         ConfigError: an unknown variant, a time or cost out of range, or too many points.
     """
     if not 0 <= options.sustained_s <= _MAX_HEAT_S:
-        raise ConfigError(f"Full load lasts from 0 to {_MAX_HEAT_S / 60:g} minutes, not {options.sustained_s / 60:g}.")
+        raise ConfigError(
+            f"The time at full load (--sustained) is {options.sustained_s / 60:g} minutes; use 0 to "
+            f"{_MAX_HEAT_S / 60:g}."
+        )
     if not 0 <= options.joules_per_core_s <= _MAX_JOULES_PER_CORE_S:
         stated = f"{options.joules_per_core_s:g}"
         raise ConfigError(f"A core takes from 0 to {_MAX_JOULES_PER_CORE_S:g} joules in a second, not {stated}.")

@@ -36,6 +36,7 @@ from firstline_core.protocol.oip import (
     encode_request,
     encode_response,
 )
+from firstline_core.storage.files import not_certificates
 from firstline_core.storage.secrets import read_secret
 from firstline_core.telemetry.trace import received
 from firstline_core.types import TRACEPARENT, TRACESTATE, InferRequest, InferResponse, TraceContext
@@ -68,6 +69,7 @@ class MqttSettings:
         reconnect_max_s: maximum delay between two attempts.
         receive_maximum: unacknowledged messages of QoS 1, and so concurrent handlers.
         maximum_packet_bytes: the broker does not deliver larger packets.
+        section: of the settings, for errors about the files.
     """
 
     host: str
@@ -85,6 +87,7 @@ class MqttSettings:
     reconnect_max_s: float = 30.0
     receive_maximum: int = 64
     maximum_packet_bytes: int = 64 * 1024 * 1024
+    section: str = "mqtt"
 
     @property
     def address(self) -> str:
@@ -150,12 +153,20 @@ def tls_context(settings: MqttSettings) -> ssl.SSLContext | None:
     system = str(settings.tls_ca_file) == "system"
     try:
         context = ssl.create_default_context(cafile=None if system else settings.tls_ca_file)
-        if settings.tls_certificate_file is not None:
+    except OSError as error:  # an SSLError is one
+        raise errors.ConfigError(
+            f"{settings.section}.tls_ca_file: {settings.tls_ca_file} {not_certificates(error)}."
+        ) from error
+    if settings.tls_certificate_file is not None:
+        try:
             context.load_cert_chain(settings.tls_certificate_file, settings.tls_key_file)
-    except (OSError, ssl.SSLError) as error:
-        files = [settings.tls_ca_file, settings.tls_certificate_file, settings.tls_key_file]
-        named = ", ".join(str(file) for file in files if file is not None)
-        raise errors.ConfigError(f"The TLS files of the MQTT connection ({named}) cannot be used: {error}.") from error
+        except OSError as error:
+            named = " and ".join(str(file) for file in (settings.tls_certificate_file, settings.tls_key_file) if file)
+            why = error.strerror if error.errno and not isinstance(error, ssl.SSLError) else "they do not fit together"
+            raise errors.ConfigError(
+                f"{settings.section}.tls_certificate_file: {named} cannot be used: {why}; name a certificate and its "
+                "key, both in PEM."
+            ) from error
     return context
 
 

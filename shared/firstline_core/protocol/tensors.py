@@ -36,8 +36,13 @@ _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = 80
 
 
+_WORDS = {None: "null", True: "true", False: "false"}
+
+
 def shown(value: object) -> str:
-    """Returns a value as quoted in error messages: short, and on one line."""
+    """Returns a value of JSON as quoted in error messages: short, and on one line."""
+    if value is None or isinstance(value, bool):
+        return _WORDS[value]
     if type(value) is str and len(value) <= _SHORT.maxstring:
         plain = repr(value)
         if len(plain) <= _SHORT.maxstring:  # most are names; this is the fast case

@@ -121,6 +121,12 @@ def unreadable(error: OSError | UnicodeDecodeError) -> str:
     return f"cannot be read: {error.strerror or error}{advice}"
 
 
+def not_certificates(error: OSError) -> str:
+    """Returns the end of a sentence about a file of certificates that `ssl`, or the system, refuses."""
+    why = error.strerror if getattr(error, "library", None) is None and error.errno else "it holds no certificate"
+    return f"cannot be used: {why}; name a file with certificates in PEM"
+
+
 def did_you_mean_file(path: Path) -> str:
     """Returns the end of a sentence about a path that does not exist: a similar one, or what to do."""
     try:

@@ -20,7 +20,7 @@ from typing import Annotated, Any, TypeVar, get_args, get_type_hints
 import msgspec
 from msgspec import Meta
 
-from firstline_core.errors import ConfigError, did_you_mean, similar_name
+from firstline_core.errors import NAME_CHARACTERS, NAME_RULE, ConfigError, did_you_mean, similar_name
 from firstline_core.storage import files
 from firstline_core.storage.setting_places import ANY_NAME, Sources, line_of, parts_of, spelled
 
@@ -30,6 +30,7 @@ _FILE_LIMIT_BYTES = 1024 * 1024
 _UNKNOWN = re.compile(r"Object contains unknown field `(?P<key>[^`]*)`(?: - at `(?P<path>[^`]*)`)?")
 _MISSING = re.compile(r"Object missing required field `(?P<key>[^`]*)`(?: - at `(?P<path>[^`]*)`)?")
 _INVALID = re.compile(r"(?P<what>.*?)(?: - at `(?P<path>[^`]*)`)?$", re.DOTALL)
+_INVALID_NAME = re.compile(r" - at `key` in `(?P<path>[^`]*)`")
 _TOML_PLACE = re.compile(r" \(at line (\d+), column \d+\)| \(at end of document\)")
 # Similarity from which a variable counts as a misspelt setting.
 _ALIKE = 0.85
@@ -222,6 +223,8 @@ def _toml_fault(fault: str) -> str:
         reason, advice = "", "the key or table is there twice; delete one"
     elif what == "Invalid value":
         reason, advice = "", "write text in quotes, and a value after each ="
+    elif what == "Illegal character '\\n'":
+        reason, advice = "", "a quote is not closed; close it on the same line"
     elif "Expected ']'" in what:
         advice = "write a table as [NAME] and a list as [A, B]"
     else:
@@ -256,6 +259,12 @@ def _convert(cls: type[T], values: dict[str, Any], *, text: str, where: str, of_
             raise ConfigError(
                 f"{where}{line_of(text, path)} has no key '{spelled([*path, key])}'; add `{key} = ...` ({wanted})."
             ) from error
+        if (named_table := _INVALID_NAME.search(str(error))) is not None:
+            path = _path(cls, values, error, f"{named_table['path']}{ANY_NAME}")
+            wanted = _article(described([info.key_type for info in _type_at(cls, path[:-1])]))
+            raise ConfigError(
+                f"{where}{line_of(text, path)}: {path[-1]!a} cannot be a name in '{spelled(path[:-1])}'; use {wanted}."
+            ) from error
         invalid = _INVALID.match(str(error))
         path = _path(cls, values, error, invalid["path"] if invalid else None)
         named = f", '{spelled(path)}'," if path else ""
@@ -263,6 +272,8 @@ def _convert(cls: type[T], values: dict[str, Any], *, text: str, where: str, of_
         if of_text and wanted.startswith(("list", "table")):
             inner = '{"KEY": "VALUE"}' if "table" in wanted else '"a", "b"'
             wanted += f", as JSON such as '{inner if wanted.startswith('table') else f'[{inner}]'}'"
+        elif path and wanted in ("table", "list of tables"):
+            wanted += f", as [{spelled(path)}]" if wanted == "table" else f", each as [[{spelled(path)}]]"
         choices = wanted.removeprefix(_ONE_OF).split(", ") if wanted.startswith(_ONE_OF) else ()
         close = did_you_mean(_shown(values, path).strip("'"), choices)
         raise ConfigError(
@@ -336,7 +347,8 @@ def described(types: Sequence[Any]) -> str:
 def _described_type(info: Any) -> str:
     match info:
         case msgspec.inspect.Metadata():
-            return "path" if "path" in (info.extra or {}) else _described_type(info.type)
+            inner = _described_type(info.type)
+            return inner.replace("text", "path", 1) if "path" in (info.extra or {}) else inner
         case msgspec.inspect.BoolType():
             return "true or false"
         case msgspec.inspect.IntType():
@@ -360,6 +372,10 @@ def _described_type(info: Any) -> str:
 
 
 def _described_text(info: msgspec.inspect.StrType) -> str:
+    if info.pattern is not None and NAME_CHARACTERS in info.pattern:
+        return f"name of {NAME_RULE}"
+    if info.pattern is not None and "https?://" in info.pattern:
+        return "URL such as https://HOST:PORT"
     if info.pattern is not None:
         return f"text that matches `{info.pattern}`"
     return "text" if info.max_length is None else f"text of at most {info.max_length} characters"
@@ -373,7 +389,7 @@ def _limits(info: msgspec.inspect.IntType | msgspec.inspect.FloatType) -> str:
 
 
 def _plural(described: str) -> str:
-    return f"{described}s" if described.isalpha() else described
+    return f"{described}s" if described.isalpha() else described.replace(_ONE_OF, "any of ", 1)
 
 
 def _choices(info: msgspec.inspect.LiteralType | msgspec.inspect.EnumType) -> str:

@@ -11,7 +11,7 @@ from typing import TypeVar
 import msgspec
 from msgspec import Struct
 
-from firstline_core.errors import IntegrityError, ProtocolError, similar_name
+from firstline_core.errors import NAME_CHARACTERS, NAME_RULE, IntegrityError, ProtocolError, similar_name
 from firstline_core.storage.files import make_folder, read_checked, with_checksum, write_whole
 
 S = TypeVar("S", bound=Struct)
@@ -56,7 +56,8 @@ def fault_of(error: Exception, known: Sequence[str] = ()) -> str:
     if (found := _TYPE.fullmatch(what)) is not None:
         wanted = " or ".join(_TYPES.get(kind, kind) for kind in found[1].split(" | "))
         given = f", not {_TYPES.get(found[3], found[3])}" if found[3] else ""
-        return f"{ascii(field) if field else 'it'} has to be {wanted}{found[2]}{given}"
+        limits = f" of {NAME_RULE}" if NAME_CHARACTERS in found[2] else found[2]
+        return f"{ascii(field) if field else 'it'} has to be {wanted}{limits}{given}"
     if what.startswith("Input data was truncated"):
         return "it is empty, or ends too early"
     if what.startswith("JSON is malformed"):

@@ -322,7 +322,7 @@ def test_one_of_several_outputs_must_be_named(tmp_path: Path) -> None:
     [
         ({"name": "my bundle"}, "The name 'my bundle' is not valid"),
         ({"version": 0}, "count up from 1"),
-        ({"name": "digits\n"}, "is not valid: use up to 64 letters"),
+        ({"name": "digits\n"}, "is not valid: use 1 to 64 letters"),
         ({"policy": PolicySpec(temperature=0.0)}, "The temperature 0 is not valid: it is a number from 0.01 to 100."),
         ({"policy": PolicySpec(temperature=math.inf)}, "The temperature inf is not valid"),
         (
