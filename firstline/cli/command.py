@@ -80,12 +80,12 @@ class Group(TyperGroup):
 
 
 def _advise(error: Any) -> None:
-    """Adds the options that take a file to the error about an argument of a command that has none."""
+    """Adds what to do to the error about an argument too much: the options that take a file, if there is no other."""
     parameters = error.ctx.command.params if getattr(error, "ctx", None) is not None else []
     files = [each.opts[0] for each in parameters if each.metavar == "FILE" and not each.envvar]
     takes_none = not any(isinstance(each, TyperArgument) for each in parameters)
-    if files and takes_none and error.message.startswith("Got unexpected") and error.message.endswith(")"):
-        error.message += f"; name a file with {', '.join(files)}."
+    if error.message.startswith("Got unexpected") and error.message.endswith(")"):
+        error.message += f"; name a file with {', '.join(files)}." if files and takes_none else "; leave it out."
 
 
 def _reworded(error: typer.BadParameter) -> str:

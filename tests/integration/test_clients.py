@@ -179,7 +179,11 @@ def test_triton_reads_the_answers_parameters(triton: ClientResults, tier: str) -
 
 
 REFUSALS = [
-    ("wrong_datatype", 400, "Input 'image' is BYTES (encoded images) or UINT8 pixels, but was sent as FP32."),
+    (
+        "wrong_datatype",
+        400,
+        "Input 'image' is BYTES (encoded images) or UINT8 pixels, but was sent as FP32; convert it.",
+    ),
     ("wrong_output", 400, "Model 'digits' has no output 'logits'; it has: probabilities."),
     ("unknown_model", 404, "'nobody'"),
 ]

@@ -132,7 +132,7 @@ def _converted(spec: InputSpec, tensor: Tensor, dtype: np.dtype[Any], *, takes_p
     if target not in _CONVERTED_FROM or tensor.array.dtype.kind not in _CONVERTED_FROM[target]:
         alternative = " (encoded images) or UINT8 pixels" if takes_pixels and spec.kind == "image" else ""
         raise InvalidTensorError(
-            f"Input '{spec.name}' is {spec.datatype}{alternative}, but was sent as {tensor.datatype}."
+            f"Input '{spec.name}' is {spec.datatype}{alternative}, but was sent as {tensor.datatype}; convert it."
         )
     if target == "f" and tensor.array.dtype.kind == "f" and not all_finite(tensor.array):
         raise _not_finite(tensor)

@@ -80,7 +80,8 @@ def parse_shape(where: str, shape: object, limits: Limits) -> tuple[int, ...]:
     # A 0 must not hide a size that numpy cannot hold.
     if math.prod(max(size, 1) for size in shape) > limits.elements:
         raise PayloadTooLargeError(
-            f"{where} has shape {shown(shape)}; at most {limits.elements} elements are accepted."
+            f"{where} has shape {shown(shape)}; at most {limits.elements} elements are accepted; send fewer rows at "
+            "a time."
         )
     return tuple(shape)
 

@@ -221,7 +221,7 @@ class TestRequest:
             (body(tensor(shape="12")), "'x' has shape '12'"),
             (body(tensor(shape=[1, -2])), "size -2"),
             (body(tensor(shape=[1, 2.0])), "size 2.0"),
-            (body(tensor(shape=[True, 2])), "size True"),
+            (body(tensor(shape=[True, 2])), "size true"),
             (body(tensor(shape=[1, 3])), r"2 values; shape \[1, 3\] needs 3"),
             (body(tensor(shape=[], data=[1])), "at least 1"),
             (body(tensor(shape=[0, 2], data=[])), "at least 1"),

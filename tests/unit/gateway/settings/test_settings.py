@@ -149,7 +149,7 @@ def test_servers_have_names_addresses_and_paths(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
-        ({"executors": {"far": {"engine": "oip"}}}, r"oip\.endpoints is empty"),
+        ({"executors": {"far": {"engine": "oip"}}}, r"executors\.far\.endpoints is empty"),
         ({"executors": {"far": {"engine": "oip", "endpoints": ["gpu-1"]}}}, r"executors\.far\.endpoints has 'gpu-1'"),
         ({"executors": {"here": {"endpoints": ["http://gpu-1"]}}}, r"executors\.here\.endpoints is for"),
         ({"executors": {"a": {"engine": "ray", "providers": ["X"]}}}, r"executors\.a\.providers is for"),
