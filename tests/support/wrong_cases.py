@@ -599,7 +599,6 @@ _DEVICE = (
         "edge-agent join https://gateway:8080 --token-file press-9.token --proxy proxy --set agent.state_dir=state",
     ),
     Command("a configuration in a folder that is not there", "edge-agent init --config device/edge-agent.toml"),
-    Command("a board's files in place of a folder", "edge-agent hardware record heldout --set agent.state_dir=state"),
 )
 
 _CLOUD = (

@@ -77,7 +77,7 @@ def test_sustained_points_are_single_samples_after_warm_ones(tmp_path: Path) -> 
 @pytest.mark.parametrize("wrong", [{"sustained_s": 3601.0}, {"sustained_s": -1.0}])
 def test_invalid_times_are_refused(tmp_path: Path, wrong: dict[str, float]) -> None:
     bundle = variant_bundle(tmp_path / "bundle", "small")
-    with pytest.raises(ConfigError, match="from 0 to 60 minutes"):
+    with pytest.raises(ConfigError, match="minutes; use 0 to 60"):
         profile_keys(bundle.manifest, dataclasses.replace(ProfileOptions(), **wrong), 1.0)  # type: ignore[arg-type]
 
 
