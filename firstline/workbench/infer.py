@@ -21,6 +21,7 @@ from firstline_core.protocol.file_inference import request_from_file
 from firstline_core.protocol.limits import DEFAULT_DECODING_LIMITS
 from firstline_core.routing.policy import Decision, covered, threshold_in_use
 from firstline_core.runtime.select import RuntimeOptions
+from firstline_core.storage.files import did_you_mean_file
 from firstline_core.types import (
     Answer,
     Arrays,
@@ -54,7 +55,7 @@ def files_of(places: Sequence[Path]) -> dict[Path, Path]:
         elif place.exists():
             found[place] = Path(place.name)
         else:
-            raise ConfigError(f"There is no file {place}; name files or folders.")
+            raise ConfigError(f"There is no file {place}{did_you_mean_file(place)}")
     return found
 
 
