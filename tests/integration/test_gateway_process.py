@@ -171,7 +171,7 @@ def test_taken_port_is_one_error_line(config: Path) -> None:
         ("check", '[mqtt]\nenabled = true\nusername = "g"\npassword_file = "p"\n', "cannot be read: No such file"),
         ("check", '[mqtt]\nenabled = true\ngroup = "a/b"\n', "shared subscription's group"),
         ("check", '[mqtt]\nenabled = true\ntls_ca_file = "gateway.toml"\n', "mqtt.tls_ca_file: "),
-        ("check", '[mqtt]\nenabled = true\ntls_ca_file = "absent.pem"\n', "absent.pem) cannot be used"),
+        ("check", '[mqtt]\nenabled = true\ntls_ca_file = "absent.pem"\n', "absent.pem cannot be used"),
         ("run", '[execution]\nproviders = ["CUDAExecutionProvider"]\n', "names CUDAExecutionProvider, but this onnx"),
         ("check", '[execution]\nproviders = ["CUDAExecutionProvider"]\n', "has: "),
         ("check", "[api]\nkeep_alive_s = inf\n", "gateway.toml:2, 'api.keep_alive_s'"),
@@ -209,7 +209,7 @@ def test_limit_of_an_unknown_model_gives_a_warning(config: Path) -> None:
     config.write_text(f"{config.read_text()}[models]\nconcurrency_of = {{ digits = 1, digit = 1 }}\n")
     checked = run_here("check", "--config", config)
     assert (checked.returncode, checked.stdout.count("concurrency_of")) == (0, 1)
-    assert "models.concurrency_of names 'digit', and there is no such model; is it misspelt?" in checked.stdout
+    assert "models.concurrency_of names 'digit', and there is no such model; did you mean 'digits'?" in checked.stdout
     with gateway(config) as process:
         process.stop()
     assert [line["model"] for line in events(process) if "concurrency_of" in line["event"]] == ["'digit'"]
