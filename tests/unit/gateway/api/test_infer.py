@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
-from support.gateway import DIGITS, GatedExecutor, gateway_of
+from support.gateway import gated_gateway
 
 from firstline_core.protocol.request_info import RequestInfo
 from firstline_gateway.api.infer import InferenceApp
-from firstline_gateway.settings.load import load
 
 
 @pytest.mark.parametrize("has_left", [True, False])
-async def test_a_client_that_leaves_during_its_answer_ends_quietly(has_left: bool) -> None:
-    settings = load(None, environ={}, overrides={"auth.mode": "off", "models.directory": str(DIGITS)})
-    gateway = gateway_of(settings, GatedExecutor())
+async def test_a_client_that_leaves_during_its_answer_ends_quietly(tmp_path: Path, has_left: bool) -> None:
+    gateway, _ = gated_gateway(tmp_path)
     info = RequestInfo(0.0)
     info.whole = True
     scope = {
