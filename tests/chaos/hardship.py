@@ -43,7 +43,7 @@ class Started:
     @property
     def honest(self) -> bool:
         """Whether it answers, or says in a sentence why not."""
-        sentence = self.code not in (None, 0) and self.log.strip().endswith(".")
+        sentence = self.code not in (None, 0) and self.log.strip().endswith((".", "?"))
         return "Traceback" not in self.log and (self.answered or sentence)
 
 

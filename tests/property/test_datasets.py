@@ -99,7 +99,7 @@ def _only_config_errors(call: Callable[[], object]) -> None:
     try:
         call()
     except ConfigError as error:
-        assert error.message.endswith(".")
+        assert error.message.endswith((".", "?"))
 
 
 @pytest.mark.parametrize("name", FILES)

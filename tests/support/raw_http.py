@@ -33,7 +33,7 @@ class Answer:
         assert self.headers.get("content-type") == "application/json"
         document = orjson.loads(self.body)
         assert isinstance(document["error"], str)
-        assert document["error"].endswith("."), document
+        assert document["error"].endswith((".", "?")), document
         assert len(document["error"]) < 1000, document
         assert _REQUEST_ID.fullmatch(document["request_id"])
         code: str = document["code"]
