@@ -47,8 +47,7 @@ Adapters translate foreign exceptions once, with `raise ... from`. Only a proces
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from difflib import get_close_matches
+from collections.abc import Iterable, Mapping
 from itertools import islice
 from typing import ClassVar
 
@@ -57,7 +56,10 @@ from firstline_core.ids import new_request_id
 NAME_RULE = "1 to 64 letters, digits, '.', '_' and '-', the first a letter or digit"
 """What `types.Name` accepts, for messages."""
 NAME_CHARACTERS = "[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
-_COMPARED = 1000  # names, and characters of one
+# Limits of a search for a similar name.
+_SEEN = 1000  # names
+_COMPARED = 50  # names of them
+_COMPARED_CHARACTERS = 64
 _OWN_PACKAGES = ("firstline", "firstline_core", "firstline_edge", "firstline_gateway")
 
 
@@ -263,22 +265,63 @@ __all__ = [error.__name__ for error in BY_CODE.values()]
 def similar_name(name: str, known: Iterable[str], alike: float = 0.6) -> str:
     """Returns the known name that is most similar to an unknown one, in any case; "" if none is similar.
 
+    It takes less than 2 ms, because event loops call it: a name of more than 64 characters has no similar one, and of
+    many known names it compares 50, preferably those of the same first letter or of about the same length.
+
     Args:
         name: the unknown name.
         known: the known ones.
         alike: least similarity, from 0 to 1.
     """
-    names = {each.lower(): each for each in islice(known, _COMPARED)}
-    return names.get(next(iter(get_close_matches(name[:_COMPARED].lower(), list(names), n=1, cutoff=alike)), ""), "")
+    if len(name) > _COMPARED_CHARACTERS:
+        return ""
+    first, unknown = name[:1].lower(), name.lower()
+
+    def difference(other: str) -> int:
+        return (other[:1].lower() != first) + (abs(len(other) - len(name)) > 2)
+
+    candidates = [each for each in islice(known, _SEEN) if len(each) <= _COMPARED_CHARACTERS]
+    if len(candidates) > _COMPARED:
+        candidates = sorted(candidates, key=difference)[:_COMPARED]
+    places: dict[str, int] = {}
+    for place, character in enumerate(unknown):
+        places[character] = places.get(character, 0) | 1 << place
+    scores = {each: _similarity(places, len(unknown), each.lower()) for each in candidates}
+    closest = max(scores, key=scores.__getitem__, default="")
+    return closest if closest and scores[closest] >= alike else ""
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Returns the end of a sentence about an unknown name: the most similar known one, or a full stop."""
-    close = similar_name(name, known)
+def _similarity(places: Mapping[str, int], length: int, other: str) -> float:
+    """Returns the share of two names that their longest common subsequence covers; without slow cases as in difflib.
+
+    The algorithm handles a row of the usual table as the bits of one number (Hyyrö, "Bit-parallel LCS-length
+    computation revisited", 2004).
+
+    Args:
+        places: bits of the places of each character in one name.
+        length: of this name.
+        other: the other name.
+    """
+    row = (1 << length) - 1
+    for character in other:
+        matches = row & places.get(character, 0)
+        row = (row + matches) | (row - matches)
+    common = length - (row & ((1 << length) - 1)).bit_count()
+    return 2 * common / (length + len(other))
+
+
+def did_you_mean(name: object, known: Iterable[str]) -> str:
+    """Returns the end of a sentence about an unknown name: the most similar known one, or a full stop.
+
+    Args:
+        name: the unknown name; a value that is not text is similar to none.
+        known: the known ones.
+    """
+    close = similar_name(name, known) if isinstance(name, str) else ""
     return f"; did you mean '{close}'?" if close else "."
 
 
-def listed(name: str, known: Iterable[str]) -> str:
+def listed(name: object, known: Iterable[str]) -> str:
     """Returns the end of a sentence about an unknown name: all known ones, and the most similar."""
     names = list(known)
     return f"{', '.join(names) or 'none'}{did_you_mean(name, names)}"

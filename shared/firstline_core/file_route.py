@@ -276,10 +276,11 @@ _VALUES: Mapping[str, tuple[Any, str]] = {
 
 def _labels(text: str, model: str, labels: Sequence[str]) -> tuple[str, ...]:
     wanted: list[str] = []
+    known = frozenset(labels)
     for value in text.split(SEVERAL):
-        wanted += [value] if value in labels else [part.strip() for part in value.split(",")]
+        wanted += [value] if value in known else [part.strip() for part in value.split(",")]
     for label in wanted:
-        if label not in labels:
+        if label not in known:
             wrong = f"names {shown(label)}, which '{model}' does not know" if label else "has an empty label"
             more = " and others" if len(labels) > _SHOWN_LABELS else ""
             raise RequestError(

@@ -87,7 +87,7 @@ async def _invalid_parameter(request: Request, error: Exception) -> Response:
     sentence = " ".join(
         f"Parameter '{each['loc'][-1]}' is {shown(each.get('input'))}; it has to be "
         f"{each['msg'].removeprefix('Input should be ').partition(', unable to parse')[0]}"
-        f"{did_you_mean(str(each.get('input')), _QUOTED.findall(each['msg']))}"
+        f"{did_you_mean(each.get('input'), _QUOTED.findall(each['msg']))}"
         for each in error.errors()
     )
     return await _project_error(request, RequestError(sentence))

@@ -527,7 +527,7 @@ def described_tensors(kind: str, key: str, entries: object, limits: Limits) -> I
         datatype = entry.get("datatype")
         if not isinstance(datatype, str) or datatype not in DATATYPES:
             raise errors.InvalidTensorError(
-                f"{where} has datatype {shown(datatype)}; use one of {errors.listed(str(datatype), DATATYPES)}"
+                f"{where} has datatype {shown(datatype)}; use one of {errors.listed(datatype, DATATYPES)}"
             )
         shape = tensors.parse_shape(where, entry.get("shape"), limits)
         elements += math.prod(shape)

@@ -123,7 +123,7 @@ def value_of(parameters: Mapping[str, object], key: str, kind: Any, use: str, de
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
         choices = use.removeprefix(_ONE_OF).split(", ") if use.startswith(_ONE_OF) else ()
-        end = did_you_mean(str(value), choices)
+        end = did_you_mean(value, choices)
         raise RequestError(f"Parameter '{key}' is {shown(value)}; use {use}{end}") from error
 
 

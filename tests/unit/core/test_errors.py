@@ -1,5 +1,10 @@
 from __future__ import annotations
 
+import time
+from collections.abc import Sequence
+
+import pytest
+
 from firstline_core import errors
 
 
@@ -17,3 +22,43 @@ def test_only_capacity_and_link_errors_are_retryable() -> None:
     assert errors.QueueFullError("x").retryable
     assert errors.LinkDownError("x").retryable
     assert not errors.InvalidTensorError("x").retryable
+
+
+@pytest.mark.parametrize(
+    ("name", "known", "similar"),
+    [
+        ("egde", ("auto", "edge", "cloud"), "edge"),
+        ("LOCAL-ONLY", ("any", "local_only"), "local_only"),
+        ("moon", ("auto", "edge", "cloud"), ""),
+        ("goldn retreiver", ("golden retriever", "tiger shark"), "golden retriever"),
+        ("label 501", [f"{'abc'[place % 3]} {place}" for place in range(900)] + ["label 500"], "label 500"),
+        ("a" * 65, ("a" * 64,), ""),
+        ("", ("a",), ""),
+    ],
+)
+def test_similar_name_is_found(name: str, known: Sequence[str], similar: str) -> None:
+    assert errors.similar_name(name, known) == similar
+
+
+@pytest.mark.parametrize("value", [None, 5, ["edge"], {"edge": "edge"}])
+def test_a_value_that_is_no_text_is_similar_to_no_name(value: object) -> None:
+    assert errors.did_you_mean(value, ("edge", "5", "None")) == "."
+
+
+@pytest.mark.parametrize(
+    ("name", "known"),
+    [
+        ("golden retreiver", [f"golden retriever {place}" for place in range(1000)]),
+        ("a" * 64, [f"{'a' * 60}{place:04}" for place in range(1000)]),
+        ("a" * 64, ["a\u0130" * 30 + f"{place:04}" for place in range(1000)]),
+        ("a" * 10_000, ["a" * 9000] * 1000),
+    ],
+    ids=["two words", "one letter", "other scripts", "long"],
+)
+def test_a_search_for_a_similar_name_is_short(name: str, known: Sequence[str]) -> None:
+    seconds = []
+    for _ in range(5):
+        start_s = time.process_time()
+        errors.similar_name(name, known)
+        seconds.append(time.process_time() - start_s)
+    assert min(seconds) < 0.01  # it is 1.5 ms at most
