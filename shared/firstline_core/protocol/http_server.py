@@ -227,10 +227,9 @@ class Connection(HttpToolsProtocol):
         self._unread_bytes += len(data)
         self._ended_whole = False
         try:
-            try:
-                self.parser.feed_data(data)
-            except httptools.HttpParserUpgrade as upgrade:
-                self._continue_after_upgrade(memoryview(data)[upgrade.args[0] :])
+            left = self._fed(data)
+            while left is not None:
+                left = self._continued_after_upgrade(left)
             if self._unread_bytes > self._limits.head_bytes:
                 raise self._too_long()
         except httptools.HttpParserError as error:  # also what a callback raises, as its context
@@ -247,25 +246,27 @@ class Connection(HttpToolsProtocol):
         if self._has_cycle and not self.cycle.response_complete:
             self.cycle.transport = cast(asyncio.Transport, _LingeringTransport(self))
 
-    def _continue_after_upgrade(self, left: memoryview) -> None:
+    def _fed(self, data: bytes | memoryview) -> memoryview | None:
+        """Parses bytes; returns what follows a head that asks for another protocol, or None without one."""
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            return memoryview(data)[upgrade.args[0] :]
+        return None
+
+    def _continued_after_upgrade(self, left: memoryview) -> memoryview | None:
         """Parses what follows a head that asks for another protocol, as Java's client does for HTTP/2.
 
         llhttp stops after such a head and does not read its body, which could then pass for the next request. The
         request is answered over HTTP/1.1: another parser is fed a head that frames the same body, and continues there.
         """
-        while True:
-            keep_alive = b"" if self.parser.should_keep_alive() else b"Connection: close\r\n"
-            framing = b"".join(b"%b: %b\r\n" % each for each in self.headers if each[0] in _FRAMING)
-            self.parser = httptools.HttpRequestParser(self)
-            self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn's own
-            self._replaying = True
-            self.parser.feed_data(b"POST / HTTP/1.1\r\n%b%b\r\n" % (keep_alive, framing))
-            try:
-                self.parser.feed_data(left)
-            except httptools.HttpParserUpgrade as upgrade:
-                left = left[upgrade.args[0] :]
-            else:
-                return
+        keep_alive = b"" if self.parser.should_keep_alive() else b"Connection: close\r\n"
+        framing = b"".join(b"%b: %b\r\n" % each for each in self.headers if each[0] in _FRAMING)
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn's own
+        self._replaying = True
+        self.parser.feed_data(b"POST / HTTP/1.1\r\n%b%b\r\n" % (keep_alive, framing))
+        return self._fed(left)
 
     # httptools
 
@@ -313,7 +314,7 @@ class Connection(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         if self.parser.should_upgrade():
-            return  # its body is yet to be read, see `_feed`
+            return  # its body is yet to be read, see `_continued_after_upgrade`
         self._in_message = self._has_cycle = False
         self._ended_whole = True
         cycle = self.cycle

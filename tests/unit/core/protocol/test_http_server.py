@@ -271,11 +271,15 @@ async def test_http_1_0_gets_one_answer_and_no_100_continue() -> None:
         ("POST /a HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: gzip\r\n", 501, b"chunked"),
         ("POST /a HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: gzip\r\nTransfer-Encoding: chunked\r\n", 501, b"chunked"),
         ("POST /a HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked, chunked\r\n", 400, b"no valid HTTP/1.1"),
+        (f"GET /a HTTP/1.1\r\nHost: a\r\nX: {'a' * 70_000}\r\n", 431, b"larger than 65536 bytes"),
     ],
 )
-async def test_ambiguous_heads_are_refused_after_the_answers_before_them(head: str, status: int, reason: bytes) -> None:
+@pytest.mark.parametrize("before", [(), ("Connection: Upgrade", "Upgrade: h2c")], ids=["plain", "upgrade"])
+async def test_ambiguous_heads_are_refused_after_the_answers_before_them(
+    before: tuple[str, ...], head: str, status: int, reason: bytes
+) -> None:
     async with served(echo) as (_, port), connected(port) as (reader, writer):
-        writer.write(asking(b"xy") + head.encode() + b"\r\n")
+        writer.write(asking(b"xy", *before) + head.encode() + b"\r\n")
         assert await answered(reader) == (200, b"/a xy")
         found, body = await answered(reader)
         assert (found, reason in body) == (status, True), body
