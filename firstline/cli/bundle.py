@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -14,8 +13,7 @@ from firstline.cli.command import EXIT_FAILED, Report, command, command_group
 from firstline.cli.options import DATA_HELP, BundleArgument, DataReading, require_bundle
 from firstline.cli.output import progress, rows_checked_sentence, table, warn
 from firstline.workbench.step_usage import USAGE
-from firstline_core.errors import ConfigError, FirstlineError
-from firstline_core.storage.setting_places import naming_key
+from firstline_core.errors import ConfigError
 from firstline_core.telemetry.wording import counted
 
 if TYPE_CHECKING:
@@ -175,16 +173,15 @@ def create(
 
     warnings: list[str] = []
     rows_checked: dict[str, int] = {}
-    with _naming(recipe, spec):
-        bundle = create_bundle(
-            spec,
-            out,
-            force=force,
-            choose_policy=choose_policy if calibration_options.data is not None else None,
-            golden=golden or (),
-            warn=warnings.append,
-            count_rows=rows_checked.__setitem__,
-        )
+    bundle = create_bundle(
+        spec,
+        out,
+        force=force,
+        choose_policy=choose_policy if calibration_options.data is not None else None,
+        golden=golden or (),
+        warn=warnings.append,
+        count_rows=rows_checked.__setitem__,
+    )
     for sentence in warnings:
         warn(sentence)
     summary = summarise(bundle)
@@ -197,19 +194,6 @@ def create(
     }
     calibrated = [] if calibration is None else _calibration_text(calibration)
     return Report(value, (*_summary_text(out, summary), rows_checked_sentence(rows_checked), *calibrated))
-
-
-@contextmanager
-def _naming(recipe: Path | None, spec: BundleSpec) -> Iterator[None]:
-    """Names the recipe, and the table of the model, in the error about a model that it declares."""
-    try:
-        yield
-    except FirstlineError as error:
-        named = [number for number, model in enumerate(spec.models) if model.file.name in error.message]
-        if recipe is None or not named:
-            raise
-        with naming_key(recipe, f"edge[{named[0]}]" if named[0] < len(spec.edge) else "full"):
-            raise
 
 
 def _spec(flags: ModelFlags, recipe: Path | None, models: Path | None) -> BundleSpec:

@@ -43,7 +43,8 @@ from firstline_core.fleet.selector import parse_selector
 from firstline_core.protocol.loopback import is_loopback
 from firstline_core.protocol.tensors import shown
 from firstline_core.storage import settings
-from firstline_core.storage.files import unreadable
+from firstline_core.storage.files import read_text, unreadable
+from firstline_core.storage.setting_places import FILE_LIMIT_BYTES
 
 _SCRYPT = {"n": 2**14, "r": 8, "p": 1, "maxmem": 2**26}
 _SALT_BYTES = 16
@@ -148,7 +149,7 @@ def read_accounts(path: Path | None, shared: str) -> Accounts:
             "--accounts excludes a shared password; remove it, or --password-file and FIRSTLINE_CONSOLE_PASSWORD."
         )
     try:
-        found = settings.load(Accounts, file=path, text=path.read_text(encoding="utf-8"))
+        found = settings.load(Accounts, file=path, text=read_text(path, FILE_LIMIT_BYTES))
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} {unreadable(error)}") from error
     _check_persons(path, found)

@@ -30,17 +30,20 @@ from firstline_core.bundle.manifest import (
     encode_manifest,
 )
 from firstline_core.bundle.store import Bundle, open_bundle
-from firstline_core.errors import ConfigError, FirstlineError
+from firstline_core.errors import ConfigError, FirstlineError, about, key_of
 from firstline_core.processing.steps import Graph, ModelInput, decoded_kind
 from firstline_core.runtime.base import RowByRow, Runtime
 from firstline_core.runtime.select import RuntimeOptions, load_runtime
 from firstline_core.storage.artefact import Artefact
 from firstline_core.storage.files import naming, unwritable
+from firstline_core.storage.setting_places import naming_key
 from firstline_core.tasks.classification import Classification
 from firstline_core.tasks.installed import package_of
 from firstline_core.types import TensorSpec
 
 RuntimeName = Literal["onnx", "tflite"]
+_OF_ALL_MODELS = {"preprocess", "postprocess"}
+"""A model's keys that a recipe may have for all models."""
 Warn = Callable[[str], None]
 # Chooses the policy on the finished files, before anyone can see them.
 ChoosePolicy = Callable[[Bundle], Policy]
@@ -89,8 +92,9 @@ def create_bundle(
         inputs = read_inputs(golden, manifest) if golden else None
         given = inputs_of(inputs, manifest) if inputs is not None else None
         checked = []
-        for model, source in zip(manifest.models, spec.models, strict=True):
-            found, rows = check_model(bundle, model, source.file, options=options, warn=warn, golden=given)
+        for number, (model, source) in enumerate(zip(manifest.models, spec.models, strict=True)):
+            with _naming(spec, number):
+                found, rows = check_model(bundle, model, source.file, options=options, warn=warn, golden=given)
             checked.append(found)
             count_rows(model.id, rows)
         manifest = with_models(manifest, checked)
@@ -170,28 +174,30 @@ def _digest(file: Path) -> str:
 
 
 def _manifest(spec: BundleSpec, files: _Files, options: RuntimeOptions, warn: Warn) -> Manifest:
-    described = [_described(model) for model in spec.models]
-    ids = _ids(described, edge_count=len(spec.edge))
+    described = []
+    for number, source in enumerate(spec.models):
+        with _naming(spec, number):
+            described.append(_described(source))
+    ids = _ids(spec, described)
     models: list[Model] = []
     inputs = {each.name: each for each in spec.inputs}
     shared = spec.inputs[0].name if len(spec.inputs) == 1 else ""
-    for (model, runtime), model_id in zip(described, ids, strict=True):
-        artefact = files.add(model.file, f"{model_id}.{runtime}")
-        loaded = load_runtime(files.folder / artefact.file, runtime, options)
-        if model.without_rows:
-            loaded = RowByRow(loaded, model.without_rows)
-        with _naming(model.file):
-            fed = _fed(model, model_id, loaded, files, shared)
-        declared = _model(model, model_id, artefact, tuple(fed), files)
-        for each, port in fed.items():
-            inputs.setdefault(each.name, input_of(each.name, port, each.preprocess))
-        if not spec.inputs and len(inputs) == 1:
-            (shared,) = inputs  # all models with one input take the same
-        if isinstance(spec.task, Classification):
-            with _naming(model.file):
+    for number, ((model, runtime), model_id) in enumerate(zip(described, ids, strict=True)):
+        with _naming(spec, number):
+            artefact = files.add(model.file, f"{model_id}.{runtime}")
+            loaded = load_runtime(files.folder / artefact.file, runtime, options)
+            if model.without_rows:
+                loaded = RowByRow(loaded, model.without_rows)
+            fed = _fed(model, f"{model.file.name}: Model '{model_id}'", loaded, files, shared)
+            declared = _model(model, model_id, artefact, tuple(fed), files)
+            for each, port in fed.items():
+                inputs.setdefault(each.name, input_of(each.name, port, each.preprocess))
+            if not spec.inputs and len(inputs) == 1:
+                (shared,) = inputs  # all models with one input take the same
+            if isinstance(spec.task, Classification):
                 declared = with_output(declared, loaded, spec.labels, model.file, warn)
-        models.append(declared)
-        loaded.close()
+            models.append(declared)
+            loaded.close()
     try:
         return Manifest(
             name=spec.name,
@@ -208,14 +214,16 @@ def _manifest(spec: BundleSpec, files: _Files, options: RuntimeOptions, warn: Wa
 
 
 @contextmanager
-def _naming(file: Path) -> Iterator[None]:
-    """Names the file in the error about a model, unless it does so itself."""
+def _naming(spec: BundleSpec, number: int) -> Iterator[None]:
+    """Names the recipe, and its key, in the error about a model that it declares."""
     try:
         yield
     except FirstlineError as error:
-        if file.name in error.message:
+        if spec.recipe is None:
             raise
-        raise type(error)(f"{file.name}: {error.message}") from error
+        key, part = spec.keys[number], key_of(error)
+        with naming_key(spec.recipe, *([f"{key}.{part}"] if part else []), *({part} & _OF_ALL_MODELS), key):
+            raise
 
 
 def _described(model: ModelSpec) -> tuple[ModelSpec, RuntimeName]:
@@ -223,30 +231,31 @@ def _described(model: ModelSpec) -> tuple[ModelSpec, RuntimeName]:
     return replace(model, precision=model.precision or precision_of(model.file, runtime)), runtime
 
 
-def _ids(described: Sequence[tuple[ModelSpec, RuntimeName]], edge_count: int) -> list[str]:
+def _ids(spec: BundleSpec, described: Sequence[tuple[ModelSpec, RuntimeName]]) -> list[str]:
     """Returns the requested ids, else "full" and "edge", or "edge-RUNTIME-PRECISION" if there are several variants."""
     ids: list[str] = []
     for position, (model, runtime) in enumerate(described):
-        if position >= edge_count:
+        if position >= len(spec.edge):
             chosen = model.id or "full"
-        elif edge_count == 1:
+        elif len(spec.edge) == 1:
             chosen = model.id or "edge"
         else:
             chosen = model.id or f"edge-{runtime}-{model.precision}"
         if chosen in ids:
             if model.id:
-                raise ConfigError(f"Two models have the id '{chosen}'; ids must differ.")
+                with _naming(spec, position), about("id"):
+                    raise ConfigError(f"Two models have the id '{chosen}'; give one of them another id.")
             chosen = next(f"{chosen}-{n}" for n in range(2, len(described) + 2) if f"{chosen}-{n}" not in ids)
         ids.append(chosen)
     return ids
 
 
-def _fed(model: ModelSpec, model_id: str, runtime: Runtime, files: _Files, shared: str) -> dict[ModelInput, TensorSpec]:
+def _fed(model: ModelSpec, what: str, runtime: Runtime, files: _Files, shared: str) -> dict[ModelInput, TensorSpec]:
     """Returns the declarations of a model's inputs, and its own inputs.
 
     Args:
         model: as described.
-        model_id: for messages.
+        what: the model, for messages.
         runtime: its loaded file.
         files: get the graphs.
         shared: name of the bundle's input that all models with one input take; "" to name it after the model's.
@@ -255,19 +264,19 @@ def _fed(model: ModelSpec, model_id: str, runtime: Runtime, files: _Files, share
         ConfigError: the model has other inputs.
     """
     if not model.inputs and len(runtime.inputs) == 1:
-        port = input_port(runtime, model.input, model_id)
+        port = input_port(runtime, model.input, what)
         name = shared or decoded_kind(model.preprocess) or port.name
         return {ModelInput(name, model.input, _with_artefacts(model.preprocess, files)): port}
     ports = {port.name: port for port in runtime.inputs}
     if model.preprocess or model.input:
         raise ConfigError(
-            f"Model '{model_id}' has the inputs {', '.join(ports)}: write the steps of each in the recipe, in the "
+            f"{what} has the inputs {', '.join(ports)}: write the steps of each in the recipe, in the "
             "model's table `inputs`, and no `preprocess` or `input`."
         )
     feeds = {name: model.inputs.get(name, FeedSpec()) for name in ports} | dict(model.inputs)
     return {
         ModelInput(feed.input or tensor, tensor, _with_artefacts(feed.preprocess, files)): input_port(
-            runtime, tensor, model_id
+            runtime, tensor, what
         )
         for tensor, feed in feeds.items()
     }

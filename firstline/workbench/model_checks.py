@@ -17,7 +17,7 @@ from firstline.workbench.step_syntax import spell
 from firstline_core.bundle.loading import LoadedModel, load_model
 from firstline_core.bundle.manifest import Model
 from firstline_core.bundle.store import Bundle
-from firstline_core.errors import ConfigError, FirstlineError, ModelLoadError
+from firstline_core.errors import ConfigError, FirstlineError, ModelLoadError, about
 from firstline_core.processing.steps import (
     Binary,
     Datatype,
@@ -106,11 +106,17 @@ def _check_outputs(loaded: LoadedModel, inputs: Arrays | None, source: Path, war
     if inputs is None:
         warn(f"{source.name}: not tried, because its input's sizes are free; add resize where they should not be.")
         return
-    rows = loaded.prepare(inputs)
-    if (range_error := misfit(loaded, inputs, rows)) is not None:
-        if range_error.hopeless:
-            raise ConfigError(f"{range_error.sentence}.")
-        warn(f"{source.name}: {range_error.sentence}.")
+    with about("preprocess"):
+        rows = loaded.prepare(inputs)
+        if (range_error := misfit(loaded, inputs, rows)) is not None:
+            if range_error.hopeless:
+                raise ConfigError(f"{range_error.sentence}.")
+            warn(f"{source.name}: {range_error.sentence}.")
+    with about("postprocess"):
+        _check_answers(loaded, rows, source, warn)
+
+
+def _check_answers(loaded: LoadedModel, rows: Arrays, source: Path, warn: Callable[[str], None]) -> None:
     if not isinstance(loaded.task, Classification):
         if problem := loaded.declared.fault(loaded.compute(rows).outputs):
             raise ConfigError(f"a trial run gives {problem}; correct the labels or the postprocessing.")

@@ -17,21 +17,21 @@ from firstline_core.telemetry.wording import counted
 from firstline_core.types import DATATYPES, TensorSpec
 
 
-def input_port(runtime: Runtime, name: str, model_id: str) -> TensorSpec:
+def input_port(runtime: Runtime, name: str, what: str) -> TensorSpec:
     """Returns an input of the model.
 
     Args:
         runtime: its loaded file.
         name: "" for the only input.
-        model_id: for messages.
+        what: the model, for messages.
 
     Raises:
         ConfigError: the model has several inputs and no name was given, none of the name, or one without rows.
     """
-    port = _port(runtime.inputs, name, model_id, "input")
+    port = _port(runtime.inputs, name, what, "input")
     if len(port.shape) == 1 and port.shape[0] > 1:
         raise ConfigError(
-            f"Model '{model_id}': its input '{port.name}' is declared as {list(port.shape)}, without an axis of rows; "
+            f"{what}: its input '{port.name}' is declared as {list(port.shape)}, without an axis of rows; "
             f"export the model so that its input is [rows, {port.shape[0]}], or name it in the recipe's `without_rows`."
         )
     return port
@@ -86,18 +86,19 @@ def with_output(
     return model
 
 
-def _port(specs: Sequence[TensorSpec], name: str, model_id: str, side: Literal["input", "output"]) -> TensorSpec:
+def _port(specs: Sequence[TensorSpec], name: str, what: str, side: Literal["input", "output"]) -> TensorSpec:
     try:
-        return pick_port(specs, name, f"Model '{model_id}'", side)
+        return pick_port(specs, name, what, side)
     except ModelLoadError as error:  # the file loads: it is the caller's spec that does not fit it
         raise ConfigError(error.message) from error
 
 
 def _output(runtime: Runtime, model: Model, source: Path) -> TensorSpec:
     """Returns the declared output, else the only one with real numbers: class numbers may accompany probabilities."""
+    what = f"{source.name}: Model '{model.id}'"
     real = [spec for spec in runtime.outputs if DATATYPES[spec.datatype].kind == "f"]
     if model.output or len(runtime.outputs) == 1:
-        return _port(runtime.outputs, model.output, model.id, "output")
+        return _port(runtime.outputs, model.output, what, "output")
     if len(real) == 1:
         return real[0]
     if len(real) > 1 and all(len(spec.shape) == 1 for spec in real):
@@ -106,7 +107,7 @@ def _output(runtime: Runtime, model: Model, source: Path) -> TensorSpec:
             f"{source.name} has an output for each label, {names}, instead of one for all; export the model again with "
             "one tensor of probabilities: options={'zipmap': False} for skl2onnx."
         )
-    return _port(runtime.outputs, "", model.id, "output")
+    return _port(runtime.outputs, "", what, "output")
 
 
 def _binary(model: Model, labels: Sequence[str], source: Path, warn: Callable[[str], None]) -> Model:

@@ -74,7 +74,7 @@ from firstline_core.processing.steps import Datatype, InputSpec, Kind, Scale, de
 from firstline_core.routing.certification import check_share
 from firstline_core.storage import settings
 from firstline_core.storage.files import naming, read_text, unreadable
-from firstline_core.storage.setting_places import naming_key
+from firstline_core.storage.setting_places import naming_key, parts_of
 from firstline_core.tasks.base import Task
 from firstline_core.tasks.classification import Classification
 from firstline_core.tasks.installed import BUILT_IN, read_task
@@ -159,6 +159,7 @@ class BundleSpec:
         independent_labels: whether each label has a probability of its own; otherwise a row's sum to about 1.
         label_thresholds: of independent labels in the answer, one for each; () for 0.5.
         configured: the task with these labels; None for classifiers.
+        recipe: the file that declares the bundle, for errors about its models; None if flags or a program do.
     """
 
     name: str
@@ -171,6 +172,13 @@ class BundleSpec:
     independent_labels: bool = False
     label_thresholds: tuple[float, ...] = ()
     configured: Task | None = None
+    recipe: Path | None = None
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """Returns a recipe's key of each model."""
+        edge = tuple(f"edge[{number}]" for number in range(len(self.edge)))
+        return (*edge, "full") if self.full is not None else edge
 
     @property
     def task(self) -> Task:
@@ -199,8 +207,7 @@ def _faults(spec: BundleSpec, labels: str) -> Iterator[tuple[str, str]]:
     """Yields the recipe's key of each invalid field, and what is wrong with it."""
     if not spec.models:
         yield "", "A bundle needs a model: name one with --edge, --full, or both."
-    keys = [*(f"edge[{number}]" for number in range(len(spec.edge))), "full"]
-    ids = [(f"{key}.id", "id", model.id) for key, model in zip(keys, spec.models, strict=False) if model.id]
+    ids = [(f"{key}.id", "id", model.id) for key, model in zip(spec.keys, spec.models, strict=True) if model.id]
     for key, what, name in [("name", "name", spec.name), *ids]:
         if not re.match(NAME_PATTERN, name):
             yield (
@@ -216,7 +223,7 @@ def _faults(spec: BundleSpec, labels: str) -> Iterator[tuple[str, str]]:
     if spec.version < 1:
         yield "version", f"The version {spec.version} is not valid: versions count up from 1; use 1 or more."
     yield from _policy_faults(spec)
-    for key, model in zip(keys, spec.models, strict=False):
+    for key, model in zip(spec.keys, spec.models, strict=True):
         yield from ((key, sentence) for sentence in _step_faults(model.presteps))
         for figure, value in model.measured.items():
             if not math.isfinite(value):
@@ -372,7 +379,7 @@ def _spec(recipe: _Fields, file: Path, folder: Path) -> BundleSpec:
         own = getattr(entry, name)
         return (getattr(recipe, name), name) if own is None else (own, f"{key}.{name}")
 
-    def before(spelled: str, key: str) -> tuple[PlainPre, ...]:
+    def before(spelled: str, key: str | list[str]) -> tuple[PlainPre, ...]:
         with naming_key(file, key):
             steps = parse_preprocess(spelled, folder)
             for sentence in _step_faults(steps):
@@ -392,7 +399,7 @@ def _spec(recipe: _Fields, file: Path, folder: Path) -> BundleSpec:
             precision=entry.precision,
             input=entry.input,
             inputs={
-                name: FeedSpec(feed.input, before(feed.preprocess, f"{key}.inputs.{name}.preprocess"))
+                name: FeedSpec(feed.input, before(feed.preprocess, [*parts_of(key), "inputs", name, "preprocess"]))
                 for name, feed in entry.inputs.items()
             },
             output=entry.output,
@@ -419,6 +426,7 @@ def _spec(recipe: _Fields, file: Path, folder: Path) -> BundleSpec:
         independent_labels=recipe.independent_labels,
         label_thresholds=_label_thresholds(recipe, labels, file),
         configured=configured,
+        recipe=file,
     )
 
 
@@ -428,12 +436,12 @@ def _inputs(recipe: _Fields, models: Sequence[ModelSpec], file: Path) -> tuple[I
     Raises:
         ConfigError: a declaration is not valid.
     """
-    declared = [(f"inputs.{name}", name, each) for name, each in recipe.inputs.items()]
+    declared = [(["inputs", name], name, each) for name, each in recipe.inputs.items()]
     if recipe.input is not None:
         with naming_key(file, "input"):
             if declared:
                 raise ConfigError("The recipe has [input] and [inputs]; declare all of them as [inputs.NAME].")
-        declared = [("input", recipe.input.name, recipe.input)]
+        declared = [(["input"], recipe.input.name, recipe.input)]
     found = []
     for key, name, each in declared:
         try:

@@ -47,7 +47,8 @@ Adapters translate foreign exceptions once, with `raise ... from`. Only a proces
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from itertools import islice
 from typing import ClassVar
 
@@ -72,6 +73,7 @@ class FirstlineError(Exception):
         message: one sentence that says what was wrong, where, and what to do.
         retry_after_s: seconds after which a retry makes sense, if known.
         request_id: of the failed request; "" if it was not read yet, see `identify`.
+        key: what is wrong of the object that the error is about, such as "preprocess" of a model; see `about`.
     """
 
     code: ClassVar[str] = "internal"
@@ -82,6 +84,7 @@ class FirstlineError(Exception):
         self.message = message
         self.retry_after_s = retry_after_s
         self.request_id = ""
+        self.key = ""
 
     def identify(self) -> str:
         """Returns the id under which the error is answered and logged; makes one if the request has none."""
@@ -260,6 +263,25 @@ BY_CODE: dict[str, type[FirstlineError]] = _leaves(FirstlineError)
 """Every class by its code, so that a client can raise the server's error."""
 
 __all__ = [error.__name__ for error in BY_CODE.values()]
+
+
+@contextmanager
+def about(key: str) -> Iterator[None]:
+    """Sets the key of an error that has none."""
+    try:
+        yield
+    except FirstlineError as error:
+        error.key = key_of(error) or key
+        raise
+
+
+def key_of(error: BaseException | None) -> str:
+    """Returns the key of an error, or of an error that it was raised from; "" if they have none."""
+    while error is not None:
+        if key := getattr(error, "key", ""):
+            return str(key)
+        error = error.__cause__
+    return ""
 
 
 def similar_name(name: str, known: Iterable[str], alike: float = 0.6) -> str:

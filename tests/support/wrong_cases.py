@@ -144,6 +144,24 @@ _BUNDLES = (
     _recipe("a misspelt key of a task", "[policy]", "[detection]\nkk = 10\n\n[policy]"),
     _recipe("two tasks", "[policy]", "[detection]\nk = 10\n\n[regression]\n\n[policy]"),
     _recipe("a misspelt output of a model", 'file = "edge.onnx"', 'file = "edge.onnx"\noutput = "logts"'),
+    _recipe("a misspelt output of the full model", 'file = "full.onnx"', 'file = "full.onnx"\noutput = "logts"'),
+    _recipe(
+        "a misspelt output of a model whose file two models share",
+        "[full]",
+        '[[edge]]\nfile = "edge.onnx"\noutput = "logts"\n\n[full]',
+    ),
+    Command(
+        "a misspelt output of a model whose file's name ends with another's",
+        _MAKE,
+        {"recipe.toml": _RECIPE.replace("edge.o", "net.o").replace('full.onnx"', 'resnet.onnx"\noutput = "logts"')},
+        given='recipe.toml: [[edge]] file = "net.onnx", [full] file = "resnet.onnx", output = "logts"\n',
+    ),
+    _recipe(
+        "steps of the full model in the wrong order",
+        'file = "full.onnx"',
+        'file = "full.onnx"\npreprocess = "resize:8x8,decode:L"',
+    ),
+    _recipe("two models with one id", "[full]", '[[edge]]\nfile = "edge.onnx"\nid = "edge-onnx-fp32"\n\n[full]'),
     _recipe("a misspelt input of a model", 'file = "edge.onnx"', 'file = "edge.onnx"\ninput = "imgae"'),
     Command("a folder instead of a recipe", "firstline bundle create --recipe heldout --out scans"),
     Command("an empty recipe", "firstline bundle create --recipe empty --out scans"),
@@ -664,6 +682,20 @@ _CLOUD = (
         "a misspelt executor", f'{_MODELS}executors_of = {{ digits = ["gup"] }}\n[executors.gpu]\nengine = "local"\n'
     ),
     _gateway("a misspelt key of an executor", '[executors.cpu]\nengine = "local"\n[executors.gpu]\nengin = "oip"\n'),
+    _gateway(
+        "an executor with a capital letter that has no server",
+        '[executors.cpu]\nengine = "local"\n[executors.GPU]\nengine = "oip"\n',
+    ),
+    _gateway(
+        "an executor with a dot in its name that has no server",
+        '[executors.gpu]\nengine = "local"\n[executors."gpu.1"]\nengine = "oip"\n',
+    ),
+    Command(
+        "TLS without names, in the environment",
+        "firstline-gateway check --config gateway.toml",
+        {"gateway.toml": _MODELS},
+        environ={"FIRSTLINE_GATEWAY_TLS__ENABLED": "true"},
+    ),
     _gateway("a server without http", '[execution]\nengine = "oip"\n[oip]\nendpoints = ["gpu:8000"]\n'),
     _gateway("a webhook without TLS", f'{_HOOK}url = "http://hooks.example.com"\n'),
     _gateway("a misspelt event of a webhook", f'{_HOOK}url = "https://hooks.example.com"\nevents = ["alarm"]\n'),

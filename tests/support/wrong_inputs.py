@@ -294,6 +294,8 @@ def make_files(folder: Path) -> None:
     for file in (DIGITS.parent / "artefacts").glob("*"):
         shutil.copy(file, folder)
     shutil.copy(DIGITS.parent / "labels.txt", folder)
+    shutil.copy(folder / "edge.onnx", folder / "net.onnx")
+    shutil.copy(folder / "full.onnx", folder / "resnet.onnx")
     scan = encode(np.full((8, 8), 100, np.uint8))
     (folder / "scan.png").write_bytes(scan)
     (folder / "cut.png").write_bytes(scan[:40])

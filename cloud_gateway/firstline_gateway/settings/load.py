@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from firstline_core.errors import ConfigError, listed
 from firstline_core.protocol.loopback import address_of, is_loopback
 from firstline_core.storage import settings as sources
-from firstline_core.storage.setting_places import Sources
+from firstline_core.storage.setting_places import Sources, quoted
 from firstline_gateway.settings.settings import (
     BROKER_AUTHORITIES_FILE,
     BROKER_PASSWORD_FILE,
@@ -153,7 +153,7 @@ def _check_engine(settings: Settings) -> None:
     without = [key for key, each in settings.executors.items() if each.engine == "oip" and not each.endpoints]
     if without and not settings.oip.endpoints:
         raise ConfigError(
-            f"executors.{without[0]}.endpoints is empty; name the servers that run the models, such as "
+            f"executors.{quoted(without[0])}.endpoints is empty; name the servers that run the models, such as "
             '["https://gpu-1.example.com:8000"], there or as oip.endpoints.'
         )
     if settings.execution.engine == "oip" and not settings.oip.endpoints:
@@ -173,7 +173,7 @@ def _check_engine(settings: Settings) -> None:
         )
     _check_endpoints("oip.endpoints", settings.oip.endpoints)
     for name, each in settings.executors.items():
-        _check_endpoints(f"executors.{name}.endpoints", each.endpoints)
+        _check_endpoints(f"executors.{quoted(name)}.endpoints", each.endpoints)
 
 
 def _check_webhooks(settings: Settings) -> None:
@@ -183,18 +183,17 @@ def _check_webhooks(settings: Settings) -> None:
         ConfigError: one has not, or would send messages unencrypted.
     """
     for name, each in settings.webhooks.items():
+        key = f"webhooks.{quoted(name)}"
         # The URL is not quoted, because it may contain a token.
         endpoint = each.url.partition("?")[0]
         if not _is_endpoint(endpoint) or "#" in each.url or not (each.url.isascii() and each.url.isprintable()):
-            raise ConfigError(f"webhooks.{name}.url is no URL; write it as https://HOST/PATH.")
+            raise ConfigError(f"{key}.url is no URL; write it as https://HOST/PATH.")
         if not endpoint.startswith("https:") and not is_loopback(urlsplit(endpoint).hostname or ""):
-            raise ConfigError(f"webhooks.{name}.url would send messages unencrypted; write it as https://HOST/PATH.")
+            raise ConfigError(f"{key}.url would send messages unencrypted; write it as https://HOST/PATH.")
         if not each.events:
-            raise ConfigError(f"webhooks.{name}.events is empty; name what it receives, or delete webhooks.{name}.")
+            raise ConfigError(f"{key}.events is empty; name what it receives, or delete {key}.")
         if not each.secret_file:
-            raise ConfigError(
-                f"webhooks.{name}.secret_file is not set; name a file with the key that signs its messages."
-            )
+            raise ConfigError(f"{key}.secret_file is not set; name a file with the key that signs its messages.")
 
 
 def _check_endpoints(setting: str, endpoints: tuple[str, ...]) -> None:
@@ -220,10 +219,11 @@ def _check_executors(settings: Settings) -> None:
         ConfigError: they contradict each other.
     """
     for name, each in settings.executors.items():
+        key = f"executors.{quoted(name)}"
         if each.providers and each.engine != "local":
-            raise ConfigError(f'executors.{name}.providers is for engine = "local"; this one is "{each.engine}".')
+            raise ConfigError(f'{key}.providers is for engine = "local"; this one is "{each.engine}".')
         if each.endpoints and each.engine != "oip":
-            raise ConfigError(f'executors.{name}.endpoints is for engine = "oip"; this one is "{each.engine}".')
+            raise ConfigError(f'{key}.endpoints is for engine = "oip"; this one is "{each.engine}".')
     if sum(each.engine == "ray" for each in settings.executors.values()) > 1:
         raise ConfigError("executors has two of Ray; a gateway joins one cluster.")
     if settings.executors and settings.execution.engine != "local":

@@ -205,7 +205,7 @@ def draft_of(
         recipe.write_text(text)
         folder = TemporaryDirectory(prefix=f".{BUNDLE}.", dir=spec.out)
     with folder as place:
-        yield create_bundle(read_recipe(recipe), Path(place) / BUNDLE, warn=warn, options=options)
+        yield create_bundle(replace(read_recipe(recipe), recipe=None), Path(place) / BUNDLE, warn=warn, options=options)
 
 
 def task_of(labelled: Labelled) -> AnyTask:

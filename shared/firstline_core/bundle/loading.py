@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from firstline_core.bundle.inputs import check_input
 from firstline_core.bundle.manifest import Manifest, Model, Score
 from firstline_core.bundle.store import Bundle
-from firstline_core.errors import InferenceError, InvalidTensorError, ModelLoadError, RequestError
+from firstline_core.errors import InferenceError, InvalidTensorError, ModelLoadError, RequestError, about
 from firstline_core.processing import steps as ops
 from firstline_core.processing.boxes import InputSize
 from firstline_core.processing.compile import Preprocess, Step, check_needs, compile_preprocess
@@ -366,18 +366,20 @@ def load_around(runtime: Runtime, bundle: Bundle, model: Model, options: Runtime
                 steps, spec, load_graph, options.decoding, lambda step: load_encoder(step.without_part)
             )
 
-        post = bundle.manifest.task.postprocess(
-            ModelOutputs(
-                f"Model '{model.id}'",
-                model.postprocess,
-                runtime.outputs,
-                model.output,
-                partial(_image_size, model, runtime),
-                load_graph,
-                bundle.read,
+        with about("postprocess"):
+            post = bundle.manifest.task.postprocess(
+                ModelOutputs(
+                    f"Model '{model.id}'",
+                    model.postprocess,
+                    runtime.outputs,
+                    model.output,
+                    partial(_image_size, model, runtime),
+                    load_graph,
+                    bundle.read,
+                )
             )
-        )
-        post = _of_windows(post, model, bundle.manifest.task)
+        with about("preprocess"):
+            post = _of_windows(post, model, bundle.manifest.task)
         loaded = LoadedModel(
             model=model,
             manifest=bundle.manifest,
@@ -435,7 +437,8 @@ def _loaded_inputs(
     inputs: list[LoadedInput] = []
     for declared in model.inputs:
         spec, port = manifest.input(declared.name), pick_port(runtime.inputs, declared.tensor, what, "input")
-        pre = compile_steps(declared.preprocess, spec)
+        with about("preprocess"):
+            pre = compile_steps(declared.preprocess, spec)
         gives_text = spec.kind == "text" and not any(isinstance(step, ops.Tokenize) for step in declared.preprocess)
         if (port.datatype == "BYTES") != gives_text:
             raise ModelLoadError(
@@ -451,7 +454,8 @@ def _loaded_inputs(
             f"{what} has {len(runtime.inputs)} inputs, and {', '.join(map(repr, unfed))} get no data; feed each from "
             "an input of the bundle, or export the model so that its graph holds them as constants."
         )
-    check_needs([each.pre for each in inputs], needs)
+    with about("preprocess"):
+        check_needs([each.pre for each in inputs], needs)
     return tuple(inputs)
 
 
@@ -464,7 +468,8 @@ def _image_size(model: Model, runtime: Runtime) -> InputSize:
     if min(height, width) < 1:
         last = [step for step in image.preprocess if isinstance(step, ops.CenterCrop | ops.Resize)][-1:]
         if not last or isinstance(last[0], ops.CenterCrop):
-            raise ModelLoadError(f"Model '{model.id}' takes images of any size; add resize to its preprocessing.")
+            with about("preprocess"):
+                raise ModelLoadError(f"Model '{model.id}' takes images of any size; add resize to its preprocessing.")
         width, height = last[0].width, last[0].height
     return InputSize(width, height)
 
@@ -566,6 +571,8 @@ def _warm_up(loaded: LoadedModel) -> None:
     trial = loaded.trial_inputs()
     try:
         if trial is not None:
-            loaded.compute(loaded.prepare(trial))
+            with about("preprocess"):
+                rows = loaded.prepare(trial)
+            loaded.compute(rows)
     except (InferenceError, RequestError) as error:
         raise ModelLoadError(f"Model '{loaded.model.id}' fails on a trial run: {error}") from error

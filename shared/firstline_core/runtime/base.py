@@ -7,7 +7,7 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
-from firstline_core.errors import InvalidTensorError, ModelLoadError, did_you_mean
+from firstline_core.errors import InvalidTensorError, ModelLoadError, about, did_you_mean
 from firstline_core.types import Array, TensorSpec
 
 LOOP_LIMIT_S = 0.001
@@ -97,9 +97,10 @@ def pick_port(
         raise ModelLoadError(
             f"{what} has {len(specs)} {side}s, {names}; name one of them as `{side}` in the recipe or manifest."
         )
-    raise ModelLoadError(
-        f"{what} has no {side} '{name}'; it has {names}{did_you_mean(name, (spec.name for spec in specs))}"
-    )
+    with about(side):
+        raise ModelLoadError(
+            f"{what} has no {side} '{name}'; it has {names}{did_you_mean(name, (spec.name for spec in specs))}"
+        )
 
 
 def check_feeds(feeds: Feeds, inputs: Sequence[TensorSpec]) -> None:

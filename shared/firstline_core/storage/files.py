@@ -83,11 +83,13 @@ def read_limited(path: Path, limit_bytes: int) -> bytes:
 def read_text(path: Path, limit_bytes: int) -> str:
     """Returns the content of a text file that a person wrote: UTF-8, with or without a byte order mark.
 
+    Lines end with a line feed, whatever ends them in the file.
+
     Raises:
         OSError: see `read_limited`.
         UnicodeDecodeError: it is not UTF-8.
     """
-    return read_limited(path, limit_bytes).decode("utf-8-sig")
+    return read_limited(path, limit_bytes).decode("utf-8-sig").replace("\r\n", "\n")
 
 
 _ALIKE = 0.75  # of file names, which have little in common in one folder

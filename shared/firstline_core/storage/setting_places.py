@@ -10,9 +10,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from firstline_core.errors import ConfigError, FirstlineError
+import msgspec
 
-_KEY = re.compile(r"[a-z_]+(?:\[\d+\])?(?:\.[a-z_][\w-]*(?:\[\d+\])?)+")
+from firstline_core.errors import ConfigError, FirstlineError
+from firstline_core.storage import files
+
+FILE_LIMIT_BYTES = 1024 * 1024
+_SECTION = re.compile(r"(?<![\w./'\"-])[a-z_]+(?=[.\[])")
+_PLAIN_NAME = re.compile(r"[A-Za-z0-9_][\w-]*")
 ANY_NAME = "[...]"
 _PART = re.compile(rf"{re.escape(ANY_NAME)}|[^.\[\]]+")
 
@@ -45,17 +50,51 @@ class Sources:
         try:
             yield
         except ConfigError as error:
-            named = [path for key in _KEY.findall(error.message) if is_key(path := parts_of(key))]
+            named = self._named(error.message, is_key)
             given = next((where for path in named if (where := self._exact(path))), "")
             where = given or self._closest(named[0] if named else [])
             raise type(error)(f"{where}: {error.message}" if where else error.message) from error
 
+    def _named(self, message: str, is_key: Callable[[list[str]], bool]) -> list[list[str]]:
+        """Returns the settings that a message names; names in free tables are those that the sources have."""
+        found = []
+        for section in _SECTION.finditer(message):
+            path, rest = [section[0]], message[section.end() :]
+            while part := _next_part(rest, self._names(path)):
+                spelled_part, name = part
+                if not is_key([*path, name]):
+                    break
+                path, rest = [*path, name], rest[len(spelled_part) :]
+            if len(path) > 1 and is_key(path):
+                found.append(path)
+        return found
+
+    def _names(self, path: list[str]) -> set[str]:
+        """Returns the names that the sources have in a table."""
+        given = [(key.split("."), value) for key, value in self.overrides.items() if value is not None]
+        given += [(variable.removeprefix(self.prefix).lower().split("__"), text) for variable, text in self._variables]
+        given.append(([], _parsed(self._content)))
+        names: set[str] = set()
+        for key, value in given:
+            if key[: len(path)] == path and len(key) > len(path):
+                names.add(key[len(path)])
+            elif key == path[: len(key)]:
+                found = _value_at(value_of(value) if isinstance(value, str) else value, path[len(key) :])
+                names.update(found if isinstance(found, dict) else ())
+        return names
+
+    @property
+    def _variables(self) -> list[tuple[str, str]]:
+        return [(name, value) for name, value in self.environ.items() if name.startswith(self.prefix)]
+
     def _exact(self, path: list[str]) -> str:
         """Returns where a setting, or the section or list that contains it, is given; "" for a default."""
-        for key in (".".join(path[:length]) for length in range(len(path), 0, -1)):
+        for length in range(len(path), 0, -1):
+            key = ".".join(path[:length])
             if self.overrides.get(key) is not None:
                 return "the command line"
-            if (variable := self.prefix + key.replace(".", "__").upper()) in self.environ:
+            variable = self.prefix + key.replace(".", "__").upper()
+            if variable in self.environ and path[:length] == key.lower().split("."):
                 return f"the environment variable {variable}"
         return self._closest(path) if _defines(self._content, path) else ""
 
@@ -66,22 +105,85 @@ class Sources:
         return self.text
 
     def _closest(self, path: list[str]) -> str:
-        """Returns the line of a setting or of the closest table around it; the file alone if it has neither."""
-        return "" if self.file is None else f"{self.file}{line_of(self._content, path)}"
+        """Returns the line of a setting or of the closest table around it, or a variable of that table, or the file."""
+        line = line_of(self._content, path)
+        table = f"{self.prefix}{'__'.join(path[:-1]).upper()}__"
+        if not line and len(path) > 1:
+            if any(
+                key.startswith(f"{'.'.join(path[:-1])}.") for key, value in self.overrides.items() if value is not None
+            ):
+                return "the command line"
+            if variable := next((name for name in self.environ if name.startswith(table)), ""):
+                return f"the environment variable {variable}"
+        return "" if self.file is None else f"{self.file}{line}"
 
 
 @contextmanager
-def naming_key(file: Path, key: str) -> Iterator[None]:
-    """Adds the file, and a key with its line, to the error about a value in TOML; "" for the file alone."""
+def naming_key(file: Path, *keys: str | list[str]) -> Iterator[None]:
+    """Adds the file, and a key with its line, to the error about a value in TOML; "" for the file alone.
+
+    Args:
+        file: that has the value.
+        keys: as `spelled`, or in parts if names may have dots; of several, the first that the file has or the last.
+    """
     try:
         yield
     except FirstlineError as error:
-        place = f"{file}{line_of(_content(file), parts_of(key))}"
+        text = _content(file)
+        paths = [parts_of(key) if isinstance(key, str) else key for key in keys]
+        path = next((path for path in paths if _defines(text, path)), paths[-1])
+        place, key = f"{file}{line_of(text, path)}", spelled(path)
         raise type(error)(f"{place}, '{key}': {error.message}" if key else f"{place}: {error.message}") from error
 
 
 def _content(file: Path) -> str:
-    return file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
+    """Returns the text of a file; "" if it cannot be read, which has an error of its own."""
+    try:
+        return files.read_text(file, FILE_LIMIT_BYTES)
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
+def _parsed(text: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+
+
+def value_of(text: str) -> object:
+    """Returns the value of a variable: parsed JSON for lists and tables, otherwise the text."""
+    if text.startswith(("[", "{")):
+        try:
+            found: object = msgspec.json.decode(text)
+        except (msgspec.DecodeError, RecursionError):
+            return text
+        return found
+    return text
+
+
+def _value_at(value: Any, path: list[str]) -> Any:
+    """Returns the value at a path; None if there is none."""
+    try:
+        for part in path:
+            value = value[int(part)] if isinstance(value, list) else value[part]
+    except (LookupError, TypeError, ValueError):
+        return None
+    return value
+
+
+def _next_part(rest: str, names: set[str]) -> tuple[str, str] | None:
+    """Returns the next part of a key at the start of a text, as it is spelled there and as it is; None at its end."""
+    if number := re.match(r"\[(\d+)\]", rest):
+        return number[0], number[1]
+    if not rest.startswith("."):
+        return None
+    for name in sorted(names, key=len, reverse=True):
+        for spelled_name in (f".{name}", f'."{name}"'):
+            if rest.startswith(spelled_name) and not re.match(r"[\w-]", rest[len(spelled_name) :]):
+                return spelled_name, name
+    plain = _PLAIN_NAME.match(rest, 1)
+    return (f".{plain[0]}", plain[0]) if plain else None
 
 
 def parts_of(path: str | None) -> list[str]:
@@ -90,8 +192,16 @@ def parts_of(path: str | None) -> list[str]:
 
 
 def spelled(path: list[str]) -> str:
-    """Returns a key as a person names it, such as "links[0].url"."""
-    return ".".join(path[:1]) + "".join(f"[{part}]" if part.isdigit() else f".{part}" for part in path[1:])
+    """Returns a key as a person names it, such as "links[0].url", and with quotes where TOML needs them."""
+    return "".join(
+        f"[{part}]" if number and part.isdigit() else f"{'.' if number else ''}{quoted(part)}"
+        for number, part in enumerate(path)
+    )
+
+
+def quoted(name: str) -> str:
+    """Returns a name in a key, with quotes where TOML needs them."""
+    return name if name == ANY_NAME or re.fullmatch(r"[\w-]+", name, re.ASCII) else f'"{name}"'
 
 
 def line_of(text: str, path: list[str]) -> str:
@@ -116,15 +226,10 @@ def line_of(text: str, path: list[str]) -> str:
 
 def _defines(text: str, path: list[str]) -> bool | None:
     """Returns whether TOML text, which may end within a list, has a key; None where it ends within another value."""
-    for ending in ("", "]"):
+    for ending in ("", "\n]"):  # of its own line: a comment may end the text
         try:
-            found: Any = tomllib.loads(text + ending)
+            found = tomllib.loads(text + ending)
         except (ValueError, RecursionError):
             continue
-        try:
-            for part in path:
-                found = found[int(part)] if isinstance(found, list) else found[part]
-        except (LookupError, TypeError, ValueError):
-            return False
-        return True
+        return _value_at(found, path) is not None
     return None

@@ -22,11 +22,18 @@ from msgspec import Meta
 
 from firstline_core.errors import NAME_CHARACTERS, NAME_RULE, ConfigError, did_you_mean, similar_name
 from firstline_core.storage import files
-from firstline_core.storage.setting_places import ANY_NAME, Sources, line_of, parts_of, spelled
+from firstline_core.storage.setting_places import (
+    ANY_NAME,
+    FILE_LIMIT_BYTES,
+    Sources,
+    line_of,
+    parts_of,
+    spelled,
+    value_of,
+)
 
 T = TypeVar("T", bound=msgspec.Struct)
 
-_FILE_LIMIT_BYTES = 1024 * 1024
 _UNKNOWN = re.compile(r"Object contains unknown field `(?P<key>[^`]*)`(?: - at `(?P<path>[^`]*)`)?")
 _MISSING = re.compile(r"Object missing required field `(?P<key>[^`]*)`(?: - at `(?P<path>[^`]*)`)?")
 _INVALID = re.compile(r"(?P<what>.*?)(?: - at `(?P<path>[^`]*)`)?$", re.DOTALL)
@@ -88,12 +95,12 @@ def load(
         if "." not in key and key not in known:
             ignored.append(variable)
             continue
-        _set(values, key.split("."), _from_text(value), variable)
+        _set(values, key.split("."), value_of(value), variable)
         _convert(cls, values, text="", where=f"the environment variable {variable}", of_text=True)
     _warn_about_ignored(ignored, known, prefix, warn)
     for dotted, flag_value in (overrides or {}).items():
         if flag_value is not None:
-            parsed = _from_text(flag_value) if isinstance(flag_value, str) else flag_value
+            parsed = value_of(flag_value) if isinstance(flag_value, str) else flag_value
             _set(values, dotted.split("."), parsed, dotted)
             _convert(cls, values, text="", where="the command line", of_text=isinstance(flag_value, str))
     return _convert(cls, values, text=text, where=str(file or "the defaults"))
@@ -194,7 +201,7 @@ def read_text(file: Path) -> str:
         ConfigError: it is missing, too large, not text, or cannot be read.
     """
     try:
-        return files.read_text(file, _FILE_LIMIT_BYTES)
+        return files.read_text(file, FILE_LIMIT_BYTES)
     except FileNotFoundError as error:
         raise ConfigError(f"There is no configuration file {file}; create it or name another with --config.") from error
     except (OSError, UnicodeDecodeError) as error:
@@ -473,17 +480,6 @@ def _suggest(key: str, known: list[str], table: str) -> str:
     if close := similar_name(key, known):
         return f"; did you mean '{table}{close}'?"
     return f"; delete it, or use one of {', '.join(known)}." if known else "."
-
-
-def _from_text(value: str) -> object:
-    """Returns the value of a variable: parsed JSON for lists and tables, otherwise the text."""
-    if value[:1] in "[{" and value:
-        try:
-            found: object = msgspec.json.decode(value)
-            return found
-        except (msgspec.DecodeError, RecursionError):
-            return value
-    return value
 
 
 def _set(values: dict[str, Any], path: list[str], value: object, source: str) -> None:

@@ -63,6 +63,13 @@ def test_a_byte_order_mark_is_not_part_of_the_text(tmp_path: Path) -> None:
     assert load(Settings, file=file).api.port == 1
 
 
+@pytest.mark.parametrize("start", [b"", b"\xef\xbb\xbf"])
+def test_a_file_of_windows_has_lines(tmp_path: Path, start: bytes) -> None:
+    (tmp_path / "c.toml").write_bytes(start + b'[api]\r\nhost = "::1"\r\nprot = 1\r\n')
+    with pytest.raises(ConfigError, match=r"c\.toml:3 has an unknown key 'api\.prot'; did you mean 'api\.port'"):
+        load(Settings, file=tmp_path / "c.toml")
+
+
 def test_lists_in_the_environment_are_json() -> None:
     settings = load(Settings, environ={"X_LINKS": '[{"kind": "http", "url": "u"}]'}, prefix="X_")
     assert settings.links == (Link(kind="http", url="u"),)

@@ -346,7 +346,10 @@ def test_one_of_several_outputs_must_be_named(tmp_path: Path) -> None:
         ),
         ({"labels": ("one",)}, "at least two labels"),
         ({"edge": (), "full": None}, "needs a model"),
-        ({"edge": (replace(_model("edge.onnx"), id="x"), replace(_model("edge.tflite"), id="x"))}, "ids must differ"),
+        (
+            {"edge": (replace(_model("edge.onnx"), id="x"), replace(_model("edge.tflite"), id="x"))},
+            "give one of them",
+        ),
         ({"edge": (_model("absent.onnx"),)}, "absent.onnx cannot be read"),
         ({"full": ModelSpec(Path(__file__))}, "neither .onnx nor a TFLite file"),
         ({"full": ModelSpec(_DIGITS / "artefacts/full.onnx", (Path("gone.onnx"),))}, "gone.onnx cannot be read"),
