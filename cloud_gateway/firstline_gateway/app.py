@@ -246,6 +246,7 @@ class Gateway:
             clock=clock,
             service=service,
             on_desired=desired_changed.set,
+            monitors=self.contracts.monitors,
             wants_answers=any("answers" in each.events for each in settings.webhooks.values()),
             delete_with_device=(profile_records.delete_device,),
         )

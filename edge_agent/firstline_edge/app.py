@@ -246,6 +246,7 @@ class EdgeAgent:
             self._counts = FleetCounts(
                 self.models,
                 lambda device_model: self.certificates.of(device_model).alarmed,
+                self.certificates.alarm_of,
                 escalation_mj(settings, self._usable.names),
             )
         self.recorder = Recorder(

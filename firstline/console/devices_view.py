@@ -210,7 +210,7 @@ def _low(share: float) -> Tone:
 
 
 def broken(device: FleetDevice, contracts: ContractStates) -> frozenset[str]:
-    """Returns the models, with version, whose promise is broken by the device's own audits."""
+    """Returns the models, with version, whose contract has an alarm on the device."""
     counts = device.latest.models if device.latest is not None else ()
     reported = {f"{model.name} {model.version}" for model in counts if model.alarm}
     said = {f"{one.bundle} {one.version}" for one in contracts.lasting_alarms if one.device == device.name}

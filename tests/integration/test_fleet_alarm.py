@@ -22,12 +22,15 @@ from support.waiting import until
 from bench.support.bundles import model, with_certificate, write_manifest
 from bench.support.onnx_models import linear
 from firstline_core.clock import SYSTEM_CLOCK
+from firstline_core.fleet.selector import parse_selector
 from firstline_core.ids import new_request_id
 from firstline_core.processing.steps import InputSpec, Softmax
 from firstline_core.types import InferRequest, InferResponse, Privacy, Reason, Status, Tensor
 from firstline_edge.app import EdgeAgent
 from firstline_edge.outbox.outbox import OutboxItem
+from firstline_gateway import audit_log
 from firstline_gateway.fleet import alarms
+from firstline_gateway.fleet.devices import Filter
 
 DEVICES = 4
 # A device alone would need 400 times the evidence that the fleet needs.
@@ -187,6 +190,27 @@ async def test_an_alarm_of_the_fleet_reaches_its_devices(tmp_path: Path, broker:
         assert fleet.contract(fleet.agents[0])["alarm"]
 
 
+async def test_an_alarm_of_the_fleet_is_no_alarm_of_its_devices(tmp_path: Path) -> None:
+    async with Fleet(tmp_path, fleet__enabled=True, fleet__telemetry_s=0.1) as fleet, fleet.operator() as operator:
+        await alarmed_fleet(fleet)
+        devices = fleet.gateway.fleet
+
+        async def told() -> bool:
+            found = (await devices.page("", 10, Filter(parse_selector("")))).devices
+            latest = [(await devices.device(one.name)).latest for one in found]
+            return len(found) == DEVICES and all(
+                one is not None and any(model.alarm for model in one.models) for one in latest
+            )
+
+        await until(told)
+        for agent in fleet.agents:
+            await fleet.escalate(agent)
+        await fleet.gateway.contracts.refreshed()
+        assert await device_alarms(operator) == []
+        with fleet.gateway.store.database.reading() as connection:
+            assert audit_log.page(connection, audit_log.Wanted(action=alarms.DEVICE_ALARM), 10) == []
+
+
 class IndependentDevices(Fleet):
     """Two devices that go by their own audits: the gateway's alarm is out of reach."""
 
@@ -238,13 +262,15 @@ async def test_a_devices_own_alarm_reaches_the_gateway(tmp_path: Path, broker: B
         await fleet.gateway.contracts.refreshed()
         digest = dirty.models.find("small", "").manifest.full_digest
         row = Tensor("x", np.array([[0.01, 1]], np.float32))
-        waited = InferRequest("small", (row,), new_request_id(), version="1", full_model_digest=digest)
-        await dirty.outbox.put(
-            OutboxItem(waited, (0,), response(waited, Status.PROVISIONAL, classes=2), SYSTEM_CLOCK.wall_s())
-        )
 
-        await until(lambda: not dirty.outbox.depth)
-        await until(lambda: [alarm.device for alarm in fleet.gateway.contracts.device_alarms()] == ["cam0"])
+        async def shown() -> bool:  # the gateway notes what a device says every 5 s
+            waited = InferRequest("small", (row,), new_request_id(), version="1", full_model_digest=digest)
+            provisional = response(waited, Status.PROVISIONAL, classes=2)
+            await dirty.outbox.put(OutboxItem(waited, (0,), provisional, SYSTEM_CLOCK.wall_s()))
+            await until(lambda: not dirty.outbox.depth)
+            return [alarm.device for alarm in fleet.gateway.contracts.device_alarms()] == ["cam0"]
+
+        await until(shown)
 
 
 async def test_a_device_that_lost_its_state_ends_its_alarm(tmp_path: Path) -> None:

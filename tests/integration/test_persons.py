@@ -148,7 +148,8 @@ async def test_names_of_other_devices_are_left_out(site: Site) -> None:
         await site.ask(None, "PUT", profile_path("digits", 1, name), msgspec.to_builtins(measured))
         with site.gateway.store.database.begin() as connection:
             records.add_audit(connection, name, name, [(pool_of(1), True)], service_s=0.0)
-            alarms.Report(name, ModelKey("digits", 3), 1.0, 0.0).raised(connection, ContractAlarm(KEY.edge_digest))
+            alarm = ContractAlarm(KEY.edge_digest)
+            alarms.take_request(connection, name, ModelKey("digits", 3), alarm, now_s=1.0, service_s=0.0)
     for who, seen in ((None, names), (person(Role.VIEWER, "site=kiel"), ["cam-1"])):
         profiles = (await site.ask(who, "GET", PROFILES_PATH)).json()["profiles"]
         assert [one["machine"] for one in profiles] == seen

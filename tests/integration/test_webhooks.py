@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 
 import httpx
+from msgspec.structs import replace
 from support.agent import edge_settings
 from support.broker import Broker
 from support.commands import firstline
@@ -21,7 +22,7 @@ from support.webhook_receiver import receiver, secret_file
 
 from firstline_core.fleet.telemetry import ModelCounts, Telemetry
 from firstline_core.protocol.enrolment import ENROL_PATH, parse_join_token
-from firstline_core.types import Privacy, Status
+from firstline_core.types import ContractAlarm, Privacy, Status
 from firstline_edge.app import EdgeAgent
 from firstline_edge.outbox.database import Receiver
 from firstline_gateway.commands import status
@@ -151,7 +152,7 @@ async def test_replicas_and_a_restarted_gateway_know_a_devices_alarm(store_setti
                 for url in (one, other, one):
                     sent = await client.post(f"{url}/v2/models/digits/infer", json=request, headers=device)
                     assert sent.status_code == 200, sent.text
-                counts = (ModelCounts("digits", 1, alarm=True),)
+                counts = (ModelCounts("digits", 1, alarm=True, device_alarm=ContractAlarm(digest)),)
                 await second.fleet.take_telemetry("cam", Telemetry("s", 1, models=counts))
                 assert await shown(one) == await shown(other) == [("cam", digest, None)]
                 await until(lambda: found.messages)
@@ -169,8 +170,9 @@ async def test_an_alarm_that_a_device_raises_reaches_its_receiver_once(tmp_path:
     with receiver() as found:
         webhook = {"url": found.url, "events": ["alarms"], "secret_file": secret_file(tmp_path)}
         async with serving_gateway(tmp_path, webhooks={"ops": webhook}) as (gateway, _):
-            for sequence, alarm in enumerate((False, True, True), start=1):
-                counts = (ModelCounts("digits", 3, audited=9, disagreed=4, alarm=alarm), ModelCounts("words", 1))
+            for sequence, alarm in enumerate((None, ContractAlarm("a" * 64), ContractAlarm("a" * 64)), start=1):
+                counted = ModelCounts("digits", 1, audited=9, disagreed=4, device_alarm=alarm)
+                counts = (counted, replace(counted, version=99), ModelCounts("words", 1))
                 await gateway.fleet.take_telemetry("cam", Telemetry("s", sequence, models=counts))
             await gateway.fleet.take_telemetry("cam", Telemetry("another", 1, models=counts))
             await gateway.fleet.take_telemetry("door", Telemetry("s", 1, models=counts))
@@ -178,4 +180,4 @@ async def test_an_alarm_that_a_device_raises_reaches_its_receiver_once(tmp_path:
     assert found.types == 2 * ["contract.device_alarm"]
     assert [each["data"]["subject"] for each in found.messages] == ["device:cam", "device:door"]
     details = found.messages[0]["data"]["details"]
-    assert details == {"model": "digits", "version": 3, "audits": 9, "disagreements": 4}
+    assert details == {"model": "digits", "version": 1, "event": "", "audits": 9, "disagreements": 4}

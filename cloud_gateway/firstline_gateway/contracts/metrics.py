@@ -105,8 +105,6 @@ def _events(pools: Callable[[], Sequence[Pool]], read: Callable[[Pool], float]) 
 
 
 def _alarming_devices(alarms: Sequence[DeviceAlarm]) -> _Values:
-    found: _Values = {}
-    for alarm in alarms:  # 0 for those that ended
-        labels = alarm.model.name, str(alarm.model.version)
-        found[labels] = found.get(labels, 0.0) + (alarm.ended_s is None)
-    return found
+    lasting = {(alarm.model, alarm.device) for alarm in alarms if alarm.ended_s is None}
+    found = Counter(model for model, _ in lasting)
+    return {(model.name, str(model.version)): float(devices) for model, devices in found.items()}

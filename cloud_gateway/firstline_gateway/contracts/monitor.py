@@ -13,6 +13,7 @@ import asyncio
 import threading
 from collections.abc import Iterable
 from concurrent.futures import Future
+from contextlib import suppress
 from functools import partial
 
 from sqlalchemy import Connection
@@ -44,10 +45,13 @@ log = logger(__name__)
 
 _WAITING = 1024
 _REPEAT_S = 600.0  # until a device's alarm is stored again, so that it does not expire
+_RETRY_S = 5.0  # between the writes about one device's alarm of one version, whatever its requests say
 _OTHER_CERTIFICATE = "Its device has another certificate than the bundle here; bring both tiers to the same bundle."
 _BEHIND = f"{_WAITING} audits wait for the store; give it a faster disk."
 
 _Stored = tuple[list[Pool], dict[ModelKey, float], dict[PoolKey, int], list[DeviceAlarm]]
+_Alarms = dict[tuple[str, ModelKey], dict[str, DeviceAlarm]]
+"""The alarms of each device about each version, by edge variant. They are replaced, never changed in place."""
 
 
 class ContractMonitor:
@@ -86,7 +90,7 @@ class ContractMonitor:
             self._device_alarms = _by_device(alarms.listed(connection, service.now_s()))
         self._alarms: dict[ModelKey, dict[str, str]] = {}  # the broken event of each edge variant that alarms
         self._activity = DeviceActivity()
-        self._storing: set[tuple[str, ModelKey]] = set()  # the devices and versions whose report is being stored
+        self._tried: dict[tuple[str, ModelKey], float] = {}  # service time of the writes of the last _RETRY_S, in order
         self._logged: set[tuple[ModelKey, Skipped]] = set()  # errors that are logged already
         self._promising: dict[ModelKey, tuple[Manifest, bool]] = {}  # whether audits can test anything of a version
         self._note_alarms()
@@ -151,8 +155,13 @@ class ContractMonitor:
         return self._activity.active_devices([model], self._clock.monotonic_s())
 
     def device_alarms(self) -> list[DeviceAlarm]:
-        """Returns the alarms of devices as of the latest refresh; see `alarms.listed`."""
-        return list(self._device_alarms.values())
+        """Returns the alarms of devices as of the latest refresh, by rank; see `alarms.listed`."""
+        found = [alarm for by_variant in list(self._device_alarms.values()) for alarm in by_variant.values()]
+        return sorted(found, key=lambda alarm: alarm.rank)
+
+    def monitors(self, model: ModelKey) -> bool:
+        """Returns whether this gateway serves a version, or counts its audits."""
+        return model in self._repository.models or any(model_of(key) == model for key in self._pools)
 
     def quotas(self) -> dict[ModelKey, float]:
         """Returns the operators' quotas, in escalations per hour of all devices together."""
@@ -249,36 +258,41 @@ class ContractMonitor:
         return self._store.submit_then(lambda connection: records.set_quota(connection, model, per_hour), note)
 
     def _note_device_alarm(self, device: str, model: ModelKey, alarm: ContractAlarm | None) -> None:
-        """Stores the beginning of a device's alarm, its end, and from time to time that it lasts."""
+        """Stores the beginning of a device's alarm, its end, and from time to time that it lasts.
+
+        A failed write is not logged here: the store logs it once, and the device's next requests try again.
+        """
         key, now_s = (device, model), self._service.now_s()
-        known = self._device_alarms.get(key)
+        known = self._device_alarms.get(key, {})
         if alarm is None:
-            is_stored = known is None or known.ended_s is not None
+            is_stored = all(each.ended_s is not None for each in known.values())
         else:
-            is_stored = known is not None and known.repeats(alarm) and now_s - known.service_s < _REPEAT_S
-        if is_stored or key in self._storing:
+            found = known.get(alarm.edge_digest)
+            is_stored = found is not None and found.repeats(alarm) and now_s - found.service_s < _REPEAT_S
+        if is_stored or not self._may_try(key, now_s):
             return
-        report = alarms.Report(device, model, self._clock.wall_s(), now_s)
+        wall_s = self._clock.wall_s()
 
-        def store(connection: Connection) -> alarms.Change:
-            return report.ended(connection) if alarm is None else report.raised(connection, alarm, event=alarm.event)
+        def store(connection: Connection) -> list[alarms.Change]:
+            return alarms.take_request(connection, device, model, alarm, now_s=wall_s, service_s=now_s)
 
-        def note(change: alarms.Change) -> None:
-            if change.alarm is not None:
-                self._device_alarms[key] = change.alarm
-            change.log()
+        def note(changes: list[alarms.Change]) -> None:
+            changed = {change.alarm.edge_digest: change.alarm for change in changes}
+            self._device_alarms[key] = self._device_alarms.get(key, {}) | changed
+            for change in changes:
+                change.log()
 
-        def done(storing: Future[None]) -> None:
-            self._storing.discard(key)
-            if (error := storing.exception()) is not None:
-                log.warning("device alarm not stored yet", device=device, error=str(error))
+        with suppress(CapacityError):
+            self._store.submit_then(store, note)
 
-        self._storing.add(key)
-        try:
-            self._store.submit_then(store, note).add_done_callback(done)
-        except CapacityError as error:
-            self._storing.discard(key)
-            log.warning("device alarm not stored yet", device=device, error=error.message)
+    def _may_try(self, key: tuple[str, ModelKey], now_s: float) -> bool:
+        """Returns whether nothing about this alarm was written in the last `_RETRY_S`; notes that it is written now."""
+        while self._tried and now_s - next(iter(self._tried.values())) >= _RETRY_S:
+            del self._tried[next(iter(self._tried))]
+        if key in self._tried:
+            return False
+        self._tried[key] = now_s
+        return True
 
     def _take(self, one: Audit) -> None:
         def failed(counting: Future[None]) -> None:
@@ -348,8 +362,11 @@ class ContractMonitor:
         return known[1]
 
 
-def _by_device(listed: Iterable[DeviceAlarm]) -> dict[tuple[str, ModelKey], DeviceAlarm]:
-    return {(alarm.device, alarm.model): alarm for alarm in listed}
+def _by_device(listed: Iterable[DeviceAlarm]) -> _Alarms:
+    found: _Alarms = {}
+    for alarm in listed:
+        found.setdefault((alarm.device, alarm.model), {})[alarm.edge_digest] = alarm
+    return found
 
 
 def _losses(task: Task, keys: Iterable[PoolKey], edge: Arrays, full: Arrays) -> dict[PoolKey, float]:

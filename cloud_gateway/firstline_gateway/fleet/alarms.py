@@ -2,14 +2,18 @@
 
 They are shown, and change nothing for other devices: a single bad lens, or a liar, must not alarm a fleet. A device
 repeats its alarm with each request and with its telemetry. Its first report adds an entry to the audit log, which is
-also the message of webhooks: replicas that share a store add one.
+also the message of webhooks: replicas that share a store add one. A device that switches between variants has an alarm
+for each variant whose promise is broken.
+
+Transactions lock a device's alarms in the order of their key, and the audit log after them.
 
 `since_s`, `last_s` and `ended_s` are wall time, to be shown. Alarms age by `service_s`, the store's own clock.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import NamedTuple
 
@@ -21,7 +25,7 @@ from firstline_core.types import ContractAlarm, ModelKey
 from firstline_gateway import audit_log
 from firstline_gateway.identity.enrolment import revoked_devices
 from firstline_gateway.identity.principals import UNAUTHENTICATED
-from firstline_gateway.store.schema import METADATA, insert
+from firstline_gateway.store.schema import METADATA, insert, upsert
 
 DEVICE_ALARM = "contract.device_alarm"
 """Action of the audit log's entry about an alarm that a device raised."""
@@ -39,7 +43,7 @@ ALARMS = sa.Table(
     sa.Column("device", sa.Text, primary_key=True),
     sa.Column("bundle", sa.Text, primary_key=True),
     sa.Column("version", sa.BigInteger, primary_key=True, autoincrement=False),
-    sa.Column("edge_digest", sa.Text, nullable=False),
+    sa.Column("edge_digest", sa.Text, primary_key=True),
     sa.Column("event", sa.Text, nullable=False),
     sa.Column("since_s", sa.Double, nullable=False),
     sa.Column("last_s", sa.Double, nullable=False),
@@ -54,14 +58,14 @@ log = logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class DeviceAlarm:
-    """The alarm that one device reports for one version's promise.
+    """The alarm that one device reports for the promise of one edge variant.
 
     Attributes:
         device: that reports it.
         bundle: name of the model.
         version: of the model.
-        edge_digest: of the edge variant whose promise is broken; "" if only telemetry reports it, which has none.
-        event: whose promise is broken; "" for the promise about all rows, and if only telemetry reports it.
+        edge_digest: of the edge variant whose promise is broken.
+        event: whose promise is broken; "" for the promise about all rows.
         since_s: wall time of the first report.
         last_s: wall time of the latest report.
         ended_s: wall time of the first report without the alarm; None while it lasts.
@@ -84,30 +88,30 @@ class DeviceAlarm:
         return ModelKey(self.bundle, self.version)
 
     @property
-    def cause(self) -> tuple[str, str]:
-        """The edge variant's digest and the event."""
-        return self.edge_digest, self.event
+    def rank(self) -> tuple[bool, float, str, str]:
+        """Its place in lists: lasting alarms come first, then those that ended; the latest to begin first."""
+        return self.ended_s is not None, -self.since_s, self.device, self.edge_digest
 
     def repeats(self, alarm: ContractAlarm) -> bool:
-        """Returns whether a request reports this alarm again."""
-        return self.ended_s is None and self.cause == (alarm.edge_digest, _event(alarm))
+        """Returns whether a device reports this alarm again."""
+        return self.ended_s is None and (self.edge_digest, self.event) == (alarm.edge_digest, _event(alarm))
 
 
 class Change(NamedTuple):
     """What a report changed.
 
     Attributes:
-        alarm: after the report; None if there is none.
+        alarm: after the report.
         has_changed: whether it has begun or ended.
     """
 
-    alarm: DeviceAlarm | None
+    alarm: DeviceAlarm
     has_changed: bool
 
     def log(self) -> None:
         """Logs an alarm that has begun or ended."""
         alarm, has_changed = self
-        if alarm is None or not has_changed:
+        if not has_changed:
             return
         fields = {
             "device": alarm.device,
@@ -123,7 +127,7 @@ class Change(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class _Report:
     """A device's report about one version, at a wall time and a time of service."""
 
     device: str
@@ -131,73 +135,85 @@ class Report:
     now_s: float
     service_s: float
 
-    def raised(self, connection: sa.Connection, alarm: ContractAlarm | None, **details: object) -> Change:
-        """Stores that the alarm is active; if it returns shortly after its end, it is the same alarm.
+    def raised(self, connection: sa.Connection, alarm: ContractAlarm) -> list[Change]:
+        """Stores that an alarm is active; if it returns shortly after its end, it is the same alarm.
 
-        Args:
-            connection: of the caller's transaction.
-            alarm: as a request reports it; None from telemetry.
-            details: of the entry in the audit log.
+        Returns:
+            The change; none if the device has too many alarms.
         """
-        before = self._locked(connection)
-        edge_digest, event = before.cause if before is not None else ("", "")
-        if alarm is not None:
-            edge_digest, event = alarm.edge_digest, _event(alarm)
-        is_same = before is not None and self._is_same(before, edge_digest)
+        before = next(iter(self._locked(connection, _A.edge_digest == alarm.edge_digest)), None)
+        is_same = before is not None and (before.ended_s is None or self.service_s - before.service_s < _SETTLED_S)
         found = DeviceAlarm(
             self.device,
             *self.model,
-            edge_digest,
-            event,
+            alarm.edge_digest,
+            _event(alarm),
             since_s=before.since_s if before is not None and is_same else self.now_s,
             last_s=self.now_s,
             ended_s=None,
             service_s=self.service_s,
         )
         if before is not None:
-            connection.execute(sa.update(ALARMS).where(*self._key).values(asdict(found)))
+            upsert(connection, ALARMS, asdict(found))
         elif not self._has_room(connection):
-            return Change(None, has_changed=False)
+            return []
         else:
             added = insert(connection, ALARMS).values(asdict(found)).on_conflict_do_nothing().returning(_A.device)
             is_same = connection.execute(added).first() is None  # another replica has added it at this moment
-        if not is_same:
-            self._enter(connection, details)
-        return Change(found, has_changed=not is_same)
+        return [Change(found, has_changed=not is_same)]
 
-    def ended(self, connection: sa.Connection) -> Change:
-        """Stores that no alarm is active."""
-        before = self._locked(connection)
-        if before is None or before.ended_s is not None:
-            return Change(before, has_changed=False)
-        found = replace(before, last_s=self.now_s, ended_s=self.now_s, service_s=self.service_s)
-        connection.execute(sa.update(ALARMS).where(*self._key).values(asdict(found)))
-        return Change(found, has_changed=True)
+    def ended(self, connection: sa.Connection, before_s: float = math.inf) -> list[Change]:
+        """Stores that no alarm of the version is active.
 
-    @property
-    def _key(self) -> tuple[sa.ColumnElement[bool], ...]:
-        return _A.device == self.device, _A.bundle == self.model.name, _A.version == self.model.version
+        Args:
+            connection: of the caller's transaction.
+            before_s: time of service; alarms that were reported later last.
+        """
+        changes = []
+        for before in self._locked(connection, _A.ended_s.is_(None), _A.service_s <= before_s):
+            found = replace(before, last_s=self.now_s, ended_s=self.now_s, service_s=self.service_s)
+            upsert(connection, ALARMS, asdict(found))
+            changes.append(Change(found, has_changed=True))
+        return changes
 
-    def _locked(self, connection: sa.Connection) -> DeviceAlarm | None:
-        row = connection.execute(sa.select(*_COLUMNS).where(*self._key).with_for_update()).one_or_none()
-        return None if row is None else DeviceAlarm(*row)
-
-    def _is_same(self, before: DeviceAlarm, edge_digest: str) -> bool:
-        lasts = before.ended_s is None or self.service_s - before.service_s < _SETTLED_S
-        return lasts and before.edge_digest in ("", edge_digest)
+    def _locked(self, connection: sa.Connection, *which: sa.ColumnElement[bool]) -> list[DeviceAlarm]:
+        mine = _A.device == self.device, _A.bundle == self.model.name, _A.version == self.model.version
+        query = sa.select(*_COLUMNS).where(*mine, *which).order_by(_A.edge_digest).with_for_update()
+        return [DeviceAlarm(*row) for row in connection.execute(query)]
 
     def _has_room(self, connection: sa.Connection) -> bool:
         query = sa.select(sa.func.count()).where(_A.device == self.device)
         return bool(connection.execute(query).scalar_one() < _ALARMS)
 
-    def _enter(self, connection: sa.Connection, details: dict[str, object]) -> None:
-        if self.device == UNAUTHENTICATED:  # whose alarm it is, is unknown
-            return
-        subject = f"device:{self.device}"
-        wanted = audit_log.Wanted(subject=subject, action=DEVICE_ALARM, since_s=self.now_s - _DAY_S)
-        if len(audit_log.page(connection, wanted, _ENTRIES_A_DAY)) < _ENTRIES_A_DAY:
-            found = {"model": self.model.name, "version": self.model.version, **details}
-            audit_log.add(connection, self.now_s, "rule:contract", DEVICE_ALARM, subject, **found)
+
+def take_request(
+    connection: sa.Connection,
+    device: str,
+    model: ModelKey,
+    alarm: ContractAlarm | None,
+    *,
+    now_s: float,
+    service_s: float,
+) -> list[Change]:
+    """Stores the alarm that a request reports, or the end of the version's alarms.
+
+    Args:
+        connection: of the caller's transaction.
+        device: that sent the request.
+        model: of the request.
+        alarm: of the request.
+        now_s: wall time.
+        service_s: time of service.
+
+    Returns:
+        What that changed.
+    """
+    report = _Report(device, model, now_s, service_s)
+    if alarm is None:
+        return report.ended(connection)
+    changes = report.raised(connection, alarm)
+    _enter(connection, changes, {})
+    return changes
 
 
 def take_telemetry(
@@ -215,30 +231,43 @@ def take_telemetry(
     Returns:
         What that changed.
     """
-    query = sa.select(*_COLUMNS).where(_A.device == device, _A.ended_s.is_(None))
-    lasting = {alarm.model: alarm for alarm in (DeviceAlarm(*row) for row in connection.execute(query))}
-    changes = []
-    for each in counts:
+    query = sa.select(_A.bundle, _A.version).where(_A.device == device, _A.ended_s.is_(None))
+    lasting = {ModelKey(*row) for row in connection.execute(query)}
+    changes: list[Change] = []
+    details: dict[ModelKey, dict[str, int]] = {}
+    for each in sorted(counts, key=lambda each: (each.name, each.version)):
         model = ModelKey(each.name, each.version)
-        report = Report(device, model, now_s, service_s)
-        if each.alarm:
-            changes.append(report.raised(connection, None, audits=each.audited, disagreements=each.disagreed))
-        elif model in lasting and service_s - lasting[model].service_s >= _SETTLED_S:
-            changes.append(report.ended(connection))
+        report = _Report(device, model, now_s, service_s)
+        if each.device_alarm is not None:
+            changes += report.raised(connection, each.device_alarm)
+            details[model] = {"audits": each.audited, "disagreements": each.disagreed}
+        elif model in lasting:  # the telemetry may be from before an alarm that was reported since
+            changes += report.ended(connection, service_s - _SETTLED_S)
+    _enter(connection, changes, details)
     return changes
 
 
+def _enter(connection: sa.Connection, changes: Iterable[Change], details: Mapping[ModelKey, Mapping[str, int]]) -> None:
+    """Adds the alarms that have begun to the audit log."""
+    for alarm, has_changed in changes:
+        # Whose alarm it is without authentication, is unknown.
+        if not has_changed or alarm.ended_s is not None or alarm.device == UNAUTHENTICATED:
+            continue
+        subject = f"device:{alarm.device}"
+        wanted = audit_log.Wanted(subject=subject, action=DEVICE_ALARM, since_s=alarm.last_s - _DAY_S)
+        if len(audit_log.page(connection, wanted, _ENTRIES_A_DAY)) < _ENTRIES_A_DAY:
+            found = {"model": alarm.bundle, "version": alarm.version, "event": alarm.event}
+            found |= details.get(alarm.model, {})
+            audit_log.add(connection, alarm.last_s, "rule:contract", DEVICE_ALARM, subject, **found)
+
+
 def listed(connection: sa.Connection, service_s: float) -> list[DeviceAlarm]:
-    """Returns lasting alarms, then those that ended, the latest to begin first.
+    """Returns the alarms by rank.
 
     Alarms without a report for a day are left out, and those of revoked devices, which were taken away on purpose.
     """
-    query = (
-        sa.select(*_COLUMNS)
-        .where(_A.service_s > service_s - _DAY_S)
-        .order_by(_A.ended_s.is_not(None), _A.since_s.desc(), _A.device)
-    )
-    found = [DeviceAlarm(*row) for row in connection.execute(query)]
+    query = sa.select(*_COLUMNS).where(_A.service_s > service_s - _DAY_S)
+    found = sorted((DeviceAlarm(*row) for row in connection.execute(query)), key=lambda alarm: alarm.rank)
     revoked = revoked_devices(connection) if found else ()
     return [alarm for alarm in found if alarm.device not in revoked]
 

@@ -19,6 +19,7 @@ from firstline_core.fleet.selector import Selector
 from firstline_core.fleet.telemetry import Telemetry
 from firstline_core.fleet.twin import Brake, Desired, Reported
 from firstline_core.telemetry.logs import logger
+from firstline_core.types import ModelKey
 from firstline_gateway import audit_log
 from firstline_gateway.fleet import alarms, answers, devices, overview, tiers, totals
 from firstline_gateway.identity.enrolment import revoked_devices
@@ -42,6 +43,7 @@ class Fleet:
         clock: gives wall time.
         service: clock by which alarms age.
         on_desired: called on the event loop when the desired state of devices has changed.
+        monitors: returns whether the alarms of devices about a version are stored; devices may invent versions.
         wants_answers: whether devices report the promises that end.
         delete_with_device: functions that delete what other packages store about a device, in the given transaction.
     """
@@ -54,6 +56,7 @@ class Fleet:
         clock: Clock,
         service: ServiceClock,
         on_desired: Callable[[], None],
+        monitors: Callable[[ModelKey], bool] = lambda _: True,
         wants_answers: bool = False,
         delete_with_device: Sequence[Callable[[Connection, str], None]] = (),
     ) -> None:
@@ -63,6 +66,7 @@ class Fleet:
         self._service = service
         self._tier_counter = tiers.TierCounter()
         self._on_desired = on_desired
+        self._monitors = monitors
         self._wants_answers = wants_answers
         self._delete_with_device = delete_with_device
 
@@ -114,7 +118,8 @@ class Fleet:
             if counted is None:
                 return None, []
             reported = {(model.name, model.version) for model in telemetry.models}
-            counts = [model for model in counted.after.models if (model.name, model.version) in reported]
+            monitored = {key for key in reported if self._monitors(ModelKey(*key))}
+            counts = [model for model in counted.after.models if (model.name, model.version) in monitored]
             service_s = self._service.now_s()
             return counted, alarms.take_telemetry(connection, device, counts, now_s=now_s, service_s=service_s)
 

@@ -32,7 +32,7 @@ from firstline_core.hardware.catalogue import Catalogue
 from firstline_core.hardware.readings import Snapshot, measured
 from firstline_core.tasks.base import Task
 from firstline_core.tasks.field import field_occurrences
-from firstline_core.types import Answer, InferRequest, InferResponse, RowAnswer, Status, Tier
+from firstline_core.types import Answer, ContractAlarm, InferRequest, InferResponse, RowAnswer, Status, Tier
 from firstline_edge.audits.auditor import Auditor
 from firstline_edge.cloud.chain import LinkChain
 from firstline_edge.cloud.link import LinkStatus
@@ -244,14 +244,20 @@ class FleetCounts:
     Args:
         models: of the agent.
         alarmed: returns whether a model's contract has an alarm.
+        alarm_of: returns the alarm that this device's own audits raised.
         escalation_mj: returns the stated energy of sending a row, by its bytes.
     """
 
     def __init__(
-        self, models: Models, alarmed: Callable[[DeviceModel], bool], escalation_mj: Callable[[float], float]
+        self,
+        models: Models,
+        alarmed: Callable[[DeviceModel], bool],
+        alarm_of: Callable[[DeviceModel], ContractAlarm | None],
+        escalation_mj: Callable[[float], float],
     ) -> None:
         self._models = models
         self._alarmed = alarmed
+        self._alarm_of = alarm_of
         self._escalation_mj = escalation_mj
         self._sums: dict[_Key, _Sums] = {}
 
@@ -318,7 +324,10 @@ class FleetCounts:
 
     def _counts_of(self, key: _Key, sums: _Sums, device_model: DeviceModel | None) -> ModelCounts:
         alarm = device_model is not None and self._alarmed(device_model)
-        return convert({**asdict(sums), "name": key[0], "version": int(key[1]), "alarm": alarm}, ModelCounts)
+        found = {**asdict(sums), "name": key[0], "version": int(key[1]), "alarm": alarm}
+        if device_model is not None:
+            found["device_alarm"] = self._alarm_of(device_model)
+        return convert(found, ModelCounts)
 
     def _sums_of(self, name: str, version: str) -> _Sums:
         key = name, version

@@ -14,7 +14,7 @@ from msgspec import Meta, Struct
 
 from firstline_core.fleet.twin import Version
 from firstline_core.storage.structs import FORMAT
-from firstline_core.types import Count, Name
+from firstline_core.types import ContractAlarm, Count, Name
 
 LATENCY_BOUNDS_MS = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0, 2000.0, 5000.0)
 """Upper bounds of the latency bins; one further bin has longer latencies."""
@@ -45,7 +45,8 @@ class ModelCounts(Struct, frozen=True):
         objects: numbers of objects that the edge model reported, by group of classes; see `Task.occurrences`.
         event_audits: audited answers in which an event can occur, by event; see `Task.event`.
         event_losses: audited answers in which it occurred.
-        alarm: whether the contract's alarm is active.
+        alarm: whether the contract's alarm is active, whatever raised it.
+        device_alarm: the alarm that this device's own audits raised; None if they raised none.
         saved_bytes: inputs of the kept rows, which were not sent.
         saved_mj: energy of sending them over the first link that could be used, as its settings state it.
     """
@@ -67,6 +68,7 @@ class ModelCounts(Struct, frozen=True):
     event_audits: _ByGroup = {}
     event_losses: _ByGroup = {}
     alarm: bool = False
+    device_alarm: ContractAlarm | None = None
     saved_bytes: Count = 0
     saved_mj: Annotated[float, Meta(ge=0)] = 0.0
 

@@ -32,6 +32,7 @@ from firstline_core.fleet.telemetry import Health, Telemetry
 from firstline_core.fleet.twin import Brake, Desired, Reported
 from firstline_core.hardware.readings import NOTHING_READ, Absent, Measured, Snapshot
 from firstline_core.protocol.mqtt_messages import Message, Topics
+from firstline_core.types import ContractAlarm
 from firstline_edge.cloud.chain import no_budget
 from firstline_edge.cloud.link import LinkReport, LinkStatus
 from firstline_edge.fleet.escalation_limiter import EscalationLimiter
@@ -40,6 +41,8 @@ from firstline_edge.fleet.report import FleetCounts, health_of
 from firstline_edge.fleet.transports import MqttTransport
 from firstline_edge.fleet.twin import Twin, read_desired
 from firstline_edge.state import store
+
+OWN = ContractAlarm("a" * 64, "missed yes")
 
 
 def limiter_at(path: Path, clock: SimulatedClock, per_hour: float, until_s: float = 0.0) -> EscalationLimiter:
@@ -124,7 +127,7 @@ def test_the_desired_state_is_stored_and_damage_is_detected(tmp_path: Path, cont
 
 async def test_rows_are_counted_by_the_tier_of_the_final_answer() -> None:
     scene = Scene(certified=0.8)
-    counts = FleetCounts(scene.models, lambda _: True, lambda size_bytes: size_bytes / 10)
+    counts = FleetCounts(scene.models, lambda _: True, lambda _: OWN, lambda size_bytes: size_bytes / 10)
     for values in ((SURE,), (UNSURE,), (UNSURE,), (SURE, UNSURE, 0.61)):
         asked = request(*values)
         context = scene.context(asked)
@@ -132,7 +135,8 @@ async def test_rows_are_counted_by_the_tier_of_the_final_answer() -> None:
     counts.refused(request(SURE, SURE), scene.held.version, InferenceError("no"), 0.3)
     (found,) = counts.counts()
     assert (found.rows, found.kept, found.escalated, found.errors) == (8, 2, 4, 2)
-    assert sum(found.latency) == 5 and found.latency[1] == 4 and found.alarm
+    assert sum(found.latency) == 5 and found.latency[1] == 4
+    assert (found.alarm, found.device_alarm) == (True, OWN)
     sent = request(SURE).size_bytes
     assert (found.saved_bytes, found.saved_mj) == (2 * sent, pytest.approx(2 * sent / 10))
     assert found.objects == {"yes": 6}  # what the edge model says, also where the full model answers
@@ -141,7 +145,7 @@ async def test_rows_are_counted_by_the_tier_of_the_final_answer() -> None:
 
 async def test_audits_are_counted_by_the_events_that_can_occur() -> None:
     scene = Scene(certified=0.8)
-    counts = FleetCounts(scene.models, lambda _: False, lambda _: 0.0)
+    counts = FleetCounts(scene.models, lambda _: False, lambda _: None, lambda _: 0.0)
     for outcome, loss, events in (
         ("agreed", 0.0, {"missed yes": 0.0, "invented yes": 0.0}),
         ("disagreed", 0.25, {"missed no": 1.0, "invented yes": 1.0}),
@@ -160,7 +164,7 @@ async def test_audits_are_counted_by_the_events_that_can_occur() -> None:
 
 async def test_client_errors_count_against_no_model() -> None:
     scene = Scene(certified=0.8)
-    counts = FleetCounts(scene.models, lambda _: True, lambda _: 0.0)
+    counts = FleetCounts(scene.models, lambda _: True, lambda _: None, lambda _: 0.0)
     errors: tuple[FirstlineError, ...] = (
         InvalidTensorError("no"),
         PayloadTooLargeError("no"),

@@ -5,14 +5,15 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 
 import msgspec
 import numpy as np
 import pytest
 from msgspec.structs import replace
-from sqlalchemy import text
+from sqlalchemy import Connection, text
 from support.audits import (
     EVENTS,
     THRESHOLD,
@@ -37,6 +38,7 @@ from firstline_gateway import audit_log
 from firstline_gateway.contracts import monitor
 from firstline_gateway.contracts.monitor import ContractMonitor
 from firstline_gateway.contracts.records import Contribution, Skipped
+from firstline_gateway.fleet import alarms
 from firstline_gateway.fleet.fleet import Fleet
 from firstline_gateway.models.folder import load_repository
 from firstline_gateway.models.repository import Repository, ServedModel
@@ -371,7 +373,7 @@ async def test_a_devices_own_alarm_is_shown_and_alarms_no_other_device(bench: Be
     bench.answer(request_from("cam"))
     (ended,) = bench.monitor.device_alarms()
     assert ended.ended_s == bench.clock.wall_s()
-    assert bench.metric(gauge) == 0
+    assert gauge not in bench.metrics.render()[0].decode()
 
 
 async def test_a_devices_own_alarm_is_in_the_audit_log_once_whoever_tells_it_first(bench: Bench) -> None:
@@ -384,39 +386,138 @@ async def test_a_devices_own_alarm_is_in_the_audit_log_once_whoever_tells_it_fir
 
     sequence = itertools.count(1)
 
-    async def count(device: str, *, alarming: bool) -> None:
+    async def count(device: str, alarm: ContractAlarm | None) -> None:
         fleet = Fleet(
             bench.opened.store, FleetSettings(), clock=bench.clock, service=bench.service, on_desired=lambda: None
         )
-        counts = ModelCounts("digits", 1, audited=9, disagreed=4, alarm=alarming)
+        counts = ModelCounts("digits", 1, audited=9, disagreed=4, device_alarm=alarm)
         await fleet.take_telemetry(device, Telemetry("s", next(sequence), models=(counts,)))
 
     bench.answer(request_from("", alarm=alarm))  # whose alarm it is, is unknown
-    await count("cam", alarming=False)
+    await count("cam", None)
     for _ in range(3):
         await bench.clock.advance(60)
         bench.answer(request_from("cam", alarm=alarm))
     (noted,) = entries()
     assert noted == ("device:cam", '{"model":"digits","version":1,"event":"missed person"}')
-    await count("cam", alarming=False)  # from before the alarm, but late
-    await count("cam", alarming=True)
+    await count("cam", None)  # from before the alarm, but late
+    await count("cam", alarm)
     bench.close()
     bench.open()
     await bench.clock.advance(DAY_S)
     bench.answer(request_from("cam", alarm=alarm))
     assert entries() == [noted]
 
-    await count("yard", alarming=True)
+    await count("yard", alarm)
     bench.answer(request_from("yard", alarm=alarm))
-    assert entries()[1:] == [("device:yard", '{"model":"digits","version":1,"audits":9,"disagreements":4}')]
+    assert entries()[1:] == [
+        ("device:yard", '{"model":"digits","version":1,"event":"missed person","audits":9,"disagreements":4}')
+    ]
 
-    bench.answer(request_from("cam"))
-    bench.answer(request_from("cam", alarm=alarm))  # so soon, it is the same
+    for again in (None, alarm, None):  # so soon, it is the same
+        await bench.clock.advance(5)
+        bench.answer(request_from("cam", alarm=again))
     assert len(entries()) == 2
-    bench.answer(request_from("cam"))
     await bench.clock.advance(3600)
     bench.answer(request_from("cam", alarm=alarm))
     assert [subject for subject, _ in entries()] == ["device:cam", "device:yard", "device:cam"]
+
+
+async def test_a_device_with_two_broken_variants_counts_once(bench: Bench) -> None:
+    for number in range(2):
+        bench.answer(request_from("cam", alarm=ContractAlarm(f"{number}" * 64)))
+        await bench.clock.advance(5)
+    assert len(bench.monitor.device_alarms()) == 2
+    assert bench.metric('firstline_gateway_contract_device_alarms{model="digits",version="1"}') == 1
+    bench.answer(request_from("cam"))
+    assert [alarm.ended_s for alarm in bench.monitor.device_alarms()] == 2 * [bench.clock.wall_s()]
+
+
+def test_a_version_is_monitored_while_it_is_served_or_audited(bench: Bench) -> None:
+    versions = [ModelKey("digits", version) for version in (1, 2, 3)]
+    bench.audit("cam")
+    assert [bench.monitor.monitors(model) for model in versions] == [True, True, False]
+    bench.close()
+    bench.repository = Repository({})
+    bench.open()
+    assert [bench.monitor.monitors(model) for model in versions] == [True, False, False]
+
+
+class Stored:
+    """The alarms of the device "cam" in the store, whose requests follow each other."""
+
+    def __init__(self, bench: Bench) -> None:
+        self.bench = bench
+
+    async def after(self, wait_s: float, alarm: ContractAlarm | None) -> list[tuple[str, bool]]:
+        """Returns the events of its alarms, and whether they ended, after one more request."""
+        await self.bench.clock.advance(wait_s)
+        self.bench.answer(request_from("cam", alarm=alarm))
+        return self.found()
+
+    def found(self) -> list[tuple[str, bool]]:
+        with self.bench.opened.database.reading() as connection:
+            found = alarms.listed(connection, self.bench.service.now_s())
+        return [(alarm.event, alarm.ended_s is not None) for alarm in found if alarm.event != "other"]
+
+    def change(self, change: Callable[[Connection], object]) -> None:
+        with self.bench.opened.database.begin() as connection:
+            change(connection)
+
+    def raise_others(self, digests: Iterable[str]) -> None:
+        for digest in digests:
+            self.change(partial(take, alarm=ContractAlarm(digest, "other")))
+
+
+def take(connection: Connection, alarm: ContractAlarm) -> None:
+    alarms.take_request(connection, "cam", ModelKey("digits", 2), alarm, now_s=0, service_s=0)
+
+
+DOG, CAT = ContractAlarm("a" * 64, "missed dog"), ContractAlarm("a" * 64, "missed cat")
+
+
+async def test_alternating_alarms_are_stored_from_time_to_time(bench: Bench) -> None:
+    stored = Stored(bench)
+    assert await stored.after(0, DOG) == [("missed dog", False)]
+    for alarm in (CAT, DOG, None, CAT):
+        assert await stored.after(1, alarm) == [("missed dog", False)]
+    assert await stored.after(1, CAT) == [("missed cat", False)]
+    assert await stored.after(4.9, None) == [("missed cat", False)]
+    assert await stored.after(0.1, None) == [("missed cat", True)]
+
+
+async def test_an_alarm_without_room_is_tried_from_time_to_time(bench: Bench) -> None:
+    stored = Stored(bench)
+    stored.raise_others(f"{number:064}" for number in range(64))
+    assert await stored.after(0, DOG) == []
+    stored.change(lambda connection: alarms.delete_device(connection, "cam"))
+    assert await stored.after(1, DOG) == []
+    assert await stored.after(4, DOG) == [("missed dog", False)]
+
+
+async def test_the_end_of_a_deleted_alarm_is_tried_from_time_to_time(bench: Bench) -> None:
+    stored = Stored(bench)
+    await stored.after(0, DOG)
+    stored.change(lambda connection: alarms.delete_device(connection, "cam"))
+    assert await stored.after(5, None) == []
+    stored.change(
+        lambda connection: alarms.take_request(connection, "cam", ModelKey("digits", 1), DOG, now_s=0, service_s=5)
+    )
+    assert await stored.after(1, None) == [("missed dog", False)]
+    assert await stored.after(4, None) == [("missed dog", True)]
+
+
+async def test_a_store_that_refuses_alarms_is_asked_from_time_to_time(bench: Bench) -> None:
+    stored = Stored(bench)
+    stored.change(lambda connection: connection.execute(text("ALTER TABLE device_alarms RENAME TO elsewhere")))
+    with captured_lines() as lines:
+        for _ in range(4):
+            bench.answer(request_from("cam", alarm=DOG))
+            await bench.clock.advance(1)
+    assert len(lines) == 1
+    stored.change(lambda connection: connection.execute(text("ALTER TABLE elsewhere RENAME TO device_alarms")))
+    assert await stored.after(0, DOG) == []
+    assert await stored.after(1, DOG) == [("missed dog", False)]
 
 
 def test_only_a_device_can_alarm_and_only_for_itself(bench: Bench) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
-from support.databases import OpenStore
+from sqlalchemy import text
+from support.databases import OpenStore, PostgreSql
 from support.logs import captured_lines
+from support.waiting import until
 
 from firstline_core.clock import SimulatedClock
 from firstline_core.fleet.telemetry import ModelCounts, Telemetry
@@ -25,6 +27,7 @@ from firstline_gateway.store.service_clock import ServiceClock
 M, N = ModelKey("digits", 1), ModelKey("digits", 2)
 A, B = "a" * 64, "b" * 64
 NOW_S, HOUR_S, DAY_S = 1.8e9, 3600.0, 86_400.0
+_WAITING = text("SELECT count(*) FROM pg_locks WHERE NOT granted")
 
 
 class Replica:
@@ -33,21 +36,30 @@ class Replica:
     def __init__(self, found: Store) -> None:
         self.opened = OpenStore(found)
         self.clock = SimulatedClock()
-        service = ServiceClock(self.opened.database, self.clock)
-        self.fleet = Fleet(
-            self.opened.store, settings.Fleet(), clock=self.clock, service=service, on_desired=lambda: None
+        self.service = ServiceClock(self.opened.database, self.clock)
+        self.fleet = self.new_fleet()
+
+    def new_fleet(self, monitors: Callable[[ModelKey], bool] = lambda _: True) -> Fleet:
+        return Fleet(
+            self.opened.store,
+            settings.Fleet(),
+            clock=self.clock,
+            service=self.service,
+            on_desired=lambda: None,
+            monitors=monitors,
         )
 
     def raised(self, at_s: float, device: str = "cam", model: ModelKey = M, digest: str = A, event: str = "") -> None:
-        report = alarms.Report(device, model, NOW_S + at_s, at_s)
-        with self.opened.database.begin() as connection:
-            change = report.raised(connection, ContractAlarm(digest, event), event=event)
-        change.log()
+        self.take(device, model, ContractAlarm(digest, event), at_s)
 
     def ended(self, at_s: float, device: str = "cam", model: ModelKey = M) -> None:
+        self.take(device, model, None, at_s)
+
+    def take(self, device: str, model: ModelKey, alarm: ContractAlarm | None, at_s: float) -> None:
         with self.opened.database.begin() as connection:
-            change = alarms.Report(device, model, NOW_S + at_s, at_s).ended(connection)
-        change.log()
+            changes = alarms.take_request(connection, device, model, alarm, now_s=NOW_S + at_s, service_s=at_s)
+        for change in changes:
+            change.log()
 
     def listed(self, at_s: float) -> list[DeviceAlarm]:
         with self.opened.database.reading() as connection:
@@ -104,7 +116,7 @@ def test_each_device_version_and_variant_has_its_own(replicas: tuple[Replica, Re
     one.ended(12, model=N)
     assert [(each.device, each.model, each.ended_s) for each in one.listed(12)] == [("cam", M, None)]
     one.raised(13, digest=B)
-    assert [(each.edge_digest, each.since_s) for each in one.listed(13)] == [(B, NOW_S + 13)]
+    assert [(each.edge_digest, each.since_s) for each in one.listed(13)] == [(B, NOW_S + 13), (A, NOW_S + 10)]
     assert one.entries() == 2 * ["device:cam"]
 
 
@@ -139,24 +151,66 @@ async def test_telemetry_raises_and_ends_alarms(replicas: tuple[Replica, Replica
     one, other = replicas
     sequence = iter(range(1, 10))
 
-    async def report(replica: Replica, *, alarm: bool, at_s: float) -> None:
+    async def report(replica: Replica, alarm: ContractAlarm | None, *, at_s: float) -> None:
         for each in replicas:
             await each.clock.advance(at_s - each.clock.monotonic_s())
-        counts = (ModelCounts("digits", 1, audited=9, disagreed=4, alarm=alarm), ModelCounts("words", 1))
+        counts = (ModelCounts("digits", 1, audited=9, disagreed=4, device_alarm=alarm), ModelCounts("words", 1))
         await replica.fleet.take_telemetry("cam", Telemetry("s", next(sequence), models=counts))
 
-    await report(one, alarm=True, at_s=100)
-    assert [(each.model, each.edge_digest) for each in other.listed(100)] == [(M, "")]
+    person = ContractAlarm(A, "missed person")
+    await report(one, person, at_s=100)
+    assert [(each.model, each.edge_digest, each.event) for each in other.listed(100)] == [(M, A, "missed person")]
     other.raised(200, event="missed person")
-    await report(one, alarm=False, at_s=300)  # it may be from before the alarm
-    await report(other, alarm=True, at_s=600)
+    await report(one, None, at_s=300)  # it may be from before the alarm
+    await report(other, person, at_s=600)
     (known,) = one.listed(600)
-    assert (known.cause, known.ended_s) == ((A, "missed person"), None)
+    assert (known.since_s, known.ended_s) == (NOW_S + 100, None)
     assert one.entries() == ["device:cam"]
-    await report(one, alarm=False, at_s=1500)
+    await report(one, None, at_s=1500)
     assert other.listed(1500)[0].ended_s is not None
+    await report(one, ContractAlarm(A, "missed dog"), at_s=HOUR_S)  # long after, it is another alarm
+    assert [(each.event, each.since_s) for each in other.listed(HOUR_S)] == [("missed dog", NOW_S + HOUR_S)]
+    assert one.entries() == 2 * ["device:cam"]
     await one.fleet.decommission("cam", "operator:anna")
-    assert one.listed(1500) == []
+    assert one.listed(HOUR_S) == []
+
+
+async def test_telemetry_about_an_unknown_version_raises_no_alarm(replicas: tuple[Replica, Replica]) -> None:
+    fleet = replicas[0].new_fleet(monitors={M}.__contains__)
+    counts = [ModelCounts(*model, device_alarm=ContractAlarm(A)) for model in (M, N, ModelKey("invented", 1))]
+    await fleet.take_telemetry("cam", Telemetry("s", 1, models=tuple(counts)))
+    assert [alarm.model for alarm in replicas[0].listed(0)] == [M]
+    assert replicas[0].entries() == ["device:cam"]
+
+
+def test_a_device_that_switches_between_broken_variants_has_one_entry_for_each(
+    replicas: tuple[Replica, Replica],
+) -> None:
+    one, other = replicas
+    for at_s in range(0, 40_000, 2000):
+        one.raised(at_s, digest=A)
+        other.raised(at_s + 1000, digest=B, event="missed person")
+    assert [(each.edge_digest, each.since_s) for each in one.listed(at_s)] == [(B, NOW_S + 1000), (A, NOW_S)]
+    assert one.entries() == 2 * ["device:cam"]
+    one.ended(at_s)
+    assert [each.ended_s for each in other.listed(at_s)] == 2 * [NOW_S + at_s]
+
+
+async def test_a_request_and_telemetry_on_two_replicas_do_not_deadlock(postgresql: PostgreSql) -> None:
+    found = postgresql.new_store()
+    alarm = ContractAlarm(A)
+    counts = tuple(ModelCounts(*model, device_alarm=alarm) for model in (N, M))
+    one, other = Replica(found), Replica(found)
+    with one.opened, other.opened, OpenStore(found) as third, third.database.begin() as connection:
+        audit_log.lock(connection)  # so that both wait, with the locks that they have already
+        telemetry = asyncio.create_task(one.fleet.take_telemetry("cam", Telemetry("s", 1, models=counts)))
+        await until(lambda: connection.execute(_WAITING).scalar_one() == 1)
+        request = asyncio.create_task(asyncio.to_thread(other.raised, 10, model=N))
+        await until(lambda: connection.execute(_WAITING).scalar_one() == 2)
+        connection.commit()
+        assert await telemetry
+        await request
+        assert one.entries() == 2 * ["device:cam"]
 
 
 def test_a_device_chooses_neither_the_number_of_alarms_nor_of_entries(replicas: tuple[Replica, Replica]) -> None:
