@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -77,12 +78,19 @@ class ModelFlags:
         )
 
     def _model(self, file: Path, model_id: str = "") -> ModelSpec:
-        return ModelSpec(
-            file=file,
-            id=model_id,
-            preprocess=parse_preprocess(self.preprocess or ""),
-            postprocess=parse_postprocess(self.postprocess or ""),
-        )
+        with _naming_flag("--preprocess"):
+            before = parse_preprocess(self.preprocess or "")
+        with _naming_flag("--postprocess"):
+            after = parse_postprocess(self.postprocess or "")
+        return ModelSpec(file=file, id=model_id, preprocess=before, postprocess=after)
+
+
+@contextmanager
+def _naming_flag(flag: str) -> Iterator[None]:
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"{flag}: {error.message}") from error
 
 
 @dataclass(frozen=True, slots=True)

@@ -86,13 +86,17 @@ def _advise(error: Any) -> None:
     takes_none = not any(isinstance(each, TyperArgument) for each in parameters)
     if error.message.startswith("Got unexpected") and error.message.endswith(")"):
         error.message += f"; name a file with {', '.join(files)}." if files and takes_none else "; leave it out."
+    elif error.message.endswith(" requires an argument."):
+        error.message += " Write its value after it."
 
 
 def _reworded(error: typer.BadParameter) -> str:
     """Returns a message about an option's value without the words of the library that converts it."""
     if not error.message:  # a missing parameter; the library appends its choices after a full stop
         described: Any = error.param
-        return str(described.help or "").removesuffix("." if described.type_descriptor.is_choice else "")
+        text = str(described.help or "")
+        text = text if text[1:2].isupper() else text[:1].lower() + text[1:]
+        return f"Add it: {text.removesuffix('.' if described.type_descriptor.is_choice else '')}"
     text = error.message.removeprefix("Value error, ").partition(", unable to parse")[0]
     if choices := _CHOICES.fullmatch(text):
         end = did_you_mean(choices[1], re.findall(r"'([^']+)'", choices[2]))

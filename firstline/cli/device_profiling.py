@@ -47,7 +47,9 @@ def bundle_named(bundle: Path) -> Named:
     """
     if not os.path.isdir(bundle):  # noqa: PTH112 (`is_dir` raises where no such name is possible)
         if not is_name(str(bundle)):
-            raise ConfigError(f"{str(bundle)[:200]!a} is neither a bundle's folder nor a valid name of a bundle.")
+            raise ConfigError(
+                f"{str(bundle)[:200]!a} is neither a bundle's folder nor the name of a bundle; name one of them."
+            )
         return Named(str(bundle))
     found = manifest_in(bundle)
     if found is None:

@@ -52,9 +52,11 @@ def predict_command(
     the profile; nothing is run.
     """
     if within is not None and not 0 < within < math.inf:
-        raise ConfigError(f"--within {within:g} is not a time above 0.")
+        raise ConfigError(f"--within {within:g} is not a time above 0; give milliseconds, such as 5.")
     if "/" not in profile and not is_there(Path(profile)):
-        raise ConfigError(f"There is no file {profile[:200]}; a stored profile is named BUNDLE/VERSION/MACHINE.")
+        raise ConfigError(
+            f"There is no file {profile[:200]}; check the path, or name a stored profile as BUNDLE/VERSION/MACHINE."
+        )
     found = load_profile(profile, "", gateway)
     streams = _streams(found, loads, threads)
     prediction = predict(streams, servers=servers)
@@ -80,8 +82,8 @@ def _streams(profile: Profile, loads: Sequence[str], threads: int | None) -> lis
             rate_per_s = math.nan
         if not sign or not _LEAST_PER_S <= rate_per_s <= _MOST_PER_S:
             raise ConfigError(
-                f"{load[:200]!a} is not a load: MODEL=PER_SECOND, such as edge=20. Rates are from {_LEAST_PER_S:g} to "
-                f"{_MOST_PER_S:g}."
+                f"{load[:200]!a} is not a load; write MODEL=PER_SECOND, such as edge=20, with a rate from "
+                f"{_LEAST_PER_S:g} to {_MOST_PER_S:g}."
             )
         if variant in rates:
             raise ConfigError(f"{variant} is there twice; add its rates up.")

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from firstline.cli.command import EXIT_FAILED, Report, command, command_group
-from firstline.cli.options import GatewayOptions
+from firstline.cli.options import GatewayOptions, check_name
 from firstline.cli.output import table
 
 app = command_group("List and test the webhooks in a gateway's settings.")
@@ -28,6 +28,7 @@ def test_webhook(
     gateway: GatewayOptions,
 ) -> Report:
     """Send a signed test message to a webhook at once; exits 1 if the receiver does not accept it."""
+    check_name(name, "The webhook's name")
     with gateway.fleet() as fleet:
         found = fleet.test_webhook(name)
     if found.problem:

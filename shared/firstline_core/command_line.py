@@ -18,6 +18,7 @@ _CHOICES = re.compile(r"(.*invalid choice: '([^']*)') \(choose from (.*)\)", re.
 
 _NUMBER = re.compile(r"(.*)invalid (int|float) value: (.*)", re.DOTALL)
 _REQUIRED = re.compile(r"the following arguments are required: (.*)|one of the arguments (.*) is required", re.DOTALL)
+_VALUELESS = re.compile(r"argument (.*): expected (?:one|at least one) argument")
 
 
 class Parser(argparse.ArgumentParser):
@@ -43,16 +44,17 @@ class Parser(argparse.ArgumentParser):
         for option in (word.partition("=")[0] for word in own if word.startswith("--")):
             if " " not in option and not any(each.startswith(option) for each in known):
                 end = did_you_mean(option, known)
-                self.error(f"unknown option {option}{end if end != '.' else f'; {self._see_help}.'}")
+                self.error(f"unknown option {option}{end if end != '.' else f'; {self._help} lists them.'}")
         found, unknown = super().parse_known_args(args, namespace)
         if unknown and self.example:
-            fault = f"unknown option {unknown[0]}" if unknown[0].startswith("-") else f"{unknown[0]!r} is too much"
-            self.error(f"{fault}; {self._see_help}.")
+            if unknown[0].startswith("-"):
+                self.error(f"unknown option {unknown[0]}; {self._help} lists them.")
+            self.error(f"unexpected argument {unknown[0]!r}; delete it.")
         return found, unknown
 
     @property
-    def _see_help(self) -> str:
-        return f"`{self.prog} -h` lists what there is"
+    def _help(self) -> str:
+        return f"`{self.prog} -h`"
 
     def error(self, message: str) -> NoReturn:
         """Ends the process with exit code 2, and a sentence about what to type instead."""
@@ -63,7 +65,11 @@ class Parser(argparse.ArgumentParser):
         elif number := _NUMBER.fullmatch(message):
             message = f"{number[1]}{number[3]} is not a {'whole ' if number[2] == 'int' else ''}number."
         elif missing := _REQUIRED.fullmatch(message):
-            message = f"{missing[1] or missing[2].replace(' ', ' or ')} is missing; {self._see_help}."
+            wanted = missing[1] or missing[2].replace(" ", " or ")
+            named = "name a command" if wanted == "COMMAND" else f"add {wanted}"
+            message = f"{named}; {self._help} {'lists them' if wanted == 'COMMAND' else 'describes it'}."
+        elif valueless := _VALUELESS.fullmatch(message):
+            message = f"{valueless[1]} has no value; write one after it."
         super().error(message)
 
 

@@ -72,7 +72,7 @@ async def test_a_person_tests_a_webhook(tmp_path: Path) -> None:
             shown = json.loads((await firstline(url, key, "webhook", "test", "ops", "-o", "json", code=1)).stdout)
             assert (shown["status"], shown["message_id"]) == (403, found.refused[-1])
             assert (
-                "has no webhook 'oops': it has ops"
+                "has no webhook 'oops' in its settings; it has: ops; did you mean 'ops'?"
                 in (await firstline(url, key, "webhook", "test", "oops", code=1)).output
             )
             reader = create_key(gateway.settings.store, "shop", "application")

@@ -8,10 +8,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from support import profiles
 from support.grpc_calls import digits_message
 from support.images import encode
 from support.wrong_inputs import Call, Case, Command, Request
 
+from firstline_core.profile import profile
 from firstline_core.protocol.grpc.schema import message
 
 _RUN = "edge-agent run --config edge-agent.toml --port 0"
@@ -39,6 +41,7 @@ threshold = 0.9
 _IMAGE = encode(np.zeros((8, 8), np.uint8))
 _MAKE = "firstline bundle create --recipe recipe.toml --out scans"
 _EVALUATE = "firstline evaluate models/digits --data"
+_PROFILE = profile.encode(profiles.profile(1.0))
 _FLEET = {"FIRSTLINE_GATEWAY": "https://gateway:8080", "FIRSTLINE_KEY_FILE": "ops.key", "FIRSTLINE_CA": "ca.pem"}
 
 
@@ -69,7 +72,7 @@ _PROGRAMS = (
     Command("a number that is a word", "firstline evaluate models/digits --data heldout --limit many"),
     Command("a number out of range", "firstline run models/digits --port 99999"),
     Command("a value that is not in the list", "firstline evaluate models/digits --data heldout -o yaml"),
-    Command("a word too much", "firstline run models/digits models/text"),
+    Command("an unexpected argument", "firstline run models/digits models/text"),
     Command("a route that does not exist", "firstline infer models/digits scan.png --route clowd"),
     Command("a command of the agent that does not exist", "edge-agent statsu"),
     Command("an option of the agent that does not exist", "edge-agent status --confg edge-agent.toml"),
@@ -83,7 +86,9 @@ _PROGRAMS = (
         "an option of the agent that is misspelt and required", "edge-agent join https://gateway:8080 --token-fle t"
     ),
     Command("a noun of the agent without its verb", "edge-agent update"),
-    Command("a word too much for the agent", "edge-agent status press-9"),
+    Command("an unexpected argument for the agent", "edge-agent status press-9"),
+    Command("an option of the agent without its value", "edge-agent plan explain --splits"),
+    Command("an option without its value", "firstline evaluate models/digits --data"),
     Command("a bandwidth below 0", "edge-agent plan explain --bandwidth -1"),
     Command("a time at full load below 0", "edge-agent profile create models/digits --sustained -1"),
     Command("a choice that is missing", "firstline keys rotate"),
@@ -314,6 +319,7 @@ _WORKBENCH = (
     ),
     Command("a folder instead of the edge model", "firstline pair --edge heldout --full full.onnx --data heldout"),
     Command("an empty edge model", "firstline pair --edge empty --full full.onnx --data heldout"),
+    Command("a rate below 0", "firstline profile predict p.json edge=-1", {"p.json": _PROFILE}),
     Command("a profile that is not there", "firstline compress models/digits --data heldout --for press.json"),
 )
 
@@ -501,6 +507,9 @@ _FLEETS = (
         2,
         rollout_toml="stages: 1\n",
     ),
+    _fleet("a webhook with a slash in its name", "firstline webhook test a/b", 2),
+    _fleet("a webhook without a name", "firstline webhook test ''", 2),
+    _fleet("an unknown webhook", "firstline webhook test operation"),
     _fleet("an alias with spaces", "firstline alias set digits 'best one' 1"),
     _fleet("an alias that is not there", "firstline alias delete digits champion"),
     _fleet("a brake below 0", "firstline fleet brake --per-hour -5 --reason test", 2),
@@ -615,6 +624,13 @@ _DEVICE = (
     Command(
         "a proxy without http",
         "edge-agent join https://gateway:8080 --token-file press-9.token --proxy proxy --set agent.state_dir=state",
+    ),
+    Command(
+        "a device without models to measure", "edge-agent profile create m --set agent.state_dir=state --sustained 61"
+    ),
+    _edge(
+        "a proxy of another kind",
+        '[[links]]\nkind = "http"\nurl = "https://gateway:8080"\nproxy = "socks5://proxy:1080"\n',
     ),
     Command("a configuration in a folder that is not there", "edge-agent init --config device/edge-agent.toml"),
 )

@@ -15,7 +15,7 @@ from prometheus_client import Counter
 from sqlalchemy import Connection
 
 from firstline_core.clock import Clock
-from firstline_core.errors import FirstlineError, NotFoundError
+from firstline_core.errors import FirstlineError, NotFoundError, listed
 from firstline_core.fleet.rest import WebhookTest
 from firstline_core.ids import new_request_id
 from firstline_core.protocol.tensors import shown
@@ -134,10 +134,8 @@ class Webhooks:
         """
         found = self._receivers.get(name)
         if found is None:
-            known = "its settings have none" if not self._receivers else f"it has {', '.join(sorted(self._receivers))}"
-            raise NotFoundError(
-                f"This gateway has no webhook {shown(name)}: {known}; add [webhooks.NAME] to the settings."
-            )
+            known = f"it has: {listed(name, sorted(self._receivers))}" if self._receivers else "add [webhooks.NAME]."
+            raise NotFoundError(f"This gateway has no webhook {shown(name)} in its settings; {known}")
         message = messages.of_test(name, self._clock.wall_s())
         async with found.client() as client:
             attempt = await found.attempt(message, client)

@@ -39,6 +39,10 @@ def command(arguments: argparse.Namespace) -> int:
         token = parse_join_token(text)
     except ConfigError as error:
         raise ConfigError(f"--token-file {arguments.token_file}: {error.message}") from error
+    if arguments.proxy:
+        from firstline_core.protocol.proxies import check_proxy  # its imports take time and memory
+
+        check_proxy(arguments.proxy, "--proxy")
     files = IdentityFiles(settings.state_dir)
     identity = None if arguments.force else files.read()
     if identity is not None and _is_valid(identity, token, files):

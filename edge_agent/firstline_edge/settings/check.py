@@ -84,8 +84,10 @@ def _check_http(where: str, link: LinkSection) -> None:
         )
     if not _is_url(link.url):
         raise ConfigError(f"{where}.url is '{link.url}'; an http link needs a URL such as https://HOST:PORT.")
-    if link.proxy and not _is_url(link.proxy):
-        raise ConfigError(f"{where}.proxy is not a URL; set the proxy as http://HOST:PORT, or leave it out.")
+    if link.proxy:
+        from firstline_core.protocol.proxies import check_proxy  # most devices do not need to import it
+
+        check_proxy(link.proxy, f"{where}.proxy", ", or leave it out")
 
 
 def _check_mqtt(where: str, link: LinkSection) -> None:

@@ -14,7 +14,7 @@ from email.message import Message
 from email.parser import BytesHeaderParser
 from typing import Any
 
-from firstline_core.errors import InvalidTensorError, PayloadTooLargeError
+from firstline_core.errors import InvalidTensorError, PayloadTooLargeError, listed
 from firstline_core.protocol import tensors
 from firstline_core.protocol.http import JSON_TYPE
 from firstline_core.protocol.limits import Limits
@@ -159,8 +159,12 @@ def _known(metadata: ModelMetadata, values: Mapping[str, Any]) -> list[TensorSpe
     unknown = [name for name in values if name not in [spec.name for spec in metadata.inputs]]
     given = [spec for spec in metadata.inputs if spec.name in values]
     if unknown or not given:
-        fault = f"has no input {shown(unknown[0])}" if unknown else f"needs input '{metadata.inputs[0].name}'"
-        raise InvalidTensorError(f"Model '{metadata.name}' {fault}; its inputs: {_names(metadata)}.")
+        if not unknown:
+            raise InvalidTensorError(f"Model '{metadata.name}' gets no input; give its inputs: {_names(metadata)}.")
+        known = listed(unknown[0], [spec.name for spec in metadata.inputs])
+        raise InvalidTensorError(
+            f"Model '{metadata.name}' has no input {shown(unknown[0])}; remove it, or name one of: {known}"
+        )
     return given
 
 

@@ -120,7 +120,7 @@ def _arguments(settings: ClientSettings) -> dict[str, Any]:
 
 def _transport(settings: ClientSettings) -> dict[str, Any]:
     if settings.proxy:
-        check_proxy(settings.proxy, "The proxy setting")
+        check_proxy(settings.proxy, f"The proxy for {settings.url}")
     use_environment = settings.use_environment and not settings.socket
     proxy = settings.proxy or (environment_proxy(settings.url) if use_environment else "")
     limits = httpx.Limits(

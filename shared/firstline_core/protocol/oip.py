@@ -522,7 +522,7 @@ def described_tensors(kind: str, key: str, entries: object, limits: Limits) -> I
         name = params.name_of(entry, f"{kind} {position}")
         where = f"{kind} {shown(name)}"
         if name in names:
-            raise errors.InvalidTensorError(f"{where} is there twice; names must be unique.")
+            raise errors.InvalidTensorError(f"{where} is there twice; remove one of them.")
         names.add(name)
         datatype = entry.get("datatype")
         if not isinstance(datatype, str) or datatype not in DATATYPES:

@@ -114,5 +114,5 @@ def test_a_variable_that_cannot_be_used_is_named(
 
 
 def test_a_configured_proxy_of_another_kind_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"The proxy setting names a proxy of the kind socks5://"):
+    with pytest.raises(ConfigError, match=r"The proxy for http://gateway\.example names a proxy of the kind socks5://"):
         open_client(ClientSettings("http://gateway.example", proxy="socks5://proxy"))

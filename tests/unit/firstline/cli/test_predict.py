@@ -70,14 +70,14 @@ def test_a_disturbed_profile_gives_a_warning(tmp_path: Path, stated: Profile) ->
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["edge"], "'edge' is not a load: MODEL=PER_SECOND, such as edge=20."),
+        (["edge"], "'edge' is not a load; write MODEL=PER_SECOND, such as edge=20, with a rate from 1e-06 to 1e+09."),
         (["edge=0"], "'edge=0' is not a load"),
         (["edge=inf"], "'edge=inf' is not a load"),
         (["edge=1e300"], "from 1e-06 to 1e+09"),
         (["edge=1e-300"], "from 1e-06 to 1e+09"),
         (["edge=1", "edge=2"], "edge is there twice; add its rates up."),
         (["other=1"], "no point of 'other' with one row a query; it has: edge, full."),
-        (["edge=1", "--within", "0"], "--within 0 is not a time above 0."),
+        (["edge=1", "--within", "0"], "--within 0 is not a time above 0; give milliseconds, such as 5."),
     ],
 )
 def test_invalid_arguments_are_refused_in_one_sentence(
