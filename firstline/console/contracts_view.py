@@ -59,7 +59,7 @@ def key(one: ContractState) -> str:
 
 def alarm_rows(states: ContractStates) -> list[Row]:
     """Returns the alarms of single devices."""
-    return rows(ALARMS, states.device_alarms, lambda one: f"{one.device}/{one.bundle}/{one.version}")
+    return rows(ALARMS, states.device_alarms, lambda one: f"{one.device}/{one.bundle}/{one.version}/{one.edge_digest}")
 
 
 def advice(one: ContractState, states: ContractStates) -> list[str]:
@@ -69,12 +69,13 @@ def advice(one: ContractState, states: ContractStates) -> list[str]:
         one: the promise.
         states: the answer that has it, with the alarms of single devices.
     """
-    lasting = [each for each in states.lasting_alarms if (each.bundle, each.version) == (one.bundle, one.version)]
+    version = one.bundle, one.version
+    devices = {each.device for each in states.lasting_alarms if (each.bundle, each.version) == version}
     general = _advice(one)
-    if not lasting:
+    if not devices:
         return general
     there = (
-        f"The own audits of {counted(len(lasting), 'device')} show that this version breaks a promise there; see "
+        f"The own audits of {counted(len(devices), 'device')} show that this version breaks a promise there; see "
         "'Alarms of single devices'. Check the lens, the light and the sensor there first."
     )
     return [there, *([] if one.state is AuditResult.HOLDS else general)]

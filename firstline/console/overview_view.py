@@ -134,19 +134,19 @@ def attention(data: OverviewData) -> list[Attention]:
 
 
 def _device_alarms(contracts: ContractStates) -> list[Attention]:
-    lasting = contracts.lasting_alarms
-    found = [
+    lasting = [
         Attention(
             Tone.BAD,
             f"{one.device}: its own audits show that {one.bundle} {one.version} breaks its promise there"
             f"{f' ({one.event})' if one.event else ''}.",
             device_page(one.device),
         )
-        for one in lasting[:_SHOWN]
+        for one in contracts.lasting_alarms
     ]
-    if len(lasting) > _SHOWN:
-        more = counted(len(lasting) - _SHOWN, "further alarm")
-        found.append(Attention(Tone.BAD, f"{more} of single devices.", "/contracts"))
+    found = list(dict.fromkeys(lasting))  # several variants may break the same promise
+    if (missing := len(found) - _SHOWN) > 0:
+        more = Attention(Tone.BAD, f"{counted(missing, 'further alarm')} of single devices.", "/contracts")
+        return [*found[:_SHOWN], more]
     return found
 
 

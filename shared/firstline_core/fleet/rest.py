@@ -236,6 +236,7 @@ class DeviceAlarm(Struct, frozen=True):
     Attributes:
         ended: None while it lasts.
         event: whose promise is broken; None for the promise about all rows.
+        edge_digest: of the edge variant whose promise it is.
     """
 
     bundle: str
@@ -244,6 +245,7 @@ class DeviceAlarm(Struct, frozen=True):
     since: str
     ended: str | None
     event: str | None = None
+    edge_digest: str = ""
 
 
 class ContractStates(Struct, frozen=True):

@@ -374,9 +374,11 @@ def test_the_alarm_of_a_device_names_the_broken_promise() -> None:
 def test_a_lasting_alarm_of_a_device_is_on_the_overview_its_contract_and_its_page() -> None:
     lasting = DeviceAlarm("digits", "1", "cam/1", "2026-11-21", None, "missed person")
     ended = replace(lasting, device="cam/2", ended="2026-11-22")
+    variant = replace(lasting, edge_digest="b" * 64)
     quiet = replace(OVERVIEW, devices={Presence.ONLINE: 4}, unaccepted=0, expiring=(), expiring_count=0, waiting=())
     promise = replace(PROMISE, bundle="digits", version="1", state=AuditResult.TOO_LITTLE_EVIDENCE, audits=13)
-    states = ContractStates((promise,), device_alarms=(lasting, ended))
+    states = ContractStates((promise,), device_alarms=(lasting, variant, ended))
+    assert len({row["key"].text for row in contracts_view.alarm_rows(states)}) == 3
     sentence = "cam/1: its own audits show that digits 1 breaks its promise there (missed person)."
     (shown,) = overview_view.attention(overview_view.OverviewData(quiet, states, history()))
     assert shown == overview_view.Attention(Tone.BAD, sentence, "/devices/cam%2F1")
