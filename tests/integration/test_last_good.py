@@ -66,6 +66,21 @@ def test_invalid_configuration_is_replaced_by_the_last_good_one(tmp_path: Path) 
     assert edge_agent("run", "--config", str(config), "--set", "api.prot=1").returncode == 2  # a flag is not left over
 
 
+def test_a_start_error_names_the_last_good_configuration(tmp_path: Path) -> None:
+    config, tokens = tmp_path / "edge.toml", tmp_path / "tokens"
+    tokens.write_text("camera:secret-secret-secret\n")
+    text = f'[models]\ndirectories = ["{DIGITS}"]\n[api]\ntoken_file = "tokens"\n[agent]\nstate_dir = "state"\n'
+    config.write_text(text)
+    with running(config, tmp_path / "stderr"):
+        pass
+    config.write_text(f"# corrected\n{text}[links\n")
+    tokens.write_text("")
+    failed = edge_agent("run", "--config", str(config), "--port", "0")
+    assert failed.returncode == 2
+    last = failed.stderr.splitlines()[-1]
+    assert f"the last good configuration of {config}:4: api.token_file: " in last
+
+
 def test_invalid_configuration_needs_the_state_directory(tmp_path: Path) -> None:
     config, state = tmp_path / "etc" / "edge.toml", tmp_path / "lib" / "firstline"
     config.parent.mkdir()

@@ -40,7 +40,7 @@ def command(arguments: argparse.Namespace) -> int:
         found = settings.tracing
         tracing.configure("firstline-edge", found.endpoint, found.sample, instance=settings.device_id)
         try:
-            with naming_sources(arguments.config, overrides):
+            with naming_sources(arguments.config, overrides, configuration, is_last_good=bool(problem)):
                 asyncio.run(
                     run_agent(settings, ready, partial(load, arguments.config, overrides=overrides), problems=problems)
                 )

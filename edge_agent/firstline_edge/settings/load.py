@@ -75,9 +75,20 @@ def load(
         return _with_identity(settings)
 
 
-def naming_sources(file: Path | None, overrides: Mapping[str, object]) -> AbstractContextManager[None]:
-    """Adds the source of a setting to an error of a start, which names the setting."""
-    return sources.naming_sources(EdgeSettings, Sources(file, None, os.environ, PREFIX, overrides))
+def naming_sources(
+    file: Path | None, overrides: Mapping[str, object], used: ConfigurationFile | None, *, is_last_good: bool
+) -> AbstractContextManager[None]:
+    """Adds the source of a setting to an error of a start, which names the setting.
+
+    Args:
+        file: of the settings; None for defaults only.
+        overrides: from flags, by dotted key.
+        used: the file, or the stored copy, that the settings came from.
+        is_last_good: whether it is the stored copy.
+    """
+    place = Path(f"the last good configuration of {file}") if is_last_good else file  # only named, as `text` is known
+    text = None if used is None else used.text
+    return sources.naming_sources(EdgeSettings, Sources(place, text, os.environ, PREFIX, overrides))
 
 
 def _with_identity(settings: EdgeSettings) -> EdgeSettings:
