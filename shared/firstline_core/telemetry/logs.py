@@ -71,6 +71,14 @@ _LIBRARY_PROCESSORS: list[Processor] = [
 ]
 
 
+def _ascii(value: object) -> str:
+    """Returns the text of any value, which every encoding and format accepts."""
+    try:
+        return value if isinstance(value, str) and value.isascii() else ascii(value)
+    except Exception:  # noqa: BLE001 (its `__repr__` raises)
+        return f"a {type(value).__name__} that cannot be shown"
+
+
 class _LineBuffer:
     """Collects lines for a file, and renders them when it writes them; safe for threads.
 
@@ -96,9 +104,17 @@ class _LineBuffer:
             lines, self._lines = self._lines, []
             self._flush_by_s = 0.0
             if lines:
-                render = self._render
-                self._file.write("".join([line if isinstance(line, str) else render(line) for line in lines]))
+                self._file.write("".join([line if isinstance(line, str) else self._text_of(line) for line in lines]))
             self._file.flush()
+
+    def _text_of(self, event: EventDict) -> str:
+        """Returns the text of an event, or of a substitute: a value must not lose the other lines."""
+        try:
+            return self._render(event)
+        except Exception:  # noqa: BLE001 (whatever the `__repr__` of a value raises)
+            substitute = {key: _ascii(event.get(key)) for key in ("timestamp", "level", "event", "logger")}
+            fields = {key: _ascii(value) for key, value in event.items() if key not in substitute}
+            return self._render({**substitute, "fields": str(fields)})
 
     def flush_soon(self) -> None:
         """Writes the collected lines within `_WRITE_DELAY_S`; at once outside an event loop."""
@@ -140,7 +156,7 @@ class _LibraryHandler(logging.StreamHandler):  # type: ignore[type-arg]
         """Returns the text of an event of a logger; each value is limited, but for a traceback."""
         render, method = self._render, event["level"]
         if "exception" in event:
-            return f"{render(None, method, event)!s}\n"
+            return f"{render(None, method, dict(event))!s}\n"
         text = render(None, method, dict(event))
         if len(text) > _VALUE_LIMIT_CHARACTERS:  # perhaps because of one value
             text = render(None, method, _limit_values(None, method, event))

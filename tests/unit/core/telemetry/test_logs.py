@@ -164,3 +164,51 @@ def test_a_traceback_shows_no_local_variables(
 
 def _fail(content: bytes) -> float:
     return len(content) / 0
+
+
+class _Silent:
+    def __repr__(self) -> str:
+        raise ValueError("no text")
+
+
+def _deep() -> object:
+    value: list[object] = []
+    for _ in range(100_000):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+@pytest.mark.parametrize(
+    "value",
+    [
+        pytest.param("\udc80", id="no UTF-8"),
+        pytest.param({5: "a"}, id="keys that are not text"),
+        pytest.param(1 << 70, id="over 64 bits"),
+        pytest.param(_Silent(), id="no repr"),
+        pytest.param(_deep(), id="deep"),
+    ],
+)
+def test_a_value_without_a_text_loses_no_line(form: Literal["text", "json"], value: object) -> None:
+    with configured(form) as stream:
+        log = logs.logger(NAME)
+
+        async def three_lines() -> None:
+            log.info("before")
+            log.info("odd", path=value, ms=1.5)
+            log.warning("after")
+
+        asyncio.run(three_lines())
+        try:
+            _fail(b"")
+        except ZeroDivisionError:
+            log.exception("broken", path=value)
+    text = stream.getvalue()
+    for event in ("before", "odd", "after", "broken"):
+        assert event in text
+    if form == "json":
+        lines = [json.loads(line) for line in text.splitlines()]
+        assert [line["event"] for line in lines] == ["before", "odd", "after", "broken"]
+        assert "path" in str(lines[1])
+        assert "1.5" in str(lines[1])
+        assert "ZeroDivisionError" in str(lines[3])
