@@ -325,13 +325,11 @@ def _value_at(values: Any, path: list[str]) -> Any:
 
 
 def _shown(values: Any, path: list[str]) -> str:
-    """Returns the value at a path, or the closest around it, as a person has written it."""
-    for part in path:
-        try:
-            values = values[int(part)] if isinstance(values, list) else values[part]
-        except (LookupError, TypeError, ValueError):
-            break
-    text = repr(values)
+    """Returns the value at a path as a person has written it; never what is around it, which may be secret."""
+    try:
+        text = repr(_value_at(values, path)) if path else "invalid"
+    except (LookupError, TypeError, ValueError):
+        return "invalid"
     return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}..."
 
 
