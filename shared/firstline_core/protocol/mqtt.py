@@ -142,7 +142,8 @@ class MqttClient:
     async def subscribe(self, topic_filter: str, handler: Handler) -> None:
         """Subscribes to a filter: `handler` is called for each matching message, also after reconnections.
 
-        A message goes to the first filter that it matches. Without a connection the subscription is only recorded.
+        A message goes to the first filter that it matches. Without a connection, or if it is lost meanwhile, the
+        subscription is only recorded, and the next connection makes it.
 
         Raises:
             UnauthorizedError, CapacityError, ProtocolError: the broker refused it.
@@ -161,7 +162,10 @@ class MqttClient:
         self._handlers[topic_filter] = handle
         self._filters[topic_filter] = None
         if self._connection is not None and self._connection.alive:
-            await self._connection.subscribe(topic_filter)
+            try:
+                await self._connection.subscribe(topic_filter)
+            except LinkDownError as error:
+                log.info("subscription recorded for the next connection", filter=topic_filter, error=error.message)
 
     async def unsubscribe(self, topic_filter: str) -> None:
         """Ends a subscription; messages received before are still handled.

@@ -20,7 +20,7 @@ from firstline_core.protocol.mqtt_connection import Connection, split_publish
 from firstline_core.protocol.mqtt_messages import Message, MqttSettings, Publication
 
 CONNACK = b"\x20\x03\0\0\0"
-PUBLISH, PUBACK = 0x30, 0x40
+PUBLISH, PUBACK, SUBSCRIBE, SUBACK = 0x30, 0x40, 0x82, 0x90
 
 
 def message(topic: bytes, payload: bytes, *, qos: int = 1, number: int = 7) -> bytes:
@@ -195,6 +195,33 @@ async def test_a_listener_is_called_during_the_read() -> None:
     for payload in (b"bad", b"good"):
         client._dispatch(Message("t/1", payload, ack=lambda: told.append("acknowledged")))
     assert told == [b"bad", b"good", "acknowledged"]
+
+
+async def test_a_subscription_that_a_lost_connection_interrupts_is_made_by_the_next_one() -> None:
+    connections = 0
+    heard: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal connections
+        connections += 1
+        broker = Broker(reader, writer)
+        with contextlib.closing(writer), contextlib.suppress(asyncio.IncompleteReadError):
+            await broker.packet()
+            writer.write(CONNACK)
+            head, rest = await broker.packet()
+            assert head == SUBSCRIBE
+            if connections > 1:
+                writer.write(bytes((SUBACK, 4)) + rest[:2] + b"\0\1" + message(b"t", b"x", qos=0))
+                await broker.packet()
+
+    async with asyncio.timeout(10), await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        client = MqttClient(MqttSettings("127.0.0.1", server.sockets[0].getsockname()[1]))
+        await client.connect(5)
+        try:
+            await client.listen("t", lambda found: heard.set_result(found.payload))
+            assert await heard == b"x"
+        finally:
+            await client.close()
 
 
 def length(value: int) -> bytes:
