@@ -45,7 +45,7 @@ from firstline_gateway.identity.identity import Identity
 from firstline_gateway.jobs.jobs import Jobs
 from firstline_gateway.models import residency
 from firstline_gateway.models.fetched_bundles import FetchedBundles
-from firstline_gateway.models.folder import load_full, load_repository, named
+from firstline_gateway.models.folder import load_full, load_repository, named, read_bundle
 from firstline_gateway.models.memory import Load
 from firstline_gateway.models.repository import Repository
 from firstline_gateway.models.residency import Residency
@@ -180,6 +180,7 @@ class Gateway:
                 Path(settings.models.directory),
                 must_be_whole=load is not None,
                 fetched=settings.fetched_models,
+                copies_of=settings.copies_of,
             ),
             budget_bytes=settings.models.memory_budget_mb << 20,
             patience_s=settings.execution.queue_s,
@@ -336,7 +337,7 @@ class Gateway:
                     self.residency.orders,
                     self.store,
                     retire_after_s=settings.retire_after_s,
-                    must_be_whole=must_be_whole,
+                    read=partial(read_bundle, must_be_whole=must_be_whole, copies_of=self.settings.copies_of),
                     clock=clock,
                 )
                 self._services.append(self.full_models)
@@ -525,6 +526,7 @@ def open_gateway(settings: Settings) -> Gateway:
         options if here and settings.models.wait else None,
         budget_bytes=settings.models.memory_budget_mb << 20 if here else 0,
         fetched=settings.fetched_models,
+        copies_of=settings.copies_of,
     )
     load = partial(load_full, options=options) if here else None
     dispatcher = open_executors(settings, repository, options)

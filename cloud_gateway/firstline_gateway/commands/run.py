@@ -78,7 +78,9 @@ def _check(arguments: argparse.Namespace) -> int:
     with naming_sources(arguments):
         check_files(settings)
         options = runtime_options(settings) if here else None
-        repository = load_repository(Path(settings.models.directory), options, fetched=settings.fetched_models)
+        repository = load_repository(
+            Path(settings.models.directory), options, fetched=settings.fetched_models, copies_of=settings.copies_of
+        )
     served_well, refused = [], [(bundle.path, bundle.error) for bundle in repository.refused]
     for served in repository:
         try:

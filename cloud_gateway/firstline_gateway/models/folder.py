@@ -28,8 +28,17 @@ BUDGET_S = 0.1
 _RUNS = 5
 
 
+def _one(_name: str) -> int:
+    return 1
+
+
 def load_repository(
-    directory: Path, options: RuntimeOptions | None, *, budget_bytes: int = 0, fetched: Path | None = None
+    directory: Path,
+    options: RuntimeOptions | None,
+    *,
+    budget_bytes: int = 0,
+    fetched: Path | None = None,
+    copies_of: Callable[[str], int] = _one,
 ) -> Repository:
     """Opens every bundle in a folder and loads its full model; logs and skips invalid ones.
 
@@ -39,12 +48,19 @@ def load_repository(
         budget_bytes: memory of all models, or 0 for no limit; if they do not fit together newer versions come first,
             and one that does not fit alone is refused.
         fetched: a folder of bundles that came from the registry; one that `directory` has too is not looked at.
+        copies_of: returns how many times this process loads a model, by its name.
 
     Raises:
         ConfigError: there is no such folder, or it cannot be read.
     """
     paths = [*find_bundles(directory), *_fetched(fetched)]
-    models, refused = _read(paths, must_be_whole=options is not None, budget_bytes=budget_bytes, fetched=fetched)
+    models, refused = _read(
+        paths,
+        must_be_whole=options is not None,
+        budget_bytes=budget_bytes,
+        fetched=fetched,
+        copies_of=copies_of,
+    )
     taken_bytes = 0
     for served in in_loading_order(models.values()):
         taken_bytes += served.memory_bytes
@@ -64,14 +80,19 @@ def load_repository(
 
 
 def _read(
-    paths: Iterable[Path], *, must_be_whole: bool, budget_bytes: int, fetched: Path | None
+    paths: Iterable[Path],
+    *,
+    must_be_whole: bool,
+    budget_bytes: int,
+    fetched: Path | None,
+    copies_of: Callable[[str], int],
 ) -> tuple[dict[ModelKey, ServedModel], list[RefusedBundle]]:
     """Returns the bundles in these folders, and those that are refused; see `load_repository`."""
     found: dict[ModelKey, ServedModel] = {}
     refused: list[RefusedBundle] = []
     for path in paths:
         try:
-            served = read_bundle(path, must_be_whole=must_be_whole)
+            served = read_bundle(path, must_be_whole=must_be_whole, copies_of=copies_of)
             if served.key in found and path.parent == fetched:
                 continue
             check_size(served, budget_bytes)
@@ -94,12 +115,13 @@ def _refused(path: Path, error: FirstlineError, key: ModelKey | None) -> Refused
     return RefusedBundle(path, error, key)
 
 
-def read_bundle(path: Path, *, must_be_whole: bool) -> ServedModel:
+def read_bundle(path: Path, *, must_be_whole: bool, copies_of: Callable[[str], int] = _one) -> ServedModel:
     """A bundle of which nothing is loaded yet.
 
     Args:
         path: its folder.
         must_be_whole: whether the full model's files have to be there.
+        copies_of: returns how many times this process loads a model, by its name.
 
     Raises:
         IntegrityError: the folder is not a bundle, or a file differs from its manifest.
@@ -111,7 +133,8 @@ def read_bundle(path: Path, *, must_be_whole: bool) -> ServedModel:
         raise ModelLoadError(f"The bundle {path} has no full model, and a gateway runs nothing else.")
     if must_be_whole and (missing := bundle.missing(manifest.full)):
         raise ModelLoadError(f"Model '{manifest.full.id}' cannot be loaded: {path} has no {', '.join(missing)}.")
-    return ServedModel(ModelKey(manifest.name, manifest.version), path, manifest, None, manifest.full_digest)
+    key = ModelKey(manifest.name, manifest.version)
+    return ServedModel(key, path, manifest, None, manifest.full_digest, copies_of(key.name))
 
 
 def load_full(served: ServedModel, options: RuntimeOptions) -> LoadedModel:
@@ -134,9 +157,14 @@ def load_full(served: ServedModel, options: RuntimeOptions) -> LoadedModel:
 
 
 def named(
-    directory: Path, name: str, *, must_be_whole: bool, fetched: Path | None = None
+    directory: Path,
+    name: str,
+    *,
+    must_be_whole: bool,
+    fetched: Path | None = None,
+    copies_of: Callable[[str], int] = _one,
 ) -> tuple[list[ServedModel], list[RefusedBundle]]:
-    """All versions of one bundle in a folder, and what should have been one; blocks. `fetched`: see above.
+    """All versions of one bundle in a folder, and what should have been one; blocks. See `load_repository`.
 
     Raises:
         ConfigError: there is no such folder, or it cannot be read.
@@ -146,7 +174,7 @@ def named(
         for path in [*find_bundles(directory), *_fetched(fetched)]
         if (key.name == name if (key := _key_at(path)) is not None else name in path.parts[-2:])
     ]
-    found, refused = _read(paths, must_be_whole=must_be_whole, budget_bytes=0, fetched=fetched)
+    found, refused = _read(paths, must_be_whole=must_be_whole, budget_bytes=0, fetched=fetched, copies_of=copies_of)
     return list(found.values()), refused
 
 

@@ -31,6 +31,7 @@ class ServedModel:
     Args:
         loaded: the full model; None where it runs elsewhere, or is not in memory.
         digest: the full model's.
+        copies: how many times this process loads it: each local executor has a copy of its own.
 
     Attributes:
         input_names: of the bundle's inputs that the full model reads.
@@ -41,6 +42,7 @@ class ServedModel:
     manifest: Manifest
     loaded: LoadedModel | None
     digest: str
+    copies: int = 1
     input_names: tuple[str, ...] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -56,7 +58,7 @@ class ServedModel:
     def memory_bytes(self) -> int:
         """Estimated memory, from the size of its files: known before it is loaded, and always the same."""
         size_bytes = sum(artefact.size_bytes for artefact in self.full.artefacts)
-        return int(_RESIDENT_FACTOR * size_bytes) + _RESIDENT_BASE_BYTES
+        return self.copies * (int(_RESIDENT_FACTOR * size_bytes) + _RESIDENT_BASE_BYTES)
 
 
 @dataclass(frozen=True, slots=True)

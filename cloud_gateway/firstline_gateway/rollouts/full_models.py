@@ -9,8 +9,10 @@ fetched nor retired.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 from msgspec import Struct
 from sqlalchemy import Connection, select, type_coerce
@@ -24,8 +26,7 @@ from firstline_core.types import ModelKey
 from firstline_gateway.background import PeriodicTask
 from firstline_gateway.fleet.devices import DEVICES
 from firstline_gateway.models.fetched_bundles import FetchedBundles
-from firstline_gateway.models.folder import read_bundle
-from firstline_gateway.models.repository import Repository
+from firstline_gateway.models.repository import Repository, ServedModel
 from firstline_gateway.models.residency import Orders
 from firstline_gateway.registry.catalogue import CatalogueReader
 from firstline_gateway.rollouts import records
@@ -53,7 +54,7 @@ class FullModels:
         store: reads it.
         retire_after_s: a version is retired once no device has needed it for this many seconds; a device that has been
             silent for as long needs none.
-        must_be_whole: whether models run in this process and need their files.
+        read: returns the model of a fetched bundle, blocking; raises `FirstlineError` if it cannot be served.
         clock: decides what is due.
     """
 
@@ -63,7 +64,7 @@ class FullModels:
     orders: Orders
     store: Store
     retire_after_s: float
-    must_be_whole: bool
+    read: Callable[[Path], ServedModel]
     clock: Clock
 
     def __post_init__(self) -> None:
@@ -187,7 +188,7 @@ class FullModels:
         if not self.fetched.has(key):
             path = await self.fetched.fetch(await self._listed(key))
         try:
-            served = await asyncio.to_thread(partial(read_bundle, path, must_be_whole=self.must_be_whole))
+            served = await asyncio.to_thread(self.read, path)
             await self.orders.add(served)
         except FirstlineError:
             await asyncio.to_thread(self.fetched.remove, key)

@@ -124,7 +124,7 @@ class Models(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     wait: bool = True
     """Load before listening; false listens at once, and requests wait for their model."""
     memory_budget_mb: Annotated[int, Meta(ge=0, le=1 << 24)] = 0
-    """Memory for models (MiB); the least recently used are unloaded. 0 for no limit. See
+    """Memory for models (MiB), of all local executors; the least recently used are unloaded. 0 for no limit. See
     docs/how-to/run-both-tiers.md."""
     concurrency: Annotated[int, Meta(ge=0)] = 0
     """Concurrent batches of one model; limits a slow model. 0 is `execution.sessions`."""
@@ -410,6 +410,11 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     def loads_here(self) -> bool:
         """Whether full models run, and are loaded, in this process."""
         return any(each.engine == "local" for each in self.engines.values())
+
+    def copies_of(self, model: str) -> int:
+        """Returns how many times this process loads a model: once for each local executor that it may run on."""
+        names = self.models.executors_of.get(model, tuple(self.executors))
+        return max(1, sum(found.engine == "local" for name, found in self.executors.items() if name in names))
 
     @property
     def engines(self) -> dict[str, ExecutorOf]:

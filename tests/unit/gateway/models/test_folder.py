@@ -92,6 +92,18 @@ def test_a_model_that_never_fits_is_refused(tmp_path: Path) -> None:
     assert [served.key.name for served in load_repository(tmp_path, None, budget_bytes=3 << 20)] == ["digits"]
 
 
+def test_the_budget_counts_each_copy_of_a_model(tmp_path: Path) -> None:
+    put(tmp_path / "digits")
+    put(tmp_path / "other", name="other")
+    copies = {"digits": 2, "other": 1}
+
+    def loaded(budget_mb: int) -> list[str]:
+        found = load_repository(tmp_path, RuntimeOptions(), budget_bytes=budget_mb << 20, copies_of=copies.__getitem__)
+        return [served.key.name for served in found if served.loaded is not None]
+
+    assert [loaded(budget_mb) for budget_mb in (3, 5, 8)] == [["other"], ["digits"], ["digits", "other"]]
+
+
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read every folder")
 def test_a_folder_that_may_not_be_read_is_refused_alone(tmp_path: Path) -> None:
     put(tmp_path / "good")

@@ -185,6 +185,36 @@ def test_several_executors_take_the_place_of_the_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("executors", "executors_of", "copies"),
+    [
+        ({}, {}, 1),
+        ({"a": {}, "b": {}}, {}, 2),
+        ({"a": {}, "b": {}}, {"m": ["b"]}, 1),
+        ({"a": {}, "far": {"engine": "oip", "endpoints": ["http://gpu-1"]}}, {}, 1),
+        ({"a": {}, "far": {"engine": "oip", "endpoints": ["http://gpu-1"]}}, {"m": ["far"]}, 1),
+    ],
+)
+def test_a_model_has_a_copy_for_each_local_executor(
+    executors: dict[str, object], executors_of: dict[str, object], copies: int
+) -> None:
+    overrides = {"executors": executors, "models.executors_of": executors_of}
+    assert load(None, environ={}, overrides=overrides).copies_of("m") == copies
+
+
+@pytest.mark.parametrize("table", ["executors", "webhooks"])
+@pytest.mark.parametrize("name", ["a[b", "[...]", ""])
+def test_an_invalid_name_of_a_table_is_named_and_nothing_else(tmp_path: Path, table: str, name: str) -> None:
+    file = tmp_path / "gateway.toml"
+    file.write_text(
+        f'[webhooks.ops]\nurl = "https://hooks.example/secret"\n[executors.ok]\nengine = "local"\n[{table}."{name}"]\n'
+    )
+    with pytest.raises(ConfigError) as refused:
+        load(file, environ={})
+    assert f"{name!r} cannot be a name in '{table}'; use a name of 1 to 64 letters" in refused.value.message
+    assert "secret" not in refused.value.message
+
+
+@pytest.mark.parametrize(
     ("webhook", "said"),
     [
         ({}, r"webhooks\.ops\.url is no URL"),
