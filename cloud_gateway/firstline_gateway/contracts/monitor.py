@@ -278,7 +278,8 @@ class ContractMonitor:
 
         def note(changes: list[alarms.Change]) -> None:
             changed = {change.alarm.edge_digest: change.alarm for change in changes}
-            self._device_alarms[key] = self._device_alarms.get(key, {}) | changed
+            if key in self._device_alarms or len(self._device_alarms) < alarms.ALARMS_OF_ALL:
+                self._device_alarms[key] = self._device_alarms.get(key, {}) | changed
             for change in changes:
                 change.log()
 

@@ -30,11 +30,15 @@ from firstline_gateway.store.schema import METADATA, insert, upsert
 DEVICE_ALARM = "contract.device_alarm"
 """Action of the audit log's entry about an alarm that a device raised."""
 
+ALARMS_OF_ALL = 100_000
+"""The largest number of stored alarms. Before another one is added, those are deleted whose report is the oldest."""
+
 _DAY_S = 86_400.0
 _KEPT_S = 30 * _DAY_S  # a device that was off for so long does not raise its alarm again
 _SETTLED_S = 900.0  # telemetry from before an alarm may arrive so late, and an alarm that returns so soon is the same
 _ENTRIES_A_DAY = 16  # of one device, which chooses what it reports
 _ALARMS = 64  # of one device
+_MADE_ROOM = 0.01  # of all alarms, so that few reports pay for the search for the oldest
 _EVENT_LIMIT = 256  # characters
 
 ALARMS = sa.Table(
@@ -158,6 +162,7 @@ class _Report:
         elif not self._has_room(connection):
             return []
         else:
+            _make_room(connection)
             added = insert(connection, ALARMS).values(asdict(found)).on_conflict_do_nothing().returning(_A.device)
             is_same = connection.execute(added).first() is None  # another replica has added it at this moment
         return [Change(found, has_changed=not is_same)]
@@ -270,6 +275,19 @@ def listed(connection: sa.Connection, service_s: float) -> list[DeviceAlarm]:
     found = sorted((DeviceAlarm(*row) for row in connection.execute(query)), key=lambda alarm: alarm.rank)
     revoked = revoked_devices(connection) if found else ()
     return [alarm for alarm in found if alarm.device not in revoked]
+
+
+def _make_room(connection: sa.Connection) -> None:
+    """Deletes the alarms whose report is the oldest, if there are too many."""
+    count = connection.execute(sa.select(sa.func.count()).select_from(ALARMS)).scalar_one()
+    if count < ALARMS_OF_ALL:
+        return
+    number = count - ALARMS_OF_ALL + max(1, round(_MADE_ROOM * ALARMS_OF_ALL))
+    key = _A.device, _A.bundle, _A.version, _A.edge_digest
+    # Alarms that another transaction is changing stay: to wait for them could be a deadlock.
+    oldest = sa.select(*key).order_by(_A.service_s, *key).limit(number).with_for_update(skip_locked=True)
+    deleted = connection.execute(sa.delete(ALARMS).where(sa.tuple_(*key).in_(oldest))).rowcount
+    log.warning("too many device alarms: the oldest are deleted", deleted=deleted, limit=ALARMS_OF_ALL)
 
 
 def forget(connection: sa.Connection, service_s: float) -> None:

@@ -533,6 +533,21 @@ def test_only_a_device_can_alarm_and_only_for_itself(bench: Bench) -> None:
     assert (shown.device, shown.ended_s) == ("anybody", None)
 
 
+def test_the_alarms_of_many_devices_and_versions_are_bounded_in_memory(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(alarms, "ALARMS_OF_ALL", 20)
+    alarm = ContractAlarm(certificate_of(bench.served()).edge_digest, "missed person")
+    for number in range(50):
+        bench.answer(request_from(f"cam{number}", alarm=alarm))
+        assert len(bench.monitor.device_alarms()) <= 20
+    bench.monitor.refresh().result()
+    assert len(bench.monitor.device_alarms()) == 20
+    bench.close()
+    bench.open()
+    assert len(bench.monitor.device_alarms()) == 20
+
+
 # Attacks by a device or an impostor.
 
 

@@ -26,7 +26,7 @@ from firstline_gateway.store.service_clock import ServiceClock
 
 M, N = ModelKey("digits", 1), ModelKey("digits", 2)
 A, B = "a" * 64, "b" * 64
-NOW_S, HOUR_S, DAY_S = 1.8e9, 3600.0, 86_400.0
+NOW_S, HOUR_S, DAY_S, YEAR_S = 1.8e9, 3600.0, 86_400.0, 365 * 86_400.0
 _WAITING = text("SELECT count(*) FROM pg_locks WHERE NOT granted")
 
 
@@ -220,6 +220,62 @@ def test_a_device_chooses_neither_the_number_of_alarms_nor_of_entries(replicas: 
     one.raised(80, UNAUTHENTICATED)
     assert len(one.listed(80)) == 65
     assert one.entries() == 16 * ["device:cam"]
+
+
+def test_all_devices_and_versions_together_have_a_bounded_number_of_alarms(
+    replicas: tuple[Replica, Replica], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other = replicas
+    monkeypatch.setattr(alarms, "ALARMS_OF_ALL", 20)
+    with captured_lines() as lines:
+        for at_s in range(100):
+            replicas[at_s % 2].raised(at_s, "lasting")  # repeated, and therefore never the oldest
+            replicas[at_s % 2].raised(at_s, f"cam{at_s % 10}", ModelKey("digits", at_s // 10))
+            assert len(one.listed(at_s)) <= 20
+    listed = other.listed(100)
+    assert len(listed) == 20
+    assert {each.device for each in listed if each.last_s < NOW_S + 80} == set()
+    assert "lasting" in {each.device for each in listed}
+    assert one.entries().count("device:lasting") == 1
+    assert {line["deleted"] for line in lines if line["event"].startswith("too many device alarms")} == {1}
+
+
+@pytest.mark.parametrize("jump_s", [-YEAR_S, YEAR_S])
+async def test_alarms_expire_by_the_service_clock_not_by_the_wall_clock(
+    replicas: tuple[Replica, Replica], jump_s: float
+) -> None:
+    one, other = replicas
+
+    async def pass_time(seconds: float) -> None:
+        for each in replicas:
+            await each.clock.advance(seconds)
+
+    def jump(by_s: float) -> None:
+        for each in replicas:
+            each.clock.set_wall_s(each.clock.wall_s() + by_s)
+
+    counts = (ModelCounts("digits", 1, audited=9, disagreed=4, device_alarm=ContractAlarm(A)),)
+    await one.fleet.take_telemetry("cam", Telemetry("s", 1, models=counts))
+    since_s = one.clock.wall_s()
+    jump(jump_s)
+    await one.fleet.forget_old()
+    (shown,) = other.listed(other.service.now_s())
+    assert (shown.device, shown.since_s, shown.ended_s) == ("cam", since_s, None)
+    await one.fleet.take_telemetry("cam", Telemetry("s", 2, models=counts))
+    (shown,) = other.listed(other.service.now_s())
+    assert (shown.since_s, shown.last_s) == (since_s, since_s + jump_s)
+    await pass_time(DAY_S - 1)
+    assert len(one.listed(one.service.now_s())) == 1
+    jump(-jump_s)
+    await pass_time(2)
+    assert one.listed(one.service.now_s()) == []  # not shown, but remembered
+    await pass_time(29 * DAY_S - 2)
+    await one.fleet.forget_old()
+    assert len(one.listed(0.0)) == 1
+    await pass_time(10)
+    jump(-2 * jump_s)
+    await other.fleet.forget_old()
+    assert one.listed(0.0) == []
 
 
 async def test_replicas_enter_an_alarm_once_at_the_same_moment(replicas: tuple[Replica, Replica]) -> None:
