@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from firstline_core.profile.summary import DISTURBED
 
 _FULL = 1.0
+_LIGHT, _HEAVY = 0.25, 0.6  # loads below and from which predictions are inexact; profiles are measured at half load
 _LEAST_PER_S, _MOST_PER_S = 1e-6, 1e9
 
 
@@ -61,8 +62,9 @@ def predict_command(
     streams = _streams(found, loads, threads)
     prediction = predict(streams, servers=servers)
     factor = None if within is None else highest(streams, within, servers=servers)
-    if warning := _disturbed(streams):
-        typer.echo(warning, err=True)
+    for warning in (_disturbed(streams), _inexact(streams, prediction, factor)):
+        if warning:
+            typer.echo(warning, err=True)
     text = [
         f"{found.bundle} version {found.version} on {found.machine}, {_named(streams)}; servers: {servers}.",
         _sentence(prediction),
@@ -132,6 +134,21 @@ def _disturbed(streams: Sequence[Stream]) -> str:
     return (
         f"warning: other work had the core for up to {percent(round(waited, 2))} of the time while that was measured."
     )
+
+
+def _inexact(streams: Sequence[Stream], prediction: Prediction, factor: float | None) -> str:
+    """Returns a warning about effects that the profile does not contain; "" if none matters at these loads."""
+    load, highest_load = prediction.utilisation, (factor or 0.0) * prediction.utilisation
+    reasons = []
+    if len(streams) > 1:
+        reasons.append("models slow each other down, which is not predicted")
+    if load < _LIGHT:
+        reasons.append("queries at such a light load can take longer than predicted")
+    if _HEAVY <= load < _FULL:
+        reasons.append("waits at such a high load can be longer than predicted")
+    if highest_load >= _HEAVY:
+        reasons.append("the rates of --within can be too high")
+    return f"warning: this prediction is inexact: {'; '.join(reasons)}." if reasons else ""
 
 
 def _rates(streams: Sequence[Stream]) -> str:

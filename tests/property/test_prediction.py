@@ -120,6 +120,18 @@ def test_no_query_has_no_times() -> None:
     assert nothing.tolist() == []
 
 
-def test_two_servers_halve_the_utilisation() -> None:
-    streams = [Stream(point(query_ms=1.0), 100.0)]
-    assert utilisation(streams) == 2 * utilisation(streams, servers=2) == pytest.approx(0.1)
+@pytest.mark.parametrize(("servers", "took_ms"), [(1, [1.0, 1.9, 2.8, 1.0]), (2, [1.0, 1.0, 1.8, 1.0])])
+def test_two_servers_answer_two_queries_at_once(servers: int, took_ms: list[float]) -> None:
+    arrivals_ms, kinds = np.array([0.0, 0.1, 0.2, 10.0]), np.zeros(4, np.intp)
+    took = replay([point(query_ms=1.0)], arrivals_ms, kinds, servers=servers, seed=0)
+    assert took.tolist() == pytest.approx(took_ms)
+
+
+@FEW
+@given(load=LOADS, seed=SEEDS)
+def test_two_servers_halve_the_utilisation(load: float, seed: int) -> None:
+    """Each of two servers is busy for half of the share of one, and no server is busy for longer than there is work."""
+    streams = [Stream(point(query_ms=1.0), 1000 * load)]
+    one, two = (predict(streams, servers=servers, queries=5_000, seed=seed) for servers in (1, 2))
+    assert one.utilisation == pytest.approx(load) and two.utilisation == pytest.approx(load / 2)
+    assert two.mean_ms - 1 < (one.mean_ms - 1) / 3  # two servers at half the load wait less than half as long

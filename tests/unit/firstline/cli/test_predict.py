@@ -68,6 +68,31 @@ def test_a_disturbed_profile_gives_a_warning(tmp_path: Path, stated: Profile) ->
 
 
 @pytest.mark.parametrize(
+    ("arguments", "reasons"),
+    [
+        (["edge=40"], []),
+        (["edge=40", "--within", "11"], []),
+        (["edge=140"], []),  # which has no times
+        (["edge=30", "full=5"], ["models slow each other down"]),
+        (["edge=5"], ["light load"]),
+        (["edge=80"], ["high load"]),
+        (["edge=40", "--within", "100"], ["--within can be too high"]),
+        (["edge=1", "full=1", "--within", "200"], ["each other", "light load", "--within"]),
+    ],
+)
+def test_an_inexact_prediction_gives_one_warning(
+    tmp_path: Path, stated: Profile, arguments: list[str], reasons: list[str]
+) -> None:
+    found = predicted(tmp_path, stated, *arguments)
+    assert found.exit_code == 0
+    assert found.stderr.count("warning:") == bool(reasons)
+    parts = found.stderr.split(";")
+    assert len(parts) == max(1, len(reasons))
+    for part, reason in zip(parts, reasons, strict=False):
+        assert reason in part
+
+
+@pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
         (["edge"], "'edge' is not a load; write MODEL=PER_SECOND, such as edge=20, with a rate from 1e-06 to 1e+09."),
