@@ -14,6 +14,7 @@ from bench.fuzzing.audio_files import make_audio, read_audio
 from bench.fuzzing.byte_tensors import make_bytes, read_bytes
 from bench.fuzzing.corpora import BODIES, CERTIFICATES, IMAGES, MANIFESTS, MESSAGES, PUBLICATIONS, SMALL, TOPICS
 from bench.fuzzing.gateway_answers import make_answer, read_answer
+from bench.fuzzing.graphs import check_graph, graph_input
 from bench.fuzzing.image_headers import make_image, read_image
 from bench.fuzzing.mutation import NUMBERS, WORDS, altered, damaged
 from firstline.client.answer_stream import EventReader
@@ -21,6 +22,7 @@ from firstline_core.bundle.manifest import encode_manifest, parse_manifest
 from firstline_core.errors import (
     ConfigError,
     FirstlineError,
+    InferenceError,
     IntegrityError,
     ProtocolError,
     RequestError,
@@ -242,5 +244,6 @@ TARGETS: Sequence[Target] = (
     Target("image decoder", _image, _read_image, (RequestError,), 0.05),
     Target("audio files", make_audio, read_audio, (RequestError,), 0.2),
     Target("certificates, and requests for them", _certificate, _read_certificate, (RequestError,), 0.05),
+    Target("graphs whose rows depend on each other", graph_input, check_graph, (InferenceError,), 0.005),
     Target("tokens, errors, events, ONNX files", _small, _read_small, (ConfigError, ProtocolError), 0.05),
 )

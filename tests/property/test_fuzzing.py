@@ -13,7 +13,7 @@ SEED = 7
 
 @pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
 def test_no_input_crashes_its_reader(target: Target) -> None:
-    found = feed(target, SEED, range(1500))
+    found = feed(target, SEED, range(1500 if target.share >= 0.05 else 150))  # a model takes milliseconds
     assert found.crashes == []
     assert 0 < found.refused < found.inputs  # damaged enough, and not beyond recognition
 

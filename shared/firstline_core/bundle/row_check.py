@@ -107,12 +107,12 @@ def check_model_rows(bundle: Bundle, loaded: LoadedModel, inputs: Arrays, *, lim
 class _PreparedRows:
     """Prepares rows once for all passes, as far as memory allows; steps with a model of their own run in each pass."""
 
-    def __init__(self, loaded: LoadedModel, inputs: Arrays) -> None:
+    def __init__(self, loaded: LoadedModel, inputs: Arrays, limit_bytes: int = _PREPARED_BYTES) -> None:
         self._loaded = loaded
         self._inputs = inputs
         self._rows: dict[int, Arrays] = {}
         has_graph = any(isinstance(step, Graph) for step in loaded.model.presteps)
-        self._left_bytes = 0 if has_graph else _PREPARED_BYTES
+        self._left_bytes = 0 if has_graph else limit_bytes
 
     def take(self, positions: list[int]) -> Arrays:
         """Returns the prepared rows at some positions."""
