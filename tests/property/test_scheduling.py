@@ -10,7 +10,7 @@ from functools import cache, partial
 from itertools import accumulate
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from support.simulated_load import Asked, Ended, Load
 
@@ -126,9 +126,12 @@ def share_of(ended: list[Ended], principal: str) -> float:
 
 
 @pytest.mark.parametrize("timeout_s", [0.2, None])
-def test_greedy_client_does_not_starve_others(timeout_s: float | None) -> None:
+@given(seed=st.integers(0, 1000))
+@settings(max_examples=1, deadline=None)
+@example(seed=771)
+def test_greedy_client_does_not_starve_others(timeout_s: float | None, seed: int) -> None:
     refused: list[bool] = []
-    for first in range(771, 779, 2):  # of 60 requests alone one in some hundreds of seeds has a tenth refused
+    for first in range(seed, seed + 8, 2):  # of 60 requests alone one in some hundreds of seeds has a tenth refused
         polite = poisson(first, 20, 3.0, principal="polite", timeout_s=timeout_s)
         greedy = poisson(first + 1, 500, 3.0, principal="greedy", timeout_s=timeout_s)
         _, ended = played(together(polite, greedy))
@@ -204,7 +207,8 @@ def test_a_slowdown_makes_only_earlier_requests_late(seed: int) -> None:
     assert not any(each.late for each in after)
 
 
-def test_temporary_slowdowns_make_few_requests_late() -> None:
+@pytest.mark.parametrize("seed", [1, 2])
+def test_temporary_slowdowns_make_few_requests_late(seed: int) -> None:
     """Half a second in two, as if other processes used the memory: more than is learned in time."""
 
     async def play() -> list[Ended]:
@@ -214,7 +218,7 @@ def test_temporary_slowdowns_make_few_requests_late() -> None:
         for start_s in range(1, 10, 2):
             for at_s, slowness in ((start_s, 2.0), (start_s + 0.5, 1.0)):
                 load.clock.call_at(now_s + at_s, partial(setattr, load.executor, "slowness", slowness))
-        return await load.play(poisson(1, 1000, 10.0, timeout_s=0.25))
+        return await load.play(poisson(seed, 1000, 10.0, timeout_s=0.25))
 
     ended = asyncio.run(play())
     good = sum(not each.refused and not each.late for each in ended)

@@ -278,7 +278,7 @@ async def test_a_server_that_only_fails_is_ejected_and_tried_again_later() -> No
         assert far.slots == 24
 
 
-async def test_the_servers_of_an_executor_are_reported_and_budgeted_as_one() -> None:
+async def test_the_servers_of_an_executor_are_reported_as_one() -> None:
     async with site(2, name="far") as far:
         far.servers[0].error = FirstlineError("It broke.")
         await far.ask((0.5,))
