@@ -105,7 +105,7 @@ class _AuditedFleet(Pretended):
         self._counted = 0
 
     def pass_time(self, hours: float, desired: Mapping[str, Desired], now_s: float) -> list[DeviceReport]:
-        """See `Pretended`."""
+        """See `driven.Fleet`."""
         reports = super().pass_time(hours, desired, now_s)
         audited = [each.name for each in reports if each.reported.models[0].version == NEW] * round(hours * _PER_HOUR)
         self._rng.shuffle(audited)

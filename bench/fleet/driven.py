@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections import Counter
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, Protocol
 
 from sqlalchemy import bindparam, delete, insert, select, update
 
 from bench.fleet.population import BUNDLE, NEW, DeviceReport
-from bench.fleet.pretended import Pretended
 from firstline_core.clock import SimulatedClock
 from firstline_core.fleet.rollout import RolloutSummary
 from firstline_core.fleet.telemetry import Telemetry
+from firstline_core.fleet.twin import Desired
 from firstline_gateway.fleet import devices
 from firstline_gateway.fleet.devices import DEVICES
 from firstline_gateway.fleet.totals import COUNTS, HISTORY, Totals, added
@@ -36,12 +37,13 @@ def definition(
     rules: Rules | None = None,
     held_back: float = 0.1,
     version: int = NEW,
+    manifest_sha256: str = "0" * 64,
 ) -> Definition:
     """Of a rollout of the simulated bundle; devices report every hour, so that two reports may be missed."""
     return Definition(
         BUNDLE,
         version,
-        "0" * 64,
+        manifest_sha256,
         stages,
         rules or Rules(),
         held_back=held_back,
@@ -50,10 +52,30 @@ def definition(
     )
 
 
+class Fleet(Protocol):
+    """Devices under the driver, such as the agents of `world.World`."""
+
+    manifest_sha256: str
+
+    def pass_time(self, hours: float, desired: Mapping[str, Desired], now_s: float) -> list[DeviceReport]:
+        """Has devices hear what is desired and live on; what they say in the end.
+
+        Args:
+            hours: that pass.
+            desired: by device.
+            now_s: wall time of the gateway when they speak.
+        """
+        ...
+
+    def versions(self) -> Counter[int]:
+        """How many devices run which version."""
+        ...
+
+
 class Driven:
     """A gateway's rollouts without its network."""
 
-    def __init__(self, store: Store, fleet: Pretended) -> None:
+    def __init__(self, store: Store, fleet: Fleet) -> None:
         self.clock = SimulatedClock(1000.0)
         self.database = store.database
         self.fleet = fleet
@@ -135,7 +157,7 @@ def _words(report: DeviceReport, now_s: float) -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def driven(found: settings.Store, fleet: Pretended) -> AsyncIterator[Driven]:
+async def driven(found: settings.Store, fleet: Fleet) -> AsyncIterator[Driven]:
     """A store with devices that have been there for a day."""
     store = Store(open_database(found))
     made = Driven(store, fleet)

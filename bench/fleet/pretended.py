@@ -61,19 +61,15 @@ class PretendedDevice(Device):
 
 
 class Pretended:
-    """Devices under the rollout driver, without an agent, a registry or a network."""
+    """Devices that only report. A `driven.Fleet`."""
+
+    manifest_sha256 = "0" * 64
 
     def __init__(self, devices: Mapping[str, PretendedDevice]) -> None:
         self._devices = devices
 
     def pass_time(self, hours: float, desired: Mapping[str, Desired], now_s: float) -> list[DeviceReport]:
-        """Lets devices hear what is desired and live on; returns what they report in the end.
-
-        Args:
-            hours: that pass.
-            desired: by device.
-            now_s: wall time of the gateway when they report.
-        """
+        """See `driven.Fleet`."""
         there = [device for device in self._devices.values() if device.on]
         for device in there:
             device.live(hours)
@@ -81,7 +77,7 @@ class Pretended:
         return [DeviceReport(device.name, device.reported, device.telemetry) for device in there]
 
     def versions(self) -> Counter[int]:
-        """Returns how many devices run which version."""
+        """See `driven.Fleet`."""
         return Counter(device.version for device in self._devices.values())
 
 

@@ -9,6 +9,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,7 +20,7 @@ from bench.fleet.alarms import CONTRACTS, alarmed
 from bench.fleet.driven import HOUR_S, definition, driven
 from bench.fleet.judged import DEVICES, Ended, Spread, judged, rolled_out
 from bench.fleet.population import NEW, NOTHING, OLD, STREET, Effect, Scenery
-from bench.fleet.pretended import Pretended, pretended_population
+from bench.fleet.world import world
 from firstline_core.telemetry import logs
 from firstline_gateway.rollouts.judgement.verdict import Rules
 from firstline_gateway.rollouts.rollout import Stage
@@ -34,18 +35,25 @@ PROMISED = Rules().alpha + CONTRACTS.delta
 """The promised share of false aborts: of the comparison with the control group, and of the contract."""
 
 
+class Case(NamedTuple):
+    """A model that is brought to simulated devices: what it does there, and whether its bytes are what was signed."""
+
+    effect: Effect
+    corrupt: bool = False
+
+
 GOOD = "good"
-_NAMES = {OLD: "old", NEW: "new"}
+_NAMES = {0: "neither", OLD: "old", NEW: "new"}
 CASES = {
-    GOOD: NOTHING,
-    "not installable": Effect(failing=1.0),
-    "slow": Effect(latency=math.log(2)),
-    "crashing": Effect(crashes=6.0),
-    "less accurate": Effect(disagreement=0.05),
-    "escalating twice as much": Effect(escalations=2.0),
-    "drifting": Effect(drift=1.0),
+    GOOD: Case(NOTHING),
+    "corrupt": Case(NOTHING, corrupt=True),
+    "slow": Case(Effect(latency=math.log(2))),
+    "crashing": Case(Effect(crashes=6.0)),
+    "crashing within a minute": Case(Effect(crashes=1440.0)),
+    "less accurate": Case(Effect(disagreement=0.05)),
+    "escalating twice as much": Case(Effect(escalations=2.0)),
+    "drifting": Case(Effect(drift=1.0)),
 }
-"""The effects of the models that are rolled out to simulated devices."""
 
 
 class Detector(NamedTuple):
@@ -166,27 +174,29 @@ def _simulated(effort: Effort) -> dict[str, Any]:
 
 
 def simulated(name: str, devices: int) -> dict[str, Any]:
-    """Rolls out one of `CASES` to so many devices; returns how the rollout ended, and how many devices run what."""
+    """One of `CASES` on so many agents; how the rollout ended, and what each device comes up with."""
     logs.configure("critical")
     return asyncio.run(_simulate(CASES[name], devices))
 
 
-async def _simulate(effect: Effect, devices: int) -> dict[str, Any]:
+async def _simulate(case: Case, devices: int) -> dict[str, Any]:
     stages = Stage(0.1, soak_s=8 * HOUR_S), Stage(1.0, soak_s=8 * HOUR_S)
-    with tempfile.TemporaryDirectory() as folder:
+    async with AsyncExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
         store = Store(url=f"sqlite:///{Path(folder) / 'gateway.db'}")
-        fleet = Pretended(pretended_population(devices, FRESH, effect))
-        async with driven(store, fleet) as room:
-            ended = await room.run(definition(*stages), 60)
-            last = (await room.rollouts.looks(ended.id)).looks[-1]
-    return {
-        "devices": devices,
-        "state": ended.state,
-        "stage": ended.stage + 1,
-        "rule": last.rule,
-        "running": {_NAMES[version]: number for version, number in sorted(fleet.versions().items())},
-        "sentence": ended.sentence,
-    }
+        there = await stack.enter_async_context(world(devices, FRESH, case.effect, corrupt=case.corrupt))
+        room = await stack.enter_async_context(driven(store, there))
+        ended = await room.run(definition(*stages, manifest_sha256=there.manifest_sha256), 60)
+        last = (await room.rollouts.looks(ended.id)).looks[-1]
+        versions = await asyncio.to_thread(there.versions)
+        return {
+            "devices": devices,
+            "state": ended.state,
+            "stage": ended.stage + 1,
+            "rule": last.rule,
+            "verified": {_NAMES[version]: number for version, number in sorted(versions.items())},
+            "sentence": ended.sentence,
+        }
 
 
 def progress(what: str) -> None:
@@ -238,10 +248,10 @@ def _ended(part: str, name: str, ended: dict[str, Any]) -> Figure:
     """How the rollout of one model ended, and on how many devices as it should."""
     good = name == GOOD
     state, which = ("completed", "new") if good else ("rolled_back", "old")
-    right = ended["running"].get(which, 0)
+    right = ended["verified"].get(which, 0)
     stopped = ended["state"] == state and (good or ended["stage"] == 1)
     how = ended["state"].replace("_", " ") + ("" if good else f" in stage {ended['stage']} by '{ended['rule']}'")
-    told = f"{part}: {name}, {how}; on the {which} model"
+    told = f"{part}: {name}, {how}; on the {which} model, which verifies"
     aim = f"{ended['devices']:,}, {'completed' if good else 'in stage 1'}"
     return Figure(told, right, "devices", aim, stopped and right == ended["devices"])
 

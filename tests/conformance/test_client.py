@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 from support.http_answers import answering
-from support.signed_repository import DAY, SignedRepository
 
+from bench.support.signed_repository import DAY, SignedRepository
 from firstline_core.errors import NotFoundError
 
 CLIENT = Path(__file__).with_name("client.py")

@@ -10,7 +10,7 @@ from bench.figures import measured
 from bench.fleet.alarms import alarmed
 from bench.fleet.judged import judged
 from bench.fleet.population import Effect
-from bench.fleet.run import DETECTORS, TARGET, UNCHANGED, WORSE, detector, figures
+from bench.fleet.run import DETECTORS, TARGET, UNCHANGED, WORSE, detector, figures, simulated
 from bench.page import filled, tables
 
 
@@ -54,15 +54,23 @@ def test_a_detector_that_changes_nothing_reaches_every_device(seed: int) -> None
     ("change", "holds"),
     [
         ({}, True),
-        ({"running": {"old": 19, "new": 1}}, False),
+        ({"verified": {"old": 19, "neither": 1}}, False),
         ({"stage": 2}, False),
         ({"state": "completed"}, False),
     ],
 )
 def test_a_bad_model_is_stopped_in_stage_1_or_that_is_said(change: dict[str, object], holds: bool) -> None:
-    ended = {"devices": 20, "state": "rolled_back", "stage": 1, "rule": "latency", "running": {"old": 20}}
+    ended = {"devices": 20, "state": "rolled_back", "stage": 1, "rule": "latency", "verified": {"old": 20}}
     (one,) = figures({"devices": {"slow": ended | change}})
     assert one.holds is holds
+
+
+@pytest.mark.parametrize("name", ["corrupt", "crashing within a minute"])
+def test_agents_return_to_the_old_model_which_verifies(name: str) -> None:
+    """The updater, its trust and its slots are those of the device."""
+    ended = simulated(name, 30)
+    assert (ended["state"], ended["stage"], ended["rule"]) == ("rolled_back", 1, "installations")
+    assert ended["verified"] == {"old": 30}
 
 
 def test_the_page_has_what_was_measured_last() -> None:

@@ -13,9 +13,9 @@ from datetime import datetime
 from pathlib import Path
 
 import pytest
-from support.signed_repository import DAY, ROLES, START, SignedRepository
 from tuf.api.metadata import Metadata, Root, Snapshot, Targets
 
+from bench.support.signed_repository import DAY, ROLES, START, SignedRepository
 from firstline_core.bundle import trust
 from firstline_core.bundle.trust import LIMITS_BYTES, Trust
 from firstline_core.clock import SimulatedClock

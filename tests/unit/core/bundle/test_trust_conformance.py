@@ -12,7 +12,6 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from securesystemslib.signer import CryptoSigner, Key
-from support.signed_repository import DAY, START, SignedRepository
 from tuf.api.metadata import (
     DelegatedRole,
     Delegations,
@@ -24,6 +23,7 @@ from tuf.api.metadata import (
     Timestamp,
 )
 
+from bench.support.signed_repository import DAY, START, SignedRepository
 from firstline_core.bundle.trust import Trust
 from firstline_core.clock import SimulatedClock
 from firstline_core.errors import IntegrityError, SignatureError

@@ -17,9 +17,9 @@ import httpx
 import pytest
 from support.databases import OpenStore
 from support.logs import captured_lines
-from support.signed_repository import START, SignedRepository
 from tuf.api.metadata import Snapshot, TargetFile, Targets, Timestamp
 
+from bench.support.signed_repository import START, SignedRepository
 from firstline_core.clock import SimulatedClock
 from firstline_core.errors import (
     ConfigError,

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from support.signed_repository import DAY, START, SignedRepository
 
+from bench.support.signed_repository import DAY, START, SignedRepository
 from firstline_core.bundle.trust import MetadataSource
 from firstline_core.clock import SYSTEM_CLOCK
 from firstline_core.errors import (
