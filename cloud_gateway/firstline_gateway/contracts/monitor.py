@@ -90,7 +90,8 @@ class ContractMonitor:
             self._device_alarms = _by_device(alarms.listed(connection, service.now_s()))
         self._alarms: dict[ModelKey, dict[str, str]] = {}  # the broken event of each edge variant that alarms
         self._activity = DeviceActivity()
-        self._tried: dict[tuple[str, ModelKey], float] = {}  # service time of the writes of the last _RETRY_S, in order
+        # The writes about alarms that go on or began in the last _RETRY_S, with their service time, in order.
+        self._tried: dict[tuple[str, ModelKey], tuple[float, Future[None]]] = {}
         self._logged: set[tuple[ModelKey, Skipped]] = set()  # errors that are logged already
         self._promising: dict[ModelKey, tuple[Manifest, bool]] = {}  # whether audits can test anything of a version
         self._note_alarms()
@@ -269,7 +270,8 @@ class ContractMonitor:
         else:
             found = known.get(alarm.edge_digest)
             is_stored = found is not None and found.repeats(alarm) and now_s - found.service_s < _REPEAT_S
-        if is_stored or not self._may_try(key, now_s):
+        self._forget_tried(now_s)
+        if is_stored or key in self._tried:
             return
         wall_s = self._clock.wall_s()
 
@@ -283,17 +285,15 @@ class ContractMonitor:
             for change in changes:
                 change.log()
 
-        with suppress(CapacityError):
-            self._store.submit_then(store, note)
+        with suppress(CapacityError):  # other writes wait already; the next request tries again
+            self._tried[key] = now_s, self._store.submit_then(store, note)
 
-    def _may_try(self, key: tuple[str, ModelKey], now_s: float) -> bool:
-        """Returns whether nothing about this alarm was written in the last `_RETRY_S`; notes that it is written now."""
-        while self._tried and now_s - next(iter(self._tried.values())) >= _RETRY_S:
-            del self._tried[next(iter(self._tried))]
-        if key in self._tried:
-            return False
-        self._tried[key] = now_s
-        return True
+    def _forget_tried(self, now_s: float) -> None:
+        while self._tried:
+            key, (at_s, writing) = next(iter(self._tried.items()))
+            if now_s - at_s < _RETRY_S or not writing.done():
+                return
+            del self._tried[key]
 
     def _take(self, one: Audit) -> None:
         def failed(counting: Future[None]) -> None:

@@ -520,6 +520,18 @@ async def test_a_store_that_refuses_alarms_is_asked_from_time_to_time(bench: Ben
     assert await stored.after(4, DOG) == [("missed dog", False)]
 
 
+async def test_one_write_about_an_alarm_waits_for_a_store_that_hangs(bench: Bench) -> None:
+    stored, gate = Stored(bench), threading.Event()
+    bench.opened.store.submit(lambda _: gate.wait(20))
+    for alarm in (DOG, CAT, CAT):
+        bench.monitor.answered(request_from("cam", alarm=alarm), bench.served(), THREE)
+        await bench.clock.advance(10)
+    gate.set()
+    bench.monitor.settled().result()
+    assert stored.found() == [("missed dog", False)]
+    assert await stored.after(0, CAT) == [("missed cat", False)]
+
+
 def test_only_a_device_can_alarm_and_only_for_itself(bench: Bench) -> None:
     digest = certificate_of(bench.served()).edge_digest
     for principal in ("application:shop", "operator:anna"):
