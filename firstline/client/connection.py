@@ -16,7 +16,7 @@ import httpx
 from firstline.client.calls import Call
 from firstline.client.retries import Steps, job_result
 from firstline_core.errors import ConfigError, FirstlineError, LinkDownError, ProtocolError, RemoteTimeoutError
-from firstline_core.protocol.http_client import ClientSettings, connection_fault, open_client
+from firstline_core.protocol.http_client import ClientSettings, connection_fault, open_client, untrusted
 from firstline_core.storage.files import not_certificates
 
 DEFAULT_URL = "http://127.0.0.1:8070"  # this machine's agent
@@ -185,12 +185,8 @@ def link_error(error: httpx.HTTPError, url: str) -> FirstlineError:
         return RemoteTimeoutError(f"{url} did not answer in time; raise timeout_s, or ask for less.")
     if isinstance(error, httpx.ProtocolError | httpx.DecodingError):
         return ProtocolError(f"{url} does not answer in HTTP: {reason}. Check the address.")
-    if "CERTIFICATE_VERIFY_FAILED" in str(error):  # httpx hands on no more than OpenSSL's words
-        return LinkDownError(
-            f"The certificate of {url} is not trusted{reason.partition('trusted')[2]}; name the certificate of the "
-            "authority that signed it, such as the gateway's authorities.pem, with --ca (`ca_file` in Python) or in "
-            "SSL_CERT_FILE."
-        )
+    if message := untrusted(error, url, "with --ca (`ca_file` in Python) or in SSL_CERT_FILE"):
+        return LinkDownError(message)
     if "name it with" in reason:
         return LinkDownError(f"{url} cannot be used: {reason}.")
     return LinkDownError(f"{url} cannot be reached: {reason}. Is the server running, and is the address right?")

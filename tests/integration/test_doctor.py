@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import shutil
 import sqlite3
 import time
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from support.broker import Broker
 from support.gateway import serving_gateway
 from support.images import noise
 from support.silent_address import NAME, silent_ipv6
+from support.tls_site import tls_site
 from support.waiting import until
 
 from firstline_core.bundle.store import open_bundle
@@ -28,7 +30,11 @@ from firstline_core.types import Tier
 from firstline_edge.app import EdgeAgent
 from firstline_edge.cli.doctor_device import outbox_findings
 from firstline_edge.cli.doctor_links import link_findings, served_findings
+from firstline_edge.cli.doctor_models import model_findings
 from firstline_edge.cli.findings import Severity
+from firstline_edge.fleet.updates.installed import Installed
+from firstline_edge.fleet.updates.model_store import ModelStore
+from firstline_edge.state import StatePaths
 
 ACL = Path(__file__).parents[2] / "cloud_gateway" / "mosquitto" / "acl"
 
@@ -93,8 +99,7 @@ async def test_bundles_of_the_gateway_are_compared(digest: str, version: str, sa
     served = {"models": [{"name": "digits", "version": version, "full_model_digest": digest or held}]}
 
     def answer(asked: httpx.Request) -> httpx.Response:
-        assert asked.url.path == "/firstline/v1/models"
-        return httpx.Response(200, json=served)
+        return httpx.Response(200, json=served if asked.url.path == "/firstline/v1/models" else [])
 
     async with httpx.AsyncClient(base_url="http://gateway/", transport=httpx.MockTransport(answer)) as client:
         [finding] = await served_findings("links[0]", client, edge_settings(tmp_path / "state"))
@@ -110,6 +115,37 @@ async def test_a_gateway_with_the_same_bundles_is_ok(tmp_path: Path) -> None:
         *_, token, bundle = (await link_findings(settings))[0]
         assert token.subject.endswith("token") and token.severity is Severity.OK
         assert bundle.subject.endswith("model digits 1") and bundle.severity is Severity.OK
+
+
+async def test_the_fleets_bundle_is_compared_instead_of_the_configured_one(tmp_path: Path) -> None:
+    settings = edge_settings(tmp_path / "state", fleet__enabled=True)
+    store = ModelStore(StatePaths(settings.state_dir).updates_path)
+    slot = store.folder / "digits" / "a"
+    shutil.copytree(DIGITS, slot)
+    manifest = json.loads((slot / "manifest.json").read_text())
+    (slot / "manifest.json").write_text(json.dumps(manifest | {"version": 4}))
+    store.file("digits").write(Installed(running="a"))
+    reason = "unloaded; POST /v2/repository/models/digits/load serves it again"
+    index = [{"name": "digits", "version": "4", "state": "UNAVAILABLE", "reason": reason}]
+
+    def answer(asked: httpx.Request) -> httpx.Response:
+        return httpx.Response(200, json=index if asked.method == "POST" else {"models": []})
+
+    async with httpx.AsyncClient(base_url="http://gateway/", transport=httpx.MockTransport(answer)) as client:
+        [finding] = await served_findings("links[0]", client, settings)
+    assert finding.subject == "links[0] model digits 4"
+    assert (finding.detail, finding.advice) == (f"the gateway does not serve it: {reason}", "")
+    assert "digits 4" in model_findings(settings)[0].subject
+
+
+async def test_an_unknown_authority_of_the_gateway_is_named_once(tmp_path: Path) -> None:
+    async with tls_site(tmp_path / "site") as site:
+        settings = edge_settings(tmp_path / "state", links=[{"kind": "http", "url": site.url}])
+        [finding], _ = await link_findings(settings)
+    assert finding.severity is Severity.ERROR
+    assert finding.detail.startswith(f"The certificate of {site.url} is not trusted (")
+    assert finding.detail.endswith("authorities.pem, in tls_ca_file of this link.")
+    assert "_ssl.c" not in finding.detail
 
 
 async def test_a_silent_ipv6_address_hides_no_gateway(tmp_path: Path) -> None:

@@ -125,7 +125,7 @@ class Repository:
         except KeyError:
             for key, why in self.away.items():
                 if key.name == name:
-                    raise UnknownModelError(f"Model {shown(name)} is not served: {why}") from None
+                    raise UnknownModelError(f"Model {shown(name)} is not served: {why.rstrip('.')}.") from None
             served = listed(name, self._versions)
             raise UnknownModelError(f"There is no model {shown(name)} on this gateway; it serves: {served}") from None
 

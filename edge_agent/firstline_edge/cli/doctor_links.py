@@ -21,14 +21,14 @@ from firstline_core.clock import SYSTEM_CLOCK
 from firstline_core.errors import ConfigError, FirstlineError, LinkDownError, RemoteTimeoutError
 from firstline_core.protocol.happy_eyeballs import DELAY_S
 from firstline_core.protocol.http import error_from
-from firstline_core.protocol.http_client import HTTP_FAILURES, open_async_client
+from firstline_core.protocol.http_client import HTTP_FAILURES, open_async_client, untrusted
 from firstline_core.protocol.limits import DEFAULT_LIMITS
 from firstline_core.protocol.mqtt_messages import Publication, Topics, handshake_problem
 from firstline_edge.cli.findings import Finding, Severity, hint_if, ok, problem, warning
 from firstline_edge.cloud.http_link import client_settings, http_link_settings, tls_context
 from firstline_edge.cloud.links import make_http_link, mqtt_settings
+from firstline_edge.fleet.updates.model_store import current_bundles
 from firstline_edge.identity.credentials import Credentials
-from firstline_edge.models.loading import bundle_paths
 from firstline_edge.settings.settings import EdgeSettings, LinkSection
 from firstline_edge.state import is_in_use
 
@@ -235,6 +235,8 @@ async def _access_findings(
             if finding.severity is Severity.OK:
                 findings += await served_findings(subject, client, settings)
     except (*HTTP_FAILURES, OSError) as error:
+        if untrusted(error, section.url, ""):  # the round trip's finding reports it
+            return [], None
         return [problem(f"{subject} token", f"the gateway did not answer: {error}")], None
     date = response.headers.get("date")
     try:
@@ -263,15 +265,19 @@ def _token_finding(subject: str, token: str, status: int) -> Finding:
 
 
 async def served_findings(subject: str, client: httpx.AsyncClient, settings: EdgeSettings) -> list[Finding]:
-    """Returns one finding for each readable bundle of this device.
+    """Returns one finding for each readable bundle that this device uses.
 
     Args:
         subject: the link.
         client: of the gateway, with the device's token.
-        settings: contain models.directories.
+        settings: contain models.directories and the state directory.
     """
     own: list[tuple[Path, Manifest]] = []
-    for path in bundle_paths(settings.models.folders):
+    try:
+        paths = current_bundles(settings)
+    except (FirstlineError, OSError) as error:
+        return [problem(f"{subject} models", f"the fleet's updates cannot be read: {error}")]
+    for path in paths:
         try:
             own.append((path, open_bundle(path).manifest))
         except FirstlineError:  # `doctor_models` reports it
@@ -281,12 +287,20 @@ async def served_findings(subject: str, client: httpx.AsyncClient, settings: Edg
     try:
         response = await client.get("/firstline/v1/models")
         served = _digests(response.json()) if response.status_code == 200 else None
+        index = await client.post("/v2/repository/index")
+        away = {(each["name"], each["version"]): each["reason"] for each in index.json() if each["reason"]}
     except (*HTTP_FAILURES, ValueError, KeyError, TypeError, AttributeError):
         served = None
     if served is None:
         return [problem(f"{subject} models", "the gateway does not say which models it serves")]
     return [
-        _compared(f"{subject} model {manifest.name} {manifest.version}", path, manifest, served)
+        _compared(
+            f"{subject} model {manifest.name} {manifest.version}",
+            manifest,
+            served.get(manifest.name, {}),
+            away.get((manifest.name, str(manifest.version)), ""),
+            _ADVICE.format(path=path),
+        )
         for path, manifest in own
     ]
 
@@ -299,9 +313,18 @@ def _digests(listed: Any) -> dict[str, dict[str, str]]:
     return digests
 
 
-def _compared(subject: str, path: Path, manifest: Manifest, served: dict[str, dict[str, str]]) -> Finding:
-    advice = _ADVICE.format(path=path)
-    versions = served.get(manifest.name, {})
+def _compared(subject: str, manifest: Manifest, versions: dict[str, str], away: str, advice: str) -> Finding:
+    """Compares a bundle with the digests of the gateway's full models, by version.
+
+    Args:
+        subject: of the finding.
+        manifest: of the device's bundle.
+        versions: the versions that the gateway serves.
+        away: why the gateway does not serve this version; "" if it serves it or does not know it.
+        advice: how both get the same bundle.
+    """
+    if away and str(manifest.version) not in versions:
+        return problem(subject, f"the gateway does not serve it: {away}")
     if not versions:
         return problem(subject, f"the gateway does not serve {manifest.name} at all", advice)
     digest = versions.get(str(manifest.version))

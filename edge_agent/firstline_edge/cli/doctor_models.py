@@ -20,6 +20,7 @@ from firstline_core.telemetry.wording import counted
 from firstline_edge.audits import records
 from firstline_edge.audits.records import Record, key_of
 from firstline_edge.cli.findings import Finding, Severity, hint, hint_if, ok, problem, warning
+from firstline_edge.fleet.updates.model_store import current_bundles
 from firstline_edge.models.loading import bundle_paths, quickest_ms
 from firstline_edge.settings.settings import EdgeSettings
 from firstline_edge.state import StatePaths
@@ -51,7 +52,11 @@ def model_findings(settings: EdgeSettings) -> list[Finding]:
         for directory in directories
         if not bundle_paths([directory])
     ]
-    for path in bundle_paths(directories):
+    try:
+        paths = current_bundles(settings)
+    except (FirstlineError, OSError) as error:
+        return [*findings, problem("models", f"the fleet's updates cannot be read: {error}")]
+    for path in paths:
         try:
             bundle = open_bundle(path)
         except FirstlineError as error:
@@ -116,10 +121,11 @@ def contract_findings(settings: EdgeSettings) -> list[Finding]:
     path = StatePaths(settings.state_dir).certificates_path
     try:
         stored = records.read(path)
+        paths = current_bundles(settings)
     except (IntegrityError, OSError) as error:
         return [warning("audits", f"{error}", "certify the models again: nothing is certified until then")]
     findings = []
-    for folder in bundle_paths(settings.models.folders):
+    for folder in paths:
         try:
             manifest = parse_manifest((folder / MANIFEST_NAME).read_bytes(), str(folder))
         except (FirstlineError, OSError):

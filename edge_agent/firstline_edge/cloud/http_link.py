@@ -35,6 +35,7 @@ from firstline_core.protocol.http_client import (
     ClientSettings,
     HttpClient,
     HttpReply,
+    untrusted,
 )
 from firstline_core.protocol.limits import DEFAULT_LIMITS, Limits
 from firstline_core.protocol.oip import decode_response, encode_request
@@ -233,7 +234,8 @@ class _Pool:
         except LinkError as error:
             if type(error) is RemoteTimeoutError:  # the caller's whole time, not what was left of it
                 raise RemoteTimeoutError(f"{url} did not answer within {timeout_s:.3g} s.") from error
-            raise type(error)(f"{url}: {error.message}.") from error
+            message = untrusted(error.__cause__, url, "in tls_ca_file of this link")
+            raise type(error)(message or f"{url}: {error.message}.") from error
         finally:
             self._free.release()
 

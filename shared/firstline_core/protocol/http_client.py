@@ -167,6 +167,22 @@ def connection_fault(error: Exception, url: str) -> str:
     return f"{reason[:1].lower()}{reason[1:]}"
 
 
+def untrusted(error: BaseException | None, url: str, where: str) -> str:
+    """Returns a sentence about a server's certificate that was not trusted; "" for another error.
+
+    Args:
+        error: one of `HTTP_FAILURES`.
+        url: of the server.
+        where: where its authority is named, e.g. "with --ca".
+    """
+    if not isinstance(error, Exception) or "CERTIFICATE_VERIFY_FAILED" not in str(error):
+        return ""  # httpx hands on no more than OpenSSL's words
+    return (
+        f"The certificate of {url} is not trusted{connection_fault(error, url).partition('trusted')[2]}; name the "
+        f"certificate of the authority that signed it, such as the gateway's authorities.pem, {where}."
+    )
+
+
 def link_error(error: Exception) -> errors.LinkError:
     """Returns one of `HTTP_FAILURES` as an error of ours.
 

@@ -6,12 +6,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal, TypeAlias
 
+from firstline_core.bundle.store import declared
 from firstline_core.clock import Clock
 from firstline_core.errors import UnknownModelError, UpdateError
 from firstline_core.fleet.twin import DesiredModel
 from firstline_core.telemetry.logs import logger
 from firstline_edge.fleet.updates.installed import Installed, InstalledFile
+from firstline_edge.models.loading import bundle_paths
 from firstline_edge.models.models import DeviceModel
+from firstline_edge.settings.settings import EdgeSettings
+from firstline_edge.state import StatePaths
 
 log = logger(__name__)
 
@@ -71,6 +75,20 @@ class ModelStore:
     def running(self, name: str) -> Path | None:
         """Returns the folder of the slot that runs; None for the bundle that the device was set up with."""
         return self.path(name, self.file(name).state.running)
+
+
+def current_bundles(settings: EdgeSettings) -> list[Path]:
+    """Returns the bundles that the agent uses: the configured ones, or those of the fleet that replace them.
+
+    Raises:
+        IntegrityError: the state of an update is damaged.
+        OSError: the state of an update cannot be read.
+    """
+    store = ModelStore(StatePaths(settings.state_dir).updates_path, repair=False)
+    names = store.names if settings.fleet.enabled else []
+    installed = {name: path for name in names if (path := store.running(name)) is not None}
+    configured = bundle_paths(settings.models.folders)
+    return [*(path for path in configured if (declared(path) or ("", 0))[0] not in installed), *installed.values()]
 
 
 def load_installed(
