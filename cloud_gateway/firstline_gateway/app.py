@@ -18,6 +18,7 @@ from firstline_core.protocol.cors import with_cors
 from firstline_core.protocol.http import BodyBudget
 from firstline_core.protocol.http_server import HttpServer, ServerLimits
 from firstline_core.runtime.select import RuntimeOptions, check_options
+from firstline_core.storage.files import check_folder
 from firstline_core.telemetry import logs
 from firstline_core.telemetry.logs import logger
 from firstline_core.telemetry.metrics import RequestMetrics
@@ -561,6 +562,12 @@ def check_files(settings: Settings) -> None:
             needs is invalid.
     """
     check_executors(settings)
+    folders = {"identity.directory": settings.identity.directory, "broker.directory": settings.broker.directory}
+    if not settings.registry.blobs.startswith("s3:"):
+        folders["registry.blobs"] = settings.registry.blobs
+    for setting, folder in folders.items():
+        if folder:
+            check_folder(Path(folder), setting)
     identity.check_files(settings)
     database.check(settings.store, must_exist=had_store(settings.identity))
     webhooks.check(settings.webhooks)

@@ -23,7 +23,15 @@ if TYPE_CHECKING:
     from firstline.workbench.certify import Certification, write_certified
     from firstline.workbench.evaluate import Measured, measure
     from firstline.workbench.pairing.certifying import as_certified, certify_pair
-    from firstline.workbench.pairing.pair import draft_of, label_lists, larger_edge, read_files, read_pair, split
+    from firstline.workbench.pairing.pair import (
+        draft_of,
+        label_lists,
+        larger_edge,
+        read_files,
+        read_pair,
+        refuse_other_folder,
+        split,
+    )
     from firstline.workbench.pairing.recipe import EDGE, FULL
     from firstline.workbench.pairing.report import PairReport, draw_disagreements, report_of, summary_lines
     from firstline.workbench.pairing.sources import open_data
@@ -115,6 +123,7 @@ def pair_command(
         )
     spec = decisions.spec(files, out, name)
     options = RuntimeOptions(threads=threads)
+    refuse_other_folder(out)
     refuse_overwriting(out / BUNDLE, force)
     require_writable(out / BUNDLE)
     models = read_files(spec, options)

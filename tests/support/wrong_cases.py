@@ -317,6 +317,9 @@ _WORKBENCH = (
         "firstline certify models/digits --data heldout --epsilon 0.05 --delta 0.05 --groups groups.csv",
         {"groups.csv": "file,group\na.png,1\n"},
     ),
+    Command(
+        "a folder of data as output", "firstline pair --edge edge.onnx --full full.onnx --data heldout --out heldout"
+    ),
     Command("a folder instead of the edge model", "firstline pair --edge heldout --full full.onnx --data heldout"),
     Command("an empty edge model", "firstline pair --edge empty --full full.onnx --data heldout"),
     Command("a rate below 0", "firstline profile predict p.json edge=-1", {"p.json": _PROFILE}),
@@ -687,6 +690,8 @@ _CLOUD = (
     _gateway("a broker without a host", '[mqtt]\nenabled = true\nhost = ""\n'),
     _gateway("no such authorities of the broker", f'{_MODELS}[mqtt]\nenabled = true\ntls_ca_file = "cert.pem"\n'),
     _gateway("a file instead of the models", '[models]\ndirectory = "notes.txt"\n'),
+    _gateway("a file instead of the registry's files", f'{_MODELS}[registry]\nblobs = "notes.txt"\n'),
+    _gateway("a file instead of the identities", f'{_MODELS}[identity]\ndirectory = "notes.txt/identity"\n'),
     _gateway("a database that is not one", f'{_MODELS}[store]\nurl = "sqlite:///notes.txt"\n'),
     _gateway("a password in the address", '[store]\nurl = "postgresql+psycopg://me:secret@db/firstline"\n'),
     _gateway(
@@ -850,6 +855,10 @@ _REQUESTS = (
     _both("a form without a boundary", _FILE, b"--a--", Content_Type="multipart/form-data"),
     _both("a bundle to load that is not there", "POST /v2/repository/models/digts/load", status=404),
     Request("a limit of 0", ("gateway",), "GET /fleet/v1/devices?limit=0"),
+    Request("a misspelt parameter", ("gateway",), "GET /fleet/v1/devices?presnce=online"),
+    Request("a misspelt parameter without a key", ("gateway",), "GET /fleet/v1/devices?presnce=online", b"", 401, ""),
+    Request("a misspelt parameter of the audit log", ("gateway",), "GET /fleet/v1/audit?actoin=rollout.start"),
+    Request("metadata that the registry does not have", ("gateway",), "GET /fleet/v1/registry/metadata/x", status=404),
     Request("a misspelt order", ("gateway",), "GET /fleet/v1/devices?sort=nmae"),
     Request(
         "a share over 1",

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from fastapi import APIRouter, FastAPI
+from fastapi import APIRouter, Depends, FastAPI
+from fastapi.dependencies.models import Dependant
+from fastapi.routing import APIRoute
+from starlette.requests import Request
 
-from firstline_core.errors import FirstlineError
+from firstline_core.errors import FirstlineError, RequestError, listed
 from firstline_core.protocol.openapi import (
     MODEL,
     PRIORITY,
@@ -19,6 +22,7 @@ from firstline_core.protocol.openapi import (
     refusals,
     v2_infer,
 )
+from firstline_core.protocol.tensors import shown
 from firstline_gateway import __version__
 from firstline_gateway.api import errors
 from firstline_gateway.api.infer import infer_routes
@@ -42,10 +46,31 @@ def create_app(routers: Iterable[APIRouter], on_error: Callable[[FirstlineError]
         redoc_url=None,
     )
     for router in routers:
+        for route in router.routes:
+            if isinstance(route, APIRoute):
+                route.dependencies.append(Depends(_refuse_unknown_parameters))  # after those that authenticate
         app.include_router(router)
     errors.install(app, on_error)
     describe(app)
     return app
+
+
+async def _refuse_unknown_parameters(request: Request) -> None:
+    """Refuses a parameter of the query that a route with parameters does not have.
+
+    Raises:
+        RequestError: names the similar one.
+    """
+    known = _parameters(request.scope["route"].dependant)
+    unknown = next((name for name in request.query_params if name not in known), "") if known else ""
+    if unknown:
+        raise RequestError(f"There is no parameter {shown(unknown)}; use one of {listed(unknown, sorted(known))}")
+
+
+def _parameters(route: Dependant) -> set[str]:
+    """Returns the parameters of the query that a route or what it depends on reads."""
+    own = {parameter.alias for parameter in route.query_params}
+    return own.union(*(_parameters(each) for each in route.dependencies))
 
 
 _JOB = {

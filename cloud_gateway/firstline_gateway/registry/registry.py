@@ -94,7 +94,10 @@ class Registry:
                 version = int(number)
                 document = await self._store.read(lambda connection: records.numbered(connection, role, version))
         if document is None:
-            raise NotFoundError(f"The registry has no metadata {name[:80]!a}.")
+            raise NotFoundError(
+                f"The registry has no metadata {name[:80]!a}; ask for ROLE.json or NUMBER.ROLE.json, where ROLE is one "
+                f"of {', '.join(_ROLES)} and NUMBER a published version."
+            )
         return document
 
     async def publish(self, contents: Sequence[bytes], by: str) -> dict[str, int]:

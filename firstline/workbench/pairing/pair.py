@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -46,6 +47,8 @@ _MOST_DECIDING, _FEWEST_DECIDING, _DECIDING_SHARE = 384, 48, 0.2
 _SEED = 0
 _LEAST_CLUSTERS, _MOST_CLUSTERS = 3, 0.34  # number that decide, and their share
 _LEAST_SURE = 0.5
+_RECIPE = "recipe.toml"
+_OWN_FILE = re.compile(r"\..*|bundle|labels\.txt|windows\.npz|contact-.*\.png|disagreements")
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +179,14 @@ def read_pair(
     return ReadPair(operated.task, labelled.source, operated.models, agreement, promises)
 
 
+def refuse_other_folder(out: Path) -> None:
+    """Raises ConfigError if the output folder has files, and none of an earlier run."""
+    if out.is_dir() and not (out / _RECIPE).exists():
+        others = [file.name for file in sorted(out.iterdir()) if not _OWN_FILE.fullmatch(file.name)]
+        if others:
+            raise ConfigError(f"{out} has other files, such as {others[0]}; name another folder with --out.")
+
+
 @contextmanager
 def draft_of(
     spec: PairSpec, pair: ReadPair, options: RuntimeOptions, warn: Callable[[str], None] = lambda sentence: None
@@ -197,7 +208,7 @@ def draft_of(
     task = pair.task
     score = first_score(task, next(iter(pair.models.values())).reading)
     text = recipe_text(spec.bundle_name, task, pair.labels_source, pair.models, score)
-    recipe = spec.out / "recipe.toml"
+    recipe = spec.out / _RECIPE
     with naming(spec.out, "written"):
         spec.out.mkdir(parents=True, exist_ok=True)
         if task.labels:

@@ -37,6 +37,22 @@ def naming(what: object, done: str = "read") -> Iterator[None]:
         raise ConfigError(f"{what} {unreadable(error) if done == 'read' else unwritable(error)}") from error
 
 
+def check_folder(path: Path, setting: str) -> None:
+    """Checks that a folder is there or can be made.
+
+    Args:
+        path: of the folder.
+        setting: for messages.
+
+    Raises:
+        ConfigError: a file is in its place, or in the place of a folder above it.
+    """
+    with naming(f"{setting} {path}"):
+        nearest = next((place for place in (path, *path.absolute().parents) if place.exists()), path)
+        if nearest.exists() and not nearest.is_dir():
+            raise ConfigError(f"{setting} is {path}, but {nearest} is a file; name a folder.")
+
+
 def make_folder(path: Path) -> None:
     """Makes a folder with mode 0700, and the folders above it; their names are on the disk when it returns.
 

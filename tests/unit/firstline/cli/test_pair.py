@@ -55,6 +55,14 @@ def _run(*arguments: object, code: int = 0) -> Any:
     return result
 
 
+def test_a_folder_of_other_files_is_no_output_folder(site: Path) -> None:
+    model, data = site / "colours.onnx", site / "data"
+    before = sorted(data.rglob("*"))
+    said = _run("--edge", model, "--full", model, "--data", data, "--out", data, code=2).stderr
+    assert said == f"{data} has other files, such as images; name another folder with --out.\n"
+    assert sorted(data.rglob("*")) == before
+
+
 def test_two_files_become_a_certified_bundle(site: Path) -> None:
     model, out = site / "colours.onnx", site / "out"
     arguments = ("--edge", model, "--full", model, "--data", site / "data", "--out", out, "--name", "colours")
