@@ -17,7 +17,7 @@ from firstline_core.processing import image_header, images
 from firstline_core.protocol import http, mqtt_connection, mqtt_messages
 from firstline_core.protocol.http_server import ServerLimits
 from firstline_core.protocol.limits import DEFAULT_DECODING_LIMITS, DEFAULT_LIMITS, MIB
-from firstline_core.storage import secrets, settings
+from firstline_core.storage import secrets, setting_places
 from firstline_edge.fleet import report
 from firstline_edge.settings.settings import EdgeSettings
 from firstline_gateway.settings.settings import Settings
@@ -71,7 +71,7 @@ LIMITS = {
     "a publication": (f"{registry.PUBLICATION_LIMIT_BYTES // MIB} MiB",),
     "golden answers": (f"{golden.LIMIT_BYTES // MIB} MiB, {golden.ROWS_LIMIT} rows",),
     "a selector": (f"{selector._LIMIT_CHARACTERS:,} characters",),
-    "configuration": (f"{settings._FILE_LIMIT_BYTES // MIB} MiB",),
+    "configuration": (f"{setting_places.FILE_LIMIT_BYTES // MIB} MiB",),
     "a secret's file": (f"{secrets._LIMIT_BYTES // 1024} KiB",),
     "workbench: images": (f"{files.FILE_LIMIT_BYTES // MIB} MiB",),
     "workbench: tables": (
