@@ -98,10 +98,14 @@ class GatewayOptions:
 
     def _given(self, value: str, variable: str) -> str:
         """Returns a flag's value; "" with a warning for one of the environment that is not for this gateway."""
-        if not value or value != os.environ.get(variable, "") or self._own_environment:
+        if not value or self._usable(value, variable):
             return value
         warn(f"{variable} is not used, because it goes only to the gateway that {GATEWAY} names.")
         return ""
+
+    def _usable(self, value: str, variable: str) -> bool:
+        """Whether a flag's value is one for this gateway."""
+        return bool(value) and (value != os.environ.get(variable, "") or self._own_environment)
 
     @property
     def _context(self) -> Context:
@@ -142,10 +146,18 @@ class GatewayOptions:
         Raises:
             ConfigError: its file cannot be read.
         """
-        key = read_secret(self._given(self.key_file, _KEY_FILE), "--key-file")
-        if not key and self._own_environment:
-            key = os.environ.get(_KEY, "")
-        return key or read_secret(self._context.key_file, "The context's key file")
+        self._given(self.key_file, _KEY_FILE)
+        source, file = self._key_source
+        return os.environ[_KEY] if source == _KEY else read_secret(file, source)
+
+    @property
+    def _key_source(self) -> tuple[str, str]:
+        """What the API key is from, and the file that holds it; "" for none."""
+        if self._usable(self.key_file, _KEY_FILE):
+            return _KEY_FILE if self.key_file == os.environ.get(_KEY_FILE) else "--key-file", self.key_file
+        if self._own_environment and os.environ.get(_KEY):
+            return _KEY, ""
+        return ("The context's key file", file) if (file := self._context.key_file) else ("", "")
 
     def required_key(self) -> str:
         """Returns the API key.
@@ -166,8 +178,8 @@ class GatewayOptions:
         try:
             yield
         except UnauthorizedError as error:
-            key = f"--key-file {self.key_file}" if self.key_file else "No valid key is given with --key-file"
-            raise UnauthorizedError(f"{key}: {self.found_url} answers: {error.message}") from error
+            source = " ".join(filter(None, self._key_source)) or "No key is given (--key-file FILE)"
+            raise UnauthorizedError(f"{source}: {self.found_url} answers: {error.message}") from error
         except LinkDownError as error:
             if self.found_ca is None or not error.message.startswith("The certificate of"):
                 raise

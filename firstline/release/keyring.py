@@ -103,7 +103,10 @@ class Keyring:
             if match is not None:
                 versions[int(match[1])] = path
         if not versions:
-            raise ConfigError(f"There are no keys in {self.folder}; `firstline keys init` makes them.")
+            raise ConfigError(
+                f"There are no keys in {self.folder}. Name the folder of the fleet's keys with --keys; if this fleet "
+                "has no keys yet, `firstline keys init` makes them."
+            )
         return dict(sorted(versions.items()))
 
     def root(self) -> Metadata[Root]:

@@ -20,7 +20,14 @@ from firstline.release.registry import LocalFile, Registry
 from firstline_core.bundle.manifest import MANIFEST_NAME
 from firstline_core.bundle.store import Bundle
 from firstline_core.bundle.trust import Trust
-from firstline_core.errors import ConfigError, ConflictError, IntegrityError, MetadataRollbackError, NotFoundError
+from firstline_core.errors import (
+    ConfigError,
+    ConflictError,
+    IntegrityError,
+    MetadataRollbackError,
+    NotFoundError,
+    SignatureError,
+)
 from firstline_core.fleet.configuration import LIMIT_BYTES, configuration_path, parse_configuration
 from firstline_core.fleet.target import ExtraNeeds, bundle_of_target, target_fields, target_path
 from firstline_core.storage.files import naming, read_limited, unreadable
@@ -193,7 +200,13 @@ def _publish(
         # A compromised gateway must not make this machine sign the metadata of others. Renewing ignores expiry.
         judged_s = 0.0 if renew else now_s
         trust = Trust(keyring.trust, registry.metadata, anchor=keyring.anchor.read_bytes(), now_s=lambda: judged_s)
-        trust.refresh()
+        try:
+            trust.refresh()
+        except SignatureError as error:
+            raise SignatureError(
+                f"{error.message} If {keyring.folder} does not hold the keys that published this registry's first "
+                "root, name the folder that does with --keys."
+            ) from error
         current = trust.targets
         version = current.signed.version + 1
     targets = change(dict(current.signed.targets))

@@ -82,6 +82,15 @@ async def test_keys_push_alias_and_removal(site: RegistrySite, tmp_path: Path) -
     assert (await run(site, "alias", "delete", "digits", "champion")).stdout.endswith("points to nothing.\n")
 
 
+async def test_a_push_with_the_keys_of_another_fleet_names_the_folder(site: RegistrySite, tmp_path: Path) -> None:
+    await run(site, "keys", "init")
+    await run(site, "model", "push", DIGITS)
+    (tmp_path / "online.json").write_bytes((await site.client.get("/fleet/v1/registry/online-key")).content)
+    await run(site, "keys", "init", "--online-key", tmp_path / "online.json", "--keys", "others")
+    refused = await run(site, "model", "push", DIGITS, "--keys", "others", code=1)
+    assert "If others does not hold the keys that published this registry's first root" in refused.stderr
+
+
 async def test_keys_are_rotated_revoked_and_renewed(site: RegistrySite, tmp_path: Path) -> None:
     await run(site, "keys", "init")
     before = json.loads((await run(site, "keys", "get", "-o", "json")).stdout)
@@ -137,8 +146,9 @@ async def test_keys_are_encrypted_and_created_offline(site: RegistrySite, tmp_pa
 INVALID: list[tuple[tuple[str, ...], str]] = [
     (("keys", "get"), "`firstline keys init` makes them"),
     (("keys", "sign"), "nothing lacks a signature"),
-    (("keys", "init", "--online-key", "nothing"), "holds no gateway's online key"),
-    (("model", "push", str(DIGITS)), "`firstline keys init` makes them"),
+    (("keys", "init", "--online-key", "nothing"), "nothing cannot be read: No such file or directory"),
+    (("keys", "init", "--online-key", str(DIGITS / "manifest.json")), "holds no gateway's online key"),
+    (("model", "push", str(DIGITS)), "with --keys; if this fleet has no keys yet, `firstline keys init` makes them"),
     (("model", "push", "nothing"), "is not a bundle"),
     (("model", "push", str(DIGITS), "--needs", "edge-onnx:colour=red"), "is not valid; write VARIANT"),
     (("model", "push", str(DIGITS), "--needs", "edge-onnx:memory_mb=much"), "is not valid; write VARIANT"),

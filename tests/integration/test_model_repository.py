@@ -136,7 +136,7 @@ async def test_gateway_repository_over_grpc_needs_an_operator(tmp_path: Path) ->
     async with calling(found.port, key=fleet) as call:
         assert (await call("RepositoryModelUnload", asked["Unload"])).isUnloaded
         status, sentence, _ = await refusal(call("RepositoryModelUnload", asked["Unload"]))
-        assert (status, "is not served: unloaded" in sentence) == ("NOT_FOUND", True)
+        assert (status, "is not served: unloaded" in sentence, sentence[-1]) == ("NOT_FOUND", True, ".")
         # KServe's clients have the model's name where Triton has the repository's.
         assert (
             await call("RepositoryModelLoad", message("RepositoryModelLoadRequest")(repository_name="small"))

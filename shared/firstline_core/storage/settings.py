@@ -229,7 +229,7 @@ def _toml_fault(fault: str) -> str:
     if "overwrite" in what or "twice" in what:
         reason, advice = "", "the key or table is there twice; delete one"
     elif what == "Invalid value":
-        reason, advice = "", "write text in quotes, and a value after each ="
+        reason, advice = "", "write true or false, text in quotes, and a value after each ="
     elif what == "Illegal character '\\n'":
         reason, advice = "", "a quote is not closed; close it on the same line"
     elif "Expected ']'" in what:

@@ -322,8 +322,10 @@ def _sound(findings: Sequence[FindingState]) -> str:
 
 
 def _unclear(findings: Sequence[FindingState]) -> str:
-    parts = [f"{one.figure} (would see {_size(one.detectable)}, is to see {one.must_detect:.3g})" for one in findings]
-    return f"Nothing is worse, but too little is known yet of {', '.join(parts)}."
+    parts = [f"{one.figure} ({_detects(one.detectable)}, must detect {one.must_detect:.3g})" for one in findings]
+    alone = all(one.devices[1] == 0 for one in findings)
+    why = " No comparison is possible without devices that are held back." if alone else ""
+    return f"Nothing is worse, but too little is known yet of {', '.join(parts)}.{why}"
 
 
 def _unaudited(running: Sequence[Device]) -> str:
@@ -373,5 +375,5 @@ def _why_unaudited(devices: Sequence[Device]) -> str:
     )
 
 
-def _size(detectable: float | None) -> str:
-    return "inf" if detectable is None else f"{detectable:.3g}"
+def _detects(smallest: float | None) -> str:
+    return "detects no difference" if smallest is None else f"detects differences from {smallest:.3g}"

@@ -116,6 +116,10 @@ def test_lists_in_the_environment_are_json() -> None:
         ),
         ("[run]\nkind = 'x'\n", "'run.kind', is 'x'; use one of full, edge."),
         ("[run]\nlevell = 'x'\n", "did you mean 'run.level'?"),
+        (
+            "[fleet]\nenabled = yes\n",
+            "agent.toml:2 is not valid TOML: write true or false, text in quotes",
+        ),
         ("[api\n", "agent.toml:1 is not valid TOML (expected ']' at the end of a table declaration)"),
     ],
 )

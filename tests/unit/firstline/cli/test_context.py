@@ -13,7 +13,7 @@ from typer.testing import CliRunner, Result
 from firstline.cli.app import app
 from firstline.cli.contexts import contexts_file
 from firstline.cli.options import GatewayOptions
-from firstline_core.errors import ConfigError
+from firstline_core.errors import ConfigError, UnauthorizedError
 
 _VARIABLES = "FIRSTLINE_GATEWAY", "FIRSTLINE_KEY_FILE", "FIRSTLINE_CA", "FIRSTLINE_TOKEN", "FIRSTLINE_CONTEXT"
 
@@ -124,6 +124,30 @@ def test_key_and_ca_of_the_environment_go_to_its_own_gateway_only(
     with pytest.raises(ConfigError, match="There is no API key"):
         lab.required_key()
     assert GatewayOptions("https://other:8080", "flag.key").required_key() == "key-of-flag"
+
+
+@pytest.mark.parametrize(
+    ("key_file", "variables", "source"),
+    [
+        ("", {"FIRSTLINE_TOKEN": "wrong"}, "FIRSTLINE_TOKEN: http://lab:8080 answers: no"),
+        ("flag.key", {"FIRSTLINE_KEY_FILE": "flag.key"}, "FIRSTLINE_KEY_FILE flag.key: "),
+        ("flag.key", {"FIRSTLINE_TOKEN": "wrong"}, "--key-file flag.key: "),
+    ],
+)
+def test_a_refused_key_is_named_by_its_source(
+    key_file: str, variables: dict[str, str], source: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UnauthorizedError) as refused, GatewayOptions("http://lab:8080", key_file).fleet():
+        raise UnauthorizedError("no")
+    assert refused.value.message.startswith(source)
+
+
+def test_a_refused_key_of_a_context_is_named() -> None:
+    factory()
+    with pytest.raises(UnauthorizedError, match=r"^The context's key file .*factory\.key: "), GatewayOptions().fleet():
+        raise UnauthorizedError("no")
 
 
 def test_the_environment_reaches_a_command_and_selects_a_context(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -274,6 +274,14 @@ def test_a_stage_without_any_report_is_held() -> None:
     assert (found.decision, found.rule) == (Decision.HOLD, "unclear")
 
 
+def test_a_stage_without_devices_held_back_says_that_it_cannot_compare() -> None:
+    device = Device(*(period(np.random.default_rng(seed), 0.0) for seed in (1, 2)))
+    found = judge(Rules(), stages=1, look=8, over=True, installed=1, failed=0, treated=[device], control=[], seed=1)
+    assert (found.decision, found.rule) == (Decision.HOLD, "unclear")
+    assert "crashes (detects no difference, must detect 1)" in found.sentence
+    assert found.sentence.endswith("No comparison is possible without devices that are held back.")
+
+
 def test_a_verdict_is_reproducible_from_its_seed() -> None:
     assert repr(judged(7, disagreement=0.03)) == repr(judged(7, disagreement=0.03))
 
