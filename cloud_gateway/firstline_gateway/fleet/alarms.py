@@ -301,7 +301,7 @@ def delete_device(connection: sa.Connection, device: str) -> None:
 
 
 def _event(alarm: ContractAlarm) -> str:
-    return alarm.event[:_EVENT_LIMIT]
+    return alarm.event[:_EVENT_LIMIT].replace("\0", "")  # which PostgreSQL refuses in text
 
 
 _COLUMNS = tuple(_A[name] for name in DeviceAlarm.__dataclass_fields__)

@@ -109,6 +109,15 @@ def test_an_alarm_that_returns_shortly_after_its_end_is_the_same(replicas: tuple
     assert one.entries() == 2 * ["device:cam"]
 
 
+def test_an_event_that_no_database_stores_is_stored_without_its_nul(replicas: tuple[Replica, Replica]) -> None:
+    one, other = replicas
+    for at_s in (10, 20):
+        one.raised(at_s, event="missed\0 person")
+    (known,) = other.listed(20)
+    assert (known.event, known.since_s) == ("missed person", NOW_S + 10)
+    assert other.entries() == ["device:cam"]
+
+
 def test_each_device_version_and_variant_has_its_own(replicas: tuple[Replica, Replica]) -> None:
     one, _ = replicas
     one.raised(10)
