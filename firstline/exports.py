@@ -5,6 +5,7 @@ from __future__ import annotations
 from firstline.client.async_client import AsyncClient
 from firstline.client.results import (
     Anomaly,
+    Box,
     Classification,
     Detected,
     Detections,
@@ -44,6 +45,7 @@ __all__ = [
     "Answer",
     "AsyncClient",
     "Attempt",
+    "Box",
     "Classification",
     "Client",
     "ContractNotice",

@@ -77,18 +77,30 @@ class Classification(Prediction):
         return f"{self.label} ({100 * self.probability:.4g} %)"
 
 
+class Box(NamedTuple):
+    """The corners of an object in pixels of the upright image; printed with one decimal place."""
+
+    x1: float
+    y1: float
+    x2: float
+    y2: float
+
+    def __repr__(self) -> str:
+        return f"({', '.join(f'{side:.1f}' for side in self)})"
+
+
 class Detected(NamedTuple):
     """One object of an image.
 
     Attributes:
         label: its class.
         score: from 0 to 1.
-        box: x1, y1, x2, y2 in pixels of the upright image.
+        box: where it is.
     """
 
     label: str
     score: float
-    box: tuple[float, float, float, float]
+    box: Box
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -114,7 +126,7 @@ class Detections(Prediction):
 
     def __iter__(self) -> Iterator[Detected]:
         for label, score, box in zip(self.labels, self.scores.tolist(), self.boxes.tolist(), strict=True):
-            yield Detected(label, score, tuple(box))
+            yield Detected(label, score, Box(*box))
 
     def __str__(self) -> str:
         return ", ".join(f"{found.label} ({100 * found.score:.4g} %)" for found in self) or "no objects"

@@ -104,6 +104,8 @@ def test_detections_are_arrays_and_objects() -> None:
     assert found.scores.tolist() == [0.75, 0.5]
     assert list(found) == [("dog", 0.75, (1, 2, 30, 40)), ("cat", 0.5, (5, 5, 8, 9))]
     assert next(iter(found)).label == "dog"
+    assert str(firstline.Box(241.8000030517578, 2, 30, 40)) == "(241.8, 2.0, 30.0, 40.0)"
+    assert repr(next(iter(found))) == "Detected(label='dog', score=0.75, box=(1.0, 2.0, 30.0, 40.0))"
     assert str(found) == "dog (75 %), cat (50 %)"
 
 
