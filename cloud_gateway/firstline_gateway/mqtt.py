@@ -243,7 +243,7 @@ def connection_settings(settings: Mqtt, body_bytes: int) -> mqtt_messages.MqttSe
         # Unique, because a broker ends the older of two connections of one client id.
         client_id=f"{settings.group}-{socket.gethostname()}-{secrets.token_hex(4)}",
         username=settings.username,
-        password=read_secret(settings.password_file, "mqtt.password_file"),
+        password=read_secret(settings.password_file, "mqtt.password_file", "the password"),
         tls_ca_file=Path(settings.tls_ca_file) if settings.tls_ca_file else None,
         receive_maximum=settings.concurrency,
         maximum_packet_bytes=body_bytes + _PACKET_OVERHEAD_BYTES,

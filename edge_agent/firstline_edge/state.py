@@ -13,7 +13,7 @@ from typing import TypeVar
 from msgspec import Struct
 
 from firstline_core.errors import CapacityError, ConfigError, IntegrityError
-from firstline_core.storage.files import make_folder, set_aside, with_checksum, write_whole
+from firstline_core.storage.files import make_folder, set_aside, system_reason, with_checksum, write_whole
 from firstline_core.storage.seals import Seal, make_seal, read_keys
 from firstline_core.storage.structs import read_struct, write_struct
 from firstline_core.telemetry.logs import logger
@@ -85,9 +85,8 @@ class StateDirectory(StatePaths):
             make_folder(path)
             self._lock = os.open(self.lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
-            raise ConfigError(
-                f"agent.state_dir {path} cannot be used: {error.strerror}; name a directory that this user may write."
-            ) from error
+            reason = f"cannot be used: {system_reason(error)}" if not path.is_file() else "is not a folder"
+            raise ConfigError(f"agent.state_dir {path} {reason}; name a directory that this user may write.") from error
         if not _locked(self._lock, tries=_LOCK_TRIES):
             os.close(self._lock)
             raise ConfigError(
@@ -155,7 +154,7 @@ class StateFile:
                 make_folder(self.path.parent)
                 write_whole(self.path, with_checksum(text))
         except OSError as error:
-            self.refused(str(error.strerror))
+            self.refused(system_reason(error))
         else:
             self.refusal = ""
 

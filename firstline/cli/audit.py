@@ -13,7 +13,7 @@ from firstline.cli.command import Report, command, command_group
 from firstline.cli.options import GatewayOptions
 from firstline.cli.output import date, table
 from firstline_core.errors import ConfigError
-from firstline_core.storage.files import unreadable
+from firstline_core.storage.files import naming, system_reason, unreadable
 from firstline_core.storage.structs import fault_of
 from firstline_core.telemetry.wording import counted
 
@@ -81,7 +81,7 @@ def verify(
         try:
             keep.write_bytes(msgspec.json.encode(now))
         except OSError as error:
-            raise ConfigError(f"The head cannot be kept in {keep}: {error.strerror}.") from error
+            raise ConfigError(f"The head cannot be kept in {keep}: {system_reason(error)}.") from error
     since = f", and contains the head of {date(saved.at_s)}" if saved is not None else ""
     return Report(
         {"entries": number, "sha256": sha256, "head": now},
@@ -111,6 +111,13 @@ def export(
 def _of_export(file: Path, saved: Head | None, public_key: str) -> Report:
     from firstline.fleet.audit_export import check_key, head_of, verify_export
 
+    with naming(file):
+        file.stat()
+    if not head_of(file).exists():
+        raise ConfigError(
+            f"{file} has no signed head: {head_of(file)} does not exist. Copy it next to the export (`firstline audit "
+            "export` writes both), or name another export with --file."
+        )
     signed = _read(head_of(file))
     check_key(signed, public_key)
     count, sha256 = verify_export(file, signed, saved)

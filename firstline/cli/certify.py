@@ -214,7 +214,7 @@ def _client(stack: ExitStack, url_option: str, url: str | None, token_option: st
         if token_file:
             raise ConfigError(f"{token_option} goes with {url_option}: it names the file of that server's token.")
         return None
-    token = read_secret(token_file, token_option) or None
+    token = read_secret(token_file, token_option, "the token") or None
     return stack.enter_context(Client(url, token=token, timeout_s=_TIMEOUT_S))
 
 
@@ -273,11 +273,7 @@ def certify_command(
     inputs of the field, and none may have been used before to choose the model or its score. Exits 0 whether or not a
     threshold is certified, unless --require is given; a bundle is written only if one is.
     """
-    if (data is None) == (scores is None) or (scores is None and bundle is None):
-        raise ConfigError(
-            "Name either a bundle and a folder with --data, or a table with --scores, or a bundle and, with --scores, "
-            "the table that `edge-agent audit list` prints on its device."
-        )
+    _check_sources(bundle, data, scores)
     needs_bundle = bundle is None and (out or contract.promise)
     needs_data = edge or tiers.from_agent or tiers.full_from or score != BEST or contract.loss is Loss.HARM
     if scores is not None and (needs_bundle or needs_data or not (contract.plain or contract.promise)):
@@ -301,6 +297,19 @@ def certify_command(
     written = _write(opened, certification, out, force=force)
     report = _report(result, certification, terms, written, rows_checked, plain=contract.plain, graded=graded)
     return report._replace(exit_code=EXIT_FAILED) if require and not result.certified else report
+
+
+def _check_sources(bundle: Path | None, data: Path | None, scores: str | None) -> None:
+    """Raises ConfigError unless the rows are given once, and the bundle that data is for."""
+    if data is not None and scores is not None:
+        raise ConfigError("--data and --scores both give the rows; leave one of them out.")
+    if data is None and scores is None:
+        raise ConfigError(
+            "The data is missing: add --data FOLDER, or --scores FILE with the table that `edge-agent audit list` "
+            "prints on the device."
+        )
+    if scores is None and bundle is None:
+        raise ConfigError("The bundle is missing: name the folder of the bundle that --data is for.")
 
 
 def _write(bundle: Bundle | None, certification: Certification | None, out: Path | None, *, force: bool) -> str:

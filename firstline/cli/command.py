@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
+_TOO_MANY = re.compile(r"Got unexpected extra argument.*\((.*)\)")
 _CHOICES = re.compile(r"'([^']*)' is not one of (.*)")
 _SUMMARY = 200  # characters: all of the first sentence
 
@@ -80,12 +81,15 @@ class Group(TyperGroup):
 
 
 def _advise(error: Any) -> None:
-    """Adds what to do to the error about an argument too much: the options that take a file, if there is no other."""
+    """Says what to do about arguments too much: use an option that takes a file, if no argument is taken."""
     parameters = error.ctx.command.params if getattr(error, "ctx", None) is not None else []
-    files = [each.opts[0] for each in parameters if each.metavar == "FILE" and not each.envvar]
+    files = [each for each in parameters if each.metavar == "FILE" and not each.envvar]
     takes_none = not any(isinstance(each, TyperArgument) for each in parameters)
-    if error.message.startswith("Got unexpected") and error.message.endswith(")"):
-        error.message += f"; name a file with {', '.join(files)}." if files and takes_none else "; leave it out."
+    if (found := _TOO_MANY.fullmatch(error.message)) is not None:
+        first, *more = found[1].split()
+        fault = f"'{first}' is one argument too many" if not more else f"'{found[1]}' are too many arguments"
+        advice = f"name a file with {files[0].opts[0]} {first}" if files and takes_none else "leave it out"
+        error.message = f"{fault}; {advice}."
     elif error.message.endswith(" requires an argument."):
         error.message += " Write its value after it."
 

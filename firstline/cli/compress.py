@@ -22,6 +22,7 @@ from firstline.cli.options import (
 )
 from firstline.cli.output import confidence, percent, progress, rows_checked_sentence, size, table, warn
 from firstline_core.errors import ConfigError
+from firstline_core.storage.files import system_reason
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -82,7 +83,7 @@ class StudentOptions:
             try:
                 self.checkpoints.mkdir(parents=True, exist_ok=True)
             except OSError as error:
-                raise ConfigError(f"{self.checkpoints} cannot hold checkpoints: {error.strerror or error}.") from error
+                raise ConfigError(f"{self.checkpoints} cannot hold checkpoints: {system_reason(error)}.") from error
         return Lesson(self.student, self.train, threads) if self.train else None
 
 

@@ -60,7 +60,7 @@ def console(
         check_length(password or " ")
         typer.echo(accounts_module.hash_password(password))
         return
-    shared = read_secret(password_file, "--password-file") or os.environ.get(_PASSWORD, "")
+    shared = read_secret(password_file, "--password-file", "the password") or os.environ.get(_PASSWORD, "")
     settings = Settings(
         gateway=gateway.required_url(),
         key=gateway.required_key(),

@@ -31,7 +31,7 @@ def create(name: NameArgument, gateway: GatewayOptions) -> Report:
     if not gateway.url:
         raise ConfigError(f"Name the gateway of the context {name} with --gateway URL.")
     url = str(base_url(gateway.url)).rstrip("/")
-    read_secret(gateway.key_file, "--key-file")
+    read_secret(gateway.key_file, "--key-file", "the API key")
     verification(gateway.ca_file)
     contexts = read_contexts()
     contexts.contexts[name] = Context(url, *files)

@@ -10,6 +10,7 @@ from msgspec import Struct
 
 from firstline_core.errors import ConfigError, did_you_mean
 from firstline_core.storage.files import make_folder, naming, read_limited, write_whole
+from firstline_core.storage.secrets import read_secret
 from firstline_core.storage.structs import fault_of
 
 SELECTS = "FIRSTLINE_CONTEXT"
@@ -28,6 +29,21 @@ class Context(Struct, frozen=True):
     gateway: str = ""
     key_file: str = ""
     ca: str = ""
+
+    def key(self) -> str:
+        """Returns the API key; "" for none.
+
+        Raises:
+            ConfigError: its file cannot be read.
+        """
+        name = _name_in_use(read_contexts())
+        try:
+            return read_secret(self.key_file, f"{contexts_file()}, context {name[:80]!a}", "the API key")
+        except ConfigError as error:
+            raise ConfigError(
+                f"{error.message} To name another file: `firstline context create {name} --gateway {self.gateway} "
+                "--key-file FILE`."
+            ) from error
 
 
 class Contexts(Struct):
@@ -95,5 +111,9 @@ def context_in_use() -> Context:
         ConfigError: the file cannot be read, or there is no such context.
     """
     contexts = read_contexts()
-    name = os.environ.get(SELECTS, "") or contexts.current
+    name = _name_in_use(contexts)
     return contexts.get(name) if name else Context()
+
+
+def _name_in_use(contexts: Contexts) -> str:
+    return os.environ.get(SELECTS, "") or contexts.current

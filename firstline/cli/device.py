@@ -15,7 +15,7 @@ from firstline.cli.command import Report, command, command_group
 from firstline.cli.options import GatewayOptions, check_name
 from firstline.cli.output import Output, OutputOption, date, print_json, table
 from firstline_core.errors import ConfigError
-from firstline_core.storage.files import unreadable
+from firstline_core.storage.files import system_reason, unreadable
 from firstline_core.telemetry.wording import counted
 
 if TYPE_CHECKING:
@@ -228,8 +228,8 @@ def _write(out: Path, invitations: Sequence[Invitation]) -> None:
                 stream.write(invitation.token + "\n")
     except OSError as error:
         raise ConfigError(
-            f"The join tokens cannot be written to {out}: {error.strerror}; run the command again, the new tokens take "
-            "the old ones' places."
+            f"The join tokens cannot be written to {out}: {system_reason(error)}; run the command again, the "
+            "new tokens take the old ones' places."
         ) from error
 
 

@@ -14,7 +14,7 @@ import msgspec
 import typer
 
 from firstline.cli.command import EXIT_FAILED, command, command_group
-from firstline.cli.options import CaOption, GatewayOptions, KeyFileOption, require_bundle
+from firstline.cli.options import CaOption, GatewayOptions, KeyFileOption, is_there, require_bundle
 from firstline.cli.output import Output, OutputOption, progress
 from firstline_core.errors import (
     ConfigError,
@@ -26,7 +26,7 @@ from firstline_core.errors import (
     UnauthorizedError,
     UnknownModelError,
 )
-from firstline_core.storage.files import naming, unreadable
+from firstline_core.storage.files import did_you_mean_file, naming, unreadable
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from firstline_core.types import Route
 
 app = command_group()
+
+_NAME_A_BUNDLE = "; name a bundle's folder, such as models/digits, or, for a model by name, its server with --url."
 
 # Nothing can be right for the next file either.
 _STOPS = (UnknownModelError, UnauthorizedError, ForbiddenError)
@@ -112,6 +114,9 @@ def _opened(model: str, tier: TierOptions, route: Route, draw: Path | None) -> I
         environment = (os.environ.get("FIRSTLINE_KEY_FILE", ""), os.environ.get("FIRSTLINE_CA", ""))
         if (tier.key_file, str(tier.ca_file or "")) != environment:  # so a flag was given
             raise ConfigError("--key-file and --ca go with --url.")
+        if not is_there(Path(model)):
+            end = did_you_mean_file(Path(model), _NAME_A_BUNDLE)
+            raise ConfigError(f"There is no folder {model[:200]!a}{end}")
         with _opened_bundle(require_bundle(Path(model)), route, draw) as infer:
             yield infer
         return

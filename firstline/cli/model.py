@@ -22,6 +22,7 @@ from firstline.cli.options import (
 )
 from firstline.cli.output import bytes_progress, size, table
 from firstline_core.errors import ConfigError, NotFoundError
+from firstline_core.storage.files import system_reason
 from firstline_core.telemetry.wording import counted
 
 if TYPE_CHECKING:
@@ -145,8 +146,8 @@ def pull(
         anchor_content = anchor.read_bytes()
     except OSError as error:
         raise ConfigError(
-            f"{anchor} cannot be read: {error.strerror}; name the first root metadata with --root, which lies with the "
-            "signing keys."
+            f"{anchor} cannot be read: {system_reason(error)}; name the first root metadata with "
+            "--root, which lies with the signing keys."
         ) from error
     with gateway.registry(model) as registry, bytes_progress("fetching") as report:
         trust = Trust(trust_folder, registry.metadata, anchor=anchor_content, now_s=time.time)

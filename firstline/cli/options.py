@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from firstline_core.types import TensorSpec
 
 GATEWAY = "FIRSTLINE_GATEWAY"
+_WHAT = "the API key"
+_CONTEXT = "The context's key file"
 _KEY, _KEY_FILE, _CA, _PASSPHRASE = (
     "FIRSTLINE_TOKEN",
     "FIRSTLINE_KEY_FILE",
@@ -146,9 +148,17 @@ class GatewayOptions:
         Raises:
             ConfigError: its file cannot be read.
         """
+        from firstline.client.connection import check_token
+
         self._given(self.key_file, _KEY_FILE)
         source, file = self._key_source
-        return os.environ[_KEY] if source == _KEY else read_secret(file, source)
+        if source == _CONTEXT:
+            key = self._context.key()
+        else:
+            key = os.environ[_KEY].strip() if source == _KEY else read_secret(file, source, _WHAT)
+        if key:
+            check_token(key, " ".join(filter(None, (source, file))))
+        return key
 
     @property
     def _key_source(self) -> tuple[str, str]:
@@ -157,7 +167,7 @@ class GatewayOptions:
             return _KEY_FILE if self.key_file == os.environ.get(_KEY_FILE) else "--key-file", self.key_file
         if self._own_environment and os.environ.get(_KEY):
             return _KEY, ""
-        return ("The context's key file", file) if (file := self._context.key_file) else ("", "")
+        return (_CONTEXT, file) if (file := self._context.key_file) else ("", "")
 
     def required_key(self) -> str:
         """Returns the API key.
@@ -173,12 +183,18 @@ class GatewayOptions:
         return key
 
     @contextmanager
-    def _naming_sources(self) -> Iterator[None]:
-        """Adds where the key or the authority is from to the error about one that does not fit the gateway."""
+    def _naming_sources(self, key: str) -> Iterator[None]:
+        """Adds where the key or the authority is from to the error about one that does not fit the gateway.
+
+        Args:
+            key: that is sent; "" for none.
+        """
         try:
             yield
         except UnauthorizedError as error:
-            source = " ".join(filter(None, self._key_source)) or "No key is given (--key-file FILE)"
+            if not key:
+                raise UnauthorizedError(f"{self.found_url} needs {_token_wanted(error.message)}") from error
+            source = " ".join(filter(None, self._key_source))
             raise UnauthorizedError(f"{source}: {self.found_url} answers: {error.message}") from error
         except LinkDownError as error:
             if self.found_ca is None or not error.message.startswith("The certificate of"):
@@ -197,9 +213,10 @@ class GatewayOptions:
         """
         from firstline.fleet.client import open_fleet
 
+        url, key = self.required_url(), self.required_key()
         with (
-            self._naming_sources(),
-            open_fleet(self.required_url(), self.required_key(), self.found_ca) as fleet,
+            self._naming_sources(key),
+            open_fleet(url, key, self.found_ca) as fleet,
             _suggesting(device, lambda: (each.name for each in fleet.listed())),
         ):
             yield fleet
@@ -216,9 +233,10 @@ class GatewayOptions:
         """
         from firstline.release.registry import open_registry
 
+        url, key = self.required_url(), self.required_key()
         with (
-            self._naming_sources(),
-            open_registry(self.required_url(), self.required_key(), self.found_ca) as registry,
+            self._naming_sources(key),
+            open_registry(url, key, self.found_ca) as registry,
             _suggesting(model, lambda: (each.name for each in registry.bundles())),
         ):
             yield registry
@@ -232,11 +250,19 @@ class GatewayOptions:
         """
         from firstline.client.sync_client import Client
 
-        with (
-            self._naming_sources(),
-            Client(self.required_url(), token=self.found_key() or None, ca_file=self.found_ca) as client,
-        ):
+        url, key = self.required_url(), self.found_key()
+        with self._naming_sources(key), Client(url, token=key or None, ca_file=self.found_ca) as client:
             yield client
+
+
+def _token_wanted(answer: str) -> str:
+    """Returns the end of a sentence about a server that needs a token, and got none."""
+    if "api.token_file" in answer:  # an agent
+        return (
+            "a token; write one from the agent's api.token_file (the part after NAME:) into a file, and name that with "
+            "--key-file."
+        )
+    return "an API key; name its file with --key-file (`firstline-gateway key create NAME` makes a key)."
 
 
 def same_gateway(one: str, other: str) -> bool:
@@ -323,7 +349,9 @@ class SigningKeys(KeysFolder):
     def _open(self, elsewhere: Sequence[Path]) -> Keyring:
         from firstline.release.keyring import Keyring
 
-        passphrase = read_secret(self.passphrase_file, "--passphrase-file") or os.environ.get(_PASSPHRASE, "")
+        passphrase = read_secret(self.passphrase_file, "--passphrase-file", "the passphrase") or os.environ.get(
+            _PASSPHRASE, ""
+        )
         return Keyring(self.key_folder, passphrase, elsewhere)
 
 

@@ -88,7 +88,7 @@ def _streams(profile: Profile, loads: Sequence[str], threads: int | None) -> lis
                 f"{_LEAST_PER_S:g} to {_MOST_PER_S:g}."
             )
         if variant in rates:
-            raise ConfigError(f"{variant} is there twice; add its rates up.")
+            raise ConfigError(f"{variant} appears twice; add its rates up.")
         rates[variant] = rate_per_s
     return [Stream(_point(profile, variant, threads), rate_per_s) for variant, rate_per_s in rates.items()]
 
@@ -98,8 +98,8 @@ def _point(profile: Profile, variant: str, threads: int | None) -> Point:
     of_one_row = [point for point in profile.points if point.key.of_one_row]
     points = [point for point in of_one_row if point.key.variant == variant]
     if not points:
-        known = listed(variant, dict.fromkeys(point.key.variant for point in of_one_row))
-        raise ConfigError(f"The profile has no point of {variant!a} with one row a query; it has: {known}")
+        known = listed(variant, dict.fromkeys(point.key.variant for point in of_one_row), "it has:")
+        raise ConfigError(f"The profile has no point of {variant!a} with one row a query{known}")
     points = [point for point in points if point.key.model_digest == points[-1].key.model_digest]
     measured = sorted({point.key.threads for point in points})
     wanted = measured[0] if threads is None else threads

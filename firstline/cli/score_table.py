@@ -11,7 +11,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
-from firstline.workbench.csv_files import csv_reader
+from firstline.workbench.csv_files import csv_fault, csv_reader, one_column
 from firstline_core.errors import ConfigError
 from firstline_core.storage.files import unreadable
 
@@ -66,9 +66,12 @@ def _rows(lines: Iterable[str], source: str, events: Collection[str]) -> Iterato
     try:
         reader = csv_reader(lines)
     except csv.Error as error:
-        raise ConfigError(f"{source}:1 is not CSV: {error}.") from error
+        raise ConfigError(f"{source}{csv_fault(error, 1)}") from error
+    line = reader.line_num + 1
     try:
         names = reader.fieldnames or ()
+        if fault := one_column(names):
+            raise ConfigError(f"{source}{fault}")
         missing = [name for name in ("score", "agree") if name not in names]
         if missing:
             raise ConfigError(
@@ -87,9 +90,9 @@ def _rows(lines: Iterable[str], source: str, events: Collection[str]) -> Iterato
             losses = {name: _share(row[name], name, where, _OCCURRED) for name in events if row[name]}
             score, agree = _score(row["score"], where), _share(row["agree"], "agree", where, _AGREES)
             yield ScoredRow(score, agree, weight, row.get("certificate") or "", losses)
-            count += 1
+            count, line = count + 1, reader.line_num + 1
     except csv.Error as error:
-        raise ConfigError(f"{source}:{reader.line_num} is not CSV: {error}.") from error
+        raise ConfigError(f"{source}{csv_fault(error, line)}") from error
     if not count:
         raise ConfigError(f"{source} has no rows below its first line; a certificate needs some.")
 

@@ -15,6 +15,7 @@ from types import FrameType
 from typing import TypeAlias
 
 from firstline_core.errors import ConfigError
+from firstline_core.storage.files import system_reason
 
 _Action: TypeAlias = Callable[[int, FrameType | None], object] | int | None
 
@@ -42,7 +43,7 @@ def work_folder() -> Iterator[Path]:
                 _set(dict.fromkeys(before, signal.SIG_IGN))  # a second one would interrupt the tidying
     except OSError as error:
         raise ConfigError(
-            f"Nothing was written: the work in {gettempdir()} failed: {error.strerror or error}; TMPDIR names another "
+            f"Nothing was written: the work in {gettempdir()} failed: {system_reason(error)}; TMPDIR names another "
             "place for it."
         ) from error
     finally:

@@ -370,7 +370,7 @@ def _choice(kind: type[_Choice], name: str, value: str) -> _Choice:
     try:
         return kind(value)
     except ValueError:
-        raise InvalidTensorError(f"{name} is '{value}'; use one of {listed(value, kind)}") from None
+        raise InvalidTensorError(f"{name} is '{value}'{listed(value, kind)}") from None
 
 
 def _check_options(options: Mapping[str, object], known: type[RequestOptions]) -> None:

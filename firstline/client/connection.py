@@ -154,14 +154,22 @@ def authorization(token: str | None) -> dict[str, str]:
         ConfigError: a header cannot carry the token; the message does not contain it.
     """
     value = (token or "").strip()
-    if not value:
-        return {}
-    if not (value.isascii() and value.isprintable() and " " not in value):
+    if value:
+        check_token(value)
+    return {"Authorization": f"Bearer {value}"} if value else {}
+
+
+def check_token(token: str, source: str = "The token") -> None:
+    """Checks that a header can carry a token.
+
+    Raises:
+        ConfigError: it cannot; the message names the source, and does not contain the token.
+    """
+    if not (token.isascii() and token.isprintable() and " " not in token):
         raise ConfigError(
-            "The token has spaces, line ends or letters beyond ASCII, so it is none; give the one word that "
+            f"{source} is not a token: it has spaces, line ends or letters beyond ASCII; set it to the one word that "
             "`firstline-gateway key create` printed."
         )
-    return {"Authorization": f"Bearer {value}"}
 
 
 def verification(ca_file: Path | str | None) -> ssl.SSLContext | bool:

@@ -44,7 +44,7 @@ def add_pages(watch: Watch, gateway: str) -> None:
                 return
             with card(classes="max-w-3xl mb-4"):
                 names = (
-                    ui.textarea("Names of the devices, one a line").props("outlined autogrow").classes("w-full mb-3")
+                    ui.textarea("Names of the devices, one per line").props("outlined autogrow").classes("w-full mb-3")
                 )
                 button("Create tokens", invite, "primary")
             invitations = Redrawn(lambda made: _invitations(made, gateway))

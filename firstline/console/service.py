@@ -34,6 +34,7 @@ from firstline.console.sign_in import SignInRoutes
 from firstline.fleet.client import Fleet, acting_for, open_fleet
 from firstline_core.errors import ConfigError, FirstlineError, ForbiddenError, UnauthorizedError
 from firstline_core.fleet.persons import Person, Role
+from firstline_core.storage.files import system_reason
 
 _GATEWAY_S = 5.0  # a gateway that is silent for so long counts as away
 _STOP_S = 1  # for open pages, which receive no more updates
@@ -168,7 +169,7 @@ def _bound(settings: Settings) -> socket.socket:
             raise
     except OSError as error:
         raise ConfigError(
-            f"The console cannot listen on {settings.host}, port {settings.port}: {error.strerror}."
+            f"The console cannot listen on {settings.host}, port {settings.port}: {system_reason(error)}."
         ) from error
     return taken
 
@@ -181,6 +182,6 @@ def _check_tls(settings: Settings) -> None:
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(settings.tls_certificate, settings.tls_key)
     except OSError as error:  # an SSLError is one
         raise ConfigError(
-            f"{settings.tls_certificate} with {settings.tls_key} cannot be used: {error.strerror or error}. Name a "
+            f"{settings.tls_certificate} with {settings.tls_key} cannot be used: {system_reason(error)}. Name a "
             "certificate and its key, both in PEM."
         ) from error

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from firstline_core.bundle.store import Bundle
 from firstline_core.errors import ConfigError
+from firstline_core.storage.files import system_reason
 
 START_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 10.0
@@ -156,7 +157,7 @@ def _writing(folder: Path) -> Iterator[None]:
         yield
     except OSError as error:
         # `copytree` goes on after a file that fails, and lists all of them.
-        cause = error.args[0][0][2] if isinstance(error, shutil.Error) else error.strerror
+        cause = error.args[0][0][2] if isinstance(error, shutil.Error) else system_reason(error)
         raise ConfigError(f"{folder} cannot be written: {cause}. Set TMPDIR to a folder with more room.") from error
 
 

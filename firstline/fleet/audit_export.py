@@ -13,6 +13,7 @@ import msgspec
 from firstline_core.errors import ConfigError, IntegrityError
 from firstline_core.fleet.audit_log import Entry, Head, verify_log
 from firstline_core.fleet.persons import person_and_key
+from firstline_core.storage.files import system_reason
 from firstline_core.storage.structs import fault_of
 
 _ADDED = ("person", "key")
@@ -51,7 +52,7 @@ def write_export(file: Path, entries: list[Entry], head: Head) -> None:
         file.write_bytes(_csv(entries) if file.suffix == ".csv" else _jsonl(entries))
         head_of(file).write_bytes(msgspec.json.encode(head))
     except OSError as error:
-        raise ConfigError(f"The export cannot be written to {file}: {error.strerror}.") from error
+        raise ConfigError(f"The export cannot be written to {file}: {system_reason(error)}.") from error
 
 
 def check_key(head: Head, known: str) -> None:

@@ -33,7 +33,7 @@ from tuf.api.metadata import Metadata, Root, Targets
 from firstline.release import roles
 from firstline_core.errors import ConfigError, UpdateError
 from firstline_core.fleet.registry import OnlineKey
-from firstline_core.storage.files import make_folder, naming, unwritable, write_whole
+from firstline_core.storage.files import make_folder, naming, system_reason, unwritable, write_whole
 
 _ROOT = re.compile(r"([1-9][0-9]{0,8})\.root\.json")
 _KEY = re.compile(r"(root|targets)-([0-9a-f]{8})\.key")
@@ -240,7 +240,9 @@ class Keyring:
         try:
             return path.read_bytes()
         except OSError as error:
-            raise ConfigError(f"{path} cannot be read: {error.strerror}; is {self.folder} the keys' folder?") from error
+            raise ConfigError(
+                f"{path} cannot be read: {system_reason(error)}; is {self.folder} the keys' folder?"
+            ) from error
 
     def _write(self, name: str, content: bytes) -> None:
         try:

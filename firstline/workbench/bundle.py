@@ -121,6 +121,8 @@ def runtime_of(file: Path) -> RuntimeName:
     """
     with naming(f"The model {file}"), file.open("rb") as stream:
         start = stream.read(8)
+    if not start:
+        raise ConfigError(f"The model {file} is an empty file; export or copy it again.")
     if start[4:] == b"TFL3":
         return "tflite"
     if file.suffix.lower() == ".onnx":

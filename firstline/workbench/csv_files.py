@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -19,6 +19,25 @@ def open_csv(file: Path) -> Iterator[csv.DictReader[str]]:
     """
     with file.open(newline="", encoding="utf-8-sig") as stream:
         yield csv_reader(stream)
+
+
+def one_column(columns: Sequence[str]) -> str:
+    """Returns the end of a sentence about a first line that other characters than commas separate; "" for others."""
+    if len(columns) == 1 and (";" in columns[0] or "\t" in columns[0]):
+        return f":1 is {columns[0][:80]!a}, which is read as one column; separate the columns by commas."
+    return ""
+
+
+def csv_fault(error: csv.Error, line: int) -> str:
+    """Returns the end of a sentence about a file that is not CSV.
+
+    Args:
+        error: of the reader.
+        line: at which the row begins that it cannot read.
+    """
+    if str(error) == "unexpected end of data":
+        return f":{line} opens a quote that is not closed; close it."
+    return f":{line} is not CSV ({error}); save it as CSV again."
 
 
 def csv_reader(lines: Iterable[str]) -> csv.DictReader[str]:

@@ -139,7 +139,7 @@ def _load_edges(bundle: Bundle, variants: Sequence[str], options: RuntimeOptions
     unknown = [name for name in names if name not in by_id]
     if unknown:
         raise ConfigError(
-            f"Bundle '{bundle.manifest.name}' has no edge variant '{unknown[0]}'; it has: {listed(unknown[0], by_id)}"
+            f"Bundle '{bundle.manifest.name}' has no edge variant '{unknown[0]}'{listed(unknown[0], by_id, 'it has:')}"
         )
     return [load_model(bundle, by_id[name], options) for name in names]
 

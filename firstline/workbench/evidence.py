@@ -126,7 +126,7 @@ def full_model(bundle: Bundle, edge: str) -> Model:
         raise ConfigError("A certificate compares edge and full model; the bundle needs both.")
     ids = [model.id for model in manifest.edge]
     if edge and edge not in ids:
-        raise ConfigError(f"Bundle '{manifest.name}' has no edge variant '{edge}'; it has: {listed(edge, ids)}")
+        raise ConfigError(f"Bundle '{manifest.name}' has no edge variant '{edge}'{listed(edge, ids, 'it has:')}")
     return manifest.full
 
 

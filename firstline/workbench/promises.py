@@ -128,9 +128,9 @@ def _events_of(task: Task, like: str = "") -> str:
     if not task.events:
         return f"the task {task.kind} has none"
     close = get_close_matches(like, task.events, n=3, cutoff=0.9)
-    shown = close or task.events[:20]
+    shown = close or task.events[:8]
     more = f" and {len(task.events) - len(shown)} more" if len(shown) < len(task.events) else ""
-    return f"there are: {', '.join(shown)}{more}"
+    return f"use one of {', '.join(shown)}{more}"
 
 
 def require_event(manifest: Manifest) -> None:

@@ -18,6 +18,7 @@ from firstline.workbench.evaluate import Evaluation, Measured
 from firstline.workbench.report_data import Picture, Reliability, ReportData, Share, Tiers, quality_of, report_data
 from firstline_core.errors import ConfigError
 from firstline_core.routing.certificate import points
+from firstline_core.storage.files import system_reason
 
 _STEPS = 20
 
@@ -332,7 +333,7 @@ def require_drawing(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(
-            f"The folder {folder} cannot be made: {error.strerror}; name another with --plots."
+            f"The folder {folder} cannot be made: {system_reason(error)}; name another with --plots."
         ) from error
 
 
@@ -365,7 +366,7 @@ def write_report(measured: Measured, evaluation: Evaluation, folder: Path) -> Pa
                 (folder / f"{data.variant}-{plot.name}.png").write_bytes(plot.light)
         (folder / PAGE_NAME).write_text(html(title, about, sections), encoding="utf-8")
     except OSError as error:
-        raise ConfigError(f"The plots cannot be written to {folder}: {error.strerror}.") from error
+        raise ConfigError(f"The plots cannot be written to {folder}: {system_reason(error)}.") from error
     return folder / PAGE_NAME
 
 

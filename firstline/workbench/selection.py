@@ -130,7 +130,7 @@ def check_score(task: Task, name: str, share: float, *, logits: bool) -> None:
     """
     if name not in (*task.score_kinds, BEST, BUNDLE, LEARNED, "graph"):
         known = listed(name, (BEST, BUNDLE, *task.score_kinds, LEARNED))
-        raise ConfigError(f"There is no score '{name}' for the task {task.kind}; there are: {known}")
+        raise ConfigError(f"There is no score '{name}' for the task {task.kind}{known}")
     if name == "energy" and not logits:
         raise ConfigError("The score 'energy' needs the edge model's logits; nothing shows them here.")
     if name == LEARNED and not share:

@@ -217,7 +217,7 @@ def _faults(spec: BundleSpec, labels: str) -> Iterator[tuple[str, str]]:
     if spec.configured is None and len(spec.labels) < 2:
         yield (
             "labels",
-            f"A bundle needs at least two labels, one a line, but {labels} has {len(spec.labels)}; a model with one "
+            f"A bundle needs at least two labels, one per line, but {labels} has {len(spec.labels)}; a model with one "
             "output has two: no and yes.",
         )
     if spec.version < 1:
@@ -237,7 +237,7 @@ def _policy_faults(spec: BundleSpec) -> Iterator[tuple[str, str]]:
     policy, (coldest, hottest) = spec.policy, TEMPERATURES
     if not isinstance(policy.score, Path) and spec.edge and policy.score not in spec.task.score_kinds:
         kinds = listed(policy.score, spec.task.score_kinds)
-        yield "policy.score", f"The score '{policy.score}' is not one of this task's: {kinds}"
+        yield "policy.score", f"The score '{policy.score}' is not one of this task's{kinds}"
     if not coldest <= policy.temperature <= hottest:
         yield (
             "policy.temperature",
@@ -535,4 +535,4 @@ def parse_score(text: str, folder: Path, task: Task | type[Task]) -> str | Path:
             f"or use one of {named} and graph:FILE.onnx."
         )
     choices = [*(kind for kind in kinds if kind not in _FROM_DATA), "graph:FILE.onnx"]
-    raise ConfigError(f"'{text}' is not a score of the task {task.kind}; there are: {listed(text, choices)}")
+    raise ConfigError(f"'{text}' is not a score of the task {task.kind}{listed(text, choices)}")

@@ -85,7 +85,7 @@ def _parse(text: str, folder: Path, side: str, union: Any) -> tuple[Any, ...]:
 def _step(text: str, folder: Path, known: Mapping[str, type[Struct]], side: str) -> Any:
     op, *arguments = (part.replace("\\:", ":") for part in _COLON.split(text))
     if op not in known:
-        raise ConfigError(f"'{op}' is not a {side} step; there are: {listed(op, known)}")
+        raise ConfigError(f"'{op}' is not a {side} step{listed(op, known)}")
     if op == "graph":
         file = text.partition(":")[2]
         if not file:
@@ -116,9 +116,7 @@ def _step(text: str, folder: Path, known: Mapping[str, type[Struct]], side: str)
             raise ConfigError(
                 f"The step '{text}' needs {number} for '{name}', not '{given[name]}'; it is spelled {USAGE[op][0]}."
             ) from error
-        raise ConfigError(
-            f"The step '{text}' is not valid: {_fault(error, known[op], given)} It is spelled {USAGE[op][0]}."
-        ) from error
+        raise ConfigError(f"The step '{text}' is not valid: {_fault(error, known[op], given)}") from error
 
 
 def _fault(error: Exception, kind: type[Struct], given: Mapping[str, str]) -> str:
@@ -127,7 +125,7 @@ def _fault(error: Exception, kind: type[Struct], given: Mapping[str, str]) -> st
         return f"{fault_of(error)}."
     info: Any = msgspec.inspect.type_info(kind)
     choices = [str(value) for field in info.fields if field.name == name for value in _values(field.type)]
-    return f"'{given[name]}' is not a {name}; use one of {listed(given[name], choices)}"
+    return f"'{given[name]}' is not a {name}{listed(given[name], choices)}"
 
 
 def _values(kind: Any) -> Sequence[Any]:
@@ -161,8 +159,9 @@ def _named(op: str, names: Sequence[str], position: int, argument: str, text: st
             raise ConfigError(f"The step '{text}' has too many arguments; it is spelled {USAGE[op][0]}.")
         return names[position], argument
     if name not in names:
+        end = did_you_mean(name, names)
         raise ConfigError(
-            f"The step '{text}' takes no '{name}'{did_you_mean(name, names)} It is spelled {USAGE[op][0]}."
+            f"The step '{text}' takes no '{name}'{end if end != '.' else f'; it is spelled {USAGE[op][0]}.'}"
         )
     return name, value
 

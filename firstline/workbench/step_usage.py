@@ -84,7 +84,7 @@ USAGE: Mapping[str, tuple[str, str]] = {
     ),
     "ctc": (
         "ctc:FILE.txt[:BLANK][:ntc|tnc|nct]",
-        "after a model of text: the likeliest symbols over time; FILE has one a line, BLANK is 0 unless named",
+        "after a model of text: the likeliest symbols over time; FILE has one per line, BLANK is 0 unless named",
     ),
     "confidence": ("confidence:OUTPUT", "after a model of text: the probability of each token, from another output"),
     "label_offset": ("label_offset[:COLUMNS]", "after the model: drop leading columns, 1 unless named"),

@@ -61,6 +61,7 @@ NAME_CHARACTERS = "[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
 _SEEN = 1000  # names
 _COMPARED = 50  # names of them
 _COMPARED_CHARACTERS = 64
+_LISTED = 8  # names that a message with a suggestion lists too
 _OWN_PACKAGES = ("firstline", "firstline_core", "firstline_edge", "firstline_gateway")
 
 
@@ -343,10 +344,17 @@ def did_you_mean(name: object, known: Iterable[str]) -> str:
     return f"; did you mean '{close}'?" if close else "."
 
 
-def listed(name: object, known: Iterable[str]) -> str:
-    """Returns the end of a sentence about an unknown name: all known ones, and the most similar."""
+def listed(name: object, known: Iterable[str], lead: str = "use one of") -> str:
+    """Returns the end of a sentence about an unknown name: the known ones, and the most similar, alone in a long list.
+
+    Args:
+        name: the unknown name.
+        known: the known ones.
+        lead: words before them.
+    """
     names = list(known)
-    return f"{', '.join(names) or 'none'}{did_you_mean(name, names)}"
+    close = did_you_mean(name, names)
+    return close if close != "." and len(names) > _LISTED else f"; {lead} {', '.join(names) or 'none'}{close}"
 
 
 def missing_package(

@@ -496,8 +496,8 @@ class InferResponse(Struct, frozen=True):
         for tensor in self.outputs:
             if tensor.name == name:
                 return tensor.array
-        names = listed(name, (tensor.name for tensor in self.outputs))
-        raise InvalidTensorError(f"The answer has no output '{name}'; it has: {names}")
+        names = listed(name, (tensor.name for tensor in self.outputs), "it has:")
+        raise InvalidTensorError(f"The answer has no output '{name}'{names}")
 
 
 @dataclass(frozen=True, slots=True)

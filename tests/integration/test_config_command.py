@@ -81,7 +81,9 @@ async def test_invalid_configuration_is_not_signed(site: RegistrySite, tmp_path:
     file = tmp_path / "bad.toml"
     file.write_text('name = "bad"\nversion = 1\n[links]\nurl = "https://elsewhere"\n')
     assert "unknown key 'links'" in (await run(site, "config", "push", file, code=2)).output
-    assert "cannot be read" in (await run(site, "config", "push", tmp_path / "nowhere.toml", code=2)).output
+    assert (
+        "nowhere.toml does not exist" in (await run(site, "config", "push", tmp_path / "nowhere.toml", code=2)).output
+    )
     assert (await run(site, "config", "list", "-o", "json")).stdout.strip() == "[]"
 
 

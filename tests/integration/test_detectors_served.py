@@ -66,7 +66,7 @@ async def typed_answers_agree(url: str) -> None:
         assert [list(row) for row in rows if isinstance(row, Detections)] == [list(found), []]
         many = [outcome async for outcome in client.infer_files("pets", [BRIGHT, "/absent.png", DARK])]
         assert [str(outcome.error or outcome.response) for outcome in many] == [
-            *("dog (50 %)", "/absent.png cannot be read: No such file or directory; check the path.", "no objects")
+            *("dog (50 %)", "/absent.png does not exist; check the path.", "no objects")
         ]
         await asyncio.to_thread(synchronous_answers_agree, url, list(found))
 

@@ -168,10 +168,14 @@ def test_taken_port_is_one_error_line(config: Path) -> None:
     [
         ("run", "[api]\nprot = 1\n", "gateway.toml:2 has an unknown key 'api.prot'; did you mean 'api.port'?"),
         ("run", '[models]\ndirectory = "elsewhere"\n', "There is no models folder"),
-        ("check", '[mqtt]\nenabled = true\nusername = "g"\npassword_file = "p"\n', "cannot be read: No such file"),
+        (
+            "check",
+            '[mqtt]\nenabled = true\nusername = "g"\npassword_file = "p"\n',
+            "p does not exist; create it with",
+        ),
         ("check", '[mqtt]\nenabled = true\ngroup = "a/b"\n', "shared subscription's group"),
         ("check", '[mqtt]\nenabled = true\ntls_ca_file = "gateway.toml"\n', "mqtt.tls_ca_file: "),
-        ("check", '[mqtt]\nenabled = true\ntls_ca_file = "absent.pem"\n', "absent.pem cannot be used"),
+        ("check", '[mqtt]\nenabled = true\ntls_ca_file = "absent.pem"\n', "absent.pem does not exist"),
         ("run", '[execution]\nproviders = ["CUDAExecutionProvider"]\n', "names CUDAExecutionProvider, but this onnx"),
         ("check", '[execution]\nproviders = ["CUDAExecutionProvider"]\n', "has: "),
         ("check", "[api]\nkeep_alive_s = inf\n", "gateway.toml:2, 'api.keep_alive_s'"),

@@ -67,7 +67,7 @@ async def test_clients_trust_the_given_authority(tmp_path: Path, monkeypatch: py
         async with AsyncClient(at.url, token=key) as client:
             with pytest.raises(LinkDownError, match=r"is not trusted .*`ca_file`"):
                 await client.ready()
-        with pytest.raises(ConfigError, match=r"nowhere\.pem cannot be used: No such file"):
+        with pytest.raises(ConfigError, match=r"nowhere\.pem does not exist"):
             AsyncClient(at.url, ca_file="nowhere.pem")
         monkeypatch.setenv("SSL_CERT_FILE", str(bundle))
         async with AsyncClient(at.url, token=key) as client:
@@ -306,7 +306,7 @@ def test_the_check_tries_a_certificate_before_it_is_served(tmp_path: Path) -> No
     with pytest.raises(ConfigError, match="cannot be used: KEY_VALUES_MISMATCH"):
         check_files(found)
     (tmp_path / "server.key").unlink()
-    with pytest.raises(ConfigError, match="cannot be used: No such file"):
+    with pytest.raises(ConfigError, match="cannot be used: there is no such file"):
         check_files(found)
     with pytest.raises(ConfigError, match="is no authority's"):
         check_files(load(None, overrides={"tls.ca_file": str(tmp_path / "server.pem")}))

@@ -156,7 +156,7 @@ async def test_a_missing_token_file_is_explained(
     (tmp_path / "edge-agent.toml").touch()
     code, _, stderr = await device.join("https://127.0.0.1:9", "--token-file", tmp_path / "none")
     assert code == 2
-    assert "cannot be read: No such file or directory" in stderr
+    assert "does not exist; create it with the join token" in stderr
     assert "edge-agent.toml in this folder is not used; to use it: --config edge-agent.toml" in stderr
 
 

@@ -121,7 +121,7 @@ async def test_invalid_options_are_refused_before_any_request(site: FleetSite) -
             for stages in ("0", "-1,5", "nan", "10,5,100", "10,10", "1,200")
         ),
         *((("--soak", soak), "is not a duration") for soak in ("soon", "-5s", "nans", "infd")),
-        (("--file", "/nowhere.toml"), "cannot be read"),
+        (("--file", "/nowhere.toml"), "does not exist"),
     ):
         refused = await site("rollout", "plan", "digits", "2", *arguments, code=2)
         assert word in refused.output, refused.output

@@ -150,7 +150,7 @@ def test_an_unusable_configuration_is_an_error(config: Path, state: Path) -> Non
     file.unlink()
     file.mkdir()  # cannot be read, also by root
     for command in ("list", "rollback --configuration"):
-        assert "Is a directory" in run("update", *command.split(), "--config", str(config), code=1)
+        assert "it is a folder" in run("update", *command.split(), "--config", str(config), code=1)
     assert file.is_dir()
 
 

@@ -64,7 +64,7 @@ async def _refuse_unknown_parameters(request: Request) -> None:
     known = _parameters(request.scope["route"].dependant)
     unknown = next((name for name in request.query_params if name not in known), "") if known else ""
     if unknown:
-        raise RequestError(f"There is no parameter {shown(unknown)}; use one of {listed(unknown, sorted(known))}")
+        raise RequestError(f"There is no parameter {shown(unknown)}{listed(unknown, sorted(known))}")
 
 
 def _parameters(route: Dependant) -> set[str]:

@@ -6,6 +6,7 @@ import resource
 import socket
 
 from firstline_core.errors import CapacityError
+from firstline_core.storage.files import system_reason
 
 _BACKLOG = 2048
 _DESCRIPTORS_WANTED = 65_536
@@ -37,7 +38,8 @@ def bind(host: str, port: int) -> socket.socket:
 
 def _unavailable(host: str, port: int, error: OSError) -> CapacityError:
     return CapacityError(
-        f"Cannot listen on {host} port {port}: {error.strerror}; choose another with --port, or stop what holds it."
+        f"Cannot listen on {host} port {port}: {system_reason(error)}; choose another with --port, or "
+        "stop what holds it."
     )
 
 

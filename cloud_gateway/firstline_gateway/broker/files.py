@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from firstline_core.errors import ConfigError
+from firstline_core.storage.files import system_reason
 from firstline_core.telemetry.logs import logger
 from firstline_gateway.broker import config
 from firstline_gateway.broker.config import Plan
@@ -98,7 +99,7 @@ class BrokerFolder:
             self.path.mkdir(mode=0o750, parents=True, exist_ok=True)
             Path(self.plan.data_folder).relative_to(self.plan.folder)
         except OSError as error:
-            raise ConfigError(f"broker.directory {self.path} cannot be made: {error.strerror}.") from error
+            raise ConfigError(f"broker.directory {self.path} cannot be made: {system_reason(error)}.") from error
         except ValueError:
             return  # the data lies elsewhere, and is the broker's own matter
         data = self.path / Path(self.plan.data_folder).relative_to(self.plan.folder)
@@ -165,7 +166,7 @@ class BrokerFolder:
             if stat.S_IMODE(path.stat().st_mode) != mode:
                 path.chmod(mode)
         except OSError as error:
-            raise ConfigError(f"{path} cannot be given to the broker's group: {error.strerror}.") from error
+            raise ConfigError(f"{path} cannot be given to the broker's group: {system_reason(error)}.") from error
 
     def _text(self, name: str) -> str:
         """Returns a file's text; "" if it is missing or damaged, so that it is written again."""

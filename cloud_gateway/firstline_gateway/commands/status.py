@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from firstline_core.errors import ConfigError
 from firstline_core.protocol.loopback import is_loopback
+from firstline_core.storage.files import system_reason
 from firstline_core.telemetry.wording import counted
 from firstline_gateway.commands.base import add_action, settings_of, show
 
@@ -132,7 +133,7 @@ def _verification(file: Path | None) -> ssl.SSLContext | bool:
     try:
         return ssl.create_default_context(cafile=str(file))
     except OSError as error:
-        raise ConfigError(f"--ca {file} cannot be used: {error.strerror or error}.") from error
+        raise ConfigError(f"--ca {file} cannot be used: {system_reason(error)}.") from error
 
 
 def _contract_line(contract: dict[str, Any]) -> str:

@@ -25,7 +25,7 @@ from cryptography.exceptions import UnsupportedAlgorithm
 
 from firstline_core.clock import Clock
 from firstline_core.errors import ConfigError
-from firstline_core.storage.files import sync_folder, unreadable, unwritable, write_whole
+from firstline_core.storage.files import sync_folder, system_reason, unreadable, unwritable, write_whole
 from firstline_core.telemetry.logs import logger
 from firstline_gateway.identity import ca
 from firstline_gateway.identity.ca import Authority
@@ -167,7 +167,7 @@ def retire(directory: Path) -> None:
         except FileNotFoundError as error:
             raise ConfigError("There is no previous authority.") from error
         except OSError as error:
-            raise ConfigError(f"{previous} cannot be removed: {error.strerror}.") from error
+            raise ConfigError(f"{previous} cannot be removed: {system_reason(error)}.") from error
 
 
 def server_certificate(directory: Path, authority: Authority, hosts: Sequence[str], now_s: float) -> Path:
@@ -316,7 +316,7 @@ def _rename(old: Path, new: Path) -> None:
         old.replace(new)
         sync_folder(new.parent)
     except OSError as error:
-        raise ConfigError(f"{old} cannot be renamed to {new}: {error.strerror}.") from error
+        raise ConfigError(f"{old} cannot be renamed to {new}: {system_reason(error)}.") from error
 
 
 @contextmanager

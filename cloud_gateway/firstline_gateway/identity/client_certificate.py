@@ -121,7 +121,7 @@ class ProxyCertificates:
         """
         if len(values) > 1:
             raise UnauthorizedError(
-                "The proxy's header with the client certificate is there twice; have it replace what clients send."
+                "The proxy's header with the client certificate appears twice; have it replace what clients send."
             )
         text = values[0].strip() if values else ""
         if not text:

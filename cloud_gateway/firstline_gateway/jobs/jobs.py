@@ -328,7 +328,6 @@ def _failed(job_id: str, error: FirstlineError) -> JobResult:
 
 def _unknown(job_id: str) -> UnknownAnswerError:
     return UnknownAnswerError(
-        f"You have no job {shown(job_id)} here, which ends some time after its answer; take the id that was returned "
-        "for a request with `Prefer: respond-async`. For the correction of a provisional answer ask the agent of the "
-        "device."
+        f"There is no job {shown(job_id)}, or it has expired: take the id that was returned for a request with "
+        "`Prefer: respond-async`. For the correction of a provisional answer ask the agent of the device."
     )

@@ -12,7 +12,7 @@ from firstline_core.bundle.manifest import MANIFEST_NAME
 from firstline_core.errors import ConfigError, IntegrityError, StoreUnavailableError
 from firstline_core.fleet.target import FULL, ListedBundle, files_for, target_path
 from firstline_core.storage.artefact import SignedFile
-from firstline_core.storage.files import make_folder, sync_folder, unwritable
+from firstline_core.storage.files import make_folder, sync_folder, system_reason, unwritable
 from firstline_core.types import ModelKey
 
 _RETRY_S = 30.0
@@ -66,7 +66,7 @@ class FetchedBundles:
             sync_folder(self.folder)
         except OSError as error:
             raise StoreUnavailableError(
-                f"registry.full_models {self.folder} refuses: {error.strerror}; make room, or mend its rights.",
+                f"registry.full_models {self.folder} refuses: {system_reason(error)}; make room, or mend its rights.",
                 retry_after_s=_RETRY_S,
             ) from error
         return path

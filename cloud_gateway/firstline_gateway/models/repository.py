@@ -126,8 +126,8 @@ class Repository:
             for key, why in self.away.items():
                 if key.name == name:
                     raise UnknownModelError(f"Model {shown(name)} is not served: {why.rstrip('.')}.") from None
-            served = listed(name, self._versions)
-            raise UnknownModelError(f"There is no model {shown(name)} on this gateway; it serves: {served}") from None
+            served = listed(name, self._versions, "it serves:")
+            raise UnknownModelError(f"There is no model {shown(name)} on this gateway{served}") from None
 
     def resolve(self, name: str, version: str) -> ServedModel:
         """The model of a request; the version "" means the highest.

@@ -25,7 +25,7 @@ from firstline_core.errors import (
     StoreUnavailableError,
 )
 from firstline_core.storage.artefact import SignedFile
-from firstline_core.storage.files import make_folder, sync_folder, unwritable
+from firstline_core.storage.files import make_folder, sync_folder, system_reason, unwritable
 from firstline_gateway.settings.settings import Registry as RegistrySettings
 
 PART_BYTES = 1 << 20
@@ -191,7 +191,7 @@ class LocalBlobs:
             yield
         except OSError as error:
             raise StoreUnavailableError(
-                f"The registry's folder {self._folder} refuses: {error.strerror}.", retry_after_s=_RETRY_S
+                f"The registry's folder {self._folder} refuses: {system_reason(error)}.", retry_after_s=_RETRY_S
             ) from error
 
 

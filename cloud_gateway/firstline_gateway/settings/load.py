@@ -6,14 +6,14 @@ Fills in defaults that depend on other settings, such as where relative paths st
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from urllib.parse import parse_qsl, urlsplit
 
 from msgspec.structs import replace
 
-from firstline_core.errors import ConfigError, listed
+from firstline_core.errors import ConfigError, did_you_mean
 from firstline_core.protocol.loopback import address_of, is_loopback
 from firstline_core.storage import settings as sources
 from firstline_core.storage.setting_places import Sources, quoted
@@ -234,11 +234,15 @@ def _check_executors(settings: Settings) -> None:
     for model, names in settings.models.executors_of.items():
         if unknown := set(names).difference(settings.executors):
             raise ConfigError(
-                f"models.executors_of sends {model!a} to {min(unknown)!a}, which [executors] does not have; add it, or "
-                f"name another; there are: {listed(min(unknown), settings.executors)}"
+                f"models.executors_of sends {model!a} to {min(unknown)!a}, which [executors] does not have; "
+                f"add it{_or_another(min(unknown), settings.executors)}"
             )
         if not names:
             raise ConfigError(f"models.executors_of leaves {model!a} without an executor; name one, or leave it out.")
+
+
+def _or_another(name: str, known: Collection[str]) -> str:
+    return f", or use one of {', '.join(known)}{did_you_mean(name, known)}" if known else " there."
 
 
 def _without_user(url: str) -> str:

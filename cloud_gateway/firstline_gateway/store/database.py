@@ -21,7 +21,7 @@ from sqlalchemy.exc import ArgumentError, DataError, DBAPIError, MultipleResults
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 from firstline_core.errors import ConfigError, FirstlineError, RequestError, StoreUnavailableError
-from firstline_core.storage.files import sync_folder
+from firstline_core.storage.files import sync_folder, system_reason
 from firstline_core.storage.seals import DECODING_ERRORS
 from firstline_core.storage.secrets import read_secret
 from firstline_core.telemetry.logs import logger
@@ -39,6 +39,7 @@ _SILENCE_TIMEOUT_S = 10
 _RETRY_AFTER_S = 5.0
 # SQLite's smallest page: SQLite takes a smaller file for a new one, and would delete the log that belongs to it.
 _LEAST_BYTES = 512
+_MAGIC = b"SQLite format 3\0"
 _RESTORE = (
     "Put the store and its -wal and -shm files aside, then restore a backup: `firstline-gateway restore FILE "
     "--store-only --config CONFIG`."
@@ -205,7 +206,7 @@ def _connect_undamaged(found: settings.Store) -> Database:
         try:
             loses = loses_commits(log)
         except OSError as error:
-            raise ConfigError(f"store.url: {log} cannot be read: {error.strerror}.") from error
+            raise ConfigError(f"store.url: {log} cannot be read: {system_reason(error)}.") from error
         if loses:
             raise ConfigError(
                 f"store.url: The store {file} is damaged: its log {log.name} cannot be read to its end, so "
@@ -284,7 +285,7 @@ def _engine(found: settings.Store) -> Engine:
         raise ConfigError(f"store.url is not an address of a database: {error}.") from error
     if url.get_backend_name() == "sqlite":
         return _sqlite(url)
-    return _postgresql(url, read_secret(found.password_file, "store.password_file"))
+    return _postgresql(url, read_secret(found.password_file, "store.password_file", "the password"))
 
 
 def _sqlite(url: URL) -> Engine:
@@ -297,9 +298,13 @@ def _sqlite(url: URL) -> Engine:
         if not path.exists():
             _begin(path)
         with path.open("r+b") as file:
-            size_bytes = os.fstat(file.fileno()).st_size
+            begin, size_bytes = file.read(len(_MAGIC)), os.fstat(file.fileno()).st_size
     except OSError as error:
-        raise ConfigError(f"store.url: {path} cannot be opened: {error.strerror}.") from error
+        raise ConfigError(f"store.url: {path} cannot be opened: {system_reason(error)}.") from error
+    if not _MAGIC.startswith(begin):
+        raise ConfigError(
+            f"store.url: {path} is not an SQLite database; name the store's file, or one that does not exist yet."
+        )
     if size_bytes < _LEAST_BYTES:
         raise ConfigError(f"store.url: The store {path} is damaged: it was cut off at {size_bytes} bytes. {_RESTORE}")
     engine = create_engine(url, connect_args={"timeout": BUSY_TIMEOUT_S})

@@ -150,7 +150,7 @@ def read_key(file: str, setting: str) -> bytes:
     Raises:
         ConfigError: the file cannot be read, or contains no such key.
     """
-    secret = read_secret(file, setting)
+    secret = read_secret(file, setting, f'the signing key ("{_PREFIX}" and base64)')
     try:
         key = base64.b64decode(secret.removeprefix(_PREFIX), validate=True)
     except (binascii.Error, ValueError):

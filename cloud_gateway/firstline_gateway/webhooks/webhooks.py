@@ -134,8 +134,9 @@ class Webhooks:
         """
         found = self._receivers.get(name)
         if found is None:
-            known = f"it has: {listed(name, sorted(self._receivers))}" if self._receivers else "add [webhooks.NAME]."
-            raise NotFoundError(f"This gateway has no webhook {shown(name)} in its settings; {known}")
+            names = sorted(self._receivers)
+            known = listed(name, names, "it has:") if names else "; add [webhooks.NAME]."
+            raise NotFoundError(f"This gateway has no webhook {shown(name)} in its settings{known}")
         message = messages.of_test(name, self._clock.wall_s())
         async with found.client() as client:
             attempt = await found.attempt(message, client)

@@ -57,6 +57,10 @@ def parse_tokens(file: str, setting: str) -> dict[str, str]:
 def _token_lines(file: str, setting: str) -> str:
     try:
         return read_text(Path(file), _TOKENS_LIMIT_BYTES)
+    except FileNotFoundError as error:
+        raise ConfigError(
+            f"{setting}: {file} does not exist; create it with lines NAME:TOKEN, or correct the path."
+        ) from error
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{setting}: {file} {unreadable(error)}") from error
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from firstline_core.errors import ConfigError, FirstlineError
+from firstline_core.storage.files import system_reason
 
 _TCP_PROBLEMS = {
     errno.EADDRINUSE: "{} is in use by another program; stop it, or choose a port with --port (0 lets the system).",
@@ -34,8 +35,8 @@ def listen(host: str, port: int) -> socket.socket:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except socket.gaierror as error:
         raise ConfigError(
-            f"api.host is '{host}', which is not an address ({error.strerror}); name one of this machine, such as "
-            "127.0.0.1."
+            f"api.host is '{host}', which is not known; check the host name, or name an address of this machine, "
+            "such as 127.0.0.1."
         ) from error
     listener = socket.socket(family, kind, protocol)
     try:
@@ -44,7 +45,7 @@ def listen(host: str, port: int) -> socket.socket:
     except OSError as error:
         listener.close()
         raise AddressError(
-            _TCP_PROBLEMS.get(error.errno or 0, "{} cannot be used: {}.").format(f"{host}:{port}", error.strerror)
+            _TCP_PROBLEMS.get(error.errno or 0, "{} cannot be used: {}.").format(f"{host}:{port}", system_reason(error))
         ) from error
     return listener
 
@@ -86,7 +87,7 @@ def listen_unix(path: Path, mode: int) -> Iterator[socket.socket]:
             path.chmod(mode)
         except OSError as error:
             message = _UNIX_PROBLEMS.get(error.errno or 0, "api.socket is {}, which cannot be used: {}.")
-            raise AddressError(message.format(path, error.strerror or error)) from error
+            raise AddressError(message.format(path, system_reason(error))) from error
         finally:
             os.umask(before)
         try:

@@ -22,7 +22,7 @@ from firstline_core.hardware.kernel_files import Tree, read_in_time
 from firstline_core.hardware.readings import Absent, Snapshot, describe, known, measured
 from firstline_core.hardware.sensors import read_twice
 from firstline_core.hardware.survey import thermal_zones
-from firstline_core.storage.files import DAMAGED
+from firstline_core.storage.files import DAMAGED, system_reason
 from firstline_core.storage.seals import CREDENTIAL, read_keys
 from firstline_core.storage.secrets import read_secret
 from firstline_edge.api.access import parse_tokens
@@ -81,7 +81,7 @@ def state_findings(settings: EdgeSettings) -> list[Finding]:
         fsync_ms = _fsync_ms(folder)
     except OSError as error:
         advice = _WRITE_ADVICE.get(error.errno or 0, "sudo install -d -m 700 -o $USER {path}").format(path=path)
-        return [problem("state directory", f"{path} cannot be written: {error.strerror}", advice)]
+        return [problem("state directory", f"{path} cannot be written: {system_reason(error)}", advice)]
     limits_bytes = settings.outbox.limit_bytes + settings.outbox.answers_limit_bytes + settings.cache.disk_limit_bytes
     needed_bytes = max(0, limits_bytes - _stored_bytes(path))
     enough = free_bytes >= needed_bytes + _DISK_SPARE_BYTES
@@ -160,7 +160,7 @@ def secret_findings(settings: EdgeSettings) -> list[Finding]:
             mode = stat.S_IMODE(Path(file).stat().st_mode)
             readable = os.access(file, os.R_OK)
         except OSError as error:
-            findings.append(problem(setting, f"{file}: {error.strerror}", f"write the secret into {file}"))
+            findings.append(problem(setting, f"{file}: {system_reason(error)}", f"write the secret into {file}"))
             continue
         if not readable:
             findings.append(problem(setting, f"{file} may not be read by this user", f"sudo chown $USER {file}"))
@@ -308,7 +308,9 @@ def fleet_findings(settings: EdgeSettings) -> list[Finding]:
         with Path(root).open("rb") as stream:
             stream.read(1)
     except OSError as error:
-        findings.append(problem("fleet.root_file", f"{root} cannot be read: {error.strerror}", "put root.json there"))
+        findings.append(
+            problem("fleet.root_file", f"{root} cannot be read: {system_reason(error)}", "put root.json there")
+        )
     else:
         findings.append(ok("fleet.root_file", f"{root} says whose signatures count"))
     return findings

@@ -13,7 +13,7 @@ from firstline_core.hardware.kernel_files import Tree
 from firstline_core.hardware.readings import limited
 from firstline_core.hardware.sensors import read_twice
 from firstline_core.hardware.survey import measure_device
-from firstline_core.storage.files import make_folder
+from firstline_core.storage.files import make_folder, system_reason
 from firstline_edge.budgets.from_settings import device_sensors
 from firstline_edge.cli.output import print_progress, show
 from firstline_edge.cli.parser import OK, load_settings
@@ -48,7 +48,7 @@ def _catalogue(settings: EdgeSettings, *, measure: bool) -> Catalogue:
         make_folder(folder)
     except OSError as error:
         raise ConfigError(
-            f"agent.state_dir {folder} cannot be used: {error.strerror}; run this as the agent's user."
+            f"agent.state_dir {folder} cannot be used: {system_reason(error)}; run this as the agent's user."
         ) from error
     measured = measure_device(surveyor.describe(), lambda what: print_progress(f"trying: {what}"))
     surveyor.store(measured)

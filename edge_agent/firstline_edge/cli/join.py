@@ -84,7 +84,7 @@ def _checked_url(url: str) -> str:
 def _token_text(file: str) -> str:
     """Returns the token from a file or stdin: every user of the machine can read the command line."""
     if file != "-":
-        return read_secret(file, "--token-file")
+        return read_secret(file, "--token-file", "the join token")
     return sys.stdin.read(_TOKEN_LIMIT_CHARS)
 
 

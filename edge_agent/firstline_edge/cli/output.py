@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from firstline_core.errors import CapacityError
+from firstline_core.storage.files import system_reason
 
 
 def print_line(text: str) -> None:
@@ -61,4 +62,4 @@ def explained_refusal(path: Path, done: str) -> Iterator[None]:
         yield
     except OSError as error:
         advice = "; run this as the user that the agent runs as" if isinstance(error, PermissionError) else ""
-        raise CapacityError(f"{path} cannot be {done}: {error.strerror}{advice}.") from error
+        raise CapacityError(f"{path} cannot be {done}: {system_reason(error)}{advice}.") from error

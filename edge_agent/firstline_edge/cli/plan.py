@@ -12,7 +12,7 @@ import msgspec
 from msgspec.structs import replace
 
 from firstline_core.bundle.store import Bundle, open_bundle
-from firstline_core.errors import ConfigError, FirstlineError, similar_name
+from firstline_core.errors import ConfigError, FirstlineError, listed
 from firstline_core.hardware.catalogue import Catalogue
 from firstline_core.hardware.kernel_files import Tree
 from firstline_core.planning import split
@@ -79,11 +79,10 @@ def _bundles(settings: EdgeSettings, model: str | None) -> list[Bundle]:
     matching = [folder for name, _, folder in bundles if model in (None, name)]
     if not matching:
         lacks = "no model" if model is None else f"no model '{model}'"
-        close = similar_name(model or "", [name for name, _, _ in bundles])
+        names = [name for name, _, _ in bundles]
         raise ConfigError(
-            f"models.directories names {lacks}; it names {', '.join(map(str, folders)) or 'nothing'}. "
-            + (f"Did you mean '{close}'? " if close else "")
-            + "Name a bundle's folder there, or with --set 'models.directories=[\"FOLDER\"]'."
+            f"models.directories names {lacks}{listed(model or '', names, 'it names')} Name a bundle's folder there, "
+            "or with --set 'models.directories=[\"FOLDER\"]'."
         )
     return [open_bundle(folder) for folder in matching]
 

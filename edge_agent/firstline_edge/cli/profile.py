@@ -65,8 +65,8 @@ def _bundle(settings: EdgeSettings, name: str) -> Bundle:
     versions = [found for found in bundles if found[0] == name]
     if not versions:
         names = sorted({found for found, _, _ in bundles})
-        known = f"name one of: {listed(name, names)}" if names else "name a folder, or set models.directories."
-        raise ConfigError(f"'{name[:200]}' is neither a bundle's folder nor a model of models.directories; {known}")
+        known = listed(name, names) if names else "; name a folder, or set models.directories."
+        raise ConfigError(f"'{name[:200]}' is neither a bundle's folder nor a model of models.directories{known}")
     return open_bundle(max(versions)[2])
 
 

@@ -97,7 +97,7 @@ def http_link_settings(section: LinkSection, credentials: Credentials | None) ->
     """
     return HttpLinkSettings(
         url=section.url,
-        token=read_secret(section.token_file, "links.token_file"),
+        token=read_secret(section.token_file, "links.token_file", "the token"),
         token_file=section.token_file,
         ca_file=Path(section.tls_ca_file) if section.tls_ca_file else None,
         credentials=credentials if section.shows_identity else None,
@@ -353,7 +353,7 @@ class HttpLink:
         """Returns whether there is another token than the refused one: the file may have a new one."""
         if self._token == refused and self._settings.token_file:
             try:
-                self._token = read_secret(self._settings.token_file, "links.token_file")
+                self._token = read_secret(self._settings.token_file, "links.token_file", "the token")
             except ConfigError as error:
                 log.warning("token not reread", link=self.name, error=error.message)
         return self._token != refused

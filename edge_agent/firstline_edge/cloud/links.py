@@ -202,7 +202,7 @@ def mqtt_settings(section: LinkSection, client_id: str, credentials: Credentials
         client_id=client_id,
         keepalive_s=section.keepalive_s,
         username=section.username,
-        password=read_secret(section.password_file, "links.password_file"),
+        password=read_secret(section.password_file, "links.password_file", "the password"),
         password_file=_path(section.password_file),
         tls_ca_file=_path(section.tls_ca_file),
         tls_certificate_file=_path(section.tls_certificate_file),

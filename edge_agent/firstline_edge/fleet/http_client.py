@@ -59,7 +59,7 @@ class FleetHttp:
     def _authorization(self) -> dict[str, str]:
         """Returns the header with the token, which is read again for each request because the file may be replaced."""
         try:
-            token = read_secret(self._section.token_file, "links.token_file")
+            token = read_secret(self._section.token_file, "links.token_file", "the token")
         except ConfigError as error:
             raise LinkDownError(error.message) from error
         return {"Authorization": f"Bearer {token}"} if token else {}

@@ -19,7 +19,7 @@ from typing import Literal
 import msgspec
 
 from firstline_core.errors import CapacityError, ConfigError
-from firstline_core.storage.files import make_folder, with_checksum, write_whole
+from firstline_core.storage.files import make_folder, system_reason, with_checksum, write_whole
 from firstline_edge.settings.identity import Identity, identity_path, read_identity, readable_identity
 
 _LIMIT_BYTES = 1 << 20
@@ -141,7 +141,7 @@ class IdentityFiles:
 
     def _refused(self, error: OSError) -> CapacityError:
         return CapacityError(
-            f"{self.folder} cannot be written: {error.strerror}; join as the agent's user, and free space there."
+            f"{self.folder} cannot be written: {system_reason(error)}; join as the agent's user, and free space there."
         )
 
 

@@ -372,8 +372,8 @@ class Models:
                 f"This device holds {shown(name)} in version {held}, not in version {shown(version)}; name another "
                 "version, or none for the newest."
             )
-        held = listed(name, sorted(self._by_name))
-        return UnknownModelError(f"This device holds no model {shown(name)}; it holds: {held}")
+        held = listed(name, sorted(self._by_name), "it holds:")
+        return UnknownModelError(f"This device holds no model {shown(name)}{held}")
 
     def _index(self, name: str, versions: dict[str, DeviceModel]) -> None:
         if versions:

@@ -16,6 +16,7 @@ from firstline_core.profile.measure import Need, ProfileOptions, ProfileSession
 from firstline_core.profile.measure_point import Job
 from firstline_core.profile.point_process import PointProcess
 from firstline_core.profile.profile import Point, Profile, Refused
+from firstline_core.storage.files import system_reason
 from firstline_core.telemetry.logs import logger
 from firstline_edge.models.models import Models
 from firstline_edge.profiling.gate import Gate, Report
@@ -176,7 +177,7 @@ def _present(bundle: Bundle, wanted: tuple[str, ...]) -> tuple[str, ...]:
     present = tuple(model.id for model in bundle.manifest.models if bundle.has(model))
     if absent := [id_ for id_ in wanted if id_ not in present]:
         raise ConfigError(
-            f"This device has no model '{absent[0]}' of {bundle.manifest.name}; it has: {listed(absent[0], present)}"
+            f"This device has no model '{absent[0]}' of {bundle.manifest.name}{listed(absent[0], present, 'it has:')}"
         )
     return wanted or present
 
@@ -185,7 +186,7 @@ def _check_free_space(folder: Path) -> None:
     try:
         free_bytes = shutil.disk_usage(folder).free
     except OSError as error:
-        raise ConfigError(f"{folder} cannot be used: {error.strerror}.") from error
+        raise ConfigError(f"{folder} cannot be used: {system_reason(error)}.") from error
     if free_bytes < SPARE_BYTES:
         raise ConfigError(
             f"{free_bytes >> 20} MiB are free on this device's disk, and profiles leave {SPARE_BYTES >> 20} MiB alone; "

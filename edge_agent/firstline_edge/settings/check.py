@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -12,6 +13,8 @@ from firstline_core.protocol.cors import ANY_ORIGIN
 if TYPE_CHECKING:
     from firstline_edge.settings.settings import EdgeSettings, LinkSection
 
+_PORT = re.compile(r"https?://[^/@]*:(\d{1,9})(?:/.*)?")
+_LAST_PORT = 65535
 LOOPBACK_NAMES = ("127.0.0.1", "localhost", "::1")
 
 
@@ -82,6 +85,8 @@ def _check_http(where: str, link: LinkSection) -> None:
         raise ConfigError(
             f"{where}.url names a user or a password; put the token into a file, and name that (token_file)."
         )
+    if (port := _PORT.fullmatch(link.url)) and not 1 <= int(port[1]) <= _LAST_PORT:
+        raise ConfigError(f"{where}.url is '{link.url}', which has port {port[1]}; use 1 to {_LAST_PORT}.")
     if not _is_url(link.url):
         raise ConfigError(f"{where}.url is '{link.url}'; an http link needs a URL such as https://HOST:PORT.")
     if link.proxy:

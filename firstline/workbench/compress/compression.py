@@ -89,7 +89,7 @@ def source_of(manifest: Manifest, wanted: str = "") -> Model:
     """
     known = {model.id: model for model in manifest.models}
     if wanted and wanted not in known:
-        raise ConfigError(f"Bundle '{manifest.name}' has no model '{wanted}'; it has: {listed(wanted, known)}")
+        raise ConfigError(f"Bundle '{manifest.name}' has no model '{wanted}'{listed(wanted, known, 'it has:')}")
     fit = [model for model in manifest.models if model.precision == "fp32"]
     if wanted and known[wanted] not in fit:
         raise ConfigError(f"'{wanted}' is {known[wanted].precision}; models in fp32 are compressed.")

@@ -27,7 +27,7 @@ from firstline_core.errors import ConfigError, listed
 from firstline_core.runtime.base import RowByRow
 from firstline_core.runtime.onnx import OnnxRuntime
 from firstline_core.runtime.select import RuntimeOptions
-from firstline_core.storage.files import write_whole
+from firstline_core.storage.files import system_reason, write_whole
 from firstline_core.types import Array
 
 _TRAINED_BY = ("firstline", "numpy", "onnxruntime", "onnx2torch", "torch")
@@ -74,7 +74,7 @@ def start_of(manifest: Manifest, source: Model, wanted: str) -> Model:
     """
     known = {model.id: model for model in manifest.models}
     if wanted not in known:
-        raise ConfigError(f"Bundle '{manifest.name}' has no model '{wanted}'; it has: {listed(wanted, known)}")
+        raise ConfigError(f"Bundle '{manifest.name}' has no model '{wanted}'{listed(wanted, known, 'it has:')}")
     start = known[wanted]
     if start.id == source.id:
         raise ConfigError(f"'{wanted}' cannot teach itself; name a smaller model with --student, or another with --of.")
@@ -270,7 +270,7 @@ def _save(place: Path, epochs: int, training: Mapping[str, Any], random: np.rand
     try:
         write_whole(place, stream.getvalue())
     except OSError as error:
-        raise ConfigError(f"The training cannot be saved in {place}: {error.strerror or error}.") from error
+        raise ConfigError(f"The training cannot be saved in {place}: {system_reason(error)}.") from error
 
 
 def _resume(place: Path, training: Mapping[str, Any], random: np.random.Generator) -> int:

@@ -25,7 +25,7 @@ from typing import Any, Literal, Protocol, TypeVar
 
 import numpy as np
 
-from firstline.workbench.csv_files import open_csv
+from firstline.workbench.csv_files import csv_fault, one_column, open_csv
 from firstline.workbench.data import tables, videos
 from firstline.workbench.data.boxes import CocoBoxes, joined, read_yolo_boxes, yolo_file
 from firstline.workbench.data.files import FileStore, Where, is_inside
@@ -37,7 +37,7 @@ from firstline_core.errors import ConfigError, RequestError
 from firstline_core.processing.boxes import BOXES
 from firstline_core.processing.image_header import read_header
 from firstline_core.processing.steps import InputSpec
-from firstline_core.storage.files import did_you_mean_file, unreadable
+from firstline_core.storage.files import naming, unreadable
 from firstline_core.storage.structs import fault_of
 from firstline_core.tasks.anomaly import SEQUENCE, TIME
 from firstline_core.tasks.arrays import LABEL, UNLABELLED
@@ -253,6 +253,8 @@ class Dataset:
                 f"The bundle's input '{spec.name}' is {spec.datatype}, and {self.path} holds encoded files; give data "
                 "with a column of that name, or give the bundle a preprocessing that starts with decode."
             )
+        if fault := one_column(self.table.columns):
+            return f"{self.table.path}{fault}"
         has = _listed(self.table.columns)
         lacks = f"has no column '{spec.name}', which the bundle takes as an input"
         return f"{self.table.path} {lacks}; it has {has}: rename one."
@@ -479,9 +481,9 @@ def open_dataset(
 def _file(path: Path, label: str, every: int, named: Collection[str]) -> Dataset:
     suffix = path.suffix.lower()
     if not path.is_file():
-        if path.exists():
-            raise ConfigError(f"{path} is neither a folder nor a file with data: {_EXPECTED}.")
-        raise ConfigError(f"{path} does not exist{did_you_mean_file(path)}")
+        with naming(path):
+            path.stat()
+        raise ConfigError(f"{path} is neither a folder nor a file with data: {_EXPECTED}.")
     if suffix in tables.SUFFIXES:
         return _tabular(path, read_table(path, named), label)
     if suffix in videos.SUFFIXES:
@@ -521,6 +523,8 @@ def _with_labels(path: Path, labels: Path, place: Path | None, label: str) -> Da
     if "file" not in table.columns:
         if place is None and table.columns:
             return _tabular(path, table, label)
+        if fault := one_column(table.columns):
+            raise ConfigError(f"{labels}{fault}")
         fault = "has no column 'file'" if table.columns else "is empty"
         raise ConfigError(f"{labels} {fault}; its first line names the columns, such as file,label.")
     groups = table.column("group") if "group" in table.columns else [""] * len(table)
@@ -601,8 +605,10 @@ def read_groups(file: Path, dataset: Dataset) -> list[str]:
     Raises:
         ConfigError: the file or a column is missing, a line is not valid, or an image has no group.
     """
+    line = 1
     try:
         with open_csv(file) as reader:
+            line = reader.line_num + 1
             missing = {"file", "group"} - set(reader.fieldnames or ())
             if missing:
                 raise ConfigError(
@@ -615,10 +621,11 @@ def read_groups(file: Path, dataset: Dataset) -> list[str]:
                     raise ConfigError(f"{file}:{reader.line_num} needs both a file and a group.")
                 if group_of.setdefault(name, group) != group:
                     raise ConfigError(f"{file}:{reader.line_num} puts '{name}' into a second group, '{group}'.")
+                line = reader.line_num + 1
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{file} {unreadable(error)}") from error
     except csv.Error as error:
-        raise ConfigError(f"{file} is not a CSV file ({error}); save it as CSV again.") from error
+        raise ConfigError(f"{file}{csv_fault(error, line)}") from error
     absent = [sample.file for sample in dataset.samples if sample.file not in group_of]
     if absent:
         raise ConfigError(

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import msgspec
 import numpy as np
 
-from firstline.workbench.csv_files import csv_reader
+from firstline.workbench.csv_files import csv_fault, csv_reader
 from firstline_core.errors import ConfigError
 from firstline_core.storage.files import naming, read_limited, unreadable
 from firstline_core.storage.structs import fault_of
@@ -104,11 +104,12 @@ def read_csv(path: Path) -> TextTable:
         ConfigError: it cannot be read, it is not CSV in UTF-8, columns have the same name, or a row has more cells than
             the first line has columns.
     """
+    line = 1
     try:
         text = _content(path).decode("utf-8-sig")
         reader = csv_reader(io.StringIO(text, newline=""))
         rows, lines = list[dict[str, Any]](), list[int]()
-        columns = reader.fieldnames or ()
+        columns, line = reader.fieldnames or (), reader.line_num + 1
         if repeated := [name for name, count in Counter(columns).items() if name and count > 1]:
             raise ConfigError(f"{path}:1 has several columns '{repeated[0]}'; give each a name of its own.")
         for row in reader:
@@ -119,10 +120,11 @@ def read_csv(path: Path) -> TextTable:
                 )
             rows.append(row)
             lines.append(reader.line_num)
+            line = reader.line_num + 1
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path} {unreadable(error)}") from error
     except csv.Error as error:
-        raise ConfigError(f"{path} is not a CSV file ({fault_of(error)}); save it as CSV again.") from error
+        raise ConfigError(f"{path}{csv_fault(error, line)}") from error
     return TextTable(path, columns, rows, lines)
 
 

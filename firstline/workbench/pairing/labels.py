@@ -115,7 +115,7 @@ def _classifier(role: str, reading: Reading, labels: tuple[str, ...]) -> tuple[R
         return replace(reading, decoder=decoder), "its first output is a background class, which is dropped"
     raise ConfigError(
         f"The {role} model has {reading.classes} outputs and there are {len(labels)} labels; give the labels of the "
-        "model, one a line, with --labels FILE."
+        "model, one per line, with --labels FILE."
     )
 
 
@@ -125,7 +125,7 @@ def _segmentation(role: str, reading: Reading, labels: tuple[str, ...]) -> tuple
         return reading, ""
     raise ConfigError(
         f"The {role} model has {reading.classes} classes and there are {len(labels)} labels; give the labels of the "
-        "model, the background included, one a line, with --labels FILE."
+        "model, the background included, one per line, with --labels FILE."
     )
 
 
@@ -151,7 +151,7 @@ def _detector(role: str, reading: Reading, labels: tuple[str, ...]) -> tuple[Rea
         return replace(reading, class_map=f"coco{reading.classes}"), f"its {reading.classes} classes are COCO's ids"
     raise ConfigError(
         f"The {role} model has {reading.classes} classes and there are {len(labels)} labels; give the labels of the "
-        "model, one a line, with --labels FILE."
+        "model, one per line, with --labels FILE."
     )
 
 

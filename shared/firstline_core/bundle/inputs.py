@@ -54,8 +54,8 @@ def declared_inputs(
     for output in request.outputs:
         if output.name not in manifest.output_names:
             raise InvalidTensorError(
-                f"Model '{manifest.name}' has no output {shown(output.name)}; it has: "
-                f"{listed(output.name, manifest.output_names)}"
+                f"Model '{manifest.name}' has no output {shown(output.name)}"
+                f"{listed(output.name, manifest.output_names, 'it has:')}"
             )
     return inputs
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from firstline_core.bundle.manifest import MANIFEST_LIMIT_BYTES, MANIFEST_NAME, Manifest, Model, parse_manifest
 from firstline_core.errors import IntegrityError, ModelLoadError
 from firstline_core.storage.artefact import Artefact
-from firstline_core.storage.files import read_limited, unreadable
+from firstline_core.storage.files import read_limited, system_reason, unreadable
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ def open_bundle(path: Path) -> Bundle:
         _stay_inside(root, manifest_path)
         text = read_limited(manifest_path, MANIFEST_LIMIT_BYTES)
     except (OSError, RuntimeError) as error:  # a loop of links is a RuntimeError before Python 3.13
-        reason = error.strerror if isinstance(error, OSError) else error
+        reason = system_reason(error) if isinstance(error, OSError) else error
         raise IntegrityError(f"{manifest_path} cannot be read: {reason}; is {path} a bundle?") from error
     manifest = parse_manifest(text, str(manifest_path))
     for artefact in manifest.artefacts:
@@ -92,7 +92,7 @@ def _check(root: Path, file: Path, artefact: Artefact) -> None:
             opened.seek(0)
             digest = hashlib.file_digest(opened, "sha256").hexdigest()
     except (OSError, RuntimeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
+        reason = system_reason(error) if isinstance(error, OSError) else error
         raise IntegrityError(f"{file} cannot be read: {reason}.") from error
     if digest != artefact.sha256:
         raise IntegrityError(f"{file} has sha256 {digest}, but the manifest says {artefact.sha256}; fetch it again.")

@@ -38,7 +38,7 @@ from firstline_core import errors
 from firstline_core.clock import SYSTEM_CLOCK, Clock
 from firstline_core.protocol.http import GRACE_S, LEAST_BYTES_PER_S
 from firstline_core.storage.artefact import SignedFile
-from firstline_core.storage.files import make_folder, sync_folder, write_whole
+from firstline_core.storage.files import make_folder, sync_folder, system_reason, write_whole
 
 if TYPE_CHECKING:
     from tuf.ngclient._internal.trusted_metadata_set import TrustedMetadataSet
@@ -180,7 +180,7 @@ class Trust:
     def _storage_error(self, error: OSError) -> errors.UpdateError:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         return (errors.NoRoomError if full else errors.UpdateError)(
-            f"Metadata cannot be kept in {self._folder}: {error.strerror or error}."
+            f"Metadata cannot be kept in {self._folder}: {system_reason(error)}."
         )
 
 

@@ -31,7 +31,7 @@ class DecodedText(NamedTuple):
 
 
 def read_table(content: bytes, name: str) -> tuple[str, ...]:
-    """Returns the symbols of a file, one a line; an empty line is the space.
+    """Returns the symbols of a file, one per line; an empty line is the space.
 
     Raises:
         ModelLoadError: not UTF-8, or no symbols.

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from firstline_core.errors import ConfigError, ProtocolError
 from firstline_core.profile.profile import LIMIT_BYTES, POINTS, Key, Point, Profile, Refused, decode, encode
-from firstline_core.storage.files import read_limited, set_aside, unreadable, unwritable, write_whole
+from firstline_core.storage.files import read_limited, set_aside, system_reason, unreadable, unwritable, write_whole
 
 FOLDER = "profiles"
 _MOST_FILES = 64
@@ -126,7 +126,7 @@ def _readable(path: Path, warn: Callable[[str], None]) -> Profile | None:
             aside = set_aside(path)
         except OSError as refused:
             raise ConfigError(
-                f"{error.message} It cannot be set aside ({refused.strerror or refused}); remove it and measure again."
+                f"{error.message} It cannot be set aside ({system_reason(refused)}); remove it and measure again."
             ) from error
         warn(f"{error.message} It is set aside as {aside.name}, and the machine is measured again.")
         return None

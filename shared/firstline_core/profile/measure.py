@@ -27,6 +27,7 @@ from firstline_core.profile.point_process import measure_in_process
 from firstline_core.profile.profile import POINTS, REASON_CHARACTERS, Condition, Key, Point, Profile, Refused
 from firstline_core.profile.summary import accuracies
 from firstline_core.runtime.select import CPU
+from firstline_core.storage.files import system_reason
 from firstline_core.telemetry.logs import logger
 
 log = logger(__name__)
@@ -148,8 +149,8 @@ def profile_keys(manifest: Manifest, options: ProfileOptions, cores: float) -> l
         raise ConfigError(f"A core takes from 0 to {_MAX_JOULES_PER_CORE_S:g} joules in a second, not {stated}.")
     models: list[Model] = list(manifest.models)
     if unknown := sorted(set(options.variants) - {model.id for model in models}):
-        known = listed(unknown[0], (model.id for model in models))
-        raise ConfigError(f"Bundle '{manifest.name}' has no model '{unknown[0]}'; it has: {known}")
+        known = listed(unknown[0], (model.id for model in models), "it has:")
+        raise ConfigError(f"Bundle '{manifest.name}' has no model '{unknown[0]}'{known}")
     threads = list(dict.fromkeys(options.threads or (1, max(int(cores), 1))))
     batches = list(dict.fromkeys(options.batches or (QUICK_BATCHES if options.quick else BATCHES)))
     conditions: list[tuple[Condition, Sequence[int]]] = [("warm", batches)]
@@ -209,7 +210,7 @@ class ProfileSession:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise ConfigError(f"{path.parent} cannot be made: {error.strerror}; name another place.") from error
+            raise ConfigError(f"{path.parent} cannot be made: {system_reason(error)}; name another place.") from error
         self._bundle, self._path, self._options, self._warn = bundle, path, options, warn
         self._hardware = read_in_time(tree, partial(describe_device, tree, path.parent))
         self._machine = machine or machine_name()

@@ -36,7 +36,7 @@ from firstline_core.protocol.oip import (
     encode_request,
     encode_response,
 )
-from firstline_core.storage.files import not_certificates
+from firstline_core.storage.files import not_certificates, system_reason
 from firstline_core.storage.secrets import read_secret
 from firstline_core.telemetry.trace import received
 from firstline_core.types import TRACEPARENT, TRACESTATE, InferRequest, InferResponse, TraceContext
@@ -98,7 +98,9 @@ class MqttSettings:
         if self.password_file is None:
             return self
         try:
-            return dataclasses.replace(self, password=read_secret(str(self.password_file), "password_file"))
+            return dataclasses.replace(
+                self, password=read_secret(str(self.password_file), "password_file", "the password")
+            )
         except errors.ConfigError:  # it was readable before; the broker decides whether the old one is still valid
             return self
 
@@ -161,13 +163,28 @@ def tls_context(settings: MqttSettings) -> ssl.SSLContext | None:
         try:
             context.load_cert_chain(settings.tls_certificate_file, settings.tls_key_file)
         except OSError as error:
+            _check_key(settings)
             named = " and ".join(str(file) for file in (settings.tls_certificate_file, settings.tls_key_file) if file)
-            why = error.strerror if error.errno and not isinstance(error, ssl.SSLError) else "they do not fit together"
+            why = (
+                system_reason(error)
+                if error.errno and not isinstance(error, ssl.SSLError)
+                else "they do not fit together"
+            )
             raise errors.ConfigError(
                 f"{settings.section}.tls_certificate_file: {named} cannot be used: {why}; name a certificate and its "
                 "key, both in PEM."
             ) from error
     return context
+
+
+def _check_key(settings: MqttSettings) -> None:
+    """Raises ConfigError for a file of the key that holds none."""
+    key = settings.tls_key_file
+    if key is not None and key.is_file() and b" PRIVATE KEY-----" not in key.read_bytes():
+        raise errors.ConfigError(
+            f"{settings.section}.tls_key_file: {key} holds no private key in PEM; name the key of "
+            f"{settings.tls_certificate_file}."
+        )
 
 
 def handshake_problem(where: str, error: ssl.SSLError) -> str:

@@ -297,6 +297,7 @@ def _uuid(request_id: str) -> str:
 _REFUSED_INPUT = {"shared_memory_region": "send the data in the body"}
 
 # Written by some JSON encoders (such as Python's) for numbers that are not finite.
+_NUMBER = re.compile(r"[-+.\dEe]+")
 _NOT_JSON = re.compile(rb"\bNaN\b|\bInfinity\b")
 
 
@@ -330,6 +331,12 @@ def parse_json(text: bytes | memoryview, limits: Limits, wanted: str = "JSON") -
     try:
         return orjson.loads(text)
     except orjson.JSONDecodeError as error:
+        if error.msg.startswith("number is infinity"):
+            number = _NUMBER.match(error.doc, error.pos)
+            raise errors.InvalidTensorError(
+                f"The number {number[0][:40] if number else 'there'} (line {error.lineno}, column {error.colno}) is "
+                "out of the range of FP64; scale the values."
+            ) from error
         hint = " JSON has no NaN and no Infinity: write finite numbers." * bool(_NOT_JSON.search(text))
         why = f"{error.msg} (line {error.lineno}, column {error.colno})" if text else "it is empty"
         why = "it is binary data, not UTF-8 text" if "not valid UTF-8" in why else why
@@ -522,12 +529,12 @@ def described_tensors(kind: str, key: str, entries: object, limits: Limits) -> I
         name = params.name_of(entry, f"{kind} {position}")
         where = f"{kind} {shown(name)}"
         if name in names:
-            raise errors.InvalidTensorError(f"{where} is there twice; remove one of them.")
+            raise errors.InvalidTensorError(f"{where} appears twice; remove one of them.")
         names.add(name)
         datatype = entry.get("datatype")
         if not isinstance(datatype, str) or datatype not in DATATYPES:
             raise errors.InvalidTensorError(
-                f"{where} has datatype {shown(datatype)}; use one of {errors.listed(datatype, DATATYPES)}"
+                f"{where} has datatype {shown(datatype)}{errors.listed(datatype, DATATYPES)}"
             )
         shape = tensors.parse_shape(where, entry.get("shape"), limits)
         elements += math.prod(shape)

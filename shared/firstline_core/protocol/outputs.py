@@ -42,7 +42,7 @@ def requested(head: dict[str, Any], limits: Limits) -> tuple[RequestedOutput, ..
         name = params.name_of(entry, f"Requested output {position}")
         where = f"Requested output {shown(name)}"
         if name in outputs:
-            raise InvalidTensorError(f"{where} is there twice; name each output once.")
+            raise InvalidTensorError(f"{where} appears twice; name each output once.")
         parameters = params.object_at(entry, "parameters", where)
         for key, instead in _REFUSED_OUTPUT.items():
             if key in parameters:
@@ -73,7 +73,7 @@ def chosen(request: InferRequest, response: InferResponse, labels: Sequence[str]
     for output in request.outputs:
         if output.name not in by_name:
             raise InvalidTensorError(
-                f"Model '{request.model}' has no output {shown(output.name)}; it has: {listed(output.name, by_name)}"
+                f"Model '{request.model}' has no output {shown(output.name)}{listed(output.name, by_name, 'it has:')}"
             )
         tensor = by_name[output.name]
         if output.classification:

@@ -80,7 +80,7 @@ def from_query(query: Mapping[str, str]) -> dict[str, object]:
     """
     for name in query:
         if name not in _QUERY:
-            raise RequestError(f"Query parameter {shown(name)} is unknown; use {listed(name, _QUERY)}")
+            raise RequestError(f"Query parameter {shown(name)} is unknown{listed(name, _QUERY, 'use')}")
         if SEVERAL in query[name] and name not in _LISTS:
             values = " and ".join(map(shown, query[name].split(SEVERAL)))
             raise RequestError(f"Query parameter '{name}' has several values, {values}; send one.")
@@ -145,9 +145,13 @@ def name_of(entry: object, where: str) -> str:
     Raises:
         InvalidTensorError: it has no name.
     """
-    name = entry.get("name") if isinstance(entry, dict) else None
-    if not isinstance(name, str) or not name:
+    if not isinstance(entry, dict):
         raise InvalidTensorError(f"{where} is {shown(entry)}; it must be an object with a 'name'.")
+    name = entry.get("name")
+    if not name:
+        raise InvalidTensorError(f"{where} has no 'name'; add it.")
+    if not isinstance(name, str):
+        raise InvalidTensorError(f"{where} has the 'name' {shown(name)}; it must be text.")
     return name
 
 

@@ -118,6 +118,18 @@ _READING = {
     errno.EACCES: "let this user read it, or run this as its owner",
     errno.EFBIG: "name another file",
 }
+_STATES = {
+    errno.ENOENT: "does not exist",
+    errno.EISDIR: "is a folder",
+    errno.ENOTDIR: "is not a folder",
+    errno.ELOOP: "is a link to itself",
+}
+_REASONS = {
+    errno.ENOENT: "there is no such file or folder",
+    errno.EISDIR: "it is a folder",
+    errno.ENOTDIR: "a part of its path is not a folder",
+    errno.ELOOP: "it is a link to itself",
+}
 _WRITING = {
     errno.EACCES: "let this user write there, or name another place",
     errno.EROFS: "name another place",
@@ -133,31 +145,42 @@ def unreadable(error: OSError | UnicodeDecodeError) -> str:
     """Returns the end of a sentence about a file that cannot be read: why, and what to do."""
     if isinstance(error, UnicodeDecodeError):
         return NOT_UTF8
-    advice = f"; {_READING.get(error.errno or 0, 'check the file and its disk')}."
-    if error.errno == errno.ENOENT and isinstance(error.filename, str | os.PathLike):
-        advice = did_you_mean_file(Path(error.filename))
-    return f"cannot be read: {error.strerror or error}{advice}"
+    number, advice = error.errno or 0, f"; {_READING.get(error.errno or 0, 'check the file and its disk')}."
+    if isinstance(error.filename, str | os.PathLike):
+        if number == errno.ENOTDIR and not Path(error.filename).exists():
+            number = errno.ENOENT  # a file is on the way to it
+        if number == errno.ENOENT:
+            advice = did_you_mean_file(Path(error.filename))
+    return f"{_STATES.get(number) or f'cannot be read: {system_reason(error)}'}{advice}"
+
+
+def system_reason(error: OSError) -> str:
+    """Returns why the system refuses a file, as the end of a sentence that names the file."""
+    return _REASONS.get(error.errno or 0) or error.strerror or str(error)
 
 
 def not_certificates(error: OSError) -> str:
     """Returns the end of a sentence about a file of certificates that `ssl`, or the system, refuses."""
-    why = error.strerror if getattr(error, "library", None) is None and error.errno else "it holds no certificate"
-    return f"cannot be used: {why}; name a file with certificates in PEM"
+    if getattr(error, "library", None) is not None or not error.errno:
+        why = "cannot be used: it holds no certificate"
+    else:
+        why = _STATES.get(error.errno) or f"cannot be used: {system_reason(error)}"
+    return f"{why}; name a file with certificates in PEM"
 
 
-def did_you_mean_file(path: Path) -> str:
+def did_you_mean_file(path: Path, otherwise: str = "; check the path.") -> str:
     """Returns the end of a sentence about a path that does not exist: a similar one, or what to do."""
     try:
         others = [name for name in os.listdir(path.parent) if name != path.name]  # noqa: PTH208 (names)
         close = similar_name(path.name, others, _ALIKE)
     except (OSError, ValueError):
         close = ""
-    return f"; did you mean '{path.with_name(close)}'?" if close else f"; {_READING[errno.ENOENT]}."
+    return f"; did you mean '{path.with_name(close)}'?" if close else otherwise
 
 
 def unwritable(error: OSError) -> str:
     """Returns the end of a sentence about a place that cannot be written: why, and what to do."""
-    return f"cannot be written: {error.strerror or error}; {_WRITING.get(error.errno or 0, 'name another place')}."
+    return f"cannot be written: {system_reason(error)}; {_WRITING.get(error.errno or 0, 'name another place')}."
 
 
 def write_whole(path: Path, content: bytes, *, folder_owners_mode: int | None = None) -> os.stat_result:

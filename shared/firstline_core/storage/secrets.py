@@ -8,14 +8,16 @@ from firstline_core.errors import ConfigError
 from firstline_core.storage.files import read_text, unreadable
 
 _LIMIT_BYTES = 4096
+_CERTIFICATE = "-----BEGIN CERTIFICATE-----"
 
 
-def read_secret(file: str, setting: str) -> str:
+def read_secret(file: str, setting: str, what: str = "the secret") -> str:
     """Returns the only line of the file; "" if no file is named.
 
     Args:
         file: path.
         setting: name of the setting, for the message.
+        what: the secret, for the message.
 
     Raises:
         ConfigError: the file cannot be read, is empty, or has more than one line.
@@ -24,16 +26,19 @@ def read_secret(file: str, setting: str) -> str:
         return ""
     try:
         text = read_text(Path(file), _LIMIT_BYTES)
+    except FileNotFoundError as error:
+        raise ConfigError(f"{setting}: {file} does not exist; create it with {what}, or correct the path.") from error
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{setting}: {file} {unreadable(error)}") from error
     except ValueError as error:  # a path with a NUL
         raise ConfigError(f"{setting}: {file} cannot be read: {error}.") from error
     secret = text.strip()
     if not secret:
-        raise ConfigError(f"{setting}: {file} is empty; write the secret into it.")
+        raise ConfigError(f"{setting}: {file} is empty; write {what} into it.")
+    if _CERTIFICATE in secret:
+        raise ConfigError(f"{setting}: {file} holds a certificate, not {what}; name the file with {what} alone.")
     if not secret.isprintable():
         raise ConfigError(
-            f"{setting}: {file} has more than one line, or characters that no secret has; write the secret alone "
-            "into it."
+            f"{setting}: {file} has more than one line, or characters that no secret has; write {what} alone into it."
         )
     return secret

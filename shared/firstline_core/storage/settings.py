@@ -204,7 +204,13 @@ def read_text(file: Path) -> str:
         return files.read_text(file, FILE_LIMIT_BYTES)
     except FileNotFoundError as error:
         raise ConfigError(f"There is no configuration file {file}; create it or name another with --config.") from error
-    except (OSError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
+        if b"\0" in error.object:
+            raise ConfigError(
+                f"{file} is binary, not a configuration in TOML; name another file with --config."
+            ) from error
+        raise ConfigError(f"The configuration file {file} {files.unreadable(error)}") from error
+    except OSError as error:
         raise ConfigError(f"The configuration file {file} {files.unreadable(error)}") from error
 
 
@@ -227,7 +233,7 @@ def _toml_fault(fault: str) -> str:
     what = _TOML_PLACE.sub("", fault)
     reason = f" ({what[:1].lower()}{what[1:]})"
     if "overwrite" in what or "twice" in what:
-        reason, advice = "", "the key or table is there twice; delete one"
+        reason, advice = "", "the key or table appears twice; delete one"
     elif what == "Invalid value":
         reason, advice = "", "write true or false, text in quotes, and a value after each ="
     elif what == "Illegal character '\\n'":
@@ -327,9 +333,16 @@ def _value_at(values: Any, path: list[str]) -> Any:
 def _shown(values: Any, path: list[str]) -> str:
     """Returns the value at a path as a person has written it; never what is around it, which may be secret."""
     try:
-        text = repr(_value_at(values, path)) if path else "invalid"
+        value = _value_at(values, path) if path else None
     except (LookupError, TypeError, ValueError):
+        value = None
+    if value is None:
         return "invalid"
+    if isinstance(value, dict):
+        return "a table"
+    if isinstance(value, list) and value and all(isinstance(each, dict) for each in value):
+        return "a list of tables"
+    text = repr(value)
     return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}..."
 
 
@@ -497,8 +510,12 @@ def create_initial(file: Path, text: str, folder: str) -> None:
         folder: relative to the file's.
 
     Raises:
-        ConfigError: the file exists, or one of the two cannot be written.
+        ConfigError: the file exists, its folder does not, or one of the two cannot be written.
     """
+    if not file.parent.exists():
+        raise ConfigError(
+            f"--config: The folder {file.parent} does not exist; create it, or name a file in another folder."
+        )
     try:
         if not file.exists():
             (file.parent / folder).mkdir(exist_ok=True)
@@ -508,5 +525,6 @@ def create_initial(file: Path, text: str, folder: str) -> None:
         if file.exists():
             why = f"{file} exists and was not changed; edit it, or name another file with --config."
         else:
-            why = f"{error.filename} cannot be written: {error.strerror}; name a file in another folder with --config."
+            reason = files.system_reason(error)
+            why = f"{error.filename} cannot be written: {reason}; name a file in another folder with --config."
         raise ConfigError(why) from error

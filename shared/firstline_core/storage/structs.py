@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Struct
 
 from firstline_core.errors import NAME_CHARACTERS, NAME_RULE, IntegrityError, ProtocolError, similar_name
-from firstline_core.storage.files import make_folder, read_checked, with_checksum, write_whole
+from firstline_core.storage.files import make_folder, read_checked, system_reason, with_checksum, write_whole
 
 S = TypeVar("S", bound=Struct)
 
@@ -21,6 +21,7 @@ FORMAT = 1
 
 _FIELD = re.compile(r"Object (missing required|contains unknown) field `(.*)`")
 _TYPE = re.compile(r"Expected `([^`]*)`(.*?)(?:, got `(.*)`)?", re.DOTALL)
+_SIDES = ("above", "below")
 _TYPES = {
     "int": "an integer",
     "float": "a number",
@@ -42,7 +43,7 @@ def fault_of(error: Exception, known: Sequence[str] = ()) -> str:
     if isinstance(error, UnicodeDecodeError):
         return "it is not UTF-8 text"
     if isinstance(error, OSError) and error.strerror:
-        return error.strerror
+        return system_reason(error)
     if str(error) == "File is not a zip file":  # of zipfile
         return "it is not a zip archive"
     what, _, place = str(error).partition(" - at `")
@@ -56,7 +57,7 @@ def fault_of(error: Exception, known: Sequence[str] = ()) -> str:
     if (found := _TYPE.fullmatch(what)) is not None:
         wanted = " or ".join(_TYPES.get(kind, kind) for kind in found[1].split(" | "))
         given = f", not {_TYPES.get(found[3], found[3])}" if found[3] else ""
-        limits = f" of {NAME_RULE}" if NAME_CHARACTERS in found[2] else found[2]
+        limits = f" of {NAME_RULE}" if NAME_CHARACTERS in found[2] else _limits(found[2])
         return f"{ascii(field) if field else 'it'} has to be {wanted}{limits}{given}"
     if what.startswith("Input data was truncated"):
         return "it is empty, or ends too early"
@@ -64,6 +65,13 @@ def fault_of(error: Exception, known: Sequence[str] = ()) -> str:
         return f"it is not JSON{what[what.find(' (') :] if '(' in what else ''}"
     end = f" in '{field}'" if field else ""
     return f"{what[:1].lower()}{what[1:]}{end}"
+
+
+def _limits(text: str) -> str:
+    """Returns msgspec's limits of a value or a length in words."""
+    for sign, words in ((">=", "at least"), ("<=", "at most"), (">", "above"), ("<", "below")):
+        text = text.replace(f" {sign} ", f" {words} " if "length" in text or words in _SIDES else f" of {words} ")
+    return re.sub(r"(\d)\.0\b", r"\1", text)
 
 
 def read_struct(path: Path, kind: type[S]) -> S:

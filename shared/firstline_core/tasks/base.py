@@ -79,9 +79,7 @@ def event_of(name: str, classes: Sequence[str]) -> tuple[str, int]:
     direction, _, found = name.partition(" ")
     if direction not in (MISSED, INVENTED) or found not in classes:
         known = event_names(classes)[:8]
-        raise ConfigError(
-            f"There is no event '{name}'; there are: {listed(name, known)}" if known else "The task has no events."
-        )
+        raise ConfigError(f"There is no event '{name}'{listed(name, known)}" if known else "The task has no events.")
     return direction, classes.index(found)
 
 

@@ -107,7 +107,7 @@ def rollout_routes(rollouts: Rollouts, access: Access) -> APIRouter:
     ) -> Response:
         """approve, start, pause, resume, promote, abort, retry or rollback; with If-Match only if unchanged."""
         if command not in set(Command):
-            raise RequestError(f"There is no command {command[:40]!a}; there are {listed(command, Command)}")
+            raise RequestError(f"There is no command {command[:40]!a}{listed(command, Command)}")
         await _check_own(rollouts, person, rollout_id)
         revision = _revision(request.headers.get("if-match"))
         rollout = await rollouts.command(rollout_id, Command(command), principal, revision)

@@ -27,7 +27,7 @@ from msgspec import Struct
 from sqlalchemy import Connection, LargeBinary, MetaData, Table, func, insert, inspect, select, text
 
 from firstline_core.errors import ConfigError, StoreUnavailableError
-from firstline_core.storage.files import sync_folder, unreadable, unwritable, write_whole
+from firstline_core.storage.files import sync_folder, system_reason, unreadable, unwritable, write_whole
 from firstline_core.storage.structs import fault_of
 from firstline_gateway import __version__
 from firstline_gateway.identity import authorities
@@ -326,4 +326,4 @@ def _write(path: Path, content: bytes, mode: int) -> None:
         with authorities.locked(path.parent):
             write_whole(path, content, folder_owners_mode=mode & 0o777)
     except OSError as error:
-        raise ConfigError(f"{path} cannot be restored: {error.strerror}.") from error
+        raise ConfigError(f"{path} cannot be restored: {system_reason(error)}.") from error

@@ -18,6 +18,7 @@ from msgspec.structs import replace
 from firstline_core.errors import IntegrityError, RequestError
 from firstline_core.fleet.twin import DesiredConfiguration, DesiredModel, Update
 from firstline_core.fleet.update import ENDED, UpdateState, may_follow
+from firstline_core.storage.files import system_reason
 from firstline_core.storage.structs import read_struct, write_struct
 from firstline_core.telemetry.logs import logger
 from firstline_edge.state import put_aside
@@ -273,7 +274,7 @@ class InstalledFile(Generic[Version, Target]):
         except OSError as error:
             log.error("start of a trial not counted", path=str(self._path), error=str(error))
             if after.in_trial:
-                message = f"A start could not be counted: {error.strerror}."
+                message = f"A start could not be counted: {system_reason(error)}."
                 self.set_in_memory(after.rolled_back("disk", message, wall_s))
 
     def roll_back(self, reason: str, message: str, wall_s: float) -> None:

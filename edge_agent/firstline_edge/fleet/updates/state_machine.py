@@ -33,6 +33,7 @@ from firstline_core.errors import (
 from firstline_core.fleet.twin import DesiredVersion, Update
 from firstline_core.fleet.update import UpdateState
 from firstline_core.protocol.backoff import full_jitter_s
+from firstline_core.storage.files import system_reason
 from firstline_core.telemetry.logs import logger
 from firstline_edge.fleet.updates.installed import BY_REQUEST, Installed, InstalledFile, Record, Target, Version
 from firstline_edge.settings.settings import FleetSection
@@ -447,9 +448,9 @@ class UpdateStateMachine(ABC, Generic[Version, Target]):
         """Returns the final state, reason and message of an update that could not be installed or must not run."""
         if isinstance(error, OSError):
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                message = f"The disk has no room ({error.strerror}); make some in the state directory."
+                message = f"The disk has no room ({system_reason(error)}); make some in the state directory."
                 return _S.FAILED, NoRoomError.code, message
-            return _S.FAILED, "disk", f"The disk refuses: {error.strerror or error}."
+            return _S.FAILED, "disk", f"The disk refuses: {system_reason(error)}."
         local = isinstance(error, NoRoomError) or type(error) is UpdateError  # not one of its more precise subclasses
         return _S.FAILED if local else _S.REJECTED, error.code, error.message
 

@@ -117,11 +117,14 @@ def test_every_file_is_listed_once() -> None:
         ({"policy": {"value": LEARNED}}, "policy.value has 2 weights, but its task gives 6 features"),
         ({"policy": {"score": {"kind": "energy"}}, "edge": [BARE]}, "'energy' of 'bare' needs logits"),
         ({"policy": {"score": {"temperature": 0}}}, "temperature"),
-        ({"policy": {"score": {"temperature": 1e-40}}}, r"'policy.score.temperature' has to be a number >= 0\.01"),
-        ({"policy": {"score": {"temperature": 101}}}, r"'policy.score.temperature' has to be a number <= 100\.0"),
+        (
+            {"policy": {"score": {"temperature": 1e-40}}},
+            r"temperature' has to be a number of at least 0\.01",
+        ),
+        ({"policy": {"score": {"temperature": 101}}}, r"'policy.score.temperature' has to be a number of at most 100"),
         (
             {"inputs": [{"name": "", "datatype": "BYTES", "shape": [-1]}]},
-            r"'inputs\[0\].name' has to be text of length >= 1",
+            r"'inputs\[0\].name' has to be text of length at least 1",
         ),
         ({"inputs": [{"name": "x", "datatype": "FP32", "shape": []}]}, "input shape needs -1"),
         ({"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 4]}]}, "input shape needs -1"),

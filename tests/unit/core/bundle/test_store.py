@@ -96,7 +96,7 @@ def test_a_folder_in_place_of_a_file_is_refused(root: Path) -> None:
 
 
 def test_a_folder_without_a_manifest_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(IntegrityError, match=r"cannot be read: No such file or directory; is .* a bundle"):
+    with pytest.raises(IntegrityError, match=r"cannot be read: there is no such file or folder; is .* a bundle"):
         open_bundle(tmp_path)
     with pytest.raises(IntegrityError, match="cannot be read"):
         open_bundle(tmp_path / "nowhere")

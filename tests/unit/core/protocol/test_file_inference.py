@@ -139,7 +139,7 @@ def test_the_query() -> None:
     ("query", "says"),
     [
         ({"route": "up"}, "auto, edge, cloud"),
-        ({"privcy": "local_only"}, "'privcy' is unknown; use route, privacy"),
+        ({"privcy": "local_only"}, "'privcy' is unknown; did you mean 'privacy'"),
         ({"timeout": "soon"}, "microseconds"),
         ({"timeout": "-1"}, "microseconds"),
         ({"timeout": "9" * 5000}, "microseconds"),

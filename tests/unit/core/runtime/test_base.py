@@ -76,7 +76,7 @@ def test_a_file_that_is_no_model_is_refused(load: Load, tmp_path: Path, content:
 
 
 def test_an_absent_file_is_refused(load: Load, tmp_path: Path) -> None:
-    with pytest.raises(ModelLoadError, match="No such file"):
+    with pytest.raises(ModelLoadError, match="does not exist"):
         load(tmp_path / "m.model")
 
 

@@ -82,7 +82,7 @@ def test_an_invalid_key_is_refused_and_not_shown(tmp_path: Path, content: str) -
 
 
 def test_an_unreadable_key_file_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigError, match="No such file"):
+    with pytest.raises(ConfigError, match="does not exist"):
         read_keys(str(tmp_path / "none"), "encryption.key_file")
     monkeypatch.delenv("CREDENTIALS_DIRECTORY", raising=False)
     with pytest.raises(ConfigError, match="no credential"):

@@ -39,7 +39,15 @@ def test_an_invalid_secret_is_refused_and_not_shown(tmp_path: Path, content: byt
     assert "hush" not in caught.value.message
 
 
-@pytest.mark.parametrize("name", ["absent", ".", "a\0b"])
-def test_an_unreadable_secret_file_is_named(tmp_path: Path, name: str) -> None:
-    with pytest.raises(ConfigError, match="cannot be read"):
-        read_secret(f"{tmp_path}/{name}", "links.token_file")
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("absent", "absent does not exist; create it with the token, or correct the path"),
+        (".", "is a folder"),
+        ("a\0b", "cannot be read"),
+    ],
+)
+def test_an_unreadable_secret_file_is_named(tmp_path: Path, name: str, message: str) -> None:
+    (tmp_path / "absent-minded").write_text("another secret, which is not suggested")
+    with pytest.raises(ConfigError, match=message):
+        read_secret(f"{tmp_path}/{name}", "links.token_file", "the token")

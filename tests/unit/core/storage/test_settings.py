@@ -184,9 +184,12 @@ def test_a_section_can_be_set_as_json() -> None:
 def test_an_unreadable_file_is_reported(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="There is no configuration file"):
         load(Settings, file=tmp_path / "none.toml")
-    with pytest.raises(ConfigError, match="cannot be read"):
+    with pytest.raises(ConfigError, match="is a folder; name a file"):
         load(Settings, file=tmp_path)
     binary = tmp_path / "b.toml"
+    binary.write_bytes(b"\xff\0")
+    with pytest.raises(ConfigError, match="is binary, not a configuration in TOML"):
+        load(Settings, file=binary)
     binary.write_bytes(b"\xff\xfe")
     with pytest.raises(ConfigError, match="not UTF-8"):
         load(Settings, file=binary)

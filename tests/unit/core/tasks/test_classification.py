@@ -157,7 +157,7 @@ class TestClassification:
         assert (invented.counts.tolist(), invented.loss.tolist()) == ([True, True, False], [0, 1, 0])
         assert TASK.events[:2] == ("missed a", "invented a")
         assert TASK.occurrences(edge).tolist() == [[1, 0, 0], [1, 0, 0], [0, 0, 1]]
-        with pytest.raises(ConfigError, match="no event 'lost a'; there are: missed a, invented a"):
+        with pytest.raises(ConfigError, match="no event 'lost a'; use one of missed a, invented a"):
             TASK.events_of(["lost a"], edge, full)
 
     def test_the_summary_counts_labelled_rows(self) -> None:

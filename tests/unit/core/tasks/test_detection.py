@@ -142,7 +142,7 @@ def test_labels_of_a_group_are_not_told_apart() -> None:
     car, truck = outputs(one(label=1)), outputs(one(label=2))
     assert task.loss(car, truck).tolist() == [0] and TASK.loss(car, truck).tolist() == [1]
     assert task.occurrences(truck).tolist() == [[0, 1]]
-    with pytest.raises(ConfigError, match="no event 'missed car'; there are: missed person"):
+    with pytest.raises(ConfigError, match="no event 'missed car'; use one of missed person"):
         task.events_of(["missed car"], car, truck)
 
 

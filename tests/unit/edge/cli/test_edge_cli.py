@@ -159,7 +159,7 @@ def test_explain_plan_lists_unknown_figures(
     assert run(monkeypatch, "plan", "explain", "cats", "--config", str(config)) == 2
     assert "no model 'cats'" in capsys.readouterr().err
     assert run(monkeypatch, "plan", "explain", "digit", "--config", str(config)) == 2
-    assert "Did you mean 'digits'?" in capsys.readouterr().err
+    assert "did you mean 'digits'?" in capsys.readouterr().err
 
 
 def test_explain_plan_uses_measured_splits(

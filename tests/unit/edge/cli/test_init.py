@@ -45,4 +45,4 @@ def test_init_changes_no_existing_file(
     assert f"{file} exists and was not changed" in capsys.readouterr().err
     assert [each.name for each in tmp_path.iterdir()] == ["edge-agent.toml"]
     assert run(monkeypatch, "init", "--config", str(tmp_path / "absent" / "a.toml")) == 2
-    assert "cannot be written: No such file or directory" in capsys.readouterr().err
+    assert "does not exist; create it, or name a file in another folder" in capsys.readouterr().err

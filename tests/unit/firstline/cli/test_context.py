@@ -55,9 +55,9 @@ def test_a_context_is_created_listed_used_and_deleted(tmp_path: Path) -> None:
 def test_a_context_that_cannot_work_is_refused() -> None:
     assert "is not the URL of a server" in run("create", "lab", "--gateway", "lab:8080", code=2).stderr
     absent = run("create", "lab", "--gateway", "http://127.0.0.1:8080", "--key-file", "absent.key", code=2)
-    assert "--key-file: absent.key cannot be read" in absent.stderr
+    assert "--key-file: absent.key does not exist" in absent.stderr
     lab = ("create", "lab", "--gateway")
-    assert "absent.pem cannot be used" in run(*lab, "https://lab", "--ca", "absent.pem", code=2).stderr
+    assert "absent.pem does not exist" in run(*lab, "https://lab", "--ca", "absent.pem", code=2).stderr
     assert "contains a user or a password" in run(*lab, "https://me:secret@lab", code=2).stderr
     assert json.loads(run("list", "-o", "json").stdout)["contexts"] == {}
     factory()
@@ -158,9 +158,9 @@ def test_the_environment_reaches_a_command_and_selects_a_context(monkeypatch: py
     for name, value in zip(_VARIABLES, ("http://127.0.0.1:9", "flag.key", "nowhere.pem"), strict=False):
         monkeypatch.setenv(name, value)
     refused = CliRunner().invoke(app, ["device", "list"])
-    assert "nowhere.pem cannot be used" in refused.stderr
+    assert "nowhere.pem does not exist" in refused.stderr
     flag = CliRunner().invoke(app, ["device", "list", "--key-file", "absent.key"])
-    assert "--key-file: absent.key cannot be read" in flag.stderr
+    assert "--key-file: absent.key does not exist" in flag.stderr
 
 
 def test_an_unknown_context_and_a_damaged_file_are_explained(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -135,7 +135,7 @@ def test_the_full_model_answers_where_the_edge_model_is_not_sure(tmp_path: Path)
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["nowhere", __file__], "nowhere is not a bundle"),
+        (["nowhere", __file__], "There is no folder 'nowhere'; name a bundle's folder"),
         ([DIGITS, "nowhere.png"], "There is no file nowhere.png"),
         ([DIGITS, __file__, "--key-file", "key"], "--key-file and --ca go with --url"),
     ],

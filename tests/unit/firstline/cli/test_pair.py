@@ -273,7 +273,7 @@ def test_columns_that_the_data_lack_are_named(tmp_path: Path) -> None:
         (["--full", "colours.onnx", "--choose", "full=1"], "answers no question: nothing was asked"),
         (["--full", "colours.onnx", "--tolerance", "5%"], "--tolerance is of models that answer with numbers"),
         (["--full", "labels.txt"], "neither .onnx nor a TFLite file"),
-        (["--full", "nowhere.onnx"], "cannot be read"),
+        (["--full", "nowhere.onnx"], "does not exist"),
         (["--full", "empty.onnx"], "empty.onnx"),
         (["--full", "cut.onnx"], "cut.onnx"),
         (["--full", "cut.tflite"], "cut.tflite"),

@@ -100,7 +100,7 @@ def test_an_inexact_prediction_gives_one_warning(
         (["edge=inf"], "'edge=inf' is not a load"),
         (["edge=1e300"], "from 1e-06 to 1e+09"),
         (["edge=1e-300"], "from 1e-06 to 1e+09"),
-        (["edge=1", "edge=2"], "edge is there twice; add its rates up."),
+        (["edge=1", "edge=2"], "edge appears twice; add its rates up."),
         (["other=1"], "no point of 'other' with one row a query; it has: edge, full."),
         (["edge=1", "--within", "0"], "--within 0 is not a time above 0; give milliseconds, such as 5."),
     ],

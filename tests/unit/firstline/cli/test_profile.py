@@ -100,7 +100,7 @@ def test_a_missing_model_is_named(
     there = ["--set", f'models.directories=["{folder / "bundle"}"]']
     monkeypatch.setattr(sys, "argv", ["edge-agent", "profile", "create", name, *there])
     assert edge_agent() == 2
-    assert "nor a model of models.directories; name one of: two" in capsys.readouterr().err
+    assert "nor a model of models.directories; use one of two" in capsys.readouterr().err
 
 
 def _right(folder: Path) -> None:

@@ -76,7 +76,7 @@ def test_other_threads_do_not_change_signal_handlers(tmp_path: Path) -> None:
 def test_unusable_temporary_folder_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
     with (
-        pytest.raises(ConfigError, match=r"the work in .*none failed: No such file or directory; TMPDIR names another"),
+        pytest.raises(ConfigError, match=r"the work in .*none failed: there is no such file or folder; TMPDIR"),
         work_folder(),
     ):
         pytest.fail("there is no folder")

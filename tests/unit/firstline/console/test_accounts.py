@@ -127,5 +127,5 @@ def test_an_invalid_file_is_refused(text: str, message: str, tmp_path: Path) -> 
     path.write_text(text)
     with pytest.raises(ConfigError, match=message):
         read_accounts(path, "")
-    with pytest.raises(ConfigError, match="cannot be read"):
+    with pytest.raises(ConfigError, match="does not exist"):
         read_accounts(tmp_path / "none.toml", "")

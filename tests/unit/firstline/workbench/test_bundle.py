@@ -99,7 +99,7 @@ def test_a_detector_is_calibrated_without_labels(tmp_path: Path) -> None:
 
 def test_a_score_of_another_task_is_refused(tmp_path: Path) -> None:
     spec = _detector(tmp_path, policy=PolicySpec("margin", threshold=0.5))
-    with pytest.raises(ConfigError, match="'margin' is not one of this task's: minimum_confidence"):
+    with pytest.raises(ConfigError, match="'margin' is not one of this task's; use one of minimum_confidence"):
         create_bundle(spec, tmp_path / "bundle")
 
 
@@ -350,9 +350,9 @@ def test_one_of_several_outputs_must_be_named(tmp_path: Path) -> None:
             {"edge": (replace(_model("edge.onnx"), id="x"), replace(_model("edge.tflite"), id="x"))},
             "give one of them",
         ),
-        ({"edge": (_model("absent.onnx"),)}, "absent.onnx cannot be read"),
+        ({"edge": (_model("absent.onnx"),)}, "absent.onnx does not exist"),
         ({"full": ModelSpec(Path(__file__))}, "neither .onnx nor a TFLite file"),
-        ({"full": ModelSpec(_DIGITS / "artefacts/full.onnx", (Path("gone.onnx"),))}, "gone.onnx cannot be read"),
+        ({"full": ModelSpec(_DIGITS / "artefacts/full.onnx", (Path("gone.onnx"),))}, "gone.onnx does not exist"),
     ],
 )
 def test_invalid_specs_are_refused_in_one_sentence(
@@ -379,7 +379,7 @@ def test_labels_are_read_from_a_file(tmp_path: Path) -> None:
     file.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ConfigError, match="not UTF-8"):
         read_labels(file)
-    with pytest.raises(ConfigError, match="cannot be read"):
+    with pytest.raises(ConfigError, match="does not exist"):
         read_labels(tmp_path / "absent")
 
 

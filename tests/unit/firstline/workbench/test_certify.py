@@ -114,7 +114,7 @@ def test_table_can_have_weights() -> None:
         ("score,agree\n0.5,1.5\n", "standard input:2 has '1.5' under agree"),
         ("score,agree\n0.5,nan\n", "standard input:2 has 'nan' under agree"),
         ("score,agree\n0.5\n", "standard input:2 has '' under agree"),
-        ('score,agree\n"0.5,1\n', "is not CSV"),
+        ('score,agree\n"0.5,1\n', r":2 opens a quote that is not closed"),
         ("score,agree,weight\n0.5,1,0\n", "standard input:2 has the weight '0'"),
         ("score,agree,weight\n0.5,1\n", "standard input:2 has the weight ''"),
         ("score,agree\n0,97,1\n", "standard input:2 has more cells than line 1 has columns"),
@@ -131,7 +131,7 @@ def test_invalid_table_is_reported_with_its_line(table: str | bytes, says: str) 
 
 
 def test_invalid_arguments_are_refused_in_one_sentence(tmp_path: Path) -> None:
-    assert "cannot be read" in _run("--scores", tmp_path / "no", "--epsilon", 0.1, "--delta", 0.1, code=2).stderr
+    assert "does not exist; check" in _run("--scores", tmp_path / "no", "--epsilon", 0.1, "--delta", 0.1, code=2).stderr
     (tmp_path / "bytes").write_bytes(b"\xff\xfe\x00")
     assert "UTF-8" in _run("--scores", tmp_path / "bytes", "--epsilon", 0.1, "--delta", 0.1, code=2).stderr
     for epsilon, select in ((0, 0.1), (0.1, 1.5)):
@@ -291,10 +291,10 @@ def test_invalid_bundle_options_are_refused_in_one_sentence(tmp_path: Path, monk
     def says(*arguments: object) -> str:
         return str(_run(*arguments, "--epsilon", 0.05, code=2).stderr)
 
-    assert "Name either a bundle" in says("--delta", 0.1)
-    assert "Name either a bundle" in says(*_BUNDLE, "--scores", "-")
-    assert "Name either a bundle" in says(_BUNDLE[0], "--delta", 0.1)
-    assert "Name either a bundle" in says(*_BUNDLE[1:])
+    assert "The data is missing: add --data FOLDER" in says("--delta", 0.1)
+    assert "leave one of them out" in says(*_BUNDLE, "--scores", "-")
+    assert "The data is missing: add --data FOLDER" in says(_BUNDLE[0], "--delta", 0.1)
+    assert "The bundle is missing" in says(*_BUNDLE[1:])
     assert "go with a bundle" in says("--scores", "-", "--delta", 0.1, "--out", tmp_path / "x")
     assert "is not a bundle" in says(tmp_path, *_BUNDLE[1:])
     assert "the selection fraction is 1" in says(*_BUNDLE, "--select", 1)
@@ -315,9 +315,8 @@ def test_agreement_needs_no_labels(tmp_path: Path) -> None:
     promise = ("--epsilon", 0.03, "--delta", 0.1, "-o", "json")
     unlabelled = msgspec.json.decode(_run(_BUNDLE[0], "--data", tmp_path, *promise).stdout)
     assert unlabelled == msgspec.json.decode(_run(*_BUNDLE[:3], *promise).stdout)
-    assert (
-        "labels.csv cannot be read" in _run(_BUNDLE[0], "--data", tmp_path, "--loss", "harm", *promise, code=2).stderr
-    )
+    refused = _run(_BUNDLE[0], "--data", tmp_path, "--loss", "harm", *promise, code=2)
+    assert "labels.csv cannot be read: there is no such file" in refused.stderr
 
 
 def test_only_contracts_with_labels_need_one_in_each_row(tmp_path: Path) -> None:
@@ -499,12 +498,12 @@ def test_groups_are_read_from_a_file(tmp_path: Path) -> None:
         (f"file,group\n{names[0]},\n", ":2 needs both"),
         (f"file,group\n{names[0]},a\n{names[0]},b\n", ":3 puts .* into a second group"),
         (f"file,group\n{names[0]},a\n", f"no group for '{names[1]}' and 2 other"),
-        ('file,group\n"a,b\n', "is not a CSV file"),
+        ('file,group\n"a,b\n', r":2 opens a quote that is not closed"),
     ):
         file.write_text(text)
         with pytest.raises(ConfigError, match=says):
             read_groups(file, dataset)
-    with pytest.raises(ConfigError, match="cannot be read"):
+    with pytest.raises(ConfigError, match="none does not exist"):
         read_groups(tmp_path / "none", dataset)
 
 

@@ -135,7 +135,7 @@ def test_case_and_spaces_of_an_event_matter_only_where_labels_differ_by_them(nam
     [
         (["missed person"], "not in the form 'EVENT SHARE% at CONFIDENCE%', such as 'missed person 5% at 90%'"),
         (["missed person 0.05 at 0.9"], "not in the form"),
-        (["missed persn 5% at 90%"], "no event 'missed persn'; there are: missed person"),
+        (["missed persn 5% at 90%"], "no event 'missed persn'; use one of missed person"),
         (["missed person 0% at 90%"], "share of the promise .* is 0%, but must be above 0% and below 100%, such as 5%"),
         (["missed person 5% at 100%"], "confidence .* is 100%, but must be above 0% and below 100%, such as 90%"),
         (["missed person 5% at 90%", "missed person 4% at 90%"], "two promises about 'missed person'"),
@@ -402,14 +402,14 @@ def test_command_says_which_promise_is_missing(tmp_path: Path, frames: Path) -> 
     data = (tmp_path / "bundle", "--data", frames)
     plain = _run(*data, "--epsilon", 0.05, "--delta", 0.1, code=2).stderr
     assert "A contract of the task detection names an event" in plain
-    assert "--promise 'missed cat 5% at 90%'; there are: missed cat, invented cat, missed dog" in plain
+    assert "--promise 'missed cat 5% at 90%'; use one of missed cat, invented cat, missed dog" in plain
     assert "Name --epsilon and --delta, or a promise" in _run(*data, code=2).stderr
     promise = ("--promise", "missed dog 5% at 90%")
     for more in (("--epsilon", 0.1), ("--by", "class"), ("--contract", "stream"), ("--loss", "harm")):
         assert "leave out --epsilon, --delta" in _run(*data, *promise, *more, code=2).stderr
     assert "go with a bundle and --data" in _run("--scores", "-", *promise, code=2).stderr
     wrong = _run(*data, *promise, "--score", "margin", code=2).stderr
-    assert "no score 'margin' for the task detection; there are: best, bundle, minimum_confidence" in wrong
+    assert "no score 'margin' for the task detection; use one of best, bundle, minimum_confidence" in wrong
 
 
 def test_classifier_may_promise_about_a_label() -> None:

@@ -77,7 +77,7 @@ def test_a_certificate_of_another_authority_is_refused() -> None:
 
 def test_a_header_that_is_there_twice_is_refused() -> None:
     """A proxy that adds its header to the client's would let the client choose."""
-    with pytest.raises(UnauthorizedError, match="is there twice"):
+    with pytest.raises(UnauthorizedError, match="appears twice"):
         ProxyCertificates().read([escaped(CERTIFICATE), escaped(CERTIFICATE)], BELIEVED)
 
 

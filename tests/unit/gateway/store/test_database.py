@@ -130,6 +130,12 @@ def test_a_commit_is_synced(tmp_path: Path) -> None:
 
 def test_a_file_that_is_not_a_database_is_refused(tmp_path: Path) -> None:
     (tmp_path / "gateway.db").write_bytes(b"not a database at all" * 100)
+    with pytest.raises(ConfigError, match=r"gateway\.db is not an SQLite database; name the store's file"):
+        open_database(StoreSettings(url=f"sqlite:///{tmp_path / 'gateway.db'}"))
+
+
+def test_a_database_with_a_damaged_header_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "gateway.db").write_bytes(b"SQLite format 3\0" + b"\xff" * 2000)
     said = (
         r"file is not a database\. It is damaged\. Put the store and its -wal and -shm files aside, then restore a "
         r"backup: `firstline-gateway restore FILE --store-only --config CONFIG`"

@@ -103,7 +103,7 @@ def test_rows_of_equal_inputs_have_equal_digests(tmp_path: Path) -> None:
         ('carat\n"[1, ""a""]"\n', r"rows\.csv:2, column 'carat', is \['1', 'a'\]|is \[1, 'a'\]"),
         ('carat\n"[1"\n', r"rows\.csv:2, column 'carat', is '\[1', and the model takes FP32"),
         ("carat\n", r"rows\.csv has no rows"),
-        ('carat\n"1\n', "is not a CSV file"),
+        ('carat\n"1\n', r":2 opens a quote that is not closed; close it\."),
         ("carat, carat\n1,2\n", r"rows\.csv:1 has several columns 'carat'"),
         ("carat,x\n1,2,\n1,5,2\n", r"rows\.csv:3 has more than 2 cells"),
         ("carat\n1e400\n", r"rows\.csv:2, column 'carat', is '1e400', which does not fit into FP32"),

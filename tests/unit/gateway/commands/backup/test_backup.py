@@ -182,9 +182,9 @@ def test_a_missing_store_cannot_be_backed_up(tmp_path: Path) -> None:
 
 
 def test_a_missing_folder_is_named(filled: Settings, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="cannot be written: No such file or directory"):
+    with pytest.raises(ConfigError, match="cannot be written: there is no such file or folder"):
         back_up(filled, tmp_path / "none" / "gateway.backup")
-    with pytest.raises(ConfigError, match="cannot be read: No such file or directory"):
+    with pytest.raises(ConfigError, match="does not exist"):
         restore(filled, tmp_path / "none")
 
 

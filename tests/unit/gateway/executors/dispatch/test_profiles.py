@@ -117,7 +117,7 @@ def test_a_first_batch_behind_another_is_not_instant() -> None:
 
 def test_a_file_that_is_no_profile_is_named(tmp_path: Path) -> None:
     file = tmp_path / "p.json"
-    with pytest.raises(ConfigError, match=r"p\.json cannot be read"):
+    with pytest.raises(ConfigError, match=r"p\.json does not exist"):
         read((str(file),))
     file.write_bytes(msgspec.json.encode({"bundle": "m"}))
     with pytest.raises(ConfigError, match=r"p\.json is not a profile"):
