@@ -14,6 +14,7 @@ from pathlib import Path
 
 from firstline_core.clock import Clock
 from firstline_core.errors import ConfigError
+from firstline_core.storage.files import system_reason
 from firstline_core.telemetry.logs import logger
 from firstline_gateway.background import PeriodicTask
 from firstline_gateway.identity import authorities
@@ -129,7 +130,7 @@ def _load(context: ssl.SSLContext, files: ServerFiles) -> None:
         if files.authorities_pem:
             context.load_verify_locations(cadata=files.authorities_pem)
     except OSError as error:  # ssl.SSLError is one
-        reason = getattr(error, "reason", None) or error.strerror or str(error)
+        reason = getattr(error, "reason", None) or system_reason(error)
         raise ConfigError(
             f"tls.certificate_file {files.certificate} and tls.key_file {files.key} cannot be used: {reason}."
         ) from error
