@@ -303,7 +303,8 @@ def _sqlite(url: URL) -> Engine:
         raise ConfigError(f"store.url: {path} cannot be opened: {system_reason(error)}.") from error
     if not _MAGIC.startswith(begin):
         raise ConfigError(
-            f"store.url: {path} is not an SQLite database; name the store's file, or one that does not exist yet."
+            f"store.url: {path} is not an SQLite database; name the store's file, or one that does not exist yet. If "
+            f"it was the store, it is damaged. {_RESTORE}"
         )
     if size_bytes < _LEAST_BYTES:
         raise ConfigError(f"store.url: The store {path} is damaged: it was cut off at {size_bytes} bytes. {_RESTORE}")
