@@ -146,7 +146,7 @@ async def test_keys_are_encrypted_and_created_offline(site: RegistrySite, tmp_pa
 INVALID: list[tuple[tuple[str, ...], str]] = [
     (("keys", "get"), "`firstline keys init` makes them"),
     (("keys", "sign"), "nothing lacks a signature"),
-    (("keys", "init", "--online-key", "nothing"), "nothing cannot be read: No such file or directory"),
+    (("keys", "init", "--online-key", "nothing"), "nothing does not exist; check the path"),
     (("keys", "init", "--online-key", str(DIGITS / "manifest.json")), "holds no gateway's online key"),
     (("model", "push", str(DIGITS)), "with --keys; if this fleet has no keys yet, `firstline keys init` makes them"),
     (("model", "push", "nothing"), "is not a bundle"),
