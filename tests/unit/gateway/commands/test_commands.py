@@ -116,7 +116,7 @@ def test_a_health_check_loads_neither_a_database_nor_cryptography() -> None:
     ("spoilt", "said"),
     [
         ("ca.key", "is gone; restore it from a backup"),
-        ("gateway.db", "file is not a database"),
+        ("gateway.db", "is not an SQLite database"),
     ],
 )
 def test_check_finds_what_prevents_a_start(
