@@ -162,7 +162,7 @@ class GatewayOptions:
 
     @property
     def _key_source(self) -> tuple[str, str]:
-        """What the API key is from, and the file that holds it; "" for none."""
+        """The source of the API key, and the file that holds it; "" for none."""
         if self._usable(self.key_file, _KEY_FILE):
             return _KEY_FILE if self.key_file == os.environ.get(_KEY_FILE) else "--key-file", self.key_file
         if self._own_environment and os.environ.get(_KEY):

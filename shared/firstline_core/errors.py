@@ -74,7 +74,7 @@ class FirstlineError(Exception):
         message: one sentence that says what was wrong, where, and what to do.
         retry_after_s: seconds after which a retry makes sense, if known.
         request_id: of the failed request; "" if it was not read yet, see `identify`.
-        key: what is wrong of the object that the error is about, such as "preprocess" of a model; see `about`.
+        key: the part at fault of the object that the error is about, such as "preprocess" of a model; see `about`.
     """
 
     code: ClassVar[str] = "internal"

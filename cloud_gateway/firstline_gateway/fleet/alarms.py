@@ -102,7 +102,7 @@ class DeviceAlarm:
 
 
 class Change(NamedTuple):
-    """What a report changed.
+    """The change that a report makes.
 
     Attributes:
         alarm: after the report.
@@ -211,7 +211,7 @@ def take_request(
         service_s: time of service.
 
     Returns:
-        What that changed.
+        The changes that it makes.
     """
     report = _Report(device, model, now_s, service_s)
     if alarm is None:
@@ -234,7 +234,7 @@ def take_telemetry(
         service_s: time of service.
 
     Returns:
-        What that changed.
+        The changes that it makes.
     """
     query = sa.select(_A.bundle, _A.version).where(_A.device == device, _A.ended_s.is_(None))
     lasting = {ModelKey(*row) for row in connection.execute(query)}

@@ -66,7 +66,7 @@ class Transport(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ServerGroup:
-    """What the servers of one executor share: they have the same models.
+    """The shared parts of the servers of one executor, which have the same models.
 
     Args:
         models: by key, as the servers have them.

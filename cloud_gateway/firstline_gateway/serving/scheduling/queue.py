@@ -320,7 +320,7 @@ def _first(
 
 
 class _Size(NamedTuple):
-    """What bounds a batch: its times, its rows, when it begins, and by how much it may delay other models."""
+    """The bounds of a batch: its times, its rows, when it begins, and by how much it may delay other models."""
 
     times: Times
     max_rows: int
