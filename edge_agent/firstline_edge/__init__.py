@@ -3,7 +3,7 @@
 A request
     api/            HTTP and gRPC: the Open Inference Protocol, files, answers by id and as events
     cascade/        decides which tier answers, read from top to bottom
-    requests/       the context of a request and its rows
+    requests/       the context of a request and its rows; counters and the decision log
     cloud/          the connections to the gateway over HTTP and MQTT, each with a circuit breaker
 
 What it uses
@@ -23,7 +23,7 @@ The fleet
 The process
     cli/            the commands of `edge-agent`
     settings/       the settings of the device
-    telemetry/      counters, logs, the decision log, the status
+    telemetry/      background tasks, traffic of the links, the version
     state           the state directory
     app             builds, starts and stops everything
 """

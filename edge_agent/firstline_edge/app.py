@@ -33,9 +33,8 @@ from firstline_edge.api.access import Access, TokenAccess, access_of, parse_toke
 from firstline_edge.api.app import App
 from firstline_edge.api.data_plane import EdgeDataPlane
 from firstline_edge.api.erasure import Erasure
-from firstline_edge.api.operations import Operations
+from firstline_edge.api.operations import Operations, birth_message
 from firstline_edge.api.server import bound_sockets, release_startup_memory, serving, serving_grpc
-from firstline_edge.api.status import AgentStatus, birth_message
 from firstline_edge.audits import certificate_states as audit_metrics
 from firstline_edge.audits.alarms import announce_alarms
 from firstline_edge.audits.audit_sender import AuditSender
@@ -67,11 +66,11 @@ from firstline_edge.models.workers import Workers
 from firstline_edge.outbox import outbox as outbox_metrics
 from firstline_edge.outbox.delivery import CorrectionClient, deliver_corrections
 from firstline_edge.outbox.outbox import open_outbox
+from firstline_edge.requests.recorder import Recorder
 from firstline_edge.settings.check import check
 from firstline_edge.settings.settings import EdgeSettings
 from firstline_edge.state import StateDirectory
 from firstline_edge.telemetry.background import Background, Work
-from firstline_edge.telemetry.recorder import Recorder
 
 if TYPE_CHECKING:  # these are imported only if the settings enable them
     from firstline_edge.adaptation.switching import VariantSwitcher
@@ -469,8 +468,21 @@ class EdgeAgent:
         return Updater(fleet.models, installer, serving, services, configurator), configurator
 
     def _open_api(self) -> None:
-        status = AgentStatus(
-            device_id=self.settings.device_id,
+        self.data_plane = EdgeDataPlane(
+            self.settings,
+            models=self.models,
+            reloading=self.reloading,
+            cascade=self.cascade,
+            links=self.links,
+            recorder=self.recorder,
+            clock=self._clock,
+        )
+        self.files = FileRoute(self.data_plane, self.decoding, self.settings.decoding.limits)
+        self.operations = Operations(
+            plane=self.data_plane,
+            metrics=self.metrics,
+            recorder=self.recorder,
+            erasure=Erasure(self.state, self.outbox, self.cache, self.samples, self.recorder),
             startup_problems=self._problems,
             state=self.state,
             models=self.models,
@@ -487,24 +499,7 @@ class EdgeAgent:
             sampler=self.sampler,
             background=self.background,
             fleet=self.fleet.status if self.fleet is not None else None,
-        )
-        self.data_plane = EdgeDataPlane(
-            self.settings,
-            models=self.models,
-            reloading=self.reloading,
-            cascade=self.cascade,
-            links=self.links,
-            recorder=self.recorder,
-            clock=self._clock,
-        )
-        self.files = FileRoute(self.data_plane, self.decoding, self.settings.decoding.limits)
-        self.operations = Operations(
-            self.data_plane,
-            status=status,
-            metrics=self.metrics,
-            recorder=self.recorder,
             updater=self._updater,
-            erasure=Erasure(self.state, self.outbox, self.cache, self.samples, self.recorder),
             clock=self._clock,
         )
 

@@ -22,7 +22,7 @@ from firstline.release.publishing import PushedConfiguration, push_configuration
 from firstline_core.fleet.twin import DesiredConfiguration
 from firstline_edge.__main__ import main
 from firstline_edge.api.access import access_of
-from firstline_edge.api.status import birth_message
+from firstline_edge.api.operations import birth_message
 from firstline_edge.app import EdgeAgent
 from firstline_edge.settings.settings import EdgeSettings
 from firstline_gateway.rollouts.commands import Command

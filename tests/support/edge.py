@@ -44,7 +44,7 @@ from firstline_core.types import (
     Tier,
 )
 from firstline_edge.adaptation.variants import Chooser
-from firstline_edge.audits.audit_sender import AuditSender, Finding
+from firstline_edge.audits.audit_sender import AuditSender
 from firstline_edge.audits.auditor import Auditor
 from firstline_edge.audits.certificate_states import CertificateStates
 from firstline_edge.audits.samples import SampleLog
@@ -59,6 +59,7 @@ from firstline_edge.models.workers import Workers
 from firstline_edge.outbox.outbox import OutboxItem
 from firstline_edge.requests.context import RequestContext, Row
 from firstline_edge.requests.full_answers import check_answer
+from firstline_edge.requests.recorder import Finding
 from firstline_edge.settings.settings import AuditSection, HedgeSection
 
 THRESHOLD = 0.8

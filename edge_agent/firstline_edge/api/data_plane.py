@@ -26,8 +26,8 @@ from firstline_edge.cloud.links import Links
 from firstline_edge.models.models import DeviceModel, Models
 from firstline_edge.models.reloading import Reloading
 from firstline_edge.requests.context import RequestContext
+from firstline_edge.requests.recorder import Recorder
 from firstline_edge.settings.settings import EdgeSettings, request_limits
-from firstline_edge.telemetry.recorder import Recorder
 from firstline_edge.telemetry.version import VERSION
 
 PASSED_ON_INPUT = "image"

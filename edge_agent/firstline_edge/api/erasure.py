@@ -22,8 +22,8 @@ from firstline_core.storage.files import erase, erase_all
 from firstline_edge.audits.samples import SampleLog
 from firstline_edge.cache.results import ResultCache
 from firstline_edge.outbox.outbox import Outbox
+from firstline_edge.requests.recorder import Recorder
 from firstline_edge.state import StateDirectory, StatePaths
-from firstline_edge.telemetry.recorder import Recorder
 
 PLACES = ("outbox", "cache", "samples", "decisions")
 """What can be named: requests and answers, results, scores of audited answers, the decision log."""

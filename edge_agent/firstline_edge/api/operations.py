@@ -1,62 +1,90 @@
-"""The operations of a running agent for operators: status, metrics, rollbacks, and the erasure of stored data."""
+"""The operations of a running agent for operators: status, metrics, rollbacks, and the erasure of stored data.
+
+The status and the birth message for the broker have no secret and no payload.
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from firstline_core.clock import Clock
 from firstline_core.errors import RequestError
+from firstline_core.hardware.readings import limited
 from firstline_core.telemetry.metrics import RequestMetrics
 from firstline_edge.api.data_plane import EdgeDataPlane
 from firstline_edge.api.erasure import Erasure
-from firstline_edge.api.status import AgentStatus
-from firstline_edge.telemetry.recorder import Recorder
+from firstline_edge.audits.certificate_states import CertificateStates, MonitoredCertificate
+from firstline_edge.budgets.spending import Spending
+from firstline_edge.cache.results import ResultCache
+from firstline_edge.cascade.cascade import TierRouter
+from firstline_edge.cloud.client import ModelRefusals
+from firstline_edge.cloud.links import Links
+from firstline_edge.hardware.sampler import Sampler, missing_kernel_files
+from firstline_edge.identity.credentials import DeviceIdentity
+from firstline_edge.identity.renewal import CredentialRenewal
+from firstline_edge.models.models import DeviceModel, Models
+from firstline_edge.models.profiles import Profiles
+from firstline_edge.outbox.outbox import Outbox
+from firstline_edge.requests.recorder import Recorder
+from firstline_edge.state import StateDirectory
+from firstline_edge.telemetry.background import Background
+from firstline_edge.telemetry.version import VERSION
 
 if TYPE_CHECKING:  # httpx takes time and memory to import
     from firstline_edge.fleet.updater import Updater
 
 
+@dataclass(eq=False, kw_only=True)
 class Operations:
-    """The operations of one agent.
+    """The operations of one agent, and the parts that they describe.
 
     Args:
-        plane: answers requests.
-        status: describes the agent.
-        metrics: exposed to Prometheus.
+        startup_problems: problems before the agent started, by file.
         recorder: brings the metrics up to date.
+        spending: None if nothing has a price.
+        renewal: None on a device that has not joined.
+        fleet: returns the fleet's section of the status; None on a device that is not a member of a fleet.
         updater: takes back what the fleet installed; None on a device that is not a member of a fleet.
-        erasure: erases what is stored.
         clock: for the time since the start.
     """
 
-    def __init__(
-        self,
-        plane: EdgeDataPlane,
-        *,
-        status: AgentStatus,
-        metrics: RequestMetrics,
-        recorder: Recorder,
-        updater: Updater | None,
-        erasure: Erasure,
-        clock: Clock,
-    ) -> None:
-        self.erasure = erasure
-        self._plane = plane
-        self._status = status
-        self._metrics = metrics
-        self._recorder = recorder
-        self._updater = updater
-        self._clock = clock
-        self._started_s = clock.monotonic_s()
+    plane: EdgeDataPlane
+    metrics: RequestMetrics
+    recorder: Recorder
+    erasure: Erasure
+    startup_problems: Mapping[Path, str]
+    state: StateDirectory
+    models: Models
+    profiles: Profiles
+    cache: ResultCache
+    outbox: Outbox
+    certificates: CertificateStates
+    router: TierRouter
+    model_refusals: ModelRefusals
+    links: Links
+    identity: DeviceIdentity
+    renewal: CredentialRenewal | None
+    spending: Spending | None
+    sampler: Sampler
+    background: Background
+    fleet: Callable[[], dict[str, Any]] | None
+    updater: Updater | None
+    clock: Clock
+    _started_s: float = field(init=False)
 
-    def status(self) -> dict[str, Any]:
-        """Returns the status of the agent; see `AgentStatus`."""
-        return self._status.describe(ready=self._plane.ready(), uptime_s=self._clock.monotonic_s() - self._started_s)
+    def __post_init__(self) -> None:
+        self._started_s = self.clock.monotonic_s()
 
     def exposition(self, accept: str = "") -> tuple[bytes, str]:
         """Returns the metrics in a form that the `Accept` header names, and its content type."""
-        self._recorder.flush()
-        return self._metrics.render(accept)
+        self.recorder.flush()
+        return self.metrics.render(accept)
 
     async def roll_back(self, model: str) -> None:
         """Rolls a model back to the one before the fleet's latest update.
@@ -75,8 +103,126 @@ class Operations:
         await self._of_fleet("configuration").roll_back_configuration()
 
     def _of_fleet(self, what: str) -> Updater:
-        if self._updater is None:
+        if self.updater is None:
             raise RequestError(
                 f"This device takes no {what} from a fleet, so there is no previous version to roll back to."
             )
-        return self._updater
+        return self.updater
+
+    def status(self) -> dict[str, Any]:
+        """Returns what `GET /firstline/v1/status` says."""
+        spending, timings = self.spending, self.links.chain.timings()
+        problems = [*self.startup_problems.items(), *self._problems()]
+        return {
+            "device_id": self.plane.settings.device_id,
+            "version": VERSION,
+            "ready": self.plane.ready(),
+            "uptime_s": round(self.clock.monotonic_s() - self._started_s, 1),
+            "models": [self._describe_model(model) for model in self.models.all],
+            "problems": [{"path": str(path), "message": message} for path, message in problems],
+            "identity": self.identity.describe(),
+            "links": {
+                name: asdict(link) | {"timing": (timing := timings[name]) and asdict(timing)}
+                for name, link in self.links.chain.reports().items()
+            },
+            "outbox": {"items": self.outbox.depth, "size_bytes": self.outbox.size_bytes},
+            "cache": {"entries": len(self.cache), "size_bytes": self.cache.size_bytes},
+            "policy": self.router.policy.kind,
+            "budgets": spending.status() if spending is not None else [],
+            "conditions": asdict(spending.conditions) if spending is not None else None,
+            "hardware": msgspec.to_builtins(limited(self.sampler.latest)),
+            "fleet": self.fleet() if self.fleet is not None else None,
+        }
+
+    def _describe_model(self, model: DeviceModel) -> dict[str, object]:
+        refusal = self.model_refusals.message_of(model.manifest.name, model.version)
+        return _described(model, self.router.threshold(model), refusal) | {
+            "uncertified": self.router.uncertified(model) or None,
+            "contract": self.certificates.describe(model),
+        }
+
+    def _problems(self) -> list[tuple[Path, str]]:
+        found = [(problem.path, problem.message) for problem in self.models.problems]
+        found += self.profiles.problems.items()
+        found += [(self.state.certificates_path, self.certificates.problem)]
+        if self.spending is not None:
+            found += [(self.state.spending_path, self.spending.problem)]
+        found += [(self.identity.folder, problem) for problem in self.identity.problems]
+        if self.renewal is not None:
+            found += [(self.identity.folder, problem) for problem in self.renewal.problems]
+        found += [(self.state.cache_path, self.cache.problem), (self.state.outbox_path, self.outbox.problem)]
+        found += [(self.state.outbox_path, self.outbox.damage)]
+        found += [(self.sampler.tree.root, missing_kernel_files(self.sampler.tree))]
+        found += [(self.state.path, problem) for problem in self.background.problems.values()]
+        return [(path, message) for path, message in found if message]
+
+
+def birth_message(
+    models: Models, certificates: CertificateStates, configuration: Callable[[], object] | None
+) -> dict[str, object]:
+    """Returns what the broker keeps of this device: the models that it runs, and the fleet's configuration.
+
+    Args:
+        models: the models of this device.
+        certificates: of their certificates.
+        configuration: returns the configuration that runs; None on a device that is not a member of a fleet.
+    """
+    message: dict[str, object] = {} if configuration is None else {"configuration": configuration()}
+    return message | {
+        "agent_version": VERSION,
+        "models": [_identity(model) | {"contract": _contract_of(certificates.find(model))} for model in models.all],
+    }
+
+
+def _contract_of(monitored: MonitoredCertificate | None) -> dict[str, object] | None:
+    if monitored is None:
+        return None
+    record = monitored.record
+    return {
+        "alarm": record.alarmed,
+        "tightened": record.tightened,
+        "escalates_all": record.escalates_all,
+        "audits": record.agreed + record.disagreed,
+        "disagreed": record.disagreed,
+    }
+
+
+def _identity(model: DeviceModel) -> dict[str, object]:
+    return {
+        "name": model.manifest.name,
+        "version": model.version,
+        "model_digest": model.edge.loaded.digest if model.edge is not None else None,
+        "full_model_digest": model.manifest.full_digest or None,
+    }
+
+
+def _described(model: DeviceModel, threshold: float, refusal: str) -> dict[str, object]:
+    edge = model.edge
+    return _identity(model) | {
+        "edge": edge.loaded.model.id if edge is not None else None,
+        "provider": edge.loaded.runtime.provider if edge is not None else None,
+        "row_ms": round(edge.row_ms, 3) if edge is not None else None,
+        "row_ms_from": ("load" if edge.profiled is None else "profile") if edge is not None else None,
+        "score_digest": model.manifest.score_digest(model.manifest.policy.score),
+        "threshold": threshold if math.isfinite(threshold) else None,
+        "passed_over": list(edge.loaded.passed_over) if edge is not None else [],
+        "certificate": certificate_of(model),
+        "problem": model.problem or refusal or None,
+        "variants": model.variants.describe() if model.variants is not None else None,
+    }
+
+
+def certificate_of(model: DeviceModel) -> dict[str, object] | None:
+    """Returns the certificate of the variant in use; None if it has none."""
+    certificate = model.edge.certificate if model.edge is not None else None
+    if certificate is None:
+        return None
+    return {
+        "contract": certificate.contract,
+        "epsilon": certificate.epsilon,
+        "delta": certificate.delta,
+        "threshold": certificate.threshold,
+        "promise": certificate.promise,
+        "by": certificate.by,
+        "thresholds": {label: group.threshold for label, group in certificate.groups.items()},
+    }

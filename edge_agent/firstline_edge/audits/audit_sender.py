@@ -7,7 +7,7 @@ retries, the audits that succeed would depend on the link, and the link may depe
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, field
 
 from msgspec.structs import replace
@@ -23,6 +23,7 @@ from firstline_edge.cloud.chain import LinkChain
 from firstline_edge.cloud.client import LiveTraffic
 from firstline_edge.models.models import DeviceModel
 from firstline_edge.requests.context import ModelOutput, result_key
+from firstline_edge.requests.recorder import Finding
 
 log = logger(__name__)
 
@@ -61,51 +62,25 @@ class Audit:
     threshold: float
     covered: bool
 
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """How an audit ended.
-
-    Args:
-        outcome: agreed, disagreed or lost.
-        cause: why it was lost; "" if it was not.
-        loss: of the answer, in [0, 1].
-        events: losses of the events that can occur in it.
-    """
-
-    audit: Audit
-    outcome: str
-    cause: str = ""
-    loss: float = 0.0
-    events: Mapping[str, float] = field(default_factory=dict)
-
-    @property
-    def model(self) -> str:
-        """The name of the audited model."""
-        return self.audit.sent.model
-
-    @property
-    def version(self) -> str:
-        """The version of the audited model."""
-        return self.audit.sent.version
-
-    def log_record(self) -> dict[str, object]:
-        """Returns the fields of the decision log; JSON-able."""
-        audit = self.audit
+    def finding(self, outcome: str, cause: str = "", compared: Comparison | None = None) -> Finding:
+        """Describes how the audit ended: agreed, disagreed, or lost for a cause."""
         record: dict[str, object] = {
-            "request_id": audit.request_id,
-            "audit_id": audit.sent.request_id,
-            "model": audit.sent.model,
-            "version": audit.sent.version,
-            "row": audit.position,
-            "score": audit.score,
-            "propensity": audit.propensity,
-            "outcome": self.outcome,
+            "request_id": self.request_id,
+            "audit_id": self.sent.request_id,
+            "model": self.sent.model,
+            "version": self.sent.version,
+            "row": self.position,
+            "score": self.score,
+            "propensity": self.propensity,
+            "outcome": outcome,
         }
-        promised = audit.monitored.certificate.events if audit.monitored is not None else ()
-        if events := {name: loss for name, loss in self.events.items() if name in promised}:
+        loss, losses = compared or Comparison(0.0)
+        promised = self.monitored.certificate.events if self.monitored is not None else ()
+        if events := {name: lost for name, lost in losses.items() if name in promised}:
             record["events"] = events
-        return record | {"cause": self.cause} if self.cause else record
+        if cause:
+            record["cause"] = cause
+        return Finding(self.sent.model, self.sent.version, outcome, record, loss, losses)
 
 
 @dataclass(eq=False)
@@ -178,7 +153,7 @@ class AuditSender:
         # Before its own result can raise an alarm: the certificate was valid when the note was sent.
         outcome = "agreed" if compared.agree else "disagreed"
         tracing.record("audit", trace, self.clock.monotonic_s() - started_s, own=True, outcome=outcome)
-        self.on_finding(Finding(audit, outcome, loss=compared.loss, events=compared.events))
+        self.on_finding(audit.finding(outcome, compared=compared))
         if audit.monitored is None:
             return
         sample = audit.monitored.sample(
@@ -194,4 +169,4 @@ class AuditSender:
         if audit.monitored is not None:
             audit.monitored.record.unanswered += 1
             self.certificates.save()
-        self.on_finding(Finding(audit, "lost", error.message))
+        self.on_finding(audit.finding("lost", error.message))

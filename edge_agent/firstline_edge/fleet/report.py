@@ -41,7 +41,8 @@ from firstline_edge.hardware.surveyor import Surveyor
 from firstline_edge.identity.credentials import Credentials
 from firstline_edge.models.models import DeviceModel, Models
 from firstline_edge.outbox.outbox import Outbox
-from firstline_edge.telemetry.recorder import AnsweredRow, AuditFinding, Recorder
+from firstline_edge.requests.context import Row
+from firstline_edge.requests.recorder import Finding, Recorder
 from firstline_edge.telemetry.version import VERSION
 
 _LIMIT = 64
@@ -261,9 +262,7 @@ class FleetCounts:
         self._escalation_mj = escalation_mj
         self._sums: dict[_Key, _Sums] = {}
 
-    def answered(
-        self, request: InferRequest, response: InferResponse, seconds: float, rows: Sequence[AnsweredRow]
-    ) -> None:
+    def answered(self, request: InferRequest, response: InferResponse, seconds: float, rows: Sequence[Row]) -> None:
         """See `recorder.Listener`."""
         device_model = self._models.find(response.model, response.version)
         answer = response.answer
@@ -296,7 +295,7 @@ class FleetCounts:
         sums.rows += rows
         sums.errors += rows
 
-    def audited(self, finding: AuditFinding) -> None:
+    def audited(self, finding: Finding) -> None:
         """See `recorder.Listener`."""
         if finding.outcome != "lost":
             sums = self._sums_of(finding.model, finding.version)
@@ -342,7 +341,7 @@ class FleetCounts:
         return sums
 
 
-def _add_objects(sums: _Sums, task: Task, rows: Sequence[AnsweredRow]) -> None:
+def _add_objects(sums: _Sums, task: Task, rows: Sequence[Row]) -> None:
     """Counts what the edge model reported, also in rows that the full model answers."""
     if len(task.event_classes) > GROUPS_LIMIT:
         return

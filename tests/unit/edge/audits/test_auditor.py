@@ -22,7 +22,7 @@ from firstline_core.types import PROBABILITIES, ContractNotice, Privacy, Reason,
 from firstline_edge.audits.auditor import AuditRate
 from firstline_edge.audits.certificate_states import CertificateState
 from firstline_edge.audits.samples import read
-from firstline_edge.requests.context import result_key
+from firstline_edge.requests.context import content_digests, result_key
 from firstline_edge.settings.settings import AuditSection
 
 ALL = AuditSection(per_hour=1e9, bytes_per_hour=1e12, max_share=1.0, spacing_s=0.0)
@@ -98,7 +98,7 @@ async def test_only_accepted_rows_of_a_batch_are_audited_one_by_one(make_scene: 
     await ended(scene, 2)
     audited = [request.audit is not None for request in scene.cloud.requests]
     assert sorted(zip(scene.sent_rows, audited, strict=True)) == [([UNSURE], False), ([SURE], True), ([0.99], True)]
-    assert [finding.audit.position for finding in scene.findings] == [0, 2]
+    assert [finding.record["row"] for finding in scene.findings] == [0, 2]
 
 
 @pytest.mark.parametrize(
@@ -171,7 +171,8 @@ async def test_an_audit_caches_the_full_models_output(make_scene: MakeScene) -> 
     scene = make_scene()
     response = await scene.infer(SURE)
     await ended(scene, 1)
-    content = scene.findings[0].audit.content
+    (audited,) = scene.cloud.requests
+    (content,) = content_digests(audited.arrays, audited.arrays)
     kept = scene.cache.get(result_key(content, scene.cloud.digest))
     assert kept.outputs["probabilities"][0, 1] == pytest.approx(0.99)
     assert (await scene.infer(SURE)).output("probabilities").tolist() == response.output("probabilities").tolist()
@@ -483,7 +484,7 @@ async def test_an_audit_of_events_names_them(make_scene: MakeScene) -> None:
     (sent,) = scene.cloud.requests
     assert (sent.audit.events, sent.audit.epsilon) == (promised, 0.1)
     (sample,) = read(scene.samples_path)
-    (record,) = [finding.log_record() for finding in scene.findings]
+    (record,) = [finding.record for finding in scene.findings]
     assert sample.events == record["events"]
     assert set(sample.events) <= set(promised) and any(sample.events.values())
 

@@ -11,7 +11,7 @@ from firstline_core.telemetry.decisions import find
 from firstline_core.telemetry.metrics import RequestMetrics
 from firstline_core.telemetry.trace import received
 from firstline_core.types import Status
-from firstline_edge.telemetry.recorder import Recorder
+from firstline_edge.requests.recorder import Recorder
 
 
 async def test_the_end_of_a_correction_is_one_line(tmp_path: Path) -> None:

@@ -23,16 +23,14 @@ from firstline_core.telemetry.logs import logger
 from firstline_core.telemetry.metrics import RequestMetrics
 from firstline_core.telemetry.statistics import ModelStatistics
 from firstline_core.types import (
-    Arrays,
-    Attempt,
     InferRequest,
     InferResponse,
     Privacy,
-    Reason,
     Status,
     Tier,
     TraceContext,
 )
+from firstline_edge.requests.context import RequestContext, Row
 
 _NAME = "firstline_edge"
 log = logger(_NAME)
@@ -55,7 +53,7 @@ class _Answered(Struct, frozen=True, eq=False):
     at_s: float
     seconds: float
     facts: Mapping[str, Any]
-    rows: Sequence[AnsweredRow]
+    rows: Sequence[Row]
 
     @property
     def ms(self) -> float:
@@ -130,81 +128,35 @@ def _traced(trace: TraceContext | None) -> dict[str, str]:
     return {} if trace is None else trace.facts()
 
 
-class EdgeOutput(Protocol):
-    """The edge model's answer to a row; implemented by `requests.context.ModelOutput`."""
+class Finding(Struct, frozen=True, eq=False):
+    """How an audit of an answer ended.
 
-    @property
-    def outputs(self) -> Arrays:
-        """The canonical outputs, one row."""
+    Args:
+        model, version: of the audited bundle.
+        outcome: agreed, disagreed or lost.
+        record: fields of the decision log; JSON-able.
+        loss: of the answer, in [0, 1]; 0 if the audit was lost.
+        events: losses of the events that can occur in the answer.
+    """
 
-
-class AnsweredRow(Protocol):
-    """A row of an answered request; implemented by `requests.context.Row`."""
-
-    @property
-    def edge(self) -> EdgeOutput | None:
-        """The edge model's output, whether it became the answer or not; None if the edge model did not run."""
-
-
-class RefusedRequest(Protocol):
-    """A request that ended with an error, and its attempts; implemented by the request context."""
-
-    @property
-    def request(self) -> InferRequest:
-        """The request as the caller sent it."""
-
-    @property
-    def tier(self) -> Tier | None:
-        """The last tier that was chosen to answer; None if the request was refused before a tier was chosen."""
-
-    @property
-    def reason(self) -> Reason | None:
-        """Why that tier was chosen."""
-
-    @property
-    def attempts(self) -> Sequence[Attempt]:
-        """All attempts to answer."""
-
-
-class AuditFinding(Protocol):
-    """The end of an audit; implemented by the audits."""
-
-    @property
-    def model(self) -> str:
-        """The name of the audited model."""
-
-    @property
-    def version(self) -> str:
-        """The version of the audited model."""
-
-    @property
-    def outcome(self) -> str:
-        """One of "agreed", "disagreed" and "lost"."""
-
-    @property
-    def loss(self) -> float:
-        """The loss of the answer, in [0, 1]; 0 if the audit was lost."""
-
-    @property
-    def events(self) -> Mapping[str, float]:
-        """The losses of the events that can occur in the answer."""
-
-    def log_record(self) -> dict[str, object]:
-        """Returns the fields of the decision log; JSON-able."""
+    model: str
+    version: str
+    outcome: str
+    record: Mapping[str, object]
+    loss: float = 0.0
+    events: Mapping[str, float] = {}
 
 
 class Listener(Protocol):
     """Counts the same answers shortly after the agent sent them; never gets a local_only request."""
 
-    def answered(
-        self, request: InferRequest, response: InferResponse, seconds: float, rows: Sequence[AnsweredRow]
-    ) -> None:
+    def answered(self, request: InferRequest, response: InferResponse, seconds: float, rows: Sequence[Row]) -> None:
         """Counts an answer, given this many seconds after its request."""
 
     def refused(self, request: InferRequest, version: str, error: FirstlineError, seconds: float) -> None:
         """Counts an error for a request to a model of this device."""
 
-    def audited(self, finding: AuditFinding) -> None:
+    def audited(self, finding: Finding) -> None:
         """Counts an audit that has ended."""
 
 
@@ -246,7 +198,7 @@ class Recorder:
         response: InferResponse,
         seconds: float,
         facts: Mapping[str, Any] = _NOTHING,
-        rows: Sequence[AnsweredRow] = (),
+        rows: Sequence[Row] = (),
     ) -> None:
         """Records an answer that the agent sent.
 
@@ -261,7 +213,7 @@ class Recorder:
             return
         self._add(_Answered(request, response, self._clock.wall_s(), seconds, facts, rows))
 
-    def refused(self, refused: RefusedRequest, version: str | None, error: FirstlineError, seconds: float) -> None:
+    def refused(self, refused: RequestContext, version: str | None, error: FirstlineError, seconds: float) -> None:
         """Records a request that ended with an error.
 
         Args:
@@ -317,12 +269,12 @@ class Recorder:
         """Counts an edge answer that was drawn for an audit."""
         self._audits.labels("drawn").inc()
 
-    def audited(self, finding: AuditFinding) -> None:
+    def audited(self, finding: Finding) -> None:
         """Records the end of an audit."""
         self._audits.labels(finding.outcome).inc()
         if self._listener is not None:
             self._listener.audited(finding)
-        self._add({"at": self._clock.wall_s(), "event": "audited", **finding.log_record()})
+        self._add({"at": self._clock.wall_s(), "event": "audited", **finding.record})
 
     def switched(self, facts: Mapping[str, object]) -> None:
         """Records the switch of a model's variant; `facts` name both variants and the reason."""
