@@ -18,9 +18,10 @@ from firstline_core.errors import DeadlineExceededError, RemoteTimeoutError
 from firstline_core.ids import new_request_id
 from firstline_core.protocol.mqtt_messages import MqttSettings, Topics
 from firstline_core.types import InferRequest, Tensor
-from firstline_edge.cloud.http_link import HttpLink, HttpLinkSettings
+from firstline_edge.cloud.http_link import HttpLink
 from firstline_edge.cloud.link import Link
 from firstline_edge.cloud.mqtt_link import MqttLink
+from firstline_edge.settings.settings import LinkSection
 from firstline_gateway.app import Gateway
 
 LATE = (DeadlineExceededError, RemoteTimeoutError)  # whichever side is the first to know
@@ -48,7 +49,7 @@ async def house(broker: Broker | None, tmp_path: Path) -> AsyncIterator[House]:
     gateway, executor = gated_gateway(tmp_path, broker=broker, execution__max_batch_rows=2)
     if broker is None:
         async with serving(gateway) as url:
-            link = HttpLink(HttpLinkSettings(url))
+            link = HttpLink(LinkSection(kind="http", url=url))
             await link.start()
             yield House(link, gateway, executor)
             await link.close()
@@ -116,7 +117,7 @@ async def test_cancelled_request_leaves_the_gateways_queue(tmp_path: Path) -> No
     """Like an unneeded hedge. MQTT has no way to cancel it, so its deadline ends it."""
     gateway, executor = gated_gateway(tmp_path)
     async with serving(gateway) as url:
-        link = HttpLink(HttpLinkSettings(url))
+        link = HttpLink(LinkSection(kind="http", url=url))
         house = House(link, gateway, executor)
         busy = await house.busy()
         hedge = asyncio.create_task(link.infer(asked(), 20.0))

@@ -18,7 +18,8 @@ from firstline_core.ids import new_request_id
 from firstline_core.types import InferRequest, Tensor
 from firstline_edge.cloud.breaker import CircuitBreaker
 from firstline_edge.cloud.chain import LinkChain
-from firstline_edge.cloud.http_link import HttpLink, HttpLinkSettings
+from firstline_edge.cloud.http_link import HttpLink
+from firstline_edge.settings.settings import LinkSection
 
 _CARRIED_BYTES_S = 400_000
 _ROWS = np.zeros((320, 8, 8, 1), np.uint8)  # 20 kB: 51 ms on the link, and their answer as long again
@@ -32,7 +33,7 @@ def asked() -> InferRequest:
 async def test_requests_in_flight_delay_the_prediction(tmp_path: Path) -> None:
     async with serving_gateway(tmp_path, auth__mode="off") as (_, url), ChaosProxy(httpx.URL(url).port or 0) as narrow:
         await narrow.become(Network(delay_s=0.005, total_bytes_s=_CARRIED_BYTES_S))
-        link = HttpLink(HttpLinkSettings(f"http://127.0.0.1:{narrow.port}"))
+        link = HttpLink(LinkSection(kind="http", url=f"http://127.0.0.1:{narrow.port}"))
         chain = LinkChain([link], [CircuitBreaker(SYSTEM_CLOCK, random.Random(1))], SYSTEM_CLOCK)
         await chain.start()
 

@@ -16,7 +16,8 @@ from support.line import Line, line
 from firstline import Client
 from firstline_core.protocol.mqtt_messages import MqttSettings
 from firstline_edge.api.access import TokenAccess, parse_tokens
-from firstline_edge.cloud.http_link import HttpLink, HttpLinkSettings
+from firstline_edge.cloud.http_link import HttpLink
+from firstline_edge.settings.settings import LinkSection
 
 API_TOKEN = "press-hall-4-of-tuesday"  # the agent's own callers'
 SHORT = "/firstline/v1/models/digits/infer"
@@ -115,7 +116,9 @@ def test_secrets_are_in_no_repr(running: Running) -> None:
     callers = running.folder / "callers.token"
     callers.write_text(f"app:{API_TOKEN}\n")
     try:
-        link = HttpLinkSettings("https://gateway.example.com", token=API_TOKEN)
+        token = running.folder / "link.token"
+        token.write_text(API_TOKEN)
+        link = LinkSection(kind="http", url="https://gateway.example.com", token_file=str(token))
         said = [
             *(link, HttpLink(link), MqttSettings("broker", username="me", password=API_TOKEN)),
             *(TokenAccess(parse_tokens(str(callers), "api.token_file")), Client("http://127.0.0.1:1", token=API_TOKEN)),
@@ -124,6 +127,7 @@ def test_secrets_are_in_no_repr(running: Running) -> None:
             assert API_TOKEN not in repr(value) + str(value)
     finally:
         callers.unlink()
+        token.unlink()
 
 
 def command_line(path: Path) -> bytes:

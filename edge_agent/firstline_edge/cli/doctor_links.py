@@ -17,16 +17,14 @@ import httpx
 
 from firstline_core.bundle.manifest import Manifest
 from firstline_core.bundle.store import open_bundle
-from firstline_core.clock import SYSTEM_CLOCK
 from firstline_core.errors import ConfigError, FirstlineError, LinkDownError, RemoteTimeoutError
 from firstline_core.protocol.happy_eyeballs import DELAY_S
 from firstline_core.protocol.http import error_from
 from firstline_core.protocol.http_client import HTTP_FAILURES, open_async_client, untrusted
-from firstline_core.protocol.limits import DEFAULT_LIMITS
 from firstline_core.protocol.mqtt_messages import Publication, Topics, handshake_problem
 from firstline_edge.cli.findings import Finding, Severity, hint_if, ok, problem, warning
-from firstline_edge.cloud.http_link import client_settings, http_link_settings, tls_context
-from firstline_edge.cloud.links import make_http_link, mqtt_settings
+from firstline_edge.cloud.http_link import HttpLink, client_settings, tls_context, token_of
+from firstline_edge.cloud.links import mqtt_settings
 from firstline_edge.fleet.updates.model_store import current_bundles
 from firstline_edge.identity.credentials import Credentials
 from firstline_edge.settings.settings import EdgeSettings, LinkSection
@@ -150,7 +148,7 @@ class _BrokerHandshake:
 
 def _open_probe(section: LinkSection, settings: EdgeSettings, credentials: Credentials | None) -> _Probe:
     if section.kind == "http":
-        return make_http_link(section, DEFAULT_LIMITS, SYSTEM_CLOCK, credentials)
+        return HttpLink(section, credentials)
     if credentials is not None and section.shows_identity and _agent_runs(settings):
         return _BrokerHandshake(section, credentials)
     return _BrokerSession(section, settings.device_id, credentials)
@@ -219,17 +217,17 @@ async def _access_findings(
 
     The gateway lists its bundles only for an accepted token.
     """
-    link = http_link_settings(section, credentials)
+    token, tls = token_of(section), tls_context(section, credentials)
     try:
-        async with open_async_client(client_settings(link, tls_context(link), _CONNECTIONS)) as client:
+        async with open_async_client(client_settings(section, tls, _CONNECTIONS)) as client:
             client.timeout = httpx.Timeout(_TIMEOUT_S)
-            if link.token:
-                client.headers["Authorization"] = f"Bearer {link.token}"
+            if token:
+                client.headers["Authorization"] = f"Bearer {token}"
             response = await client.get("/v2")
             finding = (
                 _certificate_finding(f"{subject} certificate", response)
-                if link.credentials is not None
-                else _token_finding(f"{subject} token", link.token, response.status_code)
+                if credentials is not None and section.shows_identity
+                else _token_finding(f"{subject} token", token, response.status_code)
             )
             findings = [finding]
             if finding.severity is Severity.OK:

@@ -1,6 +1,7 @@
 """The HTTP link: V2 requests with binary tensors over connections that stay open.
 
 Probes have a connection of their own: behind requests they would wait, and a busy device would report its gateway down.
+A probe after a while makes a new connection, so that it does not test one that the network has forgotten.
 """
 
 from __future__ import annotations
@@ -8,9 +9,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
 import orjson
 from msgspec.structs import replace
@@ -55,109 +54,62 @@ USER_AGENT = "firstline-edge"
 _REFUSES_DEVICE = (401, 403)
 # Below what NATs and load balancers remember, from 30 s.
 _IDLE_S = 15.0
-# A probe after a while makes a connection of its own, so that it does not test one that the network has forgotten.
-_PROBE_IDLE_S = SHORTEST_IDLE_S
 
 
-@dataclass(frozen=True, slots=True)
-class HttpLinkSettings:
-    """How to reach the gateway.
-
-    Args:
-        url: e.g. "https://gateway.example.com"; a path is kept as a prefix.
-        token: the device's bearer token, "" for none.
-        token_file: read again when the gateway refuses the token; "" for none.
-        ca_file: CA certificates used to verify the gateway; None for the usual ones.
-        credentials: this device's own certificate and CA instead, if it has joined.
-        proxy: URL of an HTTP proxy; the environment's proxy variables are not read.
-        connect_timeout_s: for TCP and TLS each; long enough for a first packet that was lost and is sent again
-            after a second (RFC 6298), below the usual deadline, so that another link still has time.
-        connections: the most that stay open.
-    """
-
-    url: str
-    token: str = field(default="", repr=False)
-    token_file: str = ""
-    ca_file: Path | None = None
-    credentials: Credentials | None = field(default=None, repr=False)
-    proxy: str | None = None
-    connect_timeout_s: float = 1.5
-    connections: int = 16
-
-
-def http_link_settings(section: LinkSection, credentials: Credentials | None) -> HttpLinkSettings:
-    """Returns the settings of the link that a section of the device's settings describes.
-
-    Args:
-        section: of the link.
-        credentials: of a device that has joined; used if the section presents the identity.
-
-    Raises:
-        ConfigError: the token cannot be read.
-    """
-    return HttpLinkSettings(
-        url=section.url,
-        token=read_secret(section.token_file, "links.token_file", "the token"),
-        token_file=section.token_file,
-        ca_file=Path(section.tls_ca_file) if section.tls_ca_file else None,
-        credentials=credentials if section.shows_identity else None,
-        proxy=section.proxy or None,
-    )
+# For TCP and TLS each: long enough for a first packet that was lost and is sent again after a second (RFC 6298), below
+# the usual deadline, so that another link still has time.
+_CONNECT_TIMEOUT_S = 1.5
+_CONNECTIONS = 16
 
 
 def client_settings(
-    settings: HttpLinkSettings, tls: ssl.SSLContext | None, connections: int, idle_s: float = _IDLE_S
+    section: LinkSection, tls: ssl.SSLContext | None, connections: int, idle_s: float = _IDLE_S
 ) -> ClientSettings:
     """Returns the settings of an HTTP client for the gateway.
 
     Args:
-        settings: how to reach it.
+        section: of the link.
         tls: see `tls_context`; one for all clients, because loading the authorities takes 50 ms.
         connections: the most at the same moment.
         idle_s: how long an unused connection stays open.
-
-    Raises:
-        ConfigError: a URL that cannot be used.
     """
-    _check_url(settings.url)
     return ClientSettings(
-        settings.url,
+        section.url,
         headers={"User-Agent": USER_AGENT, "Accept-Encoding": "identity"},
         tls=False if tls is None else tls,
-        proxy=settings.proxy or "",
+        proxy=section.proxy,
         connections=connections,
         idle_s=idle_s,
     )
 
 
-def tls_context(settings: HttpLinkSettings) -> ssl.SSLContext | None:
+def tls_context(section: LinkSection, credentials: Credentials | None) -> ssl.SSLContext | None:
     """Returns the context that verifies the gateway and presents this device; None if there is nothing to verify.
 
     Raises:
         ConfigError: authorities that cannot be read.
     """
-    if settings.credentials is not None:
-        return settings.credentials.context
-    if settings.ca_file is None and not settings.url.startswith("https:"):
+    if credentials is not None and section.shows_identity:
+        return credentials.context
+    if not section.tls_ca_file and not section.url.startswith("https:"):
         return None
     try:
-        if settings.ca_file is None:
+        if not section.tls_ca_file:
             import certifi  # the authorities that httpx uses as well
 
             return ssl.create_default_context(cafile=certifi.where())
-        return ssl.create_default_context(cafile=settings.ca_file)
+        return ssl.create_default_context(cafile=section.tls_ca_file)
     except OSError as error:  # an SSLError is one
-        raise ConfigError(f"links.tls_ca_file: {settings.ca_file} {not_certificates(error)}.") from error
+        raise ConfigError(f"links.tls_ca_file: {section.tls_ca_file} {not_certificates(error)}.") from error
 
 
-def _check_url(url: str) -> None:
-    try:
-        parsed = urlsplit(url)
-        valid = parsed.scheme in ("http", "https") and bool(parsed.hostname) and (parsed.port or 1) > 0
-    except ValueError:
-        valid = False
-    if not valid or any(character.isspace() for character in url):
-        raise ConfigError(f"links.url {url!r} is not a URL; write it like https://gateway.example.com.")
+def token_of(section: LinkSection) -> str:
+    """Returns the link's token; "" for a link without one.
+
+    Raises:
+        ConfigError: the token cannot be read.
+    """
+    return read_secret(section.token_file, "links.token_file", "the token")
 
 
 class _Pool:
@@ -168,16 +120,12 @@ class _Pool:
     """
 
     def __init__(
-        self, settings: HttpLinkSettings, connections: int, tls: ssl.SSLContext | None, limits: Limits, idle_s: float
+        self, client: ClientSettings, connections: int, limits: Limits, credentials: Credentials | None
     ) -> None:
-        self._settings = settings
+        self._url = client.url
+        self._credentials = credentials
         self._connections = connections
-        self._client = HttpClient(
-            client_settings(settings, tls, connections, idle_s),
-            limit_bytes=limits.body_bytes,
-            connect_s=settings.connect_timeout_s,
-            doubts_idle=True,
-        )
+        self._client = HttpClient(client, limit_bytes=limits.body_bytes, connect_s=_CONNECT_TIMEOUT_S, doubts_idle=True)
         self._free = asyncio.Semaphore(connections)
         self._exchanges = 0  # in progress, or waiting for a connection
         self._retired = False
@@ -207,8 +155,8 @@ class _Pool:
             self._exchanges -= 1
             if self._retired:
                 await self.retire()
-        if self._settings.credentials is not None and "date" in reply.headers:
-            self._settings.credentials.observe_date(reply.headers["date"])
+        if self._credentials is not None and "date" in reply.headers:
+            self._credentials.observe_date(reply.headers["date"])
         return reply
 
     async def _exchange(  # noqa: PLR0917
@@ -216,7 +164,7 @@ class _Pool:
     ) -> HttpReply:
         loop = asyncio.get_running_loop()
         ends_s = loop.time() + timeout_s
-        url = self._settings.url
+        url = self._url
         try:
             async with asyncio.timeout_at(ends_s):
                 await self._free.acquire()
@@ -252,33 +200,45 @@ class _Pool:
 class HttpLink:
     """Asks the gateway over HTTP/1.1.
 
+    Args:
+        section: of the device's settings.
+        credentials: of a device that has joined; used if the section presents the identity.
+        name: for logs, metrics and `status`.
+        clock: for deadlines.
+        limits: of answers.
+        connections: the most that stay open.
+
     Raises:
-        ConfigError: a URL or certificate file that cannot be used.
+        ConfigError: a URL, a token or a certificate file that cannot be used.
     """
 
     in_turn = False
 
     def __init__(
         self,
-        settings: HttpLinkSettings,
+        section: LinkSection,
+        credentials: Credentials | None = None,
         *,
         name: str = "http",
         clock: Clock = SYSTEM_CLOCK,
         limits: Limits = DEFAULT_LIMITS,
+        connections: int = _CONNECTIONS,
     ) -> None:
         self.name = name
-        self._settings = settings
+        self._section = section
+        self._credentials = credentials if section.shows_identity else None
         self._clock = clock
         self._limits = limits
-        self._token = settings.token
-        self._tls = tls_context(settings)
-        self._pool, self._probing_pool = self._make_pool(), self._make_probing_pool()
+        self._connections = connections
+        self._token = token_of(section)
+        self._tls = tls_context(section, credentials)
+        self._pool, self._probing_pool = self._make_pool(), self._make_pool(probing=True)
         self.probe_wanted = asyncio.Event()
 
     @property
     def address(self) -> str:
         """Where it leads, for people."""
-        return self._settings.url
+        return self._section.url
 
     async def start(self) -> None:
         """Does nothing: connections are made on demand, and their loss is not reported."""
@@ -321,13 +281,13 @@ class HttpLink:
             live = None
         if reply.status != 200 or not isinstance(live, dict) or live.get("live") is not True:
             raise ProtocolError(
-                f"{self._settings.url} does not answer as a Firstline gateway (HTTP status {reply.status})."
+                f"{self._section.url} does not answer as a Firstline gateway (HTTP status {reply.status})."
             )
 
     async def reconnect(self) -> None:
         """Uses new connections from now on; requests in progress end on the old ones."""
         old = (self._pool, self._probing_pool)
-        self._pool, self._probing_pool = self._make_pool(), self._make_probing_pool()
+        self._pool, self._probing_pool = self._make_pool(), self._make_pool(probing=True)
         for pool in old:
             await pool.retire()
 
@@ -340,20 +300,19 @@ class HttpLink:
         await self._pool.close()
         await self._probing_pool.close()
 
-    def _make_pool(self) -> _Pool:
-        return _Pool(self._settings, self._settings.connections, self._tls, self._limits, _IDLE_S)
-
-    def _make_probing_pool(self) -> _Pool:
-        return _Pool(self._settings, 1, self._tls, self._limits, _PROBE_IDLE_S)
+    def _make_pool(self, *, probing: bool = False) -> _Pool:
+        connections, idle_s = (1, SHORTEST_IDLE_S) if probing else (self._connections, _IDLE_S)
+        client = client_settings(self._section, self._tls, connections, idle_s)
+        return _Pool(client, connections, self._limits, self._credentials)
 
     def _authorization(self) -> dict[str, str]:
         return {"Authorization": f"Bearer {self._token}"} if self._token else {}
 
     def _has_other_token(self, refused: str) -> bool:
         """Returns whether there is another token than the refused one: the file may have a new one."""
-        if self._token == refused and self._settings.token_file:
+        if self._token == refused and self._section.token_file:
             try:
-                self._token = read_secret(self._settings.token_file, "links.token_file", "the token")
+                self._token = token_of(self._section)
             except ConfigError as error:
                 log.warning("token not reread", link=self.name, error=error.message)
         return self._token != refused

@@ -115,7 +115,10 @@ async def open_links(
     for number, (name, section) in enumerate(zip(link_names(settings.links), settings.links, strict=True)):
         with _naming(number):
             if section.kind == "http":
-                links.append(make_http_link(section, limits, clock, credentials, name=name))
+                # httpx takes time and memory to import, which a device that speaks MQTT alone need not spend.
+                from firstline_edge.cloud.http_link import HttpLink
+
+                links.append(HttpLink(section, credentials, name=name, clock=clock, limits=limits))
             else:
                 mqtt.append(make_mqtt_link(section, settings, birth, limits, clock, credentials=credentials, name=name))
                 links.append(mqtt[-1])
@@ -140,20 +143,6 @@ def _naming(number: int) -> Iterator[None]:
         yield
     except ConfigError as error:
         raise ConfigError(error.message.replace("links.", f"links[{number}].", 1)) from error
-
-
-def make_http_link(
-    section: LinkSection, limits: Limits, clock: Clock, credentials: Credentials | None = None, *, name: str = "http"
-) -> HttpLink:
-    """Creates one link, not started.
-
-    Raises:
-        ConfigError: see `open_links`.
-    """
-    # httpx takes time and memory to import, which a device that speaks MQTT alone need not spend.
-    from firstline_edge.cloud.http_link import HttpLink, http_link_settings
-
-    return HttpLink(http_link_settings(section, credentials), name=name, clock=clock, limits=limits)
 
 
 def make_mqtt_link(

@@ -15,8 +15,7 @@ from firstline_core.fleet.twin import LIMIT_BYTES
 from firstline_core.profile.profile import Profile, encode
 from firstline_core.protocol.http import error_from
 from firstline_core.protocol.http_client import HTTP_FAILURES, open_async_client, open_client
-from firstline_core.storage.secrets import read_secret
-from firstline_edge.cloud.http_link import client_settings, http_link_settings, tls_context
+from firstline_edge.cloud.http_link import client_settings, tls_context, token_of
 from firstline_edge.identity.credentials import Credentials
 from firstline_edge.settings.settings import LinkSection
 
@@ -42,8 +41,8 @@ class FleetHttp:
     def __init__(self, section: LinkSection, credentials: Credentials | None) -> None:
         self._section = section
         self._credentials = credentials if section.shows_identity else None
-        link = http_link_settings(section, credentials)
-        self._settings = client_settings(link, tls_context(link), _CONNECTIONS, idle_s=_IDLE_S)
+        token_of(section)
+        self._settings = client_settings(section, tls_context(section, credentials), _CONNECTIONS, idle_s=_IDLE_S)
         self._client = open_async_client(self._settings)
 
     def blocking_client(self) -> httpx.Client:
@@ -59,7 +58,7 @@ class FleetHttp:
     def _authorization(self) -> dict[str, str]:
         """Returns the header with the token, which is read again for each request because the file may be replaced."""
         try:
-            token = read_secret(self._section.token_file, "links.token_file", "the token")
+            token = token_of(self._section)
         except ConfigError as error:
             raise LinkDownError(error.message) from error
         return {"Authorization": f"Bearer {token}"} if token else {}
