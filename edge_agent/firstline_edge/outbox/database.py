@@ -260,22 +260,6 @@ class Database:
             self._mark.write(transaction.totals.newest)
         self._totals = transaction.totals
 
-    def compact(self) -> None:
-        """Returns once deleted records have left no byte in the files.
-
-        The zeros over deleted records go from the log into the database, which then shrinks, and the log too.
-
-        Raises:
-            CapacityError: the disk refuses, or another connection reads. Deleted records stay deleted.
-        """
-        try:
-            empty_log(self.connection)
-            self.connection.execute("VACUUM")
-            empty_log(self.connection)
-        except sqlite3.Error as error:
-            log.error("outbox not compacted", error=str(error))
-            raise refusal(error) from error
-
     def close(self) -> None:
         """Closes the connection; calling it twice is harmless."""
         self.connection.close()
@@ -296,12 +280,6 @@ MakeWriter = Callable[[Database], Writer]
 def make_writer(database: Database) -> Writer:
     """Returns the thread that writes to an outbox."""
     return GroupWriter(database.begin, name="outbox", refusal=CapacityError, log=log)
-
-
-def is_full(error: BaseException | None) -> bool:
-    """Whether SQLite refused for want of room."""
-    code = getattr(error, "sqlite_errorcode", None)
-    return isinstance(error, sqlite3.Error) and code is not None and code & 0xFF == sqlite3.SQLITE_FULL
 
 
 def is_refusal(error: Exception) -> bool:
@@ -687,17 +665,6 @@ def mark_announced(transaction: Transaction, receiver: Receiver, request_ids: Co
         f"UPDATE answers SET {receiver} = 1 WHERE request_id IN (SELECT value FROM json_each(?))",  # noqa: S608
         (_json(request_ids),),
     )
-
-
-def delete_all(transaction: Transaction) -> list[str]:
-    """Deletes all promises and answers, and writes zeros over them; returns the ids of the promises."""
-    connection, totals = transaction.connection, transaction.totals
-    connection.execute("PRAGMA secure_delete = ON")
-    ended = [request_id for (request_id,) in connection.execute("DELETE FROM items RETURNING request_id")]
-    connection.execute("DELETE FROM answers")
-    connection.execute("PRAGMA secure_delete = FAST")
-    totals.items = totals.item_bytes = totals.answers = totals.answer_bytes = 0
-    return ended
 
 
 def count_records(connection: sqlite3.Connection) -> tuple[int, int, int, int]:

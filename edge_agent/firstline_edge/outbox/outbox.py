@@ -26,7 +26,7 @@ from firstline_core.errors import (
     RequestError,
     UnknownAnswerError,
 )
-from firstline_core.storage.files import DAMAGED, erase
+from firstline_core.storage.files import erase
 from firstline_core.storage.seals import ChecksumSeal, Seal
 from firstline_core.telemetry.logs import logger
 from firstline_core.telemetry.metrics import RequestMetrics
@@ -41,7 +41,6 @@ from firstline_edge.outbox.database import (
     Transaction,
     Writer,
     count_promises,
-    is_full,
     make_writer,
     newest_rows,
     open_reader,
@@ -407,30 +406,15 @@ class Outbox:
         await self._write(partial(self._evict, now_wall_s=now_wall_s))
 
     async def purge(self) -> None:
-        """Deletes all promises and answers, and leaves no byte of them in a file.
+        """Deletes all promises and answers, and leaves no byte of them in a file; refuses new promises meanwhile.
 
         Raises:
             OSError, CapacityError: the disk refuses.
         """
-        if not self._is_open:
-            await self._replace_files()
-            return
-        try:
-            for request_id in await self._write(database.delete_all):
-                self._ages.remove(request_id)
-                self.completions.notify(request_id, None)
-            await asyncio.shield(
-                asyncio.wrap_future(self._writer.submit_then(lambda _: None, lambda _: self._database.compact()))
-            )
-        except CapacityError as error:
-            if not is_full(error.__cause__):  # a disk without room has none for zeros either
-                raise
-            await self._replace_files()
+        was_open = self._is_open
+        await self._replace_files()
+        if was_open:
             self.check()
-            return
-        await asyncio.to_thread(erase, self._path.with_name(self._path.name + DAMAGED))
-        self._damage = ""
-        self._unreadable.clear()
 
     def age_s(self, item: OutboxItem) -> float:
         """The age of a promise in seconds."""
