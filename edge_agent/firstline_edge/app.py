@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import random
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
@@ -51,7 +51,7 @@ from firstline_edge.cascade.escalation import Escalation
 from firstline_edge.cascade.hedging import Hedging
 from firstline_edge.cascade.live_settings import LiveSettings
 from firstline_edge.cloud import links as cloud_links
-from firstline_edge.cloud.chain import BudgetGate, UsableLinks, no_budget
+from firstline_edge.cloud.chain import BudgetGate, no_budget
 from firstline_edge.cloud.client import CloudClient, LiveTraffic, ModelRefusals
 from firstline_edge.cloud.links import open_links
 from firstline_edge.hardware.sampler import MemoryThresholds, Sampler, add_sensor_gauges, missing_kernel_files
@@ -185,7 +185,6 @@ class EdgeAgent:
         opened.callback(self.state.close)
         self._configured = self.settings
         self._fleet_state: FleetState | None = None
-        self._usable = UsableLinks()
         if self.settings.fleet.enabled:
             from firstline_edge.fleet.fleet_state import FleetState  # httpx takes time and memory to import
 
@@ -246,7 +245,7 @@ class EdgeAgent:
                 self.models,
                 lambda device_model: self.certificates.of(device_model).alarmed,
                 self.certificates.alarm_of,
-                escalation_mj(settings, self._usable.names),
+                escalation_mj(settings, self._usable_links),
             )
         self.recorder = Recorder(
             metrics=self.metrics,
@@ -296,7 +295,7 @@ class EdgeAgent:
             settings,
             self.state.spending_path,
             clock,
-            links=self._usable.names,
+            links=self._usable_links,
             sampler=self.sampler,
         )
         budget_gate: BudgetGate = no_budget
@@ -313,12 +312,16 @@ class EdgeAgent:
 
             configuration = partial(described, fleet.configuration)
         birth = partial(birth_message, self.models, self.certificates, configuration)
-        self.links = await open_links(settings, birth, clock, budget_gate, credentials=credentials, usable=self._usable)
+        self.links = await open_links(settings, birth, clock, budget_gate, credentials=credentials)
         opened.push_async_callback(self.links.chain.close)
         self.renewal: CredentialRenewal | None = None
         if credentials is not None:
             rng = random.Random()  # noqa: S311 (jitter)
             self.renewal = CredentialRenewal(credentials, self.links.reconnect, clock, rng)
+
+    def _usable_links(self) -> Sequence[str]:
+        """Returns the names of the links that a request may use now, by which the budgets choose."""
+        return self.links.chain.usable_names()
 
     def _open_cascade(self, opened: AsyncExitStack) -> None:
         settings, clock, traffic = self._configured, self._clock, LiveTraffic()
@@ -374,7 +377,7 @@ class EdgeAgent:
         opened.push_async_callback(edge_runs.close)
         self.cascade = Cascade(
             models=self.models,
-            chooser=Chooser(self.client, clock, reserve_s, escalation_mj(settings, self._usable.names)),
+            chooser=Chooser(self.client, clock, reserve_s, escalation_mj(settings, self._usable_links)),
             edge_runs=edge_runs,
             decisions=RowDecisions(self.router, self.cache, spending, clock),
             hedging=self.hedging,

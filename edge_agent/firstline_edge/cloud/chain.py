@@ -64,24 +64,6 @@ def no_budget(_request: InferRequest, _link: str) -> AbstractContextManager[None
     return nullcontext()
 
 
-class UsableLinks:
-    """The names of the links that a request may use, in order of preference; `LinkChain` updates them.
-
-    Budgets choose by these names, and the links ask the budgets: both share this object.
-    """
-
-    def __init__(self) -> None:
-        self._names: tuple[str, ...] = ()
-
-    def names(self) -> Sequence[str]:
-        """Returns the names; empty while no link may be used."""
-        return self._names
-
-    def set(self, names: tuple[str, ...]) -> None:
-        """Replaces the names."""
-        self._names = names
-
-
 @dataclass(slots=True)
 class LinkState:
     """A link with its breaker, its last failure and its response times.
@@ -174,7 +156,6 @@ class LinkChain:
         clock: for deadlines and waits.
         retries: the retry budget; None creates one.
         budget_gate: entered for each try; refuses requests that this device cannot afford.
-        usable: receives the names of the links that a request may use.
 
     Attributes:
         payload_bytes: inputs that were sent so far, without protocol overhead; each try counts.
@@ -188,14 +169,11 @@ class LinkChain:
         *,
         retries: RetryBudget | None = None,
         budget_gate: BudgetGate = no_budget,
-        usable: UsableLinks | None = None,
     ) -> None:
         self._links = [LinkState(link, breaker) for link, breaker in zip(links, breakers, strict=True)]
         self._clock = clock
         self.retries = retries if retries is not None else RetryBudget(clock)
         self._budget_gate = budget_gate
-        self._usable = usable if usable is not None else UsableLinks()
-        self._usable.set(self._names_usable())
         self._recoveries = 0
         self.payload_bytes = 0
         self._recovered = asyncio.Event()
@@ -210,6 +188,10 @@ class LinkChain:
     def linked(self) -> bool:
         """Whether this device has any link."""
         return bool(self._links)
+
+    def usable_names(self) -> Sequence[str]:
+        """Returns the names of the links that a request may use, in order of preference."""
+        return [state.link.name for state in self._links if state.breaker.allows_requests]
 
     @property
     def recoveries(self) -> int:
@@ -430,10 +412,6 @@ class LinkChain:
                 else:
                     log.warning("link down", link=state.link.name, address=state.link.address, error=state.problem)
                     state.link.probe_wanted.set()
-        self._usable.set(self._names_usable())
-
-    def _names_usable(self) -> tuple[str, ...]:
-        return tuple(state.link.name for state in self._links if state.breaker.allows_requests)
 
 
 async def _keep_probing(state: LinkState, clock: Clock, note_states: Callable[[], None]) -> None:

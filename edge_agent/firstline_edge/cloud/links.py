@@ -18,7 +18,7 @@ from firstline_core.storage.secrets import read_secret
 from firstline_core.telemetry.metrics import RequestMetrics
 from firstline_core.types import InferResponse
 from firstline_edge.cloud.breaker import CircuitBreaker, RetryBudget
-from firstline_edge.cloud.chain import BudgetGate, LinkChain, UsableLinks, no_budget
+from firstline_edge.cloud.chain import BudgetGate, LinkChain, no_budget
 from firstline_edge.cloud.client import CloudClient
 from firstline_edge.identity.credentials import Credentials
 from firstline_edge.settings.settings import EdgeSettings, LinkSection, link_names, request_limits
@@ -94,7 +94,6 @@ async def open_links(
     budget_gate: BudgetGate = no_budget,
     *,
     credentials: Credentials | None = None,
-    usable: UsableLinks | None = None,
 ) -> Links:
     """Creates and starts the links, without waiting for connections.
 
@@ -104,7 +103,6 @@ async def open_links(
         clock: for deadlines.
         budget_gate: see `LinkChain`.
         credentials: of a device that has joined.
-        usable: see `LinkChain`.
 
     Raises:
         ConfigError: a URL, a certificate or a secret cannot be used.
@@ -129,7 +127,6 @@ async def open_links(
         clock,
         retries=RetryBudget(clock, settings.retries),
         budget_gate=budget_gate,
-        usable=usable,
     )
     await chain.start()
     identified = [section.shows_identity and credentials is not None for section in settings.links]

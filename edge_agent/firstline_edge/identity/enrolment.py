@@ -6,12 +6,9 @@ its certificate. `protocol/enrolment.py` describes the protocol.
 
 from __future__ import annotations
 
-import asyncio
 import ssl
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from http import HTTPStatus
 
-import httpx
 import msgspec
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
@@ -28,9 +25,8 @@ from cryptography.x509.oid import NameOID
 
 from firstline_core.errors import (
     LinkDownError,
-    PayloadTooLargeError,
+    LinkError,
     ProtocolError,
-    RemoteTimeoutError,
     UnauthorizedError,
 )
 from firstline_core.protocol.enrolment import (
@@ -43,16 +39,15 @@ from firstline_core.protocol.enrolment import (
     RenewRequest,
     public_key_hash,
 )
-from firstline_core.protocol.http import JSON_TYPE, error_from, read_body
-from firstline_core.protocol.http_client import HTTP_FAILURES, ClientSettings, connection_fault, open_async_client
-from firstline_core.protocol.limits import Limits
+from firstline_core.protocol.http import JSON_TYPE, error_from
+from firstline_core.protocol.http_client import HTTP_FAILURES, ClientSettings, HttpClient, connection_fault
 from firstline_core.telemetry.wording import time_text
 from firstline_edge.identity.files import IdentityFiles
 from firstline_edge.identity.tls import device_context, unverified_context
 from firstline_edge.settings.identity import Identity
 
 _TIMEOUT_S = 15.0
-_LIMITS = Limits(body_bytes=1 << 20)
+_LIMIT_BYTES = 1 << 20
 _BEGIN, _END = "-----BEGIN CERTIFICATE-----", "-----END CERTIFICATE-----"
 
 
@@ -84,8 +79,7 @@ async def fetch_authority(url: str, token: JoinToken, *, proxy: str = "") -> str
         ProtocolError: the server is not a gateway.
         UnauthorizedError: it is another gateway than the token's.
     """
-    async with _client(url, unverified_context(), proxy) as client:
-        body = await _request(client, "GET", CA_PATH)
+    body = await _request(_server(url, unverified_context(), proxy), "GET", CA_PATH)
     try:
         authority = authority_with(body.decode(), token.ca_hash)
     except ValueError as error:
@@ -115,8 +109,8 @@ async def enrol(url: str, token: JoinToken, csr: str, authority_pem: str, *, pro
 
     context = device_context(accept_any_time)
     context.load_verify_locations(cadata=authority_pem)
-    async with _client(url, context, proxy) as client:
-        answer = _decoded(url, await _request(client, "POST", ENROL_PATH, EnrolRequest(token.secret, csr)))
+    request = EnrolRequest(token.secret, csr)
+    answer = _decoded(url, await _request(_server(url, context, proxy), "POST", ENROL_PATH, request))
     if any(answer.now_s > ends_s for _, ends_s in times):
         raise LinkDownError(
             f"{url} shows a certificate that ended at {time_text(times[0][1])}; the gateway needs another."
@@ -131,43 +125,35 @@ async def renew(url: str, csr: str, context: ssl.SSLContext, *, proxy: str = "")
         UnauthorizedError: the current one is revoked, or expired too long ago.
         LinkDownError, ProtocolError, FirstlineError: see `enrol`.
     """
-    async with _client(url, context, proxy) as client:
-        return _decoded(url, await _request(client, "POST", RENEW_PATH, RenewRequest(csr)))
+    return _decoded(url, await _request(_server(url, context, proxy), "POST", RENEW_PATH, RenewRequest(csr)))
 
 
-@asynccontextmanager
-async def _client(url: str, context: ssl.SSLContext, proxy: str) -> AsyncIterator[httpx.AsyncClient]:
-    headers = {"Accept-Encoding": "identity", "User-Agent": "firstline-edge"}
-    settings = ClientSettings(url, headers=headers, tls=context, proxy=proxy, timeout=_TIMEOUT_S)
-    async with open_async_client(settings) as client:
-        yield client
+def _server(url: str, context: ssl.SSLContext, proxy: str) -> ClientSettings:
+    return ClientSettings(url, headers={"User-Agent": "firstline-edge"}, tls=context, proxy=proxy)
 
 
 async def _request(
-    client: httpx.AsyncClient, method: str, path: str, request: EnrolRequest | RenewRequest | None = None
+    server: ClientSettings, method: str, path: str, request: EnrolRequest | RenewRequest | None = None
 ) -> bytes:
-    """Returns the body of an answer with status 200."""
-    url = str(client.base_url).rstrip("/")
-    content = None if request is None else msgspec.json.encode(request)
+    """Returns the body of an answer with status 200, over a connection of its own."""
+    url, client = server.url, HttpClient(server, limit_bytes=_LIMIT_BYTES, connect_s=_TIMEOUT_S)
+    content = b"" if request is None else msgspec.json.encode(request)
     headers = {} if request is None else {"Content-Type": JSON_TYPE}
     try:
-        async with (
-            asyncio.timeout(_TIMEOUT_S),
-            client.stream(method, path, content=content, headers=headers) as response,
-        ):
-            body = await read_body(response.aiter_raw(), response.headers, _LIMITS)
-    except TimeoutError as error:
-        raise RemoteTimeoutError(f"{url} did not answer within {_TIMEOUT_S:g} s; try again.") from error
-    except HTTP_FAILURES as error:
-        raise LinkDownError(
-            f"{url} cannot be reached: {connection_fault(error, url)}. Check the address, and that the gateway runs."
-        ) from error
-    except PayloadTooLargeError as error:
-        raise ProtocolError(f"{url} does not answer as a Firstline gateway: {error.message}") from error
-    if response.status_code != httpx.codes.OK:
-        refusal = error_from(response.status_code, body, response.headers)
+        reply = await client.exchange(method, path, headers, content, _TIMEOUT_S)
+    except LinkError as error:
+        if isinstance(error.__cause__, HTTP_FAILURES):
+            fault = connection_fault(error.__cause__, url)
+            raise LinkDownError(
+                f"{url} cannot be reached: {fault}. Check the address, and that the gateway runs."
+            ) from error
+        raise type(error)(f"{url} does not answer as a Firstline gateway: {error.message}.") from error
+    finally:
+        await client.close()
+    if reply.status != HTTPStatus.OK:
+        refusal = error_from(reply.status, reply.body, reply.headers)
         raise type(refusal)(f"{url}: {refusal.message}", retry_after_s=refusal.retry_after_s)
-    return body
+    return reply.body
 
 
 def _decoded(url: str, body: bytes) -> EnrolAnswer:
