@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from firstline.cli.command import Report
-from firstline.cli.options import GatewayOptions, is_there
+from firstline.cli.options import GatewayOptions
 from firstline.cli.output import percent
 from firstline_core.errors import ConfigError, listed
 
@@ -54,11 +53,7 @@ def predict_command(
     """
     if within is not None and not 0 < within < math.inf:
         raise ConfigError(f"--within {within:g} is not a time above 0; give milliseconds, such as 5.")
-    if "/" not in profile and not is_there(Path(profile)):
-        raise ConfigError(
-            f"There is no file {profile[:200]}; check the path, or name a stored profile as BUNDLE/VERSION/MACHINE."
-        )
-    found = load_profile(profile, "", gateway)
+    found = load_profile(profile, gateway)
     streams = _streams(found, loads, threads)
     prediction = predict(streams, servers=servers)
     factor = None if within is None else highest(streams, within, servers=servers)

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from firstline.cli.command import Report
 from firstline.cli.options import GatewayOptions, is_name, is_there
-from firstline.fleet.profiles import Profiles
 from firstline_core.errors import ConfigError, ProtocolError
 from firstline_core.profile.files import read_profile
 from firstline_core.profile.profile import Profile
@@ -33,43 +32,29 @@ def profile_in(file: Path) -> Profile:
     return found
 
 
-def load_profile(name: str, bundle: str, gateway: GatewayOptions) -> Profile:
+def load_profile(name: str, gateway: GatewayOptions) -> Profile:
     """Returns the profile in a file, else one that the gateway stores.
 
     Args:
-        name: the file; or MACHINE, whose latest profile of the bundle is meant, or BUNDLE/VERSION/MACHINE.
-        bundle: its name.
+        name: the file, or BUNDLE/VERSION/MACHINE.
         gateway: which is asked if there is no such file.
 
     Raises:
-        ConfigError: there is no such file, and no gateway is asked, or it keeps none.
-        FirstlineError: the gateway refuses.
+        ConfigError: there is no such file, and no gateway is asked.
+        FirstlineError: the gateway refuses, or keeps no such profile.
     """
     file = Path(name)
     parts = name.split("/")
     if (is_there(file) and not file.is_dir()) or file.suffix == ".json":
         return profile_in(file)
-    if len(parts) not in (1, 3) or not all(map(is_name, parts)) or not (len(parts) == 1 or _is_version(parts[1])):
+    if len(parts) != 3 or not all(map(is_name, parts)) or not _is_version(parts[1]):
         raise ConfigError(
-            f"{name[:200]!a} is neither a file nor the name of a stored profile, which is MACHINE or "
-            "BUNDLE/VERSION/MACHINE."
+            f"There is no file {name[:200]}; check the path, or name a stored profile as BUNDLE/VERSION/MACHINE."
         )
     if not gateway.found_url:
         raise ConfigError(f"There is no file {name[:200]}, and no gateway is named; name one with --gateway.")
     with gateway.fleet() as fleet:
-        if len(parts) == 3:
-            return fleet.profiles.get(parts[0], int(parts[1]), parts[2])
-        return _latest(fleet.profiles, bundle, name)
-
-
-def _latest(profiles: Profiles, bundle: str, machine: str) -> Profile:
-    kept = max(profiles.all(bundle, machine), key=lambda one: one.kept_s, default=None)
-    if kept is None:
-        raise ConfigError(
-            f"The gateway keeps no profile of {bundle} on {machine}: `firstline profile create {bundle} "
-            f"--on {machine}` has a device measure it, `firstline profile list {bundle}` shows those that are there."
-        )
-    return profiles.get(kept.bundle, kept.version, kept.machine)
+        return fleet.profiles.get(parts[0], int(parts[1]), parts[2])
 
 
 def _is_version(text: str) -> bool:

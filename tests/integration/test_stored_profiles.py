@@ -13,7 +13,6 @@ import pytest
 from click.testing import Result
 from msgspec.structs import replace
 from support.commands import firstline
-from support.digits import HELDOUT
 from support.gateway import DIGITS
 from support.profiles import point, profile
 
@@ -123,39 +122,28 @@ async def test_invalid_profile_is_not_sent(run: Command, tmp_path: Path) -> None
     assert "is not a profile" in (await run("profile", "push", tmp_path / "other.json", code=2)).output
 
 
-@pytest.mark.parametrize("named", ["bench", "digits/2/bench"])
-async def test_compress_uses_a_stored_profile(
-    run: Command, operator: httpx.AsyncClient, named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_a_prediction_uses_a_stored_profile(
+    run: Command, operator: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Takes the latest profile of a machine, or the named one; a folder with the machine's name is ignored."""
-    own = point(1.0, digest=open_bundle(DIGITS).manifest.edge[0].digest)
-    made = {version: replace(profile(1.0, version=version), points=(own,)) for version in (1, 2)}
-    for version, each in made.items():
-        assert (await operator.put(profile_path("digits", version, "bench"), content=encode(each))).is_success
-    (tmp_path / "bench").mkdir()
-    monkeypatch.chdir(tmp_path)
+    for version, ms in ((1, 1.0), (2, 2.0)):
+        made = encode(replace(profile(ms), version=version))
+        assert (await operator.put(profile_path("digits", version, "bench"), content=made)).is_success
     monkeypatch.setenv("FIRSTLINE_TOKEN", operator.headers["Authorization"].removeprefix("Bearer "))
-    refused = await run("compress", DIGITS, "--data", HELDOUT, "--for", named, code=2)
-    assert "The profile is of 'bench', which is not this machine" in " ".join(refused.output.split())
-    found = await asyncio.to_thread(load_profile, named, "digits", GatewayOptions(str(operator.base_url)))
-    assert found == made[2]
-
-
-MISSING = [
-    ("bench", "The gateway keeps no profile of digits on bench"),
-    ("digits/3/bench", "There is no stored profile of digits version 3 on bench"),
-    ("digits/bench", "'digits/bench' is neither a file nor the name of a"),
-    ("digits/0/bench", "is neither a file nor the name of a"),
-    ("a b", "'a b' is neither a file nor the name of a"),
-    ("bench.json", "There is no profile at bench.json"),
-]
+    found = await asyncio.to_thread(load_profile, "digits/2/bench", GatewayOptions(str(operator.base_url)))
+    assert found.version == 2
+    named = f"{found.points[0].key.variant}=1"
+    assert "digits version 2 on bench" in (await run("profile", "predict", "digits/2/bench", named)).output
 
 
 async def test_a_missing_stored_profile_is_one_sentence(run: Command) -> None:
-    for named, says in MISSING:
-        command = ("compress", DIGITS, "--data", HELDOUT, "--for", named)
-        refused = await run(*command, code=1 if "stored" in says else 2)
+    for named, says in (
+        ("digits/3/bench", "There is no stored profile of digits version 3 on bench"),
+        ("digits/bench", "There is no file digits/bench; check the path, or name a stored profile as BUNDLE/VERSION"),
+        ("digits/0/bench", "There is no file digits/0/bench; check the path"),
+        ("a b", "There is no file a b; check the path"),
+        ("bench.json", "There is no profile at bench.json"),
+    ):
+        refused = await run("profile", "predict", named, "edge=1", code=1 if "stored profile of" in says else 2)
         assert says in " ".join(refused.output.split())
-        if "keeps" in says:
-            alone = await run(*command, "--gateway", "", code=2)
-            assert "and no gateway is named" in " ".join(alone.output.split())
+    alone = await run("profile", "predict", "digits/3/bench", "edge=1", "--gateway", "", code=2)
+    assert "and no gateway is named" in " ".join(alone.output.split())

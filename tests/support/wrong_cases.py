@@ -294,7 +294,7 @@ _WORKBENCH = (
         "firstline certify models/digits --data heldout --epsilon 0.05 --delta 0.05 --groups groups.csv",
         {"groups.csv": "file,site\na.png,1\n"},
     ),
-    Command("a preference that nothing measures", "firstline compress models/digits --data heldout --prefer energy"),
+    Command("a student without a training", "firstline compress models/digits --data heldout --student edge-onnx"),
     Command("an unknown model to compress", "firstline compress models/digits --data heldout --of edge-tpu"),
     Command("compress without labels", "firstline compress models/digits --data heldout/images.zip"),
     Command("an output folder that exists", "firstline compress models/digits --data heldout --out heldout"),
@@ -323,7 +323,7 @@ _WORKBENCH = (
     Command("a folder instead of the edge model", "firstline pair --edge heldout --full full.onnx --data heldout"),
     Command("an empty edge model", "firstline pair --edge empty --full full.onnx --data heldout"),
     Command("a rate below 0", "firstline profile predict p.json edge=-1", {"p.json": _PROFILE}),
-    Command("a profile that is not there", "firstline compress models/digits --data heldout --for press.json"),
+    Command("a profile that is not there", "firstline profile predict press.json edge=1"),
 )
 
 _INFER = (

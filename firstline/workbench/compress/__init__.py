@@ -5,10 +5,9 @@
     onnx_techniques     ONNX Runtime's quantiser: static and dynamic int8, fp16, int8 weights; sensitive operators
     tflite_techniques   `ai-edge-quantizer` for TFLite models: static and dynamic int8, int8 weights
     student             trains a smaller model on the answers of a larger one (`[train]`)
-    evaluation          three parts of the data; answers, accuracy and certificates on them
-    costs               latency and energy on the target machine, measured here or read from its profile
+    evaluation          three parts of the data; accuracy, certificates and latency on them
     judge               whether a candidate is better than the existing models, with numbers and reasons; pure
-    next_version        writes the next version of the bundle
+    next_version        the manifest of the bundle's next version
 
 Models are changed by the quantisers and by PyTorch only (docs/adr/0048).
 """

@@ -60,7 +60,6 @@ class Work(Struct, frozen=True):
         progress: receives how much of it is done.
         trial: some images as the bundle's input, for the row check of each candidate.
         lesson: how a student is trained; None for no student.
-        checkpoints: folder of saved trainings; None for none.
     """
 
     bundle: Bundle
@@ -71,7 +70,6 @@ class Work(Struct, frozen=True):
     progress: Callable[[int, int], None]
     trial: Arrays
     lesson: Lesson | None = None
-    checkpoints: Path | None = None
 
 
 def make_candidates(work: Work, parts: Parts) -> list[Candidate]:
@@ -110,8 +108,6 @@ def _students(work: Work, lesson: Lesson, teacher: Path, rows: Array) -> list[Ca
             lesson,
             options=work.options,
             one_by_one=work.source.batch is not None,
-            checkpoints=work.checkpoints,
-            report=work.report,
             progress=work.progress,
         )
     except Exception as error:  # noqa: BLE001 (PyTorch and the converter raise whatever comes)

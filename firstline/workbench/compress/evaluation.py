@@ -1,4 +1,4 @@
-"""The three parts of the data, and what candidates and existing models answer on them.
+"""The three parts of the data, and what candidates and existing models answer on them, and how fast.
 
 One part makes the candidates (calibration, sensitivity, training), one judges them, one certifies them. A certificate
 is valid only on rows that chose nothing; they do choose which certified candidate is first, for which `proved`
@@ -7,7 +7,9 @@ compensates.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
@@ -22,16 +24,19 @@ from firstline.workbench.observe import arrays_of, naming_sample
 from firstline.workbench.promises import EventBound
 from firstline.workbench.quality import quality
 from firstline.workbench.selection import Selection
-from firstline_core.bundle.loading import LoadedModel
+from firstline_core.bundle.loading import LoadedModel, load_model
+from firstline_core.bundle.manifest import Model
 from firstline_core.bundle.store import Bundle
 from firstline_core.errors import ConfigError
 from firstline_core.processing.steps import InputSpec
 from firstline_core.routing.certification import CertificationResult
-from firstline_core.tasks.base import Scores
+from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.types import Array
 
 SHARES = (0.5, 0.2, 0.3)
 LEAST_ROWS = 20
+_TURNS, _LEAST_TURNS, _TURNS_S = 300, 15, 20.0
+_WARM_RUNS, _WARM_S = 5, 0.001
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,12 +137,6 @@ def _held(rows: Iterable[Array], place: Path) -> Array:
     return np.memmap(place, row.dtype, "r", shape=(count, *row.shape)).view(np.ndarray)
 
 
-def right(evidence: Evidence) -> Scores:
-    """Returns 1 - the loss of each answer of the model against the label, (n,) in 0..1."""
-    found: Scores = 1 - evidence.truth_losses(evidence.edge.outputs)
-    return found
-
-
 def accuracy(evidence: Evidence) -> float:
     """Returns the quality of the model, see `quality.quality`: of a classifier the share of right answers.
 
@@ -188,3 +187,44 @@ def proved(
         for name, one in found.certificate.events.items()
     }
     return replace(found, certificate=msgspec.structs.replace(found.certificate, delta=terms.delta, events=events))
+
+
+def median_ms(bundle: Bundle, models: Sequence[Model], dataset: Dataset, options: RuntimeOptions) -> dict[str, float]:
+    """Returns the median time of one row through each model, by id, without its processing.
+
+    The models run in turns in one process, so that other work affects all of them alike, and each is warmed, because a
+    model of some microseconds takes up to twice as long after another runtime has filled the caches.
+
+    Args:
+        bundle: has the files.
+        models: each once.
+        dataset: source of a few images.
+        options: how the models run.
+    """
+    with ExitStack() as stack:
+        ready: list[tuple[str, LoadedModel, Array]] = []
+        for model in models:
+            loaded = load_model(bundle, model, options)
+            stack.callback(loaded.close)
+            ready.append((model.id, loaded, preprocessed_rows(loaded, dataset, bundle.manifest.inputs, 1)))
+        taken: dict[str, list[float]] = {name: [] for name, _, _ in ready}
+        start_s = time.perf_counter()
+        for done in range(_TURNS):
+            if done >= _LEAST_TURNS and time.perf_counter() - start_s > _TURNS_S:
+                break
+            for name, loaded, rows in ready:
+                feed = {loaded.inputs[0].port.name: rows}
+                _warmed(loaded, feed)
+                began_s = time.perf_counter()
+                loaded.runtime.run(feed)
+                taken[name].append(time.perf_counter() - began_s)
+    return {name: float(np.median(seconds)) * 1000 for name, seconds in taken.items()}
+
+
+def _warmed(loaded: LoadedModel, feed: dict[str, Array]) -> None:
+    """A few runs; one if it takes a millisecond, for which caches do not matter."""
+    began_s = time.perf_counter()
+    for _ in range(_WARM_RUNS):
+        loaded.runtime.run(feed)
+        if time.perf_counter() - began_s > _WARM_S:
+            break

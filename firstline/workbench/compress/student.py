@@ -6,10 +6,7 @@ changes.
 
 from __future__ import annotations
 
-import hashlib
-import io
-import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from contextlib import closing
 from copy import deepcopy
 from importlib import import_module
@@ -27,11 +24,8 @@ from firstline_core.errors import ConfigError, listed
 from firstline_core.runtime.base import RowByRow
 from firstline_core.runtime.onnx import OnnxRuntime
 from firstline_core.runtime.select import RuntimeOptions
-from firstline_core.storage.files import system_reason, write_whole
 from firstline_core.types import Array
 
-_TRAINED_BY = ("firstline", "numpy", "onnxruntime", "onnx2torch", "torch")
-"""Packages whose versions a student's weights depend on."""
 _BATCH = 64
 _TEMPERATURE = 2.0
 _RATE = 5e-4  # of a model that is trained already
@@ -40,7 +34,6 @@ _SHIFT = 4
 _NOISE = 0.05
 _MIXED = 0.5  # share of the batches that are mixed
 _NORMALISING_ROWS = 256
-_BLOCK_ROWS = 256
 _MARK = "normalised"
 
 
@@ -99,8 +92,6 @@ def train_student(
     *,
     options: RuntimeOptions,
     one_by_one: bool = False,
-    checkpoints: Path | None = None,
-    report: Callable[[str], None] = lambda words: None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> dict[str, str]:
     """Writes the student's file.
@@ -113,36 +104,22 @@ def train_student(
         lesson: how it is trained.
         options: how the teacher runs.
         one_by_one: the teacher runs with one row at a time, because its manifest says `batch: 1`.
-        checkpoints: folder in which the training is saved after each epoch and from which it is resumed; None for none.
-        report: receives a sentence if the training is resumed.
         progress: receives the number of finished epochs and their total.
 
     Returns:
         The parameters that are needed to repeat it.
 
     Raises:
-        ConfigError: the model cannot be trained; the checkpoint is damaged or cannot be written.
+        ConfigError: the model cannot be trained.
     """
     import onnx
 
-    place = None
-    if checkpoints is not None:
-        how = repr((lesson, options, [version(name) for name in _TRAINED_BY]))
-        place = checkpoint_file(checkpoints, rows, [start.read_bytes(), teacher.read_bytes(), how.encode()])
     with closing(OnnxRuntime(teacher, providers=options.providers, threads=options.threads)) as runtime:
         if len(runtime.outputs) != 1:
             raise ConfigError(f"A student is taught by one output; its teacher has {len(runtime.outputs)}.")
         given, found = runtime.inputs[0].name, runtime.outputs[0].name
         teach = RowByRow(runtime).run if one_by_one else runtime.run
-        student = distil(
-            onnx.load(start),
-            lambda seen: teach({given: seen})[found],
-            rows,
-            lesson,
-            checkpoint=place,
-            report=report,
-            progress=progress,
-        )
+        student = distil(onnx.load(start), lambda seen: teach({given: seen})[found], rows, lesson, progress=progress)
     onnx.save(student, out)
     return {
         "start": lesson.start,
@@ -160,8 +137,6 @@ def distil(
     lesson: Lesson,
     *,
     batch: int = _BATCH,
-    checkpoint: Path | None = None,
-    report: Callable[[str], None] = lambda words: None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Any:
     """Trains on the teacher's tempered probabilities (Kullback-Leibler divergence).
@@ -176,15 +151,13 @@ def distil(
         rows: (n, ...) float32 as the models take them; with four axes, images [n, channels, height, width].
         lesson: how it is trained.
         batch: images of a step.
-        checkpoint: file in which the training is saved after each epoch and resumed from; None for none.
-        report: receives a sentence if the training is resumed.
         progress: receives the number of finished epochs and their total.
 
     Returns:
         The student with trained weights.
 
     Raises:
-        ConfigError: PyTorch cannot represent the model; the checkpoint is damaged or cannot be written.
+        ConfigError: PyTorch cannot represent the model.
     """
     torch = import_module("torch")
     if lesson.threads:
@@ -198,12 +171,8 @@ def distil(
     schedule = torch.optim.lr_scheduler.OneCycleLR(
         optimiser, lesson.rate, lesson.epochs * batches, pct_start=_WARM_UP, cycle_momentum=False
     )
-    training = {"network": network, "optimiser": optimiser, "schedule": schedule}
-    begun = _resume(checkpoint, training, random) if checkpoint is not None else 0
-    if begun:
-        report(f"The training continues after epoch {begun} of {lesson.epochs}")
     divergence = torch.nn.KLDivLoss(reduction="batchmean", log_target=True)
-    for epoch in range(begun, lesson.epochs):
+    for epoch in range(lesson.epochs):
         for chosen in np.array_split(random.permutation(len(rows)), batches):
             seen = views(rows[chosen], random)
             answered, wanted = (
@@ -215,8 +184,6 @@ def distil(
             torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)
             optimiser.step()
             schedule.step()
-        if checkpoint is not None:
-            _save(checkpoint, epoch + 1, training, random)
         progress(epoch + 1, lesson.epochs)
     return _written_back(student, folded(network))
 
@@ -241,52 +208,6 @@ def views(rows: Array, random: np.random.Generator) -> NDArray[np.float32]:
         share = random.beta(1, 1, (len(made), *([1] * (made.ndim - 1)))).astype(np.float32)
         made = share * made + (1 - share) * made[random.permutation(len(made))]
     return made
-
-
-def checkpoint_file(folder: Path, rows: Array, dependencies: Iterable[bytes]) -> Path:
-    """Returns the file of a training, named by the digest of everything that the student depends on.
-
-    A training that differs in anything starts over.
-
-    Args:
-        folder: of all trainings.
-        rows: (n, ...) that it learns from.
-        dependencies: everything else that the student depends on.
-    """
-    digest = hashlib.sha256(f"{rows.dtype} {rows.shape}".encode())
-    for first in range(0, len(rows), _BLOCK_ROWS):
-        digest.update(np.ascontiguousarray(rows[first : first + _BLOCK_ROWS]).data)
-    for part in dependencies:
-        digest.update(hashlib.sha256(part).digest())
-    return folder / f"training-{digest.hexdigest()[:32]}.pt"
-
-
-def _save(place: Path, epochs: int, training: Mapping[str, Any], random: np.random.Generator) -> None:
-    """Writes the state after this number of epochs, atomically."""
-    torch, stream = import_module("torch"), io.BytesIO()
-    states = {name: part.state_dict() for name, part in training.items()}
-    generators = {"random": json.dumps(random.bit_generator.state), "torch_random": torch.get_rng_state()}
-    torch.save({"epochs": epochs, **states, **generators}, stream)
-    try:
-        write_whole(place, stream.getvalue())
-    except OSError as error:
-        raise ConfigError(f"The training cannot be saved in {place}: {system_reason(error)}.") from error
-
-
-def _resume(place: Path, training: Mapping[str, Any], random: np.random.Generator) -> int:
-    """Restores the state and returns the number of finished epochs; 0 if there is no file."""
-    torch = import_module("torch")
-    try:
-        saved = torch.load(place, weights_only=True)  # plain values only, so that the file cannot run code
-        for name, part in training.items():
-            part.load_state_dict(saved[name])
-        random.bit_generator.state = json.loads(saved["random"])
-        torch.set_rng_state(saved["torch_random"])
-        return int(saved["epochs"])
-    except FileNotFoundError:
-        return 0
-    except Exception as error:  # PyTorch raises whatever comes
-        raise ConfigError(f"{place} is damaged; remove it to start the training over.") from error
 
 
 def normalised(network: Any, rows: Any) -> Any:

@@ -21,8 +21,8 @@ from firstline.workbench.compress import onnx_techniques
 from firstline.workbench.compress.candidates import free_name
 from firstline.workbench.compress.compression import source_of
 from firstline.workbench.compress.evaluation import split_data
-from firstline.workbench.compress.judge import Figures, most_lost
-from firstline.workbench.compress.next_version import Preference, ordered_variants
+from firstline.workbench.compress.judge import Figures
+from firstline.workbench.compress.next_version import ordered_variants
 from firstline.workbench.data.dataset import open_dataset
 from firstline.workbench.inspect import verify
 from firstline.workbench.precision import precision_of
@@ -30,7 +30,6 @@ from firstline_core.bundle.golden import read_golden
 from firstline_core.bundle.manifest import Policy, Score, encode_manifest, valid_certificate
 from firstline_core.bundle.store import Bundle, open_bundle
 from firstline_core.errors import ConfigError
-from firstline_core.hardware.readings import Modelled
 from firstline_core.processing.steps import BoxRows, Decode, InputSpec, Layout, Resize, Scale, Suppress
 from firstline_core.runtime.onnx import OnnxRuntime
 from firstline_core.runtime.select import CPU
@@ -214,36 +213,6 @@ def test_variants_are_ordered_by_kept_share() -> None:
     assert ordered_variants(there, [new], figures)[-1].id == "new"
 
 
-@pytest.mark.parametrize(
-    ("prefer", "better"),
-    [
-        ("latency", {"latency_ms": 0.5}),
-        ("size", {"size_bytes": 50}),
-        ("energy", {"energy_mj": Modelled(1.0, "stated")}),
-    ],
-)
-def test_variants_are_ordered_by_the_preferred_figure(prefer: str, better: dict[str, Any]) -> None:
-    there = open_bundle(_DIGITS / "bundle").manifest.edge
-    new = msgspec.structs.replace(there[0], id="new")
-    figures = {model.id: Figures(model.id, 0.9, 1.0, 100, 0.8, Modelled(5.0, "stated")) for model in there}
-    worse = Figures("new", 0.9, 4.0, 200, 0.75)  # of unknown energy
-    assert ordered_variants(there, [new], figures | {"new": worse}, Preference(prefer))[-1].id == "new"
-    one_better = figures | {"new": msgspec.structs.replace(worse, **better)}
-    assert ordered_variants(there, [new], one_better, Preference(prefer))[0].id == "new"
-    assert ordered_variants(there, [new], one_better)[-1].id == "new"
-
-
-def test_a_variant_unmeasured_on_the_target_comes_last() -> None:
-    there = open_bundle(_DIGITS / "bundle").manifest.edge[:1]
-    new = msgspec.structs.replace(there[0], id="new")
-    figures = {there[0].id: Figures(there[0].id, 0.9, None, 1, 0.8), "new": Figures("new", 0.9, 9.0, 1, 0.8)}
-    assert (
-        ordered_variants(there, [new], figures)[0].id
-        == ordered_variants(there, [new], figures, Preference.LATENCY)[0].id
-        == "new"
-    )
-
-
 def test_an_uncertified_variant_comes_after_certified_ones() -> None:
     there = open_bundle(_DIGITS / "bundle").manifest.edge
     assert all(model.certificate is not None for model in there)
@@ -287,11 +256,6 @@ def test_accepted_candidates_become_the_next_version(tmp_path: Path) -> None:
         "certify_rows": "179",
     }
     assert set(new.provenance.libraries) == {"firstline", "onnx", "onnxruntime"}
-    lost = by_technique["int8-weights"]["figures"]["loss"]
-    assert lost["rows"] == 120
-    assert lost["seen"] == (lost["lost"] - lost["won"]) / 120
-    assert lost["at_most"] == most_lost(lost["lost"], lost["won"], 120, 0.05 / 4)  # of four candidates together
-    assert (lost["delta"], found["loss_delta"], found["loss_proved"]) == (0.05, 0.05, False)
     assert old.golden is not None
     answers = read_golden(made, made.manifest.golden.artefact)
     assert set(answers.outputs) == {model.id for model in made.manifest.edge}
@@ -368,15 +332,6 @@ def test_compressing_a_detector_needs_a_promise_about_an_event(cells: Path) -> N
     assert "no event 'missed dark'" in _run(*asked, "--promise", "missed dark 25% at 80%", code=2).output
 
 
-def test_a_required_confidence_refuses_unproved_losses() -> None:
-    asked = (_DIGITS / "bundle", "--data", _HELDOUT, "--epsilon", 0.1, "--delta", 0.1, "--confidence")
-    text = " ".join(_run(*asked, 0.9).stdout.split())
-    assert "at most, with confidence 90 % for all candidates together; the most decides." in text
-    assert text.count("points of accuracy against edge-onnx, with confidence 90 %, and 2 are allowed: of 120") == 4
-    assert "No bundle was written: no candidate was taken." in text
-    assert "confidence is 95, but must be above 0 and below 1" in _run(*asked, 95, code=2).output
-
-
 def test_uncertified_candidates_are_refused_unless_forced(tmp_path: Path) -> None:
     out = tmp_path / "next"
     text = _run(_DIGITS / "bundle", "--data", _HELDOUT, "--out", out).stdout
@@ -408,8 +363,6 @@ def test_a_model_without_an_axis_of_rows_is_refused() -> None:
         (("--student", "nobody", "--train", "1"), "has no model 'nobody'"),
         (("--student", "edge-onnx", "--train", "1"), "cannot teach itself"),
         (("--train", "1"), "--student names the model of the bundle that it starts as"),
-        (("--prefer", "energy"), "--prefer energy orders by measured energy, which needs --for PROFILE"),
-        (("--checkpoints", "somewhere"), "--checkpoints saves a training; --train says for how many epochs"),
         (("--limit", "50"), "give 100 or more"),
     ],
 )

@@ -13,7 +13,7 @@ from onnx.reference import ReferenceEvaluator
 
 from bench.support.onnx_models import write_graph
 from firstline.workbench.compress import student
-from firstline.workbench.compress.student import Lesson, checkpoint_file, start_of, train_student, views
+from firstline.workbench.compress.student import Lesson, start_of, train_student, views
 from firstline_core.bundle.store import open_bundle
 from firstline_core.errors import ConfigError
 from firstline_core.processing.steps import ModelInput
@@ -72,23 +72,6 @@ def test_views_are_of_the_same_images() -> None:
     assert views(rows.reshape(6, -1), np.random.default_rng(1)).shape == (6, 192)
 
 
-def test_each_training_has_a_file_of_its_own(tmp_path: Path) -> None:
-    rows = np.arange(600 * 4, dtype=np.float32).reshape(600, 4)
-    first = checkpoint_file(tmp_path, rows, [b"student", b"teacher"])
-    assert checkpoint_file(tmp_path, rows.copy(order="F"), [b"student", b"teacher"]) == first
-    last = rows.copy()
-    last[-1, -1] += 1
-    others = {
-        checkpoint_file(tmp_path, last, [b"student", b"teacher"]),
-        checkpoint_file(tmp_path, rows.reshape(300, 8), [b"student", b"teacher"]),
-        checkpoint_file(tmp_path, rows.astype(np.float64), [b"student", b"teacher"]),
-        checkpoint_file(tmp_path, rows, [b"studentteacher"]),
-        checkpoint_file(tmp_path, rows, [b"teacher", b"student"]),
-    }
-    assert len(others - {first}) == 5
-    assert first.parent == tmp_path
-
-
 def test_a_student_has_the_input_and_output_of_its_teacher() -> None:
     manifest = open_bundle(_DIGITS).manifest
     assert manifest.full is not None
@@ -136,52 +119,3 @@ def test_a_trained_student_is_nearer_to_its_teacher(tmp_path: Path) -> None:
     onnx.checker.check_model(onnx.load(out))
     new = _images(128, seed=3)
     assert _error(out, teacher, new) < 0.5 * _error(start, teacher, new)
-
-
-@pytest.mark.train
-@pytest.mark.filterwarnings("default")
-def test_an_interrupted_training_continues_to_the_same_student(tmp_path: Path) -> None:
-    teacher, start = _network(tmp_path / "teacher.onnx", 0), _network(tmp_path / "start.onnx", 1)
-    checkpoints, rows, lesson = tmp_path / "checkpoints", _images(128), Lesson("small", epochs=6, rate=1e-2)
-    checkpoints.mkdir()
-    reports: list[str] = []
-    epochs: list[int] = []
-
-    def trained(name: str, rows: Any, lesson: Lesson, ends_after: int = 99) -> bytes:
-        def progress(epoch: int, _total: int) -> None:
-            epochs.append(epoch)
-            if epoch == ends_after:
-                raise KeyboardInterrupt
-
-        epochs.clear()
-        reports.clear()
-        train_student(
-            teacher,
-            start,
-            tmp_path / name,
-            rows,
-            lesson,
-            options=RuntimeOptions(),
-            checkpoints=None if name == "undisturbed" else checkpoints,
-            report=reports.append,
-            progress=progress,
-        )
-        return (tmp_path / name).read_bytes()
-
-    undisturbed = trained("undisturbed", rows, lesson)
-    with pytest.raises(KeyboardInterrupt):
-        trained("interrupted", rows, lesson, ends_after=4)
-    assert reports == []
-    assert trained("resumed", rows, lesson) == undisturbed
-    assert (reports, epochs) == (["The training continues after epoch 4 of 6"], [5, 6])
-    assert trained("again", rows, lesson) == undisturbed
-    assert epochs == []
-    assert trained("other-rows", rows[::-1], lesson) != undisturbed
-    assert trained("other-rate", rows, replace(lesson, rate=2e-2)) != undisturbed
-    assert reports == []
-    files = sorted(checkpoints.iterdir())
-    assert len(files) == 3
-    for file in files:
-        file.write_bytes(file.read_bytes()[:-100])
-    with pytest.raises(ConfigError, match=r"training-\w+\.pt is damaged; remove it to start the training over"):
-        trained("damaged", rows, lesson)
