@@ -12,7 +12,7 @@ PEERS := bargain mlserver pytriton
 # An interpreter without a tflite-runtime wheel (Python 3.12 and later) leaves that environment out.
 TFLITE := $(if $(shell $(TFLITE_PYTHON) -c 'import sys; print(sys.version_info[:2] == (3, 11) or "")' 2>/dev/null),tflite)
 
-.PHONY: help demo test check reference docs format bench clients wheel lock clean rewritten tflite
+.PHONY: help demo test check reference docs format bench clients wheel bills audit resolve lock clean rewritten tflite
 
 help: ## list these targets
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
@@ -65,8 +65,23 @@ wheel: .venv/test.stamp ## build dist/firstline-*.whl
 	$(BIN)/python -m build --wheel --no-isolation --outdir dist
 
 release: wheel ## build what a release publishes: wheel, bills of materials, SHA256SUMS (TAG=vX.Y.Z: must be this version)
-	@$(MAKE) -C bench sbom
+	@$(MAKE) bills
 	@$(MAKE) checksums
+
+bills: .venv/test.stamp ## write dist/firstline-*.cdx.json: CycloneDX bills of materials from the locks
+	mkdir -p $(DIST)
+	for each in edge:edge gateway:gateway console:console workbench:demo; do \
+	  $(BIN)/python -W ignore -m cyclonedx_py requirements requirements/$${each#*:}.lock --pyproject pyproject.toml \
+	    --output-reproducible --validate --output-file $(DIST)/firstline-$${each%:*}.cdx.json || exit 1; \
+	done
+
+audit: .venv/test.stamp ## look up every locked package in the advisories, and fail if one is unknown
+	for lock in requirements/*.lock; do \
+	  $(BIN)/python -m pip_audit --strict --requirement $$lock --require-hashes --disable-pip --progress-spinner off || exit 1; \
+	done
+
+resolve: .venv/uv.stamp ## show that every extra has wheels for x86-64 and aarch64, Python 3.11 to 3.13
+	$(BIN)/python requirements/resolve.py
 
 checksums:
 	@[ -z "$(TAG)" ] || [ -e "$(DIST)/firstline-$(TAG:v%=%)-py3-none-any.whl" ] || \

@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import tomllib
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -23,7 +24,6 @@ from typing import TypeVar
 from urllib.request import Request, urlopen
 
 from bench.figures import Figure, plain, report
-from bench.resolve import extras
 
 CHECKOUT = Path(__file__).parents[1]
 DIGITS = CHECKOUT / "models" / "digits"
@@ -146,7 +146,8 @@ def figures(wheel: Path) -> list[Figure]:
     answered_s = min(first_answer_s(wheel) for _ in range(2))
     found = [_below("first answer from the wheel", answered_s, FIRST_ANSWER_LIMIT_S, "s")]
     found += [plain("no extra installed", installed(wheel, "", lambda _: None)[0], "MB", 1)]
-    for extra in extras():
+    project = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]
+    for extra in project["optional-dependencies"]:
         if extra in NOT_MEASURED:
             continue
         name = f"firstline[{extra}] installed"

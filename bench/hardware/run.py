@@ -15,7 +15,7 @@ import msgspec
 
 from bench import page
 from bench.figures import Figure, keep, named, stored, tell
-from bench.hardware import prediction, split
+from bench.hardware import prediction
 from bench.hardware.controller import runs as controller
 from bench.hardware.controller.scenario import Scenario
 from bench.pools import DATA, Pair
@@ -139,13 +139,6 @@ def _controller() -> tuple[Sequence[Figure], Any]:
 
 
 PARTS: dict[str, Part] = {
-    "split": by_model(
-        "split",
-        {subject.name: subject.pair for subject in split.SUBJECTS},
-        split.Record,
-        measure=split.measure,
-        figures=split.figures,
-    ),
     "controller": whole("controller", _controller),
     "prediction": by_model(
         "prediction",

@@ -72,8 +72,8 @@ def _write(found: Splits, bundle: Bundle, out: Path, options: RuntimeOptions) ->
         (staged / DOCUMENT).write_bytes(encode(found))
         for number, cut in enumerate(found.cuts):
             with halves(bundle, cut.tensor, options) as made:
-                (staged / f"head-{number}.{made.runtime}").write_bytes(made.head_file)
-                (staged / f"tail-{number}.{made.runtime}").write_bytes(made.tail_file)
+                (staged / f"head-{number}.onnx").write_bytes(made.head_file)
+                (staged / f"tail-{number}.onnx").write_bytes(made.tail_file)
 
 
 def _text(found: Splits, around: Surroundings) -> Iterator[str | Table]:

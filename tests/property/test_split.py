@@ -141,15 +141,6 @@ def test_a_decoded_checkpoint_is_within_its_forms_error(values: np.ndarray) -> N
     np.testing.assert_allclose(half.unpack(half.pack(values)), values, rtol=1e-3, atol=1e-4)
 
 
-@given(arrays.arrays(np.uint8, (1, 3, 3)), st.floats(-10, 10), st.floats(1e-3, 10))
-def test_a_quantised_tensor_loses_nothing(codes: np.ndarray, low: float, step: float) -> None:
-    """The tail computes with the integers of the head."""
-    values = (codes.astype(np.float32) * np.float32(step) + np.float32(low)).astype(np.float32)
-    native = Checkpoint("native", codes.shape, known=(low, low + 255 * step))
-    found = native.unpack(native.pack(values))
-    assert (np.rint((found - np.float32(low)) / np.float32(step)) == codes).all()
-
-
 @given(_IMAGES, st.binary(max_size=200))
 def test_other_bytes_are_refused(values: np.ndarray, content: bytes) -> None:
     form = Checkpoint("int8", values.shape, 1)

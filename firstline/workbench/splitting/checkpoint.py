@@ -7,7 +7,6 @@ import zlib
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from firstline_core.errors import ProtocolError
 from firstline_core.planning.split import FormName
@@ -17,7 +16,7 @@ _STEPS = 255
 _LEVEL = 1
 _HALF_MOST = float(np.finfo(np.float16).max)
 _FLOATS: dict[str, type[np.floating]] = {"fp32": np.float32, "fp16": np.float16}
-_EACH_BYTES = {"fp32": 4, "fp16": 2, "int8": 1, "native": 1}
+_EACH_BYTES = {"fp32": 4, "fp16": 2, "int8": 1}
 _SCALE_BYTES = 8  # the least value and the step, FP32 each
 
 
@@ -28,13 +27,11 @@ class Checkpoint(NamedTuple):
         form: see `FormName`.
         shape: of the tensor, with its one row.
         channel: axis of the channels with a scale each; None for one scale.
-        known: for "native": the smallest and largest value of the tail's quantised 8-bit input.
     """
 
     form: FormName
     shape: tuple[int, ...]
     channel: int | None = None
-    known: tuple[float, float] = (0.0, 0.0)
 
     @property
     def raw_bytes(self) -> int:
@@ -48,13 +45,12 @@ class Checkpoint(NamedTuple):
         if self.form in _FLOATS:
             bounded = np.clip(values, -_HALF_MOST, _HALF_MOST) if self.form == "fp16" else values
             parts = [bounded.astype(_FLOATS[self.form])]
-        elif self.form == "native":
-            parts = [_codes(values, *self._native)]
         else:
             others = tuple(axis for axis in range(values.ndim) if axis != self.channel)
             low = values.min(axis=others, keepdims=True)
             step = (values.max(axis=others, keepdims=True) - low) / np.float32(_STEPS)
-            parts = [_codes(values, low, step), low, step]
+            codes = np.rint((values - low) / np.where(step > 0, step, np.float32(1)))
+            parts = [np.clip(codes, 0, _STEPS).astype(np.uint8), low, step]
         return zlib.compress(b"".join(part.tobytes() for part in parts), _LEVEL)
 
     def unpack(self, content: bytes) -> Array:
@@ -67,10 +63,7 @@ class Checkpoint(NamedTuple):
         if self.form in _FLOATS:
             return np.frombuffer(raw, _FLOATS[self.form]).astype(np.float32).reshape(self.shape)
         codes = np.frombuffer(raw, np.uint8, count).astype(np.float32).reshape(self.shape)
-        if self.form == "native":
-            low, step = self._native
-        else:
-            low, step = np.frombuffer(raw, np.float32, offset=count).reshape(2, *self._scales)
+        low, step = np.frombuffer(raw, np.float32, offset=count).reshape(2, *self._scales)
         codes *= step
         codes += low
         return codes
@@ -78,11 +71,6 @@ class Checkpoint(NamedTuple):
     @property
     def _scales(self) -> tuple[int, ...]:
         return tuple(size if axis == self.channel else 1 for axis, size in enumerate(self.shape))
-
-    @property
-    def _native(self) -> tuple[np.float32, np.float32]:
-        low, high = self.known
-        return np.float32(low), np.float32((high - low) / _STEPS)
 
     def _inflated(self, content: bytes) -> bytes:
         inflater = zlib.decompressobj()
@@ -95,8 +83,3 @@ class Checkpoint(NamedTuple):
                 f"The checkpoint has not the {self.raw_bytes} bytes that {list(self.shape)} takes as {self.form}."
             )
         return raw
-
-
-def _codes(values: Array, low: Array | np.float32, step: Array | np.float32) -> NDArray[np.uint8]:
-    scaled = (values - low) / np.where(step > 0, step, np.float32(1))
-    return np.clip(np.rint(scaled), 0, _STEPS).astype(np.uint8)

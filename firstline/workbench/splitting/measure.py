@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Literal, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from firstline.workbench.data.dataset import Dataset
 from firstline.workbench.observe import Progress, arrays_of
 from firstline.workbench.quality import quality
 from firstline.workbench.splitting.checkpoint import Checkpoint
-from firstline.workbench.splitting.graphs import onnx_cut, onnx_points, tflite_cut, tflite_points
+from firstline.workbench.splitting.graphs import onnx_cut, onnx_points
 from firstline_core.bundle.loading import LoadedModel, load_model
 from firstline_core.bundle.manifest import Model
 from firstline_core.bundle.store import Bundle
@@ -33,8 +33,7 @@ AUTO = "auto"
 _NARROWER = 0.9
 _MOST = 6
 _SCALED = 16
-_FLOATS: tuple[FormName, ...] = ("fp32", "fp16", "int8")
-_QUANTISED: tuple[FormName, ...] = ("native",)
+_FORMS: tuple[FormName, ...] = ("fp32", "fp16", "int8")
 
 Given = ParamSpec("Given")
 Result = TypeVar("Result")
@@ -54,7 +53,6 @@ class Halves:
     tail: Runtime
     head_file: bytes
     tail_file: bytes
-    runtime: Literal["onnx", "tflite"]
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -63,13 +61,10 @@ class Halves:
 
     def checkpoints(self) -> list[Checkpoint]:
         """Returns all encodings of the tensor."""
-        shape, known = self.shape, self.tail.ranges.get(self.tail.inputs[0].name)
-        channel = 1 if self.runtime == "onnx" else len(shape) - 1
-        if known is not None:
-            return [Checkpoint(form, shape, known=known) for form in _QUANTISED]
+        shape = self.shape
         # A scale takes eight bytes, too many for a channel of a few numbers.
-        wide = len(shape) == 4 and math.prod(shape) >= _SCALED * shape[channel]
-        return [Checkpoint(form, shape, channel if wide else None) for form in _FLOATS]
+        wide = len(shape) == 4 and math.prod(shape) >= _SCALED * shape[1]
+        return [Checkpoint(form, shape, 1 if wide else None) for form in _FORMS]
 
     def begin(self, rows: Arrays) -> Array:
         """Computes the tensor from the whole model's prepared rows, whose first tensor is its input."""
@@ -158,7 +153,7 @@ def full_of(bundle: Bundle) -> Model:
     """The model to cut.
 
     Raises:
-        ConfigError: there is none, or the bundle takes no encoded images.
+        ConfigError: there is none, it is no ONNX model, or the bundle takes no encoded images.
     """
     manifest = bundle.manifest
     if manifest.full is None:
@@ -166,6 +161,8 @@ def full_of(bundle: Bundle) -> Model:
     if len(manifest.inputs) > 1 or manifest.inputs[0].kind != "image":
         names = ", ".join(f"'{spec.name}' of kind {spec.kind}" for spec in manifest.inputs)
         raise ConfigError(f"Only a full model of one image is cut, and the bundle takes {names}.")
+    if manifest.full.runtime != "onnx":
+        raise ConfigError(f"'{manifest.full.id}' is a TFLite model, and only ONNX models are cut; export it as ONNX.")
     return manifest.full
 
 
@@ -180,14 +177,15 @@ def halves(bundle: Bundle, tensor: str, options: RuntimeOptions) -> Iterator[Hal
     model = full_of(bundle)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(TemporaryDirectory(prefix="firstline-split-")))
-        files = _cut(bundle, model, tensor)
+        content = bundle.file(model.artefact).read_bytes()
+        files = onnx_cut(content, tensor, model.inputs[0].tensor, model.output)
         loaded: list[Runtime] = []
         for name, content in zip(("head", "tail"), files, strict=True):
-            path = folder / f"{name}.{model.runtime}"
+            path = folder / f"{name}.onnx"
             path.write_bytes(content)
-            loaded.append(load_runtime(path, model.runtime, options))
+            loaded.append(load_runtime(path, "onnx", options))
             stack.callback(loaded[-1].close)
-        yield Halves(tensor, loaded[0], loaded[1], *files, model.runtime)
+        yield Halves(tensor, loaded[0], loaded[1], *files)
 
 
 def chosen(
@@ -199,10 +197,7 @@ def chosen(
         ConfigError: the model has no such tensor, or none at all.
     """
     content = bundle.file(whole.model.artefact).read_bytes()
-    if whole.model.runtime == "onnx":
-        points = onnx_points(content, whole.inputs[0].port.name, whole.output_names[0])
-    else:
-        points = tflite_points(content)
+    points = onnx_points(content, whole.inputs[0].port.name, whole.output_names[0])
     if not points:
         raise ConfigError(f"Model '{whole.model.id}' has no place at which one tensor alone crosses.")
     if at != AUTO:
@@ -225,13 +220,6 @@ def narrowest(sizes: dict[str, int]) -> list[str]:
         if not kept or size_bytes < _NARROWER * sizes[kept[-1]]:
             kept.append(tensor)
     return kept[-_MOST:]
-
-
-def _cut(bundle: Bundle, model: Model, tensor: str) -> tuple[bytes, bytes]:
-    content = bundle.file(model.artefact).read_bytes()
-    if model.runtime == "tflite":
-        return tflite_cut(content, tensor)
-    return onnx_cut(content, tensor, model.inputs[0].tensor, model.output)
 
 
 def _measure_row(whole: LoadedModel, cuts: Sequence[Halves], inputs: Arrays, into: _Measurements) -> None:

@@ -35,8 +35,8 @@ MOST_CUTS = 64
 _Text = Annotated[str, Meta(max_length=500)]
 _Amount = Annotated[float, Meta(ge=0, le=1e12)]
 
-FormName = Literal["fp32", "fp16", "int8", "native"]
-"""fp32: unchanged. fp16: halved. int8: 256 steps by channel and row. native: the model's own integers, lossless."""
+FormName = Literal["fp32", "fp16", "int8"]
+"""fp32: unchanged. fp16: halved. int8: 256 steps by channel and row."""
 
 
 class Form(Struct, frozen=True):

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper
@@ -11,16 +12,14 @@ from typer.testing import CliRunner
 from bench.support.onnx_models import write_graph
 from firstline.cli.app import app
 from firstline.workbench.data.dataset import open_dataset
-from firstline.workbench.splitting.graphs import lone_tensors, onnx_cut, onnx_points, tflite_cut, tflite_points
-from firstline.workbench.splitting.measure import measure_splits, narrowest
-from firstline_core.bundle.store import open_bundle
+from firstline.workbench.splitting.graphs import lone_tensors, onnx_cut, onnx_points
+from firstline.workbench.splitting.measure import full_of, measure_splits, narrowest
+from firstline_core.bundle.store import Bundle, open_bundle
 from firstline_core.errors import ConfigError
 from firstline_core.planning.split import decode
-from firstline_core.runtime.litert import LiteRtRuntime
 from firstline_core.runtime.select import RuntimeOptions, load_runtime
 
 _DIGITS = Path(__file__).parents[5] / "models/digits"
-_QUANTISED = _DIGITS / "artefacts/edge_int8.tflite"
 
 
 def _residual(path: Path) -> Path:
@@ -70,29 +69,20 @@ def test_an_unused_tensor_does_not_prevent_a_cut() -> None:
     assert lone_tensors([(["x"], ["a", "unused"]), (["a"], ["y"])], "x", ["y"]) == ["a"]
 
 
-def test_both_halves_of_a_quantised_model_equal_it(tmp_path: Path) -> None:
-    content = _QUANTISED.read_bytes()
-    whole = LiteRtRuntime(_QUANTISED, threads=1)
-    rows = np.random.default_rng(7).random((5, *whole.inputs[0].shape[1:]), np.float32)
-    said = whole.run({whole.inputs[0].name: rows})[whole.outputs[0].name]
-    points = tflite_points(content)
-    assert points
-    for tensor in points:
-        head_file, tail_file = tflite_cut(content, tensor)
-        assert max(len(head_file), len(tail_file)) < len(content) + 200
-        for name, half in (("head", head_file), ("tail", tail_file)):
-            (tmp_path / f"{name}.tflite").write_bytes(half)
-        head, tail = (LiteRtRuntime(tmp_path / f"{name}.tflite", threads=1) for name in ("head", "tail"))
-        middle = head.run({head.inputs[0].name: rows})[head.outputs[0].name]
-        found = tail.run({tail.inputs[0].name: middle})[tail.outputs[0].name]
-        np.testing.assert_array_equal(found, said)
+def test_a_malformed_model_is_refused() -> None:
+    with pytest.raises(ConfigError, match="This is not an ONNX model"):
+        onnx_points(b"\x08\x00\x00\x00 no model at all", "x", "y")
 
 
-@pytest.mark.parametrize("call", [tflite_points, lambda content: onnx_points(content, "x", "y")])
-def test_a_malformed_model_is_refused(call: object) -> None:
-    assert callable(call)
-    with pytest.raises(ConfigError, match="This is no"):
-        call(b"\x08\x00\x00\x00 no model at all")
+def test_a_tflite_model_is_refused() -> None:
+    bundle = open_bundle(_DIGITS / "bundle")
+    small = next(model for model in bundle.manifest.edge if model.runtime == "tflite")
+    other = Bundle(
+        bundle.path,
+        msgspec.structs.replace(bundle.manifest, edge=(), full=msgspec.structs.replace(small, certificate=None)),
+    )
+    with pytest.raises(ConfigError, match="only ONNX models are cut; export it as ONNX"):
+        full_of(other)
 
 
 def test_auto_keeps_cuts_narrower_than_all_before() -> None:
