@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from firstline.workbench.bundle import create_bundle
     from firstline.workbench.calibrate import Calibration, calibrate
-    from firstline.workbench.inspect import Summary, summarise, verify, with_single_rows
+    from firstline.workbench.inspect import Summary, summarise, verify
     from firstline.workbench.spec import BundleSpec, ModelSpec, PolicySpec, parse_score, read_labels, read_recipe
     from firstline.workbench.step_syntax import parse_postprocess, parse_preprocess
     from firstline_core.bundle.manifest import Policy
@@ -150,7 +150,8 @@ def create(
     golden: Annotated[
         list[Path] | None,
         typer.Option(
-            metavar="FILE", help="Image, folder or zip of images, or .npy of rows that each device must answer alike."
+            metavar="FILE",
+            help="Data set, such as an image, whose rows each device must answer alike: up to 64, evenly spread.",
         ),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing bundle.")] = False,
@@ -243,31 +244,15 @@ def get(path: BundleArgument) -> Report:
 
 
 @command(app, "verify", example="firstline bundle verify digits")
-def verify_bundle(
-    path: BundleArgument,
-    *,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            help="Folder for the next version, which runs with one row at a time what needs it; it is verified instead."
-        ),
-    ] = None,
-) -> Report:
+def verify_bundle(path: BundleArgument) -> Report:
     """Check the SHA-256 of every file, load every model and run it. Exits 1 if a check fails.
 
     A model's answer to a row must not depend on other rows, on earlier rows or on chance.
     """
-    corrected = with_single_rows(require_bundle(path), out) if out is not None else ()
-    verified = out if out is not None and corrected else path
-    checks = verify(require_bundle(verified))
+    checks = verify(require_bundle(path))
     failed = any(check.outcome == "failed" for check in checks)
     text = [f"{check.outcome:<7} {check.what}: {check.detail}" for check in checks]
-    if corrected:
-        text.insert(0, f"{out}: {', '.join(corrected)} with `batch: 1`. Certificates of these models are void.")
-    elif out is not None:
-        text.append("No bundle was written: no model needs `batch: 1`.")
-    value = {"path": str(verified), "ok": not failed, "checks": checks, "corrected": corrected}
-    return Report(value, text, EXIT_FAILED if failed else 0)
+    return Report({"path": str(path), "ok": not failed, "checks": checks}, text, EXIT_FAILED if failed else 0)
 
 
 def _summary_text(path: Path, summary: Summary) -> Iterator[str | Table]:

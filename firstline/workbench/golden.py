@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import zipfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import msgspec
 import numpy as np
 
 from firstline.workbench.data.dataset import open_dataset
+from firstline.workbench.observe import arrays_of
 from firstline_core.bundle.golden import (
     GOLDEN_NAME,
     LIMIT_BYTES,
@@ -27,11 +27,9 @@ from firstline_core.bundle.loading import load_model
 from firstline_core.bundle.manifest import Golden, Manifest
 from firstline_core.bundle.store import Bundle
 from firstline_core.errors import ConfigError, InvalidTensorError
-from firstline_core.processing.steps import InputSpec
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.storage.artefact import Artefact
-from firstline_core.storage.files import naming, unreadable
-from firstline_core.types import DATATYPES, Array, payload_bytes
+from firstline_core.types import Array, Arrays, join_rows, payload_bytes
 
 _DIGITS = 6  # of a number: far below any tolerance, and a third of the bytes
 
@@ -81,109 +79,39 @@ def read_inputs(files: Sequence[Path], manifest: Manifest) -> GoldenAnswers:
     """Returns golden inputs without answers.
 
     Args:
-        files: of a bundle with one input: encoded images or recordings, one row each, or folders or zip archives of
-            images, of which as many are taken as a device reads, spread evenly; text files, one row a line; for
-            tensors `.npy` files of rows. Of a bundle with several inputs: `.npz` files with an array for each.
+        files: data sets as `open_dataset` reads them, such as an image, a folder or a table; of each, as many rows are
+            taken as a device reads, spread evenly. A table may lack inputs that only the full model reads.
         manifest: of the bundle.
 
     Raises:
-        ConfigError: a file has another format, or is too large for a device.
+        ConfigError: a row does not fit, or the rows are too many or too large for a device.
     """
-    parts = [_inputs_of(file, manifest) for file in files]
-    names, arrays = parts[0].keys(), dict[str, Array]()
+    rows = [row for file in files for row in _rows_of(file, manifest)]
+    names = rows[0].keys()
     for name in names:
-        if any(part.keys() != names for part in parts):
+        if any(row.keys() != names for row in rows):
             raise ConfigError("The golden inputs have different names; give each file the same.")
-        shapes = {part[name].shape[1:] for part in parts}
+        shapes = {row[name].shape[1:] for row in rows}
         if len(shapes) != 1:
             raise ConfigError(f"Golden inputs are rows of one shape, and these have {sorted(map(list, shapes))}.")
-        arrays[name] = np.concatenate([part[name] for part in parts])
-    rows = {len(array) for array in arrays.values()}
-    if len(rows) > 1 or not 0 < (count := rows.pop()) <= ROWS_LIMIT:
-        raise ConfigError(f"There are {sorted(rows) or count} golden inputs; give 1 to {ROWS_LIMIT} rows.")
-    if payload_bytes(arrays.values()) > LIMIT_BYTES:
+    if len(rows) > ROWS_LIMIT:
+        raise ConfigError(f"There are {len(rows)} golden inputs; give 1 to {ROWS_LIMIT} rows.")
+    if sum(payload_bytes(row.values()) for row in rows) > LIMIT_BYTES:
         raise ConfigError(f"The golden inputs have more than {LIMIT_BYTES} bytes; give fewer or smaller ones.")
-    return GoldenAnswers({name: golden_input(array) for name, array in arrays.items()}, {})
+    return GoldenAnswers({name: golden_input(array) for name, array in join_rows(rows).items()}, {})
 
 
-def _inputs_of(file: Path, manifest: Manifest) -> dict[str, Array]:
-    spec, *others = manifest.inputs
-    if others:
-        return _named_rows(file, manifest)
-    if spec.kind == "tensor":
-        return {spec.name: _checked_rows(file, _loaded(file), spec)}
-    rows = _bytes_of(file).splitlines() if spec.kind == "text" else list(_within_limit(_images_of(file)))
-    array = np.empty(len(rows), object)
-    array[:] = rows
-    return {spec.name: array}
-
-
-def _named_rows(file: Path, manifest: Manifest) -> dict[str, Array]:
-    """Returns the arrays of an `.npz` file: all of the bundle's inputs, or those that its edge variants read."""
-    archive = _loaded(file)
-    names = [spec.name for spec in manifest.inputs]
-    if not isinstance(archive, np.lib.npyio.NpzFile):
-        raise ConfigError(f"The golden input {file} is one array; give an .npz file with {', '.join(names)}.")
-    needed = {name for model in manifest.edge for name in model.input_names} or set(names)
-    with archive:
-        given = set(archive.files)
-        if not needed <= given <= set(names):
-            raise ConfigError(
-                f"The golden input {file} has {', '.join(sorted(given))}; the bundle takes {', '.join(names)}."
-            )
-        return {
-            spec.name: _checked_rows(file, archive[spec.name], spec) for spec in manifest.inputs if spec.name in given
-        }
-
-
-def _within_limit(images: Iterable[bytes]) -> Iterator[bytes]:
-    """Yields the images; raises ConfigError if they exceed what a device reads."""
+def _rows_of(file: Path, manifest: Manifest) -> Iterator[Arrays]:
+    """Yields the rows of a data set: all of the bundle's inputs, or at least those that its edge variants read."""
+    dataset = open_dataset(file, ROWS_LIMIT, inputs=[spec.name for spec in manifest.inputs])
+    needed = {name for model in manifest.edge for name in model.input_names}
+    columns = dataset.table.columns if dataset.table is not None else ()
+    absent = {spec.name for spec in manifest.inputs if needed and spec.name not in (*needed, *columns)}
+    inputs = [spec for spec in manifest.inputs if len(manifest.inputs) == 1 or spec.name not in absent]
     left_bytes = LIMIT_BYTES
-    for image in images:
-        left_bytes -= len(image)
+    for _, row in dataset.rows(inputs):
+        arrays = arrays_of(row)
+        left_bytes -= payload_bytes(arrays.values())
         if left_bytes < 0:
             raise ConfigError(f"The golden inputs have more than {LIMIT_BYTES} bytes; give fewer or smaller ones.")
-        yield image
-
-
-def _images_of(file: Path) -> Iterator[bytes]:
-    if file.is_dir() or zipfile.is_zipfile(file):
-        yield from open_dataset(file, ROWS_LIMIT).contents()
-    else:
-        yield _bytes_of(file)
-
-
-def _bytes_of(file: Path) -> bytes:
-    with naming(f"The golden input {file}"):
-        if file.stat().st_size > LIMIT_BYTES:
-            raise ConfigError(f"The golden input {file} has more than {LIMIT_BYTES} bytes; give a smaller one.")
-        return file.read_bytes()
-
-
-def _loaded(file: Path) -> Any:
-    try:
-        return np.load(file, mmap_mode="r", allow_pickle=False)
-    except OSError as error:
-        raise ConfigError(f"The golden input {file} {unreadable(error)}") from error
-    except (ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise ConfigError(
-            f"The golden input {file} is no .npy file, and this bundle takes tensors, not images: {error}."
-        ) from error
-
-
-def _checked_rows(file: Path, array: Any, spec: InputSpec) -> Array:
-    """Returns (rows, ...) little-endian, in C order; texts as bytes."""
-    dtype = np.dtype(DATATYPES[spec.datatype])
-    fits = isinstance(array, np.ndarray) and array.ndim == len(spec.shape)
-    if not fits or any(size not in (-1, has) for size, has in zip(spec.shape[1:], array.shape[1:], strict=True)):
-        has = list(array.shape) if isinstance(array, np.ndarray) else "several arrays"
-        raise ConfigError(f"The golden input {file} has shape {has}, and the bundle takes {list(spec.shape)}.")
-    if spec.datatype == "BYTES" and array.dtype.kind in "SU":
-        texts = np.empty(len(array), object)
-        texts[:] = [text.encode() if isinstance(text, str) else text for text in array.tolist()]
-        return texts
-    if array.dtype != dtype:
-        raise ConfigError(f"The golden input {file} holds {array.dtype}, and the bundle takes {spec.datatype}.")
-    if array.nbytes > LIMIT_BYTES:
-        raise ConfigError(f"The golden input {file} has {array.nbytes} bytes; give at most {LIMIT_BYTES}.")
-    return np.ascontiguousarray(array, dtype=dtype.newbyteorder("<"))
+        yield arrays

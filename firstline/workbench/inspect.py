@@ -1,17 +1,14 @@
-"""Summarises a bundle, and verifies and corrects it on this machine: `firstline bundle get` and `verify`."""
+"""Summarises a bundle, and verifies it on this machine: `firstline bundle get` and `verify`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import closing
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 from msgspec import Struct
-from msgspec.structs import replace
 
-from firstline.workbench.bundle import refuse_existing, with_models, write_version
 from firstline.workbench.model_checks import misfit, no_probabilities, noise
 from firstline.workbench.row_checks import find_dependence, refusal
 from firstline.workbench.step_syntax import spell
@@ -138,37 +135,6 @@ def verify(path: Path, options: RuntimeOptions = RuntimeOptions()) -> tuple[Chec
     checks += [_verified(bundle, model, options) for model in bundle.manifest.models]
     checks.append(_verified_score(bundle, options))
     return tuple(checks)
-
-
-def with_single_rows(path: Path, out: Path, options: RuntimeOptions = RuntimeOptions()) -> tuple[str, ...]:  # noqa: B008
-    """Writes the bundle's next version, in which every model that needs it runs with one row at a time.
-
-    The certificates of these models become void.
-
-    Args:
-        path: the bundle.
-        out: must not exist.
-        options: how the models run.
-
-    Returns:
-        The ids of these models; without any, no bundle is written.
-
-    Raises:
-        ConfigError: `out` exists or cannot be written.
-        FirstlineError: a model of the bundle is absent, or does not load or run here.
-    """
-    bundle = open_bundle(path)
-    refuse_existing(out)
-    models = []
-    for model in bundle.manifest.models:
-        with closing(load_model(bundle, model, options)) as loaded:
-            found = find_dependence(bundle, loaded)
-        models.append(replace(model, batch=1) if found is not None and found.depends_on == "batch" else model)
-    changed = tuple(new.id for new, old in zip(models, bundle.manifest.models, strict=True) if new != old)
-    if changed:
-        manifest = replace(with_models(bundle.manifest, models), version=bundle.manifest.version + 1)
-        write_version(bundle, manifest, out, answer_with=options)
-    return changed
 
 
 def _verified(bundle: Bundle, model: Model, options: RuntimeOptions) -> Check:

@@ -91,11 +91,11 @@ def require_independent_rows(
 
 
 def refusal(found: RowCheck, model: Model, bundle: Bundle) -> str:
-    """Returns why a model is refused, and the command that corrects the bundle if there is one."""
+    """Returns why a model is refused, and what to do about it."""
     if found.depends_on == "batch":
         return (
-            f"{found.sentence(model.id)} Export it differently, or run it with one row at a time: `firstline bundle "
-            f"verify {bundle.path} --out NEW` writes a bundle that says so."
+            f"{found.sentence(model.id)} Export it differently, or create the bundle again, which runs it with one row "
+            "at a time; if `create` does not notice it, name rows that show it with --golden."
         )
     advice = "" if found.operator is not None else " Export it without random numbers and without state."
     return found.sentence(model.id) + advice

@@ -402,6 +402,6 @@ def test_golden_answers_are_those_of_each_variant(digits: BundleSpec, tmp_path: 
         found = deviation(answers, model.id, outputs, loaded.task)
         assert found is not None and found < 1e-6
         loaded.close()
-    with pytest.raises(ConfigError, match="golden input"):
+    with pytest.raises(ConfigError, match="absent does not exist; check the path"):
         create_bundle(digits, tmp_path / "other", golden=[tmp_path / "absent"])
     assert not (tmp_path / "other").exists()

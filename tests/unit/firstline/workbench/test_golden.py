@@ -5,6 +5,7 @@ from __future__ import annotations
 import zipfile
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from support.sample_models import linear_model
@@ -27,7 +28,11 @@ IMAGES = InputSpec("image", "BYTES", (-1,), "image")
 
 def taking(*inputs: InputSpec) -> Manifest:
     model = Model(
-        "edge", Artefact("edge.onnx", "a" * 64, 1), "onnx", "fp32", tuple(ModelInput(each.name) for each in inputs)
+        "edge",
+        Artefact("edge.onnx", "a" * 64, 1),
+        "onnx",
+        "fp32",
+        tuple(ModelInput(each.name, each.name) for each in inputs),
     )
     return Manifest("m", 1, Classification(("no", "yes")), inputs, (model,))
 
@@ -41,13 +46,13 @@ def spec(tmp_path: Path) -> BundleSpec:
 
 
 def rows_at(path: Path, array: np.ndarray[tuple[int, ...], np.dtype[np.generic]]) -> Path:
-    np.save(path, array)
+    np.savez(path, image=array)
     return path
 
 
-def test_golden_rows_are_read_from_npy_files(spec: BundleSpec, tmp_path: Path) -> None:
+def test_golden_rows_are_read_from_tables(spec: BundleSpec, tmp_path: Path) -> None:
     rows = np.random.default_rng(1).standard_normal((3, 5)).astype(np.float32)
-    files = [rows_at(tmp_path / "a.npy", rows[:2]), rows_at(tmp_path / "b.npy", np.asfortranarray(rows[2:]))]
+    files = [rows_at(tmp_path / "a.npz", rows[:2]), rows_at(tmp_path / "b.npz", np.asfortranarray(rows[2:]))]
     made = create_bundle(spec, tmp_path / "bundle", golden=files)
     answers = read_golden(made, made.manifest.golden.artefact)
     assert next(iter(inputs_of(answers, made.manifest).values())).tolist() == rows.tolist()
@@ -70,43 +75,43 @@ def test_only_fractions_are_rounded() -> None:
 @pytest.mark.parametrize(
     ("array", "fault"),
     [
-        (np.zeros((1, 4), np.float32), r"shape \[1, 4\], and the bundle takes \[-1, 5\]"),
-        (np.zeros(5, np.float32), r"shape \[5\]"),
-        (np.zeros((1, 5), np.float64), "holds float64, and the bundle takes FP32"),
-        (np.zeros((0, 5), np.float32), "0 golden inputs"),
-        (np.zeros((ROWS_LIMIT + 1, 5), np.float32), f"give 1 to {ROWS_LIMIT} rows"),
-        (np.zeros((LIMIT_BYTES // 20 + 1, 5), np.float32), "give at most"),
+        (np.zeros((1, 4), np.float32), r"has shape \[4\], and the model takes \[5\] in each row"),
+        (np.full((1, 5), 1e300), "does not fit into FP32"),
+        (np.zeros((0, 5), np.float32), "no rows"),
+        (np.array([[{"a": 1}]], object), "holds Python objects"),
     ],
 )
 def test_rows_that_do_not_fit_are_refused(
     array: np.ndarray[tuple[int, ...], np.dtype[np.generic]], fault: str, spec: BundleSpec, tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigError, match=fault):
-        create_bundle(spec, tmp_path / "bundle", golden=[rows_at(tmp_path / "rows.npy", array)])
+        create_bundle(spec, tmp_path / "bundle", golden=[rows_at(tmp_path / "rows.npz", array)])
     assert not (tmp_path / "bundle").exists()
 
 
-@pytest.mark.parametrize("content", [b"", b"\x89PNG", b"\x93NUMPY\x01\x00"])
-def test_files_other_than_npy_are_refused(content: bytes, tmp_path: Path) -> None:
-    file = tmp_path / "rows.npy"
-    file.write_bytes(content)
-    with pytest.raises(ConfigError, match=r"is no \.npy file"):
-        read_inputs([file], taking(SPEC))
+def test_too_many_rows_of_several_files_are_refused(tmp_path: Path) -> None:
+    file = rows_at(tmp_path / "rows.npz", np.zeros((2 * ROWS_LIMIT, 5), np.float32))
+    assert read_inputs([file], taking(SPEC)).rows == ROWS_LIMIT
+    with pytest.raises(ConfigError, match=f"There are {2 * ROWS_LIMIT} golden inputs"):
+        read_inputs([file, file], taking(SPEC))
 
 
-def test_pickled_rows_are_not_loaded(tmp_path: Path) -> None:
-    file = tmp_path / "rows.npy"
-    np.save(file, np.array([{"a": 1}], object), allow_pickle=True)
-    with pytest.raises(ConfigError, match=r"is no \.npy file"):
-        read_inputs([file], taking(SPEC))
+def test_inputs_of_the_full_model_alone_may_be_absent(tmp_path: Path) -> None:
+    """A table need not have columns that only the full model reads."""
+    both = (InputSpec("a", "FP32", (-1, 1)), InputSpec("b", "FP32", (-1, 1)))
+    full = msgspec.structs.replace(taking(*both).edge[0], id="full")
+    manifest = msgspec.structs.replace(taking(both[0]), inputs=both, full=full)
+    for columns, names in (("a\n1\n", {"a"}), ("a,b\n1,2\n", {"a", "b"})):
+        (tmp_path / "rows.csv").write_text(columns)
+        assert read_inputs([tmp_path / "rows.csv"], manifest).inputs.keys() == names
 
 
-def test_unreadable_golden_image_is_refused(tmp_path: Path) -> None:
+def test_too_large_golden_image_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "image.png"
     with file.open("wb") as stream:
         stream.truncate(LIMIT_BYTES + 1)
     spec = taking(IMAGES)
-    with pytest.raises(ConfigError, match="give a smaller one"):
+    with pytest.raises(ConfigError, match="golden inputs have more than"):
         read_inputs([file], spec)
     file.write_bytes(b"x" * (LIMIT_BYTES // 2))
     assert read_inputs([file], spec).rows == 1
@@ -149,6 +154,6 @@ def test_too_large_golden_answers_are_refused(tmp_path: Path) -> None:
     spec = BundleSpec(
         name="vector", version=1, labels=("no", "yes"), edge=(ModelSpec(file),), policy=PolicySpec(threshold=1.0)
     )
-    rows = rows_at(tmp_path / "rows.npy", np.zeros((5, 400_000), np.float32))
+    rows = rows_at(tmp_path / "rows.npz", np.zeros((5, 400_000), np.float32))
     with pytest.raises(ConfigError, match="golden answers take"):
         create_bundle(spec, tmp_path / "bundle", golden=[rows])
