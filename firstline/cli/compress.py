@@ -15,6 +15,7 @@ from firstline.cli.options import (
     PROMISE_EXAMPLE,
     BundleArgument,
     DataReading,
+    GatewayOptions,
     LimitOption,
     ThreadsOption,
     require_bundle,
@@ -25,6 +26,7 @@ from firstline_core.errors import ConfigError
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from firstline.cli.profile_source import load_profile
     from firstline.cli.promises import caveats
     from firstline.cli.work_folder import work_folder
     from firstline.workbench.bundle import refuse_existing, require_writable, write_version
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
     from firstline.workbench.promises import parse_promises
     from firstline_core.bundle.manifest import Manifest
     from firstline_core.bundle.store import Bundle, open_bundle
+    from firstline_core.hardware.readings import Absent, Modelled, Reading
     from firstline_core.routing.certification import check_share
     from firstline_core.runtime.select import RuntimeOptions
 
@@ -119,6 +122,15 @@ def compress_command(
     of: Annotated[
         str, typer.Option(help="Model by id. Default: the first edge variant in fp32, else the full model.")
     ] = "",
+    for_: Annotated[
+        str,
+        typer.Option(
+            "--for",
+            metavar="PROFILE",
+            help="Profile of the target machine, for latency and energy: a file, or BUNDLE/VERSION/MACHINE on the "
+            "gateway. Default: latency on this machine.",
+        ),
+    ] = "",
     limit: LimitOption = None,
     threads: ThreadsOption = 1,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the split of the data.")] = 0,
@@ -129,12 +141,13 @@ def compress_command(
         typer.Option(help="Folder of the next version, if a candidate is taken; without it none is written."),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Take refused candidates too.")] = False,
+    gateway: GatewayOptions,
 ) -> Report:
     """Make variants by static and dynamic int8, fp16 and int8 weights, and keep those that are better.
 
     Half of the data makes the candidates, a fifth judges them, the rest certifies them. Latency is measured on this
-    machine, in turns with the existing models. A candidate that is not better is refused, with the numbers; the exit
-    code is 0 all the same.
+    machine, in turns with the existing models; with --for, the points of its profile count, energy too. A candidate
+    that is not better is refused, with the numbers; the exit code is 0 all the same.
     """
     opened = open_bundle(require_bundle(bundle))
     if out is not None:
@@ -144,6 +157,7 @@ def compress_command(
     if lesson is not None:
         start_of(opened.manifest, source, lesson.start)
         require_training()
+    profile = load_profile(for_, gateway) if for_ else None
     dataset, options = reading.open(data, opened.manifest.inputs, limit), RuntimeOptions(threads=threads)
     with work_folder() as folder, progress("Compressing") as on_progress:
         found = compress(
@@ -153,13 +167,16 @@ def compress_command(
             source=source,
             rule=rule,
             lesson=lesson,
+            profile=profile,
             seed=seed,
             options=options,
             report=lambda step: typer.echo(f"{step} ...", err=True),
             progress=on_progress,
         )
         refused = [one for one in found.candidates if one.verdict and not one.verdict.accepted]
-        taken = [one.model.id for one in found.candidates if one.model and (force or one not in refused)]
+        taken = [
+            one.model.id for one in found.candidates if one.model and one.verdict and (force or one.verdict.accepted)
+        ]
         after = next_version(opened.manifest, found, taken) if taken else None
         made = Bundle(folder, opened.manifest)
         written = write_version(made, after, out, answer_with=options) if after and out else None
@@ -181,6 +198,7 @@ def _as_json(found: Compression, taken: list[str], after: Manifest | None, versi
     terms = found.rule.promise
     return {
         "source": found.source.id,
+        "target": found.target,
         "promise": {
             "epsilon": terms.epsilon,
             "delta": terms.delta,
@@ -221,7 +239,12 @@ def _text(found: Compression, taken: list[str], after: Manifest | None, written:
     yield rows_checked_sentence(found.rows_checked)
     rows = [(*_row(figures, found), "there") for figures in found.existing]
     rows += [(*_row(one.figures, found), _verdict(one)) for one in found.candidates if one.figures]
-    yield table("model", ">accuracy", ">on new rows", ">p50 ms", ">bytes", ">kept", "verdict", rows=rows)
+    columns = ("model", ">accuracy", ">on new rows", ">p50 ms", *([">mJ"] if found.target else []), ">bytes", ">kept")
+    yield table(*columns, "verdict", rows=rows)
+    if found.target:
+        unmeasured = [one.id for one in found.existing if one.latency_ms is None]
+        absent = f" It has no point of {', '.join(unmeasured)}, so these are not compared." if unmeasured else ""
+        yield f"Latency and energy are those of the profile of '{found.target}'.{absent}"
     for one in found.candidates:
         name = one.model.id if one.model is not None else one.technique
         yield f"{name} is {_verdict(one)}: {'; '.join(reason.removesuffix('.') for reason in _reasons(one))}."
@@ -248,11 +271,19 @@ def _reasons(one: Candidate) -> tuple[str, ...]:
 
 def _verdict(one: Candidate) -> str:
     if one.verdict is None:
-        return "not made"
+        return "not made" if one.model is None else "not judged"
     return "accepted" if one.verdict.accepted else "refused"
 
 
 def _row(figures: Figures, found: Compression) -> tuple[str, ...]:
     kept = "-" if figures.kept is None else percent(figures.kept)
     accuracies = percent(figures.accuracy), percent(found.certified_accuracy[figures.id])
-    return figures.id, *accuracies, f"{figures.latency_ms:.4g}", size(figures.size_bytes), kept
+    energy = [_energy(figures.energy_mj)] if found.target else []
+    latency = "-" if figures.latency_ms is None else f"{figures.latency_ms:.4g}"
+    return figures.id, *accuracies, latency, *energy, size(figures.size_bytes), kept
+
+
+def _energy(reading: Reading | None) -> str:
+    if reading is None or isinstance(reading, Absent):
+        return "absent"
+    return f"{reading.value:.3g}{' (modelled)' if isinstance(reading, Modelled) else ''}"

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from firstline.workbench.certify import Certification, Terms
 from firstline.workbench.compress.candidates import Candidate, Work, make_candidates
-from firstline.workbench.compress.evaluation import Parts, accuracy, median_ms, proved, split_data
+from firstline.workbench.compress.evaluation import Parts, accuracy, measured_costs, profiled_costs, proved, split_data
 from firstline.workbench.compress.judge import Figures, judge
 from firstline.workbench.compress.student import Lesson
 from firstline.workbench.data.dataset import Dataset
@@ -23,6 +23,7 @@ from firstline_core.bundle.loading import load_model
 from firstline_core.bundle.manifest import Manifest, Model, valid_certificate
 from firstline_core.bundle.store import Bundle
 from firstline_core.errors import ConfigError, listed
+from firstline_core.profile.profile import Profile
 from firstline_core.runtime.select import RuntimeOptions
 
 
@@ -43,8 +44,10 @@ class Compression(Struct, frozen=True):
 
     Attributes:
         source: the model that the candidates were made of.
+        target: the machine whose profile has latency and energy; "" for this machine, where latency is measured.
         rule: that the candidates were judged by.
-        existing: figures of all models of the bundle, the source included.
+        existing: figures of all models of the bundle, the source included; one that did not run on the target has no
+            latency, and is not compared.
         certifications: of the candidates, by id; the promise holds for all of them together.
         rows: images of each part: make, judge, certify.
         rows_checked: rows whose independence was checked, of each model of the bundle that runs here, by id.
@@ -52,6 +55,7 @@ class Compression(Struct, frozen=True):
     """
 
     source: Model
+    target: str
     rule: Rule
     existing: tuple[Figures, ...]
     candidates: tuple[Candidate, ...]
@@ -133,6 +137,7 @@ def compress(
     source: Model,
     rule: Rule,
     lesson: Lesson | None = None,
+    profile: Profile | None = None,
     seed: int = 0,
     options: RuntimeOptions = RuntimeOptions(),  # noqa: B008 (frozen)
     report: Callable[[str], None] = lambda step: None,
@@ -147,13 +152,15 @@ def compress(
         source: one of its models, see `source_of`.
         rule: that candidates are judged by; see `promise_of`.
         lesson: how a student is trained; None for no student.
+        profile: of the target machine; None for this machine.
         seed: of the parts.
         options: how the models run.
         report: receives what is done next.
         progress: receives how much of it is done.
 
     Raises:
-        ConfigError: the bundle lacks a tier or a file; the data does not fit or is too little.
+        ConfigError: the bundle lacks a tier or a file; the data does not fit or is too little; no candidate can have
+            run on the profile's machine.
         ModelLoadError: a model of the bundle does not load here.
         OSError: the folder cannot be written.
     """
@@ -162,6 +169,8 @@ def compress(
         raise ConfigError("A candidate is certified against the full model; the bundle needs edge and full model.")
     if not rule.promise.events:
         require_event(manifest)
+    if profile is not None:
+        _require_candidate(profile, manifest)
     truth = dataset.required_truth(manifest.task, manifest.inputs)
     report("Reading the data")
     parts = split_data(dataset, manifest.inputs, seed)
@@ -174,18 +183,28 @@ def compress(
     data |= {f"{name}_rows": str(rows) for name, rows in zip(("make", "judge", "certify"), counts, strict=True)}
     trial = data_rows(parts.make, bundle)
     work = Work(copy, source, data, options, report, progress, trial, lesson)
-    return _judged(work, parts, make_candidates(work, parts), rows_checked=rows_checked, rule=rule)
+    return _judged(work, parts, make_candidates(work, parts), rows_checked=rows_checked, profile=profile, rule=rule)
 
 
 def _judged(
-    work: Work, parts: Parts, made: Sequence[Candidate], *, rows_checked: dict[str, int], rule: Rule
+    work: Work,
+    parts: Parts,
+    made: Sequence[Candidate],
+    *,
+    rows_checked: dict[str, int],
+    profile: Profile | None,
+    rule: Rule,
 ) -> Compression:
-    """Measures, judges and certifies all models."""
+    """Judges and certifies all models whose cost is known."""
     bundle, manifest, source = work.bundle, work.bundle.manifest, work.source
-    new = [one.model for one in made if one.model is not None]
-    models, among = [*manifest.models, *new], max(len(new), 1)
+    models = [*manifest.models, *(one.model for one in made if one.model is not None)]
     work.report("Timing")
-    times_ms = median_ms(bundle, models, parts.judge, work.options)
+    if profile is None:
+        costs = measured_costs(bundle, models, parts.judge, work.options)
+    else:
+        costs = profiled_costs(models, profile)
+    new = [one.model for one in made if one.model is not None and one.model.id in costs]
+    models, among = [*manifest.models, *new], max(len(new), 1)
     work.report("Judging")
     judged = gather_all(bundle, models, parts.judge, options=work.options, progress=work.progress)
     work.report("Certifying")
@@ -199,24 +218,29 @@ def _judged(
         model.id: Figures(
             model.id,
             accuracy(judged[model.id]),
-            times_ms[model.id],
+            costs[model.id].latency_ms if model.id in costs else None,
             model.artefact.size_bytes,
             proofs[model.id].result.kept if model.id in proofs else None,
+            costs[model.id].energy_mj if model.id in costs else None,
         )
         for model in models
     }
     there = tuple(figures[model.id] for model in manifest.models)
+    rivals = [one for one in there if one.latency_ms is not None]
     promised = any(valid_certificate(manifest, model) is not None for model in manifest.edge)
 
     def with_verdict(one: Candidate) -> Candidate:
         if one.model is None:
             return one
+        if one.model.id not in costs and profile is not None:
+            return replace(one, failed=f"it never ran on '{profile.machine}': its profile has no model of this digest")
         found = figures[one.model.id]
-        verdict = judge(found, figures[source.id], there, rule.max_loss, promised=promised)
+        verdict = judge(found, figures[source.id], rivals, rule.max_loss, promised=promised)
         return replace(one, figures=found, verdict=verdict)
 
     return Compression(
         source,
+        "" if profile is None else profile.machine,
         rule,
         there,
         tuple(map(with_verdict, made)),
@@ -225,6 +249,17 @@ def _judged(
         rows_checked,
         {name: accuracy(evidence) for name, evidence in certified.items()},
     )
+
+
+def _require_candidate(profile: Profile, manifest: Manifest) -> None:
+    """Raises ConfigError if no other model than the bundle's own ran on the profile's machine."""
+    ran = {point.key.model_digest for point in profile.points if point.key.of_one_row}
+    if ran <= {model.digest for model in manifest.models}:
+        raise ConfigError(
+            f"The profile of '{profile.machine}' has one row through no model but the bundle's own, and times are not "
+            "scaled from other models. Write the candidates with --force and --out DIR, measure DIR there (edge-agent "
+            "profile create DIR), and give that profile, with the same data and seed."
+        )
 
 
 def _copied(bundle: Bundle, folder: Path) -> Bundle:

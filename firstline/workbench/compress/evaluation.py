@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -28,7 +29,10 @@ from firstline_core.bundle.loading import LoadedModel, load_model
 from firstline_core.bundle.manifest import Model
 from firstline_core.bundle.store import Bundle
 from firstline_core.errors import ConfigError
+from firstline_core.hardware.readings import Reading
 from firstline_core.processing.steps import InputSpec
+from firstline_core.profile.profile import Profile
+from firstline_core.profile.summary import DISTURBED
 from firstline_core.routing.certification import CertificationResult
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.types import Array
@@ -189,8 +193,33 @@ def proved(
     return replace(found, certificate=msgspec.structs.replace(found.certificate, delta=terms.delta, events=events))
 
 
-def median_ms(bundle: Bundle, models: Sequence[Model], dataset: Dataset, options: RuntimeOptions) -> dict[str, float]:
-    """Returns the median time of one row through each model, by id, without its processing.
+class Cost(NamedTuple):
+    """Cost of one row: the median time through the model, and the energy of the whole query if it is known."""
+
+    latency_ms: float
+    energy_mj: Reading | None = None
+
+
+def profiled_costs(models: Sequence[Model], profile: Profile) -> dict[str, Cost]:
+    """Returns the costs that the profile of a machine contains, by id, each of the model's fastest way to run there.
+
+    Only models that ran there count, by their digests. Nothing is scaled from this machine: the speed of int8 kernels
+    relative to fp32 differs between processors by several times.
+    """
+    found = {}
+    for model in models:
+        points = [point for point in profile.points if point.key.model_digest == model.digest and point.key.of_one_row]
+        calm = [point for point in points if point.waited_share <= DISTURBED] or points
+        if calm:
+            best = min(calm, key=lambda point: point.run.p50_ms)
+            found[model.id] = Cost(best.run.p50_ms, best.energy_mj)
+    return found
+
+
+def measured_costs(
+    bundle: Bundle, models: Sequence[Model], dataset: Dataset, options: RuntimeOptions
+) -> dict[str, Cost]:
+    """Measures the median time of one row through each model here, by id, without its processing.
 
     The models run in turns in one process, so that other work affects all of them alike, and each is warmed, because a
     model of some microseconds takes up to twice as long after another runtime has filled the caches.
@@ -218,7 +247,7 @@ def median_ms(bundle: Bundle, models: Sequence[Model], dataset: Dataset, options
                 began_s = time.perf_counter()
                 loaded.runtime.run(feed)
                 taken[name].append(time.perf_counter() - began_s)
-    return {name: float(np.median(seconds)) * 1000 for name, seconds in taken.items()}
+    return {name: Cost(float(np.median(seconds)) * 1000) for name, seconds in taken.items()}
 
 
 def _warmed(loaded: LoadedModel, feed: dict[str, Array]) -> None:

@@ -6,11 +6,11 @@ A candidate must
    nine tenths of what the best of them keeps there for the same promise: quantisation harms the score that routes
    before it harms the accuracy;
 3. compared with every existing model that is as accurate within the stated loss, be better by a tenth or more in
-   latency or size, and worse by more than a twentieth in neither, unless the gain is twofold.
+   latency, size or energy, and worse by more than a twentieth in none of them, unless the gain is twofold.
 
 Less than a tenth is not worth a rollout, and lies within the difference between two days. A twentieth is what a careful
 measurement repeats to. With a twofold gain a file may be the one that fits, or an answer the one that meets its
-deadline.
+deadline. Energy counts if both sides have it measured, or both modelled.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from msgspec import Struct
+
+from firstline_core.hardware.readings import Measured, Modelled, Reading
 
 GAIN = 1.1
 HARM = 1.05
@@ -30,15 +32,17 @@ class Figures(Struct, frozen=True):
 
     Attributes:
         accuracy: on the judging part, 0 to 1.
-        latency_ms: median of one row through the model.
+        latency_ms: median of one row through the model; None for an existing model that did not run on the target.
         kept: share of the certifying part that a certificate keeps; 0 if nothing is certified, None without a promise.
+        energy_mj: of one query on the target; None if it is not known.
     """
 
     id: str
     accuracy: float
-    latency_ms: float
+    latency_ms: float | None
     size_bytes: int
     kept: float | None = None
+    energy_mj: Reading | None = None
 
 
 class Verdict(Struct, frozen=True):
@@ -56,7 +60,7 @@ def judge(
     Args:
         candidate: the figures to judge.
         source: figures of the model that it was made of.
-        there: every existing model.
+        there: every existing model that ran on the target.
         max_loss: of accuracy, as a share: 2 points are 0.02.
         promised: whether an existing variant carries a valid certificate.
     """
@@ -73,12 +77,7 @@ def judge(
     elif promised and not candidate.kept:
         against.append("is not certified on this data, and what is there carries a certificate; give more images")
     compared = {
-        rival.id: {
-            "latency": rival.latency_ms / max(candidate.latency_ms, 1e-9),
-            "size": rival.size_bytes / max(candidate.size_bytes, 1),
-        }
-        for rival in there
-        if rival.accuracy >= candidate.accuracy - max_loss - 1e-9
+        rival.id: _ratios(candidate, rival) for rival in there if rival.accuracy >= candidate.accuracy - max_loss - 1e-9
     }
     against += [
         f"{_comparison(ratios)} against {rival}: {fault}"
@@ -87,6 +86,19 @@ def judge(
     ]
     in_favour = tuple(f"{_comparison(ratios)} against {rival}" for rival, ratios in compared.items())
     return Verdict(False, tuple(against)) if against else Verdict(True, in_favour)
+
+
+def _ratios(candidate: Figures, rival: Figures) -> dict[str, float]:
+    """Returns how many times better a candidate is by each measure; below 1 is worse."""
+    ratios = {
+        "latency": (rival.latency_ms or 0.0) / max(candidate.latency_ms or 0.0, 1e-9),
+        "size": rival.size_bytes / max(candidate.size_bytes, 1),
+    }
+    mine, other = candidate.energy_mj, rival.energy_mj
+    for kind in (Measured, Modelled):
+        if isinstance(mine, kind) and isinstance(other, kind) and mine.value > 0 and other.value > 0:
+            ratios["energy"] = other.value / mine.value
+    return ratios
 
 
 def _fault(ratios: dict[str, float]) -> str:
@@ -100,6 +112,5 @@ def _fault(ratios: dict[str, float]) -> str:
 
 
 def _comparison(ratios: dict[str, float]) -> str:
-    """Returns how many times better a candidate is by each measure; below 1 is worse."""
-    words = {"latency": ("faster", "slower"), "size": ("smaller", "larger")}
+    words = {"latency": ("faster", "slower"), "size": ("smaller", "larger"), "energy": ("thriftier", "thirstier")}
     return ", ".join(f"{max(ratio, 1 / ratio):.2f} times {words[name][ratio < 1]}" for name, ratio in ratios.items())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from math import inf
 
 import msgspec
 
@@ -38,11 +39,13 @@ def ordered_variants(there: Sequence[Model], new: Sequence[Model], figures: Mapp
     """Inserts new variants into the edge variants, of which a device takes the first that it can load.
 
     A new variant is inserted before the first one that keeps fewer answers under the same promise, or as many and is
-    slower. A variant without a certificate is behind all that have one. Existing variants stay in their order.
+    slower, or of unknown time. A variant without a certificate is behind all that have one. Existing variants stay in
+    their order.
     """
 
     def rank(model: Model) -> tuple[float, float]:
-        return -(figures[model.id].kept or 0.0), figures[model.id].latency_ms
+        latency_ms = figures[model.id].latency_ms
+        return -(figures[model.id].kept or 0.0), inf if latency_ms is None else latency_ms
 
     placed = list(there)
     for model in new:

@@ -6,11 +6,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from firstline.workbench.compress.judge import GAIN, HARM, WORTH_A_TRADE, Figures, judge
+from firstline_core.hardware.readings import Absent, Measured, Modelled, Reading
 
 SOURCE = Figures("source", accuracy=0.9, latency_ms=10.0, size_bytes=1000, kept=0.8)
 
 
-def candidate(**fields: float) -> Figures:
+def candidate(**fields: float | Reading) -> Figures:
     return msgspec.structs.replace(SOURCE, id="new", **fields)
 
 
@@ -44,6 +45,17 @@ def test_better_candidates_are_accepted(made: Figures) -> None:
     found = judge(made, SOURCE, [SOURCE], 0.02)
     assert found.accepted, found.reasons
     assert found.reasons[0].endswith("against source")
+
+
+def test_energy_counts_if_both_sides_have_it() -> None:
+    spends = msgspec.structs.replace(SOURCE, energy_mj=Measured(10.0, "a rail"))
+    found = judge(candidate(energy_mj=Measured(5.0, "a rail")), spends, [spends], 0.02)
+    assert found.accepted
+    assert "2.00 times thriftier" in found.reasons[0]
+    assert not judge(candidate(energy_mj=Measured(5.0, "a rail")), SOURCE, [SOURCE], 0.02).accepted
+    assert not judge(candidate(energy_mj=Modelled(5.0, "stated")), spends, [spends], 0.02).accepted
+    absent = msgspec.structs.replace(SOURCE, energy_mj=Absent("No sensor."))
+    assert not judge(candidate(energy_mj=Absent("No sensor.")), absent, [absent], 0.02).accepted
 
 
 def test_a_candidate_competes_with_all_equally_accurate_models() -> None:

@@ -1,0 +1,93 @@
+"""Costs on another machine: read from its profile."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from msgspec.structs import replace
+from support.profiles import point
+from typer.testing import CliRunner
+
+from firstline.cli.app import app
+from firstline.workbench.compress.evaluation import Cost, profiled_costs
+from firstline_core.bundle.store import Bundle, open_bundle
+from firstline_core.hardware.readings import Measured, Modelled
+from firstline_core.profile.profile import Point, Profile, encode
+
+_DIGITS = Path(__file__).parents[5] / "models/digits"
+_FEW = ("--limit", 250, "--epsilon", 0.1, "--delta", 0.1)
+
+
+@pytest.fixture(scope="module")
+def bundle() -> Bundle:
+    return open_bundle(_DIGITS / "bundle")
+
+
+def _run(*arguments: object, code: int = 0) -> Any:
+    command = ("compress", _DIGITS / "bundle", "--data", _DIGITS / "heldout", *_FEW, *arguments)
+    result = CliRunner().invoke(app, [*map(str, command)])
+    assert result.exit_code == code, result.output
+    return result
+
+
+@pytest.fixture(scope="module")
+def everything(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    """The digits' bundle with all candidates."""
+    out = tmp_path_factory.mktemp("forced") / "all"
+    _run("--out", out, "--force")
+    return open_bundle(out)
+
+
+def _profile(*points: Point) -> Profile:
+    return Profile("digits", 1, "board", "another", points=points)
+
+
+def test_the_fastest_measured_way_counts(bundle: Bundle) -> None:
+    first, second = bundle.manifest.edge[:2]
+    rail = Measured(7.0, "a rail")
+    points = [
+        replace(point(2.0, variant=first.id, digest=first.digest, threads=4), energy_mj=rail),
+        point(3.0, variant=first.id, digest=first.digest),
+        replace(point(1.0, variant=first.id, digest=first.digest, threads=2), waited_share=0.3),  # disturbed
+    ]
+    assert profiled_costs([first, second], _profile(*points)) == {first.id: Cost(2.0, rail)}
+    assert profiled_costs([first], _profile(points[2]))[first.id].latency_ms == 1.0
+
+
+def test_the_profile_of_another_machine_needs_a_candidate(bundle: Bundle, tmp_path: Path) -> None:
+    own = [point(1.0, variant=model.id, digest=model.digest) for model in bundle.manifest.models]
+    batch = point(0.5, digest="c" * 64)
+    (tmp_path / "board.json").write_bytes(encode(_profile(*own, replace(batch, key=replace(batch.key, batch=4)))))
+    refused = " ".join(_run("--for", tmp_path / "board.json", code=2).output.split())
+    assert "no model but the bundle's own" in refused and "--force and --out DIR" in refused
+
+
+def test_candidates_are_judged_by_the_targets_figures(tmp_path: Path, everything: Bundle) -> None:
+    made = {model.id: model for model in everything.manifest.models}
+
+    def ran(ms: float, name: str, energy_mj: float) -> Point:
+        return replace(point(ms, variant=name, digest=made[name].digest), energy_mj=Modelled(energy_mj, "stated"))
+
+    ways = (ran(1.0, "edge-onnx", 2.0), ran(0.1, "edge-onnx-static-int8", 0.1), ran(2.0, "edge-onnx-dynamic-int8", 3.0))
+    (tmp_path / "board.json").write_bytes(encode(_profile(*ways)))
+    found = msgspec.json.decode(_run("--for", tmp_path / "board.json", "-o", "json").stdout)
+    assert found["target"] == "board"
+    by_technique = {one["technique"]: one for one in found["candidates"]}
+    static, dynamic = by_technique["static-int8"], by_technique["dynamic-int8"]
+    assert static["accepted"] and static["figures"]["latency_ms"] == 0.1
+    assert static["figures"]["energy_mj"]["kind"] == "modelled"
+    assert "10.00 times faster" in static["reasons"][0] and "20.00 times thriftier" in static["reasons"][0]
+    assert not dynamic["accepted"] and "2.00 times slower" in dynamic["reasons"][0]
+    assert by_technique["fp16"]["figures"] is None
+    assert "never ran on 'board'" in by_technique["fp16"]["reasons"][0]
+    assert [one["id"] for one in found["there"] if one["latency_ms"] is not None] == ["edge-onnx"]
+    text = " ".join(_run("--for", tmp_path / "board.json").stdout.split())
+    assert "Latency and energy are those of the profile of 'board'. It has no point of edge-tflite-float" in text
+    assert "fp16 is not judged: it never ran on 'board'" in text
+
+
+def test_a_missing_profile_is_refused(tmp_path: Path) -> None:
+    assert "There is no profile at" in _run("--for", tmp_path / "none.json", code=2).output
