@@ -98,7 +98,7 @@ class Fleet:
 
             return True, devices.desire(connection, [device], change, now_s, existing_only=True)
 
-        is_new, informed = await self._store.write(report)
+        is_new, informed = await self._store.write(report, key=device)
         if informed:
             self._on_desired()
         return is_new
@@ -123,7 +123,7 @@ class Fleet:
             service_s = self._service.now_s()
             return counted, alarms.take_telemetry(connection, device, counts, now_s=now_s, service_s=service_s)
 
-        found, changes = await self._store.write(add)
+        found, changes = await self._store.write(add, key=device)
         for change in changes:
             change.log()
         if found is not None:
@@ -137,9 +137,9 @@ class Fleet:
         now_s = self._clock.wall_s()
         if online:
             return await self._store.write(
-                lambda on: devices.mark_seen(on, device, session, now_s, accept=self._accept)
+                lambda on: devices.mark_seen(on, device, session, now_s, accept=self._accept), key=device
             )
-        return await self._store.write(lambda on: devices.mark_offline(on, device, session))
+        return await self._store.write(lambda on: devices.mark_offline(on, device, session), key=device)
 
     async def page(self, after: str, limit: int, wanted: devices.Filter, sort: Sort = Sort.NAME) -> FleetDevicePage:
         """Returns a page of devices; see `devices.page`."""

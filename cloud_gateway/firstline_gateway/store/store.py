@@ -89,18 +89,19 @@ class Store(GroupWriter[Connection]):
         """
         return await self._readers.read(operation)
 
-    async def write(self, operation: Callable[[Connection], _T], *, apart: bool = False) -> _T:
+    async def write(self, operation: Callable[[Connection], _T], *, apart: bool = False, key: str = "") -> _T:
         """Runs one operation in a transaction and returns its result once it is durable.
 
         Args:
             operation: as for `submit`.
             apart: as for `submit_then`.
+            key: as for `submit_then`.
 
         Raises:
             StoreUnavailableError: the database refuses, or too many operations wait.
             NotReadyError: this gateway is ending.
         """
-        return await asyncio.wrap_future(self.submit_then(operation, lambda result: result, apart=apart))
+        return await asyncio.wrap_future(self.submit_then(operation, lambda result: result, apart=apart, key=key))
 
     def close(self, timeout_s: float | None = None) -> bool:
         """Ends the threads after what was submitted before is written; calling it twice is harmless.

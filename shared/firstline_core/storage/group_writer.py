@@ -28,10 +28,14 @@ class _Work(NamedTuple):
     done: Future[Any]
     writes: bool
     apart: bool
+    key: str
 
 
 class GroupWriter(Generic[Transaction]):
-    """Runs operations in the order of submission; the future of each is done once its group is durable.
+    """Runs operations in the order of submission, those of a group in the order of their keys first.
+
+    The future of each is done once its group is durable. Two processes that write the same rows in the order of keys
+    cannot wait for each other.
 
     An operation may run twice: if one operation of a group raises, the whole group is undone and each operation is
     tried alone. So an operation must have no effect outside the database. An operation that refuses without having
@@ -96,6 +100,7 @@ class GroupWriter(Generic[Transaction]):
         *,
         writes: bool = True,
         apart: bool = False,
+        key: str = "",
     ) -> Future[_U]:
         """Queues one operation, and what this process does once the operation is durable.
 
@@ -107,6 +112,7 @@ class GroupWriter(Generic[Transaction]):
                 `problem`.
             apart: True if the operation takes a lock under which it must wait for no other lock: it shares a
                 transaction only with others of its kind.
+            key: of the row that it locks; operations of one key keep their order.
         """
         if self._queue.qsize() >= _WAITING_LIMIT:
             raise self._refusal(
@@ -118,7 +124,7 @@ class GroupWriter(Generic[Transaction]):
                 raise NotReadyError(
                     f"The {self._name} is closed and stores nothing more.", retry_after_s=_RETRY_AFTER_S
                 )
-            self._queue.put(_Work(operation, then, done, writes, apart))
+            self._queue.put(_Work(operation, then, done, writes, apart, key))
         return done
 
     def end(self) -> None:
@@ -143,7 +149,8 @@ class GroupWriter(Generic[Transaction]):
         while open_:
             group, open_ = self._next_group()
             for apart in (False, True):
-                resolve(self._commit([work for work in group if work.apart is apart]))
+                chosen = [work for work in group if work.apart is apart]
+                resolve(self._commit(sorted(chosen, key=lambda work: work.key)))
 
     def _next_group(self) -> tuple[list[_Work], bool]:
         """Waits for operations; returns those that were not cancelled, and whether more may come."""

@@ -85,6 +85,19 @@ def test_operations_share_a_commit(store: Store) -> None:
     assert (len(store.keys()), store.commits) == (40, 2)
 
 
+def test_a_group_is_written_in_the_order_of_keys(store: Store) -> None:
+    writer, order = writer_of(store), list[str]()
+
+    def write(name: str, key: str) -> None:
+        writer.submit_then(lambda _: order.append(name), lambda result: result, key=key)
+
+    with one_group(writer):
+        for name, key in (("c1", "c"), ("a1", "a"), ("c2", "c"), ("first", ""), ("b", "b"), ("a2", "a")):
+            write(name, key)
+    assert writer.close()
+    assert order == ["first", "a1", "a2", "b", "c1", "c2"]
+
+
 def test_an_operation_that_raises_fails_alone(store: Store) -> None:
     writer = writer_of(store)
     with one_group(writer):
