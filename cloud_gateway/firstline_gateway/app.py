@@ -354,7 +354,7 @@ class Gateway:
                 models.metadata_routes(self.plane, self.repository, access),
                 models.repository_routes(self.plane, access),
                 monitoring.metrics_routes(self.metrics, access),
-                monitoring.monitoring_routes(self._dispatcher, self.store, self.webhooks, access),
+                monitoring.monitoring_routes(self._dispatcher, self.store, self.webhooks, self.audit_log, access),
                 contracts.contract_routes(self.contracts, self.repository, access),
                 enrolment.enrolment_routes(self.identity),
                 enrolment.invitation_routes(self.identity.devices, access),

@@ -20,11 +20,13 @@ from support.proxy import FINE, ChaosProxy, Network
 from support.waiting import until
 from support.webhook_receiver import receiver, secret_file
 
+from firstline_core.fleet.persons import PERSON_HEADER
 from firstline_core.fleet.telemetry import ModelCounts, Telemetry
 from firstline_core.protocol.enrolment import ENROL_PATH, parse_join_token
 from firstline_core.types import ContractAlarm, Privacy, Status
 from firstline_edge.app import EdgeAgent
 from firstline_edge.outbox.database import Receiver
+from firstline_gateway.audit_log import Wanted
 from firstline_gateway.commands import status
 from firstline_gateway.identity import ca
 from firstline_gateway.settings.settings import Store
@@ -77,6 +79,17 @@ async def test_a_person_tests_a_webhook(tmp_path: Path) -> None:
             )
             reader = create_key(gateway.settings.store, "shop", "application")
             assert "fleet" in (await firstline(url, reader, "webhook", "test", "ops", code=1)).output
+            person = {PERSON_HEADER: json.dumps({"name": "anna@example.org", "role": "operator"})}
+            async with httpx.AsyncClient(base_url=url, headers=bearer(key) | person) as client:
+                assert (await client.post("/firstline/v1/webhooks/ops/test")).is_success
+            entries = (await gateway.audit_log.page(Wanted(action="webhook."), 10)).entries
+    assert {(each.action, each.subject) for each in entries} == {("webhook.test", "webhook:ops")}
+    assert [(each.actor, json.loads(each.details)["status"]) for each in entries] == [
+        ("application:ops", 200),
+        ("application:ops", 403),
+        ("application:ops", 403),
+        ("anna@example.org via application:ops", 403),
+    ]
     assert found.types == ["webhook.test"] and "t0ken" not in json.dumps(shown)
 
 

@@ -9,8 +9,9 @@ from starlette.responses import Response
 
 from firstline_core.fleet.rest import WEBHOOKS_PATH
 from firstline_core.telemetry.metrics import RequestMetrics
-from firstline_gateway.api.auth import Access
+from firstline_gateway.api.auth import Access, Operator
 from firstline_gateway.api.messages import json_response
+from firstline_gateway.audit_log import AuditLog
 from firstline_gateway.executors.base import ExecutorReport
 from firstline_gateway.executors.dispatch.dispatcher import Dispatcher
 from firstline_gateway.store.store import Store
@@ -30,7 +31,9 @@ def metrics_routes(metrics: RequestMetrics, access: Access) -> APIRouter:
     return router
 
 
-def monitoring_routes(dispatcher: Dispatcher, store: Store, webhooks: Webhooks, access: Access) -> APIRouter:
+def monitoring_routes(
+    dispatcher: Dispatcher, store: Store, webhooks: Webhooks, audit_log: AuditLog, access: Access
+) -> APIRouter:
     """Returns the routes of the executors, the store and the webhooks, for operators."""
     router = APIRouter(dependencies=[Depends(access.fleet)])
 
@@ -52,9 +55,12 @@ def monitoring_routes(dispatcher: Dispatcher, store: Store, webhooks: Webhooks, 
         return json_response({"webhooks": [{"name": name, **state._asdict()} for name, state in states.items()]})
 
     @router.post(f"{WEBHOOKS_PATH}/{{webhook}}/test", tags=["webhooks"])
-    async def test_webhook(webhook: str) -> Response:
+    async def test_webhook(webhook: str, principal: Operator) -> Response:
         """Send a signed message of the type `webhook.test` at once, and return the receiver's answer."""
-        return json_response(asdict(await webhooks.test(webhook)))
+        found = await webhooks.test(webhook)
+        details = {"status": found.status, "problem": found.problem}
+        await audit_log.note(principal, "webhook.test", f"webhook:{webhook}", details)
+        return json_response(asdict(found))
 
     return router
 
