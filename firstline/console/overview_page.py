@@ -33,6 +33,7 @@ def add_pages(watch: Watch) -> None:
                 with card("Answers of the last 24 hours", "xl:col-span-2"):
                     answers = Redrawn(_figures, "flex flex-wrap gap-x-10 gap-y-3 mb-2")
                     chart = ui.echart(answers_view.chart([], 1.0, time.time(), _HOURS)).classes("chart")
+                    ages = text("p").classes("text-soft text-sm")
                     ui.link("Answers over time", "/answers")
                 with card("Agents"):
                     agents = Table("Agents", view.AGENTS, "No device has reported yet.")
@@ -52,6 +53,7 @@ def add_pages(watch: Watch) -> None:
             if drawn != chart.options:
                 chart.options.update(drawn)
                 chart.update()
+            ages.set_text(view.report_ages(data.fleet))
             agents.show(view.agent_rows(data.fleet))
             by_tag.show(view.tag_rows(data.fleet))
             outboxes.show(view.outbox_rows(data.fleet))

@@ -206,12 +206,21 @@ OUTBOXES: tuple[Column[Outbox], ...] = (
     Column("device", "Device", lambda one: Cell(one.device, device_page(one.device))),
     Column("items", "Corrections", lambda one: str(one.items), number=True),
     Column("oldest", "Oldest", lambda one: wording.duration(one.oldest_s), number=True),
+    Column("reported", "Reported", lambda one: f"{wording.age(one.reported_s)} ago", number=True),
 )
 
 
 def outbox_rows(fleet: FleetOverview) -> list[Row]:
     """Returns the oldest outboxes."""
     return rows(OUTBOXES, fleet.outboxes[:_SHOWN], lambda one: one.device)
+
+
+def report_ages(fleet: FleetOverview) -> str:
+    """Returns a sentence about the age of the devices' latest reports, from which outboxes and answers are."""
+    if fleet.reported_s is None:
+        return "No device has reported yet."
+    newest, oldest = (wording.age(age_s) for age_s in fleet.reported_s)
+    return f"From reports of devices, the latest of which are {newest} to {oldest} old."
 
 
 def answer_figures(history: TierHistory) -> list[tuple[str, str]]:

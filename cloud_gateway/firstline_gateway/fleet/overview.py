@@ -30,7 +30,7 @@ def overview(connection: Connection, tag: str, selector: Selector, now_s: float)
     revoked = revoked_devices(connection)
     presences, versions = Counter[Presence](), Counter[str]()
     by_tag: defaultdict[str, Counter[Presence]] = defaultdict(Counter)
-    names, unaccepted = set(), 0
+    names, reporting, unaccepted = set(), set(), 0
     for device in devices.every(connection):
         if not selector.matches(device.tags):
             continue
@@ -43,7 +43,15 @@ def overview(connection: Connection, tag: str, selector: Selector, now_s: float)
         value = device.tags.get(tag, "")
         by_tag[value if value in by_tag or len(by_tag) < _VALUES else _OTHERS][presence] += 1
         if presence is not Presence.REVOKED:
+            reporting.add(device.name)
             versions[device.reported.agent_version if device.reported is not None else ""] += 1
+    reports = connection.execute(select(COUNTS.c.device, COUNTS.c.latest, COUNTS.c.at_s)).all()
+    ages_s = [max(0.0, now_s - at_s) for device, _, at_s in reports if device in reporting]
+    outboxes = (
+        Outbox(device, latest.outbox_items, latest.health.outbox_oldest_s, max(0.0, now_s - at_s))
+        for device, latest, at_s in reports
+        if device in names and latest.outbox_items
+    )
     expiring = [one for one in _expiring(connection, now_s) if one.device in names]
     return FleetOverview(
         at_s=now_s,
@@ -52,9 +60,10 @@ def overview(connection: Connection, tag: str, selector: Selector, now_s: float)
         tag=tag,
         by_tag={value: dict(counts) for value, counts in sorted(by_tag.items())},
         agent_versions=dict(versions),
-        outboxes=tuple(_oldest(connection, names)),
+        outboxes=tuple(nlargest(LISTED, outboxes, key=lambda one: (one.oldest_s, one.items))),
         expiring=tuple(expiring[:LISTED]),
         expiring_count=len(expiring),
+        reported_s=(min(ages_s), max(ages_s)) if ages_s else None,
     )
 
 
@@ -69,12 +78,3 @@ def _expiring(connection: Connection, now_s: float) -> list[ExpiringCertificate]
         .order_by(ends_s, CERTIFICATES.c.device)
     )
     return [ExpiringCertificate(*row) for row in connection.execute(query)]
-
-
-def _oldest(connection: Connection, names: set[str]) -> list[Outbox]:
-    """Returns the devices with the oldest items in their outbox."""
-    rows = connection.execute(select(COUNTS.c.device, COUNTS.c.latest))
-    outboxes = (
-        Outbox(device, latest.outbox_items, latest.health.outbox_oldest_s) for device, latest in rows if device in names
-    )
-    return nlargest(LISTED, (one for one in outboxes if one.items), key=lambda one: (one.oldest_s, one.items))

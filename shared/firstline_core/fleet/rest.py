@@ -286,12 +286,14 @@ class Outbox(Struct, frozen=True):
     """The corrections that a device still waits for, as it reported them.
 
     Attributes:
-        oldest_s: age of the oldest.
+        oldest_s: age of the oldest when the device reported it.
+        reported_s: time since the report (seconds).
     """
 
     device: str
     items: int
     oldest_s: float
+    reported_s: float = 0.0
 
 
 class ExpiringCertificate(Struct, frozen=True):
@@ -315,6 +317,8 @@ class FleetOverview(Struct, frozen=True):
         expiring: the devices whose certificates end first, within `EXPIRES_SOON_S`, at most `LISTED`.
         expiring_count: number of all these devices.
         waiting: the rollouts that wait for a person, newest first, at most `LISTED`.
+        reported_s: time since the latest reports of accepted devices with access, the shortest and the longest
+            (seconds): how old outboxes and answers are; None without a report.
     """
 
     at_s: float
@@ -327,6 +331,7 @@ class FleetOverview(Struct, frozen=True):
     expiring: tuple[ExpiringCertificate, ...]
     expiring_count: int
     waiting: tuple[RolloutSummary, ...] = ()
+    reported_s: tuple[float, float] | None = None
 
 
 LISTED = 10

@@ -277,10 +277,11 @@ OVERVIEW = FleetOverview(
     tag="site",
     by_tag={"": {Presence.ONLINE: 1}, "kiel": {Presence.ONLINE: 3, Presence.LATE: 2}},
     agent_versions={"1.1": 1, "1.2": 5},
-    outboxes=(Outbox("cam/1", 37, 90.0),),
+    outboxes=(Outbox("cam/1", 37, 90.0, 42.0),),
     expiring=(ExpiringCertificate("cam/1", 1.7e9 + 86_400), ExpiringCertificate("cam/2", 1.7e9 - 1)),
     expiring_count=2,
     waiting=(ROLLOUT,),
+    reported_s=(42.0, 700.0),
 )
 
 
@@ -303,7 +304,10 @@ def test_the_overview_counts_devices_and_promises() -> None:
     assert rows[0]["value"] == Cell("without site", "/devices?selector=%21site")
     assert [rows[1][name].text for name in ("value", "all", "late")] == ["kiel", "5", "2"]
     assert [row["version"].text for row in overview_view.agent_rows(OVERVIEW)] == ["1.2", "1.1"]
-    assert overview_view.outbox_rows(OVERVIEW)[0]["oldest"].text == "1.5 min"
+    (outbox,) = overview_view.outbox_rows(OVERVIEW)
+    assert (outbox["oldest"].text, outbox["reported"].text) == ("1.5 min", "42 s ago")
+    assert overview_view.report_ages(OVERVIEW) == "From reports of devices, the latest of which are 42 s to 12 min old."
+    assert overview_view.report_ages(replace(OVERVIEW, reported_s=None)) == "No device has reported yet."
 
 
 def test_attention_names_what_a_person_has_to_do() -> None:
