@@ -4,6 +4,7 @@ import json
 import random
 import re
 import subprocess
+import textwrap
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,6 +16,7 @@ from support.readme import places
 
 from firstline_core.errors import BY_CODE
 from firstline_core.protocol.http import status_of
+from firstline_core.telemetry.metrics import RequestMetrics
 
 CHECKOUT = Path(__file__).parents[2]
 RULES = CHECKOUT / "cloud_gateway" / "monitoring" / "rules.yml"
@@ -147,10 +149,9 @@ def broken(fault: Fault) -> dict[str, Values]:
 FIRING = 'ALERTS{alertstate="firing"}'
 
 
-def promtool(*arguments: str) -> None:
-    done = subprocess.run(
-        [needs.program("promtool", "`make prometheus`"), *arguments], capture_output=True, text=True, timeout=120
-    )
+def promtool(*arguments: str, given: str = "") -> None:
+    program = needs.program("promtool", "`make prometheus`")
+    done = subprocess.run([program, *arguments], input=given, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
 
 
@@ -163,6 +164,25 @@ def evaluate(folder: Path, *tests: Mapping[str, Any], every: int = 1) -> None:
 
 def test_the_rules_are_valid() -> None:
     promtool("check", "rules", str(RULES))
+
+
+def test_the_jobs_of_the_documentation_are_valid(tmp_path: Path) -> None:
+    pages = [CHECKOUT / "docs" / "how-to" / "prometheus.md", RULES.with_name("prometheus.yml")]
+    own, devices = re.findall(r"```yaml\n(.*?)```", pages[0].read_text(), re.DOTALL)
+    shown = re.sub(r"^#  ?(?=[ -])", "  ", pages[1].read_text(), flags=re.MULTILINE)  # with the job in its comment
+    for number, text in enumerate((own, devices, shown)):
+        (tmp_path / f"{number}.yml").write_text(textwrap.dedent(text))
+        promtool("check", "config", "--syntax-only", str(tmp_path / f"{number}.yml"))
+    assert [job["job_name"] for job in yaml.safe_load(shown)["scrape_configs"]] == [
+        "firstline-gateway",
+        "firstline-edge",
+    ]
+
+
+def test_times_with_quantiles_pass_the_lint_of_promtool() -> None:
+    metrics = RequestMetrics("edge")
+    metrics.readings("link_seconds", "Times.", ("link", "quantile"), lambda: {("http", "0.5"): 0.25})
+    promtool("check", "metrics", given=metrics.render()[0].decode())
 
 
 def test_every_alert_has_a_severity_a_runbook_and_a_fault() -> None:

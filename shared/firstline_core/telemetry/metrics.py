@@ -83,8 +83,15 @@ class RequestMetrics:
             read: called at each scrape.
             counts: whether it is a counter, which only grows.
         """
-        family = CounterMetricFamily if counts else GaugeMetricFamily
-        self.registry.register(_Readings(lambda: family(f"{self._prefix}_{name}", description, labels=labels), read))
+
+        def family() -> CounterMetricFamily | GaugeMetricFamily:
+            kind = CounterMetricFamily if counts else GaugeMetricFamily
+            found = kind(f"{self._prefix}_{name}", description, labels=labels)
+            if "quantile" in labels:  # only summaries have this label
+                found.type = "summary"
+            return found
+
+        self.registry.register(_Readings(family, read))
 
     def render(self, accept: str = "") -> tuple[bytes, str]:
         """Returns the exposition text and its content type; exemplars are part of OpenMetrics only.
