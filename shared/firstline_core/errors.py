@@ -47,8 +47,9 @@ Adapters translate foreign exceptions once, with `raise ... from`. Only a proces
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from difflib import SequenceMatcher
 from itertools import islice
 from typing import ClassVar
 
@@ -59,8 +60,8 @@ NAME_RULE = "1 to 64 letters, digits, '.', '_' and '-', the first a letter or di
 NAME_CHARACTERS = "[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
 # Limits of a search for a similar name.
 _SEEN = 1000  # names
-_COMPARED = 50  # names of them
-_COMPARED_CHARACTERS = 64
+_COMPARED = 25  # names of them
+_COMPARED_CHARACTERS = 32
 _LISTED = 8  # names that a message with a suggestion lists too
 _OWN_PACKAGES = ("firstline", "firstline_core", "firstline_edge", "firstline_gateway")
 
@@ -288,8 +289,8 @@ def key_of(error: BaseException | None) -> str:
 def similar_name(name: str, known: Iterable[str], alike: float = 0.6) -> str:
     """Returns the known name that is most similar to an unknown one, in any case; "" if none is similar.
 
-    It takes less than 2 ms, because event loops call it: a name of more than 64 characters has no similar one, and of
-    many known names it compares 50, preferably those of the same first letter or of about the same length.
+    Event loops call it, so it limits its work: a name of more than 32 characters has no similar one, and of many known
+    names it compares 25, preferably those of the same first letter or of about the same length.
 
     Args:
         name: the unknown name.
@@ -304,33 +305,14 @@ def similar_name(name: str, known: Iterable[str], alike: float = 0.6) -> str:
         return (other[:1].lower() != first) + (abs(len(other) - len(name)) > 2)
 
     candidates = [each for each in islice(known, _SEEN) if len(each) <= _COMPARED_CHARACTERS]
-    if len(candidates) > _COMPARED:
-        candidates = sorted(candidates, key=difference)[:_COMPARED]
-    places: dict[str, int] = {}
-    for place, character in enumerate(unknown):
-        places[character] = places.get(character, 0) | 1 << place
-    scores = {each: _similarity(places, len(unknown), each.lower()) for each in candidates}
-    closest = max(scores, key=scores.__getitem__, default="")
-    return closest if closest and scores[closest] >= alike else ""
+    matcher = SequenceMatcher(b=unknown)
 
+    def similarity(other: str) -> float:
+        matcher.set_seq1(other.lower())
+        return matcher.ratio() if matcher.quick_ratio() >= alike else 0.0  # which is fast, and never below the ratio
 
-def _similarity(places: Mapping[str, int], length: int, other: str) -> float:
-    """Returns the share of two names that their longest common subsequence covers; without slow cases as in difflib.
-
-    The algorithm handles a row of the usual table as the bits of one number (Hyyrö, "Bit-parallel LCS-length
-    computation revisited", 2004).
-
-    Args:
-        places: bits of the places of each character in one name.
-        length: of this name.
-        other: the other name.
-    """
-    row = (1 << length) - 1
-    for character in other:
-        matches = row & places.get(character, 0)
-        row = (row + matches) | (row - matches)
-    common = length - (row & ((1 << length) - 1)).bit_count()
-    return 2 * common / (length + len(other))
+    closest = max(sorted(candidates, key=difference)[:_COMPARED], key=similarity, default="")
+    return closest if closest and similarity(closest) >= alike else ""
 
 
 def did_you_mean(name: object, known: Iterable[str]) -> str:
