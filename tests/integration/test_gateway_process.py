@@ -167,7 +167,7 @@ def test_taken_port_is_one_error_line(config: Path) -> None:
     ("command", "text", "message"),
     [
         ("run", "[api]\nprot = 1\n", "gateway.toml:2 has an unknown key 'api.prot'; did you mean 'api.port'?"),
-        ("run", '[models]\ndirectory = "elsewhere"\n', "There is no models folder"),
+        ("run", '[models]\ndirectory = "elsewhere"\n', "the folder elsewhere does not exist"),
         (
             "check",
             '[mqtt]\nenabled = true\nusername = "g"\npassword_file = "p"\n',
@@ -183,7 +183,8 @@ def test_taken_port_is_one_error_line(config: Path) -> None:
 )
 def test_invalid_configuration_is_one_error_line(config: Path, command: str, text: str, message: str) -> None:
     config.write_text(text)
-    wrong = (run if command == "run" else run_here)(command, "--config", config)
+    free_port = ("--port", "0")
+    wrong = run(command, "--config", config, *free_port) if command == "run" else run_here(command, "--config", config)
     assert wrong.returncode == 2
     assert message in wrong.stderr
     assert wrong.stderr.startswith("firstline-gateway: ")

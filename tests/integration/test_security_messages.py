@@ -125,6 +125,7 @@ async def test_answers_are_private_to_the_caller(tmp_path: Path) -> None:
     tokens.write_text("".join(f"{name}:{name * 24}\n" for name in ("x", "y")))
     overrides = {
         "agent.state_dir": str(tmp_path / "state"),
+        "api.port": 0,
         "api.token_file": str(tokens),
         "models.directories": [str(DIGITS)],
         "links": [{"kind": "http", "url": "http://127.0.0.1:9"}],
