@@ -332,7 +332,7 @@ def _prepare(
     if contract.promise and opened is not None:
         terms = terms.about(parse_promises(contract.promise, opened.manifest.task))
     elif contract.epsilon is not None and contract.delta is not None:
-        shares = {"epsilon": terms.epsilon, "delta": terms.delta}
+        shares = {"--epsilon": terms.epsilon, "--delta": terms.delta}
         if opened is not None:
             require_event(opened.manifest)
     elif not (

@@ -18,11 +18,12 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, get_type_hints
 
 import typer
-from typer.core import TyperArgument, TyperGroup
+from typer.core import TyperArgument, TyperCommand, TyperGroup
 
 from firstline.cli import interrupt
 from firstline.cli.output import Output, OutputOption, print_json, print_table
 from firstline_core.errors import ConfigError, FirstlineError, did_you_mean
+from firstline_core.telemetry.wording import wanted_value
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -80,6 +81,28 @@ class Group(TyperGroup):
             raise
 
 
+class _Command(TyperCommand):
+    """Names the option, or the variable, in an error about the file that it names."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except ConfigError as error:
+            places = []
+            for each in self.params:
+                value, source = ctx.params.get(each.name), ctx.get_parameter_source(each.name).name
+                place = {"COMMANDLINE": each.opts[0], "ENVIRONMENT": each.envvar}.get(source, "")
+                if (
+                    place
+                    and not isinstance(each, TyperArgument)
+                    and error.message.startswith((f"{value} ", f"{value}:"))
+                ):
+                    places.append(place)
+            if len(places) != 1 or "--" in error.message:
+                raise
+            raise type(error)(f"{places[0]}: {error.message}") from error
+
+
 def _advise(error: Any) -> None:
     """Says what to do about arguments too much: use an option that takes a file, if no argument is taken."""
     parameters = error.ctx.command.params if getattr(error, "ctx", None) is not None else []
@@ -101,7 +124,7 @@ def _reworded(error: typer.BadParameter) -> str:
         text = str(described.help or "")
         text = text if text[1:2].isupper() else text[:1].lower() + text[1:]
         return f"Add it: {text.removesuffix('.' if described.type_descriptor.is_choice else '')}"
-    text = error.message.removeprefix("Value error, ").partition(", unable to parse")[0]
+    text = error.message.removeprefix("Value error, ")
     if choices := _CHOICES.fullmatch(text):
         end = did_you_mean(choices[1], re.findall(r"'([^']+)'", choices[2]))
         return text if end == "." else text.removesuffix(".") + end
@@ -109,7 +132,7 @@ def _reworded(error: typer.BadParameter) -> str:
     if errors is None or not text.startswith("Input should be "):
         return text
     given = str(errors()[0]["input"])
-    return f"it must be {text.removeprefix('Input should be ')}, not {given!r}."
+    return f"it must be {wanted_value(text)}, not {given!r}."
 
 
 def command_line(group: type[Group]) -> typer.Typer:
@@ -156,7 +179,7 @@ def command(
     end = "\n\n".join(filter(None, (f"\b\nExample:\n  {example}", epilog)))  # "\b" keeps the lines as they are
 
     def add(function: _Function) -> _Function:
-        app.command(name, epilog=end, **settings)(_expanded(function))
+        app.command(name, cls=_Command, epilog=end, **settings)(_expanded(function))
         return function
 
     return add

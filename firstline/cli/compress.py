@@ -105,8 +105,8 @@ class RuleOptions:
             )
         events = parse_promises(self.promise or (), manifest.task)
         promise = promise_of(manifest, self.epsilon, self.delta, events)
-        check_share("epsilon", promise.epsilon)
-        check_share("delta", promise.delta)
+        check_share("--epsilon", promise.epsilon)
+        check_share("--delta", promise.delta)
         return Rule(promise, self.max_loss_points / 100)
 
 

@@ -64,10 +64,10 @@ class Contexts(Struct):
             ConfigError: there is no such context.
         """
         if name not in self.contexts:
-            raise ConfigError(
-                f"There is no context {name[:80]!a} in {contexts_file()}{did_you_mean(name, self.contexts)} "
-                f"`firstline context create {name[:80]} --gateway URL` creates it."
-            )
+            end = did_you_mean(name, self.contexts)
+            if end == ".":
+                end = f"; create it with `firstline context create {name[:80]} --gateway URL`."
+            raise ConfigError(f"There is no context {name[:80]!a} in {contexts_file()}{end}")
         return self.contexts[name]
 
 

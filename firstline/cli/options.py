@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import os.path
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,10 +18,12 @@ from firstline.cli.output import warn
 from firstline_core.errors import (
     NAME_RULE,
     ConfigError,
+    ForbiddenError,
     LinkDownError,
     NotFoundError,
     RequestError,
     UnauthorizedError,
+    UnknownModelError,
     similar_name,
 )
 from firstline_core.storage.files import did_you_mean_file
@@ -36,6 +39,7 @@ if TYPE_CHECKING:
     from firstline_core.types import TensorSpec
 
 GATEWAY = "FIRSTLINE_GATEWAY"
+_DIGITS = re.compile("[0-9]")
 _WHAT = "the API key"
 _CONTEXT = "The context's key file"
 _KEY, _KEY_FILE, _CA, _PASSPHRASE = (
@@ -177,8 +181,8 @@ class GatewayOptions:
         """
         if not (key := self.found_key()):
             raise ConfigError(
-                f"There is no API key; use --key-file FILE or a context, or with --gateway or {GATEWAY} also "
-                f"{_KEY_FILE} or {_KEY}."
+                f"No API key is given; name its file with --key-file or in a context. {_KEY_FILE} and {_KEY} count "
+                f"only with --gateway or {GATEWAY}."
             )
         return key
 
@@ -191,11 +195,13 @@ class GatewayOptions:
         """
         try:
             yield
-        except UnauthorizedError as error:
+        except (UnauthorizedError, ForbiddenError) as error:
             if not key:
-                raise UnauthorizedError(f"{self.found_url} needs {_token_wanted(error.message)}") from error
+                raise type(error)(f"{self.found_url} needs {_token_wanted(error.message)}") from error
             source = " ".join(filter(None, self._key_source))
-            raise UnauthorizedError(f"{source}: {self.found_url} answers: {error.message}") from error
+            raise type(error)(f"{source}: {self.found_url} answers: {error.message}") from error
+        except UnknownModelError as error:
+            raise UnknownModelError(f"{self.found_url} answers: {error.message}") from error
         except LinkDownError as error:
             if self.found_ca is None or not error.message.startswith("The certificate of"):
                 raise
@@ -284,7 +290,8 @@ def _suggesting(name: str, known: Callable[[], Iterable[str]]) -> Iterator[None]
         yield
     except (NotFoundError, RequestError) as error:
         names = set(known()) if name else {name}
-        if name not in names and (close := similar_name(name, names)):
+        close = similar_name(name, names) if name not in names else ""
+        if close and _DIGITS.sub("", close) != _DIGITS.sub("", name):  # press-1 means no press-9
             raise type(error)(f"{error.message} Did you mean '{close}'?") from error
         raise
 

@@ -16,7 +16,7 @@ from firstline.cli.interrupt import pause
 from firstline.cli.options import GatewayOptions, VersionArgument
 from firstline.cli.output import date, size, table
 from firstline_core.errors import CapacityError, ConfigError, FirstlineError, LinkError
-from firstline_core.storage.files import unreadable
+from firstline_core.storage.files import naming
 from firstline_core.storage.settings import parse
 from firstline_core.telemetry.wording import counted
 
@@ -117,8 +117,8 @@ class RolloutOptions:
             ) from None
         if not all(0 < share <= 1 for share in shares) or any(after <= before for before, after in pairwise(shares)):
             raise ConfigError(
-                "--stages takes rising percentages up to 100, such as 1,10,100, each with the devices of those before; "
-                f"not {self.stages!a}."
+                f"--stages is {self.stages!a}; write percentages that rise up to 100, such as 1,10,100: each stage has "
+                "the devices of those before."
             )
         each = {"soak_s": _seconds(self.soak)}
         if self.per_minute is not None:
@@ -140,10 +140,8 @@ class RolloutOptions:
 
 
 def _toml(file: Path) -> dict[str, Any]:
-    try:
+    with naming(file):
         return parse(read_text(file, _FILE_BYTES), file)
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{file} {unreadable(error)}") from error
 
 
 def _seconds(text: str) -> float:

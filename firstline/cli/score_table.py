@@ -72,7 +72,7 @@ def _rows(lines: Iterable[str], source: str, events: Collection[str]) -> Iterato
         names = reader.fieldnames or ()
         if fault := one_column(names):
             raise ConfigError(f"{source}{fault}")
-        missing = [name for name in ("score", "agree") if name not in names]
+        missing = [f"'{name}'" for name in ("score", "agree") if name not in names]
         if missing:
             raise ConfigError(
                 f"{source}:1 has no column {' and '.join(missing)}; the first line names the columns: score,agree."
@@ -94,7 +94,7 @@ def _rows(lines: Iterable[str], source: str, events: Collection[str]) -> Iterato
     except csv.Error as error:
         raise ConfigError(f"{source}{csv_fault(error, line)}") from error
     if not count:
-        raise ConfigError(f"{source} has no rows below its first line; a certificate needs some.")
+        raise ConfigError(f"{source} has no rows below its first line; add one for each answer.")
 
 
 def _score(text: str | None, where: str) -> float:

@@ -139,8 +139,10 @@ def base_url(url: str) -> httpx.URL:
     if parsed.scheme not in ("http", "https") or not parsed.host:
         raise ConfigError(f"'{url}' is not the URL of a server; write https://HOST:PORT, or http:// without TLS.")
     if parsed.userinfo:
+        place = f"{parsed.scheme}://...@{parsed.netloc.decode()}"  # not with the password
         raise ConfigError(
-            "The URL of the server contains a user or a password; leave them out, and name the API key's file."
+            f"'{place}' has a user or a password; write {parsed.scheme}://HOST:PORT only. The API key is a file's "
+            "content (--key-file), or `token` in Python."
         )
     if parsed.port is not None and not 1 <= parsed.port <= _LAST_PORT:
         raise ConfigError(f"'{url}' has port {parsed.port}; use 1 to {_LAST_PORT}.")
@@ -193,8 +195,8 @@ def link_error(error: httpx.HTTPError, url: str) -> FirstlineError:
         return RemoteTimeoutError(f"{url} did not answer in time; raise timeout_s, or ask for less.")
     if isinstance(error, httpx.ProtocolError | httpx.DecodingError):
         return ProtocolError(f"{url} does not answer in HTTP: {reason}. Check the address.")
-    if message := untrusted(error, url, "with --ca (`ca_file` in Python) or in SSL_CERT_FILE"):
+    if message := untrusted(error, url, "with --ca or FIRSTLINE_CA (`ca_file` in Python)"):
         return LinkDownError(message)
     if "name it with" in reason:
         return LinkDownError(f"{url} cannot be used: {reason}.")
-    return LinkDownError(f"{url} cannot be reached: {reason}. Is the server running, and is the address right?")
+    return LinkDownError(f"{url} cannot be reached: {reason}. Start the server, or correct the address.")

@@ -127,7 +127,7 @@ def runtime_of(file: Path) -> RuntimeName:
         return "tflite"
     if file.suffix.lower() == ".onnx":
         return "onnx"
-    raise ConfigError(f"{file} is neither .onnx nor a TFLite file; convert the model to one of them.")
+    raise ConfigError(f"{file} is neither an ONNX (.onnx) nor a TFLite model; name one, or convert the model.")
 
 
 @dataclass

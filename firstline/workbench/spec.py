@@ -73,12 +73,13 @@ from firstline_core.errors import NAME_RULE, ConfigError, TaskError, did_you_mea
 from firstline_core.processing.steps import Datatype, InputSpec, Kind, Scale, decoded_kind
 from firstline_core.routing.certification import check_share
 from firstline_core.storage import settings
-from firstline_core.storage.files import naming, read_text, unreadable
-from firstline_core.storage.setting_places import naming_key, parts_of
+from firstline_core.storage.files import naming, read_text
+from firstline_core.storage.setting_places import FILE_LIMIT_BYTES, naming_key, parts_of
 from firstline_core.tasks.base import Task
 from firstline_core.tasks.classification import Classification
 from firstline_core.tasks.installed import BUILT_IN, read_task
 from firstline_core.tasks.tensors import Tensors
+from firstline_core.telemetry.wording import counted
 from firstline_core.types import NAME_PATTERN
 
 # Of a scale step's numbers, far inside FP32.
@@ -217,8 +218,8 @@ def _faults(spec: BundleSpec, labels: str) -> Iterator[tuple[str, str]]:
     if spec.configured is None and len(spec.labels) < 2:
         yield (
             "labels",
-            f"A bundle needs at least two labels, one per line, but {labels} has {len(spec.labels)}; a model with one "
-            "output has two: no and yes.",
+            f"{labels} has {counted(len(spec.labels), 'label')}, but a bundle needs at least two, one a line; for a "
+            "model with one output write two lines: no and yes.",
         )
     if spec.version < 1:
         yield "version", f"The version {spec.version} is not valid: versions count up from 1; use 1 or more."
@@ -255,7 +256,7 @@ def _policy_faults(spec: BundleSpec) -> Iterator[tuple[str, str]]:
 def _step_faults(steps: Sequence[PlainPre]) -> Iterator[str]:
     for step in steps:
         if isinstance(step, Scale) and not _fits_fp32(step):
-            yield f"The step '{spell((step,))}' is not valid: mean and std are finite numbers, and no std is 0."
+            yield f"The step '{spell((step,))}' is not valid: use finite numbers, and a std other than 0."
 
 
 def _fits_fp32(step: Scale) -> bool:
@@ -272,10 +273,8 @@ def read_labels(file: Path, skip: int = 0) -> tuple[str, ...]:
     Raises:
         ConfigError: the file cannot be read, or a label is empty.
     """
-    try:
+    with naming(f"The file of labels {file}"):
         lines = read_text(file, _LABELS_LIMIT_BYTES).rstrip().splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"The file of labels {file} {unreadable(error)}") from error
     labels = tuple(line.strip() for line in lines[skip:])
     if "" in labels:
         raise ConfigError(f"{file}:{skip + labels.index('') + 1} is empty; every line is a label: delete it.")
@@ -361,9 +360,11 @@ def read_recipe(file: Path, models: Path | None = None) -> BundleSpec:
     Raises:
         ConfigError: the recipe is not valid; names file, line and key.
     """
-    if not file.exists():
-        raise ConfigError(f"There is no recipe {file}; name another with --recipe.")
-    recipe = settings.load(_Recipe, file=file)
+    with naming(file):
+        text = read_text(file, FILE_LIMIT_BYTES)
+    if not text.strip():
+        raise ConfigError(f"{file} is empty; write name, version, labels, a model and [policy] into it.")
+    recipe = settings.load(_Recipe, file=file, text=text)
     spec = _spec(recipe, file, models if models is not None else file.parent)
     for key, sentence in _faults(spec, recipe.labels):
         with naming_key(file, key):
@@ -483,7 +484,7 @@ def _read_task(name: str, table: Mapping[str, Any], labels: Sequence[str], folde
     try:
         return read_task(fields)
     except (ValueError, TaskError) as error:
-        raise ConfigError(f"The table is not valid: {error}.") from error
+        raise ConfigError(f"{error}.") from error
 
 
 def _label_thresholds(recipe: _Fields, labels: Sequence[str], file: Path) -> tuple[float, ...]:
@@ -528,11 +529,10 @@ def parse_score(text: str, folder: Path, task: Task | type[Task]) -> str | Path:
             f"A bundle starts without the score '{text}', which takes data: make it with another one, then "
             f"`firstline certify BUNDLE --data DIR --score {text} ... --out NEW`."
         )
-    named = ", ".join(kind for kind in kinds if kind not in _FROM_DATA)
+    choices = [kind for kind in kinds if kind not in _FROM_DATA] + [f"{_GRAPH}FILE.onnx"] * task.graph_scores
     if text in Classification.score_kinds:
         raise ConfigError(
-            f"'{text}' is a score of classifiers, and the table [{task.kind}] declares another task; delete the table, "
-            f"or use one of {named} and graph:FILE.onnx."
+            f"'{text}' is a score of classifiers, but the table [{task.kind}] declares another task; delete "
+            f"[{task.kind}], or use one of {', '.join(choices)}."
         )
-    choices = [*(kind for kind in kinds if kind not in _FROM_DATA), "graph:FILE.onnx"]
     raise ConfigError(f"'{text}' is not a score of the task {task.kind}{listed(text, choices)}")

@@ -66,8 +66,9 @@ class Parser(argparse.ArgumentParser):
             message = f"{number[1]}{number[3]} is not a {'whole ' if number[2] == 'int' else ''}number."
         elif missing := _REQUIRED.fullmatch(message):
             wanted = missing[1] or missing[2].replace(" ", " or ")
-            named = "name a command" if wanted == "COMMAND" else f"add {wanted}"
-            message = f"{named}; {self._help} {'lists them' if wanted == 'COMMAND' else 'describes it'}."
+            is_command = wanted == "COMMAND"
+            fault = "name a command" if is_command else f"{wanted} is missing"
+            message = f"{fault}; {self._help} {'lists them' if is_command else 'describes it'}."
         elif valueless := _VALUELESS.fullmatch(message):
             message = f"{valueless[1]} has no value; write one after it."
         super().error(message)

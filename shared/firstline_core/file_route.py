@@ -184,7 +184,8 @@ def wants_picture(headers: Mapping[str, str]) -> bool:
     if named is not None or not all(kind.startswith("image/") for kind in kinds):
         return bool(named)
     if "image/*" not in kinds:
-        raise NotAcceptableError(f"Accept is {shown(', '.join(kinds))}; accept {PICTURE_TYPE} or {JSON_TYPE}.")
+        wanted = shown(", ".join(kinds))
+        raise NotAcceptableError(f"Accept is {wanted}, which is not offered; accept {PICTURE_TYPE} or {JSON_TYPE}.")
     return True
 
 

@@ -99,7 +99,7 @@ async def test_gateway_errors_are_printed(gateway: TlsSite, tmp_path: Path) -> N
     found = await command(gateway, "list", key="flk_wrong")
     assert (found.exit_code, "not valid here" in found.stderr) == (1, True)
     found = await command(gateway, "list", key="")
-    assert (found.exit_code, "There is no API key" in found.stderr) == (2, True)
+    assert (found.exit_code, "No API key is given" in found.stderr) == (2, True)
 
 
 async def test_invalid_line_of_the_list_is_named(gateway: TlsSite, tmp_path: Path) -> None:

@@ -166,7 +166,7 @@ async def test_invalid_requests_print_one_sentence(site: RegistrySite) -> None:
 async def test_missing_gateway_or_key_is_named() -> None:
     for environment, sentence in (
         ({"FIRSTLINE_GATEWAY": "", "FIRSTLINE_TOKEN": "x"}, "No gateway is named"),
-        ({"FIRSTLINE_GATEWAY": "http://127.0.0.1:9", "FIRSTLINE_TOKEN": ""}, "There is no API key"),
+        ({"FIRSTLINE_GATEWAY": "http://127.0.0.1:9", "FIRSTLINE_TOKEN": ""}, "No API key is given"),
     ):
         result = CliRunner().invoke(app, ["model", "list"], env=environment)
         assert (result.exit_code, sentence in result.stderr) == (2, True)

@@ -11,7 +11,7 @@ import numpy as np
 from support import profiles
 from support.grpc_calls import digits_message
 from support.images import encode
-from support.wrong_inputs import Call, Case, Command, Request
+from support.wrong_inputs import FLEET, Call, Case, Command, Request
 
 from firstline_core.profile import profile
 from firstline_core.protocol.grpc.schema import message
@@ -42,7 +42,6 @@ _IMAGE = encode(np.zeros((8, 8), np.uint8))
 _MAKE = "firstline bundle create --recipe recipe.toml --out scans"
 _EVALUATE = "firstline evaluate models/digits --data"
 _PROFILE = profile.encode(profiles.profile(1.0))
-_FLEET = {"FIRSTLINE_GATEWAY": "https://gateway:8080", "FIRSTLINE_KEY_FILE": "ops.key", "FIRSTLINE_CA": "ca.pem"}
 
 
 def _recipe(wrong: str, right: str, text: str, code: int = 2) -> Command:
@@ -53,7 +52,7 @@ def _recipe(wrong: str, right: str, text: str, code: int = 2) -> Command:
 
 
 def _fleet(wrong: str, line: str, code: int = 1, **files: str) -> Command:
-    return Command(wrong, line, {name.replace("_", "."): text for name, text in files.items()}, code, _FLEET)
+    return Command(wrong, line, {name.replace("_", "."): text for name, text in files.items()}, code, FLEET)
 
 
 def _edge(wrong: str, text: str, line: str = "edge-agent run --config edge-agent.toml") -> Command:
@@ -91,7 +90,7 @@ _PROGRAMS = (
     Command("an option without its value", "firstline evaluate models/digits --data"),
     Command("a bandwidth below 0", "edge-agent plan explain --bandwidth -1"),
     Command("a time at full load below 0", "edge-agent profile create models/digits --sustained -1"),
-    Command("a choice that is missing", "firstline keys rotate"),
+    Command("a required choice is missing", "firstline keys rotate"),
 )
 
 _BUNDLES = (
@@ -127,7 +126,7 @@ _BUNDLES = (
     Command("a recipe that is not UTF-8", _MAKE, {"recipe.toml": 'name = "Schl\xfcssel"\n'.encode("latin-1")}),
     Command("a bundle without a model", "firstline bundle create --name scans --labels labels.txt --out scans"),
     Command("a bundle in place of another", f"{_MAKE.rpartition(' ')[0]} models/digits", {"recipe.toml": _RECIPE}),
-    Command("an unknown kind of folder", "firstline bundle get heldout"),
+    Command("a folder that is not a bundle", "firstline bundle get heldout"),
     Command("a file instead of a bundle", "firstline bundle get edge.onnx"),
     Command("no such bundle", "firstline run models/digit"),
     Command("an empty manifest", "firstline bundle get broken", {"broken/manifest.json": ""}, 1),
@@ -156,10 +155,10 @@ _BUNDLES = (
         '[[edge]]\nfile = "edge.onnx"\noutput = "logts"\n\n[full]',
     ),
     Command(
-        "a misspelt output of a model whose file's name ends with another's",
+        "a misspelt output of a model whose file's name is the end of another's",
         _MAKE,
         {"recipe.toml": _RECIPE.replace("edge.o", "net.o").replace('full.onnx"', 'resnet.onnx"\noutput = "logts"')},
-        given='recipe.toml: [[edge]] file = "net.onnx", [full] file = "resnet.onnx", output = "logts"\n',
+        given='recipe.toml: [[edge]]\nfile = "net.onnx"\n\n[full]\nfile = "resnet.onnx"\noutput = "logts"\n',
     ),
     _recipe(
         "steps of the full model in the wrong order",
@@ -203,13 +202,13 @@ def _rows(wrong: str, text: str | bytes, name: str = "rows.csv", options: str = 
 _DATA = (
     Command("no such data", f"{_EVALUATE} heldoutt"),
     Command("a model instead of data", f"{_EVALUATE} edge.onnx"),
-    Command("an empty folder", f"{_EVALUATE} nothing", {"nothing/.keep": ""}),
+    Command("an empty folder", f"{_EVALUATE} photos", {"photos/.keep": ""}),
     _photos("labels without a column file", "path,label\na.png,1\n"),
     _photos("a label that the bundle lacks", "file,label\na.png,ten\n"),
     _photos("a label out of range", "file,label\na.png,10\n"),
     _photos("an image that is not there", "file,label\nb.png,1\n"),
     _photos("an empty image", "file,label\na.png,1\n", b""),
-    _photos("a path out of the data", "file,label\n../scan.png,1\n"),
+    _photos("a path outside of the data", "file,label\n../scan.png,1\n"),
     _photos("labels that are not UTF-8", "file,label\n\xfc.png,1\n".encode("latin-1")),
     _photos("an empty labels.csv", ""),
     _boxes("a COCO file that is not JSON", "annotations.json", '{"images": ['),
@@ -249,7 +248,7 @@ _DATA = (
 
 _WORKBENCH = (
     Command("no model at all", "firstline pair --data heldout"),
-    Command("a missing edge model", "firstline pair --edge egde.onnx --full full.onnx --data heldout"),
+    Command("a misspelt edge model", "firstline pair --edge egde.onnx --full full.onnx --data heldout"),
     Command("text instead of the edge model", "firstline pair --edge notes.onnx --full full.onnx --data heldout"),
     Command(
         "a promise that is not one", "firstline pair --edge edge.onnx --full full.onnx --data heldout --promise often"
@@ -298,7 +297,7 @@ _WORKBENCH = (
     Command("an unknown model to compress", "firstline compress models/digits --data heldout --of edge-tpu"),
     Command("compress without labels", "firstline compress models/digits --data heldout/images.zip"),
     Command("an output folder that exists", "firstline compress models/digits --data heldout --out heldout"),
-    Command("a profile that is not one", "firstline profile push notes.txt", environ=_FLEET),
+    Command("a profile that is not one", "firstline profile push notes.txt", environ=FLEET),
     Command("a cut at an unknown tensor", "firstline profile split models/digits --data heldout --at relu_9"),
     Command("an unknown variant", "firstline profile create models/digits --variant edge-tpu"),
     Command("a folder instead of a table of scores", "firstline certify --scores heldout --epsilon 0.05 --delta 0.05"),
@@ -332,7 +331,7 @@ _INFER = (
     Command("a GIF", "firstline infer models/digits scan.gif", code=1),
     Command("an empty file", "firstline infer models/digits empty", code=1),
     Command("text instead of an image", "firstline infer models/digits notes.txt", code=1),
-    Command("text instead of an image, in JSON", "firstline infer models/digits notes.txt -o json", code=1),
+    Command("text instead of an image, with -o json", "firstline infer models/digits notes.txt -o json", code=1),
     Command("an image for a model of numbers", "firstline infer models/classification scan.png", code=1),
     Command("too many numbers", "firstline infer models/classification row.json", {"row.json": "[1, 2, 3]"}, 1),
     Command("NaN", "firstline infer models/classification row.json", {"row.json": "[1, NaN]"}, 1),
@@ -470,7 +469,7 @@ _FLEETS = (
         2,
         devices_csv="device\npress-7\n",
     ),
-    _fleet("a year too long", "firstline device enroll press-7 --valid-days 365", 2),
+    _fleet("a token for a year", "firstline device enroll press-7 --valid-days 365", 2),
     _fleet("revoke an unknown device", "firstline device revoke press-1"),
     _fleet("an unknown rollout", "firstline rollout watch 01a2019f-6dd1-704a-a261-d1635d589c27"),
     _fleet("a word instead of a rollout's id", "firstline rollout promote latest"),
@@ -498,7 +497,7 @@ _FLEETS = (
     _fleet("a brake without a number", "firstline fleet brake --per-hour some --reason test", 2),
     _fleet("an unknown job", "firstline job get 01a2019f-6dd1-704a-a261-d1635d589c27"),
     _fleet("an export since a time that is not one", "firstline audit export --since yesterday", 2),
-    _fleet("an export that is not one", "firstline audit verify notes.txt", 2),
+    _fleet("an export as an argument", "firstline audit verify notes.txt", 2),
     _fleet("a misspelt device", "firstline device decommission pres-9"),
     _fleet("a list of devices that is not there", "firstline device enroll --csv devices.csv", 2),
     _fleet("a folder instead of a list of devices", "firstline device enroll --csv heldout", 2),
@@ -571,7 +570,8 @@ _DEVICE = (
         "edge-agent join https://gateway:8080 --token-file press-8.token --set agent.state_dir=state",
     ),
     Command(
-        "http to join", "edge-agent join http://gateway:8080 --token-file press-9.token --set agent.state_dir=state"
+        "a gateway's address without TLS, to join",
+        "edge-agent join http://gateway:8080 --token-file press-9.token --set agent.state_dir=state",
     ),
     Command(
         "a gateway that is not there to join",
@@ -628,9 +628,7 @@ _DEVICE = (
         "a proxy without http",
         "edge-agent join https://gateway:8080 --token-file press-9.token --proxy proxy --set agent.state_dir=state",
     ),
-    Command(
-        "a device without models to measure", "edge-agent profile create m --set agent.state_dir=state --sustained 61"
-    ),
+    Command("a model to measure that is not there", "edge-agent profile create m --set agent.state_dir=state"),
     _edge(
         "a proxy of another kind",
         '[[links]]\nkind = "http"\nurl = "https://gateway:8080"\nproxy = "socks5://proxy:1080"\n',
@@ -657,7 +655,7 @@ _CLOUD = (
     ),
     _gateway("an unknown database", '[store]\nurl = "mysql://db/firstline"\n[models]\ndirectory = "models"\n'),
     _gateway(
-        "a password in the database's address",
+        "a database's address without its driver",
         '[store]\nurl = "postgresql://me:secret@db/firstline"\n[models]\ndirectory = "models"\n',
     ),
     _gateway("an unknown engine", '[execution]\nengine = "triton"\n[models]\ndirectory = "models"\n'),
@@ -680,7 +678,7 @@ _CLOUD = (
         {"g.toml": '[store]\nurl = "sqlite:///keys.db"\n'},
     ),
     Command(
-        "authorities that are not there",
+        "no certificate authority yet",
         "firstline-gateway ca get --config g.toml",
         {"g.toml": '[store]\nurl = "sqlite:///keys.db"\n'},
     ),
@@ -798,7 +796,7 @@ _REQUESTS = (
     _both("a parameter of another task", f"{_FILE}?min_score=0.5", b"\x89PNG"),
     _both("a score of 50", "POST /firstline/v1/models/detection/infer?min_score=50", b"\x89PNG"),
     _both("an unknown class", "POST /firstline/v1/models/detection/infer?classes=horse", b"\x89PNG"),
-    _both("an image of another type", _FILE, b"\x89PNG", 406, Accept="image/webp"),
+    _both("an answer as an image of another type", _FILE, b"\x89PNG", 406, Accept="image/webp"),
     _both("an unknown answer", "GET /firstline/v1/answers/01a2019f-6dd1-704a-a261-d1635d589c27", status=404),
     Request("no key", ("gateway",), _V2, _row(), 401, key=""),
     Request("no token", ("agent",), _V2, _row(), 401, key=""),
@@ -842,7 +840,7 @@ _REQUESTS = (
     _both("an input without data", _V2, {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 2]}]}),
     _both("null for a number", _V2, _row(data=[None, 1])),
     _both("no rows", _V2, _row(shape=[0, 2], data=[])),
-    _both("rows of different lengths", _V2, _row(data=[[1, 2], [3]])),
+    _both("more rows than the shape has", _V2, _row(data=[[1, 2], [3]])),
     _both("more elements than are accepted", _V2, _row(shape=[2**31, 2]), 413),
     _both("a timeout below 0", _V2, {**_row(), "parameters": {"timeout": -1}}),
     _both("a misspelt output", _V2, {**_row(), "outputs": [{"name": "probabilites"}]}),
@@ -875,7 +873,7 @@ _CALLS = (
     Call("no key", "ModelInfer", digits_message(), key=""),
     Call("an unknown model", "ModelInfer model_name: 'digit'", _digits(model_name="digit")),
     Call("an unknown version", "ModelInfer model_version: '9'", digits_message(model_version="9")),
-    Call("a misspelt method's model", "ModelMetadata name: 'digit'", message("ModelMetadataRequest")(name="digit")),
+    Call("metadata of an unknown model", "ModelMetadata name: 'digit'", message("ModelMetadataRequest")(name="digit")),
     Call("no inputs", "ModelInfer inputs: []", message("ModelInferRequest")(model_name="digits")),
     Call("bytes that are not a message", "ModelInfer (4 bytes)", b"\xff\xff\xff\xff"),
 )

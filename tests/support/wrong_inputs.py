@@ -44,6 +44,7 @@ _PROGRAMS: Mapping[str, Callable[[], int]] = {
     "firstline-gateway": run_gateway,
 }
 _REQUEST_ID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
+FLEET = {"FIRSTLINE_GATEWAY": "https://gateway:8080", "FIRSTLINE_KEY_FILE": "ops.key", "FIRSTLINE_CA": "ca.pem"}
 GATEWAY, AGENT = "gateway:8080", "127.0.0.1:8070"
 
 
@@ -71,7 +72,8 @@ class Command:
     def shown(self) -> str:
         """The input as a reader sees it."""
         texts = (f"{name}: {text.strip()}\n" for name, text in self.files.items() if isinstance(text, str) and text)
-        return f"{self.given or ''.join(texts)}$ {self.line}"
+        variables = "" if self.environ == FLEET else "".join(f"{k}={shlex.quote(v)} " for k, v in self.environ.items())
+        return f"{self.given or ''.join(texts)}$ {variables}{self.line}"
 
 
 @dataclass(frozen=True)

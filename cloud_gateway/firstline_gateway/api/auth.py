@@ -93,11 +93,13 @@ def _given_key(authorization: str) -> str:
     if scheme and scheme.lower() != "bearer":
         # Without the header's text, which may be a key.
         raise UnauthorizedError(
-            "The Authorization header does not begin with Bearer; send the header `Authorization: Bearer KEY`."
+            "The authorization does not begin with Bearer; send `authorization: Bearer KEY` as a header, or as "
+            "metadata of gRPC."
         )
     if not text.strip():
         raise UnauthorizedError(
-            "This gateway needs an API key, or a device's certificate; send the header `Authorization: Bearer KEY`."
+            "This gateway needs an API key, or a device's certificate; send `authorization: Bearer KEY` as a header, "
+            "or as metadata of gRPC."
         )
     return text.strip()
 
@@ -144,8 +146,8 @@ def check_scope(caller: Caller, scope: str) -> None:
     """
     if scope not in caller.scopes:
         raise ForbiddenError(
-            f"{caller.principal} may not do this; use an API key with the scope '{scope}' (`firstline-gateway key "
-            f"create NAME --scope {scope}`)."
+            f"{caller.principal} lacks the scope '{scope}'; use an API key that has it: `firstline-gateway key create "
+            f"NAME --scope {scope}`."
         )
 
 

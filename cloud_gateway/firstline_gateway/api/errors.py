@@ -27,6 +27,7 @@ from firstline_core.protocol.asgi import send_reply
 from firstline_core.protocol.http import CONTENT_TYPE, JSON_TYPE, Reply, error_body, error_reply, status_of
 from firstline_core.protocol.tensors import shown
 from firstline_core.telemetry.logs import logger
+from firstline_core.telemetry.wording import wanted_value
 from firstline_gateway.api.messages import response_of
 
 _QUOTED = re.compile("'([^']+)'")
@@ -71,7 +72,7 @@ async def _framework_error(request: Request, error: Exception) -> Response:
     path = request.url.path[:200]
     sentence = {
         404: f"There is no endpoint {path}; GET /openapi.json lists the endpoints.",
-        405: f"{path} does not take {request.method}; it takes {(error.headers or {}).get('Allow', 'other methods')}.",
+        405: f"{path} does not take {request.method}; use {(error.headers or {}).get('Allow', 'another method')}.",
     }.get(error.status_code, HTTPStatus(error.status_code).description)
     described = _logged(RequestError(sentence))
     if path.startswith(_PROBLEMS_BELOW):
@@ -86,7 +87,7 @@ async def _invalid_parameter(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)  # noqa: S101
     sentence = " ".join(
         f"Parameter '{each['loc'][-1]}' is {shown(each.get('input'))}; it has to be "
-        f"{each['msg'].removeprefix('Input should be ').partition(', unable to parse')[0]}"
+        f"{wanted_value(each['msg'])}"
         f"{did_you_mean(each.get('input'), _QUOTED.findall(each['msg']))}"
         for each in error.errors()
     )

@@ -79,7 +79,8 @@ def _check_exists(_arguments: argparse.Namespace, directory: Path) -> None:
 
     if not (directory / authorities.BUNDLE_FILE).exists():
         raise ConfigError(
-            f"There is no authority in the folder {directory} yet; `firstline-gateway ca init` makes one."
+            f"There is no certificate authority in the folder {directory} yet; `firstline-gateway ca init` with the "
+            "same --config creates it."
         )
 
 

@@ -85,10 +85,16 @@ def networks(addresses: Sequence[str]) -> Networks:
     Raises:
         ConfigError: an entry is not a network.
     """
-    try:
-        return tuple(ipaddress.ip_network(address) for address in addresses)
-    except ValueError as error:
-        raise ConfigError(f"auth.trusted_proxies: {error}; give addresses, or networks such as 10.0.0.0/24.") from error
+    found = []
+    for address in addresses:
+        try:
+            found.append(ipaddress.ip_network(address))
+        except ValueError as error:
+            raise ConfigError(
+                f"auth.trusted_proxies has {address!a}; use addresses such as 10.0.0.7, or networks such as "
+                "10.0.0.0/24."
+            ) from error
+    return tuple(found)
 
 
 def is_trusted(address: str, trusted: Networks) -> bool:

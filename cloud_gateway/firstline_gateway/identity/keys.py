@@ -110,7 +110,9 @@ def revoke_key(connection: Connection, name: str, now_s: float) -> None:
     ).rowcount
     if not revoked:
         end = did_you_mean(name, (key.name for key in list_keys(connection)))
-        raise ConfigError(f"There is no key named '{name}'{end} `firstline-gateway key list` lists them.")
+        raise ConfigError(
+            f"There is no key named '{name}'{end} `firstline-gateway key list` with the same --config lists them."
+        )
 
 
 def _is_taken(connection: Connection, name: str) -> bool:

@@ -328,6 +328,7 @@ def _failed(job_id: str, error: FirstlineError) -> JobResult:
 
 def _unknown(job_id: str) -> UnknownAnswerError:
     return UnknownAnswerError(
-        f"There is no job {shown(job_id)}, or it has expired: take the id that was returned for a request with "
-        "`Prefer: respond-async`. For the correction of a provisional answer ask the agent of the device."
+        f"There is no job {shown(job_id)} for this key, or it has expired; use an id that `firstline job create` "
+        "printed, or a request with `Prefer: respond-async` returned, with the same key. For the correction of a "
+        "provisional answer ask the device's agent."
     )

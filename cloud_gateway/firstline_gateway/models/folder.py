@@ -201,7 +201,7 @@ def find_bundles(directory: Path) -> list[Path]:
         folders = _folders(directory)
     except FileNotFoundError as error:
         raise ConfigError(
-            f"There is no models folder {directory}; create it, or name another with models.directory."
+            f"models.directory: the folder {directory} does not exist; create it, or name another."
         ) from error
     except OSError as error:
         raise ConfigError(f"models.directory: {directory} {unreadable(error)}") from error

@@ -15,7 +15,14 @@ from functools import partial
 from typing import Any
 
 from firstline_core.clock import Clock, end_tasks
-from firstline_core.errors import ConfigError, FirstlineError, NotReadyError, RequestError, UnknownModelError
+from firstline_core.errors import (
+    ConfigError,
+    FirstlineError,
+    NotReadyError,
+    RequestError,
+    UnknownModelError,
+    did_you_mean,
+)
 from firstline_core.protocol.data_plane import ModelState
 from firstline_core.protocol.tensors import shown
 from firstline_core.telemetry.logs import logger
@@ -249,7 +256,9 @@ class Orders:
             if not found and not refused:
                 if not known:
                     raise UnknownModelError(
-                        f"There is no bundle {shown(name)} in the models folder; put it there, then load it."
+                        f"There is no bundle {shown(name)} in the models folder"
+                        f"{did_you_mean(name, {key.name for key in self._memory.places})} To add it, put it there, "
+                        "then load it."
                     )
                 problems.append(f"There is no bundle {shown(name)} in the models folder any more.")
             for served in in_loading_order(found):

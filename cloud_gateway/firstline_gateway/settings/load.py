@@ -6,7 +6,7 @@ Fills in defaults that depend on other settings, such as where relative paths st
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from urllib.parse import parse_qsl, urlsplit
@@ -98,8 +98,8 @@ def _store_url(base: Path, url: str) -> str:
     if not url.startswith(_POSTGRESQL):
         # the URL is not quoted, because it may contain a password
         raise ConfigError(
-            f'store.url is neither "{_SQLITE}FILE" nor "{_POSTGRESQL}USER@HOST/DATABASE"; set it to one of these, and '
-            "put a password into the file store.password_file."
+            f'store.url begins with neither "{_SQLITE}" nor "{_POSTGRESQL}"; write {_SQLITE}FILE, or '
+            f"{_POSTGRESQL}USER@HOST/DATABASE with the password in the file store.password_file."
         )
     try:
         parts = urlsplit(url)
@@ -193,7 +193,7 @@ def _check_webhooks(settings: Settings) -> None:
         if not each.events:
             raise ConfigError(f"{key}.events is empty; name what it receives, or delete {key}.")
         if not each.secret_file:
-            raise ConfigError(f"{key}.secret_file is not set; name a file with the key that signs its messages.")
+            raise ConfigError(f'{key}.secret_file is not set; name a file with its signing key ("whsec_" and base64).')
 
 
 def _check_endpoints(setting: str, endpoints: tuple[str, ...]) -> None:
@@ -234,15 +234,11 @@ def _check_executors(settings: Settings) -> None:
     for model, names in settings.models.executors_of.items():
         if unknown := set(names).difference(settings.executors):
             raise ConfigError(
-                f"models.executors_of sends {model!a} to {min(unknown)!a}, which [executors] does not have; "
-                f"add it{_or_another(min(unknown), settings.executors)}"
+                f"models.executors_of sends {model!a} to {min(unknown)!a}, which is not declared; add the section "
+                f"[executors.{quoted(min(unknown))}]{did_you_mean(min(unknown), settings.executors)}"
             )
         if not names:
             raise ConfigError(f"models.executors_of leaves {model!a} without an executor; name one, or leave it out.")
-
-
-def _or_another(name: str, known: Collection[str]) -> str:
-    return f", or use one of {', '.join(known)}{did_you_mean(name, known)}" if known else " there."
 
 
 def _without_user(url: str) -> str:
@@ -284,7 +280,7 @@ def _check_tls(settings: Settings) -> None:
     if tls.enabled and not (tls.hosts or tls.certificate_file):
         raise ConfigError(
             'tls.hosts is empty; name what devices reach this gateway by, such as ["gateway.example.com", '
-            '"192.0.2.7"], or a certificate of your own as tls.certificate_file.'
+            '"192.0.2.7"], or set tls.certificate_file and tls.key_file to a certificate of your own.'
         )
     if settings.grpc.client_certificates and not tls.enabled:
         raise ConfigError("grpc.client_certificates is set without TLS; set tls.enabled = true, or leave it out.")

@@ -19,6 +19,7 @@ from firstline_core.errors import FirstlineError, NotFoundError, listed
 from firstline_core.fleet.rest import WebhookTest
 from firstline_core.ids import new_request_id
 from firstline_core.protocol.tensors import shown
+from firstline_core.storage.setting_places import quoted
 from firstline_core.telemetry.logs import logger
 from firstline_core.telemetry.metrics import RequestMetrics
 from firstline_gateway.background import PeriodicTask
@@ -135,7 +136,11 @@ class Webhooks:
         found = self._receivers.get(name)
         if found is None:
             names = sorted(self._receivers)
-            known = listed(name, names, "it has:") if names else "; add [webhooks.NAME]."
+            known = (
+                listed(name, names, "it has:")
+                if names
+                else f"; add [webhooks.{quoted(name)}], and restart the gateway."
+            )
             raise NotFoundError(f"This gateway has no webhook {shown(name)} in its settings{known}")
         message = messages.of_test(name, self._clock.wall_s())
         async with found.client() as client:

@@ -113,7 +113,8 @@ class TokenAccess:
         found = [name for name, digest in self._digests.items() if hmac.compare_digest(digest, given)]
         if scheme.lower() != "bearer" or not found:
             raise UnauthorizedError(
-                "This agent needs a token of its api.token_file; send it in the header `Authorization: Bearer TOKEN`."
+                "This agent needs a token of its api.token_file; send `authorization: Bearer TOKEN` as a header, or as "
+                "metadata of gRPC."
             )
         return found[0]
 

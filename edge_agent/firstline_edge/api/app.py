@@ -100,12 +100,10 @@ class RouteTable:
                 if route.method == wanted:
                     return route, match.groupdict()
                 allowed += ("GET", "HEAD") if route.method == "GET" else (route.method,)
-        problem = (
-            f"is not allowed; use {' or '.join(allowed)}"
-            if allowed
-            else "is not an address of this edge agent; GET /openapi.json lists them. A gateway has those of the fleet"
-        )
-        raise NoRouteError(f"{method} {path[:_SHOWN_CHARACTERS]} {problem}.", allowed)
+        place = path[:_SHOWN_CHARACTERS]
+        if allowed:
+            raise NoRouteError(f"{place} does not take {method}; use {' or '.join(allowed)}.", allowed)
+        raise NoRouteError(f"There is no endpoint {place}; GET /openapi.json lists the endpoints.", allowed)
 
 
 def _pattern(path: str) -> re.Pattern[str]:

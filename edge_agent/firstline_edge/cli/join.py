@@ -12,7 +12,6 @@ from firstline_core.clock import SYSTEM_CLOCK
 from firstline_core.errors import ConfigError
 from firstline_core.protocol.enrolment import JoinToken, parse_join_token
 from firstline_core.storage.secrets import read_secret
-from firstline_core.storage.structs import fault_of
 from firstline_core.telemetry.wording import time_text
 from firstline_edge.cli.agent_api import agent_url
 from firstline_edge.cli.output import print_json, print_line, print_progress
@@ -73,11 +72,13 @@ def _checked_url(url: str) -> str:
         parts = urlsplit(url)
         has_host = bool(parts.hostname) and parts.port != 0
     except ValueError as error:
-        raise ConfigError(f"'{url}' cannot be joined: {fault_of(error)}; write https://HOST:PORT.") from error
+        raise ConfigError(
+            f"'{url}' is not a gateway's URL; write https://HOST:PORT, with a port of 1 to 65535."
+        ) from error
     if "@" in url:  # it is kept, and shown in logs; and a password does not belong on a command line
         raise ConfigError("The gateway's address names a user or a password; a device is known by its certificate.")
     if not has_host or parts.scheme != "https" or parts.query or parts.fragment or not url.isprintable():
-        raise ConfigError(f"'{url}' cannot be joined: a gateway is joined over TLS only; write https://HOST:PORT.")
+        raise ConfigError(f"'{url}' is not the URL of a gateway with TLS; write https://HOST:PORT.")
     return url.rstrip("/")
 
 

@@ -20,7 +20,7 @@ from firstline_core.planning.plan import Link, Plan, plan, plan_lines
 from firstline_core.profile import profile
 from firstline_core.profile.files import bundled_profiles, profile_of_machine
 from firstline_core.profile.profile import Profile
-from firstline_core.storage.files import read_limited, unreadable
+from firstline_core.storage.files import naming, read_limited
 from firstline_edge.cli.agent_api import agent_status
 from firstline_edge.cli.output import show
 from firstline_edge.cli.parser import OK, load_settings
@@ -57,7 +57,7 @@ def command(arguments: argparse.Namespace) -> int:
 
 
 def _plan(bundle: Bundle, catalogue: Catalogue, link: Link, split_file: Path | None, measured: Profile | None) -> Plan:
-    splits = _read(split_file or _if_there(bundle.path / SPLITS), split.LIMIT_BYTES, split.decode)
+    splits = _read("--splits", split_file or _if_there(bundle.path / SPLITS), split.LIMIT_BYTES, split.decode)
     return plan(bundle.manifest, measured, catalogue, splits, link)
 
 
@@ -66,7 +66,7 @@ def _profile(
 ) -> tuple[Profile | None, list[str]]:
     """Returns the named profile, otherwise the device's own or one in the bundle; and errors of damaged ones."""
     if named is not None:
-        return _read(named, profile.LIMIT_BYTES, profile.decode), []
+        return _read("--profile", named, profile.LIMIT_BYTES, profile.decode), []
     name = bundle.manifest.name
     own = StatePaths(settings.state_dir).device_profile_path(name)
     stored, damaged = profile_of_machine((own, *bundled_profiles(bundle.path, name)), catalogue.fingerprint)
@@ -91,14 +91,14 @@ def _if_there(path: Path) -> Path | None:
     return path if path.is_file() else None
 
 
-def _read(path: Path | None, limit_bytes: int, decode: Callable[[bytes, str], Document]) -> Document | None:
+def _read(
+    option: str, path: Path | None, limit_bytes: int, decode: Callable[[bytes, str], Document]
+) -> Document | None:
     if path is None:
         return None
-    try:
+    with naming(f"{option}: {path}"):
         content = read_limited(path, limit_bytes)
-    except OSError as error:
-        raise ConfigError(f"{path} {unreadable(error)}") from error
-    return decode(content, str(path))
+    return decode(content, f"{option}: {path}")
 
 
 def link_for_plan(

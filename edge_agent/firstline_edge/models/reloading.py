@@ -11,7 +11,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Protocol
 
-from firstline_core.errors import RequestError, UnknownModelError, UpdateError
+from firstline_core.errors import RequestError, UnknownModelError, UpdateError, did_you_mean
 from firstline_core.protocol.tensors import shown
 from firstline_core.runtime.memory import release_freed_memory
 from firstline_core.telemetry.logs import logger
@@ -76,7 +76,9 @@ class Reloading:
             present = [device_model for device_model in self._models.all if device_model.manifest.name == name]
             if not paths and not present:
                 raise UnknownModelError(
-                    f"There is no bundle {shown(name)} in models.directories; put it there, then load it."
+                    f"There is no bundle {shown(name)} in models.directories"
+                    f"{did_you_mean(name, {each.manifest.name for each in self._models.all})} To add it, put it "
+                    "there, then load it."
                 )
             problems = [] if paths else [f"There is no bundle {shown(name)} in models.directories any more."]
             here: set[int] = set()

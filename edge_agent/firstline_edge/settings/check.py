@@ -52,7 +52,7 @@ def check(settings: EdgeSettings) -> None:
     if settings.adaptation.battery_empty >= settings.adaptation.battery_full:
         raise ConfigError(
             f"adaptation.battery_empty is {settings.adaptation.battery_empty:g}, not below adaptation.battery_full "
-            f"({settings.adaptation.battery_full:g}); lower one or raise the other."
+            f"({settings.adaptation.battery_full:g}); lower battery_empty, or raise battery_full."
         )
     if settings.fleet.locked:
         _check_locked(settings.fleet.locked)

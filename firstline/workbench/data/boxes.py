@@ -76,7 +76,8 @@ class CocoBoxes:
         for name in self.files:
             if not is_inside(name):
                 raise ConfigError(
-                    f"{path} names {name!a}, which is outside of the data; copy it there, and write its path."
+                    f"{path} names {name!a}, which is outside of the data; copy the file into it, and write its path "
+                    "there."
                 )
         if len(set(self.files)) != len(self.files):
             raise ConfigError(f"{path} names an image more than once; keep one entry of each.")
@@ -119,7 +120,8 @@ def _refuse_repeated(path: Path, what: str, ids: Sequence[_Id]) -> None:
         raise ConfigError(f"{path} gives the id {repeated!r} to several {what}; give each an id of its own.")
 
 
-def _numbers(labels: int) -> str:
+def class_numbers(labels: int) -> str:
+    """Returns the numbers of a bundle's labels in words."""
     return f"0 to {labels - 1}" if labels > 2 else "0 or 1"
 
 
@@ -144,22 +146,35 @@ def read_yolo_boxes(file: Path, size: tuple[int, int], labels: int) -> Boxes:
     for number, line in enumerate(text.splitlines(), 1):
         if not line.strip():
             continue
-        try:
-            label, *place = line.split()
-            row = [float(value) for value in place]
-            valid = 0 <= int(label) < labels and len(row) == 4 and all(-1 <= value <= 2 for value in row)
-        except ValueError:
-            valid = False
-        if not valid or min(row[2:]) < 0:
-            raise ConfigError(
-                f"{file}:{number} is not a box: {line.strip()[:60]!a}. Write a class number ({_numbers(labels)}), then "
-                "centre x and y, width and height as fractions of the image's sides: divide pixels by them."
-            )
-        rows.append((int(label), *row))
+        label, *place = line.split()
+        if fault := _fault(label, place, labels):
+            raise ConfigError(f"{file}:{number} {fault}.")
+        rows.append((int(label), *map(float, place)))
     numbers = np.array(rows, np.float64).reshape(-1, 5)
     centres, halves = numbers[:, 1:3], numbers[:, 3:] / 2
     corners = np.concatenate((centres - halves, centres + halves), axis=1) * [*size, *size]
     return _boxes(corners.astype(np.float32), numbers[:, 0].astype(np.int64))
+
+
+def _fault(label: str, place: Sequence[str], labels: int) -> str:
+    """Returns what is wrong with a line in YOLO's form, and what to write; "" if nothing is."""
+    known = class_numbers(labels)
+    if not (label.isascii() and label.isdigit()):
+        return f"has the class {label[:60]!a}; write its number, {known}"
+    if int(label[:9]) >= labels:
+        return (
+            f"has the class {label[:60]}, but the bundle's labels are {known}; correct the number, or delete the line"
+        )
+    if len(place) != 4:
+        return f"has {len(place)} numbers after the class; write 4: centre x and y, width and height"
+    for text, least in zip(place, (-1, -1, 0, 0), strict=True):
+        try:
+            valid = least <= float(text) <= 2
+        except ValueError:
+            valid = False
+        if not valid:
+            return f"has {text[:60]!a}, which is not a fraction of the image's sides; divide pixels by them"
+    return ""
 
 
 def yolo_file(folder: Path, image: str) -> Path:

@@ -27,7 +27,7 @@ import numpy as np
 
 from firstline.workbench.csv_files import csv_fault, one_column, open_csv
 from firstline.workbench.data import tables, videos
-from firstline.workbench.data.boxes import CocoBoxes, joined, read_yolo_boxes, yolo_file
+from firstline.workbench.data.boxes import CocoBoxes, class_numbers, joined, read_yolo_boxes, yolo_file
 from firstline.workbench.data.files import FileStore, Where, is_inside
 from firstline.workbench.data.masks import mask_file, read_mask
 from firstline.workbench.data.sample import Sample
@@ -65,8 +65,8 @@ _STORES = ("images", "images.zip", "audio", "audio.zip")
 _COCO_NAMES = ("annotations.json", "*.coco.json", "instances*.json", "annotations/instances*.json")
 _NEXT_TO_IMAGES = ("masks/", "labels/", "annotations/")
 _EXPECTED = (
-    f"a data folder has {LABELS_NAME} (columns file, label) and images/ or images.zip, or audio/ or audio.zip; a "
-    "folder of images, recordings or videos, a video, and a table (.csv, .jsonl, .npz or .parquet) are read too"
+    f"name a folder with {LABELS_NAME} (columns file, label) and images/ or audio/, a folder or zip archive of images "
+    "or recordings, a video, a COCO file, or a table (.csv, .jsonl, .npz, .parquet)"
 )
 
 
@@ -256,8 +256,8 @@ class Dataset:
         if fault := one_column(self.table.columns):
             return f"{self.table.path}{fault}"
         has = _listed(self.table.columns)
-        lacks = f"has no column '{spec.name}', which the bundle takes as an input"
-        return f"{self.table.path} {lacks}; it has {has}: rename one."
+        lacks = f"has no column '{spec.name}', which is an input of the bundle"
+        return f"{self.table.path} {lacks}; rename the column that holds it (there are {has})."
 
     def _labels(self, labels: Sequence[str], inputs: Sequence[InputSpec]) -> Array | None:
         """Returns the label of each sample; `UNLABELLED` where the data says -1 or nothing."""
@@ -439,7 +439,7 @@ def _label_of(cell: str, positions: Mapping[str, int], count: int, where: str) -
     if cell not in positions:
         known = ", ".join(list(positions)[:10]) + ", ..." * (len(positions) > 10)
         raise ConfigError(
-            f"{where} has label '{cell}'; use a label of the bundle ({known}), or its number from 0 to {count - 1}."
+            f"{where} has label '{cell}'; use a label of the bundle ({known}), or its number, {class_numbers(count)}."
         )
     return positions[cell]
 
@@ -498,7 +498,7 @@ def _file(path: Path, label: str, every: int, named: Collection[str]) -> Dataset
         return Dataset(path, (Sample(path.name),), FileStore(path.parent), None, None, label)
     if suffix == ".zip":
         raise ConfigError(f"{path} is not a zip archive, or it is damaged; make it again.")
-    raise ConfigError(f"{path} is not a data set: {_EXPECTED}.")
+    raise ConfigError(f"{path} is not a data set; {_EXPECTED}.")
 
 
 def _folder(path: Path, label: str, every: int, named: Collection[str]) -> Dataset:
@@ -533,7 +533,8 @@ def _with_labels(path: Path, labels: Path, place: Path | None, label: str) -> Da
         file = name or ""  # a short row gives None
         if not is_inside(file):
             raise ConfigError(
-                f"{table.where(row)} names '{file}', which is outside of the data; copy it there, and write its path."
+                f"{table.where(row)} names '{file}', which is outside of the data; copy the file into it, and write "
+                "its path there."
             )
         samples.append(Sample(file, table.line(row), (group or "").strip(), row))
     return Dataset(path, tuple(samples), _Absent(path) if place is None else FileStore(place), table, None, label)
@@ -573,10 +574,10 @@ def _loose(path: Path, label: str, every: int, named: Collection[str]) -> Datase
         raise ConfigError(f"{path} holds {' and '.join(found)}; give a folder of one kind.")
     if not found:
         if (path / "masks").is_dir():
-            raise ConfigError(f"{path} has masks/, and no images were found next to it: {_EXPECTED}.")
+            raise ConfigError(f"{path} has masks/, and no images were found next to it; {_EXPECTED}.")
         if len(kinds["tables"]) == 1:
             return _tabular(path, read_table(path / kinds["tables"][0], named), label)
-        raise ConfigError(f"{path} holds no images and nothing else that can be read: {_EXPECTED}.")
+        raise ConfigError(f"{path} has no images, recordings, videos or table; {_EXPECTED}.")
     chosen = kinds[found[0]]
     if found == ["videos"]:
         store = VideoStore(path)
@@ -612,7 +613,7 @@ def read_groups(file: Path, dataset: Dataset) -> list[str]:
             missing = {"file", "group"} - set(reader.fieldnames or ())
             if missing:
                 raise ConfigError(
-                    f"{file}:1 has no column {' and '.join(sorted(missing))}; line 1 names the columns file and group."
+                    f"{file}:1 has no column {_listed(sorted(missing))}; line 1 names the columns: file,group."
                 )
             group_of: dict[str, str] = {}
             for row in reader:

@@ -290,7 +290,7 @@ class ParquetTable(_Rows):
                 super().__init__(path, opened.schema_arrow.names, opened.metadata.num_rows)
         except self._errors as error:
             raise ConfigError(
-                f"{path} cannot be read as a Parquet file: it is damaged, or not Parquet; write it again."
+                f"{path} cannot be read as a Parquet file: it is empty, damaged or not Parquet; write it again."
             ) from error
 
     def column(self, name: str) -> Sequence[Any]:
@@ -362,7 +362,7 @@ def row_of(value: Any, datatype: str, shape: Sequence[int], where: str) -> Array
         array = _texts(given, value, where)
     else:
         if given.dtype.kind not in "biuf":
-            raise ConfigError(f"{where} is {_short(value)}, and the model takes {_taken(datatype)}.")
+            raise ConfigError(f"{where} is {_short(value)}; {_taken(datatype)}.")
         array = _converted(given, dtype, datatype, where)
     free = list(shape).count(-1)
     sizes = tuple(shape)
@@ -392,7 +392,7 @@ def _parsed(text: str, datatype: str, where: str) -> Any:
             return text.lower() == "true"
         number = int(text) if text.lstrip("+-").isdecimal() else float(text)
     except (ValueError, msgspec.MsgspecError, RecursionError) as error:
-        raise ConfigError(f"{where} is {_short(text)}, and the model takes {_taken(datatype)}.") from error
+        raise ConfigError(f"{where} is {_short(text)}; {_taken(datatype)}.") from error
     if isinstance(number, float) and math.isinf(number) and any(map(str.isdigit, text)):
         raise ConfigError(
             f"{where} is {_short(text)}, which does not fit into {datatype}; scale it, or leave the row out."
@@ -401,8 +401,8 @@ def _parsed(text: str, datatype: str, where: str) -> Any:
 
 
 def _taken(datatype: str) -> str:
-    """Returns the values of a cell in words."""
-    return f"{datatype}: a number, or a JSON array of numbers without NaN"
+    """Returns what to write into a cell, as the end of a sentence."""
+    return f"write a number, or a JSON array of numbers without NaN: the model takes {datatype}"
 
 
 def _texts(given: Array, value: Any, where: str) -> Array:

@@ -69,7 +69,7 @@ def _part(text: str) -> _Part:
     for word in (found.key, found.wanted):
         if word is not None and not _WORD.match(word):
             raise RequestError(
-                f"{shown(text)} is not part of a selector; use KEY=VALUE, KEY!=VALUE, KEY and !KEY, with commas "
-                "between, of letters, digits, '.', '_', '/' and '-'."
+                f"{shown(text)} is not a selector; use KEY=VALUE, KEY!=VALUE, KEY or !KEY, separated by commas. Keys "
+                "and values have letters, digits, '.', '_', '/' and '-'."
             )
     return found

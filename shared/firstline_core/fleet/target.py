@@ -190,9 +190,11 @@ def find_bundle(files: Mapping[str, SignedFile], name: str, version: int) -> Lis
     folder = target_path(name, version, "")
     manifest = files.get(folder + MANIFEST_NAME)
     if manifest is None:
+        names = {each for each, _ in listed_bundles(files)}
+        lacks = f"version {version} of {name}" if name in names else f"model {name!a}"
         raise NotFoundError(
-            f"The gateway has no version {version} of {name}; `firstline model list` lists what it has, and `firstline "
-            "model push BUNDLE` adds to it."
+            f"The gateway has no {lacks}; `firstline model list` lists what it has, and `firstline model push BUNDLE` "
+            "adds to it."
         )
     release = _custom(manifest, Release)
     if (release.bundle, release.version) != (name, version):

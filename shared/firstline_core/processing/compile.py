@@ -208,7 +208,7 @@ def compile_preprocess(
     decodes = [step for step in image_steps if isinstance(step, ops.Decode)]
     if len(decodes) > 1 or (decodes and image_steps[0] is not decodes[0]):
         raise errors.ModelLoadError(
-            "Preprocessing: decode comes first, and once; reorder the steps, such as decode:L,resize:8x8."
+            "Preprocessing: decode must be the first step, and occur once, such as decode:L,resize:8x8."
         )
     if spec.kind == "image" and not decodes:
         raise errors.ModelLoadError(f"Preprocessing: input '{spec.name}' is an encoded image, so decode comes first.")

@@ -429,7 +429,12 @@ def _other_format(encoded: bytes) -> str:
             "/firstline/v1/models/MODEL/infer (or the text in JSON as application/json), or as binary data of a V2 "
             "request ('binary_data_size')."
         )
-    return f"neither JPEG nor PNG: {_opening(encoded)}; give a JPEG or PNG file, unchanged."
+    if not encoded:
+        return "empty; give a JPEG or PNG file."
+    if encoded.isascii() and encoded[:8].decode().strip().isprintable():
+        return "neither JPEG nor PNG, but text; give a JPEG or PNG file."
+    opening = f"{len(encoded)} bytes that begin with {encoded[:8].hex(' ')}"
+    return f"neither JPEG nor PNG: {opening}; give a JPEG or PNG file, unchanged."
 
 
 def _is_base64(encoded: bytes) -> bool:
@@ -439,13 +444,6 @@ def _is_base64(encoded: bytes) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _opening(encoded: bytes) -> str:
-    if not encoded:
-        return "it is empty"
-    text = " (it looks like text)" if encoded[:8].decode("latin-1").strip().isprintable() and encoded.isascii() else ""
-    return f"{len(encoded)} bytes that begin with {encoded[:8].hex(' ')}{text}"
 
 
 # JPEG.

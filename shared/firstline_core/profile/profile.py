@@ -301,5 +301,5 @@ def decode(content: bytes, where: str) -> Profile:
     Raises:
         ProtocolError: too long, not JSON, no profile, or of another format.
     """
-    fault = "is not a profile that `firstline profile create` wrote"
-    return read_json_document(content, Profile, where, LIMIT_BYTES, fault)
+    advice = "; name a file that `firstline profile create` or `edge-agent profile create` wrote"
+    return read_json_document(content, Profile, where, LIMIT_BYTES, "is not a profile", advice=advice)

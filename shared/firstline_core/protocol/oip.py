@@ -294,7 +294,7 @@ def _uuid(request_id: str) -> str:
 
 
 # Extensions of Triton that must not be ignored, because they change the meaning of a request.
-_REFUSED_INPUT = {"shared_memory_region": "send the data in the body"}
+_REFUSED_INPUT = {"shared_memory_region": "remove this parameter, and send the data in the body"}
 
 # Written by some JSON encoders (such as Python's) for numbers that are not finite.
 _NUMBER = re.compile(r"[-+.\dEe]+")
@@ -335,10 +335,10 @@ def parse_json(text: bytes | memoryview, limits: Limits, wanted: str = "JSON") -
             number = _NUMBER.match(error.doc, error.pos)
             raise errors.InvalidTensorError(
                 f"The number {number[0][:40] if number else 'there'} (line {error.lineno}, column {error.colno}) is "
-                "out of the range of FP64; scale the values."
+                "too large; scale the values to the range of the input's datatype."
             ) from error
         hint = " JSON has no NaN and no Infinity: write finite numbers." * bool(_NOT_JSON.search(text))
-        why = f"{error.msg} (line {error.lineno}, column {error.colno})" if text else "it is empty"
+        why = f"{error.msg.partition(',')[0]} (line {error.lineno}, column {error.colno})" if text else "it is empty"
         why = "it is binary data, not UTF-8 text" if "not valid UTF-8" in why else why
         hint = hint or f" Send {wanted}."
         raise errors.InvalidTensorError(f"The body is not valid JSON: {why}.{hint}") from error
@@ -355,14 +355,12 @@ def split(body: bytes, header_length: int | None, limits: Limits) -> tuple[dict[
     view = memoryview(body)
     if header_length is not None and not 0 < header_length <= len(body):
         raise errors.InvalidTensorError(
-            f"The inference header is said to be {header_length} bytes of a body of {len(body)}; give the "
-            "length of the JSON at the body's start."
+            f"Inference-Header-Content-Length is {header_length}, but the body has {len(body)} bytes; give the number "
+            "of bytes of the JSON at the body's start."
         )
     head = parse_json(view[:header_length], limits, "a JSON object with 'inputs'")
     if not isinstance(head, dict):
-        raise errors.InvalidTensorError(
-            f"The body's JSON is {shown(head)}; V2 takes an object with 'inputs' or 'outputs'."
-        )
+        raise errors.InvalidTensorError(f"The body's JSON is {shown(head)}; send a JSON object with 'inputs'.")
     return head, None if header_length is None else view[header_length:]
 
 

@@ -20,7 +20,7 @@ from firstline_core.types import InferRequest, InferResponse, RequestedOutput, T
 
 # Extensions of Triton that must not be ignored, because they change the meaning of a request.
 _Count = Annotated[int, Meta(ge=1)]
-_REFUSED_OUTPUT = {"shared_memory_region": "take the data from the body"}
+_REFUSED_OUTPUT = {"shared_memory_region": "remove this parameter, and take the data from the body"}
 
 
 def requested(head: dict[str, Any], limits: Limits) -> tuple[RequestedOutput, ...]:

@@ -29,7 +29,7 @@ _KNOWN: Mapping[str, tuple[Any, str]] = {
     "route": (Route, f"{_ONE_OF}{', '.join(Route)}"),
     "privacy": (Privacy, f"{_ONE_OF}{', '.join(Privacy)}"),
     "wait": (Wait, f"{_ONE_OF}{', '.join(Wait)}"),
-    "timeout": (Annotated[int, Meta(ge=0)], "a whole number of microseconds, or 0 for none"),
+    "timeout": (Annotated[int, Meta(ge=0)], "microseconds as a whole number above 0, or 0 for the default"),
     "priority": (Annotated[int, Meta(ge=0)], f"1 (the highest) to {LOWEST_PRIORITY}, or 0 for the default"),
     "source": (str, "a string"),
 }

@@ -36,7 +36,7 @@ def spans(data: memoryview) -> Iterator[tuple[int, int | memoryview, memoryview]
         elif kind in (_FIXED32, _FIXED64):
             size = 4 if kind == _FIXED32 else 8
         else:
-            raise ValueError("its content is not protobuf")
+            raise ValueError("its content has another format")
         end = position + size
         if end > len(data):
             raise ValueError("it ends too early")

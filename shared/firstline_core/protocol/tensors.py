@@ -195,8 +195,8 @@ def _flattened(where: str, shape: tuple[int, ...], data: object) -> list[Any]:
         for axis, size in enumerate(shape):
             if any(not isinstance(item, list) or len(item) != size for item in level):
                 raise InvalidTensorError(
-                    f"{where} has nested data that are not {size} long everywhere on axis {axis}, as shape "
-                    f"{list(shape)} says; make both agree, or send the data flat."
+                    f"{where} has nested data that do not fit shape {list(shape)}: on axis {axis} each list must have "
+                    f"the length {size}; make both agree, or send the data flat."
                 )
             level = list(chain.from_iterable(level))
     elif len(data) != math.prod(shape):

@@ -250,7 +250,7 @@ def check_rows(scores: ArrayLike, losses: ArrayLike, epsilon: float, delta: floa
 def check_share(name: str, value: float) -> None:
     """Raises ConfigError for a value that is not above 0 and below 1."""
     if not 0 < value < 1:
-        raise ConfigError(f"{name} is {value:g}, but must be above 0 and below 1, such as 0.05.")
+        raise ConfigError(f"{name} is {value:g}, but must be above 0 and below 1; write 5 % as 0.05.")
 
 
 def check_starts(starts: Sequence[Start]) -> None:

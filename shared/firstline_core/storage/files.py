@@ -30,9 +30,11 @@ _NO_SUCH_SYNC = (errno.EINVAL, errno.ENOTSUP)
 
 @contextlib.contextmanager
 def naming(what: object, done: str = "read") -> Iterator[None]:
-    """Raises what the operating system refuses as a ConfigError: "`what` cannot be `done`", why, and what to do."""
+    """Raises what the system refuses, or text that is not UTF-8, as a ConfigError: `what`, why, and what to do."""
     try:
         yield
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{what} {NOT_UTF8}") from error
     except OSError as error:
         raise ConfigError(f"{what} {unreadable(error) if done == 'read' else unwritable(error)}") from error
 
@@ -50,7 +52,8 @@ def check_folder(path: Path, setting: str) -> None:
     with naming(f"{setting} {path}"):
         nearest = next((place for place in (path, *path.absolute().parents) if place.exists()), path)
         if nearest.exists() and not nearest.is_dir():
-            raise ConfigError(f"{setting} is {path}, but {nearest} is a file; name a folder.")
+            found = "it" if nearest == path else nearest
+            raise ConfigError(f"{setting}: {path} cannot be a folder, because {found} is a file; name another.")
 
 
 def make_folder(path: Path) -> None:

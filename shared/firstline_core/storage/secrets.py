@@ -28,7 +28,9 @@ def read_secret(file: str, setting: str, what: str = "the secret") -> str:
         text = read_text(Path(file), _LIMIT_BYTES)
     except FileNotFoundError as error:
         raise ConfigError(f"{setting}: {file} does not exist; create it with {what}, or correct the path.") from error
-    except (OSError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError:
+        text = "\0"  # no secret has it
+    except OSError as error:
         raise ConfigError(f"{setting}: {file} {unreadable(error)}") from error
     except ValueError as error:  # a path with a NUL
         raise ConfigError(f"{setting}: {file} cannot be read: {error}.") from error

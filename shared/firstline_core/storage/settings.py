@@ -38,6 +38,7 @@ _UNKNOWN = re.compile(r"Object contains unknown field `(?P<key>[^`]*)`(?: - at `
 _MISSING = re.compile(r"Object missing required field `(?P<key>[^`]*)`(?: - at `(?P<path>[^`]*)`)?")
 _INVALID = re.compile(r"(?P<what>.*?)(?: - at `(?P<path>[^`]*)`)?$", re.DOTALL)
 _INVALID_NAME = re.compile(r" - at `key` in `(?P<path>[^`]*)`")
+_TOML_KEY = re.compile(r"[\w.\"'-]+|\[[\w.\"'-]+\]")
 _TOML_PLACE = re.compile(r" \(at line (\d+), column \d+\)| \(at end of document\)")
 # Similarity from which a variable counts as a misspelt setting.
 _ALIKE = 0.85
@@ -203,14 +204,14 @@ def read_text(file: Path) -> str:
     try:
         return files.read_text(file, FILE_LIMIT_BYTES)
     except FileNotFoundError as error:
-        raise ConfigError(f"There is no configuration file {file}; create it or name another with --config.") from error
-    except UnicodeDecodeError as error:
-        if b"\0" in error.object:
+        raise ConfigError(
+            f"There is no configuration file {file}; create it with the command `init`, or name another with --config."
+        ) from error
+    except (OSError, UnicodeDecodeError) as error:
+        if isinstance(error, UnicodeDecodeError) and b"\0" in error.object:
             raise ConfigError(
                 f"{file} is binary, not a configuration in TOML; name another file with --config."
             ) from error
-        raise ConfigError(f"The configuration file {file} {files.unreadable(error)}") from error
-    except OSError as error:
         raise ConfigError(f"The configuration file {file} {files.unreadable(error)}") from error
 
 
@@ -223,26 +224,36 @@ def parse(text: str, file: Path | None) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # numbers with thousands of digits, thousands of "["
-        raise ConfigError(f"{file}{_toml_fault(str(error))}") from error
+        raise ConfigError(f"{file}{_toml_fault(str(error), text)}") from error
 
 
-def _toml_fault(fault: str) -> str:
-    """Returns the rest of a sentence about a file that is not TOML: the line, the fault, and what to write."""
+def _toml_fault(fault: str, text: str) -> str:
+    """Returns the rest of a sentence about a file that is not TOML: the line, the fault, and what to write.
+
+    Args:
+        fault: message of tomllib.
+        text: of the file; the value is never quoted, because it may be secret.
+    """
     place = _TOML_PLACE.search(fault)
-    line = f":{place[1]}" if place is not None and place[1] else ""
+    number = int(place[1]) if place is not None and place[1] else 0
+    key, _, value = text.split("\n")[number - 1].partition("=")
+    named = f"'{key.strip()}'" if number and _TOML_KEY.fullmatch(key.strip()) else "a key"
     what = _TOML_PLACE.sub("", fault)
-    reason = f" ({what[:1].lower()}{what[1:]})"
     if "overwrite" in what or "twice" in what:
-        reason, advice = "", "the key or table appears twice; delete one"
+        reason = f"{named} is there twice; delete one"
+    elif what == "Invalid value" and not value.strip():
+        reason = f"{named} has no value; write one after the ="
     elif what == "Invalid value":
-        reason, advice = "", "write true or false, text in quotes, and a value after each ="
+        reason = f"{named} has a value that is not text in quotes, a number, true or false; put text in quotes"
     elif what == "Illegal character '\\n'":
-        reason, advice = "", "a quote is not closed; close it on the same line"
+        reason = "a quote is not closed; close it on the same line"
     elif "Expected ']'" in what:
-        advice = "write a table as [NAME] and a list as [A, B]"
+        reason = "a ']' is missing; write a table as [NAME], and a list as [A, B]"
+    elif "Expected '='" in what:
+        reason = "a '=' is missing; write KEY = VALUE, and text in quotes"
     else:
-        advice = "write KEY = VALUE, and text in quotes"
-    return f"{line} is not valid TOML{reason}: {advice}."
+        reason = f"{what[:1].lower()}{what[1:]}; write KEY = VALUE, and text in quotes"
+    return f"{f':{number}' if number else ''} is not valid TOML: {reason}."
 
 
 def _convert(cls: type[T], values: dict[str, Any], *, text: str, where: str, of_text: bool = False) -> T:
@@ -269,8 +280,9 @@ def _convert(cls: type[T], values: dict[str, Any], *, text: str, where: str, of_
         if (missing := _MISSING.match(str(error))) is not None:
             key, path = missing["key"], _path(cls, values, error, missing["path"])
             wanted = described(_types_at(cls, [*path, key]))
+            value = '"..."' if wanted.startswith(("text", "name", "path", "URL")) else "..."
             raise ConfigError(
-                f"{where}{line_of(text, path)} has no key '{spelled([*path, key])}'; add `{key} = ...` ({wanted})."
+                f"{where}{line_of(text, path)} has no key '{spelled([*path, key])}'; add `{key} = {value}` ({wanted})."
             ) from error
         if (named_table := _INVALID_NAME.search(str(error))) is not None:
             path = _path(cls, values, error, f"{named_table['path']}{ANY_NAME}")
@@ -343,7 +355,10 @@ def _shown(values: Any, path: list[str]) -> str:
     if isinstance(value, list) and value and all(isinstance(each, dict) for each in value):
         return "a list of tables"
     text = repr(value)
-    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}..."
+    if len(text) <= _SHOWN_CHARACTERS:
+        return text
+    length = f" ({len(value)} characters)" if isinstance(value, str) else ""
+    return f"{text[:_SHOWN_CHARACTERS]}...{length}"
 
 
 def _article(wanted: str) -> str:
@@ -400,7 +415,8 @@ def _described_text(info: msgspec.inspect.StrType) -> str:
 
 
 def _limits(info: msgspec.inspect.IntType | msgspec.inspect.FloatType) -> str:
-    low = "" if info.ge is None else f" from {info.ge:g}"
+    ends = info.le is not None or info.lt is not None
+    low = "" if info.ge is None else f" {'from' if ends else 'of at least'} {info.ge:g}"
     low = f" above {info.gt:g}" if info.gt is not None else low
     high = "" if info.le is None else f" to {info.le}" if isinstance(info.le, int) else f" to {info.le:g}"
     return low + (f" below {info.lt:g}" if info.lt is not None else high)

@@ -62,7 +62,8 @@ def fault_of(error: Exception, known: Sequence[str] = ()) -> str:
     if what.startswith("Input data was truncated"):
         return "it is empty, or ends too early"
     if what.startswith("JSON is malformed"):
-        return f"it is not JSON{what[what.find(' (') :] if '(' in what else ''}"
+        place = what[what.find(" (") :] if "(" in what else ""
+        return f"it is not JSON{place if place != ' (byte 0)' else ''}"
     end = f" in '{field}'" if field else ""
     return f"{what[:1].lower()}{what[1:]}{end}"
 
@@ -98,7 +99,9 @@ def write_struct(path: Path, value: Struct) -> os.stat_result:
     return write_whole(path, with_checksum(msgspec.json.encode(value)))
 
 
-def read_json_document(content: bytes, kind: type[S], where: str, limit_bytes: int, fault: str = "is not valid") -> S:
+def read_json_document(
+    content: bytes, kind: type[S], where: str, limit_bytes: int, fault: str = "is not valid", *, advice: str = ""
+) -> S:
     """Decodes a struct.
 
     Args:
@@ -107,6 +110,7 @@ def read_json_document(content: bytes, kind: type[S], where: str, limit_bytes: i
         where: origin, for errors.
         limit_bytes: maximum size.
         fault: text of the error for another document, such as "is not a profile".
+        advice: what to do about it, as the end of the sentence.
 
     Raises:
         ProtocolError: too long, not JSON, not the struct, or another format.
@@ -116,7 +120,7 @@ def read_json_document(content: bytes, kind: type[S], where: str, limit_bytes: i
     try:
         document = msgspec.json.decode(content, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError, ValueError, RecursionError) as error:
-        raise ProtocolError(f"{where} {fault}: {fault_of(error)}.") from error
+        raise ProtocolError(f"{where} {fault}: {fault_of(error)}{advice}.") from error
     if (found := getattr(document, "format", FORMAT)) != FORMAT:
         raise ProtocolError(f"{where} has format {found}; this version of Firstline reads format {FORMAT}.")
     return document

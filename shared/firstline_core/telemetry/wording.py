@@ -4,12 +4,26 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
+_PLAIN = {
+    "greater than or equal to": "at least",
+    "less than or equal to": "at most",
+    "a valid integer": "a whole number",
+    "a valid number": "a number",
+}
 _UNITS = ((86_400.0, "days"), (3600.0, "hours"), (60.0, "minutes"))
 
 
 def counted(number: int, thing: str, things: str = "") -> str:
     """Returns a number with its noun: "1 device", "10,000 devices"; `things` is an irregular plural."""
     return f"{number:,} {thing if number == 1 else things or f'{thing}s'}"
+
+
+def wanted_value(text: str) -> str:
+    """Returns the value that pydantic's message asks for: "at least 1"."""
+    text = text.removeprefix("Input should be ").partition(", unable to parse")[0]
+    for library, plain in _PLAIN.items():
+        text = text.replace(library, plain)
+    return text
 
 
 def duration_text(seconds: float) -> str:

@@ -85,7 +85,9 @@ def test_callers_accept_pictures_by_name(accept: str, wants: bool) -> None:
 
 
 def test_callers_of_other_pictures_are_refused() -> None:
-    with pytest.raises(NotAcceptableError, match="Accept is 'image/png'; accept image/jpeg or application/json"):
+    with pytest.raises(
+        NotAcceptableError, match="Accept is 'image/png', which is not offered; accept image/jpeg or application/json"
+    ):
         wants_picture({"accept": "image/png"})
 
 

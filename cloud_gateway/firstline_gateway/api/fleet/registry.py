@@ -59,7 +59,7 @@ _BINARY_BODY = {
 
 def _sha256_of(text: str) -> str:
     if len(text) != _SHA256_LENGTH or set(text) - set("0123456789abcdef"):
-        raise RequestError(f"{shown(text)} names no file; use its SHA-256, 64 hexadecimal digits in small letters.")
+        raise RequestError(f"{shown(text)} is not a SHA-256; name the file by its 64 hexadecimal digits in lower case.")
     return text
 
 

@@ -109,7 +109,7 @@ def test_forms_that_do_not_fit_are_refused(body: bytes, content_type: str, says:
 
 def test_fields_without_an_input_are_refused() -> None:
     metadata = model(IMAGE, NUMBERS)
-    with pytest.raises(InvalidTensorError, match="has no input 'y'; remove it, or name one of: image, x"):
+    with pytest.raises(InvalidTensorError, match="has no input 'y'; remove it, or rename it to one of image, x"):
         read(metadata, *form(("y", b"a")))
     with pytest.raises(InvalidTensorError, match=r"have \[1, 2\] rows"):
         read(metadata, *form(("image", b"a"), ("x", b"[[1, 2], [3, 4]]")))
@@ -143,7 +143,7 @@ def test_json_carries_text_as_it_is() -> None:
     [
         (b'{"image": "no base64!"}', "Element 0 of input 'image' is not base64; JSON carries"),
         (b'["YQ==", "YQ"]', "Element 1 of input 'image' is not base64"),
-        (b'{"picture": "YQ=="}', "has no input 'picture'; remove it, or name one of: image"),
+        (b'{"picture": "YQ=="}', "has no input 'picture'; remove it, or rename it to one of image"),
         (b'{"image": {"b64": "YQ=="}}', "Input 'image' is an object; a row takes shape [], as a JSON array"),
         (b'{"image": null}', "Input 'image' is null; a row takes shape [], as a JSON array"),
         (b'{"image": 7}', "image"),

@@ -95,7 +95,7 @@ def test_json_for_the_declared_tensors(metadata: ModelMetadata, body: bytes, arr
         (VECTOR, b"[1, 2, 3]", r"shape \[3\]; a row takes shape \[2\]"),
         (VECTOR, b"[[1, 2], [3]]", "axis 1"),
         (VECTOR, b'[1, "a"]', "'a' at element 1"),
-        (VECTOR, b'{"y": [1, 2]}', "no input 'y'; remove it, or name one of: x."),
+        (VECTOR, b'{"y": [1, 2]}', "no input 'y'; remove it, or rename it to one of x."),
         (PAIR, b"[1, 2]", "several inputs"),
         (PAIR, b'{"x": [[1, 2], [3, 4]], "n": [1]}', "rows"),
         (model(TensorSpec("x", "FP32", ())), b"7", "shape"),

@@ -30,7 +30,7 @@ def test_fields_written_by_protobuf_are_read(tmp_path: Path) -> None:
         (b"\x08", "ends too early"),
         (b"\x08\xff", "ends too early"),
         (b"\xff" * 11, "more than ten bytes"),
-        (b"\x0b", "not protobuf"),
+        (b"\x0b", "has another format"),
     ],
 )
 def test_truncated_or_foreign_bytes_are_refused(data: bytes, said: str) -> None:

@@ -197,5 +197,7 @@ def test_a_file_in_the_place_of_a_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "note").write_text("")
     check_folder(tmp_path / "new" / "folder", "store.folder")
     for path in (tmp_path / "note", tmp_path / "note" / "folder"):
-        with pytest.raises(ConfigError, match=r"store\.folder is .*, but .*note is a file; name a folder\."):
+        with pytest.raises(
+            ConfigError, match=r"store\.folder: .* cannot be a folder, because .* is a file; name another\."
+        ):
             check_folder(path, "store.folder")

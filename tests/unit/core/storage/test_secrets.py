@@ -24,7 +24,7 @@ def test_there_is_no_secret_without_a_file() -> None:
     [
         (b"", "is empty"),
         (b" \n", "is empty"),
-        (b"\xff\xfe", "is not UTF-8 text; save it as UTF-8"),
+        (b"\xff\xfe", "characters that no secret has; write the secret alone into it"),
         (b"hush\ntwo\n", "more than one line"),
         (b"hush\0b", "more than one line, or characters"),
         (b"hush" * 2000, "has more than 4096 bytes"),

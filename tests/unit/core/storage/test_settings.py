@@ -87,7 +87,7 @@ def test_lists_in_the_environment_are_json() -> None:
         ),
         (
             "[[links]]\nkind = 'a'\n\n[[links]]\nurl = 'a'\n",
-            "agent.toml:4 has no key 'links[1].kind'; add `kind = ...` (text).",
+            "agent.toml:4 has no key 'links[1].kind'; add `kind = \"...\"` (text).",
         ),
         ("\napi.prot = 1\n", "agent.toml:2 has an unknown key 'api.prot'; did you mean 'api.port'?"),
         ("\napi.port = 'x'\n", "agent.toml:2, 'api.port', is 'x'; use an integer"),
@@ -118,9 +118,9 @@ def test_lists_in_the_environment_are_json() -> None:
         ("[run]\nlevell = 'x'\n", "did you mean 'run.level'?"),
         (
             "[fleet]\nenabled = yes\n",
-            "agent.toml:2 is not valid TOML: write true or false, text in quotes",
+            "agent.toml:2 is not valid TOML: 'enabled' has a value that is not text in quotes",
         ),
-        ("[api\n", "agent.toml:1 is not valid TOML (expected ']' at the end of a table declaration)"),
+        ("[api\n", "agent.toml:1 is not valid TOML: a ']' is missing"),
     ],
 )
 def test_an_unknown_key_is_named_with_its_line(tmp_path: Path, text: str, said: str) -> None:

@@ -78,8 +78,8 @@ def test_a_mistyped_word_is_recognised(arguments: list[str], meant: str) -> None
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["rollout", "create", "digits", "two"], "Invalid value for 'VERSION': it must be a valid integer"),
-        (["profile", "get", "digits", "0", "cam"], "'VERSION': it must be greater than or equal to 1"),
+        (["rollout", "create", "digits", "two"], "Invalid value for 'VERSION': it must be a whole number"),
+        (["profile", "get", "digits", "0", "cam"], "'VERSION': it must be at least 1"),
         (["device", "list", "-o", "jsn"], "'jsn' is not one of 'text', 'json'; did you mean 'json'?"),
     ],
 )

@@ -166,7 +166,7 @@ def test_outputs_that_are_no_probabilities_fail_both_commands(tmp_path: Path) ->
         ([*_CREATE, "--out", "x", "--edge", "_e=m.onnx"], "The id '_e' is not valid"),
         (
             ["bundle", "create", "--out", "x", "--recipe", "nope.toml"],
-            "name another with --recipe",
+            "--recipe: nope.toml does not exist",
         ),
         (["bundle", "verify", "/nowhere"], "/nowhere is not a bundle"),
     ],

@@ -58,7 +58,7 @@ def test_a_context_that_cannot_work_is_refused() -> None:
     assert "--key-file: absent.key does not exist" in absent.stderr
     lab = ("create", "lab", "--gateway")
     assert "absent.pem does not exist" in run(*lab, "https://lab", "--ca", "absent.pem", code=2).stderr
-    assert "contains a user or a password" in run(*lab, "https://me:secret@lab", code=2).stderr
+    assert "has a user or a password" in run(*lab, "https://me:secret@lab", code=2).stderr
     assert json.loads(run("list", "-o", "json").stdout)["contexts"] == {}
     factory()
     assert "Name the gateway of the context copy" in run("create", "copy", code=2).stderr
@@ -101,7 +101,7 @@ def test_a_contexts_key_goes_to_no_other_gateway() -> None:
     factory()
     other = GatewayOptions("https://other:8080")
     assert other.found_ca is None
-    with pytest.raises(ConfigError, match=r"There is no API key; use --key-file FILE"):
+    with pytest.raises(ConfigError, match=r"No API key is given; name its file with --key-file"):
         other.required_key()
     for own in ("https://factory:8080", "https://factory:8080/", "https://Factory:8080"):
         assert GatewayOptions(own).required_key() == "key-of-factory"
@@ -121,7 +121,7 @@ def test_key_and_ca_of_the_environment_go_to_its_own_gateway_only(
     lab = GatewayOptions("http://lab:8080", "flag.key", Path("own.pem"))
     assert (lab.required_key(), lab.found_ca) == ("key-of-flag", Path("own.pem"))
     monkeypatch.setenv("FIRSTLINE_GATEWAY", "https://other:8080")
-    with pytest.raises(ConfigError, match="There is no API key"):
+    with pytest.raises(ConfigError, match="No API key is given"):
         lab.required_key()
     assert GatewayOptions("https://other:8080", "flag.key").required_key() == "key-of-flag"
 
@@ -165,7 +165,7 @@ def test_the_environment_reaches_a_command_and_selects_a_context(monkeypatch: py
 
 def test_an_unknown_context_and_a_damaged_file_are_explained(monkeypatch: pytest.MonkeyPatch) -> None:
     factory()
-    assert "; did you mean 'factory'? `firstline context create" in run("use", "factroy", code=2).stderr
+    assert "; did you mean 'factory'?" in run("use", "factroy", code=2).stderr
     monkeypatch.setenv("FIRSTLINE_CONTEXT", "gone")
     with pytest.raises(ConfigError, match="There is no context 'gone' in"):
         GatewayOptions().required_url()

@@ -272,7 +272,7 @@ def test_columns_that_the_data_lack_are_named(tmp_path: Path) -> None:
         (["--full", "colours.onnx", "--choose", "edge=1"], "is not in the form edge=N or full=N"),
         (["--full", "colours.onnx", "--choose", "full=1"], "answers no question: nothing was asked"),
         (["--full", "colours.onnx", "--tolerance", "5%"], "--tolerance is of models that answer with numbers"),
-        (["--full", "labels.txt"], "neither .onnx nor a TFLite file"),
+        (["--full", "labels.txt"], "neither an ONNX (.onnx) nor a TFLite model"),
         (["--full", "nowhere.onnx"], "does not exist"),
         (["--full", "empty.onnx"], "empty.onnx"),
         (["--full", "cut.onnx"], "cut.onnx"),

@@ -24,7 +24,7 @@ GATEWAY = ("--gateway", "http://127.0.0.1:8080")
     ("arguments", "environment", "message"),
     [
         ((), {"FIRSTLINE_TOKEN": "key"}, "No gateway is named"),
-        (GATEWAY, {}, "There is no API key"),
+        (GATEWAY, {}, "No API key is given"),
         ((*GATEWAY, "--host", "0.0.0.0"), {"FIRSTLINE_TOKEN": "key"}, "--password-file"),
         ((*GATEWAY, "--password-file", "/nowhere"), {"FIRSTLINE_TOKEN": "key"}, "/nowhere does not exist"),
         (("--gateway", "here", "--port", "0"), {"FIRSTLINE_TOKEN": "key"}, "is not the URL of a server"),

@@ -336,22 +336,22 @@ def test_one_of_several_outputs_must_be_named(tmp_path: Path) -> None:
         ({"policy": PolicySpec(Path("graph.onnx"), threshold=math.inf)}, "The threshold inf is not valid"),
         (
             {"full": replace(_model("full.onnx"), preprocess=parse_preprocess("decode:L,scale:nan:1"))},
-            "The step 'scale:mean=nan:std=1' is not valid: mean and std are finite numbers, and no std is 0.",
+            "The step 'scale:mean=nan:std=1' is not valid: use finite numbers, and a std other than 0.",
         ),
         ({"full": replace(_model("full.onnx"), preprocess=parse_preprocess("scale:0:0"))}, "'scale:mean=0:std=0'"),
-        ({"full": replace(_model("full.onnx"), preprocess=parse_preprocess("scale:0:1/1e-60"))}, "no std is 0"),
+        ({"full": replace(_model("full.onnx"), preprocess=parse_preprocess("scale:0:1/1e-60"))}, "a std other than 0"),
         (
             {"full": replace(_model("full.onnx"), measured={"accuracy": math.nan})},
             "The figure 'accuracy' of full.onnx",
         ),
-        ({"labels": ("one",)}, "at least two labels"),
+        ({"labels": ("one",)}, "has 1 label, but a bundle needs at least two"),
         ({"edge": (), "full": None}, "needs a model"),
         (
             {"edge": (replace(_model("edge.onnx"), id="x"), replace(_model("edge.tflite"), id="x"))},
             "give one of them",
         ),
         ({"edge": (_model("absent.onnx"),)}, "absent.onnx does not exist"),
-        ({"full": ModelSpec(Path(__file__))}, "neither .onnx nor a TFLite file"),
+        ({"full": ModelSpec(Path(__file__))}, "neither an ONNX (.onnx) nor a TFLite model"),
         ({"full": ModelSpec(_DIGITS / "artefacts/full.onnx", (Path("gone.onnx"),))}, "gone.onnx does not exist"),
     ],
 )

@@ -105,8 +105,8 @@ def test_table_can_have_weights() -> None:
 @pytest.mark.parametrize(
     ("table", "says"),
     [
-        ("", "standard input:1 has no column score and agree"),
-        ("score\n1\n", "standard input:1 has no column agree"),
+        ("", "standard input:1 has no column 'score' and 'agree'"),
+        ("score\n1\n", "standard input:1 has no column 'agree'"),
         ("score,agree\n", "no rows"),
         ("score,agree\n0.5,1\nhigh,1\n", "standard input:3 has the score 'high'"),
         ("score,agree\nnan,1\n", "standard input:2 has the score 'nan'"),
@@ -494,7 +494,7 @@ def test_groups_are_read_from_a_file(tmp_path: Path) -> None:
     file.write_text(file.read_text().replace("group,file", "\ufeff group, file"))
     assert read_groups(file, dataset) == ["site 0", "site 1"] * 2
     for text, says in (
-        ("file,site\n", "has no column group"),
+        ("file,site\n", "has no column 'group'"),
         (f"file,group\n{names[0]},\n", ":2 needs both"),
         (f"file,group\n{names[0]},a\n{names[0]},b\n", ":3 puts .* into a second group"),
         (f"file,group\n{names[0]},a\n", f"no group for '{names[1]}' and 2 other"),

@@ -135,7 +135,7 @@ def test_golden_images_come_from_folders_or_archives(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=f"There are {ROWS_LIMIT + 1} golden inputs"):
         read_inputs([images, images / "000.png"], spec)
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ConfigError, match="holds no images"):
+    with pytest.raises(ConfigError, match="has no images"):
         read_inputs([tmp_path / "empty"], spec)
 
 

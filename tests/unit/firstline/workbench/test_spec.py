@@ -116,12 +116,10 @@ def test_a_table_makes_the_recipe_one_of_a_detector(tmp_path: Path) -> None:
     detector = read_recipe(_written(tmp_path, f"{text}\n[detection]\nk = 50\nleast_side = 12\n"))
     assert detector.configured == detector.task == Detection(detector.labels, k=50, least_side=12)
     assert detector.policy.score == "minimum_confidence"
-    with pytest.raises(ConfigError, match=r"recipe.toml:23, 'detection': The table is not valid: .*at most 1"):
+    with pytest.raises(ConfigError, match=r"recipe.toml:23, 'detection': .*at most 1"):
         read_recipe(_written(tmp_path, f"{text}\n[detection]\niou = 2\n"))
     lowest = _RECIPE.replace('score = "entropy"', 'score = "lowest"')
-    with pytest.raises(
-        ConfigError, match="use one of minimum_confidence, mean_confidence, no_candidate, product, graph"
-    ):
+    with pytest.raises(ConfigError, match=r"use one of minimum_confidence, mean_confidence, no_candidate, product\."):
         read_recipe(_written(tmp_path, f"{lowest}\n[detection]\nk = 50\n"))
 
 
@@ -146,7 +144,7 @@ def test_a_recipe_names_the_task_of_an_installed_package(tmp_path: Path, monkeyp
     text = _RECIPE + '\n[task]\nkind = "triage"\nalike = 1\n'
     with pytest.raises(
         ConfigError,
-        match=r"recipe.toml:24, 'task': The table is not valid: the task 'triage' belongs to a package that is not",
+        match=r"recipe.toml:24, 'task': the task 'triage' belongs to a package that is not",
     ):
         read_recipe(_written(tmp_path, text))
     install(tmp_path / "site", monkeypatch)

@@ -79,7 +79,7 @@ def test_the_authority_is_made_shown_and_exchanged(config: str, capsys: pytest.C
         return [(row["subject"], row["signs"]) for row in rows]
 
     assert main(["ca", "get", "--config", config]) == 2
-    assert "`firstline-gateway ca init` makes one" in capsys.readouterr().err
+    assert "`firstline-gateway ca init` with the same --config creates it" in capsys.readouterr().err
     ((first, signs),) = shown("init")
     assert signs and first.startswith("CN=Firstline gateway ")
     assert shown("init") == shown("get") == [(first, True)]

@@ -90,7 +90,7 @@ def test_only_configured_addresses_are_trusted(address: str, trusted: bool) -> N
 
 
 def test_an_invalid_network_is_named() -> None:
-    with pytest.raises(ConfigError, match=r"auth\.trusted_proxies: 'proxy'"):
+    with pytest.raises(ConfigError, match=r"auth\.trusted_proxies has 'proxy'"):
         client_certificate.networks(["proxy"])
 
 

@@ -149,7 +149,7 @@ def test_an_execution_provider_that_is_absent_is_an_error_and_not_the_cpu() -> N
 
 
 def test_a_models_folder_that_is_not_there_is_a_wrong_setting(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no models folder"):
+    with pytest.raises(ConfigError, match=r"models\.directory: the folder .* does not exist"):
         load_repository(tmp_path / "models", RuntimeOptions())
     assert not load_repository(tmp_path, RuntimeOptions()).models
 

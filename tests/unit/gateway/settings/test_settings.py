@@ -158,7 +158,7 @@ def test_servers_have_names_addresses_and_paths(tmp_path: Path) -> None:
         ({"executors": {"a": {}}, "execution.engine": "ray"}, "both set"),
         (
             {"executors": {"a": {}}, "models.executors_of": {"m": ["b"]}},
-            r"which \[executors\] does not have; add it, or use one of a",
+            r"which is not declared; add the section \[executors\.b\]\.",
         ),
         ({"executors": {"a": {}}, "models.executors_of": {"m": []}}, "without an executor"),
         ({"executors": {"a": {"engine": "cloud"}}}, "use one of local, oip, ray"),

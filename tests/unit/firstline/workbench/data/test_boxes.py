@@ -107,13 +107,21 @@ def test_yolo_text_is_the_truth_of_a_detector(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "line", ["2 0.5 0.5 0.5 0.4", "1 0.5 0.5 0.5", "cat 0 0 0 0", "1 nan 0.5 0.5 0.4", "0 10 20 30 40"]
+    ("line", "fault"),
+    [
+        ("2 0.5 0.5 0.5 0.4", "has the class 2, but the bundle's labels are 0 or 1"),
+        ("1 0.5 0.5 0.5", "has 3 numbers after the class; write 4"),
+        ("cat 0 0 0 0", "has the class 'cat'; write its number, 0 or 1"),
+        ("1 nan 0.5 0.5 0.4", "has 'nan', which is not a fraction"),
+        ("0 10 20 30 40", "has '10', which is not a fraction of the image's sides; divide pixels by them"),
+        ("0 0.5 0.5 -0.5 0.4", "has '-0.5', which is not a fraction"),
+    ],
 )
-def test_line_that_is_not_a_box_is_named(tmp_path: Path, line: str) -> None:
+def test_line_that_is_not_a_box_is_named(tmp_path: Path, line: str, fault: str) -> None:
     folder = _images(tmp_path)
     (folder / "labels").mkdir()
     (folder / "labels" / "a.txt").write_text(f"0 0.5 0.5 0.5 0.4\n{line}\n")
-    with pytest.raises(ConfigError, match=rf"labels/a\.txt:2 is not a box: '{line}'. Write a class number"):
+    with pytest.raises(ConfigError, match=rf"labels/a\.txt:2 {fault}"):
         open_dataset(folder).truth(PETS)
 
 

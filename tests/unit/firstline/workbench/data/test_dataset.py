@@ -104,7 +104,7 @@ def test_invalid_line_is_named(tmp_path: Path, labels: str, message: str) -> Non
 
 
 def test_missing_labels_csv_is_reported(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"labels\.csv \(columns file, label\) and images/ or images\.zip"):
+    with pytest.raises(ConfigError, match=r"labels\.csv \(columns file, label\) and images/ or audio/"):
         open_dataset(tmp_path)
 
 
@@ -178,7 +178,7 @@ def test_labels_are_optional(tmp_path: Path) -> None:
         open_dataset(folder).required_truth(TEN)
     (folder / "labels.csv").unlink()
     assert list(open_dataset(folder).contents()) == [b"first", b"second"]
-    with pytest.raises(ConfigError, match="a data folder has"):
+    with pytest.raises(ConfigError, match="name a folder with"):
         open_dataset(folder).required_truth(TEN)
 
 
@@ -236,7 +236,7 @@ def test_recordings_are_read_like_images(tmp_path: Path, archived: bool) -> None
 
 def test_file_of_unknown_kind_is_refused_with_the_kinds(tmp_path: Path) -> None:
     (tmp_path / "model.onnx").write_bytes(b"")
-    with pytest.raises(ConfigError, match=r"model\.onnx is not a data set: a data folder has labels\.csv .*\.parquet"):
+    with pytest.raises(ConfigError, match=r"model\.onnx is not a data set; name a folder with labels\.csv .*\.parquet"):
         open_dataset(tmp_path / "model.onnx")
 
 
