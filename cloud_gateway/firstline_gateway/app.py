@@ -85,7 +85,6 @@ _CLOSE_S = 5.0
 # stored, and until the stored service time advances.
 _REFRESH_INTERVAL_S = 5.0
 _CLEANUP_INTERVAL_S = 3600.0
-_PROFILE_EXPIRY_INTERVAL_S = 60.0
 _MAINTENANCE_INTERVAL_S = 60.0
 # Time to publish errors to the devices whose requests are abandoned.
 _PUBLISH_S = 1.0
@@ -261,13 +260,8 @@ class Gateway:
             activity=self.fleet.activity,
         )
         rollout_gauges = RolloutGauges(self.store, self.metrics)
-        self.profiles = Profiles(self.store, clock=clock)
-        self.profile_requests = RequestedProfiles(
-            self.store,
-            age_s=settings.fleet.profile_requests_age_s,
-            clock=clock,
-            on_desired=desired_changed.set,
-        )
+        self.profiles = Profiles(self.store, clock=clock, on_desired=desired_changed.set)
+        self.profile_requests = RequestedProfiles(self.store, clock=clock, on_desired=desired_changed.set)
         self.audit_log = AuditLog(self.store, Path(settings.identity.directory), clock=clock)
         self.webhooks = Webhooks(settings.webhooks, self.store, metrics=self.metrics, clock=clock, service=service)
         self.rollout_driver = RolloutDriver(self.store, clock=clock, service=service, on_desired=desired_changed.set)
@@ -280,7 +274,6 @@ class Gateway:
                 ("rollout metrics", rollout_gauges.refresh, REFRESH_S),
                 ("service clock", self.deliveries.advance, _REFRESH_INTERVAL_S),
                 ("fleet history cleanup", self.fleet.forget_old, _CLEANUP_INTERVAL_S),
-                ("profile request expiry", self.profile_requests.expire, _PROFILE_EXPIRY_INTERVAL_S),
             )
         )
         self._services.append(self.rollout_driver)

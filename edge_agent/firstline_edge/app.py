@@ -399,9 +399,7 @@ class EdgeAgent:
         from firstline_edge.fleet.member import FleetMember
         from firstline_edge.fleet.report import FleetReport, device_hardware
         from firstline_edge.fleet.transports import twin_transport
-        from firstline_edge.profiling.gate import Gate, bounds_of
-        from firstline_edge.profiling.measuring import measure_order, order_of
-        from firstline_edge.profiling.profiler import Profiler
+        from firstline_edge.profiling.profiler import BundleMeasurement, Profiler
 
         fleet, settings, clock = self._fleet_state, self.settings, self._clock
         rng = random.Random()  # noqa: S311 (jitter)
@@ -409,15 +407,9 @@ class EdgeAgent:
         if http is not None:
             opened.push_async_callback(http.close)
         self._updater, self._configurator = self._fleet_updates(fleet, self._counts, http, rng)
-        gate = Gate(lambda: self.sampler.latest, bounds_of(settings), clock)
+        measurement = BundleMeasurement(settings, self.models, lambda: self.sampler.latest, has_http=http is not None)
         profiler = Profiler(
-            self.state.profiling_path,
-            partial(order_of, settings, self.models, has_http=http is not None),
-            partial(upload_profile, http),
-            clock=clock,
-            rng=rng,
-            measure=partial(measure_order, gate=gate),
-            on_change=fleet.changes.set,
+            measurement.measure, partial(upload_profile, http), clock=clock, rng=rng, on_change=fleet.changes.set
         )
         report = FleetReport(
             state=fleet,

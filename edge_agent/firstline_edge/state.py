@@ -51,8 +51,6 @@ class StatePaths:
         """The fleet's desired state of this device, and what the device stores for the fleet."""
         self.configuration_path = path / "fleet" / "configuration"
         """The configuration from the fleet that runs, and the state of its update."""
-        self.profiling_path = path / "fleet" / "profiling"
-        """The progress of the fleet's profile requests."""
         self.updates_path = path / "models"
         """Models from the fleet, and the state of their updates."""
         self.certificates_path = path / "audits" / "certificates.json"

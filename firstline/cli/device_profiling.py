@@ -22,7 +22,6 @@ from firstline_core.fleet.twin import ProfilingState
 from firstline_core.types import Sha256
 
 _LOOK_S = 1.0
-_LIVE = (ProfilingState.SENT, ProfilingState.WAITING, ProfilingState.MEASURING, ProfilingState.UPLOADING)
 
 
 class Named(NamedTuple):
@@ -67,44 +66,52 @@ def profile_on(
 ) -> Report:
     """Requests a profile from a device, and waits for it."""
     with gateway.fleet() as fleet:
+        before = fleet.profiles.latest(request.bundle, device)
         found = fleet.profiles.ask(device, request)
         if not wait:
             asked = f"{found.device} is asked for a profile of {found.desired.bundle}: {found.state}. {_again(found)}"
             return Report(found, asked)
         try:
-            found = followed(fleet.profiles.request, found)
+            refused = followed(fleet.profiles.request, found)
         except KeyboardInterrupt:
             typer.echo(f"The request stays valid. {_again(found)}", err=True)
             raise typer.Exit(EXIT_INTERRUPTED) from None
-        if found.state is not ProfilingState.DONE:
-            typer.echo(f"{device}: {found.message}", err=True)
+        entry = fleet.profiles.latest(request.bundle, device)
+        if refused or entry is None or (before is not None and entry.kept_s == before.kept_s):
+            typer.echo(f"{device}: {refused or 'the request was cancelled.'}", err=True)
             raise typer.Exit(1)
-        profile = fleet.profiles.get(request.bundle, found.version, device)
+        profile = fleet.profiles.get(entry.bundle, entry.version, device)
     kept = f"Kept by the gateway: firstline profile get {profile.bundle} {profile.version} {device}"
     return profile_report(profile, accuracy, kept)
 
 
-def followed(current: Callable[[ProfileRequest], ProfileRequest], found: ProfileRequest) -> ProfileRequest:
+def followed(current: Callable[[ProfileRequest], ProfileRequest | None], found: ProfileRequest) -> str:
     """Reports progress until the request ends; an unreachable gateway is asked again.
 
     Args:
-        current: returns the current state of a request.
+        current: returns the current state of a request; None if it is fulfilled or cancelled.
         found: its state so far.
+
+    Returns:
+        Why the device refuses, in a sentence; "" if it does not.
     """
     show, show_trouble = _changes_only(), _changes_only()
+    latest: ProfileRequest | None = found
     with progress(f"Profiling on {found.device}") as bar:
-        while found.state in _LIVE:
-            if found.total:
-                bar(found.done, found.total)
-            show(_sentence(found))
+        while latest is not None:
+            if latest.state is ProfilingState.REFUSED:
+                return latest.message
+            if latest.total:
+                bar(latest.done, latest.total)
+            show(_sentence(latest))
             pause(_LOOK_S)
             try:
-                found = current(found)
+                latest = current(latest)
             except (LinkError, CapacityError) as error:
                 show_trouble(f"{error.message} It is asked again.")
             else:
                 show_trouble("")
-    return found
+    return ""
 
 
 def _sentence(found: ProfileRequest) -> str:
@@ -131,20 +138,8 @@ def _changes_only() -> Callable[[str], None]:
 
 
 def _again(found: ProfileRequest) -> str:
-    named = f"{found.desired.bundle} --on {found.device}"
-    command = _with_options(f"firstline profile create {named}", found)
-    return f"`{command}` follows it, `firstline profile cancel {named}` cancels it."
-
-
-def _with_options(command: str, found: ProfileRequest) -> str:
     request = found.desired
-    lists = {"--threads": request.threads, "--batches": request.batches, "--providers": request.providers}
-    words = [
-        command,
-        f"--version {request.version}" if request.version else "",
-        *(f"{option} {','.join(map(str, values))}" for option, values in lists.items() if values),
-        *(f"--variant {variant}" for variant in request.variants),
-        "--quick" if request.quick else "",
-        "--remeasure" if request.anew else "",
-    ]
-    return " ".join(filter(None, words))
+    named = f"{request.bundle} --on {found.device}"
+    version = f" --version {request.version}" if request.version else ""
+    command = f"firstline profile create {named}{version}{' --quick' if request.quick else ''}"
+    return f"`{command}` follows it, `firstline profile cancel {named}` cancels it."

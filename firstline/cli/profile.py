@@ -45,7 +45,7 @@ app = command_group("Measure what models cost on machines; store, list and use t
 
 @dataclass(frozen=True, slots=True)
 class PointOptions:
-    """The points to measure."""
+    """The points to measure here; a device decides itself, except for --quick."""
 
     threads: Annotated[str, typer.Option(metavar="N,...", help="Threads of a run; default: 1 and all cores.")] = ""
     batches: Annotated[str, typer.Option(metavar="N,...", help="Samples of a query; default: 1,4,16.")] = ""
@@ -53,16 +53,15 @@ class PointOptions:
         str,
         typer.Option(
             metavar="NAME,...",
-            help="ONNX Runtime's, each by itself. Default: CPUExecutionProvider; with --on those of the device's "
-            "settings.",
+            help="ONNX Runtime's, each by itself. Default: CPUExecutionProvider.",
         ),
     ] = ""
     variant: Annotated[list[str] | None, typer.Option(help="Only this model; may be repeated.")] = None
     quick: Annotated[bool, typer.Option("--quick", help="A fifth of the time.")] = False
     remeasure: Annotated[bool, typer.Option("--remeasure", help="Measure known points again.")] = False
 
-    def wanted(self, bundle: str, version: int) -> NewProfileRequest:
-        """Returns the points as a request; empty values leave the choice to the machine.
+    def wanted(self, local: LocalOptions) -> ProfileOptions:
+        """Returns the options; empty values leave the choice to the machine.
 
         Raises:
             ConfigError: a list that cannot be read.
@@ -70,15 +69,16 @@ class PointOptions:
         providers = tuple(filter(None, self.providers.split(",")))
         if self.providers and not providers:
             raise ConfigError("--providers names none; leave it out to use the processor only.")
-        return NewProfileRequest(
-            bundle,
-            version,
-            self.quick,
-            _numbers(self.threads, "--threads", 0),
-            _numbers(self.batches, "--batches", 1),
-            self.remeasure,
+        return ProfileOptions(
+            threads=_numbers(self.threads, "--threads", 0),
+            batches=_numbers(self.batches, "--batches", 1),
+            providers=providers or (CPU,),
             variants=tuple(self.variant or ()),
-            providers=providers,
+            quick=self.quick,
+            alone=local.alone,
+            again=self.remeasure,
+            joules_per_core_s=local.joules_per_core_second,
+            sustained_s=60 * local.sustained,
         )
 
 
@@ -93,7 +93,8 @@ class LocalOptions:
         float, typer.Option(min=0, help="Stated energy of a busy core, if no sensor measures energy; 0: not stated.")
     ] = 0.0
     sustained: Annotated[
-        float, typer.Option(metavar="MINUTES", help="Measure single samples after full load too, until heat settles.")
+        float,
+        typer.Option(metavar="MINUTES", help="Also measure single samples after this long at full load, when hot."),
     ] = 0.0
     machine: Annotated[str, typer.Option(help="Name of this machine, instead of the host's.")] = ""
 
@@ -161,9 +162,9 @@ def create(
     profiles/ next to the bundle at once. A command that was ended early resumes where it was.
     """
     if device.on:
-        _refuse_local_options(local)
+        _refuse_local_options(points, local)
         named = bundle_named(bundle)
-        request = points.wanted(named.name, device.version or named.version)
+        request = NewProfileRequest(named.name, device.version or named.version, points.quick)
         known = accuracies(named.manifest) if named.manifest is not None else {}
         if accuracy.data is not None or accuracy.limit is not None:
             known = accuracy.of(open_bundle(require_bundle(bundle)), reading, ())
@@ -171,23 +172,12 @@ def create(
     if device.version or not device.wait:
         raise ConfigError("--version and --no-wait are of a device's profile; name the device with --on.")
     opened = open_bundle(require_bundle(bundle))
-    wanted = points.wanted(opened.manifest.name, 0)
-    known = accuracy.of(opened, reading, wanted.variants)  # fail before measuring if the data does not fit
+    options = points.wanted(local)
+    known = accuracy.of(opened, reading, options.variants)  # fail before measuring if the data does not fit
     if local.machine:
         check_name(local.machine, "--machine")
     machine = local.machine or machine_name()
     path = profile_path(opened.path.resolve().parent, opened.manifest.name, machine)
-    options = ProfileOptions(
-        threads=wanted.threads,
-        batches=wanted.batches,
-        providers=wanted.providers or (CPU,),
-        variants=wanted.variants,
-        quick=points.quick,
-        alone=local.alone,
-        again=points.remeasure,
-        joules_per_core_s=local.joules_per_core_second,
-        sustained_s=60 * local.sustained,
-    )
     with progress("Profiling") as on_progress:
         found = measure_profile(
             opened,
@@ -288,17 +278,24 @@ def delete(
     )
 
 
-def _refuse_local_options(local: LocalOptions) -> None:
+def _refuse_local_options(points: PointOptions, local: LocalOptions) -> None:
     """Raises ConfigError for options that do not apply to a device."""
     stated = {
+        "--threads": points.threads,
+        "--batches": points.batches,
+        "--providers": points.providers,
+        "--variant": points.variant,
+        "--remeasure": points.remeasure,
         "--alone": local.alone,
         "--machine": local.machine,
         "--joules-per-core-second": local.joules_per_core_second,
+        "--sustained": local.sustained,
     }
     for option in (name for name, value in stated.items() if value):
-        raise ConfigError(f"{option} is for this machine; a device measures by its own settings.")
-    if local.sustained:
-        raise ConfigError("--sustained heats a machine for minutes, which no request may do to one that serves.")
+        raise ConfigError(
+            f"{option} is for this machine; a device measures by its own settings. `edge-agent profile create` on the "
+            "device has more options."
+        )
 
 
 def _numbers(text: str, option: str, least: int) -> tuple[int, ...]:

@@ -24,8 +24,6 @@ POINTS: tuple[Column[tuple[int, Sequence[str]]], ...] = tuple(
 _TONES = {
     ProfilingState.DONE: Tone.GOOD,
     ProfilingState.REFUSED: Tone.BAD,
-    ProfilingState.UNKNOWN: Tone.BAD,
-    ProfilingState.EXPIRED: Tone.BAD,
 }
 
 
@@ -52,8 +50,6 @@ REQUESTS: tuple[Column[ProfileRequest], ...] = (
     Column("state", "State", lambda one: Cell(one.state.value, tone=_TONES.get(one.state, Tone.BUSY))),
     Column("points", "Points", lambda one: f"{one.done} of {one.total}" if one.total else "-", number=True),
     Column("why", "Why", lambda one: one.message or "-"),
-    Column("by", "Asked by", lambda one: one.by or "-"),
-    Column("until", "Until (UTC)", lambda one: moment(one.until_s or None)),
 )
 
 

@@ -9,7 +9,6 @@ import httpx
 
 from firstline.client import connection
 from firstline.fleet.request import base_url, pages, send
-from firstline_core.errors import NotFoundError
 from firstline_core.fleet.profiles import (
     PROFILES_PATH,
     NewProfileRequest,
@@ -68,23 +67,20 @@ class Profiles:
         send(self._client, "DELETE", _path(bundle, version, machine), dict)
 
     def requests(self, device: str) -> tuple[ProfileRequest, ...]:
-        """Returns a device's requests to measure bundles, with their progress."""
+        """Returns a device's requests to measure bundles that are not fulfilled, with their progress."""
         return send(self._client, "GET", _requests(device), ProfileRequests).requests
 
     def ask(self, device: str, request: NewProfileRequest) -> ProfileRequest:
         """Requests that a device measures a bundle; returns an existing request with its progress."""
         return send(self._client, "POST", _requests(device), ProfileRequest, request)
 
-    def request(self, before: ProfileRequest) -> ProfileRequest:
-        """Returns the current progress of a request.
+    def request(self, before: ProfileRequest) -> ProfileRequest | None:
+        """Returns the current progress of a request; None if it is fulfilled, cancelled or replaced."""
+        return next((one for one in self.requests(before.device) if one.desired.id == before.desired.id), None)
 
-        Raises:
-            NotFoundError: the request was cancelled or replaced.
-        """
-        found = next((one for one in self.requests(before.device) if one.desired.id == before.desired.id), None)
-        if found is None:
-            raise NotFoundError(f"{before.device} is no longer asked for this profile of {before.desired.bundle}.")
-        return found
+    def latest(self, bundle: str, machine: str) -> ProfileEntry | None:
+        """Returns the summary of the profile that was stored last; None if there is none."""
+        return max(self.all(bundle, machine), key=lambda one: one.kept_s, default=None)
 
     def cancel(self, device: str, bundle: str) -> None:
         """Cancels a request."""

@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from support.profiles import profile
 from support.sample_bundles import variant_bundle
 from support.waiting import until
 
-from firstline_core.errors import ConflictError, NotFoundError
+from firstline_core.errors import NotFoundError
 from firstline_core.fleet.profiles import (
     BODY_BYTES,
     NewProfileRequest,
@@ -37,9 +37,8 @@ from firstline_core.fleet.profiles import (
     own_profile_path,
     profile_path,
 )
-from firstline_core.fleet.twin import ProfilingState, Reported
-from firstline_core.profile.profile import decode, encode
-from firstline_core.runtime.select import CPU
+from firstline_core.fleet.twin import ProfilingState
+from firstline_core.profile.profile import Profile, decode, encode
 from firstline_edge.app import EdgeAgent
 from firstline_edge.settings.settings import EdgeSettings
 from firstline_edge.state import StatePaths
@@ -47,7 +46,7 @@ from firstline_gateway.app import Gateway
 from firstline_gateway.profiles.profiles import read_uploaded
 from firstline_gateway.profiles.records import Place
 
-ASKED = NewProfileRequest("two", quick=True, threads=(1,), batches=(1,))
+ASKED = NewProfileRequest("two", quick=True)
 MEASURING_S = 240.0
 """It gives way to whatever else runs here."""
 
@@ -81,26 +80,30 @@ class Site:
     async def ask(self, asked: NewProfileRequest = ASKED) -> ProfileRequest:
         return await self.gateway.profile_requests.ask("device-1", asked, "application:ops")
 
-    async def wait_for(self, holds: Callable[[ProfileRequest], bool]) -> ProfileRequest:
+    async def wait_for(self, state: ProfilingState) -> ProfileRequest:
         """Waits until the only request has this state."""
         found: list[ProfileRequest] = []
 
         async def reached() -> bool:
             found[:] = (await self.gateway.profile_requests.of("device-1")).requests
-            return holds(found[0])
+            return found[0].state is state
 
         await until(reached, MEASURING_S)
         return found[0]
 
-    async def ended(self) -> ProfileRequest:
-        return await self.wait_for(lambda one: one.ended)
+    async def fulfilled(self) -> Profile:
+        """Waits until no request is left, and returns the stored profile."""
+
+        async def stored() -> bool:
+            return not (await self.gateway.profile_requests.of("device-1")).requests
+
+        await until(stored, MEASURING_S)
+        return decode((await self.gateway.profiles.get(("two", 1, "device-1")))[1], "what is kept")
 
 
 @asynccontextmanager
-async def site_at(
-    folder: Path, broker: Broker | None = None, *, bytes_by_http: bool = True, age_s: float = 86_400.0
-) -> AsyncIterator[Site]:
-    async with serving_gateway(folder, broker=broker, fleet__profile_requests_age_s=age_s) as (gateway, url):
+async def site_at(folder: Path, broker: Broker | None = None, *, bytes_by_http: bool = True) -> AsyncIterator[Site]:
+    async with serving_gateway(folder, broker=broker) as (gateway, url):
         http = http_link(gateway.settings.store, url, "device-1", folder)
         links = [mqtt_link(broker)] if broker is not None else []
         if bytes_by_http:
@@ -122,6 +125,7 @@ async def site_at(
 def short_points(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a point tells does not matter here."""
     monkeypatch.setattr("firstline_core.profile.measure.QUICK_S", 0.5)
+    monkeypatch.setattr("firstline_core.profile.measure.QUICK_BATCHES", (1,))
 
 
 @pytest.fixture
@@ -141,28 +145,14 @@ async def test_a_device_measures_and_uploads_a_requested_profile(either: Site) -
         await either.connected()
         asked = await either.ask()
         assert asked.new and asked.state is ProfilingState.SENT
-        found = await either.ended()
-        assert (found.state, found.message) == (ProfilingState.DONE, "")
-        assert found.done == found.total > 0
+        kept = await either.fulfilled()
         again = await either.ask()
         assert again.new and again.desired.id != asked.desired.id  # a finished profile is requested again
-    entry, content = await either.gateway.profiles.get(("two", 1, "device-1"))
+    entry, _ = await either.gateway.profiles.get(("two", 1, "device-1"))
     assert entry.by == "device:device-1"
-    kept = decode(content, "what is kept")
-    assert [point.key.variant for point in kept.points] == ["small", "full"]
+    assert {point.key.variant for point in kept.points} == {"small", "full"}
     here = decode(StatePaths(either.settings.state_dir).device_profile_path("two").read_bytes(), "what the device has")
     assert kept.points == here.points
-
-
-async def test_a_request_selects_models_and_providers(site: Site) -> None:
-    only = replace(ASKED, variants=("small",), providers=(CPU,))
-    async with site.agent():
-        await site.connected()
-        await site.ask(only)
-        found = await site.ended()
-    assert found.state is ProfilingState.DONE, found.message
-    kept = decode((await site.gateway.profiles.get(("two", 1, "device-1")))[1], "it").points
-    assert {(one.key.variant, one.key.provider) for one in kept} == {("small", CPU)}
 
 
 async def test_a_request_waits_for_an_offline_device(site: Site) -> None:
@@ -171,40 +161,32 @@ async def test_a_request_waits_for_an_offline_device(site: Site) -> None:
     asked = await site.ask()
     assert asked.state is ProfilingState.SENT
     assert not (await site.ask()).new
-    async with site.agent():
-        await site.ended()
-    made_s = (await site.gateway.profiles.get(("two", 1, "device-1")))[0].kept_s
     async with site.agent() as agent:
-        (profile,) = agent.operations.status()["fleet"]["profiles"]
-        assert profile["id"] == asked.desired.id and profile["state"] == "done"
-        await site.connected()
-    assert (await site.gateway.profiles.get(("two", 1, "device-1")))[0].kept_s == made_s
+        await site.fulfilled()
+        await until(lambda: not agent.operations.status()["fleet"]["profiles"])
 
 
 async def test_a_restart_continues_the_measurement(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("firstline_core.profile.measure.QUICK_S", 4.0)  # so that it restarts in time
-    many = replace(ASKED, batches=(1, 2), anew=True)
+    monkeypatch.setattr("firstline_core.profile.measure.QUICK_S", 8.0)  # so that it restarts in time
     path = StatePaths(site.settings.state_dir).device_profile_path("two")
     async with site.agent():
         await site.connected()
-        await site.ask(many)
+        await site.ask()
 
         await until(lambda: path.exists() and len(decode(path.read_bytes(), "it").points) >= 2, MEASURING_S)
     before = decode(path.read_bytes(), "it").points
     assert 2 <= len(before) < 4
     assert not _measuring()
     async with site.agent():
-        found = await site.ended()
-    assert found.state is ProfilingState.DONE, found.message
-    kept = decode((await site.gateway.profiles.get(("two", 1, "device-1")))[1], "it").points
+        kept = (await site.fulfilled()).points
     assert len(kept) == 4 and kept[: len(before)] == before
 
 
 async def test_cancelling_a_request_ends_the_process(site: Site) -> None:
     async with site.agent() as agent:
         await site.connected()
-        await site.ask(replace(ASKED, batches=(1, 2, 3, 4), quick=False))
-        await site.wait_for(lambda one: one.state is ProfilingState.MEASURING)
+        await site.ask(replace(ASKED, quick=False))
+        await site.wait_for(ProfilingState.MEASURING)
         await site.gateway.profile_requests.cancel("device-1", "two", "application:ops")
 
         await until(lambda: not agent.operations.status()["fleet"]["profiles"] and not _measuring())
@@ -216,9 +198,8 @@ async def test_cancelling_a_request_ends_the_process(site: Site) -> None:
         (NewProfileRequest("three"), {}, "does not have the bundle three; it has: two 1."),
         (NewProfileRequest("two", 7), {}, "does not have the bundle two version 7"),
         (ASKED, {"profiling": False}, "fleet.profiling = false"),
-        (replace(ASKED, variants=("huge",)), {}, "no model 'huge' of two; it has: small, full."),
     ],
-    ids=["bundle", "version", "setting", "model"],
+    ids=["bundle", "version", "setting"],
 )
 async def test_a_device_reports_why_it_does_not_measure(
     site: Site, asked: NewProfileRequest, fleet: dict[str, Any], says: str
@@ -226,17 +207,17 @@ async def test_a_device_reports_why_it_does_not_measure(
     async with site.agent(**fleet):
         await site.connected()
         await site.ask(asked)
-        found = await site.ended()
-    assert found.state is ProfilingState.REFUSED and says in found.message, found
+        found = await site.wait_for(ProfilingState.REFUSED)
+    assert says in found.message, found
 
 
 async def test_nothing_is_measured_on_a_nearly_full_disk(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("firstline_edge.profiling.measuring.SPARE_BYTES", 1 << 62)
+    monkeypatch.setattr("firstline_edge.profiling.profiler.SPARE_BYTES", 1 << 62)
     async with site.agent():
         await site.connected()
         await site.ask()
-        found = await site.ended()
-    assert found.state is ProfilingState.REFUSED and "make room, then ask again" in found.message
+        found = await site.wait_for(ProfilingState.REFUSED)
+    assert "make room, then ask again" in found.message
 
 
 @pytest.mark.mosquitto
@@ -244,25 +225,8 @@ async def test_a_device_without_an_http_link_reports_it(mosquitto: Broker, tmp_p
     async with site_at(tmp_path, mosquitto, bytes_by_http=False) as site, site.agent():
         await site.connected()
         await site.ask()
-        found = await site.ended()
-    assert found.state is ProfilingState.REFUSED and "has no HTTP link" in found.message
-
-
-async def test_an_outdated_agent_is_reported(site: Site) -> None:
-    key = create_key(site.gateway.settings.store, "old", "device")
-    async with httpx.AsyncClient(base_url=site.url, headers=bearer(key), timeout=20) as old:
-
-        async def report(sequence: int, revision: int) -> None:
-            said = msgspec.to_builtins(Reported("s", sequence, revision, agent_version="0.1.0"))
-            del said["profiles"]  # as it was before
-            assert (await old.put("/fleet/v1/twin/reported", content=json.dumps(said))).is_success
-
-        await report(1, 0)
-        asked = await site.gateway.profile_requests.ask("old", ASKED, "application:ops")
-        assert asked.state is ProfilingState.SENT and "has not received it yet" in asked.message
-        await report(2, (await site.gateway.fleet.device("old")).desired.revision)
-    (found,) = (await site.gateway.profile_requests.of("old")).requests
-    assert found.state is ProfilingState.UNKNOWN and "old runs agent 0.1.0, which knows no such" in found.message
+        found = await site.wait_for(ProfilingState.REFUSED)
+    assert "has no HTTP link" in found.message
 
 
 async def test_a_device_uploads_only_requested_profiles_of_itself(site: Site) -> None:
@@ -273,9 +237,9 @@ async def test_a_device_uploads_only_requested_profiles_of_itself(site: Site) ->
         refused = await cam.put(own_profile_path("digits", 1), content=mine)
         assert refused.status_code == 409 and "cam is not asked for" in refused.json()["detail"]
         await site.gateway.profile_requests.ask("cam", NewProfileRequest("digits", 1), "application:ops")
-        assert (await cam.put(own_profile_path("digits", 1), content=mine)).status_code == 200
         other = encode(profile(1.0, machine="press"))
         assert (await cam.put(own_profile_path("digits", 1), content=other)).status_code == 400
+        assert (await cam.put(own_profile_path("digits", 1), content=mine)).status_code == 200
         later = encode(profile(1.0, machine="cam", version=2))
         assert (await cam.put(own_profile_path("digits", 2), content=later)).status_code == 409
 
@@ -305,42 +269,12 @@ async def test_an_upload_is_parsed_outside_the_event_loop(site: Site, monkeypatc
     assert threads and threading.main_thread() not in threads
 
 
-async def test_an_expired_request_stops_the_measurement(tmp_path: Path) -> None:
-    async with site_at(tmp_path, age_s=2.0) as site, site.agent() as agent:
-        await site.connected()
-        await site.ask(replace(ASKED, batches=(1, 2, 3, 4), quick=False))
-        await site.wait_for(lambda one: one.state is ProfilingState.MEASURING)
-        found = await site.ended()
-        assert found.state is ProfilingState.EXPIRED
-        await site.gateway.profile_requests.expire()
-
-        await until(lambda: not agent.operations.status()["fleet"]["profiles"] and not _measuring())
-
-
-async def test_requests_are_limited_and_ended_ones_are_replaced(site: Site) -> None:
-    async with site.agent(profiling=False):
-        await site.connected()
-    for number in range(8):
-        assert (await site.ask(NewProfileRequest(f"b{number}"))).new
-    with pytest.raises(ConflictError, match="has 8 profiles to measure"):
-        await site.ask(NewProfileRequest("b8"))
-    assert (await site.ask(NewProfileRequest("b7", quick=True))).new  # in the place of the other
-    async with site.agent(profiling=False):
-
-        async def all_ended() -> bool:
-            return all(one.ended for one in (await site.gateway.profile_requests.of("device-1")).requests)
-
-        await until(all_ended)
-    assert (await site.ask(NewProfileRequest("b8"))).new
-    assert len((await site.gateway.profile_requests.of("device-1")).requests) == 8
-
-
 async def profile_command(site: Site, *arguments: object, code: int = 0) -> Result:
     return await firstline(site.url, site.operator, "profile", "create", *arguments, code=code)
 
 
 async def test_the_command_requests_follows_and_prints(site: Site) -> None:
-    few = ("--on", "device-1", "--threads", "1", "--batches", "1", "--quick")
+    few = ("--on", "device-1", "--quick")
     manifest = site.bundle / "manifest.json"
     document = json.loads(manifest.read_text())
     for model in (*document["edge"], document["full"]):
@@ -356,12 +290,12 @@ async def test_the_command_requests_follows_and_prints(site: Site) -> None:
     assert "90.00 % +" in table.stdout
     assert "firstline profile get two 1 device-1" in table.stdout
     stands = (await profile_command(site, "two", *few, "--no-wait")).stdout
-    assert "--on device-1 --threads 1 --batches 1 --quick` follows it" in stands
+    assert "--on device-1 --quick` follows it" in stands
     cancel = "profile", "cancel", "two", "--on", "device-1"
     assert "no longer measures two" in (await firstline(site.url, site.operator, *cancel)).stdout
     assert "is asked for no profile" in (await firstline(site.url, site.operator, *cancel, code=1)).output
-    heated = await profile_command(site, "two", *few, "--sustained", "1", code=2)
-    assert "which no request may do to one that serves" in heated.output
+    threads = await profile_command(site, "two", *few, "--threads", "1", code=2)
+    assert "--threads is for this machine" in threads.output
     assert "--alone is for this machine" in (await profile_command(site, "two", *few, "--alone", code=2)).output
     assert "name the device with --on" in (await profile_command(site, site.bundle, "--no-wait", code=2)).output
 

@@ -53,11 +53,9 @@ def test_energy_counts_only_if_all_points_have_it_alike() -> None:
     assert len(front([slow, replace(quick, energy_mj=Measured(9.0, "rail"))], RIGHT).keys) == 2
 
 
-def test_batches_throttled_points_and_unknown_accuracy_are_ignored() -> None:
+def test_batches_hot_points_and_unknown_accuracy_are_ignored() -> None:
     measured = point(2.0)
-    throttled, batch = (
-        replace(measured, key=replace(measured.key, **changed))
-        for changed in ({"condition": "sustained"}, {"batch": 4})
-    )
-    found = front([measured, throttled, batch, point(1.0, digest="c" * 64)], RIGHT)
+    batch = replace(measured, key=replace(measured.key, batch=4))
+    hot = replace(measured, key=replace(measured.key, condition="sustained"))
+    found = front([measured, hot, batch, point(1.0, digest="c" * 64)], RIGHT)
     assert found.keys == {measured.key}

@@ -19,7 +19,6 @@ from firstline_core.profile.profile import (
     Moved,
     Point,
     Profile,
-    WarmUp,
     decode,
     distribution,
     encode,
@@ -48,22 +47,19 @@ _KEYS = st.builds(
 POINTS = st.builds(
     Point,
     key=_KEYS,
-    runtime=st.just("onnxruntime 1.23.2"),
     ran_on=st.just("CPUExecutionProvider"),
     query=_SOME,
     rested=_SOME,
     queued=st.none() | _SOME,
-    prepare=_SOME,
-    run=_SOME,
+    prepare_ms=_AMOUNTS,
+    run_ms=_AMOUNTS,
     offline_per_s=_AMOUNTS,
-    warm_up=st.builds(WarmUp, _AMOUNTS, _AMOUNTS, _COUNTS, _AMOUNTS),
-    moved=st.builds(Moved, _COUNTS, _COUNTS, _COUNTS, _COUNTS),
+    load_ms=_AMOUNTS,
+    first_ms=_AMOUNTS,
+    moved=st.builds(Moved, _COUNTS, _COUNTS, _COUNTS),
     peak_memory_bytes=_READINGS,
     processor_ms=_AMOUNTS,
     energy_mj=_READINGS,
-    alone=st.booleans(),
-    given_s=_AMOUNTS,
-    seconds=_AMOUNTS,
 )
 PROFILES = st.builds(
     Profile,
@@ -73,7 +69,6 @@ PROFILES = st.builds(
     fingerprint=st.just("f" * 16),
     points=st.lists(POINTS, max_size=3, unique_by=lambda point: point.key).map(tuple),
     accuracy=st.dictionaries(st.sampled_from(["a" * 64, "b" * 64]), st.floats(0, 1)),
-    outdated=st.lists(_KEYS, max_size=2).map(tuple),
 )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from firstline_core.hardware.readings import Absent
-from firstline_core.profile.profile import Key, Moved, Point, Profile, WarmUp, distribution
+from firstline_core.profile.profile import Key, Moved, Point, Profile, distribution
 
 
 def point(query_ms: float, *, variant: str = "edge", digest: str = "a" * 64, threads: int = 1) -> Point:
@@ -12,15 +12,15 @@ def point(query_ms: float, *, variant: str = "edge", digest: str = "a" * 64, thr
     absent = Absent("Nobody measured it.")
     return Point(
         key=Key(variant, digest, "CPUExecutionProvider", threads, 1),
-        runtime="onnxruntime 1.23.2",
         ran_on="CPUExecutionProvider",
         query=always,
         rested=always,
-        prepare=always,
-        run=always,
+        prepare_ms=query_ms,
+        run_ms=query_ms,
         offline_per_s=1000 / query_ms,
-        warm_up=WarmUp(1.0, query_ms, 0, 0.0),
-        moved=Moved(1, 1, 1, 1),
+        load_ms=1.0,
+        first_ms=query_ms,
+        moved=Moved(1, 1, 1),
         peak_memory_bytes=absent,
         processor_ms=query_ms,
         energy_mj=absent,

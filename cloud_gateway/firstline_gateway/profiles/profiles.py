@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from msgspec.structs import replace
 from sqlalchemy import Connection
 
@@ -14,7 +16,8 @@ from firstline_core.telemetry.logs import logger
 from firstline_gateway import audit_log
 from firstline_gateway.fleet import devices
 from firstline_gateway.profiles import records
-from firstline_gateway.profiles.records import Place, RequestRecord
+from firstline_gateway.profiles.records import Place
+from firstline_gateway.profiles.requests import desire_profiles, without
 from firstline_gateway.store.store import Store
 
 log = logger(__name__)
@@ -42,11 +45,13 @@ class Profiles:
     Args:
         store: reads and writes it.
         clock: gives wall time.
+        on_desired: called on the event loop when the desired document of a device changes.
     """
 
-    def __init__(self, store: Store, *, clock: Clock) -> None:
+    def __init__(self, store: Store, *, clock: Clock, on_desired: Callable[[], None]) -> None:
         self._store = store
         self._clock = clock
+        self._on_desired = on_desired
 
     async def page(self, after: Place, limit: int, *, bundle: str = "", machine: str = "") -> ProfilePage:
         """Returns profiles after a place; see `records.page`."""
@@ -81,34 +86,27 @@ class Profiles:
         """Checks whether a device may upload a profile, before it sends one.
 
         Raises:
-            ConflictError: see `permitted`.
+            ConflictError: it was not requested.
         """
-        now_s = self._clock.wall_s()
-        await self._store.read(lambda on: permitted(on, device, bundle, version, now_s))
+        await self._store.read(lambda on: _requested(on, device, bundle, version))
 
     async def take(self, uploaded: ProfileEntry, content: bytes, device: str) -> ProfileEntry:
-        """Stores a requested profile that a device measured of itself; the same profile again changes nothing.
+        """Stores a requested profile that a device measured of itself, and ends the request.
 
         Raises:
-            ConflictError: it was not requested, or the device has uploaded another one already.
+            ConflictError: it was not requested.
         """
         now_s = self._clock.wall_s()
         entry = replace(uploaded, by=device_principal(device), kept_s=now_s)
 
-        def store(connection: Connection) -> tuple[ProfileEntry, bool]:
-            request = permitted(connection, device, entry.bundle, entry.version, now_s, lock=True)
-            if request.delivered_s is not None:
-                if request.sha256 != entry.sha256:
-                    raise _fulfilled(request)
-                return replace(entry, kept_s=request.delivered_s), False
+        def store(connection: Connection) -> None:
+            _requested(connection, device, entry.bundle, entry.version, lock=True)
             records.put(connection, entry, content)
-            fulfilled = replace(request, version=entry.version, sha256=entry.sha256, delivered_s=now_s)
-            records.put_request(connection, fulfilled)
-            return entry, True
+            desire_profiles(connection, device, lambda open_: without(open_, entry.bundle), now_s)
 
-        entry, is_new = await self._store.write(store)
-        if is_new:
-            log.info("profile stored", device=device, bundle=entry.bundle, version=entry.version, points=entry.points)
+        await self._store.write(store)
+        self._on_desired()
+        log.info("profile stored", device=device, bundle=entry.bundle, version=entry.version, points=entry.points)
         return entry
 
     async def remove(self, place: Place, by: str) -> None:
@@ -127,40 +125,13 @@ class Profiles:
         await self._store.write(delete)
 
 
-def permitted(
-    connection: Connection, device: str, bundle: str, version: int, now_s: float, *, lock: bool = False
-) -> RequestRecord:
-    """Returns the request by which a device may upload a profile, or has uploaded that version.
-
-    Args:
-        connection: within a transaction.
-        device: that uploads it.
-        bundle: that was measured.
-        version: of the bundle.
-        now_s: wall time.
-        lock: locks the device until this transaction ends.
-
-    Raises:
-        ConflictError: there is none, it has ended, or it was fulfilled with another version.
-    """
+def _requested(connection: Connection, device: str, bundle: str, version: int, *, lock: bool = False) -> None:
+    """Raises ConflictError if a device is not requested to measure this version now."""
     found = devices.find(connection, device, lock=lock)
     is_accepted = found is not None and found.accepted_s is not None
-    request = records.find_request(connection, device, bundle) if is_accepted else None
-    what = f"{device} is not asked for a profile of {bundle} version {version}"
-    if request is None or request.wanted.version not in (0, version):
-        raise ConflictError(f"{what} (any more).")
-    if request.has_expired(now_s):
-        raise ConflictError(f"{what} any more: the request has ended.")
-    if request.delivered_s is not None and request.version != version:
-        raise _fulfilled(request)
-    return request
-
-
-def _fulfilled(request: RequestRecord) -> ConflictError:
-    return ConflictError(
-        f"{request.device} has uploaded a profile of {request.wanted.bundle} version {request.version} already, as "
-        "requested; request another one."
-    )
+    wanted = found.desired.profiles if found is not None and is_accepted else ()
+    if not any(one.bundle == bundle and one.version in (0, version) for one in wanted):
+        raise ConflictError(f"{device} is not asked for a profile of {bundle} version {version} (any more).")
 
 
 def _record(connection: Connection, now_s: float, by: str, action: str, place: Place) -> None:

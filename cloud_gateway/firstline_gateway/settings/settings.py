@@ -276,8 +276,6 @@ class Fleet(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """With `mqtt.enabled`, also read reports and publish desired documents over MQTT."""
     metrics_tag: Annotated[str, Meta(max_length=63)] = ""
     """Tag whose values group the devices in `firstline_gateway_fleet_devices`, such as "site"; "" for none."""
-    profile_requests_age_s: Annotated[float, Meta(gt=0, le=365 * 86_400)] = 7 * 86_400.0
-    """Lifetime of a profile request (seconds). An unfulfilled request expires after this time."""
 
 
 # The gateways' user at a broker whose files this gateway writes, and two of those files.

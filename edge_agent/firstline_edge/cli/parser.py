@@ -227,7 +227,7 @@ def _add_hardware_commands(commands: Commands) -> None:
         type=float,
         default=0.0,
         metavar="MINUTES",
-        help="also measure single samples after this long at full load",
+        help="also measure single samples after this long at full load; implies --alone",
     )
     profile.add_argument("--remeasure", action="store_true", help="measure known points again")
 

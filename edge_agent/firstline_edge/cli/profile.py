@@ -12,18 +12,13 @@ import msgspec
 from firstline_core.bundle.manifest import MANIFEST_NAME
 from firstline_core.bundle.store import Bundle, open_bundle
 from firstline_core.errors import ConfigError, listed
-from firstline_core.profile.measure import (
-    Need,
-    Permit,
-    ProfileOptions,
-    measure_profile,
-)
+from firstline_core.profile.measure import Gate, OpenGate, ProfileOptions, measure_profile
 from firstline_core.profile.summary import accuracies, profile_lines
 from firstline_edge.budgets.from_settings import device_sensors
 from firstline_edge.cli.output import print_progress, show
 from firstline_edge.cli.parser import FAILED, OK, load_settings
 from firstline_edge.models.loading import bundle_paths, named_bundles
-from firstline_edge.profiling.gate import CHECK_S, bounds_of, cause_to_wait, never
+from firstline_edge.profiling.gate import DeviceGate, bounds_of
 from firstline_edge.settings.settings import EdgeSettings
 from firstline_edge.state import StatePaths
 
@@ -36,21 +31,21 @@ def command(arguments: argparse.Namespace) -> int:
         IntegrityError: the bundle is not what its manifest says.
     """
     settings = load_settings(arguments)
-    bundle = _bundle(settings, arguments.model)
+    bundle, alone = _bundle(settings, arguments.model), arguments.alone or arguments.sustained > 0
     options = ProfileOptions(
         threads=arguments.threads,
         batches=arguments.batches,
         providers=tuple(settings.models.providers),
         quick=arguments.quick,
-        alone=arguments.alone,
+        alone=alone,
+        sustained_s=60 * arguments.sustained,
         again=arguments.remeasure,
         joules_per_core_s=settings.costs.joules_per_core_second,
-        sustained_s=60 * arguments.sustained,
         root=Path(settings.hardware.root),
     )
     path = StatePaths(settings.state_dir).device_profile_path(bundle.manifest.name)
-    may = (lambda needed: "") if arguments.alone else _waiting(settings)
-    profile = measure_profile(bundle, path, options, progress=_progress, permit=may, warn=print_progress)
+    gate: Gate = OpenGate() if alone else _gate(settings)
+    profile = measure_profile(bundle, path, options, progress=_progress, gate=gate, warn=print_progress)
     written = f"Written: {path}. The agent uses it from the next time that it loads the model."
     lines = (*profile_lines(profile, accuracies(bundle.manifest)), written)
     show(arguments, msgspec.to_builtins(profile), lines)
@@ -70,25 +65,15 @@ def _bundle(settings: EdgeSettings, name: str) -> Bundle:
     return open_bundle(max(versions)[2])
 
 
-def _waiting(settings: EdgeSettings) -> Permit:
+def _gate(settings: EdgeSettings) -> DeviceGate:
     """Waits while the device is too hot, drained or short of memory; a running agent has priority anyway."""
-    sensors, bounds = device_sensors(settings), bounds_of(settings)
+    sensors = device_sensors(settings)
 
-    def may(needed: Need) -> str:
-        waits_for = ""
-        while True:
-            now = sensors.read(time.monotonic())
-            if why_not := never(now, needed, bounds.limits):
-                return why_not
-            cause = cause_to_wait(now, 0.0, needed, bounds, waits_for)
-            if cause is None:
-                return ""
-            if cause.kind != waits_for:
-                waits_for = cause.kind
-                print_progress(f"{cause.sentence} --alone does not wait.")
-            time.sleep(CHECK_S)
+    def report(why: str) -> None:
+        if why:
+            print_progress(f"{why} --alone does not wait.")
 
-    return may
+    return DeviceGate(lambda: sensors.read(time.monotonic()), bounds_of(settings), report)
 
 
 def _progress(done: int, total: int, what: str) -> None:

@@ -1,213 +1,244 @@
 """Works through the profiles that the fleet asks this device to measure, as long as each is wanted.
 
-Points are written one by one, so that neither a restart, nor a cancelled request, nor one that asks for more loses a
-point that is measured. The progress of the requests is stored, so that a finished one is not repeated.
+Points are written one by one, so that neither a restart nor a cancelled request loses a point that is measured: a
+request that is begun again measures what is missing. The gateway removes a request when it has the profile.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
+import shutil
+import threading
 from collections.abc import Awaitable, Callable
-from dataclasses import replace as with_changes
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Any
 
-from msgspec import Meta, Struct
 from msgspec.structs import replace
 
+from firstline_core.bundle.store import open_bundle
 from firstline_core.clock import Clock, end_tasks, first_of
-from firstline_core.errors import CapacityError, FirstlineError, LinkError, UnauthorizedError
-from firstline_core.fleet.twin import REQUESTS, DesiredProfile, Profiling, ProfilingState
+from firstline_core.errors import CapacityError, ConfigError, FirstlineError, LinkError, UnauthorizedError
+from firstline_core.fleet.twin import DesiredProfile, Profiling, ProfilingState
+from firstline_core.hardware.readings import Snapshot
+from firstline_core.profile.measure import ProfileOptions, measure_profile
 from firstline_core.profile.profile import Profile
 from firstline_core.protocol.backoff import full_jitter_s
+from firstline_core.storage.files import system_reason
 from firstline_core.telemetry.logs import logger
-from firstline_edge.profiling.measuring import Measured, OnProgress, Order, Progress
-from firstline_edge.state import read_or, store
+from firstline_edge.models.models import Models
+from firstline_edge.profiling.gate import DeviceGate, bounds_of
+from firstline_edge.settings.settings import EdgeSettings
+from firstline_edge.state import StatePaths
 
 log = logger(__name__)
 
 _S = ProfilingState
-_CONTENT = "profile progress"
 _TEMPORARY = (LinkError, CapacityError, UnauthorizedError)  # a key or a certificate may be renewed meanwhile
 _RETRY_S, _RETRY_MAX_S = 5.0, 600.0
 _REPORT_S = 10.0
 """Shortest time between two reports of progress: a report contains everything that the device says about itself."""
+SPARE_BYTES = 32 << 20
+"""Free disk space that is needed: a profile has at most 4 MiB, and the outbox has priority."""
 
-Measure = Callable[[Order, OnProgress], Awaitable[Measured]]
+
+class _Stopped(Exception):  # noqa: N818 (not a fault)
+    """The measurement is no longer wanted."""
 
 
-class Ledger(Struct, frozen=True):
-    """Progress of all known requests.
+class BundleMeasurement:
+    """Measures one bundle of this device in a thread.
 
-    Attributes:
-        begun: ids of those of which a point was measured; their known points are not measured again once more.
+    Args:
+        settings: of the agent.
+        models: of this device.
+        latest: returns the latest sensor readings.
+        has_http: whether a link to the gateway takes profiles.
     """
 
-    entries: Annotated[tuple[Profiling, ...], Meta(max_length=REQUESTS)] = ()
-    begun: Annotated[tuple[str, ...], Meta(max_length=REQUESTS)] = ()
+    def __init__(
+        self, settings: EdgeSettings, models: Models, latest: Callable[[], Snapshot], *, has_http: bool
+    ) -> None:
+        self._settings = settings
+        self._models = models
+        self._latest = latest
+        self._has_http = has_http
 
-    def find(self, id_: str) -> Profiling | None:
-        """Returns the progress of a request; None if it is unknown."""
-        return next((one for one in self.entries if one.id == id_), None)
+    async def measure(self, request: DesiredProfile, on_progress: Callable[..., None]) -> Profile:
+        """Measures what is missing; cancelling ends the process that measures.
 
-    def only(self, ids: frozenset[str]) -> Ledger:
-        """Returns the ledger without requests that are no longer wanted."""
-        kept = tuple(one for one in self.entries if one.id in ids)
-        return Ledger(kept, tuple(one for one in self.begun if one in ids))
+        Args:
+            request: of the fleet.
+            on_progress: receives fields of `Profiling`, on the event loop.
 
-    def with_entry(self, entry: Profiling, *, begun: bool = False) -> Ledger:
-        """Returns the ledger with new progress of a request."""
-        others = tuple(one for one in self.entries if one.id != entry.id)
-        began = tuple(dict.fromkeys((*self.begun, entry.id))) if begun else self.begun
-        return Ledger((*others, entry), began)
+        Raises:
+            ConfigError: this device does not measure it; the sentence says why.
+            IntegrityError: the bundle is not what its manifest says.
+        """
+        path, options = self._order(request)
+        stopped, loop = threading.Event(), asyncio.get_running_loop()
+
+        def tell(**fields: Any) -> None:
+            loop.call_soon_threadsafe(partial(on_progress, **fields))
+
+        def pause(seconds: float) -> None:
+            if stopped.wait(seconds):
+                raise _Stopped
+
+        gate = DeviceGate(self._latest, bounds_of(self._settings), lambda why: tell(message=why), pause)
+
+        def run() -> Profile:
+            bundle = open_bundle(path)
+            present = tuple(model.id for model in bundle.manifest.models if bundle.has(model))  # often not the full one
+            return measure_profile(
+                bundle,
+                StatePaths(self._settings.state_dir).device_profile_path(request.bundle),
+                options(variants=present),
+                machine=self._settings.device_id,
+                gate=gate,
+                progress=lambda done, total, _: tell(done=done, total=total),
+            )
+
+        thread = asyncio.create_task(asyncio.to_thread(run))
+        try:
+            profile = await asyncio.shield(thread)
+        finally:
+            stopped.set()
+            await asyncio.gather(thread, return_exceptions=True)
+        if not profile.points:
+            reason = profile.refused[-1].reason if profile.refused else "it has no model here."
+            raise ConfigError(f"No point of {profile.bundle} could be measured: {reason}")
+        return profile
+
+    def _order(self, request: DesiredProfile) -> tuple[Path, Callable[..., ProfileOptions]]:
+        settings = self._settings
+        if not settings.fleet.profiling:
+            raise ConfigError("This device measures nothing for the fleet: its settings say fleet.profiling = false.")
+        if not self._has_http:
+            raise ConfigError(
+                "Profiles go to the gateway over HTTP, and this device has no HTTP link; add [[links]] with kind = "
+                '"http" below the MQTT one.'
+            )
+        found = self._models.find(request.bundle, str(request.version) if request.version else "")
+        if found is None:
+            known = ", ".join(f"{one.manifest.name} {one.version}" for one in self._models.all) or "none"
+            version = f" version {request.version}" if request.version else ""
+            raise ConfigError(f"This device does not have the bundle {request.bundle}{version}; it has: {known}.")
+        try:
+            free_bytes = shutil.disk_usage(settings.state_dir).free
+        except OSError as error:
+            raise ConfigError(f"{settings.state_dir} cannot be used: {system_reason(error)}.") from error
+        if free_bytes < SPARE_BYTES:
+            raise ConfigError(
+                f"{free_bytes >> 20} MiB are free on this device's disk, and profiles leave {SPARE_BYTES >> 20} MiB "
+                "alone; make room, then ask again."
+            )
+        return found.bundle.path, partial(
+            ProfileOptions,
+            providers=tuple(settings.models.providers),
+            quick=request.quick,
+            joules_per_core_s=settings.costs.joules_per_core_second,
+            root=Path(settings.hardware.root),
+        )
 
 
 class Profiler:
     """Works through the requests of one device.
 
     Args:
-        path: of the ledger.
-        order: returns what to measure for a request; raises `ConfigError` with the reason if it is not measured.
+        measure: measures a request, see `BundleMeasurement.measure`.
         upload: sends a profile to the gateway.
         clock: the agent's clock.
         rng: jitter.
-        measure: measures an order.
         on_change: called when the progress of a request changes.
     """
 
     def __init__(
         self,
-        path: Path,
-        order: Callable[[DesiredProfile], Order],
+        measure: Callable[[DesiredProfile, Callable[..., None]], Awaitable[Profile]],
         upload: Callable[[Profile], Awaitable[None]],
         *,
         clock: Clock,
         rng: random.Random,
-        measure: Measure,
         on_change: Callable[[], None] = lambda: None,
     ) -> None:
-        self._path = path
-        self._order = order
+        self._measure = measure
         self._upload = upload
         self._clock = clock
         self._rng = rng
         self._on_change = on_change
-        self._measure = measure
-        self._ledger = read_or(path, Ledger(), _CONTENT)
-        self._wanted: tuple[DesiredProfile, ...] = ()
+        self._requests: dict[str, DesiredProfile] = {}
+        self._progress: dict[str, Profiling] = {}
         self._news = asyncio.Event()
+        self._reported_s = float("-inf")
 
     def receive(self, wanted: tuple[DesiredProfile, ...]) -> None:
         """Sets the requests that the fleet makes now."""
-        self._wanted = wanted
-        ledger = self._ledger.only(frozenset(one.id for one in wanted))
-        for one in wanted:
-            if ledger.find(one.id) is None:
-                ledger = ledger.with_entry(Profiling(one.id, one.bundle, _S.WAITING, since_s=self._clock.wall_s()))
-        self._ledger = ledger
+        self._requests = {one.id: one for one in wanted}
+        self._progress = {
+            one.id: self._progress.get(one.id) or Profiling(one.id, one.bundle, _S.WAITING) for one in wanted
+        }
         self._news.set()
 
     def progress(self) -> tuple[Profiling, ...]:
         """Returns the progress of each request, in their order."""
-        found = (self._ledger.find(one.id) for one in self._wanted)
-        return tuple(one for one in found if one is not None)
+        return tuple(self._progress.values())
 
     async def run(self) -> None:
         """Works until it is cancelled."""
         while True:
             self._news.clear()
-            request = next((one for one in self._wanted if not self._entry(one).state.ended), None)
-            if request is None:
+            id_ = next((one.id for one in self._progress.values() if not one.state.ended), "")
+            if not id_:
                 await self._news.wait()
-            else:
-                await self._while_wanted(request)
-
-    async def _while_wanted(self, request: DesiredProfile) -> None:
-        task = asyncio.create_task(self._work(request))
-        try:
-            while not task.done() and any(one.id == request.id for one in self._wanted):
-                self._news.clear()
-                await first_of(asyncio.wait({task}), self._news.wait())
-            if not task.done():
-                log.info("profile no longer wanted", bundle=request.bundle, request=request.id)
-        finally:
-            await end_tasks(task)
+                continue
+            task = asyncio.create_task(self._work(self._requests[id_]))
+            try:
+                while not task.done() and id_ in self._requests:
+                    self._news.clear()
+                    await first_of(asyncio.wait({task}), self._news.wait())
+            finally:
+                await end_tasks(task)
 
     async def _work(self, request: DesiredProfile) -> None:
+        note = partial(self._note, request.id)
+        note(state=_S.MEASURING)
         try:
-            profile = await self._measured(request)
-            await self._note(request, _S.UPLOADING, version=profile.version)
-            await self._deliver(request, profile)
-            await self._note(request, _S.DONE, message="")
+            profile = await self._measure(request, note)
+            note(state=_S.UPLOADING, version=profile.version, message="")
+            await self._deliver(note, profile)
+            note(state=_S.DONE, message="")
         except FirstlineError as error:
-            await self._note(request, _S.REFUSED, message=error.message[:500])
+            note(state=_S.REFUSED, message=error.message[:500])
         except Exception:  # the outermost loop of a task that must never end
             log.exception("profile failed", bundle=request.bundle)
-            await self._note(request, _S.REFUSED, message="Measuring failed unexpectedly; the agent's log says more.")
+            note(state=_S.REFUSED, message="Measuring failed unexpectedly; the agent's log says more.")
 
-    async def _measured(self, request: DesiredProfile) -> Profile:
-        order = self._order(request)
-        again = request.anew and request.id not in self._ledger.begun
-        order = order._replace(options=with_changes(order.options, again=again))
-        await self._note(request, _S.MEASURING)
-        reported_s = self._clock.monotonic_s()
-
-        async def on_progress(now: Progress) -> None:
-            nonlocal reported_s
-            if now.done and request.id not in self._ledger.begun:
-                await self._store(self._ledger.with_entry(self._entry(request), begun=True))
-            if now.waits != self._entry(request).message:
-                await self._note(request, _S.MEASURING, message=now.waits)
-            entry, now_s = replace(self._entry(request), done=now.done, total=now.total), self._clock.monotonic_s()
-            is_first = not self._entry(request).total
-            self._ledger = self._ledger.with_entry(entry)
-            if is_first or now_s - reported_s >= _REPORT_S:
-                reported_s = now_s
-                self._on_change()
-
-        profile, points = await self._measure(order, on_progress)
-        self._ledger = self._ledger.with_entry(replace(self._entry(request), done=points, total=points))
-        return profile
-
-    async def _deliver(self, request: DesiredProfile, profile: Profile) -> None:
+    async def _deliver(self, note: Callable[..., None], profile: Profile) -> None:
         """Retries until the gateway has it."""
         failures = 0
         while True:
             try:
-                await self._upload(profile)
-                return
+                return await self._upload(profile)
             except _TEMPORARY as error:
                 if not failures:
-                    log.warning("profile not delivered yet", bundle=request.bundle, error=error.message)
-                    await self._note(request, _S.UPLOADING, message=error.message[:500])
+                    log.warning("profile not delivered yet", bundle=profile.bundle, error=error.message)
+                note(message=error.message[:500])
                 failures += 1
                 pause_s = full_jitter_s(self._rng, failures, base_s=_RETRY_S, max_s=_RETRY_MAX_S)
                 await self._clock.sleep(max(pause_s, min(error.retry_after_s or 0.0, _RETRY_MAX_S)))
 
-    async def _note(
-        self, request: DesiredProfile, state: ProfilingState, *, message: str = "", version: int = 0
-    ) -> None:
-        before = self._entry(request)
-        changes = {"state": state, "message": message, "version": version or before.version}
-        await self._store(self._ledger.with_entry(replace(before, **changes, since_s=self._clock.wall_s())))
-        if state is not before.state:
-            log.info(
-                "profile state changed",
-                bundle=request.bundle,
-                request=request.id,
-                state=state.value,
-                why=message or None,
-            )
-
-    async def _store(self, ledger: Ledger) -> None:
-        self._ledger = ledger
+    def _note(self, id_: str, **fields: Any) -> None:
+        """Notes progress; a new state or message is reported at once, the number of points now and then."""
+        before = self._progress.get(id_)
+        if before is None:  # no longer wanted
+            return
+        after = self._progress[id_] = replace(before, **fields)
+        now_s = self._clock.monotonic_s()
+        if after.state is not before.state:
+            log.info("profile state changed", bundle=after.bundle, state=after.state.value, why=after.message or None)
+        elif after.message == before.message and before.total and now_s < self._reported_s + _REPORT_S:
+            return
+        self._reported_s = now_s
         self._on_change()
-        writing = asyncio.create_task(asyncio.to_thread(store, self._path, ledger, _CONTENT))
-        try:
-            await asyncio.shield(writing)
-        finally:
-            await writing  # what was reported is on disk before a cancellation continues
-
-    def _entry(self, request: DesiredProfile) -> Profiling:
-        return self._ledger.find(request.id) or Profiling(request.id, request.bundle, _S.WAITING)

@@ -211,8 +211,8 @@ def profiled_costs(models: Sequence[Model], profile: Profile) -> dict[str, Cost]
         points = [point for point in profile.points if point.key.model_digest == model.digest and point.key.of_one_row]
         calm = [point for point in points if point.waited_share <= DISTURBED] or points
         if calm:
-            best = min(calm, key=lambda point: point.run.p50_ms)
-            found[model.id] = Cost(best.run.p50_ms, best.energy_mj)
+            best = min(calm, key=lambda point: point.run_ms)
+            found[model.id] = Cost(best.run_ms, best.energy_mj)
     return found
 
 

@@ -89,9 +89,6 @@ class ProfileRequest(Struct, frozen=True):
         done: measured points, of `total`, which is 0 while unknown.
         message: one sentence, or "".
         new: whether this call created it.
-        by: the principal that made the request; "" if unknown.
-        asked_s: wall time of the request.
-        until_s: wall time when the request expires.
     """
 
     device: Name
@@ -102,18 +99,10 @@ class ProfileRequest(Struct, frozen=True):
     total: int = 0
     message: str = ""
     new: bool = False
-    by: str = ""
-    asked_s: float = 0.0
-    until_s: float = 0.0
-
-    @property
-    def ended(self) -> bool:
-        """Returns whether the request has ended."""
-        return self.state.ended
 
 
 class ProfileRequests(Struct, frozen=True):
-    """All requests of one device."""
+    """The requests of one device whose profiles are not stored yet."""
 
     requests: tuple[ProfileRequest, ...]
 

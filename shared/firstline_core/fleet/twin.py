@@ -114,8 +114,6 @@ class ProfilingState(StrEnum):
 
     SENT = "sent"
     """The device has not acknowledged it."""
-    UNKNOWN = "unknown"
-    """The device has received it and does not support it."""
     WAITING = "waiting"
     """The device works on other requests first."""
     MEASURING = "measuring"
@@ -123,42 +121,30 @@ class ProfilingState(StrEnum):
     UPLOADING = "uploading"
     """All points are measured; the gateway does not have the profile yet."""
     DONE = "done"
-    """The gateway has the profile."""
+    """The gateway has the profile, and removes the request."""
     REFUSED = "refused"
     """The device refuses or cannot."""
-    EXPIRED = "expired"
-    """The request expired first; set by the gateway."""
 
     @property
     def ended(self) -> bool:
-        return self in (ProfilingState.DONE, ProfilingState.REFUSED, ProfilingState.EXPIRED)
+        return self in (ProfilingState.DONE, ProfilingState.REFUSED)
 
 
 class ProfileScope(Struct, frozen=True):
-    """The scope of a measurement on a device.
+    """The scope of a measurement on a device; the device's settings decide the rest.
 
     Attributes:
         version: 0 for the current version when the device starts.
         quick: measure in a fifth of the time.
-        threads: numbers of threads per run; empty for the device's choice.
-        batches: rows per query; empty for the device's choice.
-        anew: also repeat points that are known.
-        variants: ids of models; empty for all on the device.
-        providers: of ONNX Runtime, each measured separately; empty for the device's choice.
     """
 
     bundle: Name
     version: _ProfiledVersion = 0
     quick: bool = False
-    threads: Annotated[tuple[Annotated[int, Meta(ge=0, le=1024)], ...], Meta(max_length=16)] = ()
-    batches: Annotated[tuple[Annotated[int, Meta(ge=1, le=1024)], ...], Meta(max_length=16)] = ()
-    anew: bool = False
-    variants: Annotated[tuple[Name, ...], Meta(max_length=64)] = ()
-    providers: Annotated[tuple[Annotated[str, Meta(min_length=1, max_length=64)], ...], Meta(max_length=16)] = ()
 
 
 class DesiredProfile(ProfileScope, frozen=True, kw_only=True):
-    """A bundle that the device must measure once, under the id of the request. Agents ignore unknown fields."""
+    """A bundle that the device must measure, under the id of the request. Agents ignore unknown fields."""
 
     id: _RequestId
 
@@ -171,7 +157,6 @@ class Profiling(Struct, frozen=True):
         version: that is measured; 0 while unknown.
         done: measured points, of `total`, which is 0 while unknown.
         message: one sentence, or "".
-        since_s: wall time of the device when this state began.
     """
 
     id: _RequestId
@@ -181,7 +166,6 @@ class Profiling(Struct, frozen=True):
     done: _Count = 0
     total: _Count = 0
     message: Annotated[str, Meta(max_length=500)] = ""
-    since_s: Annotated[float, Meta(ge=0, le=1e12)] = 0.0
 
 
 class Desired(Struct, frozen=True):
@@ -190,8 +174,8 @@ class Desired(Struct, frozen=True):
     Attributes:
         revision: increases with each change for this device.
         models: at most one version per name; bundles that are not named do not change.
-        profiles: bundles to be measured, each named once. A request stays after it has ended, like an installed
-            model; the device recognises it by its id, and a new id for the same bundle is a new request.
+        profiles: bundles to be measured, each named once, until the gateway has the profile. A new id for the same
+            bundle is a new request.
         audits: bundles whose edge answers are audited without a certificate too, because a rollout compares them; ""
             for all bundles.
         answers: whether the device reports the promises that end; see `telemetry.EndedPromise`.

@@ -79,8 +79,8 @@ class Plan(Struct, frozen=True):
     Attributes:
         chosen: how edge answers are computed; None if no variant was measured here.
         others: other candidates, best first.
+        hot_ms: median of a row under sustained load; None if it was not measured.
         batch: the smallest batch that is nearly as fast as the best; None if only one row was measured.
-        throttled_ms: median of a row under sustained load; None if it was not measured.
         full: None if nothing was measured of the full model.
         open: missing or invalid measurements, in sentences.
     """
@@ -91,7 +91,7 @@ class Plan(Struct, frozen=True):
     chosen: Candidate | None
     others: tuple[Candidate, ...]
     batch: int | None
-    throttled_ms: float | None
+    hot_ms: float | None
     full: FullModel | None
     open: tuple[str, ...]
 
@@ -131,8 +131,8 @@ def plan(
         profile.machine if profile is not None else "",
         chosen,
         tuple(ranked[1:]),
-        _batch(manifest, own, notes),
-        _throttled(own, notes),
+        _batch(manifest, [point for point in own if point.key.condition == "warm"], notes),
+        max((point.query.p50_ms for point in own if point.key.condition != "warm"), default=None),
         full,
         tuple(dict.fromkeys(notes)),
     )
@@ -213,20 +213,12 @@ def _batch(manifest: Manifest, own: Sequence[Point], notes: list[str]) -> int | 
     if own and any(model.id == own[0].key.variant and model.batch is not None for model in manifest.models):
         notes.append(f"{own[0].key.variant} runs row by row, as the bundle declares (`batch: 1`).")
         return None
-    warm = [point for point in own if point.key.condition == "warm"]
-    spot = sweet_spot(warm)
-    if spot is not None and len(warm) > 1:
+    spot = sweet_spot(own)
+    if spot is not None and len(own) > 1:
         return spot.key.batch
     if own:
         notes.append("No batch of several rows was measured: profile --batches 1,4,16.")
     return None
-
-
-def _throttled(own: Sequence[Point], notes: list[str]) -> float | None:
-    hot = [point for point in own if point.key.batch == 1 and point.key.condition != "warm"]
-    if own and not hot:
-        notes.append("How it runs under sustained load was not measured: profile --sustained 10.")
-    return max((point.query.p50_ms for point in hot), default=None)
 
 
 def _full_point(manifest: Manifest, points: Iterable[Point]) -> Point | None:
@@ -269,8 +261,8 @@ def plan_lines(plan: Plan) -> list[str]:
         lines += [f"  next best {_describe(other)}" for other in plan.others[:_SHOWN]]
     if plan.batch is not None:
         lines.append(f"  batch     {plan.batch} {'row' if plan.batch == 1 else 'rows'}: larger ones win under 5 %")
-    if plan.throttled_ms is not None:
-        lines.append(f"  held back {plan.throttled_ms:.3g} ms a row under sustained load")
+    if plan.hot_ms is not None:
+        lines.append(f"  hot       {plan.hot_ms:.3g} ms a row under sustained load")
     if (full := plan.full) is not None:
         if full.way is not None and full.latency_ms is not None:
             lines.append(f"  full      {describe_way(full.way)}: {full.latency_ms:.3g} ms over the stated link")

@@ -2,11 +2,11 @@
 
     profile         the document: points, distributions, and what they were measured on
     files           reads profiles, finds the one of a machine, updates it
-    measure         the points of a profile, which of them are left to measure, and what they need
+    measure         measures the missing points of a profile, for the agent and the command lines
     point_process   measures a point in a process of its own
     measure_point   that process: scenarios, memory, energy
     scenarios       arrival of queries, after MLPerf
-    meters          energy, peak memory, and heat under full load
+    meters          energy, peak memory, waiting time
     predict         response times of a mixed load, simulated
     summary         a profile as text, and its Pareto front
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
@@ -12,8 +12,8 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from firstline_core.errors import ConfigError, ProtocolError
-from firstline_core.profile.profile import LIMIT_BYTES, POINTS, Key, Point, Profile, Refused, decode, encode
-from firstline_core.storage.files import read_limited, set_aside, system_reason, unreadable, unwritable, write_whole
+from firstline_core.profile.profile import LIMIT_BYTES, POINTS, Point, Profile, Refused, decode, encode
+from firstline_core.storage.files import read_limited, set_aside, unreadable, unwritable, write_whole
 
 FOLDER = "profiles"
 _MOST_FILES = 64
@@ -88,47 +88,22 @@ def update_profile(path: Path, change: Callable[[Profile | None], Profile], warn
 
 
 def with_result(profile: Profile, result: Point | Refused) -> Profile:
-    """Returns the profile with a new point; a refusal leaves the point that was measured before."""
-    key = result.key
-    refused = tuple(one for one in profile.refused if one.key != key)
-    if isinstance(result, Refused):
-        return replace(profile, refused=(*refused, result))
-    points = tuple(one for one in profile.points if one.key != key)
-    outdated = tuple(one for one in profile.outdated if one != key)
-    return replace(profile, points=(*points, result), refused=refused, outdated=outdated)
+    """Returns the profile with a new result; a refusal leaves the point that was measured before.
 
-
-def within_limits(profile: Profile, wanted: Collection[Key]) -> Profile:
-    """Returns the profile without its oldest other points, so that it is small enough to be read.
-
-    Raises:
-        ConfigError: the wanted points alone are too many.
+    The oldest results are dropped beyond the largest number.
     """
-    profile = replace(profile, refused=profile.refused[-POINTS:])
-    spare = [point for point in profile.points if point.key not in wanted]
-    while len(profile.points) > POINTS or len(encode(profile)) + 1 > LIMIT_BYTES:
-        if not spare:
-            raise ConfigError(f"That would be more than {LIMIT_BYTES >> 20} MiB; name fewer threads or batches.")
-        oldest = spare.pop(0)
-        profile = replace(
-            profile,
-            points=tuple(point for point in profile.points if point is not oldest),
-            outdated=tuple(key for key in profile.outdated if key != oldest.key),
-        )
-    return profile
+    refused = tuple(one for one in profile.refused if one.key != result.key)
+    if isinstance(result, Refused):
+        return replace(profile, refused=(*refused, result)[-POINTS:])
+    points = tuple(one for one in profile.points if one.key != result.key)
+    return replace(profile, points=(*points, result)[-POINTS:], refused=refused)
 
 
 def _readable(path: Path, warn: Callable[[str], None]) -> Profile | None:
     try:
         return read_profile(path)
     except ProtocolError as error:
-        try:
-            aside = set_aside(path)
-        except OSError as refused:
-            raise ConfigError(
-                f"{error.message} It cannot be set aside ({system_reason(refused)}); remove it and measure again."
-            ) from error
-        warn(f"{error.message} It is set aside as {aside.name}, and the machine is measured again.")
+        warn(f"{error.message} It is set aside as {set_aside(path).name}, and the machine is measured again.")
         return None
 
 

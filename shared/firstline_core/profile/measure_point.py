@@ -8,8 +8,8 @@ from __future__ import annotations
 import sys
 import time
 from contextlib import closing, suppress
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from statistics import median
 
 import msgspec
 import numpy as np
@@ -21,16 +21,9 @@ from firstline_core.bundle.manifest import MANIFEST_NAME, Model, parse_manifest
 from firstline_core.bundle.store import Bundle
 from firstline_core.errors import FirstlineError, ModelLoadError
 from firstline_core.hardware.kernel_files import Tree
-from firstline_core.hardware.sensors import Sensors
 from firstline_core.profile import scenarios
 from firstline_core.profile.meters import EnergyMeter, heat_up, peak, reset_peak, waited_s
-from firstline_core.profile.profile import (
-    Key,
-    Moved,
-    Point,
-    WarmUp,
-    distribution,
-)
+from firstline_core.profile.profile import Key, Moved, Point, distribution
 from firstline_core.runtime.litert import delegates as tflite_delegates
 from firstline_core.runtime.memory import keep_freed_memory
 from firstline_core.runtime.onnx import providers as onnx_providers
@@ -40,8 +33,6 @@ from firstline_core.types import Arrays, payload_bytes, row_count
 
 _SHARES = {"query": 0.4, "loaded": 0.6}
 """Shares of a point's seconds; the scenarios that a service meets most have the most samples."""
-_PACKAGES = {"onnx": ("onnxruntime", "onnxruntime-gpu", "onnxruntime-openvino", "onnxruntime-rocm", "onnxruntime-qnn"),
-             "tflite": ("ai-edge-litert", "tflite-runtime", "tensorflow")}  # fmt: skip
 
 
 class Job(Struct, frozen=True):
@@ -53,7 +44,7 @@ class Job(Struct, frozen=True):
         joules_per_core_s: stated energy of a busy core; 0 if not stated.
         root: where the kernel's files begin.
         alone: nothing else runs here; measure at normal priority.
-        heat_s: longest full load before measuring (`meters.heat_up`).
+        heat_s: full load of all cores before measuring.
     """
 
     bundle: str
@@ -98,7 +89,8 @@ def measure(job: Job) -> Point:
         FirstlineError: the model does not load or run here, or has no typical input.
     """
     tree, key = Tree(Path(job.root)), job.key
-    heated_s = heat_up(Sensors(tree).read, job.heat_s) if job.heat_s > 0 else 0.0
+    if job.heat_s:
+        heat_up(job.heat_s)
     began_s, before_s = time.perf_counter(), waited_s()
     bundle, model = _found(job)
     (onnx_providers if model.runtime == "onnx" else tflite_delegates)()  # imports it: its memory is not the model's
@@ -117,33 +109,25 @@ def measure(job: Job) -> Point:
         measured = slice(warm, len(whole))
         energy = meter.per_query(len(whole) - warm, processor_s)
         steady = distribution(whole[measured])
-        prepare, run = distribution(query.prepare[measured]), distribution(query.run[measured])
-        mean_s, median_s = steady.mean_ms / 1000, steady.p50_ms / 1000
-        under_load = scenarios.loaded(query, mean_s, job.seconds * _SHARES["loaded"])
+        under_load = scenarios.loaded(query, steady.mean_ms / 1000, job.seconds * _SHARES["loaded"])
         peak_bytes = peak(before_bytes)
-        prepared, output = loaded.prepare(inputs), loaded.predict(inputs).outputs
-    warm_queries = scenarios.steady_from(whole, median_s)
-    received_bytes = payload_bytes(inputs.values())
+        sizes = (inputs, loaded.prepare(inputs), loaded.predict(inputs).outputs)
     seconds = time.perf_counter() - began_s
     return Point(
         key=key,
-        runtime=_runtime(model),
         ran_on=loaded.runtime.provider,
         query=steady,
         rested=distribution(under_load.rested),
         queued=distribution(under_load.queued) if under_load.queued else None,
-        prepare=prepare,
-        run=run,
+        prepare_ms=_ms(median(query.prepare[measured])),
+        run_ms=_ms(median(query.run[measured])),
         offline_per_s=float(f"{key.batch * (len(whole) - warm) / sum(whole[measured]):.5g}"),
-        warm_up=WarmUp(_ms(load_s), _ms(whole[0]), warm_queries, _ms(sum(whole[:warm_queries]))),
-        moved=Moved(
-            received_bytes, payload_bytes(prepared.values()), payload_bytes(output.values()), model.artefact.size_bytes
-        ),
+        load_ms=_ms(load_s),
+        first_ms=_ms(whole[0]),
+        moved=Moved(*(payload_bytes(arrays.values()) for arrays in sizes)),
         peak_memory_bytes=peak_bytes,
         processor_ms=_ms(processor_s / (len(whole) - warm)),
         energy_mj=energy,
-        heated_s=round(heated_s, 1),
-        seconds=round(seconds, 2),
         waited_share=round((waited_s() - before_s) / seconds, 4),
     )
 
@@ -177,13 +161,6 @@ def queried(bundle: Bundle, loaded: LoadedModel, rows: int) -> Arrays:
         )
     positions = np.arange(rows) % row_count(one)
     return {name: np.ascontiguousarray(one[name][positions]) for name in loaded.input_names}
-
-
-def _runtime(model: Model) -> str:
-    for name in _PACKAGES[model.runtime]:
-        with suppress(PackageNotFoundError):
-            return f"{name} {version(name)}"
-    return model.runtime
 
 
 def _ms(seconds: float) -> float:

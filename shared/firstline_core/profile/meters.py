@@ -1,12 +1,10 @@
-"""Energy of queries, peak memory, and heat under full load, read while a point is measured."""
+"""Energy of queries, peak memory, waiting time, and heat by full load, while a point is measured."""
 
 from __future__ import annotations
 
 import os
 import threading
 import time
-from collections import deque
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -19,11 +17,6 @@ from firstline_core.hardware.sensors import Sensors
 _WHOLE = "psys"
 _BETWEEN_S = 0.2
 """Shortest time between two readings, which take a millisecond each."""
-_READ_S = 1.0
-_WINDOW_S = 30.0
-_SETTLED_C = 1.0
-_SETTLED_SHARE = 0.02
-_SIDE = 256
 
 
 class EnergyMeter:
@@ -63,28 +56,14 @@ class EnergyMeter:
         if measured and len(measured) == len(self._watts):
             watts = sum(reading.value for reading in measured) / len(measured)
             return Measured(watts * wall_s * 1000 / queries, measured[0].source)
-        nothing = Absent("Nothing here measures energy, and no cost of a core-second is stated.")
-        return as_stated(nothing, self._joules_per_core_s, processor_s * 1000 / queries)
+        if self._joules_per_core_s <= 0:
+            return Absent("Nothing here measures energy, and no cost of a core-second is stated.")
+        source = f"stated {self._joules_per_core_s:g} J a core-second, with the process's measured processor time"
+        return Modelled(self._joules_per_core_s * processor_s * 1000 / queries, source)
 
     def _read(self, now_s: float) -> None:
         self._latest = self._sensors.read(now_s)
         self._watts.append(self._latest.device_power_w)
-
-
-def as_stated(energy: Reading, joules_per_core_s: float, processor_ms: float) -> Reading:
-    """Returns the millijoules of a query by a stated cost; measured energy stays, and without a cost everything does.
-
-    Args:
-        energy: the present reading.
-        joules_per_core_s: stated energy of a busy core beyond the idle device; 0 if not stated.
-        processor_ms: processor time of a query, of all cores.
-    """
-    if isinstance(energy, Measured) or joules_per_core_s <= 0:
-        return energy
-    source = f"stated {joules_per_core_s:g} J a core-second, with the process's measured processor time"
-    if isinstance(energy, Modelled) and energy.source == source:
-        return energy  # it has more digits than the stored time
-    return Modelled(joules_per_core_s * processor_ms, source)
 
 
 def joules(before: Snapshot, after: Snapshot) -> Reading:
@@ -102,55 +81,19 @@ def joules(before: Snapshot, after: Snapshot) -> Reading:
     return Measured(total, " + ".join(sources))
 
 
-def heat_up(read: Callable[[float], Snapshot], limit_s: float) -> float:
-    """Keeps every core busy until temperature and frequency have settled, and returns the seconds that this took.
-
-    They have settled when in half a minute the highest temperature changed by less than 1 degree and the slowest
-    cluster's frequency by less than 2 %. If no sensor measures a temperature, it takes all of the time.
-
-    Args:
-        read: reads the sensors at a monotonic time.
-        limit_s: longest time.
-    """
-    over = threading.Event()
-    burners = [threading.Thread(target=_burn, args=(over,), daemon=True) for _ in range(os.cpu_count() or 1)]
-    began_s = time.monotonic()
-    seen: deque[Snapshot] = deque()
+def heat_up(seconds: float) -> None:
+    """Keeps every core busy for a time, so that the board becomes as hot as under sustained load."""
+    until_s = time.monotonic() + seconds
+    burners = [threading.Thread(target=_burn, args=(until_s,), daemon=True) for _ in range(os.cpu_count() or 1)]
     for burner in burners:
         burner.start()
-    try:
-        while (now_s := time.monotonic()) - began_s < limit_s:
-            seen.append(read(now_s))
-            while seen[-1].at_s - seen[0].at_s > _WINDOW_S:
-                seen.popleft()
-            if seen[-1].at_s - seen[0].at_s > _WINDOW_S - 2 * _READ_S and settled(list(seen)):
-                break
-            over.wait(min(_READ_S, limit_s))
-    finally:
-        over.set()
-        for burner in burners:
-            burner.join()
-    return time.monotonic() - began_s
+    for burner in burners:
+        burner.join()
 
 
-def settled(seen: list[Snapshot]) -> bool:
-    """Whether temperature and clocks are steady; never if no temperature is measured."""
-    hottest = [one.hottest_c.value for one in seen if isinstance(one.hottest_c, Measured)]
-    if len(hottest) < len(seen) or max(hottest) - min(hottest) >= _SETTLED_C:
-        return False
-    for cluster in seen[-1].frequency_hz:
-        readings = [one.frequency_hz.get(cluster) for one in seen]
-        hertz = [one.value for one in readings if isinstance(one, Measured)]
-        # Compare the means of both halves: the steps of a governor are no trend.
-        half = len(hertz) // 2
-        if half and abs(np.mean(hertz[:half]) / np.mean(hertz[half:]) - 1) >= _SETTLED_SHARE:
-            return False
-    return True
-
-
-def _burn(over: threading.Event) -> None:
-    square = np.full((_SIDE, _SIDE), 0.5, np.float32)
-    while not over.is_set():
+def _burn(until_s: float) -> None:
+    square = np.full((256, 256), 0.5, np.float32)
+    while time.monotonic() < until_s:
         np.dot(square, square)  # outside the interpreter's lock
 
 

@@ -1,7 +1,7 @@
 """The profile document: the cost of each variant of a bundle on one machine. Structs and JSON, no I/O.
 
-A point is one variant with one provider, number of threads and batch size, in one condition of the machine. The
-scenarios follow MLPerf Inference (Reddi et al., "MLPerf Inference Benchmark", ISCA 2020, section IV.B; rules:
+A point is one variant with one provider, number of threads and batch size, on a warm or a hot machine. The scenarios
+follow MLPerf Inference (Reddi et al., "MLPerf Inference Benchmark", ISCA 2020, section IV.B; rules:
 https://github.com/mlcommons/inference_policies/blob/master/inference_rules.adoc#scenarios):
 
 SingleStream    queries of one sample, each as soon as the previous one is answered; result: 90th percentile of the
@@ -137,40 +137,21 @@ class Key(Struct, frozen=True, order=True):
 
     @property
     def of_one_row(self) -> bool:
-        """Whether a query is one row, on a machine that is not throttled."""
+        """Whether a query is one row, on a machine that is not hot."""
         return self.batch == 1 and self.condition == "warm"
 
-
-class WarmUp(Struct, frozen=True):
-    """The time from nothing to steady queries.
-
-    Attributes:
-        load_ms: to read the files and prepare the runtime, including its own first run of zeros.
-        first_ms: the first query.
-        queries: number before the steady ones: from there on the median of five is within a tenth of the steady median.
-        total_ms: time of those queries.
-    """
-
-    load_ms: Milliseconds
-    first_ms: Milliseconds
-    queries: Count
-    total_ms: Milliseconds
+    def describe(self) -> str:
+        """Returns the point in words, without its model."""
+        hot = "" if self.condition == "warm" else f", {self.condition}"
+        return f"threads {self.threads}, batch {self.batch}{hot}"
 
 
 class Moved(Struct, frozen=True):
-    """Bytes of one query.
-
-    Attributes:
-        received_bytes: as received, such as encoded images.
-        input_bytes: the model's input.
-        output_bytes: the model's output.
-        weights_bytes: of the model's file, which is read from memory once a query if no cache holds it.
-    """
+    """Bytes of one query: as received, such as encoded images; into the model; and out of it."""
 
     received_bytes: Count
     input_bytes: Count
     output_bytes: Count
-    weights_bytes: Count
 
 
 class Point(Struct, frozen=True):
@@ -178,46 +159,38 @@ class Point(Struct, frozen=True):
 
     Attributes:
         key: identifies it.
-        runtime: name and version of the runtime, "onnxruntime 1.23.2".
         ran_on: the provider that executed it.
         query: SingleStream: from an encoded query to probabilities, back to back.
         rested: the same after a rest of two queries on average, from the due time: threads sleep and timers are late.
         queued: queries between such rests, each from the end of the previous one: one query does not undo a rest. None
             if no query had to wait.
-        prepare: part of `query`: decoding and preprocessing.
-        run: part of `query`: the model and its postprocessing.
+        prepare_ms: median part of `query`: decoding and preprocessing.
+        run_ms: median part of `query`: the model and its postprocessing.
         offline_per_s: samples a second, one batch after the other.
+        load_ms: to read the files and prepare the runtime, including its own first run of zeros.
+        first_ms: the first query.
+        moved: bytes of a query.
         peak_memory_bytes: peak memory of the process beyond that before it loaded the model.
         processor_ms: processor time of all cores for a query, back to back.
         energy_mj: energy of a query back to back, in millijoules.
-        heated_s: time for which every core was busy before a sustained point; 0 for other points.
-        heat_limit_s: longest such time; less is enough if the temperature settles.
-        alone: measured at the priority of a service, because nothing else ran there; otherwise at the lowest.
-        given_s: time given to measure; more time means more queries.
-        seconds: time that measuring took.
-        waited_share: share of it in which the measuring thread waited for a core; if it is not near 0, the times
-            include effects of other work.
+        waited_share: share of the measurement's time in which its thread waited for a core; if it is not near 0, the
+            times include effects of other work.
     """
 
     key: Key
-    runtime: Text
     ran_on: Text
     query: Distribution
     rested: Distribution
-    prepare: Distribution
-    run: Distribution
+    prepare_ms: Milliseconds
+    run_ms: Milliseconds
     offline_per_s: Amount
-    warm_up: WarmUp
+    load_ms: Milliseconds
+    first_ms: Milliseconds
     moved: Moved
     peak_memory_bytes: Reading
     processor_ms: Milliseconds
     energy_mj: Reading
     queued: Distribution | None = None
-    heated_s: Amount = 0.0
-    heat_limit_s: Amount = 0.0
-    alone: bool = False
-    given_s: Amount = 0.0
-    seconds: Amount = 0.0
     waited_share: Amount = 0.0
 
 
@@ -225,7 +198,6 @@ class Refused(Struct, frozen=True):
     """A point that could not be measured here, with the reason."""
 
     key: Key
-    runtime: Text
     reason: Annotated[str, Meta(max_length=REASON_CHARACTERS)]
 
 
@@ -237,7 +209,6 @@ class Profile(Struct, frozen=True):
         machine: name of the machine and of the profile's file.
         fingerprint: of its hardware and software, `Catalogue.fingerprint`; points of another one are invalid.
         accuracy: share of right answers by `Model.digest`, as stated in the bundle's manifest.
-        outdated: points that are to be measured again, and are valid until then.
         hardware: its catalogue; None if unknown.
         made_s: wall time of the latest point.
         agent_version: of Firstline.
@@ -250,7 +221,6 @@ class Profile(Struct, frozen=True):
     points: Annotated[tuple[Point, ...], Meta(max_length=POINTS)] = ()
     refused: Annotated[tuple[Refused, ...], Meta(max_length=POINTS)] = ()
     accuracy: Annotated[dict[Sha256, Annotated[float, Meta(ge=0, le=1)]], Meta(max_length=POINTS)] = {}
-    outdated: Annotated[tuple[Key, ...], Meta(max_length=POINTS)] = ()
     hardware: Catalogue | None = None
     made_s: Amount = 0.0
     agent_version: Annotated[str, Meta(max_length=64)] = ""
@@ -260,18 +230,6 @@ class Profile(Struct, frozen=True):
         keys = [point.key for point in self.points]
         if len(set(keys)) != len(keys):
             raise ValueError("a profile has each point once")
-
-    def point(
-        self, model_digest: str, *, threads: int, batch: int = 1, provider: str = "", condition: Condition = "warm"
-    ) -> Point | None:
-        """Returns the point of this model, of any provider if none is named; None if it was not measured."""
-        wanted = (model_digest, threads, batch, condition)
-        for point in self.points:
-            key = point.key
-            found = (key.model_digest, key.threads, key.batch, key.condition)
-            if found == wanted and provider in ("", key.provider):
-                return point
-        return None
 
 
 def sweet_spot(points: Iterable[Point], share: float = 0.95) -> Point | None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Sequence
-from statistics import median
+from collections.abc import Callable
 from typing import NamedTuple
 
 from firstline_core.profile.profile import HALF_LOAD
@@ -13,8 +12,6 @@ from firstline_core.profile.profile import HALF_LOAD
 Query = Callable[[], None]
 
 _MOST = 20_000
-_STEADY_QUERIES = 5
-_STEADY = 0.1
 
 
 def single_stream(query: Query, seconds: float, *, least: int = 5, between: Query = lambda: None) -> None:
@@ -66,11 +63,3 @@ def loaded(query: Query, query_s: float, seconds: float, *, least: int = 5) -> L
             found.rested.append(ended_s - due_s)
         due_s += random.expovariate(rate_per_s)
     return found
-
-
-def steady_from(seconds: Sequence[float], steady_s: float) -> int:
-    """Returns the number of queries before the steady ones, of which the median of five is within a tenth."""
-    for at in range(max(len(seconds) - _STEADY_QUERIES + 1, 0)):
-        if abs(median(seconds[at : at + _STEADY_QUERIES]) - steady_s) <= _STEADY * steady_s:
-            return at
-    return len(seconds)

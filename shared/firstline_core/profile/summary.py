@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from firstline_core.bundle.manifest import Manifest
 from firstline_core.hardware.readings import Absent, Modelled, Reading
-from firstline_core.profile.profile import Key, Moved, Point, Profile, WarmUp, sweet_spot
+from firstline_core.profile.profile import Key, Moved, Point, Profile, sweet_spot
 from firstline_core.telemetry.wording import counted
 from firstline_core.types import Sha256
 
@@ -61,7 +61,8 @@ def notes(profile: Profile, accuracy: Mapping[Sha256, float] = _UNKNOWN) -> Iter
     yield "* the smallest batch with 95 % of the best rate. A query is that many samples; its decoding is part of it."
     for variant in dict.fromkeys(point.key.variant for point in profile.points):
         point = next(one for one in _ordered(profile) if one.key.variant == variant)
-        yield f"{variant}: {_begins(point.warm_up)}; a query moves {_moves(point.moved)}"
+        times = f"loads in {point.load_ms:.3g} ms, first query {point.first_ms:.3g} ms"
+        yield f"{variant}: {times}; a query moves {_moves(point.moved)}"
     absent = {point.energy_mj.reason for point in profile.points if isinstance(point.energy_mj, Absent)}
     yield from (f"Energy: {reason}" for reason in sorted(absent))
     if disturbed := [point for point in profile.points if point.waited_share > DISTURBED]:
@@ -69,9 +70,7 @@ def notes(profile: Profile, accuracy: Mapping[Sha256, float] = _UNKNOWN) -> Iter
         yield f"{points} waited for a core that other work had, up to {100 * most:.0f} % of their time."
     for refused in profile.refused:
         key = refused.key
-        condition = "" if key.condition == "warm" else f", {key.condition}"
-        which = f"{key.variant}, {key.provider}, threads {key.threads}, batch {key.batch}{condition}"
-        yield f"{which}: not measured: {refused.reason}"
+        yield f"{key.variant}, {key.provider}, {key.describe()}: not measured: {refused.reason}"
     if accuracy:
         energy = ", accuracy and energy" if front(profile.points, accuracy).by_energy else " and accuracy"
         yield f"+ on the Pareto front of latency{energy}, with one sample a query: nothing here is better in all."
@@ -83,7 +82,7 @@ def _ordered(profile: Profile) -> list[Point]:
 
     def place(point: Point) -> tuple[object, ...]:
         key = point.key
-        return key.condition != "warm", variants.index(key.variant), key.provider, key.threads, key.batch, key.condition
+        return key.condition != "warm", variants.index(key.variant), key.provider, key.threads, key.batch
 
     return sorted(profile.points, key=place)
 
@@ -92,22 +91,17 @@ def _row(point: Point, best: bool) -> tuple[str, ...]:
     key = point.key
     return (
         key.variant,
-        f"{key.provider.removesuffix('ExecutionProvider')}{_condition(point)}",
+        key.provider.removesuffix("ExecutionProvider") + ("" if key.condition == "warm" else ", hot"),
         str(key.threads),
         f"{key.batch}{'*' if best else ''}",
         f"{point.query.p50_ms:.3f}",
         f"{point.query.p99_ms:.3f}",
-        f"{point.prepare.p50_ms:.3f}",
+        f"{point.prepare_ms:.3f}",
         f"{point.rested.p50_ms:.3f}",
         f"{point.offline_per_s:,.0f}",
         _reading(point.peak_memory_bytes, 1e-6),
         _reading(point.energy_mj, 1.0),
     )
-
-
-def _condition(point: Point) -> str:
-    """The condition of a heated point."""
-    return f", {point.heated_s:.0f} s hot" if point.key.condition == "sustained" else ""
 
 
 def _right(share: float | None, worth: bool) -> str:
@@ -120,21 +114,10 @@ def _reading(reading: Reading, scale: float) -> str:
     return f"{reading.value * scale:.3g}{' (modelled)' if isinstance(reading, Modelled) else ''}"
 
 
-def _begins(warm_up: WarmUp) -> str:
-    steady = f"steady after {warm_up.queries} queries, {warm_up.total_ms:.3g} ms" if warm_up.queries else "steady then"
-    return f"loads in {warm_up.load_ms:.3g} ms, first query {warm_up.first_ms:.3g} ms, {steady}"
-
-
 def _moves(moved: Moved) -> str:
-    model = f"{_size(moved.input_bytes)} into the model, {_size(moved.output_bytes)} out of it"
-    return f"{_size(moved.received_bytes)} here, {model}, {_size(moved.weights_bytes)} of weights"
-
-
-def _size(size_bytes: int) -> str:
-    for unit, times in (("MB", 1_000_000), ("KB", 1000)):
-        if size_bytes >= times:
-            return f"{size_bytes / times:.3g} {unit}"
-    return f"{size_bytes} B"
+    sizes = (moved.received_bytes, moved.input_bytes, moved.output_bytes)
+    received, into, out = (f"{size / 1000:.3g} KB" if size >= 1000 else f"{size} B" for size in sizes)
+    return f"{received} here, {into} into the model, {out} out of it"
 
 
 def _sweet_spots(profile: Profile) -> Iterator[Point]:
@@ -169,8 +152,8 @@ def front(points: Iterable[Point], accuracy: Mapping[Sha256, float]) -> Front:
     """Returns the Pareto front of one machine.
 
     Args:
-        points: of one machine; those of a throttled machine or with several samples a query are ignored, and those of
-            models without a known accuracy.
+        points: of one machine; those of a hot machine or with several samples a query are ignored, and those of models
+            without a known accuracy.
         accuracy: by `Model.digest`.
     """
     found = [point for point in points if point.key.of_one_row and point.key.model_digest in accuracy]

@@ -9,7 +9,7 @@ from firstline_core.hardware.catalogue import Catalogue, Engine, Memory, Process
 from firstline_core.hardware.readings import Absent, Modelled
 from firstline_core.planning.plan import Link, plan, plan_lines
 from firstline_core.planning.split import Cut, Form, Splits
-from firstline_core.profile.profile import Key, Moved, Point, Profile, WarmUp, distribution
+from firstline_core.profile.profile import Key, Moved, Point, Profile, distribution
 
 _MANIFEST = open_bundle(Path(__file__).parents[4] / "models/digits/bundle").manifest
 _CPU = "CPUExecutionProvider"
@@ -23,15 +23,15 @@ def _point(
     took = distribution([ms / 1000] * 9)
     return Point(
         key=Key(variant, model.digest, provider, threads, batch),
-        runtime="onnxruntime 1",
         ran_on=provider,
         query=took,
         rested=took,
-        prepare=distribution([ms / 4000]),
-        run=took,
+        prepare_ms=ms / 4,
+        run_ms=ms,
         offline_per_s=rate,
-        warm_up=WarmUp(1, 1, 1, 1),
-        moved=Moved(120, 256, 40, 2825),
+        load_ms=1,
+        first_ms=1,
+        moved=Moved(1, 1, 1),
         peak_memory_bytes=Absent("nobody looked"),
         processor_ms=ms,
         energy_mj=Modelled(2.0, "stated costs"),

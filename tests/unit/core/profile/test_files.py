@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from support.profiles import point, profile
 
 from firstline_core.errors import ConfigError
-from firstline_core.profile.files import read_profile, update_profile, with_result, within_limits
+from firstline_core.profile.files import read_profile, update_profile, with_result
 from firstline_core.profile.profile import Profile, Refused, encode
 
 EACH = 20
@@ -43,21 +43,13 @@ def test_concurrent_writers_lose_no_point(tmp_path: Path) -> None:
 
 
 def test_a_refusal_keeps_the_earlier_point() -> None:
-    before = replace(profile(1.0, 2.0), outdated=(profile(1.0).points[0].key,))
-    refused = Refused(before.points[0].key, "onnxruntime", "There was no memory.")
+    before = profile(1.0, 2.0)
+    refused = Refused(before.points[0].key, "There was no memory.")
     found = with_result(before, refused)
-    assert (found.points, found.refused, found.outdated) == (before.points, (refused,), before.outdated)
+    assert (found.points, found.refused) == (before.points, (refused,))
     anew = point(3.0)
     found = with_result(found, anew)
-    assert (set(found.points), found.refused, found.outdated) == ({anew, before.points[1]}, (), ())
-
-
-def test_a_dropped_point_is_no_longer_outdated(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = profile(1.0, 2.0)
-    before = replace(before, outdated=tuple(one.key for one in before.points))
-    monkeypatch.setattr("firstline_core.profile.files.POINTS", 1)
-    found = within_limits(before, [before.points[1].key])
-    assert (found.points, found.outdated) == (before.points[1:], before.outdated[1:])
+    assert (set(found.points), found.refused) == ({anew, before.points[1]}, ())
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b'{"format": 99}', b"\xff"])
@@ -78,7 +70,7 @@ def test_a_refusing_disk_gives_a_helpful_error(tmp_path: Path, monkeypatch: pyte
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(Path, "replace", refuse)
-    with pytest.raises(ConfigError, match=r"set aside \(Permission denied\); remove it and measure again"):
+    with pytest.raises(ConfigError, match=r"cannot be written: Permission denied"):
         update_profile(path, lambda before: profile(1.0), unheard)
     assert [one.name for one in tmp_path.iterdir()] == ["p.json"]
 

@@ -1,28 +1,30 @@
-"""Profile requests: in order, once, over restarts, until the gateway has the profile."""
+"""Profile requests: in order, until the gateway has the profile."""
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 import pytest
-from msgspec.structs import replace
 from support.profiles import profile
 from support.waiting import until
 
 from firstline_core.clock import SimulatedClock
 from firstline_core.errors import ConfigError, ConflictError, FirstlineError, LinkDownError
-from firstline_core.fleet.twin import DesiredProfile, Profiling, ProfilingState
-from firstline_core.profile.measure import ProfileOptions
+from firstline_core.fleet.twin import DesiredProfile, ProfilingState
 from firstline_core.profile.profile import Profile
-from firstline_edge.profiling.measuring import Measured, OnProgress, Order, Progress
-from firstline_edge.profiling.profiler import Ledger, Profiler
-from firstline_edge.state import read_or, store
+from firstline_edge.profiling.profiler import Profiler
 
-ONE, TWO = DesiredProfile("one", id="1"), DesiredProfile("two", anew=True, id="2")
+ONE, TWO = DesiredProfile("one", id="1"), DesiredProfile("two", id="2")
+DONE, REFUSED, WAITING, MEASURING, UPLOADING = (
+    ProfilingState.DONE,
+    ProfilingState.REFUSED,
+    ProfilingState.WAITING,
+    ProfilingState.MEASURING,
+    ProfilingState.UPLOADING,
+)
 
 
 class Device:
@@ -34,30 +36,18 @@ class Device:
         waits: why measuring waits, until `goes_on`.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self) -> None:
         self.clock = SimulatedClock()
-        self.points: dict[str, tuple[float, ...]] = {"one": (1.0, 2.0), "two": (1.0,)}
+        self.points: dict[str, int] = {"one": 2, "two": 1}
         self.refusals: list[FirstlineError] = []
-        self.measured: list[Order] = []
+        self.measured: list[str] = []
         self.stored: list[Profile] = []
         self.changes = 0
-        self.waits: list[str] = []
+        self.waits = ""
         self.goes_on = asyncio.Event()
-        self.profiler = self.start()
-
-    def start(self) -> Profiler:
-        """Restarts the process."""
         self.profiler = Profiler(
-            self.folder / "fleet" / "profiling",
-            self._order,
-            self._upload,
-            clock=self.clock,
-            rng=random.Random(1),
-            on_change=self._changed,
-            measure=self._measure,
+            self._measure, self._upload, clock=self.clock, rng=random.Random(1), on_change=self._changed
         )
-        return self.profiler
 
     def states(self) -> dict[str, ProfilingState]:
         return {one.bundle: one.state for one in self.profiler.progress()}
@@ -80,25 +70,21 @@ class Device:
     def _changed(self) -> None:
         self.changes += 1
 
-    def _order(self, asked: DesiredProfile) -> Order:
-        if asked.bundle not in self.points:
-            raise ConfigError(f"This device does not have {asked.bundle}.")
-        options = ProfileOptions(again=asked.anew)
-        return Order(self.folder, self.folder / f"{asked.bundle}.json", "cam", options)
-
-    async def _measure(self, order: Order, on_progress: OnProgress) -> Measured:
-        self.measured.append(order)
-        points = self.points[order.path.stem]
-        for why in self.waits:
-            await on_progress(Progress(0, len(points), why))
+    async def _measure(self, request: DesiredProfile, on_progress: Callable[..., None]) -> Profile:
+        if request.bundle not in self.points:
+            raise ConfigError(f"This device does not have {request.bundle}.")
+        self.measured.append(request.bundle)
+        points = self.points[request.bundle]
+        if self.waits:
+            on_progress(message=self.waits)
             await self.goes_on.wait()
+            on_progress(message="")
         if not points:
-            await on_progress(Progress(1, 2))
             await asyncio.Event().wait()
-        for done in range(len(points) + 1):
-            await on_progress(Progress(done, len(points)))
+        for done in range(points + 1):
+            on_progress(done=done, total=points)
             await asyncio.sleep(0)
-        return Measured(profile(*points, bundle=order.path.stem, machine="cam"), len(points))
+        return profile(*range(1, points + 1), bundle=request.bundle, machine="cam")
 
     async def _upload(self, found: Profile) -> None:
         if self.refusals:
@@ -107,49 +93,19 @@ class Device:
 
 
 @pytest.fixture
-def device(tmp_path: Path) -> Device:
-    return Device(tmp_path)
+def device() -> Device:
+    return Device()
 
 
-DONE, REFUSED, WAITING, MEASURING, UPLOADING = (
-    ProfilingState.DONE,
-    ProfilingState.REFUSED,
-    ProfilingState.WAITING,
-    ProfilingState.MEASURING,
-    ProfilingState.UPLOADING,
-)
-
-
-async def test_requests_are_measured_once_in_order_over_restarts(device: Device) -> None:
+async def test_requests_are_measured_once_in_order(device: Device) -> None:
     device.profiler.receive((ONE, TWO))
     assert device.states() == {"one": WAITING, "two": WAITING}
     async with device.running():
         await device.is_so(one=DONE, two=DONE)
-    assert [found.bundle for found in device.stored] == ["one", "two"]
-    assert [(one.done, one.total, one.version) for one in device.profiler.progress()] == [(2, 2, 1), (1, 1, 1)]
-    device.start().receive((ONE, TWO))
-    async with device.running():
-        await device.is_so(one=DONE, two=DONE)
+        assert [(one.done, one.total, one.version) for one in device.profiler.progress()] == [(2, 2, 1), (1, 1, 1)]
         device.profiler.receive((DesiredProfile("one", id="3"), TWO))
         await device.is_so(one=DONE, two=DONE)
     assert [found.bundle for found in device.stored] == ["one", "two", "one"]
-
-
-async def test_a_restart_continues_without_remeasuring_twice(device: Device) -> None:
-    device.points["two"] = ()
-    device.profiler.receive((TWO,))
-    async with device.running():
-        await device.is_so(two=MEASURING)
-
-        async def begun() -> bool:
-            return read_or(device.folder / "fleet" / "profiling", Ledger(), "").begun == ("2",)
-
-        await until(begun)
-    device.points["two"] = (1.0,)
-    device.start().receive((TWO,))
-    async with device.running():
-        await device.is_so(two=DONE)
-    assert [order.options.again for order in device.measured] == [True, False]
 
 
 async def test_a_broken_link_only_delays_the_upload(device: Device) -> None:
@@ -178,7 +134,7 @@ async def test_a_refused_upload_ends_the_request(device: Device) -> None:
 
 
 async def test_a_cancelled_request_makes_way_for_the_next(device: Device) -> None:
-    device.points["one"] = ()
+    device.points["one"] = 0
     device.profiler.receive((ONE, TWO))
     async with device.running():
         await device.is_so(one=MEASURING, two=WAITING)
@@ -188,11 +144,11 @@ async def test_a_cancelled_request_makes_way_for_the_next(device: Device) -> Non
 
 
 async def test_an_equal_request_continues(device: Device) -> None:
-    device.waits = ["The battery is low."]
+    device.waits = "The battery is low."
     device.profiler.receive((ONE,))
     async with device.running():
         await device.is_so(one=MEASURING)
-        device.profiler.receive((replace(ONE, quick=True),))
+        device.profiler.receive((ONE,))
         for _ in range(10):  # turns of the loop in which it would be begun again
             await asyncio.sleep(0)
         device.goes_on.set()
@@ -209,7 +165,7 @@ async def test_a_missing_bundle_does_not_block_other_requests(device: Device) ->
 
 
 async def test_progress_reports_are_rate_limited(device: Device) -> None:
-    device.points["one"] = tuple(range(1, 101))
+    device.points["one"] = 100
     device.profiler.receive((ONE,))
     async with device.running():
         await device.is_so(one=DONE)
@@ -217,7 +173,7 @@ async def test_progress_reports_are_rate_limited(device: Device) -> None:
 
 
 async def test_the_reason_of_a_wait_is_reported_and_removed(device: Device) -> None:
-    device.waits = ["Measuring waits for the device to cool."]
+    device.waits = "Measuring waits for the device to cool."
     device.profiler.receive((ONE,))
     async with device.running():
 
@@ -229,14 +185,3 @@ async def test_the_reason_of_a_wait_is_reported_and_removed(device: Device) -> N
         device.goes_on.set()
         await device.is_so(one=DONE)
     assert device.profiler.progress()[0].message == ""
-
-
-@pytest.mark.parametrize("damage", [b"", b"{}", b"[" * 1000])
-async def test_a_damaged_ledger_starts_empty(device: Device, damage: bytes) -> None:
-    path = device.folder / "fleet" / "profiling"
-    store(path, Ledger((Profiling("1", "one", DONE),)), "")
-    path.write_bytes(damage)
-    device.start().receive((ONE,))
-    async with device.running():
-        await device.is_so(one=DONE)
-    assert len(device.stored) == 1

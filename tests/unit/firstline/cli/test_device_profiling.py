@@ -13,17 +13,17 @@ from firstline_core.fleet.profiles import NewProfileRequest, ProfileRequest
 from firstline_core.fleet.twin import DesiredProfile, ProfilingState
 
 MEASURING = ProfileRequest("press-7", DesiredProfile("digits", id="1"), ProfilingState.MEASURING)
-DONE = ProfileRequest("press-7", DesiredProfile("digits", id="1"), ProfilingState.DONE)
+REFUSED = ProfileRequest("press-7", DesiredProfile("digits", id="1"), ProfilingState.REFUSED, message="No.")
 AWAY = LinkDownError("The gateway cannot be reached.")
 
 
 class Answers:
     """The gateway's answers, in order."""
 
-    def __init__(self, *answers: ProfileRequest | Exception) -> None:
-        self._answers: Iterator[ProfileRequest | Exception] = iter(answers)
+    def __init__(self, *answers: ProfileRequest | Exception | None) -> None:
+        self._answers: Iterator[ProfileRequest | Exception | None] = iter(answers)
 
-    def request(self, before: ProfileRequest) -> ProfileRequest:
+    def request(self, before: ProfileRequest) -> ProfileRequest | None:
         """The next one."""
         answer = next(self._answers)
         if isinstance(answer, Exception):
@@ -33,10 +33,14 @@ class Answers:
 
 def test_an_outage_is_reported_once(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr("firstline.cli.device_profiling._LOOK_S", 0.0)
-    answers = Answers(AWAY, AWAY, AWAY, MEASURING, MEASURING, AWAY, AWAY, DONE)
-    assert followed(answers.request, MEASURING) is DONE
+    answers = Answers(AWAY, AWAY, AWAY, MEASURING, MEASURING, AWAY, AWAY, None)
+    assert followed(answers.request, MEASURING) == ""
     away = "The gateway cannot be reached. It is asked again."
     assert capsys.readouterr().err.splitlines() == ["press-7 measures digits.", away, away]
+
+
+def test_a_refusal_is_returned() -> None:
+    assert followed(Answers().request, REFUSED) == "No."
 
 
 def test_default_options_are_not_sent() -> None:

@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from msgspec.structs import replace
 from support.points_here import measure_here
 from support.sample_bundles import variant_bundle
 from typer.testing import CliRunner
@@ -19,7 +18,6 @@ from firstline.workbench.evaluate import figures, measure
 from firstline_core.bundle.store import open_bundle
 from firstline_core.profile.files import read_profile
 from firstline_core.profile.measure import ProfileOptions, measure_profile
-from firstline_core.profile.profile import encode
 from firstline_edge.__main__ import main as edge_agent
 
 DIGITS = Path(__file__).parents[4] / "models/digits"
@@ -32,9 +30,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("cli")
     bundle = variant_bundle(folder / "bundle", "small", name="two")
     path = folder / "profiles" / "two@bench.json"
-    found = measure_profile(bundle, path, POINTS, machine="bench")
-    # As if there had been as much time for each as a default profile of so few points gives.
-    path.write_bytes(encode(replace(found, points=tuple(replace(one, given_s=5.0) for one in found.points))))
+    measure_profile(bundle, path, POINTS, machine="bench")
     (folder / "state" / "profiles").mkdir(parents=True)
     (folder / "state" / "profiles" / "two.json").write_bytes(path.read_bytes())
     return folder
@@ -51,7 +47,7 @@ def test_the_profile_is_printed_and_written_next_to_the_bundle(folder: Path) -> 
     assert found.exit_code == 0, found.output
     assert [point["key"]["variant"] for point in json.loads(found.stdout)["points"]] == ["small", "full"]
     text = CliRunner().invoke(app, ["profile", "create", str(folder / "bundle"), *options])
-    assert "small: loads in " in text.stdout and "a query moves " in text.stdout and " of weights" in text.stdout
+    assert "small: loads in " in text.stdout and "first query" in text.stdout
     assert f"Written: {folder}/profiles/two@bench.json" in text.stdout
 
 

@@ -471,8 +471,6 @@ def test_formats() -> None:
         (ProfilingState.MEASURING, Tone.BUSY),
         (ProfilingState.DONE, Tone.GOOD),
         (ProfilingState.REFUSED, Tone.BAD),
-        (ProfilingState.UNKNOWN, Tone.BAD),
-        (ProfilingState.EXPIRED, Tone.BAD),
     ],
 )
 def test_only_a_fulfilled_request_has_the_good_tone(state: ProfilingState, tone: Tone) -> None:

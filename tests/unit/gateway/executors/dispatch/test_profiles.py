@@ -10,7 +10,7 @@ import pytest
 
 from firstline_core.errors import ConfigError
 from firstline_core.hardware.readings import Absent, Measured, Reading
-from firstline_core.profile.profile import Key, Moved, Point, Profile, WarmUp, distribution, encode
+from firstline_core.profile.profile import Key, Moved, Point, Profile, distribution, encode
 from firstline_core.types import ModelKey
 from firstline_gateway.executors.dispatch.forecast import Forecast, RunningBatch
 from firstline_gateway.executors.dispatch.profiles import batch_seconds, profiles_near, read
@@ -24,15 +24,15 @@ def point(batch: int, seconds: float, peak_mb: float, energy: Reading, **key: An
     took = distribution([seconds])
     return Point(
         key=Key(**said),
-        runtime="onnxruntime",
         ran_on=CPU,
         query=took,
         rested=took,
-        prepare=took,
-        run=took,
+        prepare_ms=0,
+        run_ms=1000 * seconds,
         offline_per_s=batch / max(seconds, 1e-9),
-        warm_up=WarmUp(1, 1, 1, 1),
-        moved=Moved(1, 1, 1, 1),
+        load_ms=1,
+        first_ms=1,
+        moved=Moved(1, 1, 1),
         peak_memory_bytes=Measured(peak_mb * 1e6, "VmHWM"),
         processor_ms=1,
         energy_mj=energy,
