@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from firstline_gateway.executors.dispatch.forecast import (
+from firstline_gateway.executors.dispatch.member import (
     Candidate,
     earliest_completion,
     free_s,

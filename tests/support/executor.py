@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from firstline_core.clock import SYSTEM_CLOCK, Clock
-from firstline_core.types import ModelKey
-from firstline_gateway.executors.base import ExecutionReport, Executor
+from firstline_core.errors import FirstlineError
+from firstline_core.types import Arrays, ModelKey, row_count
+from firstline_gateway.executors.base import ExecutionReport, Executor, Outcome
 from firstline_gateway.executors.dispatch.dispatcher import Dispatcher
 from firstline_gateway.executors.dispatch.member import Member
 from firstline_gateway.models.repository import ServedModel
@@ -51,3 +52,14 @@ def single_executor(executor: Executor, models: Iterable[ServedModel], *, clock:
     for served in models:
         member.place(served, {})
     return Dispatcher([member], clock=clock, is_named=False)
+
+
+async def run_earliest(
+    pool: Dispatcher, key: ModelKey, inputs: Sequence[Arrays], deadlines_s: Sequence[float | None]
+) -> list[Outcome]:
+    """Runs a batch now, on the executor with the earliest predicted completion."""
+    rows = sum(map(row_count, inputs))
+    placement = pool.snapshot().place(key, rows, rows, rows)
+    if isinstance(placement, FirstlineError):
+        raise placement
+    return await pool.run_on(placement.member, key, inputs, deadlines_s)

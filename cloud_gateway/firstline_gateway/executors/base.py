@@ -17,6 +17,12 @@ from firstline_gateway.models.repository import ServedModel
 Outcome = Arrays | FirstlineError
 """The outcome of one request of a batch: the task's outputs in the order of its rows, or its own error."""
 
+Inputs = Sequence[Arrays]
+"""The inputs of each request of a batch, by name."""
+
+Deadlines = Sequence[float | None]
+"""The deadline of each request of a batch, on the monotonic clock of this process, or None."""
+
 
 @dataclass(frozen=True, slots=True)
 class ModelOnExecutor:
@@ -99,7 +105,7 @@ class Executor(Protocol):
         ...
 
     def run(
-        self, key: ModelKey, inputs: Sequence[Arrays], deadlines_s: Sequence[float | None]
+        self, key: ModelKey, inputs: Inputs, deadlines_s: Deadlines
     ) -> Awaitable[list[Outcome]] | Future[list[Outcome]]:
         """Runs the inputs of several requests as one batch, processing included.
 
@@ -142,9 +148,7 @@ class Executor(Protocol):
 class SplitsBatches(Protocol):
     """An executor that repeats the requests of a failed batch one by one."""
 
-    def run_whole(
-        self, key: ModelKey, inputs: Sequence[Arrays], deadlines_s: Sequence[float | None]
-    ) -> Awaitable[list[Outcome]]:
+    def run_whole(self, key: ModelKey, inputs: Inputs, deadlines_s: Deadlines) -> Awaitable[list[Outcome]]:
         """See `Executor.run`; a batch that failed before, one request at a time, fails as a whole here."""
         ...
 
@@ -162,9 +166,7 @@ class PreparesHere(Protocol):
 class InProcess(PreparesHere, Protocol):
     """An executor whose models are in this process, so that a batch of a quick one can run on the event loop."""
 
-    def run_on_loop(
-        self, key: ModelKey, inputs: Sequence[Arrays], deadlines_s: Sequence[float | None]
-    ) -> list[Outcome]:
+    def run_on_loop(self, key: ModelKey, inputs: Inputs, deadlines_s: Deadlines) -> list[Outcome]:
         """Runs a batch in the calling thread; see `Executor.run`."""
         ...
 

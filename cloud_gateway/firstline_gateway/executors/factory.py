@@ -20,10 +20,10 @@ from firstline_core.telemetry.logs import logger
 from firstline_gateway.executors.base import Executor
 from firstline_gateway.executors.dispatch.dispatcher import Dispatcher
 from firstline_gateway.executors.dispatch.member import Member, OpensMember
-from firstline_gateway.executors.dispatch.profiles import batch_seconds, profiles_near, read
 from firstline_gateway.executors.local import LocalExecutor
 from firstline_gateway.executors.oip.dialects import FirstlineModel, RemoteModel, V2Model
 from firstline_gateway.executors.oip.members import open_servers
+from firstline_gateway.executors.profiles import batch_seconds, profiles_near, read
 from firstline_gateway.executors.ray.deployment import deployment_of
 from firstline_gateway.executors.ray.executor import RayExecutor
 from firstline_gateway.models.folder import load_full

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from itertools import accumulate, zip_longest
 from threading import Lock
@@ -24,7 +24,7 @@ from firstline_core.processing.decoding import PreparedRows
 from firstline_core.runtime.batch_times import LoopTimes
 from firstline_core.telemetry.statistics import OverheadTimes
 from firstline_core.types import Arrays, ModelKey, join_rows, row_count, slice_rows
-from firstline_gateway.executors.base import ExecutionReport, Outcome
+from firstline_gateway.executors.base import Deadlines, ExecutionReport, Inputs, Outcome
 from firstline_gateway.models.repository import ServedModel
 
 
@@ -39,12 +39,7 @@ class LocalExecutor:
     """
 
     def __init__(
-        self,
-        models: Mapping[ModelKey, LoadedModel],
-        *,
-        sessions: int,
-        max_batch_rows: int,
-        clock: Clock = SYSTEM_CLOCK,
+        self, models: Mapping[ModelKey, LoadedModel], *, sessions: int, max_batch_rows: int, clock: Clock = SYSTEM_CLOCK
     ) -> None:
         self._models = dict(models)
         self._max_batch_rows = max_batch_rows
@@ -70,17 +65,13 @@ class LocalExecutor:
     def report(self) -> ExecutionReport:
         return ExecutionReport(overhead=self._overhead)
 
-    def run(
-        self, key: ModelKey, inputs: Sequence[Arrays], deadlines_s: Sequence[float | None]
-    ) -> Future[list[Outcome]]:
+    def run(self, key: ModelKey, inputs: Inputs, deadlines_s: Deadlines) -> Future[list[Outcome]]:
         running = self._threads.submit(self._run_in_thread, key, inputs, deadlines_s)
         self._running[running] = key
         running.add_done_callback(self._running.pop)
         return running
 
-    def _run_in_thread(
-        self, key: ModelKey, inputs: Sequence[Arrays], deadlines_s: Sequence[float | None]
-    ) -> list[Outcome]:
+    def _run_in_thread(self, key: ModelKey, inputs: Inputs, deadlines_s: Deadlines) -> list[Outcome]:
         times, started_s = self._loop_times[key], self._clock.monotonic_s()
         rows = sum([row_count(each) for each in inputs])
         outcomes = self._run(key, inputs, deadlines_s, rows)
@@ -90,9 +81,7 @@ class LocalExecutor:
                 times.observe_in_thread(rows, ended_s - started_s, ended_s)
         return outcomes
 
-    def run_on_loop(
-        self, key: ModelKey, inputs: Sequence[Arrays], deadlines_s: Sequence[float | None]
-    ) -> list[Outcome]:
+    def run_on_loop(self, key: ModelKey, inputs: Inputs, deadlines_s: Deadlines) -> list[Outcome]:
         started_s = self._clock.monotonic_s()
         rows = sum([row_count(each) for each in inputs])
         outcomes = self._run(key, inputs, deadlines_s, rows)
@@ -106,9 +95,7 @@ class LocalExecutor:
     def loop_times(self, key: ModelKey) -> LoopTimes:
         return self._loop_times[key]
 
-    def _run(
-        self, key: ModelKey, inputs: Sequence[Arrays], deadlines_s: Sequence[float | None], rows: int
-    ) -> list[Outcome]:
+    def _run(self, key: ModelKey, inputs: Inputs, deadlines_s: Deadlines, rows: int) -> list[Outcome]:
         model = _Timed(self._models[key])
         started_s = perf_counter()
         outcomes = run_batch(model, inputs, self._max_batch_rows, deadlines_s, self._clock)
@@ -185,9 +172,9 @@ class Predictor(Protocol):
 
 def run_batch(
     model: Predictor,
-    inputs: Sequence[Arrays],
+    inputs: Inputs,
     max_rows: int,
-    deadlines_s: Sequence[float | None] = (),
+    deadlines_s: Deadlines = (),
     clock: Clock = SYSTEM_CLOCK,
 ) -> list[Outcome]:
     """Runs the inputs of several requests.
@@ -221,7 +208,7 @@ def run_batch(
     return [outcomes[position] for position in range(len(inputs))]
 
 
-def _are_alike(inputs: Sequence[Arrays]) -> bool:
+def _are_alike(inputs: Inputs) -> bool:
     """Whether they are numbers of one kind and shape, so that what is done to each row can be done to all at once."""
     first, *others = inputs
     kind = type(first)  # rows that were prepared for models with other names of inputs have other names
@@ -238,9 +225,7 @@ def _are_alike(inputs: Sequence[Arrays]) -> bool:
     return True
 
 
-def _run_alike(
-    model: Predictor, inputs: Sequence[Arrays], max_rows: int, until_s: float, clock: Clock
-) -> list[Outcome] | None:
+def _run_alike(model: Predictor, inputs: Inputs, max_rows: int, until_s: float, clock: Clock) -> list[Outcome] | None:
     """Prepares and runs all rows together; None where a request may be at fault, or late, so that each is looked at."""
     sizes = [row_count(each) for each in inputs]
     try:
@@ -257,7 +242,7 @@ def _run_alike(
     return [slice_rows(results, end - size, end) for size, end in zip(sizes, ends, strict=True)]
 
 
-def _joined(inputs: Sequence[Arrays]) -> Arrays:
+def _joined(inputs: Inputs) -> Arrays:
     """Returns the rows of inputs that are alike as those of one request."""
     if len(inputs) == 1:
         return inputs[0]
@@ -278,8 +263,8 @@ class Prepared(NamedTuple):
 
 def prepare_batch(
     prepare: Callable[[Arrays], Arrays],
-    inputs: Sequence[Arrays],
-    deadlines_s: Sequence[float | None],
+    inputs: Inputs,
+    deadlines_s: Deadlines,
     clock: Clock,
 ) -> Prepared:
     """Prepares the inputs of several requests; see `run_batch`."""

@@ -1,33 +1,60 @@
-"""The pool of executors: starts each batch on one of them, places models on them, and reports their state.
+"""The pool of executors: starts each batch on one of them, and repeats it on another if it fails or is late.
 
-It also probes executors that are idle or ejected: it sends them copies of batches. `attempts.py` repeats batches that
-fail or are late.
+A batch may run twice, because inference has no effect: it is counted, audited and recorded once, before or after. The
+number of repeats is bounded, or they would add to the load in which everything fails. Executors that are idle or
+ejected are probed: they run a copy of one request.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import Counter, defaultdict
+import math
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
-from functools import partial
+from typing import Literal
 
 from firstline_core.bundle.loading import LoadedModel
-from firstline_core.clock import SYSTEM_CLOCK, Clock
-from firstline_core.errors import FirstlineError
+from firstline_core.clock import SYSTEM_CLOCK, Clock, Timer
+from firstline_core.errors import (
+    CapacityError,
+    DeadlineExceededError,
+    EngineUnavailableError,
+    FirstlineError,
+    LinkError,
+    QueueFullError,
+    RateLimitedError,
+    RuntimeFailure,
+    SheddingError,
+)
+from firstline_core.routing.token_bucket import TokenBucket
 from firstline_core.runtime.batch_times import LoopTimes
+from firstline_core.telemetry import tracing
 from firstline_core.telemetry.logs import logger
-from firstline_core.telemetry.statistics import OverheadTimes
-from firstline_core.types import Arrays, ModelKey
-from firstline_gateway.executors.base import ExecutionReport, ExecutorReport, ModelOnExecutor, Outcome
-from firstline_gateway.executors.dispatch.attempts import Attempt, Attempts, BatchRun, Work
-from firstline_gateway.executors.dispatch.member import Member
+from firstline_core.telemetry.trace import CURRENT
+from firstline_core.types import ModelKey, row_count
+from firstline_gateway.executors.base import Deadlines, ExecutionReport, Inputs, Outcome, SplitsBatches
+from firstline_gateway.executors.dispatch.member import Attempt, Member, earliest_completion
 from firstline_gateway.executors.dispatch.placement import ExecutorSnapshot, problem_with
+from firstline_gateway.executors.dispatch.reports import execution_report
 from firstline_gateway.models.repository import ServedModel
 
+# Each batch allows a share of a repeat, and so many repeats are saved up for the death of an executor.
+_REPEATS_PER_BATCH, _MOST_REPEATS = 0.1, 64.0
+# A batch runs on at most so many executors, and on so many servers of each.
+_MOST_EXECUTORS, _MOST_SERVERS = 3, 3
+# A batch is late once it has taken so many times what was expected, and at least so much longer.
+_LATE, _LATE_S = 3.0, 0.02
+# Expected time of a batch that was never measured on an executor: so many times the longest that is known elsewhere, or
+# so many seconds. It only has to be longer than a third of what a healthy executor takes.
+_UNKNOWN_TIMES, _UNKNOWN_S = 4.0, 0.5
 # A probe is given up after so many times its expected time, and after at least so long. Its time counts against
 # `PROBE_SHARE`: the longer a probe may hang, the longer an executor that has recovered waits for the next one.
 _PROBE_LATE, _PROBE_S = 20.0, 0.25
+
+FutureOutcomes = asyncio.Future[list[Outcome]]
+Repeat = Literal["retry", "late", "probe"]
 
 log = logger(__name__)
 
@@ -39,22 +66,22 @@ class Dispatcher:
         members: the executors, at least one.
         clock: for all durations and deadlines.
         is_named: whether the settings name the executors; if not, they are not reported by name.
+
+    Attributes:
+        is_closing: whether no repeats start any more.
     """
 
-    def __init__(
-        self,
-        members: Sequence[Member],
-        *,
-        clock: Clock = SYSTEM_CLOCK,
-        is_named: bool = True,
-    ) -> None:
+    def __init__(self, members: Sequence[Member], *, clock: Clock = SYSTEM_CLOCK, is_named: bool = True) -> None:
         self.members = tuple(members)
+        self.clock = clock
         self._is_named = is_named
-        self._clock = clock
-        self._attempts = Attempts(self.members, clock)
-        self._runs: set[asyncio.Future[list[Outcome]]] = set()
-        self._probes: dict[asyncio.Future[list[Outcome]], Attempt] = {}
         self._local = next((each for each in self.members if each.in_process is not None), None)
+        self._listeners: list[Callable[[], None]] = []
+        self._runs: set[FutureOutcomes] = set()
+        self._probes: set[FutureOutcomes] = set()
+        self._repeats = TokenBucket(_MOST_REPEATS)
+        self._repeated: Counter[str] = Counter()
+        self.is_closing = False
 
     async def start(self) -> None:
         """Starts the executors."""
@@ -69,14 +96,17 @@ class Dispatcher:
         return " ".join(problems) if all(problems) else ""
 
     def subscribe(self, listener: Callable[[], None]) -> None:
-        """Calls `listener` whenever an executor may have become free."""
-        self._attempts.subscribe(listener)
+        """Calls `listener` whenever an executor may have become free, or is late."""
+        self._listeners.append(listener)
 
-    # Batches.
+    def notify(self) -> None:
+        """Calls the listeners."""
+        for listener in self._listeners:
+            listener()
 
     def snapshot(self) -> ExecutorSnapshot:
         """Returns the executors as they are now, to place batches."""
-        return ExecutorSnapshot(self.members, self._clock.monotonic_s())
+        return ExecutorSnapshot(self.members, self.clock.monotonic_s())
 
     def loaded_model(self, key: ModelKey) -> LoadedModel | None:
         """Returns a model to prepare its inputs in this process; None if all executors prepare them elsewhere."""
@@ -85,94 +115,165 @@ class Dispatcher:
                 return found
         return None
 
+    def report(self) -> ExecutionReport:
+        """Returns the counts of all executors and servers, and the state of each executor by its name."""
+        return execution_report(self.members, self._repeated, self.clock.monotonic_s(), is_named=self._is_named)
+
+    # Batches.
+
     def loop_times(self, key: ModelKey) -> LoopTimes | None:
         """Returns the times of a model on the event loop; None if they are unknown or its batches have to be placed."""
-        return self._local.loop_times(key) if self._local is not None else None
+        placed = self._local.models.get(key) if self._local is not None else None
+        return placed.loop_times if placed is not None and placed.health.trusted else None
 
-    def run_on_loop(
-        self, key: ModelKey, inputs: Sequence[Arrays], deadlines_s: Sequence[float | None]
-    ) -> list[Outcome] | Awaitable[list[Outcome]]:
+    def run_on_loop(self, key: ModelKey, inputs: Inputs, deadlines_s: Deadlines) -> list[Outcome] | FutureOutcomes:
         """Runs a batch of a quick model in this turn of the event loop; see `loop_times`.
 
         Returns:
-            The outcomes, or an awaitable if the batch runs on another executor after all.
+            The outcomes, or a future if the batch runs on another executor after all.
         """
-        member = self._local
+        member, started_s = self._local, self.clock.monotonic_s()
         assert member is not None and member.in_process is not None  # noqa: S101 (see `loop_times`)
-        started_s = self._clock.monotonic_s()
-        self._attempts.count_new_batch(member)
+        self._count_new_batch(member)
         try:
             outcomes = member.in_process.run_on_loop(key, inputs, deadlines_s)
         except Exception as error:
-            self._attempts.failed(self._begun_on_loop(member, Work(key, inputs, deadlines_s), started_s), str(error))
+            self.failed(member.begin(key, sum(map(row_count, inputs)), started_s), str(error))
             raise
         if not [outcome for outcome in outcomes if isinstance(outcome, FirstlineError)]:
-            member.answered_on_loop(key, self._clock.monotonic_s())
+            member.answered_on_loop(key, self.clock.monotonic_s())
             return outcomes
-        work = Work(key, inputs, deadlines_s)
-        run = BatchRun(self._attempts, work)
-        run.take(self._begun_on_loop(member, work, started_s), outcomes)
+        run = BatchRun(self, key, inputs, deadlines_s)
+        run.take(member.begin(key, run.rows(run.all), started_s, run.all), outcomes)
         return run.ended.result() if run.ended.done() else self._follow(run)
 
-    def _begun_on_loop(self, member: Member, work: Work, started_s: float) -> Attempt:
-        running = member.begin(work.key, work.rows(), started_s, on_loop=True)
-        return Attempt(member, running, range(len(work.inputs)))
+    def run_on(self, member: Member, key: ModelKey, inputs: Inputs, deadlines_s: Deadlines) -> FutureOutcomes:
+        """Starts a batch on one executor, whose slot is taken from now on; see `BatchRun.ended`."""
+        self._count_new_batch(member)
+        if len(self.members) > 1:
+            self._probe(key, inputs[:1], member)
+        run = BatchRun(self, key, inputs, deadlines_s)
+        run.begin(member, run.all)
+        return self._follow(run)
 
-    def run_on(
-        self, member: Member, key: ModelKey, inputs: Sequence[Arrays], deadlines_s: Sequence[float | None]
-    ) -> BatchRun:
-        """Starts a batch on one executor, whose slot is taken from now on."""
-        work = Work(key, inputs, deadlines_s)
-        self._attempts.count_new_batch(member)
-        self._probe(work, member)
-        run = BatchRun(self._attempts, work)
-        run.begin(member, range(len(inputs)))
-        self._follow(run)
-        return run
+    def _count_new_batch(self, member: Member) -> None:
+        """Counts a batch that starts for the first time; each such batch allows a share of a repeat."""
+        self._repeats.earn(_REPEATS_PER_BATCH)
+        if member.hedges is not None:
+            member.hedges.earn(member.hedges.share)
 
-    async def run(self, key: ModelKey, inputs: Sequence[Arrays], deadlines_s: Sequence[float | None]) -> list[Outcome]:
-        """Runs a batch now, on the executor with the earliest predicted completion.
-
-        Raises:
-            EngineUnavailableError: no executor that has the model answers.
-        """
-        rows = Work(key, inputs, deadlines_s).rows()
-        placement = self.snapshot().place(key, rows, rows, rows)
-        if isinstance(placement, FirstlineError):
-            raise placement
-        return await self.run_on(placement.member, key, inputs, deadlines_s).ended
-
-    def _follow(self, run: BatchRun) -> asyncio.Future[list[Outcome]]:
+    def _follow(self, run: BatchRun) -> FutureOutcomes:
         self._runs.add(run.ended)
         run.ended.add_done_callback(self._runs.discard)
         return run.ended
 
+    # Repeats.
+
+    def count_repeat(self, reason: Repeat, first: Member, second: Member) -> None:
+        """Counts a batch that runs on a second member as well; see `ExecutionReport.repeats`."""
+        if first.name != second.name:
+            self._repeated[f"executor_{reason}"] += 1
+        else:
+            self._repeated["hedge" if reason == "late" else reason] += 1
+
+    def take_repeat(self) -> bool:
+        """Takes one repeat; returns False if none is left."""
+        return self._repeats.take(self.clock.monotonic_s())
+
+    def presumed_s(self, key: ModelKey, rows: int) -> float:
+        """Returns the time a batch is presumed to take where it was never measured, so that a hang is noticed."""
+        expected_s = (member.seconds(key, rows) for member in self.members if key in member.models)
+        return max((_UNKNOWN_TIMES * each for each in expected_s if each is not None), default=_UNKNOWN_S)
+
+    # Attempts.
+
+    def settle(self, attempt: Attempt, ran: FutureOutcomes) -> None:
+        """Learns from an attempt that is over; gives up one that is not."""
+        if ran.done() and not ran.cancelled():
+            error = ran.exception()
+            if error is not None and not isinstance(error, FirstlineError):
+                self.failed(attempt, str(error))
+            elif self.note(attempt, ran.result() if error is None else [error] * len(attempt.positions)):
+                attempt.member.outcomes["refused"] += 1
+            return
+        thread = attempt.thread
+        runs_on = thread is not None and not thread.cancel() and not thread.done()
+        ran.cancel()
+        ran.add_done_callback(_discard)
+        attempt.member.cut_off(attempt, self.clock.monotonic_s(), runs_on=runs_on)
+        if runs_on and thread is not None:
+            loop = asyncio.get_running_loop()
+            thread.add_done_callback(lambda _: loop.call_soon_threadsafe(self._free, attempt))
+        else:
+            self.notify()
+
+    def note(self, attempt: Attempt, outcomes: Sequence[Outcome]) -> str:
+        """Learns from the outcomes of an attempt.
+
+        Returns:
+            The message of an error that is either the executor's or the request's: the caller counts the attempt once
+            it knows which. "" if the attempt is counted.
+        """
+        now_s, member, key = self.clock.monotonic_s(), attempt.member, attempt.key
+        errors = [each for each in outcomes if isinstance(each, FirstlineError)]
+        if at_fault := [each for each in errors if is_executor_fault(each)]:
+            self.failed(attempt, at_fault[0].message)
+            return ""
+        if unclear := [each for each in errors if isinstance(each, RuntimeFailure)]:
+            self._free(attempt)
+            return unclear[0].message
+        if tracing.active:  # in the context of the batch, which the callback of its end has kept
+            tracing.record("execute", CURRENT.get(), now_s - attempt.started_s, executor=member.name)
+        was_ejected = member.is_ejected(key)
+        member.end(attempt, "refused" if errors else "answered", now_s)
+        if was_ejected and not member.is_ejected(key):
+            log.info("executor answers again", executor=member.name, model=key.name)
+        self.notify()
+        return ""
+
+    def failed(self, attempt: Attempt, message: str) -> None:
+        """Records a failure of the executor."""
+        attempt.member.end(attempt, "failed", self.clock.monotonic_s())
+        self.count_failure(attempt.member, attempt.key, message)
+        self.notify()
+
+    def count_failure(self, member: Member, key: ModelKey, message: str) -> None:
+        """Counts a failure against an executor, and logs its ejection.
+
+        At most half of the executors that have the model and are not away are ejected, and one in any case: if more of
+        them fail, the cause is elsewhere. The only executor of a pool is never ejected.
+        """
+        now_s = self.clock.monotonic_s()
+        if member.problem_with(key) or len(self.members) == 1:
+            return  # the executor itself reports when it is unavailable and when it is back
+        health = member.models[key].health
+        having = [each for each in self.members if not each.problem_with(key)]
+        peers = [each.models[key].health.failure_share for each in having if each is not member and each.takes_now(key)]
+        may_eject = sum(each.is_ejected(key) for each in having) < max(1, len(having) // 2)
+        if health.failed(now_s, [each for each in peers if each is not None], may_eject=may_eject):
+            left_s = health.left_s(now_s)
+            log.warning("executor ejected", executor=member.name, model=key.name, seconds=left_s, last=message)
+
+    def _free(self, attempt: Attempt) -> None:
+        """Gives back the slot of an attempt that counts for nothing, or was counted before."""
+        attempt.member.free(attempt, self.clock.monotonic_s())
+        self.notify()
+
     # Probes: copies of one request, which measure an executor without work.
 
-    def _probe(self, work: Work, chosen: Member) -> None:
-        key, now_s = work.key, self._clock.monotonic_s()
+    def _probe(self, key: ModelKey, inputs: Inputs, chosen: Member) -> None:
+        now_s = self.clock.monotonic_s()
         for member in self.members:
-            if member is chosen or member.problem_with(key) or not member.may_probe(key, now_s):
-                continue
-            self._attempts.count_repeat("probe", chosen, member)
-            attempt, ran = self._attempts.begin(member, Work(key, work.inputs[:1], [None]), [0], is_probe=True)
-            self._probes[ran] = attempt
-            self._clock.call_at(now_s + self._longest_s(attempt), partial(self._end_probe, ran))
-            ran.add_done_callback(self._end_probe)
+            if member is not chosen and not member.problem_with(key) and member.may_probe(key, now_s):
+                self.count_repeat("probe", chosen, member)
+                run = BatchRun(self, key, inputs, [None], is_probe=True)
+                run.begin(member, run.all)
+                self._probes.add(run.ended)
+                run.ended.add_done_callback(self._end_probe)
 
-    def _longest_s(self, attempt: Attempt) -> float:
-        running = attempt.running
-        if running.run_s is None:
-            return max(_PROBE_S, self._attempts.presumed_s(running.key, running.rows))
-        return max(_PROBE_S, _PROBE_LATE * running.run_s / running.pace)
-
-    def _end_probe(self, ran: asyncio.Future[list[Outcome]]) -> None:
-        """Learns from a probe that ended, or gives up one that took too long."""
-        attempt = self._probes.pop(ran, None)
-        if attempt is None:
-            return
-        self._attempts.settle(attempt, ran)
-        error = ran.exception() if ran.done() and not ran.cancelled() else None
+    def _end_probe(self, ended: FutureOutcomes) -> None:
+        self._probes.discard(ended)
+        error = None if ended.cancelled() else ended.exception()
         if error is not None and not isinstance(error, FirstlineError):
             context = {"message": "a probe failed unexpectedly", "exception": error}
             asyncio.get_running_loop().call_exception_handler(context)
@@ -215,66 +316,243 @@ class Dispatcher:
         """See `Executor.close`."""
         if self._runs:
             await asyncio.wait(self._runs, timeout=timeout_s)
-        self._attempts.close()
-        for ran in tuple(self._probes):
-            self._end_probe(ran)
+        self.is_closing = True
+        for probe in self._probes:
+            probe.cancel()
         return all(await asyncio.gather(*(member.executor.close(timeout_s) for member in self.members)))
 
-    # Reports.
 
-    def report(self) -> ExecutionReport:
-        """Returns the counts of all executors and servers, and the state of each executor by its name."""
-        overhead: defaultdict[ModelKey, OverheadTimes] = defaultdict(OverheadTimes)
-        up: dict[tuple[str, ...], float] = {}
-        batches: Counter[tuple[str, ...]] = Counter()
-        repeats: Counter[tuple[str, ...]] = Counter()
-        for report in (member.executor.report() for member in self.members):
-            up |= report.up
-            batches.update(report.batches)
-            repeats.update(report.repeats)
-            for key, found in report.overhead.items():
-                overhead[key].include(found)
-        for member in self.members:
-            if member.url:
-                up[member.url,] = float(member.usable)
-                batches.update({(member.url, outcome): count for outcome, count in member.outcomes.items()})
-                repeats.update({("hedge",): 0, ("retry",): 0})
-        repeats.update({(why,): count for why, count in self._attempts.repeated.items()})
-        names = dict.fromkeys([member.name for member in self.members]) if self._is_named else ()
-        return ExecutionReport(up, batches, repeats, overhead, tuple(map(self._report_of, names)))
-
-    def _report_of(self, name: str) -> ExecutorReport:
-        members, now_s = [member for member in self.members if member.name == name], self._clock.monotonic_s()
-        models = {
-            key: _model_report([member for member in members if key in member.models], key, now_s)
-            for key in members[0].models
-        }
-        problem = ""
-        if not any(member.usable for member in members):
-            problem = " ".join(sorted({each.problem for each in models.values()})) or "It has no model."
-        return ExecutorReport(
-            name=name,
-            problem=problem,
-            slots=sum(member.slots for member in members),
-            under_way=sum(len(member.running) for member in members),
-            batches=sum((member.outcomes for member in members), Counter()),
-            models=models,
-        )
+def _discard(ran: FutureOutcomes) -> None:
+    """Retrieves the error of an attempt that was given up: an executor that closes meanwhile ends it with one."""
+    if not ran.cancelled():
+        ran.exception()
 
 
-def _model_report(members: Sequence[Member], key: ModelKey, now_s: float) -> ModelOnExecutor:
-    """Returns the state of a model on one executor: on its only member, or on all its servers together."""
-    problems = [_problem_now(member, key, now_s) for member in members]
-    return ModelOnExecutor(
-        pace=min(member.models[key].forecast.pace for member in members),
-        problem=" ".join(problems) if all(problems) else "",
-        oldest_s=max(member.oldest_s(key, now_s) for member in members),
+def is_busy(error: FirstlineError | None) -> bool:
+    """Returns whether an executor is well, but has no room for the request, and says when it will have some."""
+    return isinstance(error, QueueFullError | SheddingError | RateLimitedError) and error.retry_after_s is not None
+
+
+def is_executor_fault(error: FirstlineError) -> bool:
+    """Returns whether an error counts as a failure of the executor, and not of the request."""
+    return may_succeed_elsewhere(error) and not isinstance(error, RuntimeFailure) and not is_busy(error)
+
+
+def may_succeed_elsewhere(error: FirstlineError) -> bool:
+    """Returns whether another executor may answer where this one failed."""
+    return isinstance(error, CapacityError | LinkError | RuntimeFailure) and not isinstance(
+        error, DeadlineExceededError
     )
 
 
-def _problem_now(member: Member, key: ModelKey, now_s: float) -> str:
-    health = member.models[key].health
-    problem = member.problem_with(key)
-    if not problem and not health.trusted:
-        problem = f"It failed; it is tried again in {health.left_s(now_s):.1f} s."
-    return problem
+class BatchRun:
+    """The run of one batch: the first answer of each request counts.
+
+    Args:
+        dispatcher: starts attempts on executors.
+        key: the model.
+        inputs: of each request; see `Executor.run`.
+        deadlines_s: of each request.
+        is_probe: whether it is a copy that only measures an executor: it is not repeated, and given up if it hangs.
+
+    Attributes:
+        all: the positions of its requests.
+        ended: done with the outcomes of all requests once each has one, or no executor is left to try. It fails with
+            `EngineUnavailableError` if every request did, and with what is no `FirstlineError`. Cancelling it gives the
+            batch up.
+    """
+
+    def __init__(
+        self, dispatcher: Dispatcher, key: ModelKey, inputs: Inputs, deadlines_s: Deadlines, *, is_probe: bool = False
+    ) -> None:
+        self._key = key
+        self._inputs = inputs
+        self._deadlines_s = deadlines_s
+        self.all = range(len(inputs))
+        self._dispatcher = dispatcher
+        self._is_probe = is_probe
+        self._clock = dispatcher.clock
+        self._outcomes: dict[int, Outcome] = {}
+        self._errors: dict[int, FirstlineError] = {}
+        self._refusals: dict[int, FirstlineError] = {}  # of busy executors: they say when to send a request again
+        # Requests that failed and may be at fault themselves, by the executor, and its error.
+        self._unclear: dict[Member, tuple[Sequence[int], str]] = {}
+        self._tried: list[Member] = []
+        self._running: dict[FutureOutcomes, Attempt] = {}
+        self._late: Timer | None = None
+        self.ended: FutureOutcomes = asyncio.get_running_loop().create_future()
+        self.ended.add_done_callback(self._give_up)
+
+    def rows(self, positions: Sequence[int]) -> int:
+        """Returns the rows of some of its requests, at least 1."""
+        return max(1, sum([row_count(self._inputs[at]) for at in positions]))
+
+    def begin(self, member: Member, positions: Sequence[int]) -> None:
+        """Starts some of the requests on an executor."""
+        rows, now_s = self.rows(positions), self._clock.monotonic_s()
+        attempt = member.begin(self._key, rows, now_s, positions, is_probe=self._is_probe)
+        ran = self._run(attempt)
+        self._tried.append(member)
+        self._running[ran] = attempt
+        ran.add_done_callback(self._done)
+        if len(self._dispatcher.members) > 1:
+            run_s = attempt.run_s
+            presumed_s = self._dispatcher.presumed_s(self._key, rows) if run_s is None else run_s
+            if self._is_probe:
+                late_s = max(_PROBE_S, presumed_s if run_s is None else _PROBE_LATE * run_s / attempt.pace)
+            else:
+                late_s = max(_LATE * (attempt.wait_s + presumed_s), attempt.wait_s + presumed_s + _LATE_S)
+            self._late_in(late_s)
+
+    def _run(self, attempt: Attempt) -> FutureOutcomes:
+        """Gives an attempt to its executor. Requests that failed elsewhere one by one are not repeated one by one."""
+        inputs = [self._inputs[at] for at in attempt.positions]
+        deadlines_s = [self._deadlines_s[at] for at in attempt.positions]
+        was_split = any(isinstance(self._errors.get(at), RuntimeFailure) for at in attempt.positions)
+        executor = attempt.member.executor
+        try:
+            ran: Awaitable[list[Outcome]] | Future[list[Outcome]]
+            if was_split and isinstance(executor, SplitsBatches):
+                ran = executor.run_whole(self._key, inputs, deadlines_s)
+            else:
+                ran = executor.run(self._key, inputs, deadlines_s)
+        except Exception as error:  # noqa: BLE001 (the outcome of the attempt)
+            failed: FutureOutcomes = asyncio.get_running_loop().create_future()
+            failed.set_exception(error)
+            return failed
+        if isinstance(ran, Future):
+            attempt.thread = ran
+            return asyncio.wrap_future(ran)
+        return asyncio.ensure_future(ran)
+
+    def take(self, attempt: Attempt, outcomes: Sequence[Outcome]) -> None:
+        """Takes the outcomes of an attempt; failed requests go to another executor."""
+        if attempt.member not in self._tried:
+            self._tried.append(attempt.member)
+        unclear = self._dispatcher.note(attempt, outcomes)
+        failed = []
+        for at, outcome in zip(attempt.positions, outcomes, strict=True):
+            if isinstance(outcome, RuntimeFailure):
+                failed.append(at)
+            if at in self._outcomes:
+                continue
+            if isinstance(outcome, FirstlineError) and may_succeed_elsewhere(outcome):
+                self._errors[at] = outcome
+                if is_busy(outcome):
+                    self._refusals.setdefault(at, outcome)
+            else:
+                self._outcomes[at] = outcome
+        if unclear:
+            self._unclear[attempt.member] = failed, unclear
+        self._resolve_unclear()
+        elsewhere = {at for each in self._running.values() for at in each.positions}
+        self._repeat("retry", [at for at in self._open() if at not in elsewhere])
+        if not self._running or not self._open():
+            self._end()
+
+    def _done(self, ran: FutureOutcomes) -> None:
+        attempt = self._running.pop(ran, None)
+        if attempt is None or self.ended.done():
+            return
+        error = asyncio.CancelledError() if ran.cancelled() else ran.exception()
+        if error is None:
+            self.take(attempt, ran.result())
+        elif isinstance(error, FirstlineError):
+            self.take(attempt, [error] * len(attempt.positions))
+        else:  # the executor closes, or has a fault: this ends the batch
+            self._dispatcher.settle(attempt, ran)
+            if isinstance(error, asyncio.CancelledError):
+                self.ended.cancel()
+            else:
+                self.ended.set_exception(error)
+
+    def _resolve_unclear(self) -> None:
+        """Counts the failures of executors whose requests another executor has answered."""
+        for member, (failed, message) in tuple(self._unclear.items()):
+            if any(at in self._outcomes for at in failed):
+                del self._unclear[member]
+                member.outcomes["failed"] += 1
+                self._dispatcher.count_failure(member, self._key, message)
+
+    def _open(self) -> list[int]:
+        """Returns the requests without an answer."""
+        return [at for at in self.all if at not in self._outcomes]
+
+    def _repeat(self, reason: Repeat, positions: Sequence[int], within_s: float = math.inf) -> bool:
+        """Starts requests that are not overdue on another executor, if one may answer within the time.
+
+        A repeat on another server of the same executor because of lateness counts against the hedges of that executor.
+        If all executors so far refused the requests at once, a repeat adds no load, and is always allowed.
+        """
+        dispatcher, key, now_s = self._dispatcher, self._key, self._clock.monotonic_s()
+        left = [at for at in positions if (deadline_s := self._deadlines_s[at]) is None or deadline_s > now_s]
+        if not left or dispatcher.is_closing or self._is_probe:
+            return False
+        last, rows = self._tried[-1], self.rows(left)
+        hedges = last.hedges if reason == "late" else None
+        members = [each for each in self._untried() if not each.problem_with(key)]
+        if hedges is not None and hedges.wait_s(now_s) > 0:
+            members = [each for each in members if each.name != last.name]
+        found = earliest_completion(member.candidate(key, rows, now_s) for member in members)
+        if found is None:
+            return False
+        done_s = found.done_s if found.run_s is not None else found.wait_s + dispatcher.presumed_s(key, rows)
+        if done_s > within_s:
+            return False
+        if hedges is not None and found.executor.name == last.name:
+            hedges.take(now_s)
+        elif not all(is_busy(self._errors.get(at)) for at in left) and not dispatcher.take_repeat():
+            return False
+        dispatcher.count_repeat(reason, last, found.executor)
+        self.begin(found.executor, left)
+        return True
+
+    def _untried(self) -> list[Member]:
+        """Returns the members that the batch may still run on, within the limits of executors and servers of each."""
+        servers = Counter(member.name for member in self._tried)
+        may_add = len(servers) < _MOST_EXECUTORS
+        return [
+            each
+            for each in self._dispatcher.members
+            if each not in self._tried and servers[each.name] < _MOST_SERVERS and (may_add or servers[each.name])
+        ]
+
+    def _late_in(self, seconds: float) -> None:
+        if self._late is not None:
+            self._late.cancel()
+        self._late = self._clock.call_at(self._clock.monotonic_s() + seconds, self._hedge)
+
+    def _hedge(self) -> None:
+        """Runs a late batch on a second executor, if that one is expected to end sooner; else waits as long again.
+
+        What waits for the executor of a late batch may complete earlier elsewhere.
+        """
+        if self._is_probe or not self._running:
+            self.ended.cancel()
+            return
+        started_s = [each.started_s for each in self._running.values()]
+        now_s = self._clock.monotonic_s()
+        if not self._repeat("late", self._open(), now_s - max(started_s)):
+            self._late_in(max(_LATE_S, now_s - min(started_s)))
+        self._dispatcher.notify()
+
+    def _end(self) -> None:
+        by_preference = self._errors | self._refusals | self._outcomes
+        found = [by_preference[at] for at in self.all if at in by_preference]
+        away = [each for each in found if isinstance(each, EngineUnavailableError)]
+        if len(away) == len(found):
+            self.ended.set_exception(away[0])
+        else:
+            self.ended.set_result(found)
+
+    def _give_up(self, _ended: object) -> None:
+        """Gives up the attempts that still run: another executor was faster, or the caller has left."""
+        for member in self._unclear:  # no other executor has answered those requests
+            member.outcomes["refused"] += 1
+        self._unclear.clear()
+        if self._late is not None:
+            self._late.cancel()
+        running, self._running = self._running, {}
+        for ran, attempt in running.items():
+            ran.remove_done_callback(self._done)
+            self._dispatcher.settle(attempt, ran)

@@ -1,25 +1,41 @@
-"""One executor of the pool: its models, its running batches, and predictions for a batch there. No I/O."""
+"""One executor of the pool: its models with the times of their batches, its running batches, and predictions. No I/O.
+
+The usual seconds of a model's batches come from a profile, or from the measurement when the model was loaded; otherwise
+the first batches tell. The pace is the ratio of observed to expected time: 1 as usual, 3 if everything takes three
+times as long. It is one number for all sizes, so that one batch of any size shows a machine that has become slow.
+
+The rest of an error belongs to the size: the profile's machine may have gained less by batches than this one does.
+Each size learns it as from a sample in which the earlier knowledge counts as a few batches. So it outweighs a wrong
+profile, while a slow moment, which all sizes share and which ends, leaves little behind.
+"""
 
 from __future__ import annotations
 
+import heapq
 import math
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Literal, Protocol
+from typing import Generic, Literal, TypeVar
+
+from msgspec import Struct
 
 from firstline_core.bundle.loading import LoadedModel
 from firstline_core.routing.token_bucket import TokenBucket
-from firstline_core.runtime.batch_times import LoopTimes
+from firstline_core.runtime.batch_times import BatchTimes, LoopTimes, size_of
 from firstline_core.types import ModelKey
-from firstline_gateway.executors.base import Executor, InProcess, PreparesHere
-from firstline_gateway.executors.dispatch.forecast import Candidate, Forecast, RunningBatch, free_s
+from firstline_gateway.executors.base import Executor, InProcess, Outcome, PreparesHere
 from firstline_gateway.models.repository import ServedModel
 
-# In this process a batch is queued behind a running one only if it is as quick as that: longer ones gain nothing, and
-# take part of the answers from a client that sends few requests (`bench.overload`).
-_AHEAD_S = 0.03
+# Weight of the newest batch where the one before has just ended; and the time in which what is known halves in worth.
+_NEWEST, _HALF_LIFE_S = 0.2, 2.0
+# No batch shows more than that it took so many times what was expected: one hiccup moves no traffic for long.
+_HICCUP = 4.0
+# Batches of one size that establish the usual time, if nothing else does; as many of them outweigh earlier knowledge,
+# and the newest never counts less than one of so many.
+_LEARNING, _MOST = 8, 64
 
 _FAILURES = 3
 # After so many batches the share of failures is compared with that of the others, and may exceed it by so much.
@@ -28,11 +44,132 @@ _FIRST_S, _LONGEST_S = 0.5, 30.0
 _ANSWERS = 2
 # After so many answers in a row earlier ejections no longer count.
 _FORGIVEN = 100
-_PROBE_FIRST_S, _PROBE_LONGEST_S = 1.0, 4.0
+_PROBE_EVERY_S = 2.0
 # Hedges saved up for one hiccup of one server.
 _MOST_HEDGES = 5.0
 PROBE_SHARE, PROBE_SAVED_S = 0.02, 2.0
 """The share of an executor's time that probes may take, and the seconds of it that may be saved up."""
+
+E = TypeVar("E", bound=Hashable)
+
+OpensMember = Callable[..., "Member"]
+"""Opens the members of one executor: a `Member` of which the name and the profiled times are given already."""
+
+
+class Forecast:
+    """The times of one model's batches on one executor.
+
+    Args:
+        seconds: measured seconds of batches, by rows; empty if none was measured.
+        batch: see `BatchTimes`.
+    """
+
+    def __init__(self, seconds: Mapping[int, float], batch: int | None = None) -> None:
+        self._usual = BatchTimes(batch)
+        self._usual.expect(seconds)
+        self._seen: Counter[int] = Counter({size_of(rows): _LEARNING for rows in seconds})
+        self._log_pace = 0.0
+        self._learned_s = -math.inf
+
+    @property
+    def known(self) -> bool:
+        """Whether it was ever measured, or ran."""
+        return self._usual.known
+
+    @property
+    def pace(self) -> float:
+        """Present batch times as a multiple of the usual ones."""
+        return math.exp(self._log_pace)
+
+    def seconds(self, rows: int) -> float | None:
+        """Returns the expected seconds of a batch that starts now, or None if nothing is known."""
+        return self._usual.seconds(rows) * self.pace if self.known else None
+
+    def worthwhile_rows(self, max_rows: int) -> int:
+        """Returns the largest batch, up to `max_rows`, that pays there; see `BatchTimes`."""
+        return self._usual.worthwhile_rows(max_rows)
+
+    def has_tried(self, rows: int) -> bool:
+        """Returns whether a batch of the size of these rows ran, or was measured."""
+        return self._usual.has_tried(rows)
+
+    def observe(self, batch: Attempt, now_s: float) -> None:
+        """Learns from a batch that ended now."""
+        took_s, run_s = now_s - batch.started_s, self._usual.seconds(batch.rows) * batch.pace
+        expected_s = batch.wait_s + run_s
+        size = size_of(batch.rows)
+        if self._seen[size] < _LEARNING:
+            self._seen[size] += 1
+            share = run_s / expected_s if run_s > 0 else 1.0  # the share of the slot is unknown for a new model
+            self._usual.observe(batch.rows, took_s * share / batch.pace, now_s)
+            self._learned_s = now_s
+        else:
+            found = math.log(max(took_s, 1e-6) / max(expected_s, 1e-6)) + math.log(batch.pace)
+            self._seen[size] = min(_MOST, self._seen[size] + 1)
+            over = max(-math.log(_HICCUP), min(math.log(_HICCUP), found - self._log_pace)) / self._seen[size]
+            self._usual.scale(batch.rows, math.exp(over))
+            self._learn_pace(found - over, now_s)
+
+    def observe_abandoned(self, batch: Attempt, now_s: float) -> None:
+        """Learns from a batch that was given up now: it would have taken longer."""
+        waited_s, expected_s = now_s - batch.started_s, batch.wait_s + self._usual.seconds(batch.rows) * batch.pace
+        if self.known and waited_s > expected_s > 0:
+            least = math.log(batch.pace * waited_s / expected_s)
+            if least > self._log_pace:
+                self._learn_pace(least, now_s)
+
+    def _learn_pace(self, log_pace: float, now_s: float) -> None:
+        earlier = (1 - _NEWEST) * 0.5 ** (max(0.0, now_s - self._learned_s) / _HALF_LIFE_S)
+        newest = min(log_pace, self._log_pace + math.log(_HICCUP))
+        self._log_pace = earlier * self._log_pace + (1 - earlier) * newest
+        self._learned_s = now_s
+
+
+class Attempt(Struct, eq=False):
+    """Some requests of a batch on one executor.
+
+    Args:
+        member: the executor.
+        key: the model.
+        rows: of the requests.
+        wait_s: expected wait for a slot, from `started_s` on.
+        run_s: expected seconds in the slot, or None if the model was never measured there.
+        pace: of the executor at the start; see `Forecast`.
+        started_s: when the executor was given it.
+        positions: of the requests in the batch.
+        is_probe: whether it is a copy that only measures the executor.
+        thread: the batch in a thread, if it is in one; once begun it cannot be stopped.
+    """
+
+    member: Member
+    key: ModelKey
+    rows: int
+    wait_s: float
+    run_s: float | None
+    pace: float
+    started_s: float
+    positions: Sequence[int] = ()
+    is_probe: bool = False
+    thread: Future[list[Outcome]] | None = None
+
+    def left_s(self, now_s: float) -> float:
+        """Returns the expected seconds left in its slot. An overdue batch is expected to take as much longer again."""
+        if self.run_s is None:
+            return 0.0
+        return abs(self.run_s - max(0.0, now_s - self.started_s - self.wait_s))
+
+
+def free_s(left_s: Iterable[float], slots: int) -> list[float]:
+    """Returns the seconds until each slot is free, the least first; batches start in the order of their arrival.
+
+    Args:
+        left_s: seconds that each batch under way will still take in its slot, in the order of their arrival.
+        slots: that run side by side, at least 1.
+    """
+    free = [0.0] * slots
+    for each in left_s:
+        heapq.heapreplace(free, free[0] + each)
+    return free
 
 
 class Health:
@@ -48,30 +185,17 @@ class Health:
         trusted: whether the executor is not ejected.
     """
 
-    __slots__ = (
-        "_answers",
-        "_batches",
-        "_ejections",
-        "_failed_batches",
-        "_failures",
-        "_probe_due_s",
-        "_probe_pause_s",
-        "_until_s",
-        "trusted",
-    )
-
     def __init__(self) -> None:
         self._failures = self._answers = self._ejections = 0
-        self._batches = self._failed_batches = 0.0  # half of the earlier ones, and all since
+        self._recent: deque[bool] = deque(maxlen=2 * _COMPARED)  # whether batches failed
         self._until_s = self._probe_due_s = -math.inf
-        self._probe_pause_s = _PROBE_FIRST_S
         self.trusted = True
 
     def answered(self) -> None:
         """Counts an answered batch. A refusal because of the request itself does not count."""
         self._failures = 0
         self._answers += 1
-        self._count(failed=False)
+        self._recent.append(False)
         if self._answers >= _ANSWERS:
             self.trusted = True
         if self._answers >= _FORGIVEN:
@@ -80,7 +204,7 @@ class Health:
     @property
     def failure_share(self) -> float | None:
         """The share of the recent batches that failed; None until there are enough of them."""
-        return self._failed_batches / self._batches if self._batches >= _COMPARED else None
+        return fmean(self._recent) if len(self._recent) >= _COMPARED else None
 
     def failed(self, now_s: float, peers: Sequence[float] = (), *, may_eject: bool = True) -> bool:
         """Counts a failed batch; returns whether this ejects the executor.
@@ -92,7 +216,7 @@ class Health:
         """
         self._answers = 0
         self._failures += 1
-        self._count(failed=True)
+        self._recent.append(True)
         share = self.failure_share
         fails_more = share is not None and bool(peers) and share > fmean(peers) + _MORE_FAILURES
         if self.trusted and not (may_eject and (self._failures >= _FAILURES or fails_more)):
@@ -101,29 +225,16 @@ class Health:
             self._until_s = now_s + min(_LONGEST_S, _FIRST_S * 2.0 ** min(self._ejections, 16))
             self._ejections += 1
         ejected, self.trusted, self._failures = self.trusted, False, 0
-        self._batches = self._failed_batches = 0.0
+        self._recent.clear()
         return ejected
-
-    def _count(self, *, failed: bool) -> None:
-        if self._batches >= 2 * _COMPARED:
-            self._batches /= 2
-            self._failed_batches /= 2
-        self._batches += 1
-        self._failed_batches += failed
 
     def left_s(self, now_s: float) -> float:
         """Returns the seconds until an ejected executor is probed; 0 if it is not ejected."""
         return 0.0 if self.trusted else max(0.0, self._until_s - now_s)
 
     def used(self, now_s: float) -> None:
-        """Postpones the next probe, because the executor got work of its own."""
-        self._probe_pause_s = _PROBE_FIRST_S
-        self._probe_due_s = now_s + _PROBE_FIRST_S
-
-    def probed(self, now_s: float) -> None:
-        """Postpones the next probe, because one was sent."""
-        self._probe_due_s = now_s + self._probe_pause_s
-        self._probe_pause_s = min(_PROBE_LONGEST_S, 2 * self._probe_pause_s)
+        """Postpones the next probe, because the executor got a batch or a probe."""
+        self._probe_due_s = now_s + _PROBE_EVERY_S
 
     def may_be_probed(self, now_s: float) -> bool:
         """Returns whether a probe is due."""
@@ -150,37 +261,70 @@ class ProbeBudget:
         self._left_s -= seconds
 
 
-class HedgeBudget:
+class HedgeBudget(TokenBucket):
     """The share of the batches of some servers that may also run on a second one because they are late.
 
     Args:
         share: of all batches.
     """
 
+    __slots__ = ("share",)
+
     def __init__(self, share: float) -> None:
-        self._share = share
-        self._left = TokenBucket(_MOST_HEDGES if share else 0.0)
-
-    def earn(self) -> None:
-        """Counts a batch that starts for the first time."""
-        self._left.earn(self._share)
-
-    def is_spent(self, now_s: float) -> bool:
-        """Returns whether no hedge is left."""
-        return self._left.wait_s(now_s) > 0
-
-    def take(self, now_s: float) -> None:
-        """Takes one hedge, if one is left."""
-        self._left.take(now_s)
+        super().__init__(_MOST_HEDGES if share else 0.0)
+        self.share = share
 
 
 @dataclass(slots=True)
 class PlacedModel:
-    """A model on an executor."""
+    """A model on an executor.
+
+    Args:
+        served: the model.
+        forecast: of its batches there.
+        loop_times: of its batches on the event loop, if the executor is in this process.
+        health: of the executor for this model.
+    """
 
     served: ServedModel
     forecast: Forecast
+    loop_times: LoopTimes | None
     health: Health
+
+
+class Candidate(Struct, Generic[E], frozen=True):
+    """An executor, as it is for one batch.
+
+    Args:
+        executor: the executor.
+        wait_s: until a slot is free there.
+        run_s: of the batch in the slot; None if it is unknown.
+        under_way: batches that it has now.
+        trusted: whether it is not ejected; see `Health`.
+    """
+
+    executor: E
+    wait_s: float
+    run_s: float | None
+    under_way: int = 0
+    trusted: bool = True
+
+    @property
+    def done_s(self) -> float:
+        """Seconds until the batch would complete; infinite if that is unknown."""
+        return math.inf if self.run_s is None else self.wait_s + self.run_s
+
+
+def earliest_completion(candidates: Iterable[Candidate[E]]) -> Candidate[E] | None:
+    """Returns the candidate with the earliest predicted completion; None if there is none.
+
+    Executors that are not ejected come first. Equals take turns by their batches under way. One that was never measured
+    comes last; probes measure it. The prediction counts the batches under way and the batch itself, so that work
+    spreads in the proportion of the speeds ("shortest expected delay", Banawan and Zahorjan, INFOCOM 1989; with one
+    server each, the rule of HEFT: Topcuoglu et al., IEEE TPDS 2002). Each choice adds to the batches under way, which
+    the next choice counts, so no hysteresis is needed.
+    """
+    return min(candidates, key=lambda each: (not each.trusted, each.done_s, each.under_way), default=None)
 
 
 class Member:
@@ -228,7 +372,7 @@ class Member:
         self.load = load
         self.profiled = profiled
         self.models: dict[ModelKey, PlacedModel] = {}
-        self.running: list[RunningBatch] = []
+        self.running: list[Attempt] = []
         self.outcomes: Counter[str] = Counter()
         self.in_process = executor if isinstance(executor, InProcess) else None
         self.prepares_here = executor if isinstance(executor, PreparesHere) else None
@@ -238,8 +382,10 @@ class Member:
 
     def place(self, served: ServedModel, seconds: Mapping[int, float]) -> None:
         """Runs a model from now on, with the profiled seconds of its batches, if there are any."""
-        measured = self.in_process.loop_times(served.key).measured if self.in_process is not None else {}
-        self.models[served.key] = PlacedModel(served, Forecast(seconds or measured, served.full.batch), Health())
+        loop_times = self.in_process.loop_times(served.key) if self.in_process is not None else None
+        measured = loop_times.measured if loop_times is not None else {}
+        forecast = Forecast(seconds or measured, served.full.batch)
+        self.models[served.key] = PlacedModel(served, forecast, loop_times, Health())
 
     def displace(self, key: ModelKey) -> None:
         """Runs a model no longer."""
@@ -270,199 +416,128 @@ class Member:
 
     @property
     def side_by_side(self) -> int:
-        """Batches that really run at the same moment."""
-        return self._sessions or self.executor.slots
+        """Batches that run at the same moment."""
+        return min(self._sessions, self.executor.slots) if self._sessions else self.executor.slots
 
     @property
     def slots(self) -> int:
-        """Batches that it is worth giving at the same moment.
+        """Batches that it may be given at the same moment."""
+        return self.side_by_side if self.usable else 0
 
-        A remote executor with an unknown number of sessions is given fewer as it slows down: the batches that wait
-        there cannot be taken back.
-        """
-        if not self.usable:
-            return 0
-        if self._sessions:
-            return min(self.executor.slots, self._sessions)
-        if self.in_process is not None:
-            return self.executor.slots
-        pace = min((placed.forecast.pace for placed in self.models.values()), default=1.0)
-        return max(1, round(self.executor.slots / max(1.0, pace)))
-
-    @property
-    def _usable_slots(self) -> int:
-        return max(1, min(self.slots, self.side_by_side))
-
-    def room(self, slots: int, ahead_s: float | None = None) -> bool:
+    def has_room(self, *, is_full: bool = False) -> bool:
         """Returns whether it may be given one more batch.
 
         Args:
-            slots: see `slots`; the caller asks for them once.
-            ahead_s: seconds of a batch that may be queued behind the running ones, so that no slot idles until the
-                event loop has its turn; None for a batch that needs a free slot.
+            is_full: whether the batch gains nothing by waiting. A remote executor of known sessions is then given one
+                more for each, so that no session idles while answers travel.
         """
-        most = slots
-        if ahead_s is not None and self.in_process is None:
-            most = min(most + self._sessions, max(most, self.executor.slots))
-        elif ahead_s is not None and ahead_s <= _AHEAD_S:
-            most *= 2
+        most = self.side_by_side
+        if is_full and self.in_process is None:
+            most = min(most + self._sessions, self.executor.slots)
         return len(self.running) < most
 
-    def room_for_a_trial(self, key: ModelKey) -> bool:
+    def has_room_for_a_trial(self, key: ModelKey) -> bool:
         """Returns whether it may be given a batch of a model that it is ejected for: one at a time."""
-        return not self.runs(key) and len(self.running) < self.side_by_side
+        return not self.runs(key) and self.has_room()
 
     def runs(self, key: ModelKey) -> bool:
         """Returns whether a batch of a model runs there."""
         return any(each.key == key for each in self.running)
 
-    # Forecasts.
+    # Predictions.
 
     def seconds(self, key: ModelKey, rows: int) -> float | None:
         """Returns the expected seconds of a batch in a slot, or None if nothing is known."""
         return self.models[key].forecast.seconds(rows)
 
-    def loop_times(self, key: ModelKey) -> LoopTimes | None:
-        """Returns the times of a model on the event loop; None if they are unknown or its batches have to be placed."""
-        placed = self.models.get(key)
-        if self.in_process is None or placed is None or not placed.health.trusted:
-            return None
-        return self.in_process.loop_times(key)
-
     def worthwhile_rows(self, key: ModelKey, max_rows: int) -> int:
         """Returns the largest batch that gains by its size there."""
         return self.models[key].forecast.worthwhile_rows(max_rows)
 
-    def rows_per_s(self, key: ModelKey, rows: int, now_s: float) -> float:
+    def rows_per_s(self, key: ModelKey, rows: int) -> float:
         """Returns its throughput of a model, in batches of at most so many rows; 0 if nothing is known."""
         size = self.worthwhile_rows(key, max(1, rows))
         seconds = self.seconds(key, size)
-        return self.side_by_side * size / seconds / self.overdue(now_s) if seconds else 0.0
-
-    def overdue(self, now_s: float) -> float:
-        """Returns by which factor the slowest running batch exceeds its expected time, at least 1."""
-        return max((each.overdue(now_s) for each in self.running), default=1.0)
-
-    def overdue_everywhere(self, now_s: float) -> float:
-        """Returns the same of the least overdue slot: one batch that hangs says nothing about the other slots."""
-        slots = self._usable_slots
-        if len(self.running) < slots:
-            return 1.0
-        return min(each.overdue(now_s) for each in self.running[:slots])
+        return self.side_by_side * size / seconds if seconds else 0.0
 
     def free_for_s(self, key: ModelKey, now_s: float) -> list[float]:
-        """Returns the seconds until each of its slots is free for a batch of a model; see `room_for_a_trial`."""
+        """Returns the seconds until each of its slots is free for a batch of a model; see `has_room_for_a_trial`."""
+        free = self._free_s(now_s)
         if self.models[key].health.trusted:
-            return free_s([each.left_s(now_s) for each in self.running], self._usable_slots)
-        return [max([self._wait_s(now_s), *(each.left_s(now_s) for each in self.running if each.key == key)])]
+            return free
+        return [max([free[0], *(each.left_s(now_s) for each in self.running if each.key == key)])]
 
-    def _wait_s(self, now_s: float, reserved_s: Sequence[float] = ()) -> float:
-        """Returns the seconds until a slot is free, after batches that take `reserved_s`."""
-        return free_s([*(each.left_s(now_s) for each in self.running), *reserved_s], self.side_by_side)[0]
-
-    def candidate(self, key: ModelKey, rows: int, now_s: float, reserved_s: Sequence[float] = ()) -> Candidate[Member]:
-        """Returns what the member offers to a batch, after batches that take `reserved_s`."""
+    def candidate(self, key: ModelKey, rows: int, now_s: float, reserved_s: float = 0.0) -> Candidate[Member]:
+        """Returns what the member offers to a batch, after batches that take `reserved_s` of each slot."""
         placed = self.models[key]
         run_s = placed.forecast.seconds(rows)
-        if run_s is not None:
-            run_s *= self.overdue(now_s) * (1 + len(self.running) if self._is_shared else 1)
+        if run_s is not None and self._is_shared:
+            run_s *= 1 + len(self.running)
         return Candidate(
             executor=self,
-            wait_s=self._wait_s(now_s, reserved_s),
+            wait_s=self._free_s(now_s)[0] + reserved_s,
             run_s=run_s,
             under_way=len(self.running),
             trusted=placed.health.trusted,
         )
 
+    def _free_s(self, now_s: float) -> list[float]:
+        return free_s([each.left_s(now_s) for each in self.running], self.side_by_side)
+
     # Batches.
 
     def begin(
-        self, key: ModelKey, rows: int, now_s: float, *, is_probe: bool = False, on_loop: bool = False
-    ) -> RunningBatch:
+        self, key: ModelKey, rows: int, now_s: float, positions: Sequence[int] = (), *, is_probe: bool = False
+    ) -> Attempt:
         """Records that a batch starts."""
         placed = self.models[key]
-        running = RunningBatch(
-            key,
-            rows,
-            wait_s=0.0 if on_loop else self._wait_s(now_s),
-            run_s=placed.forecast.seconds(rows),
-            pace=placed.forecast.pace,
-            started_s=now_s,
-            is_probe=is_probe,
-        )
-        if is_probe:
-            placed.health.probed(now_s)
-        else:
-            placed.health.used(now_s)
-        self.running.append(running)
-        return running
+        run_s, pace = placed.forecast.seconds(rows), placed.forecast.pace
+        attempt = Attempt(self, key, rows, self._free_s(now_s)[0], run_s, pace, now_s, positions, is_probe)
+        placed.health.used(now_s)
+        self.running.append(attempt)
+        return attempt
 
     def may_probe(self, key: ModelKey, now_s: float) -> bool:
         """Returns whether a probe is due: the member was idle for a while, has room and may be tried."""
         return (
             self.models[key].health.may_be_probed(now_s)
-            and len(self.running) < self.side_by_side
-            and not self.runs(key)
+            and self.has_room_for_a_trial(key)
             and not any(each.is_probe for each in self.running)
             and self._probe_budget.may(now_s)
         )
 
-    def end(self, running: RunningBatch, outcome: Literal["answered", "refused", "failed"], now_s: float) -> None:
-        """Records the end of a batch; see `outcomes`. `count_failure` decides on the health after a failure."""
-        self.free(running, now_s)
+    def end(self, attempt: Attempt, outcome: Literal["answered", "refused", "failed"], now_s: float) -> None:
+        """Records the end of a batch; see `outcomes`. `Dispatcher.count_failure` decides on the health."""
+        self.free(attempt, now_s)
         self.outcomes[outcome] += 1
-        placed = self.models.get(running.key)
+        placed = self.models.get(attempt.key)
         if outcome == "answered" and placed is not None:
             placed.health.answered()
-            placed.forecast.observe(running, now_s)
+            placed.forecast.observe(attempt, now_s)
 
     def answered_on_loop(self, key: ModelKey, now_s: float) -> None:
         """Records a batch that started and ended in one turn of the event loop: it says nothing about the slots."""
-        placed = self.models[key]
+        health = self.models[key].health
         self.outcomes["answered"] += 1
-        placed.health.answered()
-        placed.health.used(now_s)
+        health.answered()
+        health.used(now_s)
 
-    def failure_share(self, key: ModelKey) -> float | None:
-        """Returns the share of its recent batches of a model that failed; None if there were too few."""
-        return self.models[key].health.failure_share
-
-    def count_failure(self, key: ModelKey, now_s: float, peers: Sequence[float], *, may_eject: bool) -> bool:
-        """Records a failure that is the member's own; returns whether this ejects it. See `Health.failed`."""
-        return key in self.models and self.models[key].health.failed(now_s, peers, may_eject=may_eject)
-
-    def cut_off(self, running: RunningBatch, now_s: float, *, runs_on: bool = False) -> None:
+    def cut_off(self, attempt: Attempt, now_s: float, *, runs_on: bool = False) -> None:
         """Records a batch that was given up.
 
         Args:
-            running: the batch.
+            attempt: the batch.
             now_s: the present.
             runs_on: a thread cannot be stopped: the batch keeps its slot until `free`.
         """
         if not runs_on:
-            self.free(running, now_s)
+            self.free(attempt, now_s)
         self.outcomes["cut_off"] += 1
-        if (placed := self.models.get(running.key)) is not None:
-            placed.forecast.observe_abandoned(running, now_s)
+        if (placed := self.models.get(attempt.key)) is not None:
+            placed.forecast.observe_abandoned(attempt, now_s)
 
-    def free(self, running: RunningBatch, now_s: float) -> None:
+    def free(self, attempt: Attempt, now_s: float) -> None:
         """Gives back the slot of a batch."""
-        self.running.remove(running)
-        if running.is_probe:
-            self._probe_budget.took(now_s - running.started_s, now_s)
-
-
-class OpensMember(Protocol):
-    """Opens the members of one executor: a `Member` of which the name and the profiled times are given already."""
-
-    def __call__(
-        self,
-        executor: Executor,
-        *,
-        sessions: int,
-        is_shared: bool = False,
-        url: str = "",
-        hedges: HedgeBudget | None = None,
-    ) -> Member:
-        """See `Member`."""
-        ...
+        self.running.remove(attempt)
+        if attempt.is_probe:
+            self._probe_budget.took(now_s - attempt.started_s, now_s)

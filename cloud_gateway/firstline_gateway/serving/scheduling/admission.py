@@ -11,7 +11,9 @@ A request that fails a check is refused immediately, with the time after which t
 something else, and no work is spent on an answer that comes too late. Under overload this prevents the collapse of
 earliest-deadline-first, in which every request runs and every one is late.
 
-The times of batches are learned (`executors/dispatch/forecast.py`), and so is the error of the predictions
+The requests that wait are kept by due time, with the sums that these checks need.
+
+The times of batches are learned (`executors/dispatch/member.py`), and so is the error of the predictions
 (`Margin`). For a model that never ran nothing can be predicted: the checks 2 to 4 are skipped, and no more requests
 with a deadline may wait for it than there are slots.
 """
@@ -20,23 +22,23 @@ from __future__ import annotations
 
 import asyncio
 import math
+from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Hashable
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
+from types import MappingProxyType
 from typing import NamedTuple
 
+from msgspec import Struct
+
+from firstline_core.clock import Timer
 from firstline_core.errors import DeadlineExceededError, QueueFullError
 from firstline_core.routing.quantiles import DecayedQuantiles
 from firstline_core.telemetry.wording import counted
-from firstline_core.types import Arrays, InferRequest, ModelKey, payload_bytes
-from firstline_gateway.executors.dispatch.forecast import BatchForecast, CompletionForecast, Times
-from firstline_gateway.serving.scheduling.queue import (
-    AUDIT_LEVEL,
-    DEFAULT_LEVEL,
-    PendingQueue,
-    PendingRequest,
-    Weights,
-)
+from firstline_core.types import LOWEST_PRIORITY, Arrays, InferRequest, ModelKey, payload_bytes
+from firstline_gateway.executors.base import Outcome
+from firstline_gateway.executors.dispatch.placement import BatchForecast, CompletionForecast, Times
 
 # The retry time if nothing can be predicted.
 _FIRST_RETRY_S = 1.0
@@ -55,6 +57,199 @@ _NOTED_S = 0.1
 
 EXPECTED_S = 10.0
 """After a request the next one of its client, or level, is expected for so long."""
+
+
+DEFAULT_LEVEL = 2
+AUDIT_LEVEL = LOWEST_PRIORITY + 1
+"""Audits go below everything that a caller waits for."""
+
+Weights = Mapping[ModelKey, float]
+"""The part of each model's work that counts, 0 to 1; 0 for a model that is not named."""
+NO_WEIGHTS: Weights = MappingProxyType({})
+
+Client = tuple[str, str]
+"""The kind of request and its principal; see `PendingRequest.client`."""
+Group = Client | int | None
+"""A client, `AUDIT_LEVEL` for the audits of all clients, or None for all requests."""
+
+_due_s = attrgetter("due_s")
+
+
+class PendingRequest(Struct, eq=False):
+    """One request that was admitted.
+
+    Args:
+        key: its model.
+        request: the request.
+        inputs: that the model reads, by name, or the rows prepared from them.
+        rows: of the request.
+        level: of priority; a lower one goes first if that makes no other request late.
+        admitted_s: when it was admitted.
+        due_s: its place in the order; see `order`.
+        latest_s: when it must be complete.
+        is_predictable: whether its completion shows how good predictions are: not of an audit, nor on the event
+            loop.
+        answered: its outcome.
+        start_by_s: it cannot complete by its deadline if it starts later; infinite without a deadline.
+        size_bytes: of its inputs; counted if it has to wait.
+        work_s: seconds of one slot that it takes, as its share of a batch; on the executor that does most of its model.
+        predicted_s: its predicted completion; infinite before it is admitted.
+        delays_s: by how much requests behind it complete later.
+        expiry: ends it at its deadline.
+    """
+
+    key: ModelKey
+    request: InferRequest
+    inputs: Arrays
+    rows: int
+    level: int
+    admitted_s: float
+    due_s: float
+    latest_s: float
+    is_predictable: bool
+    answered: asyncio.Future[Arrays]
+    start_by_s: float = float("inf")
+    size_bytes: int = 0
+    work_s: float = 0.0
+    predicted_s: float = float("inf")
+    delays_s: float = 0.0
+    expiry: Timer | None = None
+
+    @property
+    def client(self) -> Client:
+        """The client that takes the room: audits of a client take none from its other requests."""
+        return "answers" if self.request.audit is None else "audits", self.request.principal
+
+    @property
+    def slack_s(self) -> float:
+        """How much later it may complete and still be in time. Audits have no limit."""
+        return float("inf") if self.level == AUDIT_LEVEL else self.latest_s - self.predicted_s
+
+    def settle(self, outcome: Outcome | BaseException) -> None:
+        """Answers the request, unless its caller has left."""
+        if self.expiry is not None:
+            self.expiry.cancel()
+        if self.answered.done():
+            return
+        if isinstance(outcome, BaseException):
+            self.answered.set_exception(outcome)
+        else:
+            self.answered.set_result(outcome)
+
+
+@dataclass(slots=True)
+class Totals:
+    """Sums over some of the requests that wait."""
+
+    requests: int = 0
+    work_s: float = 0.0
+    size_bytes: int = 0
+
+
+NOTHING = Totals()
+
+
+class PendingQueue:
+    """The requests of all models that wait, by due time, with sums that would take long to count.
+
+    Attributes:
+        rows: by model; only models that requests wait for.
+    """
+
+    def __init__(self) -> None:
+        self._items: list[PendingRequest] = []
+        self._totals: dict[tuple[ModelKey, Group], Totals] = {}
+        self._uncounted: list[PendingRequest] = []  # most start before a sum is asked for
+        self.rows: dict[ModelKey, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __iter__(self) -> Iterator[PendingRequest]:
+        return iter(self._items)
+
+    def of(self, key: ModelKey, group: Group = None) -> Totals:
+        """Returns the sums of one model; of a client, of audits, or of all requests."""
+        for item in self._uncounted:
+            self._count(item, 1)
+        self._uncounted.clear()
+        return self._totals.get((key, group), NOTHING)
+
+    def size_bytes(self, group: Group = None) -> int:
+        """Returns the bytes of a client, or of all requests."""
+        return sum([self.of(key, group).size_bytes for key in self.rows])
+
+    def requests(self, group: Group) -> int:
+        """Returns the number of requests of a client."""
+        return sum([self.of(key, group).requests for key in self.rows])
+
+    def work_s(self, weights: Weights, group: Group = None) -> float:
+        """Returns the seconds of one slot that wait, of each model the part that counts."""
+        return sum([self.of(key, group).work_s * weight for key, weight in weights.items()])
+
+    def place(self, due_s: float, level: int, weights: Weights) -> tuple[float, float]:
+        """Returns what a new request finds that is due then. Audits are behind all other requests.
+
+        Args:
+            due_s: its place.
+            level: its level.
+            weights: of the models' work.
+
+        Returns:
+            Seconds of work before it, and by how much those behind it may be delayed (infinite if there are none).
+        """
+        skipped = None if level == AUDIT_LEVEL else AUDIT_LEVEL
+        behind_s = 0.0 if skipped is None else self.work_s(weights, skipped)
+        slack_s = float("inf")
+        for item in reversed(self._items):  # most new requests are due last
+            if item.due_s <= due_s:
+                break
+            if item.level != skipped and (weight := weights.get(item.key, 0.0)):
+                behind_s += item.work_s * weight
+                slack_s = min(slack_s, item.slack_s)
+        return max(0.0, self.work_s(weights) - behind_s), slack_s
+
+    def add(self, item: PendingRequest, weights: Weights = NO_WEIGHTS) -> None:
+        """Puts a request into its place; those behind it whose work counts complete later."""
+        if not self._items or self._items[-1].due_s <= item.due_s:
+            self._items.append(item)
+        else:
+            position = bisect_right(self._items, item.due_s, key=_due_s)
+            for behind in self._items[position:]:
+                if weights.get(behind.key, 0.0):
+                    behind.predicted_s += item.delays_s
+            self._items.insert(position, item)
+        self._uncounted.append(item)
+        self.rows[item.key] = self.rows.get(item.key, 0) + item.rows
+
+    def remove(self, item: PendingRequest) -> None:
+        """Removes a request, if it is still there."""
+        if item in self._items:
+            self.take([item])
+
+    def take(self, batch: Sequence[PendingRequest]) -> None:
+        """Removes the requests of a batch of one model, all of which are there."""
+        if batch == self._items:
+            self._items, self._uncounted, self._totals, self.rows = [], [], {}, {}
+            return
+        taken = set(batch)
+        for item in taken.difference(self._uncounted):
+            self._count(item, -1)
+        self._uncounted = [item for item in self._uncounted if item not in taken]
+        self._items = [item for item in self._items if item not in taken]
+        key = batch[0].key
+        self.rows[key] -= sum([item.rows for item in batch])
+        if not self.rows[key]:
+            del self.rows[key]
+
+    def _count(self, item: PendingRequest, sign: int) -> None:
+        for group in (None, item.client) if item.level != AUDIT_LEVEL else (None, item.client, AUDIT_LEVEL):
+            totals = self._totals.setdefault((item.key, group), Totals())
+            totals.requests += sign
+            totals.work_s += sign * item.work_s
+            totals.size_bytes += sign * item.size_bytes
+            if not totals.requests:  # rounding errors of `work_s` go with it
+                del self._totals[item.key, group]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,14 +275,12 @@ class Backlog(NamedTuple):
     Args:
         completion: of its model's work.
         weights: how much of what waits, by model, comes before it on its executors.
-        alone_s: the least seconds of a batch of it alone.
-        known: whether the times of its model's batches are known.
+        alone_s: the least seconds of a batch of it alone; None if nothing is known of its model.
     """
 
     completion: CompletionForecast
     weights: Weights
-    alone_s: float
-    known: bool
+    alone_s: float | None
 
 
 class Admission:
@@ -169,7 +362,7 @@ class Admission:
         batch_rows = self._likely_batch_rows(item.key, rows, item.latest_s - now_s, times)
         batches = backlog.completion.of(batch_rows)
         self._check_space(item, backlog, batches)
-        if not backlog.known:
+        if backlog.alone_s is None:
             self._check_unmeasured(item, len(backlog.completion.lanes))
         mine_s = self._queue.work_s(backlog.weights, item.client)
         if item.request.deadline_s is None:
@@ -181,8 +374,8 @@ class Admission:
         item.work_s = rows * batches.seconds / batch_rows
         item.delays_s, item.predicted_s = item.work_s / speed, now_s + done_s
         if item.request.deadline_s is not None:
-            item.start_by_s = item.request.deadline_s - backlog.alone_s
-        if backlog.known:
+            item.start_by_s = item.request.deadline_s - (backlog.alone_s or 0.0)
+        if backlog.alone_s is not None:
             _check_possible(item, now_s, backlog.alone_s)
             self._check_turn(item, now_s, batches, done_s, mine_s)
             self._check_others(item, slack_s, max(0.0, done_s - batches.seconds, backlog.alone_s))
@@ -200,7 +393,9 @@ class Admission:
         """Checks the number of requests of its model, and the bytes of all."""
 
         def retry_after_s() -> float:
-            return batches.wait_s(self._queue.work_s(backlog.weights)) if backlog.known else _FIRST_RETRY_S
+            if backlog.alone_s is None:
+                return _FIRST_RETRY_S
+            return batches.wait_s(self._queue.work_s(backlog.weights))
 
         level_share = self.shares.of_level(item.level)
         mine, of_model = self._queue.requests(item.client), self._queue.of(item.key).requests
@@ -266,7 +461,7 @@ def _check_possible(item: PendingRequest, now_s: float, alone_s: float) -> None:
 class Margin:
     """The time that admission keeps free for errors of the predictions.
 
-    The times of batches are learned from those that ran (`executors/dispatch/forecast.py`). Other delays (other work on
+    The times of batches are learned from those that ran (`executors/dispatch/member.py`). Other delays (other work on
     the machine, the event loop, requests larger than they seem) are learned here, from the answers of all models
     together, as one number: the 99th percentile of the delay between an answer and its prediction.
 
@@ -293,25 +488,6 @@ class Margin:
         return room_s - min(max(self.seconds, least_s), most_s)
 
 
-class RecentKeys:
-    """The keys that were noted within the last `EXPECTED_S`, in constant time."""
-
-    def __init__(self) -> None:
-        self._noted_s: OrderedDict[Hashable, float] = OrderedDict()
-
-    def note(self, key: Hashable, now_s: float) -> None:
-        self._noted_s[key] = now_s
-        self._noted_s.move_to_end(key)
-        while now_s - next(iter(self._noted_s.values())) > EXPECTED_S:
-            self._noted_s.popitem(last=False)
-
-    def __len__(self) -> int:
-        return len(self._noted_s)
-
-    def __contains__(self, key: Hashable) -> bool:
-        return key in self._noted_s
-
-
 class Shares:
     """The share of the room to wait that one client, and one level of priority, may take. All models share the machine.
 
@@ -327,8 +503,8 @@ class Shares:
     """
 
     def __init__(self) -> None:
-        self._clients = RecentKeys()
-        self._levels = RecentKeys()
+        self._clients: OrderedDict[str, float] = OrderedDict()  # when each sent a request, the latest last
+        self._levels: dict[int, float] = {}
         self._latest: tuple[str, int] | None = None
         self._latest_s = -math.inf
 
@@ -337,8 +513,10 @@ class Shares:
         if now_s - self._latest_s < _NOTED_S and self._latest == (principal, level):
             return
         self._latest, self._latest_s = (principal, level), now_s
-        self._clients.note(principal, now_s)
-        self._levels.note(level, now_s)
+        self._levels[level] = self._clients[principal] = now_s
+        self._clients.move_to_end(principal)
+        while now_s - next(iter(self._clients.values())) > EXPECTED_S:
+            self._clients.popitem(last=False)
 
     @property
     def clients(self) -> int:
@@ -347,7 +525,8 @@ class Shares:
 
     def of_level(self, level: int) -> float:
         """Returns the share of the room that a level may fill."""
-        share = math.prod(_LEAVES for above in range(1, level) if above in self._levels)
+        expected_s = self._latest_s - EXPECTED_S
+        share = math.prod(_LEAVES for above in range(1, level) if self._levels.get(above, -math.inf) >= expected_s)
         return min(share, _AUDITS_SHARE) if level == AUDIT_LEVEL else share
 
     def allows(self, mine: float, taken: float, room: float) -> bool:

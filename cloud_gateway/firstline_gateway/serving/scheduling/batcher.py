@@ -15,45 +15,39 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from collections.abc import Set as AbstractSet
-from functools import cache, partial
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
 from typing import NamedTuple
 
-from firstline_core.clock import Clock, Timer
+from firstline_core.clock import Clock
 from firstline_core.errors import DeadlineExceededError, FirstlineError
-from firstline_core.runtime.batch_times import BatchTimes, LoopTimes
+from firstline_core.runtime.batch_times import LoopTimes
 from firstline_core.telemetry import tracing
 from firstline_core.telemetry.logs import logger
 from firstline_core.telemetry.metrics import RequestMetrics
 from firstline_core.telemetry.trace import CURRENT
 from firstline_core.types import Arrays, InferRequest, ModelKey
 from firstline_gateway.executors.base import Outcome
-from firstline_gateway.executors.dispatch.attempts import BatchRun, FutureOutcomes
-from firstline_gateway.executors.dispatch.dispatcher import Dispatcher
-from firstline_gateway.executors.dispatch.forecast import CompletionForecast, Lane, Times
+from firstline_gateway.executors.dispatch.dispatcher import Dispatcher, FutureOutcomes
 from firstline_gateway.executors.dispatch.placement import ExecutorSnapshot, Placement
-from firstline_gateway.serving.scheduling.admission import Admission, Backlog, Bounds
-from firstline_gateway.serving.scheduling.queue import (
+from firstline_gateway.serving.scheduling.admission import (
     AUDIT_LEVEL,
     NO_WEIGHTS,
+    Admission,
+    Backlog,
+    Bounds,
     PendingQueue,
     PendingRequest,
     Weights,
-    batch_for_idle,
-    by_level,
-    choose_batch,
-    row_sum,
 )
+from firstline_gateway.serving.scheduling.order import batch_from_end, by_level, choose_batch, row_sum
 
 TURN_S = 0.003
 """The time that batches of quick models may take in one turn of the event loop."""
 WAITING_S = 0.01
 """The work that may wait for the event loop; more requests wait for the threads."""
-_UNKNOWN = BatchTimes()
-_NOTHING_KNOWN = CompletionForecast([Lane(0.0, _UNKNOWN)], 1)
 
 log = logger(__name__)
 
@@ -65,7 +59,7 @@ class _Batch(NamedTuple):
     items: Sequence[PendingRequest]
     rows: int
     started_s: float
-    run: BatchRun | None = None
+    on_loop: bool
 
 
 class Batcher:
@@ -107,14 +101,11 @@ class Batcher:
         self._running: dict[FutureOutcomes, _Batch] = {}
         self._running_of: Counter[ModelKey] = Counter()
         self._ended_s: dict[ModelKey, float] = {}
-        self._ahead: list[_Batch] = []  # queued for a thread behind other batches
-        self._retry_timer: Timer | None = None
         self._new: list[PendingRequest] = []  # admitted in this turn of the event loop
         self._comes_alone = False  # one request came in the latest turn in which any came
         self._is_turn_ending = False
         self._may_start = False  # an executor, or what waits for one, has changed
         self._snapshot: ExecutorSnapshot | None = None  # of this turn, for admission
-        self._turn_times: dict[tuple[ModelKey, int], tuple[LoopTimes | None, float]] = {}  # on the event loop, likewise
         dispatcher.subscribe(self._start_soon)
 
     def adopt(self, bounds: Bounds) -> None:
@@ -124,18 +115,16 @@ class Batcher:
     @property
     def depth(self) -> int:
         """Requests that wait, all models together."""
-        ahead = [batch.items for batch in self._ahead if batch.run is not None and batch.run.is_waiting]
-        return len(self._queue) + sum(map(len, ahead))
+        return len(self._queue)
 
     @property
     def wait_s(self) -> float:
         """The predicted wait of a new request without a deadline, averaged over the models by what waits of each."""
         snapshot, waits_s, requests = self._dispatcher.snapshot(), 0.0, 0
         for key in self._queue.rows:
-            waiting = self._queue.of(key).requests
-            if waiting and (completion := snapshot.completion(key, self._max_rows)) is not None:
-                wait_s = completion.of(1).wait_s(self._queue.work_s(self._weights(snapshot, key)))
-                waits_s, requests = waits_s + waiting * wait_s, requests + waiting
+            waiting, batches = self._queue.of(key).requests, snapshot.completion(key, self._max_rows).of(1)
+            waits_s += waiting * batches.wait_s(self._queue.work_s(self._weights(snapshot, key)))
+            requests += waiting
         return waits_s / requests if requests else 0.0
 
     async def submit(self, key: ModelKey, request: InferRequest, inputs: Arrays | None = None) -> Arrays:
@@ -159,15 +148,19 @@ class Batcher:
         if not self._is_turn_ending:  # also if it is refused: the snapshot is of this turn
             self._end_turn_soon()
         is_alone = self._comes_alone and not self._new and not self._queue.rows
-        item, place = self._admit(key, request, now_s, inputs, may_start=is_alone)
-        if place is not None:
+        item = self._admission.new_request(key, request, now_s, inputs)
+        place, weights = self._admit(item, now_s)
+        self._new.append(item)
+        if isinstance(place, Placement) or (place is not None and is_alone):
             self._start([item], place, now_s)
+        else:
+            self._queue.add(item, weights)
+            self._may_start = self._may_start or place is None
         try:
             outputs = await item.answered
         except asyncio.CancelledError:
             item.settle(asyncio.CancelledError())  # ends its timer
             self._queue.remove(item)
-            self._take_back()
             raise
         if item.is_predictable:
             self._admission.learn(item, self._clock.monotonic_s())
@@ -175,7 +168,6 @@ class Batcher:
 
     def abandon(self, error: FirstlineError) -> None:
         """Answers everything that waits or runs with `error`; batches that run are not stopped."""
-        self._take_back()
         running = [item for batch in self._running.values() for item in batch.items]
         for item in [*self._queue, *running]:
             self._queue.remove(item)
@@ -183,60 +175,33 @@ class Batcher:
 
     # Admission.
 
-    def _admit(
-        self, key: ModelKey, request: InferRequest, now_s: float, inputs: Arrays | None, *, may_start: bool
-    ) -> tuple[PendingRequest, Placement | LoopTimes | None]:
-        """Admits a request.
+    def _admit(self, item: PendingRequest, now_s: float) -> tuple[Placement | LoopTimes | None, Weights]:
+        """Admits a request, or raises.
 
         Returns:
-            The request, and where to start it at once; None if it is in the queue.
+            Where it can start at once, or in this turn of the event loop; None if it has to wait. And how much of what
+            waits comes before it.
         """
-        item, weights = self._admission.new_request(key, request, now_s, inputs), NO_WEIGHTS
-        place, alone_s, done_s = self._place_now(item, now_s)
-        if place is not None:
-            self._admission.check_start(item, now_s, alone_s, done_s, self._ended_s.get(key, -math.inf))
-        else:
-            snapshot = self._snapshot_now()
-            weights = self._weights(snapshot, key)
-            completion = snapshot.completion(key, self._max_rows) or _NOTHING_KNOWN
-            alone_s = snapshot.alone_s(key, item.rows)
-            self._admission.check_wait(item, now_s, Backlog(completion, weights, alone_s, snapshot.is_known(key)))
-        if self._ahead and any(
-            item.level < each.level or item.due_s < each.due_s for batch in self._ahead for each in batch.items
-        ):
-            self._take_back()
-        self._new.append(item)
-        if place is not None and may_start:
-            return item, place
-        self._queue.add(item, weights)
-        if isinstance(place, Placement):  # the next request of this turn must not find free what this one takes
-            self._start_on_executors(set(self._requests_for_loop(now_s)[0]))
-        self._may_start = self._may_start or not isinstance(place, LoopTimes)
-        return item, None
-
-    def _place_now(self, item: PendingRequest, now_s: float) -> tuple[Placement | LoopTimes | None, float, float]:
-        """Returns where a new request can start at once, or in this turn of the event loop; None if it has to wait.
-
-        An executor has to be free, and no other request may wait for its model.
-
-        Returns:
-            The place, and the seconds of a batch of the request alone and until it is complete there.
-        """
+        key = item.key
         if not (item.level == AUDIT_LEVEL and (self._queue.rows or self._new)):  # an audit gives way
-            times, alone_s = self._loop_times(item.key, item.rows, now_s)
+            times, alone_s = self._loop_times(key, item.rows, now_s)
             if times is not None:
-                done_s = self._loop_work_s(item, times) if self._queue.rows else alone_s
+                done_s = alone_s + self._models_on_loop(now_s)[1] if self._queue.rows else alone_s
                 if done_s <= WAITING_S and now_s + done_s <= item.latest_s:
                     item.is_predictable = False
-                    return times, alone_s, done_s
-        snapshot, key = self._snapshot_now(), item.key
-        if key in self._queue.rows or self._is_at_limit(key):
-            return None, 0.0, 0.0
-        placement = snapshot.place(key, item.rows, self._max_rows, item.rows)
-        if isinstance(placement, FirstlineError) or placement.is_ahead or not placement.is_free:
-            return None, 0.0, 0.0
-        alone_s = placement.times.seconds(item.rows)
-        return placement, alone_s, alone_s
+                    self._admission.check_start(item, now_s, alone_s, done_s, self._ended_s.get(key, -math.inf))
+                    return times, NO_WEIGHTS
+        snapshot = self._snapshot_now()
+        if key not in self._queue.rows and not self._is_at_limit(key):
+            placement = snapshot.place(key, item.rows, self._max_rows, item.rows)
+            if isinstance(placement, Placement) and placement.is_free and placement.member.has_room():
+                alone_s = placement.seconds(item.rows)
+                self._admission.check_start(item, now_s, alone_s, alone_s, self._ended_s.get(key, -math.inf))
+                return placement, NO_WEIGHTS
+        weights = self._weights(snapshot, key)
+        completion = snapshot.completion(key, self._max_rows)
+        self._admission.check_wait(item, now_s, Backlog(completion, weights, snapshot.alone_s(key, item.rows)))
+        return None, weights
 
     def _snapshot_now(self) -> ExecutorSnapshot:
         """Returns the executors as they are in this turn of the event loop."""
@@ -256,22 +221,19 @@ class Batcher:
 
     def _loop_times(self, key: ModelKey, rows: int, now_s: float) -> tuple[LoopTimes | None, float]:
         """Returns the times of a model on the event loop if a batch of so many rows may run there, and its seconds."""
-        found = self._turn_times.get((key, rows))
-        if found is None:
-            times = self._dispatcher.loop_times(key)
-            seconds = None if times is None else times.quick_s(rows)
-            if times is not None and seconds is None:
-                times.retry_if_due(now_s)
-            found = self._turn_times[key, rows] = (None, 0.0) if seconds is None else (times, seconds)
-        return (None, 0.0) if self._running and self._is_at_limit(key) else found
+        times = self._dispatcher.loop_times(key)
+        if times is None or (self._running and self._is_at_limit(key)):
+            return None, 0.0
+        seconds = times.quick_s(rows)
+        if seconds is None:
+            times.retry_if_due(now_s)
+            return None, 0.0
+        return times, seconds
 
-    def _loop_work_s(self, item: PendingRequest, times: LoopTimes) -> float:
-        """Returns the seconds of what waits for the event loop, a new request included."""
-        work_s = times.seconds(self._queue.rows.get(item.key, 0) + item.rows)
-        for key, rows in self._queue.rows.items():
-            if key != item.key and (others := self._dispatcher.loop_times(key)) is not None:
-                work_s += others.seconds(rows)
-        return work_s
+    def _models_on_loop(self, now_s: float) -> tuple[dict[ModelKey, LoopTimes], float]:
+        """Returns the times of the quick models that wait, and the seconds of what waits of them."""
+        times = {key: each for key in self._queue.rows if (each := self._loop_times(key, 1, now_s)[0]) is not None}
+        return times, sum([each.seconds(self._queue.rows[key]) for key, each in times.items()])
 
     def _requests_for_loop(self, now_s: float) -> tuple[list[PendingRequest], dict[ModelKey, LoopTimes]]:
         """Chooses requests of quick models that run on the event loop, up to the work that may wait for it.
@@ -279,19 +241,17 @@ class Batcher:
         Returns:
             The requests by due time, and the times of their models.
         """
-        times = {key: each for key in self._queue.rows if (each := self._loop_times(key, 1, now_s)[0]) is not None}
+        times, work_s = self._models_on_loop(now_s)
         if not times:
             return [], times
         is_single = len(self._queue) == 1 and len(self._new) <= 1
-        found, key, model_times = [], None, None
-        for item in self._queue:
-            if item.key is not key:
-                key, model_times = item.key, times.get(item.key)
-            if model_times is None or (item.rows > 1 and model_times.quick_s(item.rows) is None):
-                continue
-            if item.level != AUDIT_LEVEL or is_single:
-                found.append(item)
-        work_s = sum([each.seconds(self._queue.rows[key]) for key, each in times.items()])
+        found = [
+            item
+            for item in self._queue
+            if item.key in times
+            and (item.rows == 1 or times[item.key].quick_s(item.rows) is not None)
+            and (item.level != AUDIT_LEVEL or is_single)
+        ]
         if work_s > WAITING_S:
             found = found[: max(1, int(len(found) * WAITING_S / work_s))]
             self._may_start = True
@@ -302,7 +262,7 @@ class Batcher:
         now_s = self._clock.monotonic_s()
         end_s = now_s + TURN_S
         while waiting and now_s < end_s:
-            choice = choose_batch(waiting, times.__getitem__, now_s=now_s, margin_s=0.0, max_rows=self._max_rows)
+            choice = choose_batch(waiting, times, now_s=now_s, margin_s=0.0, max_rows=self._max_rows)
             for item in choice.too_late:
                 self._expire(item)
             if choice.batch:
@@ -329,7 +289,6 @@ class Batcher:
     def _end_turn(self) -> None:
         """Places the requests of this turn of the event loop."""
         self._is_turn_ending, self._snapshot = False, None
-        self._turn_times.clear()
         try:
             if self._queue:
                 self._start_waiting()
@@ -340,85 +299,73 @@ class Batcher:
             if self._new:
                 self._comes_alone = len(self._new) == 1
                 self._new = []
-            self._turn_times.clear()
 
     def _start_waiting(self) -> None:
         """Starts every batch that can start now, on the executors and on the event loop."""
         loop_requests, times = self._requests_for_loop(self._clock.monotonic_s())
-        if self._may_start and len(self._queue) > len(loop_requests):
-            self._start_on_executors(set(loop_requests))
+        if self._may_start:  # until an executor, or what waits for one, changes, nothing more can start there
+            others = set(loop_requests)
+            while len(self._queue) > len(others) and self._start_next(others, self._clock.monotonic_s()):
+                pass
+            self._may_start = False
         if loop_requests:
             self._start_on_loop(loop_requests, times)
             if not times.keys().isdisjoint(self._queue.rows):  # the turn is over, or a model has become slow
                 self._start_soon()
 
-    def _start_on_executors(self, loop_requests: AbstractSet[PendingRequest]) -> None:
-        """Starts what can start there. Until an executor, or what waits for one, changes, nothing more can."""
-        if self._retry_timer is not None:
-            self._retry_timer.cancel()
-            self._retry_timer = None
-        retry_s: float | None = None
-        while retry_s is None and len(self._queue) > len(loop_requests):
-            retry_s = self._start_next(loop_requests, self._clock.monotonic_s())
-        self._may_start = False
-        if retry_s is not None and retry_s < math.inf:
-            self._retry_timer = self._clock.call_at(self._clock.monotonic_s() + retry_s, self._start_soon)
-
-    def _start_next(self, loop_requests: AbstractSet[PendingRequest], now_s: float) -> float | None:
-        """Starts one batch on an executor and returns None; else returns the seconds after which to look again."""
+    def _start_next(self, loop_requests: Collection[PendingRequest], now_s: float) -> bool:
+        """Starts one batch on an executor; returns whether another one may start."""
         snapshot = self._dispatcher.snapshot()
         if snapshot.is_full(self._queue.rows):
-            return math.inf
+            return False
         full = {key for key in self._running_of if self._is_at_limit(key)}
-        retry_s = math.inf
         waiting = [item for item in self._queue if item not in loop_requests and item.key not in full]
         while waiting:
-            place_next = cache(partial(self._next_placement, snapshot, waiting=waiting))
-
-            def times(key: ModelKey, place: Callable[[ModelKey], Placement | FirstlineError] = place_next) -> Times:
-                return _UNKNOWN if isinstance(found := place(key), FirstlineError) else found.times
-
+            placements = self._placements(snapshot, waiting)
+            waiting = [item for item in waiting if item.key in placements]
             margin_s = self._admission.margin.seconds
-            choice = choose_batch(waiting, times, now_s=now_s, margin_s=margin_s, max_rows=self._max_rows)
+            choice = choose_batch(waiting, placements, now_s=now_s, margin_s=margin_s, max_rows=self._max_rows)
             for item in choice.too_late:
                 self._expire(item)
-            if choice.too_late:  # what is left may be another batch, on another executor
-                return None
+            if choice.too_late or not choice.batch:  # what is left may be another batch, on another executor
+                return bool(choice.too_late)
             key = choice.batch[0].key
-            same_model = [item for item in waiting if item.key == key]
-            placement = place_next(key)
-            if isinstance(placement, FirstlineError):
-                for item in same_model:
-                    self._queue.remove(item)
-                    item.settle(placement)
-                waiting = [item for item in waiting if item.key != key]
-                continue
+            placement, same_model = placements[key], [item for item in waiting if item.key == key]
+            batch = choice.batch if placement.is_free else []
             if placement.is_free:
                 choice.note_delays(waiting)
-                self._queue.take(choice.batch)
-                self._start(choice.batch, placement, now_s)
-                return None
-            if placement.idle is not None and (part := batch_for_idle(same_model, placement.idle, now_s)):
-                self._queue.take(part)
-                self._start(part, Placement(placement.idle.times), now_s)
-                return None
-            retry_s = min(retry_s, placement.retry_s)
-            snapshot.reserve(key, placement, row_sum(same_model))
+            elif placement.idle is not None:
+                placement = placement.idle
+                batch = batch_from_end(same_model, placement, self._max_rows, now_s)
+            if batch:
+                self._queue.take(batch)
+                self._start(batch, placement, now_s)
+                return True
+            snapshot.reserve(key, placements[key], row_sum(same_model))
             waiting = [item for item in waiting if item.key != key]
-        return retry_s
+        return False
 
-    def _next_placement(
-        self, snapshot: ExecutorSnapshot, key: ModelKey, waiting: Sequence[PendingRequest]
-    ) -> Placement | FirstlineError:
-        """Returns where the next batch of a model runs.
+    def _placements(self, snapshot: ExecutorSnapshot, waiting: Sequence[PendingRequest]) -> dict[ModelKey, Placement]:
+        """Returns where the next batch of each model runs, and refuses the requests of models that no executor runs.
 
-        It may leave rows to another executor if no other model waits for that one.
+        A batch may leave rows to another executor if no other model waits for that one.
         """
-        same_model = [item for item in waiting if item.key == key]
-        # The first by due time, or of the highest level, is in the batch; see `choose_batch`.
-        least_rows = max(same_model[0].rows, by_level(same_model)[0].rows)
-        may_share_slots = len(same_model) == len(waiting) and not self._is_at_limit(key, more=2)
-        return snapshot.place(key, row_sum(same_model), self._max_rows, least_rows, may_share_slots=may_share_slots)
+        of_model: defaultdict[ModelKey, list[PendingRequest]] = defaultdict(list)
+        for item in waiting:
+            of_model[item.key].append(item)
+        placements = {}
+        for key, items in of_model.items():
+            # The first by due time, or of the highest level, is in the batch; see `choose_batch`.
+            least_rows = max(items[0].rows, by_level(items)[0].rows)
+            may_share_slots = len(of_model) == 1 and not self._is_at_limit(key, more=2)
+            found = snapshot.place(key, row_sum(items), self._max_rows, least_rows, may_share_slots=may_share_slots)
+            if isinstance(found, Placement):
+                placements[key] = found
+                continue
+            for item in items:
+                self._queue.remove(item)
+                item.settle(found)
+        return placements
 
     def _start(self, items: Sequence[PendingRequest], place: Placement | LoopTimes, now_s: float) -> None:
         """Runs a batch: on the event loop if its model is quick, otherwise on an executor, in a thread or elsewhere."""
@@ -426,51 +373,28 @@ class Batcher:
         if not items:
             return
         self._snapshot = None
+        key, inputs = items[0].key, [item.inputs for item in items]
+        deadlines_s = [item.request.deadline_s for item in items]
+        batch = _Batch(key, items, row_sum(items), now_s, isinstance(place, LoopTimes))
         try:
-            self._hand_over(items, place, now_s)
+            self._on_batch(batch.rows)
+            if isinstance(place, LoopTimes):
+                ran = self._dispatcher.run_on_loop(key, inputs, deadlines_s)
+            else:
+                # A batch that is sent on has one parent in the trace, though several requests may have one.
+                trace = next((item.request.trace for item in items if item.request.trace is not None), None)
+                token = CURRENT.set(trace)
+                ran = self._dispatcher.run_on(place.member, key, inputs, deadlines_s)
+                CURRENT.reset(token)
         except Exception as error:  # no other code would answer these requests
-            log.exception("batch failed unexpectedly", model=items[0].key.name)
+            log.exception("batch failed unexpectedly", model=key.name)
             for item in items:
                 item.settle(error)
-
-    def _hand_over(self, items: Sequence[PendingRequest], place: Placement | LoopTimes, now_s: float) -> None:
-        key, rows = items[0].key, 0
-        inputs, deadlines_s = [], []
-        for item in items:
-            inputs.append(item.inputs)
-            deadlines_s.append(item.request.deadline_s)
-            rows += item.rows
-        self._on_batch(rows)
-        if isinstance(place, LoopTimes):
-            outcomes, batch = self._dispatcher.run_on_loop(key, inputs, deadlines_s), _Batch(key, items, rows, now_s)
-            if isinstance(outcomes, list):
-                self._answer(batch, outcomes, self._clock.monotonic_s())
-            else:
-                self._follow(batch, asyncio.ensure_future(outcomes))
             return
-        # A batch that is sent on has one parent in the trace, though several requests may have one.
-        trace = next((item.request.trace for item in items if item.request.trace is not None), None)
-        token = CURRENT.set(trace) if trace is not None else None
-        run = self._dispatcher.run_on(place.member, key, inputs, deadlines_s)
-        if token is not None:
-            CURRENT.reset(token)
-        batch = _Batch(key, items, rows, now_s, run)
-        if place.is_ahead:
-            self._ahead = [*(each for each in self._ahead if each.run is not None and each.run.is_waiting), batch]
-        self._follow(batch, run.ended)
-
-    def _take_back(self) -> None:
-        """Puts batches back into the queue that no thread has begun, so that the order is decided again."""
-        ahead, self._ahead = self._ahead, []
-        for batch in reversed(ahead):  # the last first, or a thread begins it meanwhile
-            if batch.run is None or not batch.run.withdraw():
-                continue
-            del self._running[batch.run.ended]
-            self._running_of[batch.key] -= 1
-            for item in batch.items:
-                if not item.answered.done():
-                    self._queue.add(item)
-        self._start_soon()
+        if isinstance(ran, list):
+            self._answer(batch, ran, self._clock.monotonic_s())
+        else:
+            self._follow(batch, ran)
 
     def _follow(self, batch: _Batch, ran: FutureOutcomes) -> None:
         """Answers the requests of a batch when it ends."""
@@ -481,13 +405,10 @@ class Batcher:
         ran.add_done_callback(self._finish)
 
     def _finish(self, ran: FutureOutcomes) -> None:
-        batch = self._running.pop(ran, None)
-        if batch is None:  # taken back
-            return
-        was_at_limit = self._is_at_limit(batch.key)
-        self._running_of[batch.key] -= 1
-        if was_at_limit:
+        batch = self._running.pop(ran)
+        if self._is_at_limit(batch.key):
             self._start_soon()
+        self._running_of[batch.key] -= 1
         error = asyncio.CancelledError() if ran.cancelled() else ran.exception()
         if error is None:
             self._answer(batch, ran.result(), self._clock.monotonic_s())
@@ -514,7 +435,7 @@ class Batcher:
             trace = item.request.trace
             tracing.record("queue", trace, wait_s, ago_s=seconds)
             tracing.record("batch", trace, seconds, rows=str(batch.rows))
-            if batch.run is None:
+            if batch.on_loop:
                 tracing.record("execute", trace, seconds)
 
     def _expire_at_deadline(self, item: PendingRequest) -> None:

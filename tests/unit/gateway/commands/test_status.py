@@ -24,7 +24,7 @@ async def test_a_batch_that_hangs_is_shown_with_its_age() -> None:
     async with site({"only": 0.01}) as made:
         await made.until(made.ask(1.0))
         made.executors["only"].stop()
-        asked = made.dispatcher.run_on(made.members["only"], M, [row(1.0)], [None]).ended
+        asked = made.dispatcher.run_on(made.members["only"], M, [row(1.0)], [None])
         for _ in range(200):
             await made.clock.advance(0.1)
         (line,) = lines_of(made.dispatcher)

@@ -43,7 +43,7 @@ async def test_no_probe_exceeds_the_budgets() -> None:
     async with site({"one": 0.01, "other": 0.02}, slots={"one": 2}) as made:
         made.add(served_as(N))
         made.executors["other"].stop()
-        busy = made.dispatcher.run_on(made.members["other"], N, [row(1.0)], [None]).ended
+        busy = made.dispatcher.run_on(made.members["other"], N, [row(1.0)], [None])
         await made.until(made.ask(1.0))
         assert made.executors["other"].batches == [1]
         made.executors["other"].go_on()
@@ -137,7 +137,7 @@ async def test_a_hanging_batch_of_unknown_duration_is_answered_by_another(
             member.begin(M, 1, 0.0)  # no copies
             member.cut_off(member.running[0], 0.0)
         made.executors["one"].stop()
-        (outcome,) = await made.until(made.dispatcher.run_on(made.members["one"], M, [row(2.0)], [None]).ended)
+        (outcome,) = await made.until(made.dispatcher.run_on(made.members["one"], M, [row(2.0)], [None]))
         assert outcome["probabilities"].tolist() == [[4.0]]
         assert made.clock.monotonic_s() < within_s
         assert made.repeats == {"executor_late": 1}
@@ -213,10 +213,11 @@ async def test_counted_outcomes_never_fall() -> None:
         made.executors["other"].values_that_fail = {2.0}
         run = made.dispatcher.run_on(made.members["one"], M, [row(1.0), row(2.0)], [None, None])
         seen: list[Counter[str]] = []
-        while not run.ended.done():
+        await asyncio.sleep(0)  # the executors begin
+        while not run.done():
             seen.append(Counter(made.members["one"].outcomes))
             await made.clock.advance(0.001)
-        assert [each["probabilities"].tolist() for each in run.ended.result()] == [[[2.0]], [[4.0]]]
+        assert [each["probabilities"].tolist() for each in run.result()] == [[[2.0]], [[4.0]]]
         await asyncio.sleep(0)
         assert all(earlier <= later for earlier, later in itertools.pairwise(seen))
         assert {name: member.outcomes for name, member in made.members.items()} == {

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 import pytest
+from support.executor import run_earliest
 from support.far_servers import MANIFEST, SERVED, FarGateway, M, row
 from support.waiting import result_of, until
 
@@ -79,7 +80,7 @@ class Site:
     async def _outcomes(self, inputs: list[Tensor], due_s: list[float | None]) -> list[Outcome]:
         """One outcome for each request, also where no server answers."""
         try:
-            return await self.pool.run(M, inputs, due_s)
+            return await run_earliest(self.pool, M, inputs, due_s)
         except EngineUnavailableError as error:
             return [error] * len(inputs)
 
@@ -447,7 +448,7 @@ async def test_a_late_batch_goes_to_another_executor_without_hedges(late: int) -
         await far.warm()
         far.servers[late].seconds = 5.0
         inputs = [{"x": np.array([[0.5]], np.float32)}]
-        (outcome,) = await far.until(far.pool.run_on(far.pool.members[late], M, inputs, [None]).ended)
+        (outcome,) = await far.until(far.pool.run_on(far.pool.members[late], M, inputs, [None]))
         assert values(outcome) == [row(0.5)]
         repeats = far.pool.report().repeats
         assert (repeats["executor_late",], repeats["hedge",]) == (1, 0)

@@ -405,7 +405,7 @@ async def test_an_ejected_executor_is_tried_while_it_runs_other_models() -> None
     bench.executors[1] = bench.members[1].executor = Gains(bench.clock, 0.001, slots=2)
     eject(bench.members[1], OTHER.key)
     inputs = request_of(1.0).arrays
-    long = bench.engine.run_on(bench.members[1], SERVED.key, [inputs], [None]).ended
+    long = bench.engine.run_on(bench.members[1], SERVED.key, [inputs], [None])
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     bench.executors[1].speed = 1.0

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from firstline_core.runtime.batch_times import BatchTimes
-from firstline_gateway.executors.dispatch.forecast import CompletionForecast, Lane
+from firstline_gateway.executors.dispatch.placement import CompletionForecast, Lane
 
 
 def times(row_s: float) -> BatchTimes:

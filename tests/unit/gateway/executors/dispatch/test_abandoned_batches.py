@@ -7,6 +7,7 @@ import threading
 from typing import cast
 
 import pytest
+from support.executor import run_earliest
 from support.executors import SERVED, M, Timed, row, site
 from support.gateway import Doubler
 
@@ -46,19 +47,19 @@ async def test_an_abandoned_thread_keeps_its_slot_until_it_ends(fails: bool) -> 
     here.place(SERVED, {1: 0.01})
     there.place(SERVED, {1: 0.03})
     dispatcher = Dispatcher([here, there], clock=clock)
-    asked = asyncio.ensure_future(dispatcher.run(M, [row(2.0)], [None]))
+    asked = asyncio.ensure_future(run_earliest(dispatcher, M, [row(2.0)], [None]))
     while not asked.done():
         await asyncio.sleep(0)
         await clock.advance(0.001)
     assert asked.result()[0]["probabilities"].tolist() == [[4.0]]
     assert here.outcomes == {"cut_off": 1}
-    assert (len(here.running), here.room(here.slots)) == (1, False)
+    assert (len(here.running), here.has_room()) == (1, False)
     await clock.advance(1.0)
     freed = asyncio.Event()
     dispatcher.subscribe(freed.set)
     model.goes_on.set()
     await asyncio.wait_for(freed.wait(), 60)
-    assert (len(here.running), here.room(here.slots)) == (0, True)
+    assert (len(here.running), here.has_room()) == (0, True)
     assert here.outcomes == {"cut_off": 1}
     assert await dispatcher.close(10)
 
@@ -69,7 +70,7 @@ async def test_a_batch_abandoned_before_its_thread_frees_its_slot() -> None:
     here = Member("here", local, sessions=1)
     here.place(SERVED, {1: 0.01})
     dispatcher = Dispatcher([here], clock=clock)
-    first, second = (dispatcher.run_on(here, M, [row(2.0)], [None]).ended for _ in range(2))
+    first, second = (dispatcher.run_on(here, M, [row(2.0)], [None]) for _ in range(2))
     await asyncio.sleep(0)
     assert len(here.running) == 2
     second.cancel()

@@ -7,13 +7,14 @@ from typing import Any
 
 import msgspec
 import pytest
+from support.executor import ExecutorWithoutFiles
 
 from firstline_core.errors import ConfigError
 from firstline_core.hardware.readings import Absent, Measured, Reading
 from firstline_core.profile.profile import Key, Moved, Point, Profile, distribution, encode
 from firstline_core.types import ModelKey
-from firstline_gateway.executors.dispatch.forecast import Forecast, RunningBatch
-from firstline_gateway.executors.dispatch.profiles import batch_seconds, profiles_near, read
+from firstline_gateway.executors.dispatch.member import Attempt, Forecast, Member
+from firstline_gateway.executors.profiles import batch_seconds, profiles_near, read
 
 DIGEST = "a" * 64
 CPU = "CPUExecutionProvider"
@@ -67,7 +68,8 @@ def test_points_without_a_time_and_missing_profiles_give_no_seconds() -> None:
 def observe(forecast: Forecast, rows: int, took_s: float, now_s: float, wait_s: float = 0.0) -> None:
     """Ends a batch now that took so long."""
     key, run_s = ModelKey("m", 1), forecast.seconds(rows)
-    forecast.observe(RunningBatch(key, rows, wait_s, run_s, forecast.pace, now_s - took_s), now_s)
+    member = Member("", ExecutorWithoutFiles(), sessions=1)
+    forecast.observe(Attempt(member, key, rows, wait_s, run_s, forecast.pace, now_s - took_s), now_s)
 
 
 def test_observed_times_outweigh_a_profile_per_size() -> None:
