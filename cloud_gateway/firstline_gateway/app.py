@@ -442,6 +442,7 @@ class Gateway:
     async def start(self) -> None:
         """Starts the background tasks and the MQTT clients, which retry until the broker is available."""
         await self._dispatcher.start()
+        self.overload.watch(asyncio.get_running_loop())
         for service in self._services:
             await service.start()
 

@@ -18,8 +18,8 @@ from starlette.types import Scope
 from firstline_core.errors import ForbiddenError, UnauthorizedError
 from firstline_core.fleet.persons import Person, acting
 from firstline_core.fleet.selector import Selector, parse_selector
+from firstline_core.protocol import asgi
 from firstline_core.protocol.enrolment import application_principal, device_of_principal, device_principal
-from firstline_core.protocol.request_info import request_info
 from firstline_gateway.api import persons
 from firstline_gateway.audit_log import AuditLog
 from firstline_gateway.identity.client_certificate import ClientCertificate
@@ -52,7 +52,7 @@ _DENIED_AGAIN_S = 3600.0
 _DENIED_KNOWN = 4096
 
 
-async def authenticate(identity: Identity, connection: HTTPConnection) -> Caller:
+async def authenticate(identity: Identity, connection: HTTPConnection | asgi.Request) -> Caller:
     """Returns the caller, identified by its certificate if it shows one, otherwise by its API key.
 
     Args:
@@ -112,7 +112,7 @@ def _caller_with(name: str, kind: str, scopes: frozenset[str], person: str) -> C
     return Caller(principal, scopes, is_device, person)
 
 
-async def authorize(identity: Identity, connection: HTTPConnection, scope: str) -> Caller:
+async def authorize(identity: Identity, connection: HTTPConnection | asgi.Request, scope: str) -> Caller:
     """Returns the caller, which must have a scope.
 
     Raises:
@@ -176,7 +176,7 @@ async def certificate_of(identity: Identity, scope: Scope) -> ClientCertificate 
         return await identity.proxied_certificate(
             [text.decode("latin-1") for key, text in scope["headers"] if key == name]
         )
-    certificate: ClientCertificate | None = request_info(scope).peer
+    certificate: ClientCertificate | None = asgi.request_info(scope).peer
     return certificate
 
 

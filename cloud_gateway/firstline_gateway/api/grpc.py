@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from codecs import BOM_UTF8
 from functools import lru_cache, partial
 
@@ -57,15 +56,13 @@ def grpc_server(
     proxy_header = identity.proxy_header
 
     def unread(context: Context) -> FirstlineError | None:
-        loop = asyncio.get_running_loop()
-        overload.watch(loop)
-        if overload.refuses(_client_key(context, proxy_header), loop.time()):
+        if overload.refuses(_client_key(context, proxy_header), clock.monotonic_s()):
             return overloaded()
         context.add_done_callback(lambda _: overload.ended())
         return None
 
     def no_room(context: Context) -> None:
-        overload.queue_full(_client_key(context, proxy_header), asyncio.get_running_loop().time())
+        overload.queue_full(_client_key(context, proxy_header), clock.monotonic_s())
 
     tls = identity.tls
     door = CallHooks(partial(_authorize, identity), bodies.share, note, unread, no_room)
@@ -99,11 +96,10 @@ async def _authorize(identity: Identity, context: Context, scope: str) -> Caller
 
 def _client_key(context: Context, proxy_header: str) -> int:
     """Returns the key of a call's client, the same as that of its requests over HTTP."""
-    certificate = _shown_certificate(context)
     metadata = {
         key: value if isinstance(value, str) else value.hex() for key, value in context.invocation_metadata() or ()
     }
-    return client_key(certificate.serial if certificate is not None else "", metadata, proxy_header)
+    return client_key(_shown_certificate(context), metadata, proxy_header)
 
 
 def _shown_certificate(context: Context) -> ClientCertificate | None:

@@ -18,12 +18,12 @@ from firstline_core.clock import Clock
 from firstline_core.errors import FirstlineError, LinkDownError, QueueFullError, RequestError
 from firstline_core.file_route import FileRoute, wants_picture
 from firstline_core.protocol.asgi import ClientDisconnectedError, Request, send_reply
-from firstline_core.protocol.http import BodyBudget, Reply, error_reply, read_infer_request, response_reply
+from firstline_core.protocol.http import BodyBudget, BodyShare, Reply, error_reply, read_infer_request, response_reply
 from firstline_core.protocol.oip import Origin
 from firstline_core.protocol.parameters import VIEW
 from firstline_core.telemetry import logs
 from firstline_core.telemetry.metrics import RequestMetrics
-from firstline_gateway.api.auth import Caller, caller_of, certificate_of, check_scope
+from firstline_gateway.api.auth import Caller, authorize
 from firstline_gateway.api.errors import shutting_down, unexpected_failure
 from firstline_gateway.api.jobs import is_asynchronous, submit
 from firstline_gateway.api.overload import OverloadGuard, client_key, overloaded
@@ -75,23 +75,35 @@ class InferenceApp:
         if route is None:
             await self.control_plane(scope, receive, send)
             return
+        started_s = self.clock.monotonic_s()
         request = Request(scope, receive)
-        peer = request.info.peer
-        client = client_key(peer.serial if peer is not None else "", request.headers, self.identity.proxy_header)
-        loop = asyncio.get_running_loop()
-        self.overload.watch(loop)
-        if self.overload.refuses(client, loop.time()):
+        client = client_key(request.info.peer, request.headers, self.identity.proxy_header)
+        if self.overload.refuses(client, started_s):
             await send_reply(error_reply(overloaded()), send)
             return
-        outcome: tuple[Reply, str, float, FirstlineError | None] | None = None
+        error: FirstlineError | None = None
+        principal, is_recorded = "", True
+        if request.trace is not None:
+            logs.FACTS.set(request.trace.facts)  # until there is an inference request, which says more
         try:
             request.info.cancel_on_disconnect()
-            outcome = await self._answer(request, route, client)
-            reply = outcome[0]
-        except asyncio.CancelledError:
-            reply = shutting_down()
-        except Exception as error:  # noqa: BLE001 (the outermost loop of a request)
-            reply = unexpected_failure(error, request.path, self.metrics.count_error)
+            # Before the body is read: unauthenticated clients must not make the gateway hold megabytes.
+            caller = await authorize(self.identity, request, "infer")
+            principal = caller.principal
+            with BodyShare(self.bodies, principal) as reserve:
+                body = await request.body(self.plane.limits, reserve)
+                reply = await route.endpoint(self, request, route, caller, body)
+        except (ClientDisconnectedError, asyncio.CancelledError) as ended:
+            is_recorded = request.info.disconnected or isinstance(ended, ClientDisconnectedError)  # or the server stops
+            error = LinkDownError("The client closed the connection before it was answered.")
+            reply = Reply(_CLIENT_CLOSED_REQUEST, {}, b"") if is_recorded else shutting_down()
+        except FirstlineError as refused:
+            error, reply = refused, self._refusal(refused, client)
+        except Exception as failure:  # noqa: BLE001 (the outermost loop of a request)
+            reply, is_recorded = unexpected_failure(failure, request.path, self.metrics.count_error), False
+        if self.plane.draining:
+            reply.headers["Connection"] = "close"  # so that the client's next request goes to another replica
+        seconds = self.clock.monotonic_s() - started_s
         try:
             await send_reply(reply, send)
         except asyncio.CancelledError:
@@ -100,47 +112,18 @@ class InferenceApp:
             # The client left while its answer was sent.
         finally:
             self.overload.ended()
-            if outcome is not None:  # recorded after the answer, which does not wait for the log
-                _, caller, took_s, refusal = outcome
+            if is_recorded:  # after the answer, which does not wait for the log
                 record(
-                    self.metrics, transport="http", model=route.model, principal=caller, seconds=took_s, error=refusal
+                    self.metrics, transport="http", model=route.model, principal=principal, seconds=seconds, error=error
                 )
 
-    async def _answer(
-        self, request: Request, route: RouteMatch, client: int
-    ) -> tuple[Reply, str, float, FirstlineError | None]:
-        """Answers one request, refusals included.
-
-        Returns:
-            The reply, the caller, the seconds that it took, and why there is no answer.
-        """
-        started_s = self.clock.monotonic_s()
-        error: FirstlineError | None = None
-        principal = ""
-        if request.trace is not None:
-            logs.FACTS.set(request.trace.facts)  # until there is an inference request, which says more
-        try:
-            # Before the body is read: unauthenticated clients must not make the gateway hold megabytes.
-            certificate = await certificate_of(self.identity, request.scope)
-            caller = await caller_of(self.identity, certificate, request.headers.get("authorization", ""))
-            check_scope(caller, "infer")
-            principal = caller.principal
-            with self.bodies.share(principal) as reserve:
-                body = await request.body(self.plane.limits, reserve)
-                reply = await route.endpoint(self, request, route, caller, body)
-        except (ClientDisconnectedError, asyncio.CancelledError) as ended:
-            if isinstance(ended, asyncio.CancelledError) and not request.info.disconnected:
-                raise  # the server stops
-            error = LinkDownError("The client closed the connection before it was answered.")
-            reply = Reply(_CLIENT_CLOSED_REQUEST, {}, b"")
-        except FirstlineError as refused:
-            error = refused
-            reply = error_reply(refused)
-            if isinstance(refused, QueueFullError):
-                self.overload.queue_full(client, asyncio.get_running_loop().time())
-        if self.plane.draining or (error is not None and not self.plane.ready()):
-            reply.headers["Connection"] = "close"  # so that the client's next request goes to another replica
-        return reply, principal, self.clock.monotonic_s() - started_s, error
+    def _refusal(self, error: FirstlineError, client: int) -> Reply:
+        if isinstance(error, QueueFullError):
+            self.overload.queue_full(client, self.clock.monotonic_s())
+        reply = error_reply(error)
+        if not self.plane.ready():
+            reply.headers["Connection"] = "close"
+        return reply
 
     async def v2(self, received: Request, route: RouteMatch, caller: Caller, body: bytes) -> Reply:
         """`POST /v2/models/{model}[/versions/{version}]/infer`."""

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 
 from firstline_core.errors import QueueFullError
+from firstline_gateway.identity.client_certificate import ClientCertificate
 
 
 def overloaded() -> QueueFullError:
@@ -17,14 +18,15 @@ def overloaded() -> QueueFullError:
     )
 
 
-def client_key(serial: str, headers: Mapping[str, str], proxy_header: str) -> int:
+def client_key(certificate: ClientCertificate | None, headers: Mapping[str, str], proxy_header: str) -> int:
     """Returns a hash of a request's credentials, which are not verified yet, to tell clients apart.
 
     Args:
-        serial: of the client's certificate; "" without one.
+        certificate: of the client; None without one.
         headers: of the request, by lower-case names.
         proxy_header: in which a proxy passes on a client's certificate; "" without a proxy.
     """
+    serial = certificate.serial if certificate is not None else ""
     return hash((serial, headers.get("authorization"), headers.get(proxy_header) if proxy_header else None))
 
 
@@ -77,23 +79,19 @@ class OverloadGuard:
         return min(self._lags_s) > self._LAG_LIMIT_S
 
     def watch(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Begins to measure how late the event loop is; harmless if it has begun."""
-        if self._due_s is None:
-            self._measure(loop)
-
-    def _measure(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Measures from now on how late the event loop is."""
         now_s = loop.time()
         if self._due_s is not None:
             self._lags_s = (self._lags_s[1], now_s - self._due_s)
         self._due_s = now_s + self._LAG_PERIOD_S
-        loop.call_later(self._LAG_PERIOD_S, self._measure, loop)
+        loop.call_later(self._LAG_PERIOD_S, self.watch, loop)
 
     def queue_full(self, client: int, now_s: float) -> None:
         """Notes that a request of a client was read and there was no room for it.
 
         Args:
             client: from `client_key`.
-            now_s: time of the event loop.
+            now_s: monotonic time.
         """
         if now_s - self._period_start_s > self._PERIOD_S:
             self._begin_period(now_s)

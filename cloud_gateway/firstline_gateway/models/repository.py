@@ -94,6 +94,7 @@ class Repository:
 
     def _serve(self, models: dict[ModelKey, ServedModel]) -> None:
         self.models = models
+        self._metadata: dict[ModelKey, ModelMetadata] = {}
         self._versions: dict[str, tuple[int, ...]] = {}
         self._current: dict[str, ServedModel] = {}
         for name, version in sorted(models):
@@ -162,16 +163,19 @@ class Repository:
             UnknownModelError: there is no such bundle or version.
         """
         served = self.resolve(name, version)
-        return ModelMetadata(
-            name=name,
-            versions=tuple(map(str, self.versions(name))),
-            platform=PLATFORMS[served.full.runtime],
-            inputs=served.manifest.input_tensors,
-            outputs=served.manifest.task.outputs,
-            labels=served.manifest.labels,
-            files=served.manifest.file_inputs,
-            task=served.manifest.task,
-        )
+        found = self._metadata.get(served.key)
+        if found is None:
+            found = self._metadata[served.key] = ModelMetadata(
+                name=name,
+                versions=tuple(map(str, self.versions(name))),
+                platform=PLATFORMS[served.full.runtime],
+                inputs=served.manifest.input_tensors,
+                outputs=served.manifest.task.outputs,
+                labels=served.manifest.labels,
+                files=served.manifest.file_inputs,
+                task=served.manifest.task,
+            )
+        return found
 
 
 def check_size(served: ServedModel, budget_bytes: int) -> None:

@@ -16,12 +16,19 @@ from typing import NamedTuple
 from firstline_core.errors import FirstlineError, NotReadyError, RequestError
 from firstline_core.file_route import FileRoute
 from firstline_core.protocol import extensions, http
-from firstline_core.protocol.asgi import ClientDisconnectedError, Request, Streamed, send_reply, send_stream
+from firstline_core.protocol.asgi import (
+    ClientDisconnectedError,
+    Receive,
+    Request,
+    Scope,
+    Send,
+    Streamed,
+    send_reply,
+    send_stream,
+)
 from firstline_core.protocol.http import BodyBudget, Reply
-from firstline_core.protocol.http_server import Receive, Send
 from firstline_core.protocol.limits import Limits
 from firstline_core.protocol.oip import Origin
-from firstline_core.protocol.request_info import Scope
 from firstline_core.telemetry.logs import logger
 from firstline_edge.api import openapi
 from firstline_edge.api.access import Access, check_local

@@ -15,8 +15,7 @@ V2 messages
 HTTP
     http             errors and statuses, headers, bodies and replies, independent of a web framework
     http_server      the server of both tiers, on uvicorn
-    arrival          when bytes reached this machine
-    asgi             requests and replies of an ASGI application
+    asgi             requests, their arrival and sender, and replies of an ASGI application
     openapi          descriptions of routes
     http_client      every httpx client
     http_transport   connections of these clients: keepalive, Happy Eyeballs, and closing of idle ones

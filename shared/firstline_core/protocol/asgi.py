@@ -1,28 +1,94 @@
-"""Requests and replies of an ASGI application without a framework, for the inference endpoints of both tiers."""
+"""ASGI without a framework, for the inference endpoints of both tiers: requests, facts about them, and replies.
+
+While the event loop is busy, requests wait in the kernel, and their deadlines run on: their arrival is measured there.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Callable, Mapping
+import socket
+import sys
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, MutableMapping
 from functools import cached_property, lru_cache
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import parse_qsl
 
+from firstline_core.clock import SYSTEM_CLOCK
 from firstline_core.errors import RequestError
 from firstline_core.protocol.http import Reply, body_time_limit, check_declared_size
 from firstline_core.protocol.limits import Limits
 from firstline_core.protocol.parameters import SEVERAL
-from firstline_core.protocol.request_info import Scope, request_info
 from firstline_core.protocol.tensors import shown
 from firstline_core.telemetry.trace import from_lines
 from firstline_core.types import TRACEPARENT
 
-if TYPE_CHECKING:  # settings refer to these modules: commands that serve nothing need no server
-    from firstline_core.protocol.http_server import Receive, Send
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+AsgiApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 _NO_CONTENT = 204
 _NO_PARAMETERS: Mapping[str, str] = MappingProxyType({})
+STATE_KEY = "firstline"
+"""The key of a request's `RequestInfo` in the `state` of its ASGI scope."""
+
+_TCP_INFO = getattr(socket, "TCP_INFO", None)
+# Of struct tcp_info (linux/tcp.h, a stable interface): 8 bytes, then 32-bit numbers, of which tcpi_last_data_recv is
+# the twelfth: milliseconds since data arrived on this connection.
+_LAST_DATA = slice(52, 56)
+
+
+class RequestInfo:
+    """Facts about a request beyond ASGI; `request_info` returns them.
+
+    Attributes:
+        arrived_s: when its head reached this machine, on the server's monotonic clock. The time for which it waited in
+            the kernel, while the event loop was busy, counts.
+        peer: see `http_server.PeerRegistry`; None without a client certificate.
+        whole: whether the whole body has arrived.
+        disconnected: whether the client has left.
+        task: in which the server answers; None under another server.
+    """
+
+    __slots__ = ("_cancels", "arrived_s", "disconnected", "peer", "task", "whole")
+
+    def __init__(self, arrived_s: float, peer: Any = None) -> None:
+        self.arrived_s = arrived_s
+        self.peer = peer
+        self.whole = self.disconnected = self._cancels = False
+        self.task: asyncio.Task[Any] | None = None
+
+    def cancel_on_disconnect(self) -> None:
+        """Cancels the task once the client has left, because its answer would not be read."""
+        self._cancels = True
+        if self.disconnected:
+            self.disconnect()
+
+    def disconnect(self) -> None:
+        """Notes that the client has left."""
+        self.disconnected = True
+        if self._cancels and self.task is not None:
+            self.task.cancel()
+
+
+def request_info(scope: Scope) -> RequestInfo:
+    """Returns the facts about a request; under another ASGI server it arrives now."""
+    info = scope.get("state", {}).get(STATE_KEY)
+    return info if isinstance(info, RequestInfo) else RequestInfo(SYSTEM_CLOCK.monotonic_s())
+
+
+def age_s(connection: socket.socket) -> float:
+    """Returns for how many seconds the latest bytes have waited to be read; 0 if the system does not know."""
+    if _TCP_INFO is None:
+        return 0.0
+    try:
+        info = connection.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, _LAST_DATA.stop)
+    except OSError:  # the connection has ended, or is a Unix socket
+        return 0.0
+    return int.from_bytes(info[_LAST_DATA], sys.byteorder) / 1000
 
 
 class ClientDisconnectedError(Exception):
@@ -149,9 +215,7 @@ class Streamed(NamedTuple):
 
 async def send_reply(reply: Reply, send: Send) -> None:
     """Sends a whole answer."""
-    headers = list(_encoded(*reply.headers.items()))
-    if reply.status != _NO_CONTENT:
-        headers.append((b"content-length", b"%d" % len(reply.body)))
+    headers = _encoded(None if reply.status == _NO_CONTENT else len(reply.body), *reply.headers.items())
     await send({"type": "http.response.start", "status": reply.status, "headers": headers})
     await send({"type": "http.response.body", "body": reply.body})
 
@@ -161,7 +225,7 @@ async def send_stream(streamed: Streamed, request: Request, send: Send) -> None:
     with streamed.held:
         async with contextlib.aclosing(streamed.pieces) as pieces:
             request.info.cancel_on_disconnect()
-            headers = list(_encoded(*streamed.headers.items()))
+            headers = _encoded(None, *streamed.headers.items())
             await send({"type": "http.response.start", "status": 200, "headers": headers})
             if request.method != "HEAD":
                 async for piece in pieces:
@@ -169,6 +233,7 @@ async def send_stream(streamed: Streamed, request: Request, send: Send) -> None:
             await send({"type": "http.response.body", "body": b""})
 
 
-@lru_cache(256)
-def _encoded(*headers: tuple[str, str]) -> tuple[tuple[bytes, bytes], ...]:
-    return tuple((name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers)
+@lru_cache(1024)
+def _encoded(length: int | None, *headers: tuple[str, str]) -> tuple[tuple[bytes, bytes], ...]:
+    declared = ((b"content-length", b"%d" % length),) if length is not None else ()
+    return (*((name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers), *declared)

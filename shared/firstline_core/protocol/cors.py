@@ -7,17 +7,13 @@ bearer token.
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from msgspec import Meta
 
 from firstline_core.errors import ForbiddenError
-from firstline_core.protocol.asgi import send_reply
+from firstline_core.protocol.asgi import AsgiApp, Message, Receive, Scope, Send, send_reply
 from firstline_core.protocol.http import Reply, error_reply
-from firstline_core.protocol.request_info import Scope
-
-if TYPE_CHECKING:
-    from firstline_core.protocol.http_server import AsgiApp, Message, Receive, Send
 
 ANY_ORIGIN = "*"
 

@@ -13,7 +13,6 @@ from collections.abc import AsyncIterable, AsyncIterator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from functools import partial
 from http import HTTPStatus
 from typing import Any, Self, TypeVar
 
@@ -450,15 +449,14 @@ async def read_infer_request(
     Raises:
         RequestError: the request is invalid.
     """
-    length = header_length(headers)
-    if "content-encoding" not in headers:
-        decode = partial(decode_request, model, body, length, origin, version=version)
-        return await run_decoder(decode, len(body) if length is None else length)
+    length, is_compressed = header_length(headers), "content-encoding" in headers
 
-    def decompress_and_decode() -> InferRequest:
-        return decode_request(model, decompressed(headers, body, origin.limits), length, origin, version=version)
+    def decode() -> InferRequest:
+        plain = decompressed(headers, body, origin.limits) if is_compressed else body
+        return decode_request(model, plain, length, origin, version=version)
 
-    return await run_decoder(decompress_and_decode, len(body), compressed=True)
+    json_bytes = len(body) if length is None or is_compressed else length
+    return await run_decoder(decode, json_bytes, compressed=is_compressed)
 
 
 def response_reply(plane: DataPlane, request: InferRequest, response: InferResponse) -> Reply:

@@ -17,11 +17,12 @@ import contextvars
 import resource
 import socket
 import ssl
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from collections.abc import Callable, Iterable
 from email.utils import formatdate
 from functools import lru_cache, partial
+from itertools import chain
 from time import time
-from typing import Any, Protocol, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 import httptools
 import uvicorn
@@ -37,14 +38,19 @@ from uvicorn.server import ServerState
 
 from firstline_core.clock import SYSTEM_CLOCK, Clock
 from firstline_core.errors import RequestError
+from firstline_core.protocol.asgi import (
+    STATE_KEY,
+    AsgiApp,
+    Message,
+    Receive,
+    RequestInfo,
+    Scope,
+    Send,
+    age_s,
+    request_info,
+)
 from firstline_core.protocol.http import closing_response
-from firstline_core.protocol.request_info import STATE_KEY, RequestInfo, Scope, age_s, request_info
 from firstline_core.telemetry.logs import logger
-
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-AsgiApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 _BACKLOG = 2048
 _ACCEPTED_PER_TURN = 64
@@ -331,21 +337,21 @@ class Connection(HttpToolsProtocol):
 
     def _check_head(self, http_version: str) -> None:
         """Refuses a head that another server on the way could read differently (RFC 9112, sections 3.2 and 6.1)."""
-        names: set[bytes] = set()
-        for name, value in self.headers:
-            self._head_bytes += len(name) + len(value)
-            if name in _SENT_ONCE:
-                if name in names:
-                    raise _RequestFaultError(400, f"The header {name.decode()} came twice; send it once.")
-                names.add(name)
-            elif name == b"transfer-encoding":
-                if any(coding.strip().lower() != b"chunked" for coding in value.split(b",")):
-                    raise _RequestFaultError(501, "Only the transfer coding 'chunked' is supported; send no other.")
-            elif name == b"expect" and http_version == "1.1":
-                self.expect_100_continue = value.lower() == b"100-continue"
+        latest = dict(self.headers)
+        self._head_bytes += sum(map(len, chain.from_iterable(self.headers)))
+        if len(latest) < len(self.headers):
+            names = [name for name, _ in self.headers]
+            if twice := [name for name in names if name in _SENT_ONCE and names.count(name) > 1]:
+                raise _RequestFaultError(400, f"The header {twice[0].decode()} came twice; send it once.")
+        if b"transfer-encoding" in latest:
+            codings = b",".join(value for name, value in self.headers if name == b"transfer-encoding").split(b",")
+            if any(coding.strip().lower() != b"chunked" for coding in codings):
+                raise _RequestFaultError(501, "Only the transfer coding 'chunked' is supported; send no other.")
+        if b"expect" in latest and http_version == "1.1":
+            self.expect_100_continue = latest[b"expect"].lower() == b"100-continue"
         if self._head_bytes > self._limits.head_bytes:
             raise self._too_long()
-        if b"host" not in names:
+        if b"host" not in latest:
             raise _RequestFaultError(400, "The request has no Host header; send exactly one.")
 
     # Answers
@@ -362,8 +368,9 @@ class Connection(HttpToolsProtocol):
         task = self.loop.create_task(cycle.run_asgi(app), context=contextvars.Context())
         self.tasks.add(task)
         task.add_done_callback(self._server.ended)
+        request_info(cast(Scope, cycle.scope)).task = task
 
-    async def _send(self, cycle: RequestResponseCycle, held: list[Message], message: Message) -> None:
+    async def _send(self, cycle: RequestResponseCycle, held: list[tuple[Message, _Head]], message: Message) -> None:
         """Sends a part of an answer. An answer with one body is written in one piece; uvicorn sends all others.
 
         The start of an answer of known length is held until its body comes. A second start, such as that of uvicorn's
@@ -373,24 +380,20 @@ class Connection(HttpToolsProtocol):
         if message["type"] == "http.response.start" and not cycle.response_started:
             if start is not None:
                 cycle.keep_alive = False
-            if _declared_length(tuple(message["headers"])) is not None:
-                held.append(message)
+            head = _head_of(tuple(message["headers"]))
+            if head.length is not None:
+                held.append((message, head))
                 return
         elif start is not None:
-            body, headers = message.get("body", b""), tuple(start["headers"])
-            lines = None if message.get("more_body") else _plain_lines(headers)
-            if (
-                lines is not None
-                and _declared_length(headers) == len(body)
-                and cycle.keep_alive
-                and cycle.scope["method"] != "HEAD"
-            ):
+            (first, head), body = start, message.get("body", b"")
+            is_whole = head.length == len(body) and not message.get("more_body")
+            if is_whole and head.lines and cycle.keep_alive and cycle.scope["method"] != "HEAD":
                 if cycle.flow.write_paused:
                     await cycle.flow.drain()
                 if not cycle.disconnected:
-                    self._write_whole(cycle, STATUS_LINE[start["status"]], lines, body)
+                    self._write_whole(cycle, STATUS_LINE[first["status"]], head.lines, body)
                 return
-            await RequestResponseCycle.send(cycle, cast(Any, start))
+            await RequestResponseCycle.send(cycle, cast(Any, first))
         await RequestResponseCycle.send(cycle, cast(Any, message))
 
     def _write_whole(self, cycle: RequestResponseCycle, head: bytes, lines: bytes, body: bytes) -> None:
@@ -519,28 +522,30 @@ def _without_chunks(cycle: RequestResponseCycle, app: AsgiApp) -> AsgiApp:
     return run
 
 
-_Headers = tuple[tuple[bytes, bytes], ...]
+class _Head(NamedTuple):
+    """The headers of an answer.
+
+    Attributes:
+        length: of the body, as they declare it; None without one.
+        lines: as they are sent, and the end of the head; b"" if uvicorn has to send them.
+    """
+
+    length: int | None
+    lines: bytes
 
 
-@lru_cache(256)
-def _declared_length(headers: _Headers) -> int | None:
-    """Returns the length of the body that an answer declares; None without one."""
-    declared = dict(headers).get(b"content-length")
-    return None if declared is None else int(declared)
-
-
-@lru_cache(256)
-def _plain_lines(headers: _Headers) -> bytes | None:
-    """Returns the headers of an answer as they are sent, and the end of its head; None if uvicorn has to send them."""
-    names, values = zip(*headers, strict=True)
-    if (
-        b"transfer-encoding" in names
-        or b"connection" in names
-        or HEADER_RE.search(b"".join(names))
-        or HEADER_VALUE_RE.search(b"".join(values))
-    ):
-        return None
-    return b"\r\n".join([*map(b": ".join, headers), b"", b""])
+@lru_cache(1024)
+def _head_of(headers: tuple[tuple[bytes, bytes], ...]) -> _Head:
+    found = dict(headers)
+    declared = found.get(b"content-length")
+    is_plain = not (
+        b"transfer-encoding" in found
+        or b"connection" in found
+        or HEADER_RE.search(b"".join(found))
+        or HEADER_VALUE_RE.search(b"".join(value for _, value in headers))
+    )
+    lines = b"\r\n".join([*map(b": ".join, headers), b"", b""]) if is_plain else b""
+    return _Head(None if declared is None else int(declared), lines)
 
 
 @lru_cache(1)
@@ -705,12 +710,14 @@ class HttpServer:
         """Removes a connection that has ended."""
         self._connections.pop(connection, None)
         self._pending.pop(connection, None)
-        self._changed.set()
+        if self.stopping:
+            self._changed.set()
 
     def ended(self, task: asyncio.Task[None]) -> None:
         """Removes the task of a request that has ended."""
         self.state.tasks.discard(task)
-        self._changed.set()
+        if self.stopping:
+            self._changed.set()
 
 
 async def _turns() -> None:

@@ -298,9 +298,9 @@ class Detection(ConfiguredTask, frozen=True, tag="detection"):
             {
                 "label": self.labels[label],
                 "score": round(score, 4),
-                "box": dict(zip(("x1", "y1", "x2", "y2"), (round(value, 1) for value in box), strict=True)),
+                "box": {"x1": round(x1, 1), "y1": round(y1, 1), "x2": round(x2, 1), "y2": round(y2, 1)},
             }
-            for box, score, label in _listed(self.seen(outputs, row, view))
+            for (x1, y1, x2, y2), score, label in _listed(self.seen(outputs, row, view))
         ]
         return {"count": len(objects), "objects": objects}
 

@@ -8,8 +8,8 @@ import httpx
 import pytest
 from starlette.middleware.cors import CORSMiddleware
 
+from firstline_core.protocol.asgi import AsgiApp
 from firstline_core.protocol.cors import with_cors
-from firstline_core.protocol.http_server import AsgiApp
 
 PAGE, OTHER = "https://example.com", "https://evil.example"
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")

@@ -21,18 +21,24 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from firstline_core.protocol.asgi import ClientDisconnectedError, Request, Streamed, send_reply, send_stream
+from firstline_core.protocol.asgi import (
+    ClientDisconnectedError,
+    Receive,
+    Request,
+    Scope,
+    Send,
+    Streamed,
+    send_reply,
+    send_stream,
+)
 from firstline_core.protocol.http import Reply
 from firstline_core.protocol.http_server import (
     Connection,
     HttpServer,
-    Receive,
-    Send,
     ServerLimits,
     connections_within_descriptors,
 )
 from firstline_core.protocol.limits import DEFAULT_LIMITS
-from firstline_core.protocol.request_info import Scope
 
 TIMEOUT_S = 10.0
 SHORT_S = 0.2

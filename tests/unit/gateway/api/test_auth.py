@@ -12,7 +12,7 @@ from support.keys import bearer, create_key
 
 from firstline_core.clock import SYSTEM_CLOCK
 from firstline_core.errors import ForbiddenError, UnauthorizedError
-from firstline_core.protocol.request_info import RequestInfo
+from firstline_core.protocol.asgi import RequestInfo
 from firstline_gateway.api.auth import Caller, authenticate, authorize, certificate_of
 from firstline_gateway.identity.client_certificate import ClientCertificate
 from firstline_gateway.identity.identity import Identity

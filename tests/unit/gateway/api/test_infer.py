@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from support.gateway import gated_gateway
 
-from firstline_core.protocol.request_info import RequestInfo
+from firstline_core.protocol.asgi import RequestInfo
 from firstline_gateway.api.infer import InferenceApp
 
 
