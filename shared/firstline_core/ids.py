@@ -30,7 +30,7 @@ def new_request_id() -> str:
 
 def _draw() -> str:
     drawn = os.urandom(_DIGITS // 2 * _DRAWN).hex()
-    _noise.extend(drawn[start : start + _DIGITS] for start in range(_DIGITS, len(drawn), _DIGITS))
+    _noise.extend([drawn[start : start + _DIGITS] for start in range(_DIGITS, len(drawn), _DIGITS)])
     return drawn[:_DIGITS]
 
 

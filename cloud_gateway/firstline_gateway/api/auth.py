@@ -119,7 +119,8 @@ async def authorize(identity: Identity, connection: HTTPConnection | asgi.Reques
         UnauthorizedError, RateLimitedError, CapacityError: as `authenticate`.
         ForbiddenError: the caller lacks the scope.
     """
-    caller = await authenticate(identity, connection)
+    authorization = connection.headers.get("authorization", "")
+    caller = await caller_of(identity, await certificate_of(identity, connection.scope), authorization)
     check_scope(caller, scope)
     return caller
 

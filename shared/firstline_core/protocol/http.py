@@ -12,8 +12,8 @@ import zlib
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from http import HTTPStatus
+from operator import attrgetter
 from typing import Any, Self, TypeVar
 
 import msgspec
@@ -103,6 +103,8 @@ PROVISIONAL_ID, LAST_ID = 1, 2
 HEARTBEAT = b":\n\n"
 # A buffering proxy would delay the final answer.
 EVENT_HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+
+_CLASSIFICATION = attrgetter("classification")
 
 T = TypeVar("T")
 
@@ -402,8 +404,7 @@ async def run_decoder(decode: Callable[[], T], json_bytes: int, *, compressed: b
     return await asyncio.get_running_loop().run_in_executor(_DECODING, decode)
 
 
-@dataclass(slots=True)
-class Reply:
+class Reply(msgspec.Struct):
     """An HTTP response, independent of a web framework."""
 
     status: int
@@ -465,13 +466,13 @@ def response_reply(plane: DataPlane, request: InferRequest, response: InferRespo
     Raises:
         InvalidTensorError: the response cannot be encoded in the requested form.
     """
-    encoded = encode_response(request, response, class_labels(plane, request, response) if request.outputs else ())
+    encoded = encode_response(request, response, class_labels(plane, request, response))
     return Reply(200, headers_for(encoded), encoded.body)
 
 
 def class_labels(plane: DataPlane, request: InferRequest, response: InferResponse) -> tuple[str, ...]:
     """Returns the labels of the answering model if an output is requested as classes; () if they are unknown."""
-    if not [output for output in request.outputs if output.classification]:
+    if not any(map(_CLASSIFICATION, request.outputs)):
         return ()
     try:
         return plane.metadata(response.model, response.version).labels

@@ -233,9 +233,7 @@ class Connection(HttpToolsProtocol):
         self._unread_bytes += len(data)
         self._ended_whole = False
         try:
-            left = self._fed(data)
-            while left is not None:
-                left = self._continued_after_upgrade(left)
+            self._feed(data)
             if self._unread_bytes > self._limits.head_bytes:
                 raise self._too_long()
         except httptools.HttpParserError as error:  # also what a callback raises, as its context
@@ -252,27 +250,24 @@ class Connection(HttpToolsProtocol):
         if self._has_cycle and not self.cycle.response_complete:
             self.cycle.transport = cast(asyncio.Transport, _LingeringTransport(self))
 
-    def _fed(self, data: bytes | memoryview) -> memoryview | None:
-        """Parses bytes; returns what follows a head that asks for another protocol, or None without one."""
-        try:
-            self.parser.feed_data(data)
-        except httptools.HttpParserUpgrade as upgrade:
-            return memoryview(data)[upgrade.args[0] :]
-        return None
-
-    def _continued_after_upgrade(self, left: memoryview) -> memoryview | None:
-        """Parses what follows a head that asks for another protocol, as Java's client does for HTTP/2.
+    def _feed(self, data: bytes | memoryview) -> None:
+        """Parses bytes. Heads may ask for another protocol, as Java's client does for HTTP/2.
 
         llhttp stops after such a head and does not read its body, which could then pass for the next request. The
         request is answered over HTTP/1.1: another parser is fed a head that frames the same body, and continues there.
         """
-        keep_alive = b"" if self.parser.should_keep_alive() else b"Connection: close\r\n"
-        framing = b"".join(b"%b: %b\r\n" % each for each in self.headers if each[0] in _FRAMING)
-        self.parser = httptools.HttpRequestParser(self)
-        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn's own
-        self._replaying = True
-        self.parser.feed_data(b"POST / HTTP/1.1\r\n%b%b\r\n" % (keep_alive, framing))
-        return self._fed(left)
+        while True:
+            try:
+                self.parser.feed_data(data)
+                return
+            except httptools.HttpParserUpgrade as upgrade:
+                data = memoryview(data)[upgrade.args[0] :]
+            keep_alive = b"" if self.parser.should_keep_alive() else b"Connection: close\r\n"
+            framing = b"".join(b"%b: %b\r\n" % each for each in self.headers if each[0] in _FRAMING)
+            self.parser = httptools.HttpRequestParser(self)
+            self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn's own
+            self._replaying = True
+            self.parser.feed_data(b"POST / HTTP/1.1\r\n%b%b\r\n" % (keep_alive, framing))
 
     # httptools
 
@@ -301,7 +296,8 @@ class Connection(HttpToolsProtocol):
         if self._replaying:
             self._replaying = False
             return
-        self._server.no_longer_pending(self)
+        if self.cycle is None:  # the first request
+            self._server.no_longer_pending(self)
         self._check_head(self.parser.get_http_version())
         self._in_head = False
         if self._is_answering() and len(self.pipeline) >= self._limits.pipelined:
@@ -320,7 +316,7 @@ class Connection(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         if self.parser.should_upgrade():
-            return  # its body is yet to be read, see `_continued_after_upgrade`
+            return  # its body is yet to be read, see `_feed`
         self._in_message = self._has_cycle = False
         self._ended_whole = True
         cycle = self.cycle
@@ -368,7 +364,7 @@ class Connection(HttpToolsProtocol):
         task = self.loop.create_task(cycle.run_asgi(app), context=contextvars.Context())
         self.tasks.add(task)
         task.add_done_callback(self._server.ended)
-        request_info(cast(Scope, cycle.scope)).task = task
+        cast(Scope, cycle.scope)["state"][STATE_KEY].task = task
 
     async def _send(self, cycle: RequestResponseCycle, held: list[tuple[Message, _Head]], message: Message) -> None:
         """Sends a part of an answer. An answer with one body is written in one piece; uvicorn sends all others.

@@ -414,7 +414,7 @@ def read_request(message: Message, model: str, origin: Origin) -> InferRequest:
         RequestError: the message is invalid; `InvalidTensorError`, `PayloadTooLargeError`.
     """
     now_s, version = origin.now_s, message.properties.get(MODEL_VERSION, "")
-    trusted, length = origin._replace(trust_request_id=True), _whole_number(message, HEADER_LENGTH)
+    trusted, length = replace(origin, trust_request_id=True), _whole_number(message, HEADER_LENGTH)
     request = decode_request(model, message.payload, length, trusted, version=version)
     deadline_ms = _whole_number(message, DEADLINE_MS)
     ends_s = [

@@ -22,6 +22,7 @@ from typing import Any, Final, NamedTuple
 from uuid import UUID
 
 import orjson
+from msgspec import Struct
 
 from firstline_core import errors
 from firstline_core.ids import new_request_id
@@ -50,7 +51,7 @@ EDGE_OUTPUT: Final = "edge/"
 """Precedes the name of an edge output among the inputs of an audit."""
 
 
-class Origin(NamedTuple):
+class Origin(Struct, frozen=True):
     """Where a request comes from, and when it came.
 
     Attributes:

@@ -68,7 +68,9 @@ def chosen(request: InferRequest, response: InferResponse, labels: Sequence[str]
     """
     if not request.outputs:
         return [(tensor, request.binary_output) for tensor in response.outputs]
-    by_name = {tensor.name: tensor for tensor in response.outputs}
+    by_name: dict[str, Tensor] = {}
+    for tensor in response.outputs:  # a loop, because a comprehension is a call before Python 3.12
+        by_name[tensor.name] = tensor
     selected: list[tuple[Tensor, bool]] = []
     for output in request.outputs:
         if output.name not in by_name:

@@ -138,7 +138,7 @@ def from_binary(where: str, datatype: str, shape: tuple[int, ...], raw: memoryvi
         )
     if dtype.kind == "b" and count and np.frombuffer(raw, np.uint8).max() > 1:
         raise InvalidTensorError(f"{where} has a byte other than 0 and 1 in its binary BOOL data.")
-    array = np.frombuffer(raw, _LITTLE_ENDIAN[datatype]).reshape(shape)
+    array: Array = np.ndarray(shape, _LITTLE_ENDIAN[datatype], raw)
     return array if array.flags.aligned and array.dtype.isnative else array.astype(dtype)
 
 

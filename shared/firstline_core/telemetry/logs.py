@@ -95,6 +95,7 @@ class _LineBuffer:
         self._flush_by_s = 0.0
 
     def write(self, line: EventDict | str) -> None:
+        """Collects a line; another method has it written."""
         with self._lock:
             self._lines.append(line)
 
