@@ -13,7 +13,8 @@ from support.waiting import until
 
 from firstline_core.hardware.kernel_files import Tree
 from firstline_core.hardware.readings import measured
-from firstline_edge.hardware.surveyor import Surveyor, survey
+from firstline_core.hardware.survey import describe_device, measure_device
+from firstline_edge.hardware.surveyor import Surveyor
 
 
 def edge_agent(*arguments: str, state_dir: Path) -> subprocess.CompletedProcess[str]:
@@ -22,7 +23,7 @@ def edge_agent(*arguments: str, state_dir: Path) -> subprocess.CompletedProcess[
 
 
 async def test_a_device_is_measured_only_once(tmp_path: Path) -> None:
-    measured_here = await survey(Path("/"), tmp_path)
+    measured_here = measure_device(describe_device(Tree(), tmp_path))
     assert measured_here.measured
     assert measured_here.engines
     assert measured_here.engine("onnx", "CPUExecutionProvider")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache, partial
-from pathlib import Path
 from typing import assert_never
 
 import msgspec
@@ -13,7 +12,7 @@ import msgspec
 from firstline_core.bundle.loading import LoadedModel
 from firstline_core.errors import FirstlineError
 from firstline_core.hardware.kernel_files import Tree
-from firstline_core.hardware.survey import describe_device
+from firstline_core.hardware.survey import fingerprint
 from firstline_core.profile.profile import Profile
 from firstline_core.runtime.select import RuntimeOptions, check_options
 from firstline_core.telemetry.logs import logger
@@ -110,7 +109,7 @@ def _profiles(served: ServedModel, found: ExecutorOf) -> list[Profile]:
 
 @cache
 def _fingerprint() -> str:
-    return describe_device(Tree(Path("/")), Path("/")).fingerprint
+    return fingerprint(Tree())
 
 
 def _open(

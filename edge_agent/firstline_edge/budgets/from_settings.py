@@ -123,15 +123,12 @@ def device_sensors(settings: EdgeSettings, queue: Callable[[], float] | None = N
     """Returns the device's sensors.
 
     Args:
-        settings: the agent's settings; the first link's costs apply to all traffic.
+        settings: the agent's settings.
         queue: number of waiting runs; None if no agent runs.
     """
-    names = link_names(settings.links)
-    tariff = tariff_of(settings, names)
     return Sensors(
         Tree(Path(settings.hardware.root)),
-        tariff=tariff,
-        link=tariff.of_link(names[0]) if names else None,
+        tariff=tariff_of(settings, link_names(settings.links)),
         power_rails=settings.hardware.power_rails,
         queue=queue,
     )

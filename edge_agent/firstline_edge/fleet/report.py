@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from msgspec import Struct, convert, field
-from msgspec.structs import asdict, replace
+from msgspec.structs import asdict
 
 from firstline_core.clock import Clock
 from firstline_core.errors import FirstlineError, ModelMismatchError, RequestError, UnknownModelError
@@ -28,7 +28,6 @@ from firstline_core.fleet.telemetry import (
     latency_bin,
 )
 from firstline_core.fleet.twin import Profiling, Reported, RunningModel, Update
-from firstline_core.hardware.catalogue import Catalogue
 from firstline_core.hardware.readings import Snapshot, measured
 from firstline_core.tasks.base import Task
 from firstline_core.tasks.field import field_occurrences
@@ -95,14 +94,6 @@ def capabilities(hardware: Hardware) -> dict[str, Any]:
     return reported
 
 
-def stable_catalogue(catalogue: Catalogue | None) -> Catalogue | None:
-    """Returns the hardware catalogue for `Reported`, without values that change by themselves."""
-    if catalogue is None or catalogue.storage is None:
-        return catalogue
-    storage = replace(catalogue.storage, free_bytes=catalogue.storage.free_bytes >> 30 << 30)
-    return replace(catalogue, storage=storage)
-
-
 def _memory_mb() -> int | None:
     try:
         with Path("/proc/meminfo").open() as lines:
@@ -155,7 +146,7 @@ class FleetReport:
             audits_off=self.auditor.switched_off_by,
             agent_version=VERSION,
             capabilities=capabilities(self.hardware),
-            hardware=stable_catalogue(self.surveyor.catalogue),
+            hardware=self.surveyor.catalogue,
             profiles=profiles,
         )
 

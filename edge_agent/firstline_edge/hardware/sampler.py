@@ -48,7 +48,6 @@ _GAUGES: Mapping[str, tuple[str, str, str]] = {
     "memory_available_bytes": ("memory_available_bytes", "", "Memory that the agent may still use."),
     "memory_stalled_ratio": ("memory_stalled_share", "", "Of the last 10 s, in which work waited for memory."),
     "cpu_busy_ratio": ("cpu_busy_share", "", "Of the usable cores, the part that is busy."),
-    "cpu_allowed_ratio": ("frequency_share", "", "Of the rated frequency, the part that is allowed."),
     "queued_runs": ("queue_items", "", "Runs that wait for a thread."),
 }
 """Field of the snapshot, label and description by metric; fields without a label are single readings."""
@@ -220,7 +219,7 @@ def add_sensor_gauges(metrics: RequestMetrics, latest: Callable[[], Snapshot]) -
 
     Args:
         metrics: the agent's metrics.
-        latest: returns the snapshot to show, limited.
+        latest: returns the snapshot to show.
     """
     for name, (field, label, description) in _GAUGES.items():
         labels = (label,) if label else ()

@@ -3,31 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import os
-import signal
-import sys
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from pathlib import Path
 
 from firstline_core.clock import SYSTEM_CLOCK, Clock
-from firstline_core.errors import FirstlineError, IntegrityError, ProtocolError
-from firstline_core.hardware.catalogue import LIMIT_BYTES, Catalogue, decode, encode
+from firstline_core.errors import IntegrityError, ProtocolError
+from firstline_core.hardware.catalogue import Catalogue, decode
 from firstline_core.hardware.kernel_files import Tree, read_in_time
-from firstline_core.hardware.survey import describe_device, with_measurements
-from firstline_core.runtime.threads import REFUSED, in_daemon_thread
+from firstline_core.hardware.survey import describe_device, measure_device, with_measurements
+from firstline_core.runtime.threads import REFUSED, in_daemon_thread, in_stoppable_thread
 from firstline_core.storage.files import read_checked
 from firstline_core.storage.structs import write_struct
 from firstline_core.telemetry.logs import logger
 
 log = logger(__name__)
 
-_LIMIT_S = 600.0
 _DELAY_S = 30.0  # an agent that has just started has other things to do
 _AGAIN_S = 300.0
-_END_S = 5.0
 
 
 @dataclass(eq=False)
@@ -72,11 +66,9 @@ class Surveyor:
         self._publish(found)
         if self.measures and not found.measured:
             await self.clock.sleep(_DELAY_S)
-            try:
-                measured = await survey(self.tree.root, self.folder)
-            except FirstlineError as error:
-                log.warning("hardware not measured", error=error.message)
-                return
+            measured = await in_stoppable_thread(
+                lambda stopped: measure_device(found, must_end=lambda: "stopped" if stopped.is_set() else "")
+            )
             self._publish(measured)
             await asyncio.to_thread(self.store, measured)
 
@@ -115,57 +107,5 @@ class Surveyor:
             log.warning("catalogue not stored", path=str(self.path), error=str(error))
 
     def _publish(self, found: Catalogue) -> None:
-        """Rejects a catalogue that a reader would refuse."""
-        try:
-            self.catalogue = decode(encode(found), "The catalogue of this device")
-        except ProtocolError as error:
-            log.warning("catalogue of this device invalid", error=error.message)
-            return
+        self.catalogue = found
         self.on_change()
-
-
-async def survey(root: Path, folder: Path, limit_s: float = _LIMIT_S) -> Catalogue:
-    """Measures in a process of the lowest priority, which ends with this call.
-
-    Args:
-        root: where the kernel's files begin.
-        folder: the state directory.
-        limit_s: time limit.
-
-    Raises:
-        ProtocolError: the process did not end in time, or failed.
-        OSError: the system refuses a process.
-    """
-    child = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-P",
-        "-m",
-        "firstline_core.hardware.survey",
-        str(folder),
-        str(root),
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.DEVNULL,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-        start_new_session=True,  # trials are its children, and are to end with it
-    )
-    assert child.stdout is not None  # noqa: S101 (it is a pipe)
-    try:
-        async with asyncio.timeout(limit_s):
-            output = await child.stdout.read(-1)
-            code = await child.wait()
-    except TimeoutError as error:
-        raise ProtocolError(f"The survey of this device did not end within {limit_s:.0f} s.") from error
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(child.pid, signal.SIGKILL)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_END_S):  # what hangs within a driver does not even end when it is killed
-                await child.wait()
-    if code:
-        raise ProtocolError(
-            f"The survey of this device ended with exit code {code}; `edge-agent hardware get` says more."
-        )
-    if len(output) > LIMIT_BYTES:
-        raise ProtocolError(f"The survey of this device wrote {len(output)} bytes; at most {LIMIT_BYTES} are read.")
-    return decode(output, "The survey of this device")

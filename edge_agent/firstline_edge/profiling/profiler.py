@@ -25,6 +25,7 @@ from firstline_core.hardware.readings import Snapshot
 from firstline_core.profile.measure import ProfileOptions, measure_profile
 from firstline_core.profile.profile import Profile
 from firstline_core.protocol.backoff import full_jitter_s
+from firstline_core.runtime.threads import in_stoppable_thread
 from firstline_core.storage.files import system_reason
 from firstline_core.telemetry.logs import logger
 from firstline_edge.models.models import Models
@@ -77,18 +78,17 @@ class BundleMeasurement:
             IntegrityError: the bundle is not what its manifest says.
         """
         path, options = self._order(request)
-        stopped, loop = threading.Event(), asyncio.get_running_loop()
+        loop = asyncio.get_running_loop()
 
         def tell(**fields: Any) -> None:
             loop.call_soon_threadsafe(partial(on_progress, **fields))
 
-        def pause(seconds: float) -> None:
-            if stopped.wait(seconds):
-                raise _Stopped
+        def run(stopped: threading.Event) -> Profile:
+            def pause(seconds: float) -> None:
+                if stopped.wait(seconds):
+                    raise _Stopped
 
-        gate = DeviceGate(self._latest, bounds_of(self._settings), lambda why: tell(message=why), pause)
-
-        def run() -> Profile:
+            gate = DeviceGate(self._latest, bounds_of(self._settings), lambda why: tell(message=why), pause)
             bundle = open_bundle(path)
             present = tuple(model.id for model in bundle.manifest.models if bundle.has(model))  # often not the full one
             return measure_profile(
@@ -100,12 +100,7 @@ class BundleMeasurement:
                 progress=lambda done, total, _: tell(done=done, total=total),
             )
 
-        thread = asyncio.create_task(asyncio.to_thread(run))
-        try:
-            profile = await asyncio.shield(thread)
-        finally:
-            stopped.set()
-            await asyncio.gather(thread, return_exceptions=True)
+        profile = await in_stoppable_thread(run)
         if not profile.points:
             reason = profile.refused[-1].reason if profile.refused else "it has no model here."
             raise ConfigError(f"No point of {profile.bundle} could be measured: {reason}")

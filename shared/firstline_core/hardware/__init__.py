@@ -3,9 +3,9 @@
     readings        measured, modelled and absent readings, and all readings of one moment
     kernel_files    small kernel files under a root that tests replace, and the limits of this process's control group
     sensors         temperatures, throttling, clock frequencies, memory, load
-    power           rails, RAPL, batteries, network traffic, power of the whole device
+    power           rails, RAPL, batteries, power of the whole device
     catalogue       the document that describes a device; catalogue and readings as text
-    survey          fills the catalogue from files
+    survey          fills the catalogue: from files, and by trials of engines
     engines         tries every provider and delegate
     engine_trial    the process that tries one runtime
 

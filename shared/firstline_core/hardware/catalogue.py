@@ -1,13 +1,13 @@
 """The document that describes a device: stored by the device and reported to the fleet; and readings as text.
 
-Unknown values are None or missing from their tuple, and `notes` says why. A reader ignores fields that it does not
-know, so that a newer device is still understood.
+Unknown values are None or missing from their tuple. A reader ignores fields that it does not know, so that a newer
+device is still understood.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Annotated, Literal
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta, Struct
@@ -20,15 +20,14 @@ from firstline_core.types import Amount, Count
 
 LIMIT_BYTES = 16 * 1024
 """Largest catalogue; a report of a device contains one."""
-MOST = 32
+MOST = 16
 """Most entries of each kind."""
 
 Text = Annotated[str, Meta(max_length=160)]
 Word = Annotated[str, Meta(max_length=64)]
 HIGHEST_COUNT = 2**53
 """Largest plausible count, in bytes or other units."""
-LinkKind = Literal["ethernet", "wifi", "cellular", "loopback", "virtual", "other"]
-_GIB, _MIB = 1 << 30, 1 << 20
+_GIB = 1 << 30
 
 
 class Processor(Struct, frozen=True):
@@ -40,8 +39,6 @@ class Processor(Struct, frozen=True):
         cores: logical cores that are online.
         usable_cores: cores that this process may use, by its affinity and its cgroup's quota, as a fraction.
         instruction_sets: instruction sets that matter to inference, such as "avx2" or "asimddp".
-        rated_hz: of the fastest core; None if unknown.
-        last_cache_bytes: size of the last level; None if unknown.
     """
 
     model: Text
@@ -49,15 +46,13 @@ class Processor(Struct, frozen=True):
     cores: Count
     usable_cores: Amount
     instruction_sets: Annotated[tuple[Word, ...], Meta(max_length=MOST)] = ()
-    rated_hz: Amount | None = None
-    last_cache_bytes: Count | None = None
 
 
 class Memory(Struct, frozen=True):
     """Main memory.
 
     Attributes:
-        total_bytes: of the machine.
+        total_bytes: of the machine; 0 if unknown.
         limit_bytes: limit of this process's cgroup; None without a limit.
     """
 
@@ -110,42 +105,25 @@ class ThermalZone(Struct, frozen=True):
 
 
 class PowerSource(Struct, frozen=True):
-    """A source of power, or a place where power is measured.
-
-    Attributes:
-        kind: "battery", "mains", "usb", "rail" or "rapl".
-        measures: whether it reports watts or joules.
-    """
+    """A source of power, as the kernel names it; `kind` is "battery", "mains" or "usb"."""
 
     name: Word
     kind: Word
-    measures: bool
 
 
 class Storage(Struct, frozen=True):
-    """The disk of the state directory.
-
-    Attributes:
-        file_system: such as "ext4"; "" if unknown.
-    """
+    """The disk of the state directory; free bytes are in whole GiB, because each change is reported."""
 
     total_bytes: Count
     free_bytes: Count
-    file_system: Word = ""
 
 
 class NetworkLink(Struct, frozen=True):
-    """A network interface.
-
-    Attributes:
-        up: whether it carries traffic now.
-        bits_per_s: as negotiated; None if unknown, as for wireless interfaces.
-    """
+    """A network interface; `kind` is "ethernet", "wifi", "cellular" or "other"."""
 
     name: Word
-    kind: LinkKind
+    kind: Word
     up: bool
-    bits_per_s: Amount | None = None
 
 
 class Catalogue(Struct, frozen=True):
@@ -155,7 +133,6 @@ class Catalogue(Struct, frozen=True):
         fingerprint: of kernel, packages and hardware; another fingerprint requires another survey.
         board: such as "Raspberry Pi 5 Model B Rev 1.0"; "" if unknown.
         kernel: its release.
-        notes: unknown values and their reasons, in sentences.
         measured: whether engines were tried, which takes seconds.
     """
 
@@ -170,7 +147,6 @@ class Catalogue(Struct, frozen=True):
     power_sources: Annotated[tuple[PowerSource, ...], Meta(max_length=MOST)] = ()
     storage: Storage | None = None
     links: Annotated[tuple[NetworkLink, ...], Meta(max_length=MOST)] = ()
-    notes: Annotated[tuple[Text, ...], Meta(max_length=MOST)] = ()
     measured: bool = False
     format: int = FORMAT
 
@@ -204,39 +180,25 @@ def catalogue_lines(found: Catalogue) -> list[str]:
 
 def catalogue_facts(found: Catalogue) -> list[tuple[str, str]]:
     """Returns the catalogue as names and texts; a name may occur several times."""
-    cpu, memory, disk = found.processor, found.memory, found.storage
-    clock = f", {cpu.rated_hz / 1e9:.2g} GHz" if cpu.rated_hz else ""
-    cache = f", last cache {cpu.last_cache_bytes / _MIB:.3g} MiB" if cpu.last_cache_bytes else ""
+    cpu, memory = found.processor, found.memory
     limit = f", of which {memory.limit_bytes / _GIB:.3g} may be used" if memory.limit_bytes else ""
+    cores = f"{counted(cpu.cores, 'core')} ({cpu.usable_cores:.3g} usable)"
     facts = [
         ("board", f"{found.board or 'unknown'}, kernel {found.kernel}"),
-        (
-            "processor",
-            f"{cpu.model or 'unknown'}, {cpu.architecture}, {counted(cpu.cores, 'core')} "
-            f"({cpu.usable_cores:.3g} usable){clock}{cache}",
-        ),
+        ("processor", f"{cpu.model or 'unknown'}, {cpu.architecture}, {cores}"),
         ("instructions", " ".join(cpu.instruction_sets) or "none that matters to inference is known"),
-        ("memory", f"{memory.total_bytes / _GIB:.3g} GiB{limit}"),
+        ("memory", f"{memory.total_bytes / _GIB:.3g} GiB{limit}" if memory.total_bytes else "unknown"),
     ]
     facts += [("accelerator", f"{one.name} ({one.kind}, {one.source})") for one in found.accelerators]
     facts += [("engine", _engine(engine)) for engine in found.engines]
     for zone in found.thermal_zones:
-        trips = [
-            f"{word} from {at:g} C"
-            for word, at in (("throttles", zone.passive_c), ("ends", zone.critical_c))
-            if at is not None
-        ]
-        facts.append(("zone", f"{zone.name}{': ' if trips else ''}{', '.join(trips)}"))
-    facts += [
-        ("power", f"{one.name} ({one.kind}{', measured' if one.measures else ''})") for one in found.power_sources
-    ]
-    if disk is not None:
-        free, total = disk.free_bytes / _GIB, disk.total_bytes / _GIB
-        facts.append(("disk", f"{disk.file_system or 'unknown'}, {free:.3g} of {total:.3g} GiB free"))
-    for link in found.links:
-        rate = f", {link.bits_per_s / 1e6:g} Mbit/s" if link.bits_per_s else ""
-        facts.append(("link", f"{link.name}: {link.kind}, {'up' if link.up else 'down'}{rate}"))
-    facts += [("note", note) for note in found.notes]
+        limits = (("throttles", zone.passive_c), ("ends", zone.critical_c))
+        trips = ", ".join(f"{word} from {at:g} C" for word, at in limits if at is not None)
+        facts.append(("zone", f"{zone.name}{': ' if trips else ''}{trips}"))
+    facts += [("power", f"{one.name} ({one.kind})") for one in found.power_sources]
+    if (disk := found.storage) is not None:
+        facts.append(("disk", f"{disk.free_bytes / _GIB:.3g} of {disk.total_bytes / _GIB:.3g} GiB free"))
+    facts += [("link", f"{one.name}: {one.kind}, {'up' if one.up else 'down'}") for one in found.links]
     if not found.measured:
         facts.append(("note", "Engines were not tried: edge-agent hardware get --measure"))
     return facts
@@ -253,9 +215,7 @@ def sensor_lines(now: Snapshot) -> list[str]:
     return [
         *_named("temperature", now.temperature_c, "C", now.hottest_c),
         *_named("throttling", now.throttling, "", now.throttled),
-        *_named(
-            "frequency", {name: _in(1e9, one) for name, one in now.frequency_hz.items()}, "GHz", now.frequency_share
-        ),
+        *_named("frequency", {name: _in(1e9, one) for name, one in now.frequency_hz.items()}, "GHz", None),
         *_named("power", now.power_w, "W", None),
         *_named("energy", now.energy_j, "J since the first reading", None),
         *_one("device", now.device_power_w, "W"),

@@ -1,4 +1,4 @@
-"""Power by rail, energy counters of processors (RAPL), batteries, traffic, and the power of the whole device."""
+"""Power by rail, energy counters of processors (RAPL), batteries, and the power of the whole device."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ from typing import NamedTuple
 
 from firstline_core.hardware.kernel_files import FileReading, Tree, add_reading, printable_name
 from firstline_core.hardware.readings import Absent, Measured, Modelled, Reading, Readings, least
-from firstline_core.routing.account import LinkTariff, Tariff
+from firstline_core.routing.account import Tariff
 
-INPUT_RAILS = ("VDD_IN", "POM_5V_IN", "5V_IN", "psys")
-"""Rails and domains that carry all power: Jetson Orin Nano and NX, Jetson Nano, Jetson Xavier NX, and Intel's RAPL
-domain of the whole platform."""
+INPUT_RAILS = ("VDD_IN", "5V_IN", "psys")
+"""Rails and domains that carry all power: Jetson Orin Nano and NX, Jetson Xavier NX, and RAPL's whole platform."""
 _HIGH_W = 10_000.0
 _SWITCHED_OFF = "0"
 _SUPPLIES = "sys/class/power_supply"
@@ -23,8 +22,7 @@ _LONGEST_S = 600.0
 def rails_w(tree: Tree) -> dict[str, FileReading]:
     """Reads watts by the rail's label, or by chip and channel. Rails nest: an input feeds all the others.
 
-    Sources are hwmon's INA2xx and INA3221 chips, other hwmon chips that report watts, and the INA3221 of JetPack 4,
-    which is an industrial I/O device.
+    Sources are hwmon's INA2xx and INA3221 chips, and other hwmon chips that report watts.
     """
     found: dict[str, FileReading] = {}
     for chip in tree.names("sys/class/hwmon", "hwmon*"):
@@ -37,12 +35,6 @@ def rails_w(tree: Tree) -> dict[str, FileReading]:
         # Only in these chips do volts and amperes of one number belong to one channel.
         if name.startswith("ina") and not powers:
             _read_channels(tree, chip, name, found)
-    chips = tree.names("sys/bus/i2c/drivers/ina3221x", "*-*")
-    for device in (device for chip in chips for device in tree.names(chip, "iio:device*")):
-        for file in tree.names(device, "in_power*_input"):
-            channel = file.rpartition("/")[2].removeprefix("in_power").removesuffix("_input")
-            label = tree.word(f"{device}/rail_name_{channel}", f"ina3221x {channel}")
-            add_reading(found, label, tree.number(file, 1e-3, low=0, high=_HIGH_W))
     return found
 
 
@@ -204,23 +196,13 @@ def _draining_w(tree: Tree, folder: str) -> FileReading:
     return _watts(volts, Measured(abs(amperes.value), amperes.source))
 
 
-def device_power_w(
-    power_w: Readings,
-    busy_cores: Reading,
-    rates: Rates,
-    *,
-    tariff: Tariff,
-    link: LinkTariff,
-    power_rails: Sequence[str] = (),
-) -> Reading:
+def device_power_w(power_w: Readings, busy_cores: Reading, tariff: Tariff, power_rails: Sequence[str] = ()) -> Reading:
     """Returns the watts of the whole device, measured if a sensor measures just that, else modelled from stated costs.
 
     Args:
         power_w: of rails, domains and draining batteries, by name.
         busy_cores: of the whole machine.
-        rates: of its traffic.
         tariff: stated costs.
-        link: stated costs of the traffic's bytes.
         power_rails: names in `power_w` that together are the device, as its owner states; empty for the known ones.
     """
     if power_rails:
@@ -236,7 +218,7 @@ def device_power_w(
         return Absent("Nothing here measures the device's power, and [costs] does not state joules_per_core_second.")
     if not isinstance(busy_cores, Measured):
         return busy_cores
-    watts = tariff.power_w(busy_cores.value, link.cost(rates.sent, rates.received).joules)
+    watts = tariff.idle_w + busy_cores.value * tariff.joules_per_core_s
     return Modelled(watts, f"[costs], with the cores' load of {busy_cores.source}")
 
 
@@ -249,45 +231,3 @@ def _sum(power_w: Readings, names: Sequence[str]) -> Reading:
         watts += found.value
         sources.append(found.source)
     return Measured(watts, " + ".join(sources))
-
-
-class Rates(NamedTuple):
-    """Bytes a second since the previous reading; 0 at the first one."""
-
-    sent: float = 0.0
-    received: float = 0.0
-
-
-class Traffic:
-    """Reads the traffic of all network interfaces except virtual ones.
-
-    Args:
-        tree: the kernel's files.
-    """
-
-    def __init__(self, tree: Tree) -> None:
-        self._tree = tree
-        self._counts: dict[str, tuple[float, float]] = {}
-        self._at_s = 0.0
-
-    def read(self, now_s: float) -> Rates:
-        """Returns the rates since the previous reading; an interface that was reset or is new counts from now on.
-
-        Args:
-            now_s: monotonic time.
-        """
-        counts: dict[str, tuple[float, float]] = {}
-        for interface in self._tree.names("sys/class/net", "*"):
-            if self._tree.has(f"{interface}/device"):
-                sent, received = (
-                    self._tree.number(f"{interface}/statistics/{which}_bytes", low=0) for which in ("tx", "rx")
-                )
-                if isinstance(sent, Measured) and isinstance(received, Measured):
-                    counts[interface] = sent.value, received.value
-        elapsed_s = now_s - self._at_s
-        rates = [0.0, 0.0]
-        for name, now in counts.items() if elapsed_s > 0 else ():
-            for at, (count, before) in enumerate(zip(now, self._counts.get(name, now), strict=True)):
-                rates[at] += max(0.0, count - before) / elapsed_s
-        self._counts, self._at_s = counts, now_s
-        return Rates(*rates)

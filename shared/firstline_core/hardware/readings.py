@@ -7,15 +7,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from math import inf
 from typing import TypeAlias
 
 from msgspec import Struct, field
-from msgspec.structs import replace
 
-_NAMED = (
-    "temperature_c", "throttling", "frequency_hz", "frequency_max_hz", "frequency_rated_hz", "power_w", "energy_j",
-)  # fmt: skip
+_NAMED = ("temperature_c", "throttling", "frequency_hz", "power_w", "energy_j")
 
 
 class _Value(Struct, frozen=True, tag_field="kind"):
@@ -113,8 +109,6 @@ class Snapshot(Struct, frozen=True):
         temperature_c: degrees Celsius, by thermal zone or hwmon chip.
         throttling: by cause, 1 if the hardware throttles for it now, else 0.
         frequency_hz: present frequency, by cluster of cores.
-        frequency_max_hz: allowed frequency, which a governor or firmware lowers to throttle.
-        frequency_rated_hz: rated frequency.
         power_w: watts, by rail, battery or domain; rails nest, so do not add them.
         energy_j: joules since the sensors were opened, by RAPL domain; domains nest.
         battery_share: charge of the emptiest of the device's own batteries, 0 to 1.
@@ -131,8 +125,6 @@ class Snapshot(Struct, frozen=True):
     temperature_c: Readings = field(default_factory=dict)
     throttling: Readings = field(default_factory=dict)
     frequency_hz: Readings = field(default_factory=dict)
-    frequency_max_hz: Readings = field(default_factory=dict)
-    frequency_rated_hz: Readings = field(default_factory=dict)
     power_w: Readings = field(default_factory=dict)
     energy_j: Readings = field(default_factory=dict)
     battery_share: Reading = _UNREAD
@@ -154,21 +146,6 @@ class Snapshot(Struct, frozen=True):
         """1 if the hardware throttles for any cause, 0 if it reports that it does not."""
         return most(self.throttling.values(), "Nothing here says whether the hardware throttles.")
 
-    @property
-    def frequency_share(self) -> Reading:
-        """Allowed over rated frequency of the slowest cluster.
-
-        For display only: a governor that saves power lowers it like one that cools, so guards use `throttling`.
-        """
-        shares: list[Reading] = []
-        for name, rated in self.frequency_rated_hz.items():
-            allowed = self.frequency_max_hz.get(name, _UNREAD)
-            if isinstance(rated, Measured) and isinstance(allowed, Measured) and rated.value > 0:
-                shares.append(Measured(allowed.value / rated.value, allowed.source))
-            else:
-                shares.append(allowed if isinstance(allowed, Absent) else rated)
-        return least(shares, "There is no cpufreq here, so nothing says how fast the processor may run.")
-
 
 def absent_snapshot(reason: str) -> Snapshot:
     """Returns a snapshot in which everything is absent for one reason."""
@@ -176,22 +153,6 @@ def absent_snapshot(reason: str) -> Snapshot:
     named = {"temperature_c": {"all": absent}, "throttling": {"all": absent}}
     single = {name: absent for name in Snapshot.__struct_fields__ if name not in (*_NAMED, "at_s")}
     return Snapshot(**named, **single)  # type: ignore[arg-type]
-
-
-def limited(snapshot: Snapshot, most: int = 32) -> Snapshot:
-    """Returns the snapshot for display, with the highest `most` readings of each kind; guards use the full one."""
-    return replace(snapshot, **{name: _highest(getattr(snapshot, name), most) for name in _NAMED})
-
-
-def _highest(readings: Readings, most: int) -> Readings:
-    if len(readings) <= most:
-        return readings
-    kept = set(sorted(readings, key=lambda name: _value(readings[name]), reverse=True)[:most])
-    return {name: readings[name] for name in readings if name in kept}
-
-
-def _value(reading: Reading) -> float:
-    return -inf if (value := known(reading)) is None else value
 
 
 NOTHING_READ = absent_snapshot(_UNREAD.reason)

@@ -24,15 +24,14 @@ from firstline_core.hardware.kernel_files import (
     printable_name,
     read_in_time,
 )
-from firstline_core.hardware.power import Rapl, Traffic, device_power_w, rails_w, supply
+from firstline_core.hardware.power import Rapl, device_power_w, rails_w, supply
 from firstline_core.hardware.readings import Absent, Measured, Reading, Snapshot
-from firstline_core.routing.account import LinkTariff, Tariff
+from firstline_core.routing.account import Tariff
 
 _LOW_C, _HIGH_C = -40.0, 200.0  # a sensor that is switched off reads as anything
 # hwmon chips inside processors. Mainboard chips have unconnected inputs that read as 127 degrees, and chips that mirror
 # a thermal zone would be counted twice.
 _PROCESSOR_CHIPS = ("coretemp", "k10temp", "zenpower", "amdgpu", "i915", "xe")
-_CONSTANT_ZONE = "PMIC-Die"  # of a Jetson Nano: a constant in its device tree, without a sensor
 _HIGH_HZ = 20e9
 # raspberrypi.com/documentation/computers/os.html, "get_throttled"; the bits from 16 on are a history.
 _FIRMWARE_BITS = ("under_voltage", "frequency_capped", "throttled", "soft_temperature_limit")
@@ -53,7 +52,6 @@ class Sensors:
     Args:
         tree: the kernel's files.
         tariff: stated costs, for what no sensor measures.
-        link: stated costs of the traffic's bytes.
         power_rails: names in `Snapshot.power_w` that together are the whole device; empty for the known ones.
         queue: number of waiting runs; None if no agent runs.
 
@@ -66,19 +64,16 @@ class Sensors:
         tree: Tree | None = None,
         *,
         tariff: Tariff | None = None,
-        link: LinkTariff | None = None,
         power_rails: Sequence[str] = (),
         queue: Callable[[], float] | None = None,
     ) -> None:
         self.tree = tree or Tree()
         self._tariff = tariff or Tariff()
-        self._link = link or LinkTariff()
         self._power_rails = power_rails
         self._queue = queue
         self._throttling = Throttling(self.tree)
         self._rapl = Rapl(self.tree)
         self._processor = Processor(self.tree)
-        self._traffic = Traffic(self.tree)
 
     def read(self, now_s: float) -> Snapshot:
         """Reads everything; rates of counters are since the previous reading, and absent at the first one.
@@ -86,21 +81,18 @@ class Sensors:
         Args:
             now_s: monotonic time.
         """
-        supplied, speed = supply(self.tree), frequencies(self.tree)
+        supplied = supply(self.tree)
         load, (energy_j, domains_w) = self._processor.read(now_s), self._rapl.read(now_s)
         power_w = rails_w(self.tree)
         for name, domain in domains_w.items():
             add_reading(power_w, name, domain)
         for name, battery in supplied.draining_w.items():
             add_reading(power_w, f"battery {name}", battery)
-        rates = self._traffic.read(now_s)
         return Snapshot(
             at_s=now_s,
             temperature_c=temperatures_c(self.tree),
             throttling=self._throttling.read(),
-            frequency_hz=speed.now_hz,
-            frequency_max_hz=speed.allowed_hz,
-            frequency_rated_hz=speed.rated_hz,
+            frequency_hz=frequencies_hz(self.tree),
             power_w=power_w,
             energy_j=energy_j,
             battery_share=supplied.battery_share,
@@ -109,9 +101,7 @@ class Sensors:
             memory_available_bytes=available_memory(self.tree),
             memory_stalled_share=stalled_share(self.tree),
             cpu_busy_share=load.busy_share,
-            device_power_w=device_power_w(
-                power_w, load.busy_cores, rates, tariff=self._tariff, link=self._link, power_rails=self._power_rails
-            ),
+            device_power_w=device_power_w(power_w, load.busy_cores, self._tariff, self._power_rails),
             queue_items=self._queued(),
         )
 
@@ -141,8 +131,7 @@ def temperatures_c(tree: Tree) -> dict[str, FileReading]:
     found: dict[str, FileReading] = {}
     for zone in tree.names("sys/class/thermal", "thermal_zone*"):
         name = tree.word(f"{zone}/type", printable_name(zone.rpartition("/")[2]))
-        constant = Absent(f"/{zone}/temp: has no sensor, and always says the same.")
-        add_reading(found, name, constant if name == _CONSTANT_ZONE else _celsius(tree, f"{zone}/temp"))
+        add_reading(found, name, _celsius(tree, f"{zone}/temp"))
     for chip in tree.names("sys/class/hwmon", "hwmon*"):
         if (name := tree.word(f"{chip}/name")) in _PROCESSOR_CHIPS:
             for file in tree.names(chip, "temp*_input"):
@@ -155,21 +144,15 @@ def _celsius(tree: Tree, file: str) -> FileReading:
     return tree.number(file, 0.001, low=_LOW_C, high=_HIGH_C)
 
 
-class Frequencies(NamedTuple):
-    """Clock frequencies in hertz, by cpufreq policy: a cluster of cores that share a clock."""
+def frequencies_hz(tree: Tree) -> dict[str, FileReading]:
+    """Reads clock frequencies in hertz, by cpufreq policy: a cluster of cores that share a clock.
 
-    now_hz: dict[str, FileReading]
-    allowed_hz: dict[str, FileReading]
-    rated_hz: dict[str, FileReading]
-
-
-def frequencies(tree: Tree) -> Frequencies:
-    """Reads the frequencies; empty without cpufreq, as in most virtual machines."""
-    found = Frequencies({}, {}, {})
+    They are empty without cpufreq, as in most virtual machines.
+    """
+    found: dict[str, FileReading] = {}
     for policy in tree.names("sys/devices/system/cpu/cpufreq", "policy*"):
         name = policy.rpartition("/")[2]
-        for file, into in zip(("scaling_cur_freq", "scaling_max_freq", "cpuinfo_max_freq"), found, strict=True):
-            add_reading(into, name, tree.number(f"{policy}/{file}", 1e3, low=1, high=_HIGH_HZ))
+        add_reading(found, name, tree.number(f"{policy}/scaling_cur_freq", 1e3, low=1, high=_HIGH_HZ))
     return found
 
 

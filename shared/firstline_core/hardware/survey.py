@@ -1,9 +1,4 @@
-"""Describes the hardware of this device: from files in milliseconds, and by trials of engines in seconds.
-
-    python -m firstline_core.hardware.survey FOLDER [ROOT]      measures, and writes the catalogue as JSON
-
-A separate process can be given a low priority and releases its memory when it ends.
-"""
+"""Describes the hardware of this device: from files in milliseconds, and by trials of engines in seconds."""
 
 from __future__ import annotations
 
@@ -12,30 +7,19 @@ import os
 import platform
 import re
 import shutil
-import sys
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
 from msgspec.structs import replace
 
 from firstline_core.hardware import catalogue
-from firstline_core.hardware.kernel_files import (
-    FileReading,
-    Tree,
-    cpu_quota,
-    memory_limit,
-    printable_name,
-)
-from firstline_core.hardware.power import rails_w
-from firstline_core.hardware.readings import Absent, Measured, measured
-from firstline_core.hardware.sensors import frequencies, machine_memory
-from firstline_core.runtime.priority import use_lowest_priority
-from firstline_core.storage.structs import FORMAT
+from firstline_core.hardware.kernel_files import Tree, cpu_quota, memory_limit, printable_name
+from firstline_core.hardware.readings import Measured, measured
+from firstline_core.hardware.sensors import machine_memory
 
 _TEXT_CHARACTERS = 160
 _BOARD_CHARACTERS = 120
@@ -46,21 +30,12 @@ _PACKAGES = (
 _FLAGS = re.compile(r"^(?:flags|Features)\s*:\s*(.*)$", re.MULTILINE)
 _MODEL = re.compile(r"^model name\s*:\s*(.*)$", re.MULTILINE)
 _PART = re.compile(r"^CPU part\s*:\s*(0x[0-9a-f]{3})$", re.MULTILINE)
-# Arm's part numbers (implementer 0x41) of common edge boards, as `lscpu` names them.
-_PARTS = {
-    "0xd03": "Cortex-A53", "0xd04": "Cortex-A35", "0xd05": "Cortex-A55", "0xd07": "Cortex-A57", "0xd08": "Cortex-A72",
-    "0xd09": "Cortex-A73", "0xd0a": "Cortex-A75", "0xd0b": "Cortex-A76", "0xd0c": "Neoverse-N1", "0xd41": "Cortex-A78",
-    "0xd42": "Cortex-A78AE", "0xd46": "Cortex-A510", "0xd47": "Cortex-A710", "0xd80": "Cortex-A520",
-}  # fmt: skip
 # Instruction sets that decide how fast floats and 8-bit integers are multiplied, as the kernel names them.
 _INSTRUCTION_SETS = (
     "avx", "avx2", "fma", "f16c", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_tile",
     "amx_int8", "amx_bf16", "asimd", "neon", "asimdhp", "asimddp", "i8mm", "bf16", "sve", "sve2", "sme",
 )  # fmt: skip
 _RANGE = re.compile(r"([0-9]{1,5})(?:-([0-9]{1,5}))?")
-_SIZE = re.compile(r"([0-9]{1,9})([KMG]?)")
-_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
-_LARGEST_CACHE_BYTES = 1 << 36
 # (folder, pattern, kind, name): device nodes and classes of accelerators' drivers.
 _ACCELERATORS = (
     ("dev", "nvidia[0-9]*", "gpu", "NVIDIA GPU"),
@@ -76,19 +51,8 @@ _ACCELERATORS = (
 )
 # Vendor and product of the Coral USB accelerator, before and after its firmware is loaded (coral.ai, "Get started").
 _CORAL_USB = (("1a6e", "089a"), ("18d1", "9302"))
-_SUPPLY_KINDS = {"Battery": "battery", "Mains": "mains", "USB": "usb", "UPS": "battery", "Wireless": "usb"}
+_ETHERNET = "1"  # ARPHRD_ETHER of linux/if_arp.h
 _TRIPS = {"passive": "passive_c", "critical": "critical_c"}
-_LOOPBACK, _ETHERNET = "772", "1"  # ARPHRD_LOOPBACK and ARPHRD_ETHER of linux/if_arp.h
-
-
-class _Identity(NamedTuple):
-    """Identifies a device and its configuration."""
-
-    board: str
-    kernel: str
-    processor: catalogue.Processor
-    memory: FileReading
-    accelerators: tuple[catalogue.Accelerator, ...]
 
 
 def describe_device(tree: Tree, folder: Path) -> catalogue.Catalogue:
@@ -96,72 +60,67 @@ def describe_device(tree: Tree, folder: Path) -> catalogue.Catalogue:
 
     Args:
         tree: the kernel's files.
-        folder: the agent's state directory.
+        folder: the agent's state directory, whose disk is described.
     """
-    identity, limit = _identify(tree), memory_limit(tree)
-    total = identity.memory
-    return catalogue.Catalogue(
-        fingerprint=_fingerprint(identity),
-        board=identity.board,
-        kernel=identity.kernel,
-        processor=identity.processor,
-        memory=catalogue.Memory(int(measured(total) or 0), int(limit.value) if isinstance(limit, Measured) else None),
-        accelerators=identity.accelerators,
+    return replace(
+        _identify(tree),
         thermal_zones=thermal_zones(tree)[: catalogue.MOST],
         power_sources=_power_sources(tree),
-        storage=storage(tree, folder),
+        storage=_storage(folder),
         links=_links(tree),
-        notes=(total.reason[:_TEXT_CHARACTERS],) if isinstance(total, Absent) else (),
     )
 
 
 def fingerprint(tree: Tree) -> str:
     """Returns the fingerprint of what measurements depend on: kernel, packages and hardware.
 
-    The agent needs it while it starts, so it reads no files of rails or other parts whose drivers may hang.
-
-    Args:
-        tree: the kernel's files.
+    The agent needs it while it starts, so it reads no files of sensors, whose drivers may hang.
     """
-    return _fingerprint(_identify(tree))
+    return _identify(tree).fingerprint
 
 
 def measure_device(
-    described: catalogue.Catalogue, progress: Callable[[str], None] = lambda _: None
+    described: catalogue.Catalogue,
+    progress: Callable[[str], None] = lambda _: None,
+    must_end: Callable[[], str] = lambda: "",
 ) -> catalogue.Catalogue:
     """Returns the catalogue with the engines that work here. Takes seconds.
 
     Args:
         described: from `describe_device`.
         progress: receives what is tried next.
+        must_end: see `run_python`.
+
+    Raises:
+        Interrupted: it had to end.
+        OSError: the system refuses a process.
     """
     from firstline_core.hardware.engines import engines
 
-    return replace(described, engines=engines(progress), measured=True)
+    return replace(described, engines=engines(progress, must_end), measured=True)
 
 
 def with_measurements(described: catalogue.Catalogue, stored: catalogue.Catalogue) -> catalogue.Catalogue:
-    """Returns what files say now with the stored engines: links, free space and power sources change."""
-    return replace(described, engines=stored.engines, notes=stored.notes, measured=stored.measured)
+    """Returns what files say now with the stored engines."""
+    return replace(described, engines=stored.engines, measured=stored.measured)
 
 
-def _identify(tree: Tree) -> _Identity:
+def _identify(tree: Tree) -> catalogue.Catalogue:
+    """Returns the catalogue without sensors and engines."""
     board = tree.word("proc/device-tree/model", limit=_BOARD_CHARACTERS)
     firmware = (tree.word(f"sys/class/dmi/id/{name}") for name in ("sys_vendor", "product_name"))
-    return _Identity(
-        board or " ".join(filter(None, firmware)),
-        platform.release()[:64],
-        _processor(tree),
-        machine_memory(tree, "MemTotal"),
-        _accelerators(tree),
+    found = catalogue.Catalogue(
+        fingerprint="",
+        board=board or " ".join(filter(None, firmware)),
+        kernel=platform.release()[:64],
+        processor=_processor(tree),
+        memory=catalogue.Memory(int(measured(machine_memory(tree, "MemTotal")) or 0)),
+        accelerators=_accelerators(tree),
     )
-
-
-def _fingerprint(identity: _Identity) -> str:
-    memory_bytes = int(measured(identity.memory) or 0)
-    parts = (FORMAT, identity.board, identity.kernel, identity.processor, memory_bytes, identity.accelerators)
-    content = msgspec.json.encode((*parts, platform.python_version(), _packages()))
-    return hashlib.sha256(content).hexdigest()[:32]
+    hashed = hashlib.sha256(msgspec.json.encode((found, platform.python_version(), _packages())))
+    limit = measured(memory_limit(tree))
+    memory = replace(found.memory, limit_bytes=None if limit is None else int(limit))
+    return replace(found, fingerprint=hashed.hexdigest()[:32], memory=memory)
 
 
 @cache
@@ -181,16 +140,13 @@ def _processor(tree: Tree) -> catalogue.Processor:
         model = printable_name(matched[1])
     else:  # Arm processors have a part number for each core; big and little ones differ
         parts = dict.fromkeys(_PART.findall(cpuinfo))
-        model = " + ".join(_PARTS.get(part, f"Arm part {part}") for part in parts)[:64]
-    rated = [hertz for reading in frequencies(tree).rated_hz.values() if (hertz := measured(reading)) is not None]
+        model = " + ".join(f"Arm part {part}" for part in parts)[:64]
     return catalogue.Processor(
         model,
         platform.machine(),
         _online_cores(tree),
         usable_cores(tree)[0],
         tuple(dict.fromkeys("neon" if flag == "asimd" else flag for flag in _INSTRUCTION_SETS if flag in flags)),
-        max(rated, default=None),
-        _last_cache_bytes(tree),
     )
 
 
@@ -207,15 +163,6 @@ def _online_cores(tree: Tree) -> int:
     spans = [matched for part in parts if (matched := _RANGE.fullmatch(part.strip())) is not None]
     cores = sum(int(span[2] or span[1]) - int(span[1]) + 1 for span in spans)
     return cores if 0 < cores <= 1 << 16 else os.cpu_count() or 1
-
-
-def _last_cache_bytes(tree: Tree) -> int | None:
-    found: list[tuple[float, int]] = []
-    for folder in tree.names("sys/devices/system/cpu/cpu0/cache", "index*"):
-        level, matched = tree.value(f"{folder}/level", low=1, high=9), _SIZE.fullmatch(tree.word(f"{folder}/size"))
-        if level is not None and matched is not None:
-            found.append((level, int(matched[1]) * _UNITS[matched[2]]))
-    return max(((level, size) for level, size in found if size <= _LARGEST_CACHE_BYTES), default=(0, None))[1]
 
 
 def _accelerators(tree: Tree) -> tuple[catalogue.Accelerator, ...]:
@@ -256,75 +203,43 @@ def thermal_zones(tree: Tree) -> tuple[catalogue.ThermalZone, ...]:
 
 
 def _power_sources(tree: Tree) -> tuple[catalogue.PowerSource, ...]:
-    found = []
-    for folder in tree.names("sys/class/power_supply", "*"):
-        if tree.text(f"{folder}/scope") != "Device":
-            kind = _SUPPLY_KINDS.get(tree.word(f"{folder}/type"), "other")
-            measures = tree.has(f"{folder}/power_now") or tree.has(f"{folder}/current_now")
-            found.append(catalogue.PowerSource(printable_name(folder.rpartition("/")[2]), kind, measures))
-    found += [
-        catalogue.PowerSource(name, "rail", isinstance(reading, Measured)) for name, reading in rails_w(tree).items()
+    """The device's own batteries and adapters, without those of a mouse or headset."""
+    folders = [
+        folder for folder in tree.names("sys/class/power_supply", "*") if tree.text(f"{folder}/scope") != "Device"
     ]
-    for folder in tree.names("sys/class/powercap", "intel-rapl:*"):
-        readable = tree.value(f"{folder}/energy_uj", low=0) is not None
-        found.append(catalogue.PowerSource(tree.word(f"{folder}/name", "rapl"), "rapl", readable))
-    return tuple(found[: catalogue.MOST])
+    return tuple(
+        catalogue.PowerSource(printable_name(folder.rpartition("/")[2]), tree.word(f"{folder}/type", "other").lower())
+        for folder in folders[: catalogue.MOST]
+    )
 
 
-def storage(tree: Tree, folder: Path) -> catalogue.Storage | None:
-    """Returns space and file system of a folder's disk; None if the folder is missing.
-
-    Args:
-        tree: the kernel's files.
-        folder: the agent's state directory.
-    """
+def _storage(folder: Path) -> catalogue.Storage | None:
+    """The disk of a folder; None if the folder is missing, or if its file system reports nonsense."""
     try:
         usage = shutil.disk_usage(folder)
     except OSError:
         return None
     if max(usage.total, usage.free) > catalogue.HIGHEST_COUNT:
-        return None  # a file system in user space may report anything
-    longest, file_system = -1, ""
-    for line in tree.text_lines("proc/self/mounts", 1 << 20):
-        fields = line.split(" ")
-        if len(fields) > 2 and folder.resolve().is_relative_to(fields[1]) and len(fields[1]) >= longest:
-            longest, file_system = len(fields[1]), printable_name(fields[2])
-    return catalogue.Storage(usage.total, usage.free, file_system)
+        return None
+    return catalogue.Storage(usage.total, usage.free >> 30 << 30)
 
 
 def _links(tree: Tree) -> tuple[catalogue.NetworkLink, ...]:
-    """All network interfaces (sysfs-class-net), those with hardware first."""
-    found = [_link(tree, folder) for folder in tree.names("sys/class/net", "*")]
-    return tuple(sorted(found, key=lambda link: link.kind in ("virtual", "loopback"))[: catalogue.MOST])
+    """The network interfaces with hardware (sysfs-class-net)."""
+    folders = [folder for folder in tree.names("sys/class/net", "*") if tree.has(f"{folder}/device")]
+    return tuple(
+        catalogue.NetworkLink(
+            printable_name(folder.rpartition("/")[2]),
+            _link_kind(tree, folder),
+            tree.text(f"{folder}/operstate") in ("up", "unknown"),
+        )
+        for folder in folders[: catalogue.MOST]
+    )
 
 
-def _link(tree: Tree, folder: str) -> catalogue.NetworkLink:
-    kind = _link_kind(tree, folder)
-    state = tree.text(f"{folder}/operstate")
-    bits_per_s = tree.value(f"{folder}/speed", 1e6, low=1, high=1e13)  # -1 if unknown
-    up = state == "up" or (state == "unknown" and kind in ("loopback", "cellular"))
-    return catalogue.NetworkLink(printable_name(folder.rpartition("/")[2]), kind, up, bits_per_s)
-
-
-def _link_kind(tree: Tree, folder: str) -> catalogue.LinkKind:
-    if tree.text(f"{folder}/type") == _LOOPBACK:
-        return "loopback"
+def _link_kind(tree: Tree, folder: str) -> str:
     if tree.has(f"{folder}/wireless") or tree.has(f"{folder}/phy80211"):
         return "wifi"
     if "DEVTYPE=wwan" in tree.text_lines(f"{folder}/uevent"):
         return "cellular"
-    if not tree.has(f"{folder}/device"):
-        return "virtual"
     return "ethernet" if tree.text(f"{folder}/type") == _ETHERNET else "other"
-
-
-def main(arguments: list[str]) -> int:
-    """Runs the command in the module's docstring."""
-    use_lowest_priority()
-    folder, tree = Path(arguments[0]), Tree(Path(arguments[1]) if len(arguments) > 1 else Path("/"))
-    sys.stdout.buffer.write(catalogue.encode(measure_device(describe_device(tree, folder))))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

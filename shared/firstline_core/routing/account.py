@@ -310,12 +310,3 @@ class Tariff:
     def runs(self, rows: int) -> Cost:
         """Returns the cost of running the edge model on a number of rows."""
         return Cost(joules=rows * self.joules_per_run)
-
-    def power_w(self, busy_cores: float, traffic_w: float = 0.0) -> float:
-        """Returns the power of the whole device (watts) by these costs.
-
-        Args:
-            busy_cores: on average.
-            traffic_w: additional power of its traffic, see `LinkTariff.cost`.
-        """
-        return self.idle_w + busy_cores * self.joules_per_core_s + traffic_w

@@ -1,4 +1,4 @@
-"""Calls in daemon threads: for calls that may never return."""
+"""Calls in threads: those that may never return, and those that take long and can be stopped."""
 
 from __future__ import annotations
 
@@ -23,6 +23,20 @@ async def in_daemon_thread(call: Callable[[], R]) -> R:
         RuntimeError: the system cannot start another thread.
     """
     return await asyncio.wrap_future(_begun(call))
+
+
+async def in_stoppable_thread(call: Callable[[threading.Event], R]) -> R:
+    """Runs a call in a thread; when the caller is cancelled, the event that the call receives is set.
+
+    The cancellation continues when the call has returned, so that it leaves no process behind.
+    """
+    stopped = threading.Event()
+    thread = asyncio.create_task(asyncio.to_thread(call, stopped))
+    try:
+        return await asyncio.shield(thread)
+    finally:
+        stopped.set()
+        await asyncio.gather(thread, return_exceptions=True)
 
 
 def within(limit_s: float, call: Callable[[], R]) -> R:
