@@ -167,7 +167,7 @@ def test_taken_port_is_one_error_line(config: Path) -> None:
     ("command", "text", "message"),
     [
         ("run", "[api]\nprot = 1\n", "gateway.toml:2 has an unknown key 'api.prot'; did you mean 'api.port'?"),
-        ("run", '[models]\ndirectory = "elsewhere"\n', "the folder elsewhere does not exist"),
+        ("run", '[models]\ndirectory = "elsewhere"\n', "elsewhere does not exist; create it, or name another"),
         (
             "check",
             '[mqtt]\nenabled = true\nusername = "g"\npassword_file = "p"\n',

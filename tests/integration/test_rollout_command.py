@@ -117,7 +117,7 @@ async def test_invalid_options_are_refused_before_any_request(site: FleetSite) -
     for arguments, word in (
         (("--stages", "a"), "percentages"),
         *(
-            (("--stages", stages), "rising percentages")
+            (("--stages", stages), "percentages that rise")
             for stages in ("0", "-1,5", "nan", "10,5,100", "10,10", "1,200")
         ),
         *((("--soak", soak), "is not a duration") for soak in ("soon", "-5s", "nans", "infd")),
