@@ -32,8 +32,8 @@ def add_pages(watch: Watch) -> None:
                     contracts = Redrawn(_tiles, "grid grid-cols-2 gap-3")
                 with card("Answers of the last 24 hours", "xl:col-span-2"):
                     answers = Redrawn(_figures, "flex flex-wrap gap-x-10 gap-y-3 mb-2")
+                    ages = text("p").classes("text-soft text-sm mb-2")
                     chart = ui.echart(answers_view.chart([], 1.0, time.time(), _HOURS)).classes("chart")
-                    ages = text("p").classes("text-soft text-sm")
                     ui.link("Answers over time", "/answers")
                 with card("Agents"):
                     agents = Table("Agents", view.AGENTS, "No device has reported yet.")

@@ -220,7 +220,7 @@ def report_ages(fleet: FleetOverview) -> str:
     if fleet.reported_s is None:
         return "No device has reported yet."
     newest, oldest = (wording.age(age_s) for age_s in fleet.reported_s)
-    return f"From reports of devices, the latest of which are {newest} to {oldest} old."
+    return f"From the latest report of each device, {newest if newest == oldest else f'{newest} to {oldest}'} old."
 
 
 def answer_figures(history: TierHistory) -> list[tuple[str, str]]:

@@ -306,7 +306,9 @@ def test_the_overview_counts_devices_and_promises() -> None:
     assert [row["version"].text for row in overview_view.agent_rows(OVERVIEW)] == ["1.2", "1.1"]
     (outbox,) = overview_view.outbox_rows(OVERVIEW)
     assert (outbox["oldest"].text, outbox["reported"].text) == ("1.5 min", "42 s ago")
-    assert overview_view.report_ages(OVERVIEW) == "From reports of devices, the latest of which are 42 s to 12 min old."
+    assert overview_view.report_ages(OVERVIEW) == "From the latest report of each device, 42 s to 12 min old."
+    same = replace(OVERVIEW, reported_s=(42.0, 42.3))
+    assert overview_view.report_ages(same) == "From the latest report of each device, 42 s old."
     assert overview_view.report_ages(replace(OVERVIEW, reported_s=None)) == "No device has reported yet."
 
 
