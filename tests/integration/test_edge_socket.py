@@ -15,7 +15,7 @@ from support.processes import TierProcess
 
 from firstline import AsyncClient, Client
 from firstline_core.errors import LinkDownError
-from firstline_edge.api.sockets import AddressError, listen_unix
+from firstline_edge.api.server import AddressError, listen_unix
 
 
 def test_agent_serves_a_unix_socket_and_a_port(tmp_path: Path) -> None:

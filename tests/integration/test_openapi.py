@@ -16,7 +16,7 @@ from support.gateway import gateway_settings
 from support.line import Line, line
 from support.needs import missing, program
 
-from firstline_edge.api.openapi import description
+from firstline_edge.api.app import description
 from firstline_gateway.app import open_gateway
 
 

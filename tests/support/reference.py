@@ -41,7 +41,7 @@ from firstline.workbench.step_usage import USAGE
 from firstline_core.command_line import Parser
 from firstline_core.processing.steps import BoxDecoder, ClassMap, Suppress
 from firstline_core.storage.settings import described
-from firstline_edge.api.openapi import description
+from firstline_edge.api.app import description
 from firstline_edge.cli import parser as edge_commands
 from firstline_edge.settings import settings as edge
 from firstline_gateway import __main__ as gateway_commands

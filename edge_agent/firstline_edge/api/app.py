@@ -1,20 +1,19 @@
 """The HTTP API of the agent, a plain ASGI application: routes, authentication, and handlers from requests to replies.
 
-Parameters of a route are whole, unquoted parts of the path. The handlers for inference by file, answers by id and event
-streams are in `answers.py`.
+Parameters of a route are whole, unquoted parts of the path.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
-from typing import NamedTuple
+from functools import lru_cache, partial
+from typing import Any, NamedTuple
 
 from firstline_core.errors import FirstlineError, NotReadyError, RequestError
-from firstline_core.file_route import FileRoute
+from firstline_core.file_route import FileRoute, image_of, wants_picture
 from firstline_core.protocol import extensions, http
 from firstline_core.protocol.asgi import (
     ClientDisconnectedError,
@@ -26,40 +25,25 @@ from firstline_core.protocol.asgi import (
     send_reply,
     send_stream,
 )
-from firstline_core.protocol.http import BodyBudget, Reply
+from firstline_core.protocol.http import BodyBudget, Reply, last_event_id
 from firstline_core.protocol.limits import Limits
-from firstline_core.protocol.oip import Origin
+from firstline_core.protocol.oip import Origin, encode_response
+from firstline_core.protocol.openapi import MODEL, VERSION, identified, v2_infer
+from firstline_core.protocol.tensors import shown
 from firstline_core.telemetry.logs import logger
+from firstline_core.types import InferRequest, InferResponse
 from firstline_edge.api import openapi
 from firstline_edge.api.access import Access, check_local
-from firstline_edge.api.answers import Answers
 from firstline_edge.api.data_plane import EdgeDataPlane
 from firstline_edge.api.erasure import purge_reply
+from firstline_edge.api.openapi import get
 from firstline_edge.api.operations import Operations
-from firstline_edge.api.streams import Streams
+from firstline_edge.api.streams import Render, Streams, wants_events
 from firstline_edge.outbox.outbox import Outbox
-
-Handler = Callable[[Request, str], Awaitable[Reply | Streamed]]
-"""Answers a request of an authenticated principal."""
+from firstline_edge.telemetry.version import VERSION as AGENT_VERSION
 
 _REMEMBERED_PATHS, _REMEMBERED_CHARACTERS = 1024, 256
 _SHOWN_CHARACTERS = 200
-
-
-class Route(NamedTuple):
-    """One endpoint.
-
-    Args:
-        path: with `{name}` for a parameter.
-        handler: of its requests.
-        method: GET includes HEAD.
-        open_to_all: whether callers need no authentication.
-    """
-
-    path: str
-    handler: Handler
-    method: str = "GET"
-    open_to_all: bool = False
 
 
 class NoRouteError(Exception):
@@ -74,47 +58,6 @@ class NoRouteError(Exception):
         super().__init__(sentence)
         self.sentence = sentence
         self.allowed = allowed
-
-
-class RouteTable:
-    """Finds routes, and remembers the latest paths.
-
-    Args:
-        routes: every endpoint.
-    """
-
-    def __init__(self, routes: Sequence[Route]) -> None:
-        self._routes = [(_pattern(route.path), route) for route in routes]
-        self._find_remembered = lru_cache(_REMEMBERED_PATHS)(self._find)
-
-    def find(self, method: str, path: str) -> tuple[Route, Mapping[str, str]]:
-        """Returns the endpoint of a request, and the parameters of its path by name.
-
-        Args:
-            method: of the request.
-            path: unquoted.
-
-        Raises:
-            NoRouteError: there is none.
-        """
-        return (self._find if len(path) > _REMEMBERED_CHARACTERS else self._find_remembered)(method, path)
-
-    def _find(self, method: str, path: str) -> tuple[Route, Mapping[str, str]]:
-        wanted = "GET" if method == "HEAD" else method
-        allowed: list[str] = []
-        for pattern, route in self._routes:
-            if (match := pattern.fullmatch(path)) is not None:
-                if route.method == wanted:
-                    return route, match.groupdict()
-                allowed += ("GET", "HEAD") if route.method == "GET" else (route.method,)
-        place = path[:_SHOWN_CHARACTERS]
-        if allowed:
-            raise NoRouteError(f"{place} does not take {method}; use {' or '.join(allowed)}.", allowed)
-        raise NoRouteError(f"There is no endpoint {place}; GET /openapi.json lists the endpoints.", allowed)
-
-
-def _pattern(path: str) -> re.Pattern[str]:
-    return re.compile(re.sub(r"\\{(\w+)\\}", r"(?P<\1>[^/]+)", re.escape(path)))
 
 
 # Bodies of requests to load or unload a model.
@@ -134,7 +77,6 @@ class App:
         access: authenticates callers; only the health endpoints are open to all.
 
     Attributes:
-        routes: every endpoint.
         streams: the open event streams.
         bodies: budget of memory for request bodies.
         cors_origins: origins of web pages that may call.
@@ -149,13 +91,13 @@ class App:
         access: Access,
     ) -> None:
         api = plane.settings.api
+        self.plane = plane
+        self.files = files
+        self.outbox = outbox
+        self.operations = operations
         self.cors_origins = api.cors_origins
         self.bodies = BodyBudget(api.bodies_limit_bytes)
         self.streams = Streams(limit=api.streams_limit, heartbeat_s=api.stream_heartbeat_s)
-        self.routes = _routes(
-            _Handlers(plane, operations, self.bodies), Answers(plane, files, outbox, self.streams, self.bodies)
-        )
-        self._route_table = RouteTable(self.routes)
         self._access = access
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -176,9 +118,9 @@ class App:
 
     async def _reply(self, request: Request) -> Reply | Streamed:
         try:
-            route, request.parameters = self._route_table.find(request.method, request.path)
+            route, request.parameters = find_route(request.method, request.path)
             principal = "" if route.open_to_all else self._access.principal(request.headers)
-            return await route.handler(request, principal)
+            return await route.handler(self, request, principal)
         except NoRouteError as error:
             return _no_route(error)
         except FirstlineError as error:
@@ -191,29 +133,6 @@ class App:
             described = FirstlineError("This server failed unexpectedly; its log says more.")
             log.error("unexpected failure", exc_info=error, request_id=described.identify())
             return http.error_reply(described)
-
-
-def _no_route(error: NoRouteError) -> Reply:
-    headers = {http.CONTENT_TYPE: http.JSON_TYPE}
-    if error.allowed:  # RFC 9110, section 15.5.6
-        headers["Allow"] = ", ".join(error.allowed)
-    return Reply(405 if error.allowed else 404, headers, http.error_body(_logged(RequestError(error.sentence))))
-
-
-def _logged(error: FirstlineError) -> FirstlineError:
-    """Logs a refusal under an id, unless the data plane has recorded it."""
-    if not error.request_id:
-        log.info("request refused", request_id=error.identify(), code=error.code, error=error.message)
-    return error
-
-
-@dataclass(eq=False)
-class _Handlers:
-    """The handlers of the V2 protocol, of its extensions, and of the endpoints for operators."""
-
-    plane: EdgeDataPlane
-    operations: Operations
-    bodies: BodyBudget
 
     async def live(self, _request: Request, _principal: str) -> Reply:
         return http.live_reply(self.plane)
@@ -272,8 +191,8 @@ class _Handlers:
     async def status(self, _request: Request, _principal: str) -> Reply:
         return http.json_reply(self.operations.status())
 
-    async def description(self, _request: Request, _principal: str) -> Reply:
-        return http.json_reply(openapi.description())
+    async def describe(self, _request: Request, _principal: str) -> Reply:
+        return http.json_reply(description())
 
     async def purge(self, request: Request, _principal: str) -> Reply:
         return await purge_reply(self.operations.erasure, request)
@@ -282,33 +201,168 @@ class _Handlers:
         text, content_type = self.operations.exposition(request.headers.get("accept", ""))
         return Reply(200, {http.CONTENT_TYPE: content_type}, text)
 
+    async def infer_file(self, request: Request, principal: str) -> Reply | Streamed:
+        """Runs inference by file; a caller that accepts an event stream receives every answer to its request in it."""
+        plane, model = self.plane, request.parameters["model"]
+        with contextlib.ExitStack() as resources:
+            with self.bodies.share(principal) as take:
+                body = await request.body(plane.limits, take)
+                inference = await self.files.read(model, plane.short_metadata(model), request, body, principal)
+                if wants_picture(request.headers) or not wants_events(request.headers):
+                    return await self.files.answer(inference, request)
+                # Not before the body was read: a slow sender must not take a stream from other callers.
+                images = image_of(inference.inputs)
+                render = partial(self.files.json, query=request.query, images=images)
+                stream = resources.enter_context(self.streams.opened(render))
+                completion = resources.enter_context(self.outbox.completions.watch(inference.request_id))
+                response = await plane.infer(inference)
+            return stream.response(response, completion, resources)
+
+    async def answer(self, request: Request, principal: str) -> Reply:
+        """Returns the latest answer under an id."""
+        render = self._renderer(request)
+        return render(await self.outbox.answer(request.parameters["request_id"], principal))
+
+    async def events(self, request: Request, principal: str) -> Reply | Streamed:
+        """Streams the present answer under an id, and the final one when it arrives."""
+        request_id, seen = request.parameters["request_id"], last_event_id(request.headers)
+        with contextlib.ExitStack() as resources:
+            stream = resources.enter_context(self.streams.opened(self._renderer(request), seen))
+            completion = resources.enter_context(self.outbox.completions.watch(request_id))
+            return stream.response(await self.outbox.answer(request_id, principal), completion, resources)
+
+    def _renderer(self, request: Request) -> Render:
+        """Returns the renderer for the form that the query asks for.
+
+        Raises:
+            RequestError: there is no such form.
+        """
+        form = request.query.get("form", "short")
+        if form not in ("short", "v2"):
+            raise RequestError(f"Query parameter 'form' is {shown(form)}; use short or v2.")
+
+        def tensors(response: InferResponse) -> Reply:
+            encoded = encode_response(InferRequest(response.model, (), request.parameters["request_id"]), response)
+            return Reply(200, http.headers_for(encoded), encoded.body)
+
+        return tensors if form == "v2" else partial(self.files.json, query=request.query)
+
 
 def _model(request: Request) -> tuple[str, str]:
     return request.parameters.get("model", ""), request.parameters.get("version", "")
 
 
-def _routes(handlers: _Handlers, answers: Answers) -> tuple[Route, ...]:
-    model_paths = ("/v2/models/{model}", "/v2/models/{model}/versions/{version}")
-    return (
-        *(Route(f"{path}/infer", handlers.infer, "POST") for path in model_paths),
-        Route("/firstline/v1/models/{model}/infer", answers.infer_file, "POST"),
-        Route("/v2/health/live", handlers.live, open_to_all=True),
-        Route("/v2/health/ready", handlers.ready, open_to_all=True),
-        Route("/v2", handlers.server_metadata),
-        Route("/v2/models/stats", handlers.statistics),
-        Route("/v2/repository/index", handlers.index, "POST"),
-        Route("/v2/repository/models/{model}/load", handlers.load, "POST"),
-        Route("/v2/repository/models/{model}/unload", handlers.unload, "POST"),
-        *(Route(path, handlers.model_metadata) for path in model_paths),
-        *(Route(f"{path}/config", handlers.model_config) for path in model_paths),
-        *(Route(f"{path}/stats", handlers.statistics) for path in model_paths),
-        *(Route(f"{path}/ready", handlers.model_ready) for path in model_paths),
-        Route("/firstline/v1/answers/{request_id}", answers.answer),
-        Route("/firstline/v1/answers/{request_id}/events", answers.events),
-        Route("/firstline/v1/status", handlers.status),
-        Route("/firstline/v1/updates/{model}/rollback", handlers.roll_back, "POST"),
-        Route("/firstline/v1/configuration/rollback", handlers.roll_back_configuration, "POST"),
-        Route("/firstline/v1/purge", handlers.purge, "POST"),
-        Route("/metrics", handlers.metrics),
-        Route("/openapi.json", handlers.description),
+def _no_route(error: NoRouteError) -> Reply:
+    headers = {http.CONTENT_TYPE: http.JSON_TYPE}
+    if error.allowed:  # RFC 9110, section 15.5.6
+        headers["Allow"] = ", ".join(error.allowed)
+    return Reply(405 if error.allowed else 404, headers, http.error_body(_logged(RequestError(error.sentence))))
+
+
+def _logged(error: FirstlineError) -> FirstlineError:
+    """Logs a refusal under an id, unless the data plane has recorded it."""
+    if not error.request_id:
+        log.info("request refused", request_id=error.identify(), code=error.code, error=error.message)
+    return error
+
+
+class Route(NamedTuple):
+    """One endpoint.
+
+    Args:
+        path: with `{name}` for a parameter.
+        handler: answers its requests, of an authenticated principal.
+        operation: its description in the OpenAPI document.
+        method: GET includes HEAD.
+        open_to_all: whether callers need no authentication.
+    """
+
+    path: str
+    handler: Callable[[App, Request, str], Awaitable[Reply | Streamed]]
+    operation: dict[str, Any]
+    method: str = "GET"
+    open_to_all: bool = False
+
+
+_MODELS = (("/v2/models/{model}", (MODEL,)), ("/v2/models/{model}/versions/{version}", (MODEL, VERSION)))
+
+ROUTES = (
+    *(Route(f"{path}/infer", App.infer, v2_infer("Run the model.", *named), "POST") for path, named in _MODELS),
+    Route("/firstline/v1/models/{model}/infer", App.infer_file, openapi.INFER_FILE, "POST"),
+    Route("/v2/health/live", App.live, openapi.LIVE, open_to_all=True),
+    Route("/v2/health/ready", App.ready, openapi.READY, open_to_all=True),
+    Route("/v2", App.server_metadata, get("models", "The server's name, version and extensions.")),
+    Route("/v2/models/stats", App.statistics, openapi.ALL_STATISTICS),
+    Route("/v2/repository/index", App.index, openapi.INDEX, "POST"),
+    Route("/v2/repository/models/{model}/load", App.load, openapi.LOAD, "POST"),
+    Route("/v2/repository/models/{model}/unload", App.unload, openapi.UNLOAD, "POST"),
+    *(
+        Route(path + end, handler, get("models", summary, *named))
+        for end, handler, summary in (
+            ("", App.model_metadata, "Inputs and outputs of the model."),
+            ("/config", App.model_config, "Triton's configuration of the model."),
+            ("/stats", App.statistics, "Numbers and durations of runs of the model."),
+            ("/ready", App.model_ready, "Would the model answer now?"),
+        )
+        for path, named in _MODELS
+    ),
+    Route("/firstline/v1/answers/{request_id}", App.answer, openapi.ANSWER),
+    Route("/firstline/v1/answers/{request_id}/events", App.events, openapi.EVENTS),
+    Route("/firstline/v1/status", App.status, openapi.STATUS),
+    Route("/firstline/v1/updates/{model}/rollback", App.roll_back, openapi.ROLL_BACK, "POST"),
+    Route(
+        "/firstline/v1/configuration/rollback",
+        App.roll_back_configuration,
+        openapi.ROLL_BACK_CONFIGURATION,
+        "POST",
+    ),
+    Route("/firstline/v1/purge", App.purge, openapi.PURGE, "POST"),
+    Route("/metrics", App.metrics, get("health", "Prometheus metrics.", content="text/plain")),
+    Route("/openapi.json", App.describe, get("health", "This description.")),
+)
+_PATTERNS = [(re.compile(re.sub(r"\\{(\w+)\\}", r"(?P<\1>[^/]+)", re.escape(route.path))), route) for route in ROUTES]
+
+
+def find_route(method: str, path: str) -> tuple[Route, Mapping[str, str]]:
+    """Returns the endpoint of a request, and the parameters of its path by name.
+
+    Args:
+        method: of the request.
+        path: unquoted; the latest short ones are remembered.
+
+    Raises:
+        NoRouteError: there is none.
+    """
+    return (_find_route if len(path) > _REMEMBERED_CHARACTERS else _find_remembered)(method, path)
+
+
+def _find_route(method: str, path: str) -> tuple[Route, Mapping[str, str]]:
+    wanted = "GET" if method == "HEAD" else method
+    allowed: list[str] = []
+    for pattern, route in _PATTERNS:
+        if (match := pattern.fullmatch(path)) is not None:
+            if route.method == wanted:
+                return route, match.groupdict()
+            allowed += ("GET", "HEAD") if route.method == "GET" else (route.method,)
+    place = path[:_SHOWN_CHARACTERS]
+    if allowed:
+        raise NoRouteError(f"{place} does not take {method}; use {' or '.join(allowed)}.", allowed)
+    raise NoRouteError(f"There is no endpoint {place}; GET /openapi.json lists the endpoints.", allowed)
+
+
+_find_remembered = lru_cache(_REMEMBERED_PATHS)(_find_route)
+
+
+def description() -> dict[str, Any]:
+    """Returns the description of every endpoint."""
+    paths: dict[str, dict[str, Any]] = {}
+    for route in ROUTES:
+        paths.setdefault(route.path, {})[route.method.lower()] = route.operation
+    return identified(
+        {
+            "openapi": "3.1.0",
+            "info": {"title": "Firstline edge agent", "version": AGENT_VERSION},
+            "paths": paths,
+            "components": {"securitySchemes": {"HTTPBearer": {"type": "http", "scheme": "bearer"}}},
+        }
     )

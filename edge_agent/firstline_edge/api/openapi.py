@@ -1,4 +1,4 @@
-"""The agent's API as an OpenAPI 3.1 document."""
+"""The descriptions of the agent's endpoints, for the OpenAPI 3.1 document that `app.py` makes of its routes."""
 
 from __future__ import annotations
 
@@ -12,15 +12,24 @@ from firstline_core.protocol.openapi import (
     PRIORITY,
     SOURCE,
     TIMEOUT,
-    VERSION,
     VIEW,
     file_infer,
-    identified,
     operation,
     path_parameter,
-    v2_infer,
 )
-from firstline_edge.telemetry.version import VERSION as AGENT_VERSION
+
+
+def get(
+    tag: str, summary: str, *parameters: dict[str, Any], content: str = JSON, open_to_all: bool = False
+) -> dict[str, Any]:
+    """Returns the description of an endpoint that a GET reads."""
+    return operation(tag, summary, *parameters, answers={content: {}}, open_to_all=open_to_all)
+
+
+def _change(summary: str) -> dict[str, Any]:
+    body = {JSON: {"schema": {"type": "object", "properties": {"parameters": ANY_OBJECT}}}}
+    return operation("models", summary, MODEL, body=body, body_required=False, answer="Done.")
+
 
 _REQUEST_ID = path_parameter("request_id", "From an answer's parameters.")
 _FORM = {
@@ -36,24 +45,24 @@ _LAST_EVENT_ID = {
     "description": "Id of the last event received: 1 is the provisional answer, 2 the final one.",
 }
 
-_INDEX = operation(
+INDEX = operation(
     "models",
     'Triton\'s list of models; the body is empty, or {"ready": true}.',
     body={JSON: {"schema": {"type": "object", "properties": {"ready": {"type": "boolean"}}}}},
     body_required=False,
 )
-_ROLL_BACK = operation(
+ROLL_BACK = operation(
     "state",
     "Roll a model back to the version before the fleet's latest update; only from the device itself.",
     MODEL,
     answer="The previous version runs.",
 )
-_ROLL_BACK_CONFIGURATION = operation(
+ROLL_BACK_CONFIGURATION = operation(
     "state",
     "Roll the settings back to those before the fleet's latest configuration; only from the device itself.",
     answer="The previous settings apply.",
 )
-_PURGE = operation(
+PURGE = operation(
     "state",
     "Erase stored data; `edge-agent purge` calls this, from the device itself.",
     body={
@@ -74,68 +83,23 @@ _PURGE = operation(
     },
     answer="What was erased.",
 )
-
-
-def description() -> dict[str, Any]:
-    """Returns the description of every endpoint."""
-    models = ("/v2/models/{model}", (MODEL,)), ("/v2/models/{model}/versions/{version}", (MODEL, VERSION))
-    paths = {
-        "/v2/health/live": _get("health", "Is the process up? Needs no token.", open_to_all=True),
-        "/v2/health/ready": _get("health", "Does it accept requests? 400 while it does not.", open_to_all=True),
-        "/v2": _get("models", "The server's name, version and extensions."),
-        **{path: _get("models", "Inputs and outputs of the model.", *named) for path, named in models},
-        **{f"{path}/ready": _get("models", "Would the model answer now?", *named) for path, named in models},
-        **{f"{path}/config": _get("models", "Triton's configuration of the model.", *named) for path, named in models},
-        "/v2/models/stats": _get("models", "Numbers and durations of runs of every model, in Triton's format."),
-        **{
-            f"{path}/stats": _get("models", "Numbers and durations of runs of the model.", *named)
-            for path, named in models
-        },
-        "/v2/repository/index": {"post": _INDEX},
-        "/v2/repository/models/{model}/load": {
-            "post": _change("Reload the bundles of a model; from the device itself.")
-        },
-        "/v2/repository/models/{model}/unload": {"post": _change("Unload a model; from the device itself.")},
-        **{f"{path}/infer": {"post": v2_infer("Run the model.", *named)} for path, named in models},
-        "/firstline/v1/models/{model}/infer": {
-            "post": file_infer(
-                route={"enum": ["auto", "edge", "cloud"]},
-                privacy={"enum": ["any", "local_only"]},
-                wait={"enum": ["final", "first"]},
-                timeout=TIMEOUT,
-                priority=PRIORITY,
-                source=SOURCE,
-            )
-        },
-        "/firstline/v1/answers/{request_id}": _get(
-            "answers", "The latest answer under an id.", _REQUEST_ID, _FORM, *VIEW
-        ),
-        "/firstline/v1/answers/{request_id}/events": _get(
-            *("answers", "The present answer, and the final one when it arrives."),
-            *(_REQUEST_ID, _FORM, *VIEW, _LAST_EVENT_ID),
-            content=EVENT_STREAM_TYPE,
-        ),
-        "/firstline/v1/status": _get("health", "State of the agent: models, links, cache, outbox, budgets."),
-        "/firstline/v1/updates/{model}/rollback": {"post": _ROLL_BACK},
-        "/firstline/v1/configuration/rollback": {"post": _ROLL_BACK_CONFIGURATION},
-        "/firstline/v1/purge": {"post": _PURGE},
-        "/metrics": _get("health", "Prometheus metrics.", content="text/plain"),
-        "/openapi.json": _get("health", "This description."),
-    }
-    return identified(
-        {
-            "openapi": "3.1.0",
-            "info": {"title": "Firstline edge agent", "version": AGENT_VERSION},
-            "paths": paths,
-            "components": {"securitySchemes": {"HTTPBearer": {"type": "http", "scheme": "bearer"}}},
-        }
-    )
-
-
-def _change(summary: str) -> dict[str, Any]:
-    body = {JSON: {"schema": {"type": "object", "properties": {"parameters": ANY_OBJECT}}}}
-    return operation("models", summary, MODEL, body=body, body_required=False, answer="Done.")
-
-
-def _get(tag: str, summary: str, *parameters: dict[str, Any], content: str = JSON, open_to_all: bool = False) -> Any:
-    return {"get": operation(tag, summary, *parameters, answers={content: {}}, open_to_all=open_to_all)}
+INFER_FILE = file_infer(
+    route={"enum": ["auto", "edge", "cloud"]},
+    privacy={"enum": ["any", "local_only"]},
+    wait={"enum": ["final", "first"]},
+    timeout=TIMEOUT,
+    priority=PRIORITY,
+    source=SOURCE,
+)
+LIVE = get("health", "Is the process up? Needs no token.", open_to_all=True)
+READY = get("health", "Does it accept requests? 400 while it does not.", open_to_all=True)
+STATUS = get("health", "State of the agent: models, links, cache, outbox, budgets.")
+ALL_STATISTICS = get("models", "Numbers and durations of runs of every model, in Triton's format.")
+LOAD = _change("Reload the bundles of a model; from the device itself.")
+UNLOAD = _change("Unload a model; from the device itself.")
+ANSWER = get("answers", "The latest answer under an id.", _REQUEST_ID, _FORM, *VIEW)
+EVENTS = get(
+    *("answers", "The present answer, and the final one when it arrives."),
+    *(_REQUEST_ID, _FORM, *VIEW, _LAST_EVENT_ID),
+    content=EVENT_STREAM_TYPE,
+)

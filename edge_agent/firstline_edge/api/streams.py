@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
@@ -92,14 +93,14 @@ class Streams:
         return len(self._open)
 
 
+@dataclass(eq=False)
 class Stream:
     """One caller's stream, made by `Streams.opened`."""
 
-    def __init__(self, render: Render, seen: int, stopped: asyncio.Future[None], heartbeat_s: float) -> None:
-        self._render = render
-        self._seen = seen
-        self._stopped = stopped
-        self._heartbeat_s = heartbeat_s
+    render: Render
+    seen: int
+    stopped: asyncio.Future[None]
+    heartbeat_s: float
 
     def response(
         self, answer: InferResponse, completion: Completion, resources: contextlib.ExitStack
@@ -114,10 +115,11 @@ class Stream:
         Raises:
             FirstlineError: the answer cannot be rendered.
         """
-        if self._seen == LAST_ID:
+        if self.seen == LAST_ID:
             return Reply(204, {}, b"")  # a browser's EventSource does not reconnect after it
-        first_id = PROVISIONAL_ID if _is_provisional(answer) else LAST_ID
-        first = b"" if first_id <= self._seen else event(first_id, self._render(answer).body)
+        is_provisional = answer.answer is not None and answer.answer.status is Status.PROVISIONAL
+        first_id = PROVISIONAL_ID if is_provisional else LAST_ID
+        first = b"" if first_id <= self.seen else event(first_id, self.render(answer).body)
         events = self._events(first, completion if first_id == PROVISIONAL_ID else None)
         return Streamed(_HEADERS, events, resources.pop_all())
 
@@ -126,21 +128,17 @@ class Stream:
         yield first or HEARTBEAT
         if completion is None:
             return
-        waits: set[asyncio.Future[Any]] = {completion, self._stopped}
+        waits: set[asyncio.Future[Any]] = {completion, self.stopped}
         while True:
-            done, _ = await asyncio.wait(waits, timeout=self._heartbeat_s, return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait(waits, timeout=self.heartbeat_s, return_when=asyncio.FIRST_COMPLETED)
             if done:
                 break
             yield HEARTBEAT
         final = completion.result() if completion.done() else None
         if final is not None:
             try:
-                last = event(LAST_ID, self._render(final).body)
+                last = event(LAST_ID, self.render(final).body)
             except FirstlineError as error:  # a caller that reconnects receives it
                 log.warning("answer not streamed", error=error.message)
             else:
                 yield last
-
-
-def _is_provisional(response: InferResponse) -> bool:
-    return response.answer is not None and response.answer.status is Status.PROVISIONAL

@@ -20,7 +20,7 @@ from firstline_core.protocol.limits import DEFAULT_LIMITS
 from firstline_core.protocol.mqtt_messages import Topics
 from firstline_core.telemetry.metrics import RequestMetrics
 from firstline_core.types import Answer, Privacy, Reason, Route, Status, Tier, Wait
-from firstline_edge.api.openapi import description
+from firstline_edge.api.app import description
 from firstline_edge.app import EdgeAgent
 from firstline_edge.settings.load import load
 from firstline_gateway.models.repository import Repository
