@@ -35,20 +35,18 @@ from firstline_edge.api.erasure import Erasure
 from firstline_edge.api.operations import Operations, birth_message
 from firstline_edge.api.server import bound_sockets, release_startup_memory, serving, serving_grpc
 from firstline_edge.audits import certificate_states as audit_metrics
-from firstline_edge.audits.alarms import announce_alarms
 from firstline_edge.audits.audit_sender import AuditSender
 from firstline_edge.audits.auditor import Auditor
-from firstline_edge.audits.certificate_states import CertificateStates
+from firstline_edge.audits.certificate_states import CertificateStates, announce_alarms
 from firstline_edge.audits.samples import SampleLog
 from firstline_edge.budgets import spending as budget_metrics
 from firstline_edge.budgets.from_settings import device_sensors, escalation_mj, open_spending
 from firstline_edge.cache import results as cache_metrics
 from firstline_edge.cache.results import open_cache
 from firstline_edge.cascade import hedging as hedge_metrics
-from firstline_edge.cascade.cascade import Cascade, EdgeRuns, RowDecisions, TierRouter, policy_from
+from firstline_edge.cascade.cascade import Cascade, EdgeRuns, LiveSettings, RowDecisions, TierRouter, policy_from
 from firstline_edge.cascade.escalation import Escalation
 from firstline_edge.cascade.hedging import Hedging
-from firstline_edge.cascade.live_settings import LiveSettings
 from firstline_edge.cloud import links as cloud_links
 from firstline_edge.cloud.chain import BudgetGate, no_budget
 from firstline_edge.cloud.client import CloudClient, LiveTraffic, ModelRefusals

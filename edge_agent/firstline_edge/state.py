@@ -33,36 +33,38 @@ class StatePaths:
 
     Args:
         path: of the directory.
+
+    Attributes:
+        decisions_path: the decision log.
+        spending_path: the spending of the budgets.
+        outbox_path: promises of corrections, and their answers.
+        cache_path: the result cache.
+        copies_path: copies of bundles, for when their files are damaged.
+        fleet_path: the fleet's desired state of this device, and what the device stores for the fleet.
+        configuration_path: the configuration from the fleet that runs, and the state of its update.
+        updates_path: models from the fleet, and the state of their updates.
+        certificates_path: the state of each certificate in the field.
+        samples_path: labelled samples from audits and escalations.
+        hardware_path: the measured hardware of this device.
+        url_path: the file with the address of a running agent.
+        proof_path: the link by which a command proves that it may write here, see `StateDirectory.takes_proof`.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.decisions_path = path / "decisions.jsonl"
-        """The decision log."""
         self.spending_path = path / "spending.json"
-        """The spending of the budgets."""
         self.outbox_path = path / "outbox" / "outbox.db"
-        """Promises of corrections, and their answers."""
         self.cache_path = path / "cache"
-        """The result cache."""
         self.copies_path = path / "bundles"
-        """Copies of bundles, for when their files are damaged."""
         self.fleet_path = path / "fleet"
-        """The fleet's desired state of this device, and what the device stores for the fleet."""
         self.configuration_path = path / "fleet" / "configuration"
-        """The configuration from the fleet that runs, and the state of its update."""
         self.updates_path = path / "models"
-        """Models from the fleet, and the state of their updates."""
         self.certificates_path = path / "audits" / "certificates.json"
-        """The state of each certificate in the field."""
         self.samples_path = path / "audits" / "samples.jsonl"
-        """Labelled samples from audits and escalations."""
         self.hardware_path = path / "hardware.json"
-        """The measured hardware of this device."""
         self.url_path = path / "url"
-        """The file with the address of a running agent."""
         self.proof_path = path / "proof"
-        """The link by which a command proves that it may write here, see `StateDirectory.takes_proof`."""
         self.lock_path = path / "lock"
 
     def device_profile_path(self, bundle: str) -> Path:

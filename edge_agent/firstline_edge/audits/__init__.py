@@ -3,8 +3,7 @@
 Files
     auditor             draws answers at random
     audit_sender        has the full model check drawn answers, and reports how each audit ended
-    certificate_states  the state of each certificate, and the effect of an alarm
+    certificate_states  the state of each certificate, the effect of an alarm, and its announcement
     records             the findings about a certificate, and their file
     samples             scores and losses of audited answers, for the next certification
-    alarms              announces alarms over MQTT
 """

@@ -26,9 +26,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from firstline_core.clock import Clock
+from firstline_core.errors import FirstlineError
 from firstline_core.routing import audit, drift, sampling
 from firstline_core.routing.certificate import ALL_ROWS, Certificate
 from firstline_core.routing.tightening import EVERYTHING, tightened
@@ -43,6 +44,9 @@ from firstline_edge.audits.records import EventRecord, Record, RecordFile, begun
 from firstline_edge.audits.samples import Sample, SampleLog
 from firstline_edge.models.models import DeviceModel
 from firstline_edge.settings.settings import AuditSection
+
+if TYPE_CHECKING:  # paho takes memory, which a device without MQTT need not spend
+    from firstline_edge.cloud.mqtt_link import MqttLink
 
 log = logger(__name__)
 
@@ -497,6 +501,25 @@ class CertificateStates:
             if monitored.scores is not None:
                 monitored.record.scores = tuple(monitored.scores.counts)
         return records.encode(self._records)
+
+
+async def announce_alarms(alarms: asyncio.Queue[Record], links: Sequence[MqttLink]) -> None:
+    """Announces each alarm over every link, until it is cancelled."""
+    while True:
+        record = await alarms.get()
+        facts = {
+            "event": "contract_alarm",
+            "model": record.model,
+            "version": record.version,
+            "cause": record.cause,
+            "threshold": record.tightened,
+            "escalates_all": record.escalates_all,
+        }
+        for link in links:
+            try:
+                await link.publish_event(facts)
+            except FirstlineError as error:  # the birth message says it at the next connection
+                log.info("alarm not announced over MQTT", error=error.message)
 
 
 def register_metrics(metrics: RequestMetrics, certificates: CertificateStates) -> None:

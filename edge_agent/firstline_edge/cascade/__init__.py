@@ -3,6 +3,5 @@
 Files
     cascade         one request, read from top to bottom; the runs of the edge model, and the decision about each row
     escalation      asks the full model, or gives the edge answer now with a promised correction
-    live_settings   exchanges policy, budgets, costs and audits while the agent answers requests
     hedging         asks the full model early if asking it after the edge model would be too late
 """

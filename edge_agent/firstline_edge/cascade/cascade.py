@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from firstline_core.bundle.inputs import declared_inputs
+from firstline_core.bundle.loading import declared_inputs
 from firstline_core.bundle.manifest import Manifest
 from firstline_core.clock import SYSTEM_CLOCK, Clock
 from firstline_core.errors import (
@@ -40,6 +40,7 @@ from firstline_core.types import InferResponse, Privacy, Reason, Tier, take_rows
 from firstline_edge.adaptation.variants import Chooser
 from firstline_edge.audits.auditor import Auditor
 from firstline_edge.audits.certificate_states import CLEAR, CertificateState, CertificateStates
+from firstline_edge.budgets.from_settings import exchange
 from firstline_edge.budgets.spending import Spending
 from firstline_edge.cache.results import ResultCache
 from firstline_edge.cascade.escalation import Escalation, shedding_error
@@ -48,7 +49,7 @@ from firstline_edge.models.models import DeviceModel, EdgeModel, Models
 from firstline_edge.requests.context import ModelOutput, RequestContext, Row, attempt, result_key, rows_of
 from firstline_edge.requests.deadline import within
 from firstline_edge.requests.single_flight import SingleFlight
-from firstline_edge.settings.settings import PolicySection
+from firstline_edge.settings.settings import EdgeSettings, PolicySection, link_names
 
 # Looking a member up in its enumeration takes as long as reading a clock.
 _EDGE, _CACHE, _CLOUD = Tier.EDGE, Tier.CACHE, Tier.CLOUD
@@ -547,3 +548,32 @@ def policy_from(section: PolicySection) -> Policy:
         "pause_s": section.min_time_between_escalations_s,
     }
     return policy.make_policy(section.kind, **{name: parameters[name] for name in policy.parameters_of(section.kind)})
+
+
+@dataclass(eq=False)
+class LiveSettings:
+    """Exchanges policy, budgets, costs and audits of a running agent.
+
+    All are exchanged in one turn of the event loop; a running request finishes each row under the settings with which
+    the row began. Only values that `firstline_core.fleet.configuration` can set are exchanged.
+
+    Args:
+        router: takes the policy and the minimum threshold.
+        certificates: takes the effect of an alarm.
+        auditor: takes the cost limits of audits.
+        spending: takes budgets and costs; None if nothing has a price.
+    """
+
+    router: TierRouter
+    certificates: CertificateStates
+    auditor: Auditor
+    spending: Spending | None
+
+    def exchange(self, settings: EdgeSettings) -> None:
+        """Uses other settings from now on."""
+        chosen = policy_from(settings.policy)
+        self.router.adopt(chosen, settings.policy.min_threshold)
+        self.certificates.adopt(settings.audit)
+        self.auditor.adopt(settings.audit, chosen.certifies)
+        if self.spending is not None:
+            exchange(self.spending, settings, link_names(settings.links))

@@ -10,7 +10,7 @@ import statistics
 import time
 from email.utils import parsedate_to_datetime
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
@@ -69,14 +69,6 @@ async def link_findings(
             findings += access
             offset_s = measured_s if measured_s is not None else offset_s
     return findings, offset_s
-
-
-class _Probe(Protocol):
-    """A connection to the far end of a link."""
-
-    async def probe(self, timeout_s: float) -> None: ...
-
-    async def close(self) -> None: ...
 
 
 class _BrokerSession:
@@ -144,6 +136,9 @@ class _BrokerHandshake:
 
     async def close(self) -> None:
         pass
+
+
+_Probe = HttpLink | _BrokerSession | _BrokerHandshake
 
 
 def _open_probe(section: LinkSection, settings: EdgeSettings, credentials: Credentials | None) -> _Probe:

@@ -18,12 +18,6 @@ def print_line(text: str) -> None:
     print(text, flush=True)  # noqa: T201
 
 
-def print_lines(lines: Iterable[str]) -> None:
-    """Writes lines to stdout."""
-    for line in lines:
-        print_line(line)
-
-
 def print_json(value: object, *, indent: int | None = 2) -> None:
     """Writes a value as JSON to stdout."""
     print_line(json.dumps(value, indent=indent))
@@ -34,7 +28,8 @@ def show(arguments: argparse.Namespace, value: object, lines: Iterable[str]) -> 
     if arguments.output == "json":
         print_json(value)
     else:
-        print_lines(lines)
+        for line in lines:
+            print_line(line)
 
 
 def print_error(sentence: str) -> None:

@@ -36,6 +36,7 @@ from firstline_edge.cloud.link import (
     MessageRefusedError,
     is_link_fault,
 )
+from firstline_edge.requests.context import attempt
 from firstline_edge.requests.full_answers import check_answer
 
 log = logger(__name__)
@@ -118,19 +119,20 @@ class LinkState:
         self.link.probe_wanted.set()
         self.retry.set()
 
-    def timed(self, flight: Flight, seconds: float, now_s: float, outcome: InferResponse | BaseException) -> None:
+    def timed(self, flight: Flight, started_s: float, now_s: float, outcome: InferResponse | BaseException) -> None:
         """Records the duration of a call that was answered, or whose caller stopped waiting.
 
         Other failures do not measure the time of an answer, nor do calls during an outage.
 
         Args:
             flight: the call.
-            seconds: duration of the call.
-            now_s: on a monotonic clock.
+            started_s: start of the call, on a monotonic clock.
+            now_s: its end.
             outcome: how it ended.
         """
         if flight.lost or isinstance(outcome, StaleConnectionError):
             return
+        seconds = now_s - started_s
         if isinstance(outcome, InferResponse):
             self.timing.answered(flight.size_bytes, seconds, now_s, _service_s(outcome), flight.ahead_bytes)
         elif isinstance(outcome, (*_TOO_LATE, asyncio.CancelledError)):
@@ -324,15 +326,15 @@ class LinkChain:
                     response = await state.link.infer(request, granted_s)
                 await state.check_answer(request, response, outputs)
             except asyncio.CancelledError as gone:
-                self._time(state, flight, started_s, gone)
+                state.timed(flight, started_s, self._clock.monotonic_s(), gone)
                 raise
             except BudgetExceededError as refusal:  # nothing was sent
                 error = refusal if error is nowhere else error
             except FirstlineError as failure:
                 tried, error = True, failure
                 too_large += isinstance(failure, PayloadTooLargeError)
-                self._time(state, flight, started_s, failure)
-                attempts.append(self._attempt(failure.code, started_s))
+                state.timed(flight, started_s, self._clock.monotonic_s(), failure)
+                attempts.append(attempt(self._clock, Tier.CLOUD, failure.code, started_s))
                 self._judge(state, failure, granted_s)
                 if isinstance(failure, StaleConnectionError) and state.link.name not in retried:
                     retried.add(state.link.name)
@@ -341,8 +343,8 @@ class LinkChain:
                 if not is_link_fault(failure) and not isinstance(failure, _TRY_NEXT_LINK):
                     break
             else:
-                self._time(state, flight, started_s, response)
-                attempts.append(self._attempt("ok", started_s))
+                state.timed(flight, started_s, self._clock.monotonic_s(), response)
+                attempts.append(attempt(self._clock, Tier.CLOUD, "ok", started_s))
                 state.breaker.succeeded()
                 state.worked()
                 self._note_states()
@@ -354,7 +356,8 @@ class LinkChain:
         if isinstance(error, PayloadTooLargeError) and too_large < len(self._links):
             error = LinkDownError(f"{error.message} Another link may carry it, but does not work at the moment.")
         if error.retryable and error.retry_after_s is None:
-            error.retry_after_s = self._retry_s()
+            waits_s = (state.breaker.retry_in_s for state in self._links)
+            error.retry_after_s = min(waits_s, default=0.0) or _RETRY_S
         return error
 
     def _in_order(self, size_bytes: int, ends_s: float) -> list[LinkState]:
@@ -369,10 +372,6 @@ class LinkChain:
             return 0.0 if predicted_s is None or predicted_s <= limit_s else predicted_s
 
         return sorted(self._links, key=seconds_if_too_slow)
-
-    def _time(self, state: LinkState, flight: Flight, started_s: float, outcome: InferResponse | BaseException) -> None:
-        now_s = self._clock.monotonic_s()
-        state.timed(flight, now_s - started_s, now_s, outcome)
 
     def _judge(self, state: LinkState, failure: FirstlineError, granted_s: float) -> None:
         if isinstance(failure, _SAYS_NOTHING_ABOUT_LINK):
@@ -391,12 +390,6 @@ class LinkChain:
             else:
                 state.worked()
         self._note_states()
-
-    def _attempt(self, outcome: str, started_s: float) -> Attempt:
-        return Attempt(Tier.CLOUD, outcome, round((self._clock.monotonic_s() - started_s) * 1000, 3))
-
-    def _retry_s(self) -> float:
-        return min((state.breaker.retry_in_s for state in self._links), default=0.0) or _RETRY_S
 
     def _note_states(self) -> None:
         """Logs changed states and wakes waiting callers."""

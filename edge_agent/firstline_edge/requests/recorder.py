@@ -61,8 +61,8 @@ class _Answered(Struct, frozen=True, eq=False):
 
     def record(self) -> dict[str, object]:
         """Returns the record for the decision log."""
-        record = {**about(self.response, wall_s=self.at_s, ms=self.ms), "event": "answered", **self.facts}
-        return record if self.request.trace is None else record | self.request.trace.facts()
+        record = about(self.response, wall_s=self.at_s, ms=self.ms) | {"event": "answered", **self.facts}
+        return record | _traced(self.request.trace)
 
     def count(self, statistics: ModelStatistics) -> None:
         """Counts the answer in Triton's statistics, with the runs of the edge model and cache hits of its attempts."""
@@ -120,7 +120,7 @@ class _Answered(Struct, frozen=True, eq=False):
                 status=answer.status.value,
                 rows=self.request.rows,
                 ms=self.ms,
-                **(_NOTHING if self.request.trace is None else self.request.trace.facts()),
+                **_traced(self.request.trace),
             )
 
 

@@ -14,7 +14,7 @@ import msgspec
 
 from firstline_core.errors import ConfigError
 from firstline_core.fleet.configuration import Configuration
-from firstline_edge.cascade.live_settings import LiveSettings
+from firstline_edge.cascade.cascade import LiveSettings
 from firstline_edge.fleet.updates.trial import has_failed
 from firstline_edge.models.models import DeviceModel, Models
 from firstline_edge.settings.check import check
