@@ -152,8 +152,11 @@ class LoopTimes:
         return self._times.seconds(rows)
 
     def worthwhile_rows(self, max_rows: int) -> int:
-        """Returns the largest batch, up to `max_rows`, that gains by its size and is within the limit of the loop."""
-        rows = self._times.worthwhile_rows(max_rows)
+        """Returns the largest batch, up to `max_rows`, that is within the limit of the loop.
+
+        Each batch saves the costs of one more, which are more than the time of a quick model.
+        """
+        rows = max_rows if self._batch is None else min(max_rows, self._batch)
         while rows > 1 and not runs_on_loop(self._times.seconds(rows)):
             rows //= 2
         return rows

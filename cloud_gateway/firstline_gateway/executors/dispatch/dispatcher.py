@@ -68,6 +68,7 @@ class Dispatcher:
         is_named: whether the settings name the executors; if not, they are not reported by name.
 
     Attributes:
+        repeats: the repeats that are left.
         is_closing: whether no repeats start any more.
     """
 
@@ -79,7 +80,7 @@ class Dispatcher:
         self._listeners: list[Callable[[], None]] = []
         self._runs: set[FutureOutcomes] = set()
         self._probes: set[FutureOutcomes] = set()
-        self._repeats = TokenBucket(_MOST_REPEATS)
+        self.repeats = TokenBucket(_MOST_REPEATS)
         self._repeated: Counter[str] = Counter()
         self.is_closing = False
 
@@ -134,7 +135,8 @@ class Dispatcher:
         """
         member, started_s = self._local, self.clock.monotonic_s()
         assert member is not None and member.in_process is not None  # noqa: S101 (see `loop_times`)
-        self._count_new_batch(member)
+        if len(self.members) > 1:
+            self._count_new_batch(member)
         try:
             outcomes = member.in_process.run_on_loop(key, inputs, deadlines_s)
         except Exception as error:
@@ -149,8 +151,8 @@ class Dispatcher:
 
     def run_on(self, member: Member, key: ModelKey, inputs: Inputs, deadlines_s: Deadlines) -> FutureOutcomes:
         """Starts a batch on one executor, whose slot is taken from now on; see `BatchRun.ended`."""
-        self._count_new_batch(member)
         if len(self.members) > 1:
+            self._count_new_batch(member)
             self._probe(key, inputs[:1], member)
         run = BatchRun(self, key, inputs, deadlines_s)
         run.begin(member, run.all)
@@ -158,7 +160,7 @@ class Dispatcher:
 
     def _count_new_batch(self, member: Member) -> None:
         """Counts a batch that starts for the first time; each such batch allows a share of a repeat."""
-        self._repeats.earn(_REPEATS_PER_BATCH)
+        self.repeats.earn(_REPEATS_PER_BATCH)
         if member.hedges is not None:
             member.hedges.earn(member.hedges.share)
 
@@ -175,10 +177,6 @@ class Dispatcher:
             self._repeated[f"executor_{reason}"] += 1
         else:
             self._repeated["hedge" if reason == "late" else reason] += 1
-
-    def take_repeat(self) -> bool:
-        """Takes one repeat; returns False if none is left."""
-        return self._repeats.take(self.clock.monotonic_s())
 
     def presumed_s(self, key: ModelKey, rows: int) -> float:
         """Returns the time a batch is presumed to take where it was never measured, so that a hang is noticed."""
@@ -444,7 +442,11 @@ class BatchRun:
                 self._outcomes[at] = outcome
         if unclear:
             self._unclear[attempt.member] = failed, unclear
-        self._resolve_unclear()
+        for member, (mine, message) in tuple(self._unclear.items()):
+            if any(at in self._outcomes for at in mine):  # another executor has answered one of its requests
+                del self._unclear[member]
+                member.outcomes["failed"] += 1
+                self._dispatcher.count_failure(member, self._key, message)
         elsewhere = {at for each in self._running.values() for at in each.positions}
         self._repeat("retry", [at for at in self._open() if at not in elsewhere])
         if not self._running or not self._open():
@@ -465,14 +467,6 @@ class BatchRun:
                 self.ended.cancel()
             else:
                 self.ended.set_exception(error)
-
-    def _resolve_unclear(self) -> None:
-        """Counts the failures of executors whose requests another executor has answered."""
-        for member, (failed, message) in tuple(self._unclear.items()):
-            if any(at in self._outcomes for at in failed):
-                del self._unclear[member]
-                member.outcomes["failed"] += 1
-                self._dispatcher.count_failure(member, self._key, message)
 
     def _open(self) -> list[int]:
         """Returns the requests without an answer."""
@@ -501,7 +495,7 @@ class BatchRun:
             return False
         if hedges is not None and found.executor.name == last.name:
             hedges.take(now_s)
-        elif not all(is_busy(self._errors.get(at)) for at in left) and not dispatcher.take_repeat():
+        elif not all(is_busy(self._errors.get(at)) for at in left) and not dispatcher.repeats.take(now_s):
             return False
         dispatcher.count_repeat(reason, last, found.executor)
         self.begin(found.executor, left)

@@ -72,18 +72,13 @@ class Forecast:
         self._learned_s = -math.inf
 
     @property
-    def known(self) -> bool:
-        """Whether it was ever measured, or ran."""
-        return self._usual.known
-
-    @property
     def pace(self) -> float:
         """Present batch times as a multiple of the usual ones."""
         return math.exp(self._log_pace)
 
     def seconds(self, rows: int) -> float | None:
         """Returns the expected seconds of a batch that starts now, or None if nothing is known."""
-        return self._usual.seconds(rows) * self.pace if self.known else None
+        return self._usual.seconds(rows) * self.pace if self._usual.known else None
 
     def worthwhile_rows(self, max_rows: int) -> int:
         """Returns the largest batch, up to `max_rows`, that pays there; see `BatchTimes`."""
@@ -113,7 +108,7 @@ class Forecast:
     def observe_abandoned(self, batch: Attempt, now_s: float) -> None:
         """Learns from a batch that was given up now: it would have taken longer."""
         waited_s, expected_s = now_s - batch.started_s, batch.wait_s + self._usual.seconds(batch.rows) * batch.pace
-        if self.known and waited_s > expected_s > 0:
+        if self._usual.known and waited_s > expected_s > 0:
             least = math.log(batch.pace * waited_s / expected_s)
             if least > self._log_pace:
                 self._learn_pace(least, now_s)

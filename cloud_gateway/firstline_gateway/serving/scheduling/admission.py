@@ -52,8 +52,6 @@ _LEAST_SHARE, _MOST_SHARE = 0.5, 0.75
 # The part of the room that each level may fill if there are requests above it. Audits are limited without them, too: an
 # audit is never urgent, and no caller waits for its answer.
 _LEAVES, _AUDITS_SHARE = 0.75, 0.5
-# The requests of one client and level that follow each other are noted once in this time.
-_NOTED_S = 0.1
 
 EXPECTED_S = 10.0
 """After a request the next one of its client, or level, is expected for so long."""
@@ -288,18 +286,14 @@ class Admission:
 
     Args:
         queue: the requests that wait; only read here.
-        bounds: how much may wait.
+        bounds: how much may wait; it may change.
     """
 
     def __init__(self, queue: PendingQueue, bounds: Bounds) -> None:
         self._queue = queue
-        self._bounds = bounds
+        self.bounds = bounds
         self.shares = Shares()
         self.margin = Margin()
-
-    def adopt(self, bounds: Bounds) -> None:
-        """Decides on new requests by other bounds from now on."""
-        self._bounds = bounds
 
     def learn(self, item: PendingRequest, now_s: float) -> None:
         """Learns from an answer how good its prediction was."""
@@ -319,7 +313,7 @@ class Admission:
         """
         is_audit, rows = request.audit is not None, request.rows
         level = AUDIT_LEVEL if is_audit else request.priority or DEFAULT_LEVEL
-        latest_s = now_s + self._bounds.seconds if request.deadline_s is None else request.deadline_s
+        latest_s = now_s + self.bounds.seconds if request.deadline_s is None else request.deadline_s
         inputs, answered = inputs or request.arrays, asyncio.get_running_loop().create_future()
         return PendingRequest(key, request, inputs, rows, level, now_s, latest_s, latest_s, not is_audit, answered)
 
@@ -368,7 +362,7 @@ class Admission:
         if item.request.deadline_s is None:
             # When its client's equal part of the machine would complete it.
             equally_s = batches.wait_s(self.shares.clients * (mine_s + times.seconds(rows)))
-            item.due_s = now_s + min(self._bounds.seconds, equally_s)
+            item.due_s = now_s + min(self.bounds.seconds, equally_s)
         ahead_s, slack_s = self._queue.place(item.due_s, item.level, backlog.weights)
         done_s, speed = batches.done(ahead_s)
         item.work_s = rows * batches.seconds / batch_rows
@@ -382,7 +376,7 @@ class Admission:
 
     def _likely_batch_rows(self, key: ModelKey, rows: int, allowed_s: float, times: Times) -> int:
         """Returns the rows of the likely batch: worthwhile, waiting, and leaving most of the time to wait."""
-        most = min(times.worthwhile_rows(self._bounds.batch_rows), self._queue.rows.get(key, 0) + rows)
+        most = min(times.worthwhile_rows(self.bounds.batch_rows), self._queue.rows.get(key, 0) + rows)
         while most > rows and times.seconds(most) > _BATCH_SHARE * allowed_s:
             most //= 2
         return max(rows, most)
@@ -399,7 +393,7 @@ class Admission:
 
         level_share = self.shares.of_level(item.level)
         mine, of_model = self._queue.requests(item.client), self._queue.of(item.key).requests
-        if not self.shares.allows(mine + 1, of_model + 1, self._bounds.requests * level_share):
+        if not self.shares.allows(mine + 1, of_model + 1, self.bounds.requests * level_share):
             raise QueueFullError(
                 f"Model '{item.key.name}' has {counted(of_model, 'request')} waiting already; come back later.",
                 retry_after_s=retry_after_s(),
@@ -407,7 +401,7 @@ class Admission:
         mine_bytes, all_bytes = self._queue.size_bytes(item.client), self._queue.size_bytes()
         # If nothing waits, a request of any permitted size is admitted.
         if all_bytes and not self.shares.allows(
-            mine_bytes, all_bytes + item.size_bytes, self._bounds.size_bytes * level_share
+            mine_bytes, all_bytes + item.size_bytes, self.bounds.size_bytes * level_share
         ):
             raise QueueFullError(
                 f"{all_bytes} bytes of requests wait already; come back later.", retry_after_s=retry_after_s()
@@ -505,14 +499,11 @@ class Shares:
     def __init__(self) -> None:
         self._clients: OrderedDict[str, float] = OrderedDict()  # when each sent a request, the latest last
         self._levels: dict[int, float] = {}
-        self._latest: tuple[str, int] | None = None
         self._latest_s = -math.inf
 
     def note(self, principal: str, level: int, now_s: float) -> None:
         """Records a request, whether or not it is admitted."""
-        if now_s - self._latest_s < _NOTED_S and self._latest == (principal, level):
-            return
-        self._latest, self._latest_s = (principal, level), now_s
+        self._latest_s = now_s
         self._levels[level] = self._clients[principal] = now_s
         self._clients.move_to_end(principal)
         while now_s - next(iter(self._clients.values())) > EXPECTED_S:

@@ -110,7 +110,7 @@ class Batcher:
 
     def adopt(self, bounds: Bounds) -> None:
         """Admits new requests by other bounds from now on, which have the same `batch_rows`."""
-        self._admission.adopt(bounds)
+        self._admission.bounds = bounds
 
     @property
     def depth(self) -> int:
@@ -186,7 +186,7 @@ class Batcher:
         if not (item.level == AUDIT_LEVEL and (self._queue.rows or self._new)):  # an audit gives way
             times, alone_s = self._loop_times(key, item.rows, now_s)
             if times is not None:
-                done_s = alone_s + self._models_on_loop(now_s)[1] if self._queue.rows else alone_s
+                done_s = self._loop_work_s(item, times) if self._queue.rows else alone_s
                 if done_s <= WAITING_S and now_s + done_s <= item.latest_s:
                     item.is_predictable = False
                     self._admission.check_start(item, now_s, alone_s, done_s, self._ended_s.get(key, -math.inf))
@@ -230,10 +230,13 @@ class Batcher:
             return None, 0.0
         return times, seconds
 
-    def _models_on_loop(self, now_s: float) -> tuple[dict[ModelKey, LoopTimes], float]:
-        """Returns the times of the quick models that wait, and the seconds of what waits of them."""
-        times = {key: each for key in self._queue.rows if (each := self._loop_times(key, 1, now_s)[0]) is not None}
-        return times, sum([each.seconds(self._queue.rows[key]) for key, each in times.items()])
+    def _loop_work_s(self, item: PendingRequest, times: LoopTimes) -> float:
+        """Returns the seconds of what waits for the event loop, a new request included."""
+        work_s = times.seconds(self._queue.rows.get(item.key, 0) + item.rows)
+        for key, rows in self._queue.rows.items():
+            if key != item.key and (others := self._dispatcher.loop_times(key)) is not None:
+                work_s += others.seconds(rows)
+        return work_s
 
     def _requests_for_loop(self, now_s: float) -> tuple[list[PendingRequest], dict[ModelKey, LoopTimes]]:
         """Chooses requests of quick models that run on the event loop, up to the work that may wait for it.
@@ -241,7 +244,7 @@ class Batcher:
         Returns:
             The requests by due time, and the times of their models.
         """
-        times, work_s = self._models_on_loop(now_s)
+        times = {key: each for key in self._queue.rows if (each := self._loop_times(key, 1, now_s)[0]) is not None}
         if not times:
             return [], times
         is_single = len(self._queue) == 1 and len(self._new) <= 1
@@ -252,6 +255,7 @@ class Batcher:
             and (item.rows == 1 or times[item.key].quick_s(item.rows) is not None)
             and (item.level != AUDIT_LEVEL or is_single)
         ]
+        work_s = sum([each.seconds(self._queue.rows[key]) for key, each in times.items()])
         if work_s > WAITING_S:
             found = found[: max(1, int(len(found) * WAITING_S / work_s))]
             self._may_start = True
@@ -375,7 +379,7 @@ class Batcher:
         self._snapshot = None
         key, inputs = items[0].key, [item.inputs for item in items]
         deadlines_s = [item.request.deadline_s for item in items]
-        batch = _Batch(key, items, row_sum(items), now_s, isinstance(place, LoopTimes))
+        batch = _Batch(key, items, sum([item.rows for item in items]), now_s, isinstance(place, LoopTimes))
         try:
             self._on_batch(batch.rows)
             if isinstance(place, LoopTimes):

@@ -138,6 +138,12 @@ async def test_a_batch_takes_no_more_rows_than_it_may() -> None:
     assert [len(rows) for _, rows in bench.executor.here] == [4, 4, 2]
 
 
+async def test_a_batch_is_as_large_as_the_limit_of_the_loop_allows_although_rows_gain_nothing() -> None:
+    bench = Bench({M: {1: 100e-6, 2: 200e-6}}, rows=32)
+    await asyncio.gather(*(bench.batcher.submit(M, request_of(float(value))) for value in range(12)))
+    assert [len(rows) for _, rows in bench.executor.here] == [8, 4]
+
+
 async def test_a_wrong_request_fails_alone() -> None:
     bench = Bench()
     good, bad = await asyncio.gather(
