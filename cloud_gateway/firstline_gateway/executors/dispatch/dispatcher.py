@@ -197,7 +197,8 @@ class Dispatcher:
         thread = attempt.thread
         runs_on = thread is not None and not thread.cancel() and not thread.done()
         ran.cancel()
-        ran.add_done_callback(_discard)
+        # An executor that closes meanwhile ends the attempt with an error.
+        ran.add_done_callback(lambda ended: None if ended.cancelled() else ended.exception())
         attempt.member.cut_off(attempt, self.clock.monotonic_s(), runs_on=runs_on)
         if runs_on and thread is not None:
             loop = asyncio.get_running_loop()
@@ -320,12 +321,6 @@ class Dispatcher:
         return all(await asyncio.gather(*(member.executor.close(timeout_s) for member in self.members)))
 
 
-def _discard(ran: FutureOutcomes) -> None:
-    """Retrieves the error of an attempt that was given up: an executor that closes meanwhile ends it with one."""
-    if not ran.cancelled():
-        ran.exception()
-
-
 def is_busy(error: FirstlineError | None) -> bool:
     """Returns whether an executor is well, but has no room for the request, and says when it will have some."""
     return isinstance(error, QueueFullError | SheddingError | RateLimitedError) and error.retry_after_s is not None
@@ -372,7 +367,6 @@ class BatchRun:
         self._clock = dispatcher.clock
         self._outcomes: dict[int, Outcome] = {}
         self._errors: dict[int, FirstlineError] = {}
-        self._refusals: dict[int, FirstlineError] = {}  # of busy executors: they say when to send a request again
         # Requests that failed and may be at fault themselves, by the executor, and its error.
         self._unclear: dict[Member, tuple[Sequence[int], str]] = {}
         self._tried: list[Member] = []
@@ -435,9 +429,8 @@ class BatchRun:
             if at in self._outcomes:
                 continue
             if isinstance(outcome, FirstlineError) and may_succeed_elsewhere(outcome):
-                self._errors[at] = outcome
-                if is_busy(outcome):
-                    self._refusals.setdefault(at, outcome)
+                if not is_busy(self._errors.get(at)):  # it says when to send the request again
+                    self._errors[at] = outcome
             else:
                 self._outcomes[at] = outcome
         if unclear:
@@ -531,7 +524,7 @@ class BatchRun:
         self._dispatcher.notify()
 
     def _end(self) -> None:
-        by_preference = self._errors | self._refusals | self._outcomes
+        by_preference = self._errors | self._outcomes
         found = [by_preference[at] for at in self.all if at in by_preference]
         away = [each for each in found if isinstance(each, EngineUnavailableError)]
         if len(away) == len(found):

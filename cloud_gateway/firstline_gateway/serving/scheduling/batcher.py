@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
@@ -99,7 +99,6 @@ class Batcher:
         self._queue = PendingQueue()
         self._admission = Admission(self._queue, bounds)
         self._running: dict[FutureOutcomes, _Batch] = {}
-        self._running_of: Counter[ModelKey] = Counter()
         self._ended_s: dict[ModelKey, float] = {}
         self._new: list[PendingRequest] = []  # admitted in this turn of the event loop
         self._comes_alone = False  # one request came in the latest turn in which any came
@@ -145,8 +144,7 @@ class Batcher:
         now_s = self._clock.monotonic_s()
         if request.deadline_s is not None and request.deadline_s <= now_s:
             raise _deadline_error()
-        if not self._is_turn_ending:  # also if it is refused: the snapshot is of this turn
-            self._end_turn_soon()
+        self._end_turn_soon()  # also if it is refused: the snapshot is of this turn
         is_alone = self._comes_alone and not self._new and not self._queue.rows
         item = self._admission.new_request(key, request, now_s, inputs)
         place, weights = self._admit(item, now_s)
@@ -215,7 +213,8 @@ class Batcher:
 
     def _is_at_limit(self, key: ModelKey, more: int = 1) -> bool:
         """Whether a model may not run so many more batches."""
-        return 0 < self._concurrency_of.get(key.name, self._concurrency) < self._running_of[key] + more
+        limit = self._concurrency_of.get(key.name, self._concurrency)
+        return 0 < limit < more + sum([batch.key == key for batch in self._running.values()])
 
     # The event loop as an executor.
 
@@ -283,12 +282,13 @@ class Batcher:
     def _start_soon(self) -> None:
         """Places what waits at the end of this turn of the event loop: an executor may have become free."""
         self._may_start, self._snapshot = True, None
-        if self._queue and not self._is_turn_ending:
+        if self._queue:
             self._end_turn_soon()
 
     def _end_turn_soon(self) -> None:
-        self._is_turn_ending = True
-        asyncio.get_running_loop().call_soon(self._end_turn)
+        if not self._is_turn_ending:
+            self._is_turn_ending = True
+            asyncio.get_running_loop().call_soon(self._end_turn)
 
     def _end_turn(self) -> None:
         """Places the requests of this turn of the event loop."""
@@ -322,7 +322,7 @@ class Batcher:
         snapshot = self._dispatcher.snapshot()
         if snapshot.is_full(self._queue.rows):
             return False
-        full = {key for key in self._running_of if self._is_at_limit(key)}
+        full = {key for key in self._queue.rows if self._is_at_limit(key)}
         waiting = [item for item in self._queue if item not in loop_requests and item.key not in full]
         while waiting:
             placements = self._placements(snapshot, waiting)
@@ -403,16 +403,14 @@ class Batcher:
     def _follow(self, batch: _Batch, ran: FutureOutcomes) -> None:
         """Answers the requests of a batch when it ends."""
         self._running[ran] = batch
-        self._running_of[batch.key] += 1
         for item in batch.items:
             self._expire_at_deadline(item)
         ran.add_done_callback(self._finish)
 
     def _finish(self, ran: FutureOutcomes) -> None:
-        batch = self._running.pop(ran)
-        if self._is_at_limit(batch.key):
+        if self._is_at_limit(self._running[ran].key):
             self._start_soon()
-        self._running_of[batch.key] -= 1
+        batch = self._running.pop(ran)
         error = asyncio.CancelledError() if ran.cancelled() else ran.exception()
         if error is None:
             self._answer(batch, ran.result(), self._clock.monotonic_s())
