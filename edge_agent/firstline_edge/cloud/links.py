@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 from firstline_core.clock import Clock, first_of
 from firstline_core.errors import ConfigError, FirstlineError, LinkDownError
-from firstline_core.protocol.limits import Limits
 from firstline_core.protocol.mqtt_messages import MqttSettings, Topics, tls_context
 from firstline_core.storage.secrets import read_secret
 from firstline_core.telemetry.metrics import RequestMetrics
@@ -118,7 +117,12 @@ async def open_links(
 
                 links.append(HttpLink(section, credentials, name=name, clock=clock, limits=limits))
             else:
-                mqtt.append(make_mqtt_link(section, settings, birth, limits, clock, credentials=credentials, name=name))
+                # paho takes 6 MB of memory, which a device without MQTT need not spend.
+                from firstline_edge.cloud.mqtt_link import MqttLink
+
+                broker = mqtt_settings(section, f"firstline-edge-{settings.device_id}", credentials)
+                topics = Topics(settings.device_id, section.topic_prefix)
+                mqtt.append(MqttLink(broker, topics, name=name, birth=birth, clock=clock, limits=limits))
                 links.append(mqtt[-1])
     rng = random.Random()  # noqa: S311 (jitter)
     chain = LinkChain(
@@ -140,34 +144,6 @@ def _naming(number: int) -> Iterator[None]:
         yield
     except ConfigError as error:
         raise ConfigError(error.message.replace("links.", f"links[{number}].", 1)) from error
-
-
-def make_mqtt_link(
-    section: LinkSection,
-    settings: EdgeSettings,
-    birth: Birth,
-    limits: Limits,
-    clock: Clock,
-    *,
-    credentials: Credentials | None,
-    name: str,
-) -> MqttLink:
-    """Creates one link, not started.
-
-    Raises:
-        ConfigError: see `open_links`.
-    """
-    # paho takes 6 MB of memory, which a device without MQTT need not spend.
-    from firstline_edge.cloud.mqtt_link import MqttLink
-
-    return MqttLink(
-        mqtt_settings(section, f"firstline-edge-{settings.device_id}", credentials),
-        Topics(settings.device_id, section.topic_prefix),
-        name=name,
-        birth=birth,
-        clock=clock,
-        limits=limits,
-    )
 
 
 def mqtt_settings(section: LinkSection, client_id: str, credentials: Credentials | None = None) -> MqttSettings:

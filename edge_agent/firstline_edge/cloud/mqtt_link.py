@@ -242,20 +242,17 @@ class MqttLink:
     async def _publish_to_gateway(self, publication: Publication) -> None:
         # While the device starts, a request waits until the first connection attempt has ended.
         await self._client.first_attempt()
-        self._check_connected()
-        count(self.name, sent=_size_bytes(publication))  # bytes that were sent in vain count as well
-        try:
-            heard = await self._client.publish(publication)
-        except ProtocolError as error:
-            raise MessageRefusedError(error.message) from error
-        if not heard:
-            raise LinkDownError(f"No gateway listens at the MQTT broker at {self._address}.")
-
-    def _check_connected(self) -> None:
         if not self._client.connected:
             error = self._client.last_error
             why = f": {error.message}" if error is not None else "."
             raise LinkDownError(f"Not connected to the MQTT broker at {self._address}{why}")
+        count(self.name, sent=_size_bytes(publication))  # bytes that were sent in vain count as well
+        try:
+            heard = await self._client.publish(publication)
+        except ProtocolError as refusal:
+            raise MessageRefusedError(refusal.message) from refusal
+        if not heard:
+            raise LinkDownError(f"No gateway listens at the MQTT broker at {self._address}.")
 
     def _on_response(self, message: Message) -> None:
         answer = self._pending.get(message.correlation_data)

@@ -608,20 +608,15 @@ def _announced_to(receivers: Iterable[Receiver]) -> str:
     return "".join(f" AND {receiver} = 1" for receiver in receivers)
 
 
-def find_provisional(connection: sqlite3.Connection, request_id: str, principal: str) -> bytes | None:
-    """Returns the sealed provisional answer of a promise that still waits."""
-    row = connection.execute(
-        "SELECT provisional FROM items WHERE request_id = ? AND principal = ?", (request_id, principal)
+def find_answer(connection: sqlite3.Connection, request_id: str, principal: str) -> tuple[bytes, bool] | None:
+    """Returns the sealed answer under this id, and whether it is provisional: its promise still waits."""
+    whose = (request_id, principal)
+    found: tuple[bytes, bool] | None = connection.execute(
+        "SELECT provisional, true FROM items WHERE request_id = ? AND principal = ? "
+        "UNION ALL SELECT response, false FROM answers WHERE request_id = ? AND principal = ?",
+        whose + whose,
     ).fetchone()
-    return None if row is None else row[0]
-
-
-def find_answer(connection: sqlite3.Connection, request_id: str, principal: str) -> bytes | None:
-    """Returns the sealed final or expired answer under this id."""
-    row = connection.execute(
-        "SELECT response FROM answers WHERE request_id = ? AND principal = ?", (request_id, principal)
-    ).fetchone()
-    return None if row is None else row[0]
+    return found
 
 
 def unannounced_answers(connection: sqlite3.Connection, receiver: Receiver, limit: int) -> list[tuple[str, str, bytes]]:

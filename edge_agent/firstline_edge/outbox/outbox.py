@@ -336,26 +336,20 @@ class Outbox:
             UnknownAnswerError: there is none, it cannot be read, or it is not this principal's.
             CapacityError: the disk refuses.
         """
-        # In this order: a promise is only ever moved to the answers, so it cannot be missed in between.
-        whose = {"request_id": request_id, "principal": principal}
-        provisional = await self._read(lambda connection: database.find_provisional(connection, **whose))
-        final = None
-        if provisional is None:
-            final = await self._read(lambda connection: database.find_answer(connection, **whose))
+        found = await self._read(partial(database.find_answer, request_id=request_id, principal=principal))
+        if found is None:
+            raise UnknownAnswerError(
+                f"No answer is kept under the id {request_id[:64]!r} for this caller; take the request_id of a "
+                "provisional answer, with the same token."
+            )
+        sealed, is_provisional = found
         try:
-            if provisional is not None:
-                return unpack_provisional(provisional, request_id, principal, self._seal)
-            if final is not None:
-                return unpack_answer(final, request_id, principal, self._seal)
+            return (unpack_provisional if is_provisional else unpack_answer)(sealed, request_id, principal, self._seal)
         except FirstlineError as error:
             self._unreadable.add(request_id)
             raise UnknownAnswerError(
                 f"The answer under the id {request_id[:64]!r} cannot be given any more. {error.message}"
             ) from error
-        raise UnknownAnswerError(
-            f"No answer is kept under the id {request_id[:64]!r} for this caller; take the request_id of a provisional "
-            "answer, with the same token."
-        )
 
     async def wait_unannounced(self, receiver: Receiver) -> None:
         """Returns once an answer may be still to be announced to a receiver."""
@@ -644,11 +638,7 @@ def open_outbox(settings: EdgeSettings, path: Path, clock: Clock, reporting: asy
         return has_broker * [Receiver.APPLICATIONS] + is_reporting * [Receiver.FLEET]
 
     return Outbox(
-        path,
-        settings.outbox,
-        announcing=announcing,
-        seal=partial(open_seal, settings.encryption),
-        clock=clock,
+        path, settings.outbox, announcing=announcing, seal=partial(open_seal, settings.encryption), clock=clock
     )
 
 

@@ -200,7 +200,7 @@ def _recover(fresh: sqlite3.Connection, damaged: Path, seal: Seal, now_wall_s: f
         return None
     with contextlib.closing(open_reader(damaged)) as old:
         old.execute("PRAGMA writable_schema = ON")  # or SQLite reads nothing of a file that was cut off
-        if not _is_readable(old):
+        if not _scan(old, "SELECT name FROM sqlite_schema", both_ways=False):
             return None
         fresh.execute("BEGIN IMMEDIATE")
         for table in _COLUMNS:
@@ -210,17 +210,6 @@ def _recover(fresh: sqlite3.Connection, damaged: Path, seal: Seal, now_wall_s: f
     count = "SELECT (SELECT count(*) FROM items), (SELECT count(*) FROM answers)"
     found: tuple[int, int] = fresh.execute(count).fetchone()
     return found
-
-
-def _is_readable(connection: sqlite3.Connection) -> bool:
-    try:
-        connection.execute("SELECT name FROM sqlite_schema").fetchall()
-    except Exception as error:  # whatever a damaged file makes SQLite raise
-        if is_refusal(error):
-            raise
-        log.warning("damaged outbox cannot be read", error=str(error))
-        return False
-    return True
 
 
 def _copy(old: sqlite3.Connection, fresh: sqlite3.Connection, table: str, seal: Seal, now_wall_s: float) -> None:
