@@ -218,11 +218,7 @@ class EdgeAgent:
         self.samples = SampleLog(self.state.samples_path, settings.audit.samples_limit_bytes)
         opened.callback(self.samples.close)
         self.certificates = CertificateStates(
-            self.state.certificates_path,
-            self.models.all,
-            self.samples,
-            settings.audit,
-            clock,
+            self.state.certificates_path, self.models.all, self.samples, settings.audit, clock
         )
         opened.push_async_callback(self.certificates.close)
         replacements = {device_model.manifest.name: path for path, device_model in installed.items()}
@@ -289,11 +285,7 @@ class EdgeAgent:
     async def _open_links(self, opened: AsyncExitStack) -> None:
         settings, clock, fleet = self._configured, self._clock, self._fleet_state
         self.spending = open_spending(
-            settings,
-            self.state.spending_path,
-            clock,
-            links=self._usable_links,
-            sampler=self.sampler,
+            settings, self.state.spending_path, clock, links=self._usable_links, sampler=self.sampler
         )
         budget_gate: BudgetGate = no_budget
         if self.spending is not None:
@@ -345,10 +337,7 @@ class EdgeAgent:
             spending=spending,
         )
         self.router = TierRouter(
-            min_threshold=settings.policy.min_threshold,
-            chosen=policy,
-            certificates=self.certificates,
-            clock=clock,
+            min_threshold=settings.policy.min_threshold, chosen=policy, certificates=self.certificates, clock=clock
         )
         self.live_settings = LiveSettings(self.router, self.certificates, self.auditor, spending)
         self.client = CloudClient(

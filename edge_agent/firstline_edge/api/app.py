@@ -83,12 +83,7 @@ class App:
     """
 
     def __init__(
-        self,
-        plane: EdgeDataPlane,
-        files: FileRoute,
-        outbox: Outbox,
-        operations: Operations,
-        access: Access,
+        self, plane: EdgeDataPlane, files: FileRoute, outbox: Outbox, operations: Operations, access: Access
     ) -> None:
         api = plane.settings.api
         self.plane = plane
@@ -310,12 +305,7 @@ ROUTES = (
     Route("/firstline/v1/answers/{request_id}/events", App.events, openapi.EVENTS),
     Route("/firstline/v1/status", App.status, openapi.STATUS),
     Route("/firstline/v1/updates/{model}/rollback", App.roll_back, openapi.ROLL_BACK, "POST"),
-    Route(
-        "/firstline/v1/configuration/rollback",
-        App.roll_back_configuration,
-        openapi.ROLL_BACK_CONFIGURATION,
-        "POST",
-    ),
+    Route("/firstline/v1/configuration/rollback", App.roll_back_configuration, openapi.ROLL_BACK_CONFIGURATION, "POST"),
     Route("/firstline/v1/purge", App.purge, openapi.PURGE, "POST"),
     Route("/metrics", App.metrics, get("health", "Prometheus metrics.", content="text/plain")),
     Route("/openapi.json", App.describe, get("health", "This description.")),

@@ -203,12 +203,7 @@ class CertificateStates:
     """
 
     def __init__(
-        self,
-        path: Path,
-        models: Iterable[DeviceModel],
-        samples: SampleLog,
-        settings: AuditSection,
-        clock: Clock,
+        self, path: Path, models: Iterable[DeviceModel], samples: SampleLog, settings: AuditSection, clock: Clock
     ) -> None:
         self._file = RecordFile(path)
         self._samples = samples
@@ -525,10 +520,7 @@ async def announce_alarms(alarms: asyncio.Queue[Record], links: Sequence[MqttLin
 def register_metrics(metrics: RequestMetrics, certificates: CertificateStates) -> None:
     """Registers alarms, evidence and drift by model and version."""
     by_contract: Mapping[str, tuple[str, Callable[[MonitoredCertificate], float | None]]] = {
-        "contract_alarm": (
-            "1 where the audits broke a certificate.",
-            lambda each: float(each.record.alarmed),
-        ),
+        "contract_alarm": ("1 where the audits broke a certificate.", lambda each: float(each.record.alarmed)),
         "contract_e_value": (
             "Evidence of the audits against a certificate, 1 at the beginning.",
             lambda monitored: monitored.record.e_value,

@@ -17,12 +17,7 @@ from firstline_edge.settings.settings import BudgetSection, EdgeSettings, link_n
 
 
 def open_spending(
-    settings: EdgeSettings,
-    path: Path,
-    clock: Clock,
-    *,
-    links: Callable[[], Sequence[str]],
-    sampler: Sampler,
+    settings: EdgeSettings, path: Path, clock: Clock, *, links: Callable[[], Sequence[str]], sampler: Sampler
 ) -> Spending | None:
     """Returns the spending as it was stored; None if nothing is limited and no policy decides by price.
 

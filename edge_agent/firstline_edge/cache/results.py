@@ -204,11 +204,7 @@ def open_cache(section: CacheSection, encryption: EncryptionSection, path: Path,
     if section.disk_limit_bytes:
         try:
             disk = DiskCache(
-                path,
-                limit_bytes=section.disk_limit_bytes,
-                ttl_s=section.ttl_s,
-                seal=open_seal(encryption),
-                clock=clock,
+                path, limit_bytes=section.disk_limit_bytes, ttl_s=section.ttl_s, seal=open_seal(encryption), clock=clock
             )
         except CapacityError as error:
             refusal = error.message
@@ -240,13 +236,7 @@ class DiskCache:
     """
 
     def __init__(
-        self,
-        directory: Path,
-        *,
-        limit_bytes: int,
-        ttl_s: float,
-        seal: Seal = _CHECKSUM,
-        clock: Clock = SYSTEM_CLOCK,
+        self, directory: Path, *, limit_bytes: int, ttl_s: float, seal: Seal = _CHECKSUM, clock: Clock = SYSTEM_CLOCK
     ) -> None:
         self._directory = directory
         self._limit_bytes = limit_bytes

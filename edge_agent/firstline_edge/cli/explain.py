@@ -96,11 +96,7 @@ def _variant(line: dict[str, Any]) -> list[str]:
     return sentences
 
 
-_OUTCOMES = {
-    "agreed": "the full model agreed",
-    "disagreed": "the full model disagreed",
-    "lost": "no answer came",
-}
+_OUTCOMES = {"agreed": "the full model agreed", "disagreed": "the full model disagreed", "lost": "no answer came"}
 
 
 def _audited(line: dict[str, Any]) -> str:

@@ -89,10 +89,7 @@ def _add_agent_commands(commands: Commands) -> None:
     run.add_argument("--socket", type=Path, metavar="PATH", help="Unix socket to listen on too, instead of api.socket")
 
     status = _command(
-        commands,
-        "status",
-        "print the status of the running agent",
-        example="status --config edge-agent.toml",
+        commands, "status", "print the status of the running agent", example="status --config edge-agent.toml"
     )
     status.add_argument("--url", help="the agent's address, if not the one that the configuration leads to")
 
@@ -181,11 +178,7 @@ def _add_hardware_commands(commands: Commands) -> None:
         module="hardware",
         example="hardware get --measure",
     )
-    read.add_argument(
-        "--measure",
-        action="store_true",
-        help="try every provider, as the agent does at its first start",
-    )
+    read.add_argument("--measure", action="store_true", help="try every provider, as the agent does at its first start")
     planning = _command(
         add_group(commands, "plan", "plan how models run best on this device"),
         "explain",

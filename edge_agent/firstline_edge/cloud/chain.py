@@ -28,14 +28,7 @@ from firstline_core.tasks.base import DeclaredOutputs
 from firstline_core.telemetry.logs import logger
 from firstline_core.types import Attempt, InferRequest, InferResponse, Privacy, Tier
 from firstline_edge.cloud.breaker import CircuitBreaker, RetryBudget, State
-from firstline_edge.cloud.link import (
-    Link,
-    LinkBusyError,
-    LinkReport,
-    LinkStatus,
-    MessageRefusedError,
-    is_link_fault,
-)
+from firstline_edge.cloud.link import Link, LinkBusyError, LinkReport, LinkStatus, MessageRefusedError, is_link_fault
 from firstline_edge.requests.context import attempt
 from firstline_edge.requests.full_answers import check_answer
 

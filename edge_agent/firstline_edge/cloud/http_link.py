@@ -29,13 +29,7 @@ from firstline_core.errors import (
     UnauthorizedError,
 )
 from firstline_core.protocol.http import error_from, header_length, headers_for
-from firstline_core.protocol.http_client import (
-    SHORTEST_IDLE_S,
-    ClientSettings,
-    HttpClient,
-    HttpReply,
-    untrusted,
-)
+from firstline_core.protocol.http_client import SHORTEST_IDLE_S, ClientSettings, HttpClient, HttpReply, untrusted
 from firstline_core.protocol.limits import DEFAULT_LIMITS, Limits
 from firstline_core.protocol.oip import decode_response, encode_request
 from firstline_core.storage.files import not_certificates

@@ -23,12 +23,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from cryptography.x509.oid import NameOID
 
-from firstline_core.errors import (
-    LinkDownError,
-    LinkError,
-    ProtocolError,
-    UnauthorizedError,
-)
+from firstline_core.errors import LinkDownError, LinkError, ProtocolError, UnauthorizedError
 from firstline_core.protocol.enrolment import (
     CA_PATH,
     ENROL_PATH,

@@ -340,13 +340,7 @@ async def deliver_corrections(
     await outbox.opened()
     rng = random.Random()  # noqa: S311 (jitter)
     delivery = Delivery(
-        outbox,
-        client,
-        links.chain,
-        clock=clock,
-        rng=rng,
-        max_age_s=max_age_s,
-        on_correction=on_correction,
+        outbox, client, links.chain, clock=clock, rng=rng, max_age_s=max_age_s, on_correction=on_correction
     )
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(delivery.run(), name="delivery")

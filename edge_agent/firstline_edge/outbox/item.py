@@ -215,10 +215,6 @@ def expire(provisional: InferResponse, reason: Reason | None = None, refusal: st
         for row in answer.rows
     )
     expired = structs.replace(
-        answer,
-        status=Status.EXPIRED,
-        reason=reason or answer.reason,
-        rows=rows,
-        refusal=refusal or answer.refusal,
+        answer, status=Status.EXPIRED, reason=reason or answer.reason, rows=rows, refusal=refusal or answer.refusal
     )
     return structs.replace(provisional, answer=expired)

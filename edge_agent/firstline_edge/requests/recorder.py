@@ -22,14 +22,7 @@ from firstline_core.telemetry.decisions import DecisionLog, about
 from firstline_core.telemetry.logs import logger
 from firstline_core.telemetry.metrics import RequestMetrics
 from firstline_core.telemetry.statistics import ModelStatistics
-from firstline_core.types import (
-    InferRequest,
-    InferResponse,
-    Privacy,
-    Status,
-    Tier,
-    TraceContext,
-)
+from firstline_core.types import InferRequest, InferResponse, Privacy, Status, Tier, TraceContext
 from firstline_edge.requests.context import RequestContext, Row
 
 _NAME = "firstline_edge"

@@ -40,11 +40,7 @@ class SingleFlight(Generic[V]):
         return key in self._computations
 
     async def run(
-        self,
-        keys: Sequence[bytes],
-        compute: Callable[[Sequence[int]], Awaitable[Sequence[V]]],
-        *,
-        keep: bool = True,
+        self, keys: Sequence[bytes], compute: Callable[[Sequence[int]], Awaitable[Sequence[V]]], *, keep: bool = True
     ) -> list[V]:
         """Returns one value for each key, in order.
 
