@@ -140,8 +140,7 @@ class Tensor(Struct, frozen=True, eq=False):
         return self.array.shape
 
 
-@dataclass(frozen=True, slots=True)
-class TensorSpec:
+class TensorSpec(Struct, frozen=True):
     """The name, datatype and shape of an input or output; -1 is a free size."""
 
     name: str

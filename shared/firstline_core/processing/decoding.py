@@ -95,8 +95,9 @@ def is_light(cost: DecodingCost, row_s: float = 0.0) -> bool:
         cost: of the images.
         row_s: seconds of the model's run of a row; 0 if it runs on an event loop, or is not measured.
     """
-    pixels = cost.pixels + _OVERHEAD_PIXELS * (len(cost.rows) - 1)
-    most = LIGHT_PIXELS * max(1.0, _OF_RUN * row_s * len(cost.rows) / _LIGHT_S)
+    rows = len(cost.rows)
+    pixels = cost.pixels + _OVERHEAD_PIXELS * (rows - 1)
+    most = LIGHT_PIXELS * max(1.0, _OF_RUN * row_s * rows / _LIGHT_S)
     return pixels <= most and cost.encoded_bytes <= _FILE_BYTES * most and cost.memory_bytes <= LIGHT_BYTES
 
 

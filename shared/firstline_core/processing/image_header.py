@@ -187,18 +187,19 @@ class DecodingCost(Struct, frozen=True):
     @property
     def pixels(self) -> int:
         """Pixels of all rows, as they were sent; of audio, the number of pixels that takes as long to decode."""
-        return sum(row.header.pixels for row in self.rows)
+        return sum([row.header.pixels for row in self.rows])
 
     @property
     def encoded_bytes(self) -> int:
         """Bytes of the files of all images."""
-        return sum(image.encoded_bytes for image in self.images)
+        return sum([image.encoded_bytes for image in self.images])
 
     @property
     def memory_bytes(self) -> int:
         """The most that is held at one moment while the rows are processed one after the other."""
-        largest = max((row.working_bytes for row in self.rows), default=0)
-        results = sum(row.result_bytes for row in self.rows) if len(self.rows) > 1 else 0
+        rows = self.rows
+        largest = max([row.working_bytes for row in rows], default=0)
+        results = sum([row.result_bytes for row in rows]) if len(rows) > 1 else 0
         return largest + results + self.numbers_bytes
 
     def take(self, rows: Sequence[int]) -> DecodingCost:

@@ -16,7 +16,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 from uuid import UUID
@@ -483,8 +482,7 @@ def decode_tensors(key: str, listed: Iterable[DescribedTensor], tail: memoryview
     return tuple(decoded.values())
 
 
-@dataclass(frozen=True, slots=True)
-class DescribedTensor:
+class DescribedTensor(Struct, frozen=True):
     """The description of a tensor without its data.
 
     Args:

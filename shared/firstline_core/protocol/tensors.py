@@ -72,13 +72,14 @@ def parse_shape(where: str, shape: object, limits: Limits) -> tuple[int, ...]:
         raise InvalidTensorError(f"{where} has {given}; give an array of sizes such as [1, 64].")
     if len(shape) > limits.dimensions:
         raise PayloadTooLargeError(f"{where} has {len(shape)} dimensions; at most {limits.dimensions} are accepted.")
+    elements = 1
     for size in shape:
         if type(size) is not int or size < 0:
             raise InvalidTensorError(
                 f"{where} has size {shown(size)} in its shape; each size is a whole number of at least 0."
             )
-    # A 0 must not hide a size that numpy cannot hold.
-    if math.prod(max(size, 1) for size in shape) > limits.elements:
+        elements *= size or 1  # a 0 must not hide a size that numpy cannot hold
+    if elements > limits.elements:
         raise PayloadTooLargeError(
             f"{where} has shape {shown(shape)}; at most {limits.elements} elements are accepted; send fewer rows at "
             "a time."
