@@ -230,6 +230,8 @@ class Dataset:
 
     def place_of(self, sample: Sample) -> str:
         """Returns the file and line, or the name of a sample, for messages."""
+        if isinstance(self.media, FileStore):
+            return str(self.media.place / sample.file)
         if self.table is None or self.media is not None:
             return f"'{sample.file}' of {self.path}"
         return self.table.where(sample.row)
@@ -332,7 +334,7 @@ class Dataset:
 
     def _size(self, sample: Sample, content: bytes) -> tuple[int, int]:
         try:
-            return read_header(content, f"'{sample.file}' of {self.path}").upright_size
+            return read_header(content, self.place_of(sample)).upright_size
         except RequestError as error:
             raise ConfigError(error.message) from error
 

@@ -339,7 +339,7 @@ def parse_json(text: bytes | memoryview, limits: Limits, wanted: str = "JSON") -
             ) from error
         hint = " JSON has no NaN and no Infinity: write finite numbers." * bool(_NOT_JSON.search(text))
         why = f"{error.msg.partition(',')[0]} (line {error.lineno}, column {error.colno})" if text else "it is empty"
-        why = "it is binary data, not UTF-8 text" if "not valid UTF-8" in why else why
+        why = "it is binary data" if "not valid UTF-8" in why else why
         hint = hint or f" Send {wanted}."
         raise errors.InvalidTensorError(f"The body is not valid JSON: {why}.{hint}") from error
 

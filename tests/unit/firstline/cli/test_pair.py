@@ -183,7 +183,7 @@ def test_an_image_that_cannot_be_decoded_is_named(site: Path, content: bytes | s
     for damaged in (site / "data" / "images").glob("1*.png"):
         damaged.write_bytes(damaged.read_bytes()[:100] if isinstance(content, str) else content)
     result = _run("--edge", site / "colours.onnx", "--data", site / "data", "--out", site / "out", code=2)
-    assert re.search(r"'1\d\d.png' of ", result.stderr)
+    assert re.search(r"/1\d\d\.png", result.stderr)
     assert "Remove the file from the data, or replace it." in result.stderr
 
 
@@ -195,7 +195,7 @@ def test_a_failure_after_the_models_are_known_leaves_the_bundle_as_it_was(site: 
     _, rest = split(open_dataset(site / "data"))
     damaged = site / "data" / "images" / rest.samples[-1].file
     damaged.write_bytes(damaged.read_bytes()[:100])
-    assert f"'{damaged.name}'" in _run(*arguments, "--out", out, "--force", code=2).stderr
+    assert damaged.name in _run(*arguments, "--out", out, "--force", code=2).stderr
     assert (out / "bundle" / "manifest.json").read_bytes() == before
     _run(*arguments, "--out", site / "new", code=2)
     assert sorted(path.name for path in (site / "new").iterdir()) == ["labels.txt", "recipe.toml"]

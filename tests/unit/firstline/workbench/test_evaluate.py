@@ -107,7 +107,7 @@ def test_invalid_image_is_named(tmp_path: Path) -> None:
     (tmp_path / "labels.csv").write_text("file,label\nletter.txt,0\n")
     (tmp_path / "images").mkdir()
     (tmp_path / "images" / "letter.txt").write_text("Dear Sir")
-    with pytest.raises(ConfigError, match=r"'letter\.txt' of .* neither JPEG nor PNG"):
+    with pytest.raises(ConfigError, match=r"letter\.txt .* neither JPEG nor PNG"):
         evaluate(open_bundle(_DIGITS / "bundle"), open_dataset(tmp_path))
 
 
