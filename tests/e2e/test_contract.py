@@ -7,8 +7,6 @@ import io
 import json
 import re
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,12 +16,14 @@ import msgspec
 import numpy as np
 import pytest
 from PIL import Image
+from support.forks import run_forked
+from support.line import forked_site
 from support.waiting import until
 from typer.testing import CliRunner
 
 from bench.support.bundles import with_certificate
 from firstline.cli.app import app
-from firstline.demo.site import Device, Site, digits_folder, open_site
+from firstline.demo.site import Device, Site, digits_folder
 from firstline.workbench.data.dataset import open_dataset
 from firstline_core.bundle.manifest import MANIFEST_NAME, encode_manifest, parse_manifest
 from firstline_core.types import Answer, Reason
@@ -66,9 +66,7 @@ def scans(count: int, *, inverted: bool = False) -> Iterator[bytes]:
 async def pooled(built: Site, folder: Path) -> dict[str, int]:
     """Audits as the gateway's metrics count them."""
     create = ("key", "create", "reader", "--config", str(folder / "gateway.toml"))
-    key = await asyncio.to_thread(
-        subprocess.run, [sys.executable, "-m", "firstline_gateway", *create], check=True, capture_output=True, text=True
-    )
+    key = await asyncio.to_thread(run_forked, "firstline_gateway", *create)
     async with httpx.AsyncClient(trust_env=False, headers={"Authorization": f"Bearer {key.stdout.strip()}"}) as client:
         metrics = (await client.get(f"{built.gateway_url}/metrics")).text
     counted = re.findall(r'firstline_gateway_audits_total\{.*result="(\w+)".*\} ([0-9.e+]+)', metrics)
@@ -106,7 +104,7 @@ async def settled(device: Device) -> dict[str, Any]:
 async def test_broken_contract_is_detected_reported_and_stored(tmp_path: Path, promised: Path) -> None:
     folder = tmp_path / "site"
     folder.mkdir()
-    async with open_site(folder, promised, mosquitto=False) as built:
+    async with forked_site(folder, promised) as built:
         async with built.device("http", SETTINGS) as device:
             kept = [answer for scan in scans(80) if (answer := await asked(device, scan)).reason is Reason.CONFIDENT]
             assert kept and all(answer.certified for answer in kept)
@@ -142,7 +140,7 @@ async def test_broken_contract_is_detected_reported_and_stored(tmp_path: Path, p
             assert "was audited: the full model agreed" in output_of(folder, "explain", kept[-1].request_id)
             assert "the contract is broken" in (folder / "agent-http.log").read_text()
             device.process.kill()
-            await device.process.wait()
+            device.process.wait()
         async with built.device("http", SETTINGS) as device:
             remembered = await contract(device)
             assert remembered["alarm"] and remembered["escalates_all"]
@@ -161,8 +159,9 @@ async def test_broken_contract_is_detected_reported_and_stored(tmp_path: Path, p
 
 def output_of(folder: Path, command: str, *arguments: str) -> str:
     """What a command of `edge-agent` prints."""
-    line = [sys.executable, "-m", "firstline_edge", command, *arguments, "--config", str(folder / "agent-http.toml")]
-    return subprocess.run(line, capture_output=True, text=True, check=True).stdout
+    done = run_forked("firstline_edge", command, *arguments, "--config", folder / "agent-http.toml")
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 @pytest.mark.mosquitto
@@ -170,7 +169,7 @@ async def test_alarm_by_one_device_reaches_the_others(tmp_path: Path, promised: 
     folder = tmp_path / "site"
     folder.mkdir()
     alone = SETTINGS + "fleet_devices = 1_000_000\n"  # by itself it would hardly ever alarm
-    async with open_site(folder, promised, mosquitto=True) as built:
+    async with forked_site(folder, promised, mosquitto=True) as built:
         async with built.device("http", alone) as device:
             for scan in scans(200, inverted=True):
                 await asked(device, scan)

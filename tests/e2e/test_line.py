@@ -13,9 +13,10 @@ import pytest
 import pytest_asyncio
 from support.digits import predictions
 from support.images import noise
+from support.line import forked_site
 
 from firstline.client.async_client import AsyncClient
-from firstline.demo.site import Device, Site, Transport, digits_folder, open_site
+from firstline.demo.site import Device, Site, Transport
 from firstline_core.errors import LinkDownError, RequestError, UnauthorizedError, UnknownAnswerError
 from firstline_core.types import InferResponse, Reason, Status, Tier
 
@@ -60,7 +61,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, transport: Transport) -> Pa
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def shared_site(folder: Path, transport: Transport) -> AsyncIterator[Site]:
-    async with open_site(folder, digits_folder() / "bundle", mosquitto=transport == "mqtt") as running:
+    async with forked_site(folder, mosquitto=transport == "mqtt") as running:
         yield running
 
 
@@ -191,7 +192,7 @@ async def test_kill_loses_no_correction(running: Site, transport: Transport, sca
         pending = [asyncio.create_task(promise(content)) for content in scans.unsure[:4]]
         await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
         device.process.kill()
-        await device.process.wait()
+        device.process.wait()
         await asyncio.gather(*pending, return_exceptions=True)
     assert promised
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import shutil
 import ssl
-import subprocess
-import sys
 from contextlib import AsyncExitStack
 from pathlib import Path
 
 import httpx
 from support.agent import edge_settings
 from support.deliveries import answered, counted, picture, promise
+from support.forks import run_forked
 from support.gateway import DIGITS, http_link, serving
 from support.identities import Device, invite
 from support.keys import bearer, create_key
@@ -43,11 +42,7 @@ hosts = ["127.0.0.1"]
 
 
 def command(folder: Path, *arguments: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "firstline_gateway", *arguments, "--config", str(folder / "gateway.toml")],
-        capture_output=True,
-        text=True,
-    )
+    done = run_forked("firstline_gateway", *arguments, "--config", folder / "gateway.toml")
     assert done.returncode == 0, done.stderr
 
 

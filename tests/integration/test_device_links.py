@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import subprocess
-import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -14,6 +12,7 @@ from pathlib import Path
 import msgspec
 import pytest
 import pytest_asyncio
+from support.forks import run_forked
 from support.gateway import DIGITS
 from support.images import noise
 from support.tls_site import TlsSite, tls_site
@@ -206,10 +205,10 @@ async def test_a_device_that_joins_again_needs_no_restart(
         assert renewal is not None
         with pytest.raises(UnauthorizedError):
             await renewal.renew()
-        command = [sys.executable, "-m", "firstline_edge", "join", gateway.url, "--force"]
+        command = ("firstline_edge", "join", gateway.url, "--force")
         where = ["--token-file", str(await gateway.token_file(name)), "--set", f"agent.state_dir={tmp_path / name}"]
         agent.state.publish_url("http://127.0.0.1:9")  # as an agent that serves
-        done = await asyncio.to_thread(subprocess.run, [*command, *where], capture_output=True, text=True)
+        done = await asyncio.to_thread(run_forked, *command, *where)
         assert done.returncode == 0, done.stderr
         assert "the agent that runs uses it within 5 s" in done.stdout
         async with asyncio.timeout(20):

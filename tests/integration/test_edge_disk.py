@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import resource
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +13,7 @@ from support.agent import DIGITS, edge_settings, serving_agent
 from support.broker import free_port
 from support.digits import scan
 from support.disk import SmallDisk, small_disk
+from support.forks import run_forked
 from support.processes import TierProcess
 from support.waiting import until
 
@@ -139,8 +138,8 @@ async def test_full_disk_is_purged_while_the_agent_runs(disk: SmallDisk) -> None
                 ended.append(await ending)
 
         waiting = asyncio.create_task(wait_for_the_end())
-        command = [sys.executable, "-m", "firstline_edge", "purge", "--yes", "--set", f"agent.state_dir={state_dir}"]
-        done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True)
+        command = ("firstline_edge", "purge", "--yes", "--set", f"agent.state_dir={state_dir}")
+        done = await asyncio.to_thread(run_forked, *command)
         assert done.returncode == 0, done.stderr
         assert agent.outbox.depth == 0
         async with asyncio.timeout(5):

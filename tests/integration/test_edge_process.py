@@ -14,6 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 from support.agent import DIGITS
+from support.forks import run_forked
 from support.processes import TierProcess
 from support.waiting import wait_until
 
@@ -32,13 +33,10 @@ def command(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "firstline_edge", *arguments]
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command(*arguments), capture_output=True, text=True, timeout=60)
-
-
-def agent_of(config: Path, *arguments: str) -> TierProcess:
+def agent_of(config: Path, *arguments: str, forked: bool = True) -> TierProcess:
     """An agent that is not yet started."""
-    return TierProcess("firstline_edge", "--config", config, *arguments, log=config.with_suffix(".log"))
+    log = config.with_suffix(".log")
+    return TierProcess("firstline_edge", "--config", config, *arguments, log=log, forked=forked)
 
 
 @pytest.fixture
@@ -49,7 +47,7 @@ def agent(config: Path) -> Iterator[TierProcess]:
 
 def test_first_answer_comes_soon_and_costs_little(config: Path) -> None:
     started_s = time.monotonic()
-    with agent_of(config) as agent:
+    with agent_of(config, forked=False) as agent:
         httpx.get(f"{agent.url}/v2/models/digits", trust_env=False).raise_for_status()
         assert time.monotonic() - started_s < START_LIMIT_S
         status = Path(f"/proc/{agent.process.pid}/status").read_text()
@@ -102,7 +100,7 @@ def test_status_of_a_killed_agent_sends_no_request(agent: TierProcess, config: P
         stranger.bind(("127.0.0.1", agent.port))
         stranger.listen()
         stranger.setblocking(False)
-        done = run("status", "--config", str(config))
+        done = run_forked("firstline_edge", "status", "--config", str(config))
         with pytest.raises(BlockingIOError):
             stranger.accept()
     assert (done.returncode, done.stdout) == (1, "")
@@ -113,7 +111,7 @@ def test_every_setting_has_a_flag(config: Path) -> None:
     with agent_of(config, "--set", "api.port=0", "--set", "models.directories=[]") as agent:
         assert httpx.get(f"{agent.url}/firstline/v1/status", trust_env=False).json()["models"] == []
     for wrong, said in (("port=1", "is not SECTION.KEY=VALUE"), ("api.prot=1", "did you mean 'api.port'")):
-        done = run("run", "--config", str(config), "--set", wrong)
+        done = run_forked("firstline_edge", "run", "--config", str(config), "--set", wrong)
         assert done.returncode == 2 and said in done.stderr
 
 
@@ -133,14 +131,14 @@ def test_reader_of_explain_may_close_the_pipe(config: Path, tmp_path: Path) -> N
 
 
 def test_status_finds_the_agent_on_any_port(agent: TierProcess, config: Path) -> None:
-    done = run("status", "--config", str(config), "-o", "json")
+    done = run_forked("firstline_edge", "status", "--config", str(config), "-o", "json")
     assert (done.returncode, json.loads(done.stdout)["url"]) == (0, agent.url)
 
 
 def test_taken_port_is_one_error_line(config: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        done = run("run", "--config", str(config), "--port", str(port))
+        done = run_forked("firstline_edge", "run", "--config", str(config), "--port", str(port))
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == (
         f"edge-agent: 127.0.0.1:{port} is in use by another program; stop it, or choose a port with --port "
@@ -150,6 +148,6 @@ def test_taken_port_is_one_error_line(config: Path) -> None:
 
 def test_open_address_without_tokens_is_refused(config: Path) -> None:
     config.write_text(config.read_text() + '[api]\nhost = "0.0.0.0"\n')
-    done = run("run", "--config", str(config))
+    done = run_forked("firstline_edge", "run", "--config", str(config))
     assert done.returncode == 2
     assert "api.token_file is empty" in done.stderr and len(done.stderr.splitlines()) == 1

@@ -7,7 +7,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -19,6 +18,7 @@ import orjson
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 from support.commands import run_here
+from support.forks import run_forked
 from support.gateway import DIGITS
 from support.processes import TierProcess
 from support.waiting import wait_until
@@ -26,8 +26,6 @@ from support.waiting import wait_until
 from bench.support.bundles import model, write_manifest
 from bench.support.onnx_models import write_graph
 from firstline_core.processing.steps import InputSpec, Softmax
-
-COMMAND = (sys.executable, "-m", "firstline_gateway")
 
 
 @pytest.fixture
@@ -39,12 +37,13 @@ def config(tmp_path: Path) -> Path:
 
 
 def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*COMMAND, *map(str, arguments)], capture_output=True, text=True, timeout=60)
+    return run_forked("firstline_gateway", *arguments)
 
 
-def gateway(config: Path, *arguments: str) -> TierProcess:
+def gateway(config: Path, *arguments: str, forked: bool = True) -> TierProcess:
     """A gateway that is not yet started."""
-    return TierProcess("firstline_gateway", "--config", config, *arguments, log=config.with_suffix(".log"))
+    log = config.with_suffix(".log")
+    return TierProcess("firstline_gateway", "--config", config, *arguments, log=log, forked=forked)
 
 
 def events(gateway: TierProcess) -> list[dict[str, Any]]:
@@ -55,7 +54,7 @@ def events(gateway: TierProcess) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("ending", [signal.SIGTERM, signal.SIGINT])
 def test_signal_stops_the_gateway(config: Path, ending: signal.Signals) -> None:
     """It prints the ready line alone, and logs no line of a library."""
-    with gateway(config) as process:
+    with gateway(config, forked=False) as process:
         assert httpx.get(f"{process.url}/v2/health/ready").status_code == 200
         assert process.stop(ending) == 0
     logged = events(process)

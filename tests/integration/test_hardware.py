@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 from support.agent import edge_settings, serving_agent
 from support.boards import board, say
+from support.forks import run_forked
 from support.waiting import until
 
 from firstline_core.hardware.kernel_files import Tree
@@ -18,8 +18,7 @@ from firstline_edge.hardware.surveyor import Surveyor
 
 
 def edge_agent(*arguments: str, state_dir: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "firstline_edge", *arguments, "--set", f"agent.state_dir={state_dir}"]
-    return subprocess.run(command, capture_output=True, text=True, timeout=100)
+    return run_forked("firstline_edge", *arguments, "--set", f"agent.state_dir={state_dir}")
 
 
 async def test_a_device_is_measured_only_once(tmp_path: Path) -> None:

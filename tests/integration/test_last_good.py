@@ -15,6 +15,7 @@ import httpx
 import pytest
 from support.agent import DIGITS, edge_settings
 from support.digits import scan
+from support.forks import run_forked
 from support.processes import TierProcess
 
 from firstline_edge.__main__ import main
@@ -29,7 +30,7 @@ def running(config: Path, log: Path) -> Iterator[str]:
 
 
 def edge_agent(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "firstline_edge", *arguments], capture_output=True, text=True)
+    return run_forked("firstline_edge", *arguments)
 
 
 def called(*arguments: str) -> tuple[int, str]:

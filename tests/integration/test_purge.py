@@ -6,8 +6,6 @@ import asyncio
 import contextlib
 import json
 import sqlite3
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -17,6 +15,7 @@ import pytest
 from support.agent import edge_settings, serving_agent
 from support.broker import free_port
 from support.digits import scan
+from support.forks import run_forked
 from support.waiting import until
 
 from firstline_core.types import Status
@@ -31,8 +30,8 @@ def files_with(folder: Path, payload: bytes) -> list[str]:
 
 
 def purge(state_dir: Path, *arguments: str) -> dict[str, object]:
-    command = [sys.executable, "-m", "firstline_edge", "purge", "-o", "json", "--set", f"agent.state_dir={state_dir}"]
-    done = subprocess.run([*command, *arguments], capture_output=True, text=True)
+    place = f"agent.state_dir={state_dir}"
+    done = run_forked("firstline_edge", "purge", "-o", "json", "--set", place, *arguments)
     assert done.returncode == 0, done.stderr
     found: dict[str, object] = json.loads(done.stdout)
     return found

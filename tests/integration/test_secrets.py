@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 from support.digits import scan
+from support.forks import run_forked
 from support.line import Line, line
 
 from firstline import Client
@@ -39,7 +38,8 @@ class Running:
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     folder, beside = tmp_path_factory.mktemp("line"), tmp_path_factory.mktemp("tokens")
     (beside / "callers").write_text(f"app:{API_TOKEN}\n")
-    with line(folder, environ={"FIRSTLINE_EDGE_API__TOKEN_FILE": str(beside / "callers")}) as found:
+    environ = {"FIRSTLINE_EDGE_API__TOKEN_FILE": str(beside / "callers")}
+    with line(folder, environ=environ, forked=False) as found:  # its command lines are its own
         yield Running(found, folder, (folder / "device.token").read_text().strip())
 
 
@@ -69,15 +69,7 @@ def commands(running: Running) -> list[str]:
     config, environ = running.folder / "agent-http.toml", {"PATH": "/usr/bin:/bin"}
     found = []
     for command in (["status"], ["status", "-o", "json"], ["doctor", "-o", "json"], ["run"], ["explain", "nobody"]):
-        done = subprocess.run(
-            [sys.executable, "-m", "firstline_edge", *command, "--config", str(config)],
-            cwd=running.folder,
-            env=environ | {"PYTHONPATH": ":".join(sys.path)},
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=60,
-        )
+        done = run_forked("firstline_edge", *command, "--config", config, environ=environ, cwd=running.folder)
         found.append(done.stdout + done.stderr)
     return found
 

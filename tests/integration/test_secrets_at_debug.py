@@ -24,6 +24,7 @@ from support.broker import Broker, free_port
 from support.commands import run_here
 from support.databases import PostgreSql
 from support.digits import scans
+from support.forks import run_forked
 from support.gateway import DIGITS
 from support.processes import Module, TierProcess
 from support.waiting import wait_until
@@ -48,7 +49,7 @@ def _secret_file(file: Path, text: str) -> Path:
 
 @dataclass
 class Site:
-    """Processes of both tiers; `said` is all that they and commands printed."""
+    """Processes of both tiers, not forked: `said` is all that they and commands printed, and how they were called."""
 
     folder: Path
     postgresql: PostgreSql
@@ -71,14 +72,7 @@ class Site:
         return [*found, KEY[:16].upper().encode(), str(encryption)[2:-1].encode()]
 
     def command(self, tier: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
-        done = subprocess.run(
-            [sys.executable, "-m", tier, *map(str, arguments)],
-            cwd=self.folder,
-            env=ENVIRON,
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
+        done = run_forked(tier, *arguments, environ=ENVIRON, cwd=self.folder)
         self.said.append(done.stdout + done.stderr)
         return done
 
@@ -86,7 +80,7 @@ class Site:
     def process(self, tier: Module, config: Path) -> Iterator[str]:
         """Runs a tier until the block ends; yields its URL."""
         log = self.folder / f"{config.stem}.log"
-        with TierProcess(tier, "--config", config, log=log, environ=ENVIRON, cwd=self.folder) as running:
+        with TierProcess(tier, "--config", config, log=log, environ=ENVIRON, cwd=self.folder, forked=False) as running:
             self.pids.append(running.process.pid)
             yield running.url
             self.look_at_processes()

@@ -16,6 +16,7 @@ from typing import Any
 import httpx
 import pytest
 from support.broker import free_port
+from support.forks import run_forked
 from support.processes import TierProcess
 from support.updates import NAME, Device, HastyClock, Registry, bundle_at
 
@@ -60,8 +61,7 @@ def updated(config: Path, state: Path, tmp_path: Path) -> None:
 
 def run(*arguments: str, code: int = 0) -> str:
     """What a command prints; where it fails, what it complains of."""
-    command = [sys.executable, "-m", "firstline_edge", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = run_forked("firstline_edge", *arguments)
     assert done.returncode == code, done.stderr
     assert "Traceback" not in done.stderr
     return done.stdout if code == 0 else done.stderr

@@ -6,11 +6,11 @@ import asyncio
 import io
 import os
 import subprocess
-import sys
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from unittest.mock import patch
 
+from support.forks import run_forked
 from typer.testing import CliRunner, Result
 
 from firstline.cli.app import app
@@ -35,13 +35,7 @@ async def firstline(url: str, token: str, *arguments: object, code: int = 0, **e
 
 async def gateway_status(url: str, token: str = "", *arguments: object, code: int = 0) -> str:
     """What `firstline-gateway status` prints."""
-    done = await asyncio.to_thread(
-        subprocess.run,
-        [sys.executable, "-m", "firstline_gateway", "status", url, *map(str, arguments)],
-        env={**os.environ, "FIRSTLINE_TOKEN": token},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    environ = {**os.environ, "FIRSTLINE_TOKEN": token}
+    done = await asyncio.to_thread(run_forked, "firstline_gateway", "status", url, *arguments, environ=environ)
     assert done.returncode == code, done.stdout + done.stderr
     return done.stdout

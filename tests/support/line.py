@@ -5,17 +5,22 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 from unittest.mock import patch
 
+from support.forks import run_forked
+from support.processes import Module, TierProcess
+
 from firstline.demo.site import DEVICE, Device, Site, Transport, open_site
+from firstline.demo.tiers import RunningTier
 
 DIGITS = Path(__file__).parents[2] / "models" / "digits" / "bundle"
 
-__all__ = ["DEVICE", "Line", "Tier", "line"]
+__all__ = ["DEVICE", "Line", "Tier", "forked_site", "line"]
 
 
 @dataclass(frozen=True)
@@ -57,6 +62,32 @@ class Line:
         asyncio.run_coroutine_threadsafe(self._device.wire.restore(), self._loop).result(10)
 
 
+@asynccontextmanager
+async def _forked_tier(module: Module, config: Path, log: Path, port: int = 0) -> AsyncIterator[RunningTier]:
+    """As `firstline.demo.tiers.tier`; the event loop carries the link meanwhile."""
+    running = TierProcess(module, "--config", config, log=log, port=port)
+    await asyncio.to_thread(running.start)
+    try:
+        yield RunningTier(running.url, cast(asyncio.subprocess.Process, running.process))
+        if running.process.poll() is None:
+            await asyncio.to_thread(running.stop)
+    finally:
+        running.kill()
+
+
+async def _device_key(config: Path, device: str) -> str:
+    command = ("key", "create", device, "--device", "--config", config)
+    return (await asyncio.to_thread(run_forked, "firstline_gateway", *command)).stdout
+
+
+@asynccontextmanager
+async def forked_site(folder: Path, bundle: Path = DIGITS, *, mosquitto: bool = False) -> AsyncIterator[Site]:
+    """The demo's site with forked processes; `wait` of a device's process blocks."""
+    with patch.multiple("firstline.demo.site", tier=_forked_tier, create_device_key=_device_key):
+        async with open_site(folder, bundle, mosquitto) as site:
+            yield site
+
+
 @contextmanager
 def line(
     folder: Path,
@@ -64,6 +95,7 @@ def line(
     transport: Transport = "http",
     settings: str = "",
     environ: Mapping[str, str] | None = None,
+    forked: bool = True,
 ) -> Iterator[Line]:
     """Starts both tiers with the digits, with an event loop in a separate thread, and stops them.
 
@@ -72,11 +104,12 @@ def line(
         transport: of the link; "mqtt" also starts a broker.
         settings: further sections of the agent's configuration, as TOML.
         environ: set for the processes, such as FIRSTLINE_GATEWAY_API__BODY_LIMIT_BYTES.
+        forked: see `support/forks.py`.
     """
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
-    running = open_site(folder, DIGITS, mosquitto=transport == "mqtt")
+    running = (forked_site if forked else open_site)(folder, DIGITS, mosquitto=transport == "mqtt")
     try:
         with patch.dict(os.environ, environ or {}):
             built: Site = asyncio.run_coroutine_threadsafe(running.__aenter__(), loop).result(60)

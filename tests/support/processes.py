@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, Self
 
+from support.forks import ForkedProcess
+
 Module = Literal["firstline_edge", "firstline_gateway"]
 _END_S = 30.0
 
@@ -21,7 +23,7 @@ def hear_signals() -> None:
 
 
 class TierProcess:
-    """`python -m MODULE run` with these arguments; runs within its `with` block, and is killed if that leaves it.
+    """`MODULE run` with these arguments; runs within its `with` block, and is killed if that leaves it.
 
     Args:
         module: the tier's package.
@@ -31,6 +33,7 @@ class TierProcess:
         environ: of the process; this one's by default.
         cwd: its working directory.
         within: puts a command before it.
+        forked: whether it is forked from a process that has imported the tier; not with `within`.
 
     Attributes:
         url: of the latest start.
@@ -44,10 +47,13 @@ class TierProcess:
         port: int = 0,
         environ: Mapping[str, str] | None = None,
         cwd: Path | None = None,
-        within: Callable[[Sequence[str]], Sequence[str]] = lambda command: command,
+        within: Callable[[Sequence[str]], Sequence[str]] | None = None,
+        forked: bool = True,
     ) -> None:
-        self._command = [sys.executable, "-m", module, "run", *map(str, arguments), "-o", "json", "--port"]
+        self._command = [module, "run", *map(str, arguments), "-o", "json", "--port"]
         self._environ, self._cwd, self._within = environ, cwd, within
+        self._forked = forked and within is None
+        self.process: subprocess.Popen[str] | ForkedProcess
         self.log = log
         self.port = port
         self.url = ""
@@ -55,14 +61,20 @@ class TierProcess:
     def start(self) -> Self:
         """Starts it, and returns when it has said that it is ready."""
         with self.log.open("a") as log:  # an unread pipe would fill and block the process
-            self.process = subprocess.Popen(
-                self._within([*self._command, str(self.port)]),
-                stdout=subprocess.PIPE,
-                stderr=log,
-                text=True,
-                env=self._environ,
-                cwd=self._cwd,
-            )
+            command = [*self._command, str(self.port)]
+            if self._forked:
+                self.process = ForkedProcess(*command, environ=self._environ, cwd=self._cwd, stderr=log)
+            else:
+                command = [sys.executable, "-m", *command]
+                self.process = subprocess.Popen(
+                    self._within(command) if self._within is not None else command,
+                    stdout=subprocess.PIPE,
+                    stderr=log,
+                    text=True,
+                    env=self._environ,
+                    cwd=self._cwd,
+                )
+        assert self.process.stdout is not None
         line = self.process.stdout.readline()
         assert line, self.log.read_text()
         ready = json.loads(line)
@@ -81,7 +93,9 @@ class TierProcess:
     def kill(self) -> None:
         if self.process.poll() is None:
             self.process.kill()
-            self.process.communicate()
+            self.process.wait()
+        if self.process.stdout is not None:
+            self.process.stdout.close()
 
     def __enter__(self) -> Self:
         return self.start()

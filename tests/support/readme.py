@@ -20,11 +20,14 @@ import re
 import selectors
 import shlex
 import signal
+import stat
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from support import forks
 
 START_TIMEOUT_S = 20.0
 COMMAND_TIMEOUT_S = 60.0
@@ -32,6 +35,7 @@ COMMAND_TIMEOUT_S = 60.0
 _KINDS = ("toml", "python", "javascript", "console", "sh", "text")
 _FILE = re.compile(r"(?:#|//) ([\w.-]+\.\w+)(, continued)?$")
 _SERVER = re.compile(r"(edge-agent|firstline-gateway|firstline) run\b")
+_SCRIPTS = {"firstline": "firstline", "edge-agent": "firstline_edge", "firstline-gateway": "firstline_gateway"}
 # What a reader copies from one output into the next command.
 _COPIED = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|fl[tk]_[\w-]+|(?<=-)[0-9a-f]{8}(?=\.key)")
 # What a run computes from the files here alone; spelt in letters it is not a number any more, and stays.
@@ -50,6 +54,27 @@ _SHAPES: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...
 _NUMBER = r"\d+(?:[.,]\d+)*(?:e-?\d+)?"
 # Also the last two columns of `evaluate`'s table, which are times.
 _DURATION = re.compile(rf"{_NUMBER}(?= (?:ms|s)\b)|(?<=_ms\": ){_NUMBER}|(?<=_ms\":){_NUMBER}|\d+\.\d\d +\d+\.\d\d$")
+
+
+_FORKED = """
+import json, os, signal, socket, sys
+
+arguments = sys.argv[1:]
+if os.environ.get("PYTHONPATH"):  # read at the start of an interpreter
+    os.execv(INSTALLED, [INSTALLED, *arguments])
+server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+server.connect(ADDRESS)
+order = {"module": MODULE, "arguments": arguments, "script": INSTALLED, "cwd": os.getcwd(), "environ": dict(os.environ)}
+socket.send_fds(server, [json.dumps(order).encode()], [0, 1, 2])
+pid = int(server.recv(64))
+for number in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(number, lambda number, _: os.kill(pid, number))
+code = int(server.recv(64))
+if code < 0:
+    signal.signal(-code, signal.SIG_DFL)
+    os.kill(os.getpid(), -code)
+sys.exit(code)
+"""
 
 
 class MismatchError(AssertionError):
@@ -154,7 +179,7 @@ class Reader:
     skipped: Mapping[str, str] = field(default_factory=dict)
     exact: bool = False
     executed: list[str] = field(default_factory=list)
-    _servers: dict[str, subprocess.Popen[str]] = field(default_factory=dict)
+    _servers: dict[str, forks.ForkedProcess] = field(default_factory=dict)
     _copied: dict[str, str] = field(default_factory=dict)
     _exports: list[str] = field(default_factory=list)
 
@@ -225,14 +250,9 @@ class Reader:
         if name in self._servers:
             self._stop(name)
         with (self.folder / f"{name}.log").open("a") as log:
-            process = subprocess.Popen(
-                shlex.split(text),
-                cwd=self.folder,
-                env=dict(self.environ),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                text=True,
+            script, *arguments = shlex.split(text)
+            process = forks.ForkedProcess(
+                _SCRIPTS[script], *arguments, environ=self.environ, cwd=self.folder, stderr=log, script=script
             )
         self._servers[name] = process
         assert process.stdout is not None
@@ -261,9 +281,20 @@ class Reader:
 
 
 def environ(home: Path, **more: str) -> dict[str, str]:
-    """What a reader with this installation activated would have, and no setting of Firstline's."""
+    """What a reader with this installation activated would have, and no setting of Firstline's.
+
+    The installed scripts are replaced by ones that have the same command forked (see `support/forks.py`).
+    """
+    scripts = home / "bin"
+    scripts.mkdir()
+    for name, module in _SCRIPTS.items():
+        script = scripts / name
+        installed = str(Path(sys.executable).parent / name)
+        known = f"ADDRESS, MODULE, INSTALLED = {str(forks.server())!r}, {module!r}, {installed!r}"
+        script.write_text(f"#!{sys.executable} -IS\n{known}\n{_FORKED}")
+        script.chmod(script.stat().st_mode | stat.S_IXUSR)
     kept = {key: value for key, value in os.environ.items() if not key.startswith("FIRSTLINE_")}
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
+    path = os.pathsep.join([str(scripts), str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
     return kept | {"PATH": path, "HOME": str(home), "PYTHONDONTWRITEBYTECODE": "1"} | more
 
 

@@ -1,0 +1,242 @@
+"""Processes of the product, forked from a server that has imported it: a start takes a third of the processor time.
+
+A `ForkedProcess` behaves as a `subprocess.Popen` of `python -m MODULE`, which remains in tests of how a process starts.
+The server executes this file. It has no threads. A child takes its files, environment and folder, and runs the module.
+"""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import importlib
+import json
+import os
+import runpy
+import selectors
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import IO, Any
+
+_LIMIT_BYTES = 1 << 17
+_IMPORTED = (
+    *("uvloop", "ai_edge_litert.interpreter", "PIL.PngImagePlugin", "firstline_core.telemetry.tracing"),
+    *("firstline_gateway.app", "firstline_gateway.commands.serve", "firstline_gateway.tables"),
+    *("firstline_gateway.api.sockets", "firstline_edge.app", "firstline_edge.cli.run", "firstline_edge.cli.status"),
+    *("firstline.cli.app", "firstline.cli.bundle", "firstline.cli.rollout", "firstline.workbench.evaluate"),
+    *("firstline.workbench.certify", "firstline.workbench.bundle", "firstline.client"),
+)
+
+
+class ForkedProcess:
+    """`python -m MODULE` with these arguments.
+
+    Args:
+        module: a package of the product.
+        arguments: of its command.
+        environ: of the process; this one's by default.
+        cwd: its working directory.
+        stdout: a file, or None for a pipe.
+        stderr: likewise.
+        script: the name by which an installed script calls the module, instead of `python -m`.
+
+    Attributes:
+        stdout: what it prints, or None if it prints to a file.
+        stderr: likewise.
+        returncode: None while it runs.
+    """
+
+    def __init__(
+        self,
+        module: str,
+        *arguments: object,
+        environ: Mapping[str, str] | None = None,
+        cwd: Path | None = None,
+        stdout: IO[Any] | None = None,
+        stderr: IO[Any] | None = None,
+        script: str = "",
+    ) -> None:
+        self.args = [module, *map(str, arguments)]
+        self.returncode: int | None = None
+        self.stdout, out = _pipe() if stdout is None else (None, os.dup(stdout.fileno()))
+        self.stderr, error = _pipe() if stderr is None else (None, os.dup(stderr.fileno()))
+        order = {
+            "module": module,
+            "arguments": self.args[1:],
+            "environ": dict(os.environ if environ is None else environ),
+            "cwd": str(cwd or Path.cwd()),
+            "script": script,
+        }
+        with Path(os.devnull).open("rb") as nothing:
+            self._server = ordered(server(), order, [nothing.fileno(), out, error])
+        for written in (out, error):
+            os.close(written)
+        self.pid = int(self._server.recv(64))
+
+    def poll(self) -> int | None:
+        with suppress(subprocess.TimeoutExpired):
+            self.wait(0)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Waits for its end; returns the exit code, or the negative number of the signal that ended it.
+
+        Raises:
+            subprocess.TimeoutExpired: it did not end in time.
+        """
+        if self.returncode is None:
+            with selectors.DefaultSelector() as selector:
+                selector.register(self._server, selectors.EVENT_READ)
+                if not selector.select(timeout):
+                    raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
+            self.returncode = int(self._server.recv(64))
+            self._server.close()
+        return self.returncode
+
+    def communicate(self, timeout: float | None = None) -> tuple[str, str]:
+        """Waits for its end; returns what it printed, which the pipes must hold."""
+        self.wait(timeout)
+        read = []
+        for stream in (self.stdout, self.stderr):
+            read.append("" if stream is None else stream.read())
+            if stream is not None:
+                stream.close()
+        return read[0], read[1]
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+def _pipe() -> tuple[IO[str], int]:
+    read, write = os.pipe()
+    return os.fdopen(read, encoding="utf-8", errors="replace"), write
+
+
+def run_forked(
+    module: str, *arguments: object, environ: Mapping[str, str] | None = None, cwd: Path | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Runs a command to its end, as `subprocess.run` would with captured output."""
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as error:
+        process = ForkedProcess(module, *arguments, environ=environ, cwd=cwd, stdout=out, stderr=error)
+        try:
+            code = process.wait(60)
+        finally:
+            process.kill()
+        for stream in (out, error):
+            stream.seek(0)
+        return subprocess.CompletedProcess(process.args, code, out.read(), error.read())
+
+
+@cache
+def server() -> Path:
+    """Starts the server, which ends with this process; returns the address of its socket."""
+    folder = tempfile.mkdtemp(prefix="firstline-forks-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    address = Path(folder) / "socket"
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    listener.bind(str(address))
+    listener.listen(64)
+    # It reads its standard input until this process ends.
+    running = subprocess.Popen(
+        [sys.executable, "-P", __file__, str(listener.fileno())],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        pass_fds=[listener.fileno()],
+    )
+    listener.close()
+    atexit.register(running.wait)
+    assert running.stdin is not None
+    atexit.register(running.stdin.close)
+    return address
+
+
+def ordered(address: Path, order: Mapping[str, object], files: list[int]) -> socket.socket:
+    """Has the server fork a child; the connection returned says its process id, and later how it ended."""
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    connection.connect(str(address))
+    socket.send_fds(connection, [json.dumps(order).encode()], files)
+    return connection
+
+
+def _serve(listener: socket.socket) -> dict[str, Any] | None:
+    """Forks a child for each order; kills it if its connection is closed. Returns the order in a child."""
+    selector = selectors.DefaultSelector()
+    selector.register(listener, selectors.EVENT_READ, "order")
+    selector.register(sys.stdin, selectors.EVENT_READ, "end")
+    running: dict[int, socket.socket] = {}
+    while True:
+        for key, _ in selector.select():
+            if key.data == "end":
+                for pid in running:
+                    os.kill(pid, signal.SIGKILL)
+                return None
+            if key.data == "order":
+                connection, _ = listener.accept()
+                content, files, *_ = socket.recv_fds(connection, _LIMIT_BYTES, 3)
+                pid = os.fork()
+                if not pid:
+                    for number, file in enumerate(files):
+                        os.dup2(file, number)
+                    os.closerange(3, max(8192, *files))
+                    found: dict[str, Any] = json.loads(content)
+                    return found
+                for file in files:
+                    os.close(file)
+                connection.send(str(pid).encode())
+                running[pid] = connection
+                selector.register(connection, selectors.EVENT_READ, pid)
+                selector.register(os.pidfd_open(pid), selectors.EVENT_READ, -pid)
+            elif key.data > 0:  # the connection was closed
+                selector.unregister(key.fileobj)
+                with suppress(ProcessLookupError):
+                    os.kill(key.data, signal.SIGKILL)
+            else:
+                connection = running.pop(-key.data)
+                _, status = os.waitpid(-key.data, 0)
+                selector.unregister(key.fileobj)
+                os.close(key.fd)
+                with suppress(KeyError):
+                    selector.unregister(connection)
+                with suppress(OSError):
+                    connection.send(str(os.waitstatus_to_exitcode(status)).encode())
+                connection.close()
+
+
+def _main() -> None:
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    gc.disable()
+    for module in _IMPORTED:
+        importlib.import_module(module)
+    gc.freeze()
+    gc.enable()
+    order = _serve(socket.socket(fileno=int(sys.argv[1])))
+    if order is None:
+        return
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    os.chdir(order["cwd"])
+    os.environ.clear()
+    os.environ.update(order["environ"])
+    sys.argv = [order["script"] or order["module"], *order["arguments"]]
+    if order["script"]:
+        sys.exit(importlib.import_module(f"{order['module']}.__main__").main())
+    runpy.run_module(order["module"], run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    _main()
