@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 # The tests start hundreds of processes, which import the same modules: without compiled ones, each compiles them.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+# Threads of linear algebra wait for each other in loops, which doubles the processor time if all cores are busy. The
+# workers and the processes that tests start inherit this.
+os.environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 settings.register_profile("any machine", deadline=None, max_examples=50)  # a busy one is slow at times
 settings.load_profile("any machine")
