@@ -26,14 +26,17 @@ from firstline_gateway.serving.scheduling.admission import Shares
 from firstline_gateway.store.service_clock import ServiceClock
 
 CHECKOUT = Path(__file__).parents[2]
+SEEDS = 24
 
 
 @pytest.mark.timeout(300)
-def test_forty_seeds_hold() -> None:
-    tally = run_many(0, 40, os.cpu_count() or 1)
+def test_many_seeds_hold() -> None:
+    """One of these seeds at least finds each fault that is planted below; `make -C bench chaos` runs thousands."""
+    assert max(first for _, _, first in PLANTED) < SEEDS
+    tally = run_many(0, SEEDS, 1)
     assert tally.violations == []
-    assert tally.seeds == 40
-    assert tally.simulated_s >= 40 * 300
+    assert tally.seeds == SEEDS
+    assert tally.simulated_s >= SEEDS * 300
     # All of it happens: what is promised, what is kept, what expires, what a kill cuts off.
     assert all(tally.counts[fate] > 10 for fate in ("final", "promised", "refused", "cut", "corrected", "expired"))
 
@@ -148,32 +151,28 @@ def goes_by_the_wall_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ServiceClock, "now_s", lambda self: self._clock.wall_s())
 
 
+PLANTED = [
+    (forgets, "acknowledged, and is lost|wait for ever|never announced", 0),
+    (acknowledges_before_it_commits, "acknowledged, and is lost", 4),
+    (corrects_again_after_a_restart, "announced twice", 0),
+    (takes_every_certificate, "no certificate covers it", 0),
+    (sends_what_is_private, "local_only", 1),
+    (never_closes_again, "is not used|wait for ever", 0),
+    (turns_in_circles, "time stands still", 0),
+    (lets_the_outbox_grow, "the outbox", 4),
+    (lets_the_gateways_queue_grow, "wait at the gateway", 19),
+    (gives_up_on_a_dead_link, "ZeroDivisionError", 0),
+    (goes_by_the_wall_clock, "audits count|audits the gateway knows|took effect twice at the gateway", 0),
+]
+"""Each fault, what is said of it, and the first seed that finds it."""
+
+
 @pytest.mark.parametrize(
-    ("plant", "found"),
-    [
-        (forgets, "acknowledged, and is lost|wait for ever|never announced"),
-        (acknowledges_before_it_commits, "acknowledged, and is lost"),
-        (corrects_again_after_a_restart, "announced twice"),
-        (takes_every_certificate, "no certificate covers it"),
-        (sends_what_is_private, "local_only"),
-        (never_closes_again, "is not used|wait for ever"),
-        (turns_in_circles, "time stands still"),
-        (lets_the_outbox_grow, "the outbox"),
-        (lets_the_gateways_queue_grow, "wait at the gateway"),
-        (gives_up_on_a_dead_link, "ZeroDivisionError"),
-        (goes_by_the_wall_clock, "audits count|audits the gateway knows|took effect twice at the gateway"),
-    ],
-    ids=lambda given: given.__name__ if callable(given) else "",
+    ("plant", "found", "first"), PLANTED, ids=lambda given: given.__name__ if callable(given) else ""
 )
 def test_a_planted_fault_is_found(
-    plant: Callable[[pytest.MonkeyPatch], None], found: str, monkeypatch: pytest.MonkeyPatch
+    plant: Callable[[pytest.MonkeyPatch], None], found: str, first: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plant(monkeypatch)
-    violations: list[str] = []
-    for seed in range(100):
-        violations += run_seeds(range(seed, seed + 1)).violations
-        if any(re.search(found, violation) for violation in violations):
-            break
-        assert len(violations) < 5, violations
-    else:
-        pytest.fail("no seed of a hundred found it")
+    violations = run_seeds([first]).violations
+    assert any(re.search(found, violation) for violation in violations), violations
