@@ -80,11 +80,20 @@ def browser() -> Iterator[Browser]:
 
 
 @contextmanager
-def watched(browser: Browser, secrets: list[str], **options: Any) -> Iterator[BrowserContext]:
-    """A browser's window that must not ask anybody else, complain, or be told a secret."""
+def watched(
+    browser: Browser, secrets: list[str], closed: list[str] | None = None, **options: Any
+) -> Iterator[BrowserContext]:
+    """A browser's window that must not ask anybody else, complain, or be told a secret.
+
+    Args:
+        browser: that opens it.
+        secrets: that no page and no message may contain.
+        closed: receives the content of pages that are closed earlier than the window.
+        options: of the window.
+    """
     context = browser.new_context(**options)
     context.set_default_timeout(PATIENT_MS)
-    asked, said, heard = list[str](), list[str](), list[str]()
+    asked, said, heard = list[str](), list[str](), [] if closed is None else closed
     context.on("request", lambda request: asked.append(request.url))
     context.on("console", lambda message: said.append(message.text) if message.type in ("error", "warning") else None)
     context.on("weberror", lambda error: said.append(str(error.error)))
@@ -105,10 +114,21 @@ def watched(browser: Browser, secrets: list[str], **options: Any) -> Iterator[Br
     assert heard and not [secret for secret in secrets if any(secret in each for each in heard)]
 
 
+@pytest.fixture(scope="module")
+def window(browser: Browser, fleet: Fleet) -> Iterator[tuple[BrowserContext, list[str]]]:
+    """A window that most tests share, so that the browser loads and compiles the console's scripts once."""
+    closed: list[str] = []
+    with watched(browser, [fleet.key], closed) as context:
+        yield context, closed
+
+
 @pytest.fixture
-def page(browser: Browser, fleet: Fleet) -> Iterator[Page]:
-    with watched(browser, [fleet.key]) as context:
-        yield context.new_page()
+def page(window: tuple[BrowserContext, list[str]]) -> Iterator[Page]:
+    context, closed = window
+    found = context.new_page()
+    yield found
+    closed.append(found.content())
+    found.close()
 
 
 def started(fleet: Fleet, patience_s: float, bundle: str = "digits") -> tuple[str, list[str]]:
