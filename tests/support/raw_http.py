@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import http.client
-import os
 import re
 import socket
 from collections.abc import AsyncIterator, Iterator
@@ -95,11 +94,9 @@ async def next_reply(reader: asyncio.StreamReader) -> RawReply:
 
 
 def process_of(tier: Tier) -> Path:
-    """The folder of a tier's process in /proc."""
-    package = {"agent": b"firstline_edge", "gateway": b"firstline_gateway"}[tier.name]
+    """The folder in /proc of the process that logs there."""
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
-            command = (process / "cmdline").read_bytes()
-            if package in command and os.fsencode(tier.log.parent) in command:
+            if (process / "fd" / "2").readlink() == tier.log.resolve():
                 return process
     raise LookupError(f"the {tier.name}'s process was not found")
