@@ -142,9 +142,9 @@ def started(fleet: Fleet, patience_s: float, bundle: str = "digits") -> tuple[st
 def faulty(fleet: Fleet) -> tuple[str, str, list[str]]:
     """Two rollouts: one that a single device installs, and one that none can; and the devices that were told."""
     stalled, told = started(fleet, 1)
+    fleet.say(told[0], UpdateState.COMMITTED)  # within that second
     failed, same = started(fleet, 3600, "words")
     assert told == same
-    fleet.say(told[0], UpdateState.COMMITTED)
     for name in told:
         fleet.say(name, UpdateState.REJECTED, "self_test_failed", "words")
     return stalled, failed, told
