@@ -239,8 +239,8 @@ class Dispatcher:
     def count_failure(self, member: Member, key: ModelKey, message: str) -> None:
         """Counts a failure against an executor, and logs its ejection.
 
-        At most half of the executors that have the model and are not away are ejected, and one in any case: if more of
-        them fail, the cause is elsewhere. The only executor of a pool is never ejected.
+        At most half of the executors that have the model and are not away are ejected: if more of them fail, the cause
+        is elsewhere.
         """
         now_s = self.clock.monotonic_s()
         if member.problem_with(key) or len(self.members) == 1:
@@ -248,7 +248,7 @@ class Dispatcher:
         health = member.models[key].health
         having = [each for each in self.members if not each.problem_with(key)]
         peers = [each.models[key].health.failure_share for each in having if each is not member and each.takes_now(key)]
-        may_eject = sum(each.is_ejected(key) for each in having) < max(1, len(having) // 2)
+        may_eject = sum(each.is_ejected(key) for each in having) < len(having) // 2
         if health.failed(now_s, [each for each in peers if each is not None], may_eject=may_eject):
             left_s = health.left_s(now_s)
             log.warning("executor ejected", executor=member.name, model=key.name, seconds=left_s, last=message)
@@ -268,14 +268,7 @@ class Dispatcher:
                 run = BatchRun(self, key, inputs, [None], is_probe=True)
                 run.begin(member, run.all)
                 self._probes.add(run.ended)
-                run.ended.add_done_callback(self._end_probe)
-
-    def _end_probe(self, ended: FutureOutcomes) -> None:
-        self._probes.discard(ended)
-        error = None if ended.cancelled() else ended.exception()
-        if error is not None and not isinstance(error, FirstlineError):
-            context = {"message": "a probe failed unexpectedly", "exception": error}
-            asyncio.get_running_loop().call_exception_handler(context)
+                run.ended.add_done_callback(self._probes.discard)
 
     # Models come and go.
 
@@ -316,7 +309,7 @@ class Dispatcher:
         if self._runs:
             await asyncio.wait(self._runs, timeout=timeout_s)
         self.is_closing = True
-        for probe in self._probes:
+        for probe in tuple(self._probes):
             probe.cancel()
         return all(await asyncio.gather(*(member.executor.close(timeout_s) for member in self.members)))
 
@@ -527,7 +520,7 @@ class BatchRun:
         by_preference = self._errors | self._outcomes
         found = [by_preference[at] for at in self.all if at in by_preference]
         away = [each for each in found if isinstance(each, EngineUnavailableError)]
-        if len(away) == len(found):
+        if len(away) == len(found) and not self._is_probe:
             self.ended.set_exception(away[0])
         else:
             self.ended.set_result(found)

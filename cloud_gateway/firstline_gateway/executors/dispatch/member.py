@@ -431,14 +431,6 @@ class Member:
             most = min(most + self._sessions, self.executor.slots)
         return len(self.running) < most
 
-    def has_room_for_a_trial(self, key: ModelKey) -> bool:
-        """Returns whether it may be given a batch of a model that it is ejected for: one at a time."""
-        return not self.runs(key) and self.has_room()
-
-    def runs(self, key: ModelKey) -> bool:
-        """Returns whether a batch of a model runs there."""
-        return any(each.key == key for each in self.running)
-
     # Predictions.
 
     def seconds(self, key: ModelKey, rows: int) -> float | None:
@@ -455,12 +447,9 @@ class Member:
         seconds = self.seconds(key, size)
         return self.side_by_side * size / seconds if seconds else 0.0
 
-    def free_for_s(self, key: ModelKey, now_s: float) -> list[float]:
-        """Returns the seconds until each of its slots is free for a batch of a model; see `has_room_for_a_trial`."""
-        free = self._free_s(now_s)
-        if self.models[key].health.trusted:
-            return free
-        return [max([free[0], *(each.left_s(now_s) for each in self.running if each.key == key)])]
+    def free_for_s(self, now_s: float) -> list[float]:
+        """Returns the seconds until each of its slots is free, the least first."""
+        return free_s([each.left_s(now_s) for each in self.running], self.side_by_side)
 
     def candidate(self, key: ModelKey, rows: int, now_s: float, reserved_s: float = 0.0) -> Candidate[Member]:
         """Returns what the member offers to a batch, after batches that take `reserved_s` of each slot."""
@@ -470,14 +459,11 @@ class Member:
             run_s *= 1 + len(self.running)
         return Candidate(
             executor=self,
-            wait_s=self._free_s(now_s)[0] + reserved_s,
+            wait_s=self.free_for_s(now_s)[0] + reserved_s,
             run_s=run_s,
             under_way=len(self.running),
             trusted=placed.health.trusted,
         )
-
-    def _free_s(self, now_s: float) -> list[float]:
-        return free_s([each.left_s(now_s) for each in self.running], self.side_by_side)
 
     # Batches.
 
@@ -487,7 +473,7 @@ class Member:
         """Records that a batch starts."""
         placed = self.models[key]
         run_s, pace = placed.forecast.seconds(rows), placed.forecast.pace
-        attempt = Attempt(self, key, rows, self._free_s(now_s)[0], run_s, pace, now_s, positions, is_probe)
+        attempt = Attempt(self, key, rows, self.free_for_s(now_s)[0], run_s, pace, now_s, positions, is_probe)
         placed.health.used(now_s)
         self.running.append(attempt)
         return attempt
@@ -496,8 +482,8 @@ class Member:
         """Returns whether a probe is due: the member was idle for a while, has room and may be tried."""
         return (
             self.models[key].health.may_be_probed(now_s)
-            and self.has_room_for_a_trial(key)
-            and not any(each.is_probe for each in self.running)
+            and self.has_room()
+            and not any(each.is_probe or each.key == key for each in self.running)
             and self._probe_budget.may(now_s)
         )
 

@@ -145,11 +145,8 @@ def problem_with(members: Sequence[Member], key: ModelKey) -> str:
     problems = {member: member.problem_with(key) for member in members}
     if not all(problems.values()):
         return ""
-    reasons = [
-        f"{member.name}: {reason}" if member.name else reason
-        for member, reason in problems.items()
-        if key in member.models
-    ]
+    named = {member: f"{member.name}: " if member.name else "" for member in members if key in member.models}
+    reasons = [name + problems[member] for member, name in named.items()]
     return " ".join(reasons) or f"No executor may run model '{key.name}'."
 
 
@@ -194,12 +191,8 @@ class ExecutorSnapshot:
         best = earliest_completion(self._candidate(member, key, most) for member, most in sizes.items())
         assert best is not None  # noqa: S101 (at least one is available)
         member, most = best.executor, sizes[best.executor]
-        if not best.trusted:  # an ejected executor runs a model that no other one runs, one batch at a time
-            is_free = member.has_room_for_a_trial(key)
-        else:
-            is_full = rows >= member.worthwhile_rows(key, max_rows) and member not in self._reserved_s
-            is_free = member.has_room(is_full=is_full and best.run_s is not None)
-        if not is_free:
+        is_full = rows >= member.worthwhile_rows(key, max_rows) and member not in self._reserved_s
+        if not member.has_room(is_full=is_full and best.run_s is not None):
             idle = self._idle_share(best, key, rows, least_rows, sizes)
             return Placement(member, key, most, is_free=False, idle=idle)
         if may_share_slots and best.run_s is not None and member.has_room():
@@ -251,7 +244,7 @@ class ExecutorSnapshot:
         most, all_rows_per_s = sizes[best], 0.0
         for each in sizes:
             if each is best or each.takes_now(key):
-                free = each.free_for_s(key, self._now_s)
+                free = each.free_for_s(self._now_s)
                 all_rows_per_s += each.rows_per_s(key, rows) * free.count(0.0) / len(free)
         mine_per_s = best.rows_per_s(key, rows) / best.side_by_side
         even = max(least, math.ceil(rows * mine_per_s / all_rows_per_s - 1e-9)) if all_rows_per_s else most
@@ -264,8 +257,7 @@ class ExecutorSnapshot:
         """Reserves the busy executors for a backlog that waits for them: other models come after it there."""
         chosen = placement.member
         busy = [each for each in self._members if each.takes_now(key) and (each is chosen or not each.has_room())]
-        if chosen not in busy and not chosen.runs(key):  # a trial waits for its slot
-            busy.append(chosen)
+        busy = busy or [chosen]  # an ejected one
         rows_per_s = sum(each.rows_per_s(key, placement.most_rows) for each in busy)
         for member in busy:
             self._reserved_s[member] = self._reserved_s.get(member, 0.0) + (rows / rows_per_s if rows_per_s else 0.0)
@@ -285,7 +277,7 @@ class ExecutorSnapshot:
         for member in members:
             times = Placement(member, key, member.worthwhile_rows(key, _ANY_ROWS))
             reserved_s = self._reserved_s.get(member, 0.0)
-            lanes += [Lane(wait_s + reserved_s, times) for wait_s in member.free_for_s(key, self._now_s)]
+            lanes += [Lane(wait_s + reserved_s, times) for wait_s in member.free_for_s(self._now_s)]
         return CompletionForecast(lanes or [Lane(0.0, BatchTimes())], max_rows)
 
     def alone_s(self, key: ModelKey, rows: int) -> float | None:

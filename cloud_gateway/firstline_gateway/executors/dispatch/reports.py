@@ -48,12 +48,10 @@ def _executor(name: str, members: Sequence[Member], now_s: float) -> ExecutorRep
     models = {
         key: _model([member for member in members if key in member.models], key, now_s) for key in members[0].models
     }
-    problem = ""
-    if not any(member.usable for member in members):
-        problem = " ".join(sorted({each.problem for each in models.values()})) or "It has no model."
+    problem = " ".join(sorted({each.problem for each in models.values()})) or "It has no model."
     return ExecutorReport(
         name=name,
-        problem=problem,
+        problem="" if any(member.usable for member in members) else problem,
         slots=sum(member.slots for member in members),
         under_way=sum(len(member.running) for member in members),
         batches=sum((member.outcomes for member in members), Counter()),

@@ -27,7 +27,6 @@ from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from types import MappingProxyType
 from typing import NamedTuple
 
 from msgspec import Struct
@@ -63,7 +62,6 @@ AUDIT_LEVEL = LOWEST_PRIORITY + 1
 
 Weights = Mapping[ModelKey, float]
 """The part of each model's work that counts, 0 to 1; 0 for a model that is not named."""
-NO_WEIGHTS: Weights = MappingProxyType({})
 
 Client = tuple[str, str]
 """The kind of request and its principal; see `PendingRequest.client`."""
@@ -127,12 +125,11 @@ class PendingRequest(Struct, eq=False):
         """Answers the request, unless its caller has left."""
         if self.expiry is not None:
             self.expiry.cancel()
-        if self.answered.done():
-            return
-        if isinstance(outcome, BaseException):
-            self.answered.set_exception(outcome)
-        else:
-            self.answered.set_result(outcome)
+        if not self.answered.done():
+            if isinstance(outcome, BaseException):
+                self.answered.set_exception(outcome)
+            else:
+                self.answered.set_result(outcome)
 
 
 @dataclass(slots=True)
@@ -207,7 +204,7 @@ class PendingQueue:
                 slack_s = min(slack_s, item.slack_s)
         return max(0.0, self.work_s(weights) - behind_s), slack_s
 
-    def add(self, item: PendingRequest, weights: Weights = NO_WEIGHTS) -> None:
+    def add(self, item: PendingRequest, weights: Weights) -> None:
         """Puts a request into its place; those behind it whose work counts complete later."""
         if not self._items or self._items[-1].due_s <= item.due_s:
             self._items.append(item)
@@ -294,11 +291,6 @@ class Admission:
         self.bounds = bounds
         self.shares = Shares()
         self.margin = Margin()
-
-    def learn(self, item: PendingRequest, now_s: float) -> None:
-        """Learns from an answer how good its prediction was."""
-        if item.is_predictable and item.predicted_s < math.inf:
-            self.margin.learn(item.predicted_s, now_s)
 
     def new_request(
         self, key: ModelKey, request: InferRequest, now_s: float, inputs: Arrays | None = None
@@ -467,9 +459,10 @@ class Margin:
     def __init__(self) -> None:
         self._late_s = DecayedQuantiles(half_life_count=200.0, half_life_s=20.0)
 
-    def learn(self, predicted_s: float, now_s: float) -> None:
-        """Learns from an answer that came now and was predicted for `predicted_s`; an early one counts as in time."""
-        self._late_s.add(max(0.0, now_s - predicted_s), now_s)
+    def learn(self, item: PendingRequest, now_s: float) -> None:
+        """Learns from the end of a request now how good its prediction was; an early one counts as in time."""
+        if item.is_predictable and item.predicted_s < math.inf:
+            self._late_s.add(max(0.0, now_s - item.predicted_s), now_s)
 
     @property
     def seconds(self) -> float:

@@ -34,7 +34,6 @@ from firstline_gateway.executors.dispatch.dispatcher import Dispatcher, FutureOu
 from firstline_gateway.executors.dispatch.placement import ExecutorSnapshot, Placement
 from firstline_gateway.serving.scheduling.admission import (
     AUDIT_LEVEL,
-    NO_WEIGHTS,
     Admission,
     Backlog,
     Bounds,
@@ -161,7 +160,7 @@ class Batcher:
             self._queue.remove(item)
             raise
         if item.is_predictable:
-            self._admission.learn(item, self._clock.monotonic_s())
+            self._admission.margin.learn(item, self._clock.monotonic_s())
         return outputs
 
     def abandon(self, error: FirstlineError) -> None:
@@ -188,24 +187,20 @@ class Batcher:
                 if done_s <= WAITING_S and now_s + done_s <= item.latest_s:
                     item.is_predictable = False
                     self._admission.check_start(item, now_s, alone_s, done_s, self._ended_s.get(key, -math.inf))
-                    return times, NO_WEIGHTS
-        snapshot = self._snapshot_now()
+                    return times, {}
+        if self._snapshot is None:
+            self._snapshot = self._dispatcher.snapshot()
+        snapshot = self._snapshot
         if key not in self._queue.rows and not self._is_at_limit(key):
             placement = snapshot.place(key, item.rows, self._max_rows, item.rows)
             if isinstance(placement, Placement) and placement.is_free and placement.member.has_room():
                 alone_s = placement.seconds(item.rows)
                 self._admission.check_start(item, now_s, alone_s, alone_s, self._ended_s.get(key, -math.inf))
-                return placement, NO_WEIGHTS
+                return placement, {}
         weights = self._weights(snapshot, key)
         completion = snapshot.completion(key, self._max_rows)
         self._admission.check_wait(item, now_s, Backlog(completion, weights, snapshot.alone_s(key, item.rows)))
         return None, weights
-
-    def _snapshot_now(self) -> ExecutorSnapshot:
-        """Returns the executors as they are in this turn of the event loop."""
-        if self._snapshot is None:
-            self._snapshot = self._dispatcher.snapshot()
-        return self._snapshot
 
     def _weights(self, snapshot: ExecutorSnapshot, key: ModelKey) -> Weights:
         """Returns how much of each model's work comes before a new request."""
@@ -271,8 +266,6 @@ class Batcher:
             if choice.batch:
                 self._queue.take(choice.batch)
                 self._start(choice.batch, times[choice.batch[0].key], now_s)
-            if len(choice.batch) == len(waiting):
-                return
             done = {*choice.too_late, *choice.batch}
             waiting = [item for item in waiting if item not in done]
             now_s = self._clock.monotonic_s()
@@ -449,7 +442,7 @@ class Batcher:
         if not item.answered.done():
             if item.level != AUDIT_LEVEL:
                 self._on_late()
-            self._admission.learn(item, self._clock.monotonic_s())
+            self._admission.margin.learn(item, self._clock.monotonic_s())
             item.settle(_deadline_error())
 
 

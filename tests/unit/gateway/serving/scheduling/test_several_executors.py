@@ -508,7 +508,7 @@ def of_two_slots(bench: Bench) -> Gains:
     return bench.executors[1]
 
 
-async def test_a_request_that_waits_for_a_trial_takes_no_slot() -> None:
+async def test_a_hanging_batch_leaves_the_other_slot_to_other_models() -> None:
     bench = Bench(1.0, 1.0, rows=1, sessions=0)
     executor = of_two_slots(bench)
     executor.stopped = True
@@ -517,7 +517,8 @@ async def test_a_request_that_waits_for_a_trial_takes_no_slot() -> None:
     waits, other = await bench.submit(), await bench.submit(2.0, OTHER)
     await bench.until(other)
     assert bench.clock.monotonic_s() < 0.02
-    assert not trial.done() and not waits.done()
+    assert not trial.done()
+    await bench.until(waits)
 
 
 async def test_no_batch_is_queued_ahead_of_a_waiting_trial() -> None:
@@ -557,17 +558,3 @@ async def test_hanging_executors_are_not_taken_for_a_slow_model() -> None:
     refused = await bench.submit(deadline_s=bench.clock.monotonic_s() + 1.0)
     assert isinstance(refused.exception(), QueueFullError)
     assert not hangs.done()
-
-
-async def test_a_model_that_fails_everywhere_is_tried_one_batch_at_a_time() -> None:
-    bench = Bench(1.0, 1.0, rows=1, sessions=0)
-    of_two_slots(bench)
-    now_s = bench.clock.monotonic_s()
-    trial = await bench.submit()
-    completion = bench.engine.snapshot().completion(SERVED.key, 1)
-    (lane,) = completion.lanes
-    assert lane.wait_s == pytest.approx(0.006)
-    in_time, too_late = [await bench.submit(deadline_s=now_s + 0.022) for _ in range(2)]
-    assert isinstance(too_late.exception(), QueueFullError)
-    await bench.until(trial, in_time)
-    assert not in_time.exception()
