@@ -17,6 +17,7 @@ from firstline_core.hardware.readings import Snapshot, measured
 UNMEASURED = "no sensor measures it"
 TREND_POINTS = 3  # fewest readings of a trend
 _TREND_S = 2.0  # over a shorter time, readings in whole degrees show no trend
+_URGENT_SHARE = 1 / 3  # of the margin: readings in whole degrees and seconds allow no finer last step
 _THRASHING_SHARE = 0.5  # of the time that tasks wait for memory; systemd-oomd kills from 0.6
 
 
@@ -90,10 +91,7 @@ def forecast_c(hottest_c: float, rise_c_per_s: float, limits: Limits) -> float:
 
 
 def heat_guard(snapshot: Snapshot, rise_c_per_s: float, limits: Limits) -> GuardVerdict:
-    """Judges temperature and throttling. Below the limit, `controller.Thermostat` decides how far to step down.
-
-    The guard is monotone: a higher or faster rising temperature never raises the advice.
-    """
+    """Judges temperature and throttling: the higher or faster rising, the lower the advice."""
     throttled_by = sorted(cause for cause, reading in snapshot.throttling.items() if measured(reading) == 1)
     hottest_c = measured(snapshot.hottest_c)
     if throttled_by and (hottest_c is None or hottest_c < limits.heat_c):
@@ -103,10 +101,13 @@ def heat_guard(snapshot: Snapshot, rise_c_per_s: float, limits: Limits) -> Guard
         return GuardVerdict(Advice.ROOM, "heat", UNMEASURED)
     soon_c = forecast_c(hottest_c, rise_c_per_s, limits)
     reason = f"{hottest_c:.1f} C, {soon_c:.1f} C in {limits.horizon_s:g} s, of {limits.heat_c:g}"
-    if hottest_c >= limits.heat_c:
-        return GuardVerdict(Advice.SHED, "heat", reason)
-    # Asking for more than STAY would block a device from rising again after another guard has stepped it down.
-    return GuardVerdict(Advice.ROOM if soon_c < limits.target_c else Advice.STAY, "heat", reason)
+    steps = (
+        (hottest_c >= limits.heat_c, Advice.SHED),
+        (hottest_c >= limits.heat_c - _URGENT_SHARE * limits.heat_margin_c, Advice.CHEAPEST),
+        (soon_c >= limits.target_c, Advice.DOWN),
+        (soon_c >= limits.target_c - limits.heat_margin_c, Advice.STAY),
+    )
+    return GuardVerdict(next((advice for reached, advice in steps if reached), Advice.ROOM), "heat", reason)
 
 
 def memory_guard(snapshot: Snapshot, better_bytes: int, limits: Limits) -> GuardVerdict:
