@@ -7,8 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from msgspec.structs import replace
-
 from firstline_core.adaptation.controller import Controller, StepTiming
 from firstline_core.adaptation.guards import Limits
 from firstline_core.adaptation.ladder import Rung, build_ladder
@@ -27,8 +25,6 @@ from firstline_edge.settings.settings import EdgeSettings
 
 log = logger(__name__)
 
-AT_REST = "profile, the device at rest included: what is beyond costs.watts_idle is not known"
-"""Reported in `status` for an energy that is no price."""
 _LOADING_FACTOR = 1.5  # peak while loading, over the memory that a model keeps
 
 
@@ -82,8 +78,6 @@ def load_ladder(
     energy = _energy(eligible, settings)
     found = {variant: _rung(edge, energy.mj.get(variant), energy.source) for variant, edge in eligible.items()}
     rungs = _limited(build_ladder(rung for rung, _ in found.values()), section.variants_limit)
-    if energy.source == AT_REST:  # it ranks variants, but cannot be compared with the link's energy
-        rungs = tuple(replace(rung, energy_mj=None) for rung in rungs)
     kept = [edges.pop(rung.variant) for rung in rungs]
     for edge in edges.values():
         log.info("variant left out", model=bundle.manifest.name, variant=edge.loaded.model.id)
@@ -109,17 +103,12 @@ class _Energy(NamedTuple):
 
 
 def _energy(edges: Mapping[str, EdgeModel], settings: EdgeSettings) -> _Energy:
-    """Beyond the idle device if that was measured for each variant, else as stated, else as measured in total."""
-    total = {name: mj for name, edge in edges.items() if (mj := _total_mj(edge)) is not None}
-    above_idle = {name: mj for name, edge in edges.items() if (mj := _above_idle_mj(edge, settings)) is not None}
-    stated = {name: mj for name, edge in edges.items() if (mj := _stated_mj(edge, settings)) is not None}
-    if above_idle and (len(above_idle) == len(edges) or not stated):
-        return _Energy(above_idle, "profile")
-    return _Energy(stated, "stated") if stated else _Energy(total, AT_REST)
-
-
-def _total_mj(edge: EdgeModel) -> float | None:
-    return measured(edge.profiled.energy_mj) if edge.profiled is not None else None
+    """Beyond the idle device if that was measured for each variant, else as stated."""
+    measured_mj = {name: mj for name, edge in edges.items() if (mj := _above_idle_mj(edge, settings)) is not None}
+    if len(measured_mj) == len(edges):
+        return _Energy(measured_mj, "profile")
+    stated_mj = {name: mj for name, edge in edges.items() if (mj := _stated_mj(edge, settings)) is not None}
+    return _Energy(stated_mj, "stated")
 
 
 def _above_idle_mj(edge: EdgeModel, settings: EdgeSettings) -> float | None:
@@ -127,7 +116,8 @@ def _above_idle_mj(edge: EdgeModel, settings: EdgeSettings) -> float | None:
 
     None if nothing is left: the stated figure is too high, or the sensor too coarse to see a run.
     """
-    point, total_mj = edge.profiled, _total_mj(edge)
+    point = edge.profiled
+    total_mj = measured(point.energy_mj) if point is not None else None
     if point is None or total_mj is None or not settings.costs.watts_idle or _is_processor_counter(point.energy_mj):
         return None
     mj = total_mj - settings.costs.watts_idle * 1000 / point.offline_per_s

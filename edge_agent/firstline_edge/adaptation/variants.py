@@ -18,10 +18,7 @@ from firstline_edge.cloud.client import CloudClient
 from firstline_edge.models.models import DeviceModel, EdgeModel, VariantChoice, VariantSet
 
 Sources: TypeAlias = Mapping[str, str | None]
-"""By figure: "profile", "load" if it was measured then, "stated" for the owner's costs, None if unknown.
-
-For an energy that ranks variants but is no price: the sentence that says so (`loading.AT_REST`).
-"""
+"""By figure: "profile", "load" if it was measured then, "stated" for the owner's costs, None if unknown."""
 
 EscalationCost: TypeAlias = Callable[[float], float]
 """Millijoules to escalate a row, by the row's bytes."""
