@@ -237,7 +237,7 @@ class AdaptationSection(Section, frozen=True, kw_only=True):
     variants_limit: Annotated[int, Meta(ge=2, le=16)] = 3
     """So many of a bundle's variants are held at most: the best, the cheapest, then those between."""
     heat_margin_c: Annotated[float, Meta(ge=0.5, le=40)] = 3.0
-    """Degrees Celsius below costs.heat_limit_c at which heat is made to settle, by sharing requests out to variants."""
+    """Degrees Celsius below costs.heat_limit_c at which a cheaper variant is used."""
     memory_reserve_bytes: NotNegative = 64 * _MIB
     """Memory that stays available to everything else (64 MiB); below it the better variants are unloaded."""
     battery_empty: Share = 0.1

@@ -44,7 +44,7 @@ class Limits(Struct, frozen=True):
 
     Attributes:
         heat_c: temperature at which the hardware begins to throttle, in degrees Celsius.
-        heat_margin_c: the temperature settles this far below `heat_c`; below that there is room.
+        heat_margin_c: a cheaper variant is used from this far below `heat_c`; there is room from twice as far.
         horizon_s: how far ahead the temperature trend is extrapolated.
         memory_reserve_bytes: memory that stays available to other processes.
         stalled_share: share of the time that tasks may wait for memory.

@@ -3,7 +3,8 @@
 The content comes from a driver: a file may be empty, malformed, or gone since its folder was listed, and reading may
 fail with any error (`EIO`, `EAGAIN` of a rail that is switched off). None of these raises an exception.
 
-Limits of this process's control group (cgroups(7), version 2) are here too.
+Limits of this process's control group (cgroups(7)) are here too. Version 2 has one tree of groups; version 1, which
+Jetson's kernels still use, has one for each controller. If both are mounted, version 1 has the controllers.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import os
 import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TypeAlias, TypeVar
+from typing import Literal, TypeAlias, TypeVar
 
 from firstline_core.errors import DeadlineExceededError
 from firstline_core.hardware.readings import Absent, Measured, measured
@@ -34,9 +35,12 @@ _WHOLE = re.compile(r"[+-]?[0-9]{1,19}")
 _UNPRINTABLE = re.compile(r"[^ -~]")
 _NUMBERED = re.compile(r"([0-9]+)")
 
+Controller = Literal["memory", "cpu", "cpuacct"]
+
 _MOUNT = "sys/fs/cgroup"
 _UNLIMITED = "max"
-_HIGHEST_BYTES = 2.0**53
+_UNLIMITED_BYTES = 1 << 42
+"""Version 1 reports its largest number of pages if there is no limit; no device has this much memory."""
 
 NO_VALUE_NOW = "the driver has no value now, as of a part that is switched off"
 
@@ -196,14 +200,20 @@ def _why(error: OSError | ValueError) -> str:
     return str(error)
 
 
-def control_groups(tree: Tree) -> list[str]:
+def control_groups(tree: Tree, controller: Controller = "memory") -> list[str]:
     """Returns the folders of this process's group and its parents, innermost first.
 
     In a container the mount may be the group itself, under a path of the host; then only the last folder exists.
+
+    Args:
+        tree: the kernel's files.
+        controller: of version 1; version 2 has one group for all.
     """
-    path = next((line[3:] for line in tree.text_lines("proc/self/cgroup") if line.startswith("0::")), "")
+    one = _is_version_2(tree)
+    mount = _MOUNT if one else f"{_MOUNT}/{controller}"
+    path = _path(tree.text_lines("proc/self/cgroup"), "" if one else controller)
     parts = [part for part in path.split("/") if part not in ("", ".", "..")]
-    return ["/".join([_MOUNT, *parts[:count]]) for count in range(len(parts), -1, -1)]
+    return ["/".join([mount, *parts[:count]]) for count in range(len(parts), -1, -1)]
 
 
 def memory_limit(tree: Tree) -> FileReading:
@@ -213,24 +223,43 @@ def memory_limit(tree: Tree) -> FileReading:
 
 def memory_left(tree: Tree) -> FileReading:
     """Returns the bytes that the tightest group may still take; page cache counts as free."""
+    # In version 1 only the "total" counters include the groups inside, as the usage does.
+    used_in, droppable = (
+        ("memory.current", "inactive_file") if _is_version_2(tree) else ("memory.usage_in_bytes", "total_inactive_file")
+    )
     readings: list[FileReading] = []
     for group in control_groups(tree):
-        limit, used = _limit(tree, group), tree.number(f"{group}/memory.current", low=0)
+        limit, used = _limit(tree, group), tree.number(f"{group}/{used_in}", low=0)
         if isinstance(limit, Measured) and isinstance(used, Measured):
-            pages = measured(tree.entry(f"{group}/memory.stat", "inactive_file")) or 0.0
+            pages = measured(tree.entry(f"{group}/memory.stat", droppable)) or 0.0
             readings.append(Measured(max(0.0, limit.value - max(0.0, used.value - pages)), used.source))
     return _least(readings, "memory")
 
 
 def cpu_quota(tree: Tree) -> FileReading:
     """Returns the cores that the tightest group may use, as a fraction; absent without a limit."""
-    return _least((_quota(tree, group) for group in control_groups(tree)), "cores")
+    return _least((_quota(tree, group) for group in control_groups(tree, "cpu")), "cores")
 
 
 def cpu_used_s(tree: Tree) -> FileReading:
     """Returns the core-seconds that this process's group has used since it was made."""
-    found = (f"{group}/cpu.stat" for group in control_groups(tree) if tree.has(f"{group}/cpu.stat"))
-    return tree.entry(file, "usage_usec", 1e-6) if (file := next(found, "")) else _UNCOUNTED
+    if not _is_version_2(tree):
+        used = (tree.number(f"{group}/cpuacct.usage", 1e-9, low=0) for group in control_groups(tree, "cpuacct"))
+        return next((readings for readings in used if isinstance(readings, Measured)), _UNCOUNTED)
+    for group in control_groups(tree):
+        if tree.has(f"{group}/cpu.stat"):
+            return tree.entry(f"{group}/cpu.stat", "usage_usec", 1e-6)
+    return _UNCOUNTED
+
+
+def _is_version_2(tree: Tree) -> bool:
+    return tree.has(f"{_MOUNT}/cgroup.controllers")
+
+
+def _path(lines: Iterable[str], controller: str) -> str:
+    """The path in the line `number:controllers:path` of a controller; version 2's line has no controllers."""
+    split = (line.split(":", 2) for line in lines)
+    return next((parts[2] for parts in split if len(parts) == 3 and controller in parts[1].split(",")), "")
 
 
 def _least(readings: Iterable[FileReading], of: str) -> FileReading:
@@ -239,19 +268,22 @@ def _least(readings: Iterable[FileReading], of: str) -> FileReading:
 
 
 def _limit(tree: Tree, group: str) -> FileReading:
-    file = f"{group}/memory.max"
+    file = f"{group}/{'memory.max' if _is_version_2(tree) else 'memory.limit_in_bytes'}"
     if tree.text(file) == _UNLIMITED:
         return Absent(f"/{file}: does not limit anything.")
-    return tree.number(file, low=0, high=_HIGHEST_BYTES)
+    return tree.number(file, low=0, high=_UNLIMITED_BYTES)
 
 
 def _quota(tree: Tree, group: str) -> FileReading:
     """Cores: microseconds of work in a period, over the period's microseconds."""
-    text = tree.text(f"{group}/cpu.max")
-    parts = text.split() if isinstance(text, str) else []
-    if len(parts) != 2 or parts[0] == _UNLIMITED:
-        return Absent(f"/{group}/cpu.max: does not limit anything.")
-    quota, period = (parse_number(part, f"{group}/cpu.max", low=1) for part in parts)
+    if _is_version_2(tree):
+        text = tree.text(f"{group}/cpu.max")
+        parts = text.split() if isinstance(text, str) else []
+        if len(parts) != 2 or parts[0] == _UNLIMITED:
+            return Absent(f"/{group}/cpu.max: does not limit anything.")
+        quota, period = (parse_number(part, f"{group}/cpu.max", low=1) for part in parts)
+    else:  # -1 without a limit
+        quota, period = (tree.number(f"{group}/cpu.cfs_{name}_us", low=1) for name in ("quota", "period"))
     if isinstance(quota, Absent) or isinstance(period, Absent):
         return quota if isinstance(quota, Absent) else period
     return Measured(quota.value / period.value, quota.source)

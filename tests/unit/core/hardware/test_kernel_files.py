@@ -10,6 +10,7 @@ from support.boards import board, say
 
 from firstline_core.hardware.kernel_files import Tree, control_groups, cpu_quota, cpu_used_s, memory_left, memory_limit
 from firstline_core.hardware.readings import Absent, Measured, Modelled, measured
+from firstline_core.hardware.sensors import Sensors
 
 
 @pytest.fixture
@@ -103,37 +104,75 @@ def test_a_reading_is_finite(kind: type[Measured] | type[Modelled]) -> None:
             kind(value, "/temp")
 
 
+V1 = "virtual-machine-cgroup-v1"
 MIB = 1 << 20
-GROUP = "sys/fs/cgroup/system.slice/edge-agent.service"
+
+
+def test_version_1_is_read_as_a_kernel_wrote_it(tmp_path: Path) -> None:
+    with board(V1, tmp_path) as root:
+        tree = Tree(root)
+        assert control_groups(tree, "cpu") == [
+            "sys/fs/cgroup/cpu/system.slice/edge-agent.service",
+            "sys/fs/cgroup/cpu/system.slice",
+            "sys/fs/cgroup/cpu",
+        ]
+        assert measured(memory_limit(tree)) == 512 * MIB
+        # As recorded: 300 MiB that a process took, 60 MiB of a file that can be dropped, and what the kernel took.
+        assert measured(memory_left(tree)) == 512 * MIB - (380362752 - 62918656)
+        assert measured(cpu_quota(tree)) == 1.5
+        assert measured(cpu_used_s(tree)) == pytest.approx(1.041310455)
+
+        sensors = Sensors(tree)
+        assert measured(sensors.read(1.0).memory_total_bytes) == 512 * MIB
+        say(root, "sys/fs/cgroup/cpuacct/system.slice/edge-agent.service/cpuacct.usage", "4041310455")
+        found = sensors.read(5.0)
+        assert measured(found.cpu_busy_share) == pytest.approx(3 / (4 * 1.5))
+        assert measured(found.memory_stalled_share) == 0  # the machine's: version 1 knows of none
 
 
 def test_the_tightest_group_counts(tmp_path: Path) -> None:
-    with board("virtual-machine", tmp_path) as root:
-        tree = Tree(root)
-        assert control_groups(tree) == [GROUP, "sys/fs/cgroup/system.slice", "sys/fs/cgroup"]
-        assert measured(memory_limit(tree)) == 512 * MIB
-        assert measured(memory_left(tree)) == (512 - 384 + 64) * MIB
-        assert measured(cpu_quota(tree)) == 1.5
-        say(root, "sys/fs/cgroup/system.slice/memory.max", str(400 * MIB))
-        say(root, "sys/fs/cgroup/system.slice/memory.current", str(400 * MIB))
-        assert measured(memory_limit(tree)) == 400 * MIB and measured(memory_left(tree)) == 0
+    with board(V1, tmp_path) as root:
+        say(root, "sys/fs/cgroup/memory/system.slice/memory.limit_in_bytes", str(400 * MIB))
+        assert measured(memory_limit(Tree(root))) == 400 * MIB
+        assert measured(memory_left(Tree(root))) == 400 * MIB - (380375040 - 62918656)
 
 
 def test_a_container_mount_may_be_the_group(tmp_path: Path) -> None:
-    """The path is the host's, and is not there."""
-    say(tmp_path, "proc/self/cgroup", "0::/docker/3f2a")
-    say(tmp_path, "sys/fs/cgroup/memory.max", str(256 * MIB))
-    say(tmp_path, "sys/fs/cgroup/cpu.max", "50000 100000")
-    say(tmp_path, "sys/fs/cgroup/cpu.stat", "usage_usec 2000000")
+    """Docker with version 1, as on a Jetson: the path is the host's, and is not there."""
+    say(tmp_path, "proc/self/cgroup", "4:cpu,cpuacct:/docker/3f2a\n3:memory:/docker/3f2a\n1:name=systemd:/docker/3f2a")
+    say(tmp_path, "sys/fs/cgroup/memory/memory.limit_in_bytes", str(256 * MIB))
+    say(tmp_path, "sys/fs/cgroup/memory/memory.usage_in_bytes", str(200 * MIB))
+    say(tmp_path, "sys/fs/cgroup/memory/memory.stat", f"inactive_file 0\ntotal_inactive_file {8 * MIB}")
+    say(tmp_path, "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_quota_us", "50000")
+    say(tmp_path, "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_period_us", "100000")
+    say(tmp_path, "sys/fs/cgroup/cpu,cpuacct/cpuacct.usage", "2000000000")
+    for name in ("cpu", "cpuacct"):
+        (tmp_path / "sys/fs/cgroup" / name).symlink_to("cpu,cpuacct")
     tree = Tree(tmp_path)
     assert measured(memory_limit(tree)) == 256 * MIB
-    assert (measured(cpu_quota(tree)), measured(cpu_used_s(tree))) == (0.5, 2)
+    assert measured(memory_left(tree)) == 64 * MIB
+    assert measured(cpu_quota(tree)) == 0.5
+    assert measured(cpu_used_s(tree)) == 2
 
 
-def test_an_unlimited_group_limits_nothing(tmp_path: Path) -> None:
-    say(tmp_path, "proc/self/cgroup", "0::/")
-    for name, content in (("memory.max", "max"), ("memory.current", "1000"), ("cpu.max", "max 100000")):
-        say(tmp_path, f"sys/fs/cgroup/{name}", content)
+@pytest.mark.parametrize("unlimited", ["9223372036854771712", "8796093018112"])  # of 64 and of 32 bits
+def test_version_1_means_unlimited_by_a_large_number(tmp_path: Path, unlimited: str) -> None:
+    say(tmp_path, "proc/self/cgroup", "3:memory:/\n2:cpu:/")
+    say(tmp_path, "sys/fs/cgroup/memory/memory.limit_in_bytes", unlimited)
+    say(tmp_path, "sys/fs/cgroup/memory/memory.usage_in_bytes", "1000")
+    say(tmp_path, "sys/fs/cgroup/cpu/cpu.cfs_quota_us", "-1")
+    say(tmp_path, "sys/fs/cgroup/cpu/cpu.cfs_period_us", "100000")
     tree = Tree(tmp_path)
-    for found in (memory_limit(tree), memory_left(tree), cpu_quota(tree), cpu_used_s(tree)):
+    for found in (
+        memory_limit(tree),
+        memory_left(tree),
+        cpu_quota(tree),
+        cpu_used_s(tree),
+    ):
         assert isinstance(found, Absent) and found.reason.startswith("No control group")
+
+
+def test_version_2_ignores_files_of_version_1(tmp_path: Path) -> None:
+    with board("virtual-machine", tmp_path) as root:
+        say(root, "sys/fs/cgroup/memory/memory.limit_in_bytes", "1")
+        assert measured(memory_limit(Tree(root))) == 512 * MIB
