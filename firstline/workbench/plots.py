@@ -1,11 +1,10 @@
-"""Draws the numbers of a report as PNG images for light and for dark pages. Needs matplotlib: `firstline[analysis]`."""
+"""Draws the numbers of a report as PNG, whose transparent ground suits light and dark pages. Needs matplotlib."""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import matplotlib as mpl
 import numpy as np
@@ -13,147 +12,170 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullLocator
 
-from firstline.workbench.report_data import Reliability, ReportData, Share, Tiers
+from firstline.workbench.report_data import RELIABILITY_BINS, Curve, Floats, Reliability, ReportData, Share
 from firstline_core.routing.certificate import points
 
-# Small, so that letters stay readable where a phone shows it at its own width.
-_INCHES = (5.12, 3.7)
-_DOTS_PER_INCH = 250
+_GREY, _FIRST, _SECOND = "#7d858c", "#3b82f6", "#d97706"
+_COLOURED = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color", "legend.labelcolor")
+_STYLE: Any = {
+    **dict.fromkeys(_COLOURED, _GREY),
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "axes.titlesize": 10,
+    "figure.constrained_layout.use": True,
+    "legend.fontsize": 9,
+    "legend.frameon": False,
+}
+_DASHED: Any = {"color": _GREY, "linewidth": 1, "linestyle": (0, (4, 3))}
+_HISTOGRAM_BINS = 30
+_PERCENT = FuncFormatter(lambda share, _: f"{round(100 * share, 6):g}")
 
 
-@dataclass(frozen=True, slots=True)
-class Theme:
-    """Colours, told apart in grey and by the colour-blind too."""
+class Plot(NamedTuple):
+    """A drawn plot.
 
-    paper: str
-    ink: str
-    faint: str
-    first: str
-    second: str
-
-
-LIGHT = Theme(paper="#ffffff", ink="#1d2329", faint="#c9d0d6", first="#0b62b8", second="#c2490c")
-DARK = Theme(paper="#161b20", ink="#e4e8eb", faint="#4a545d", first="#6db3f8", second="#ff9e57")
-
-
-def accuracy(data: ReportData, tiers: Tiers, right: str, theme: Theme) -> bytes:
-    """Accuracy of all answers against the share that is escalated."""
-
-    def draw(figure: Figure) -> None:
-        axes, curve = figure.subplots(), tiers.curve
-        edge, full, both = data.edge, tiers.full, tiers.accuracy
-        if curve.accuracy is None or edge is None or full is None or both is None:
-            return  # the caller draws labelled data only
-        axes.plot(curve.escalated, curve.accuracy, color=theme.first, label="by threshold of the score")
-        ends = (edge.value, full.value)
-        axes.plot((0, 1), ends, color=theme.ink, linewidth=1, linestyle=(0, (4, 3)), label="escalating at random")
-        if data.certificate is not None and data.certificate.contract == "stream":
-            least = full.value - data.certificate.epsilon
-            promised = f"certified: at most {points(data.certificate.epsilon)} below the full model"
-            axes.axhline(least, color=theme.ink, linewidth=1, linestyle=(0, (1, 2)), label=promised)
-        _point(axes, tiers.escalated, both, theme, "this bundle, with its 95 % interval")
-        _percent(axes, "escalated to the full model (% of answers)", f"{right} (%)")
-        axes.set_xlim(-0.02, 1.02)
-        axes.legend(loc="lower right")
-
-    return rendered(draw, theme)
-
-
-def risk(tiers: Tiers, epsilon: float | None, by: str, lost: str, theme: Theme) -> bytes:
-    """Disagreement among accepted edge answers against the share that is escalated.
-
-    Args:
-        tiers: the data to draw.
-        epsilon: the certified bound; None without a certificate.
-        by: of what groups it does, each by itself; "" for all answers together.
-        lost: name of the disagreement.
-        theme: colours.
+    Attributes:
+        name: of its file, without the variant.
+        alt: a description for readers who cannot see the plot.
     """
+
+    name: str
+    title: str
+    alt: str
+    png: bytes
+
+
+def drawn(data: ReportData) -> Iterator[Plot]:
+    """Yields the plots of one variant, as far as labels and full model allow."""
+    if data.curve is not None and data.curve.accuracy is not None:
+        yield _accuracy(data, data.curve.escalated, data.curve.accuracy)
+    if data.curve is not None:
+        yield _risk(data, data.curve)
+    if data.reliability is not None:
+        yield _reliability(data.reliability)
+    if data.curve is not None:
+        yield _scores(data)
+
+
+def _accuracy(data: ReportData, of_curve: Floats, accuracy: Floats) -> Plot:
+    """Right answers of all together against the share that is escalated."""
+    edge, full, both, escalated = data.edge, data.full, data.tiered, data.escalated
+    assert edge and full and both and escalated  # noqa: S101 (labels and a full model)
 
     def draw(figure: Figure) -> None:
         axes = figure.subplots()
-        axes.plot(tiers.curve.escalated, tiers.curve.disagreement, color=theme.first, label="by threshold of the score")
-        if epsilon is not None:
-            promised = f"certified{', in each ' + by if by else ''}: at most {100 * epsilon:.4g} %"
-            axes.axhline(epsilon, color=theme.ink, linewidth=1, linestyle=(0, (4, 3)), label=promised)
-        if tiers.disagreement.rows:
-            _point(axes, tiers.escalated, tiers.disagreement, theme, "this bundle, with its 95 % interval")
+        axes.plot(of_curve, accuracy, color=_FIRST, label="by threshold of the score")
+        axes.plot((0, 1), (edge.value, full.value), **_DASHED, label="escalating at random")
+        if data.certificate is not None and data.certificate.contract == "stream":
+            promised = f"certified: at most {points(data.certificate.epsilon)} below the full model"
+            axes.axhline(full.value - data.certificate.epsilon, **_DASHED, label=promised)
+        _point(axes, escalated, both)
+        _percent(axes, "escalated to the full model (% of answers)", f"{data.right} (%)")
+        axes.legend(loc="lower right")
+
+    return Plot(
+        "accuracy",
+        f"{data.right.capitalize()} by how many are escalated",
+        f"From {edge.value:.2%} with nothing escalated to {full.value:.2%} with everything. This bundle escalates "
+        f"{escalated.value:.2%} and has {both.value:.2%}, 95 % interval {both.low:.2%} to {both.high:.2%}.",
+        _png(draw),
+    )
+
+
+def _risk(data: ReportData, curve: Curve) -> Plot:
+    """Disagreement among accepted edge answers against the share that is escalated."""
+    found, escalated, certificate = data.disagreement, data.escalated, data.certificate
+    assert found and escalated  # noqa: S101 (there is a full model)
+
+    def draw(figure: Figure) -> None:
+        axes = figure.subplots()
+        axes.plot(curve.escalated, curve.disagreement, color=_FIRST, label="by threshold of the score")
+        if certificate is not None and certificate.contract == "disagreement":
+            by = f", in each {certificate.by}" if certificate.by else ""
+            promised = f"certified{by}: at most {100 * certificate.epsilon:.4g} %"
+            axes.axhline(certificate.epsilon, **_DASHED, label=promised)
+        if found.rows:
+            _point(axes, escalated, found)
+        lost = "mean loss of accepted answers" if data.graded else "accepted answers that disagree"
         _percent(axes, "escalated to the full model (% of answers)", f"{lost} (%)")
-        axes.set_xlim(-0.02, 1.02)
         axes.set_ylim(bottom=0)
         axes.legend(loc="upper right")
 
-    return rendered(draw, theme)
+    return Plot(
+        "risk",
+        f"{data.differing.capitalize()}, by how many are escalated",
+        f"{data.differing.capitalize()}: {found.value:.2%} for this bundle, 95 % interval {found.low:.2%} to "
+        f"{found.high:.2%}; it escalates {escalated.value:.2%}.",
+        _png(draw),
+    )
 
 
-def reliability(data: Reliability, theme: Theme) -> bytes:
+def _reliability(data: Reliability) -> Plot:
     """Share of right answers against the probability that the edge model gives them, and how many there are."""
 
     def draw(figure: Figure) -> None:
         upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(4, 1))
-        bins = data.bins
-        upper.plot((0, 1), (0, 1), color=theme.ink, linewidth=1, linestyle=(0, (4, 3)), label="perfectly calibrated")
-        values = np.array([group.right.value for group in bins])
-        ends = np.array([(group.right.low, group.right.high) for group in bins])
+        upper.plot((0, 1), (0, 1), **_DASHED, label="perfectly calibrated")
+        values = np.array([each.right.value for each in data.bins])
+        ends = np.array([(each.right.low, each.right.high) for each in data.bins])
         upper.errorbar(
-            [group.probability for group in bins],
+            [each.probability for each in data.bins],
             values,
             yerr=np.abs(ends.T - values),
             fmt="o",
-            markersize=5,
             capsize=2,
-            elinewidth=1,
-            color=theme.first,
+            color=_FIRST,
             label="edge model, with 95 % intervals",
         )
-        counts = [group.right.rows for group in bins]
-        middles, widths = zip(*(((b.low + b.high) / 2, 0.9 * (b.high - b.low)) for b in bins), strict=True)
-        lower.bar(middles, counts, widths, color=theme.first)
-        _counted(lower, max(counts))
+        counts = [each.right.rows for each in data.bins]
+        lower.bar([each.low for each in data.bins], counts, 1 / RELIABILITY_BINS, align="edge", color=_FIRST)
+        _counted(lower)
         _percent(upper, "", "right answers (%)")
         lower.set_xlabel("probability that the edge model gives its answer (%)")
-        lower.xaxis.set_major_formatter(_FORMATTER)
-        upper.set_xlim(-0.02, 1.02)
-        upper.set_ylim(-0.04, 1.04)
-        upper.set_title(f"expected calibration error {100 * data.error:.1f} %", loc="left")
+        lower.xaxis.set_major_formatter(_PERCENT)
+        upper.set_title(f"expected calibration error {data.error:.1%}", loc="left")
         figure.legend(loc="outside upper left", ncols=2)
 
-    return rendered(draw, theme)
+    return Plot(
+        "reliability",
+        "Whether the edge model's probabilities mean what they say",
+        f"Reliability diagram: the expected calibration error is {data.error:.2%}.",
+        _png(draw),
+    )
 
 
-def scores(data: ReportData, tiers: Tiers, kinds: tuple[str, str], theme: Theme) -> bytes:
+def _scores(data: ReportData) -> Plot:
     """How scores lie, of the answers that agree with the full model and of those that do not."""
+    finite = np.isfinite(data.scores)
+    agree, disagree = ("have a loss up to the mean", "a larger one") if data.graded else ("agree", "disagree")
+    agreeing, disagreeing = data.scores[finite & ~data.lost], data.scores[finite & data.lost]
 
     def draw(figure: Figure) -> None:
-        histograms = tiers.scores
-        marked = bool(histograms.edges[0] <= data.threshold <= histograms.edges[-1])
-        by = data.certificate.by if data.certificate is not None else ""
-        meaning = f"some are accepted from here on, by {by}" if by else "accepted from here on"
-        middles, widths = (histograms.edges[:-1] + histograms.edges[1:]) / 2, 0.9 * np.diff(histograms.edges)
-        panels = (
-            (kinds[0], histograms.agreeing, theme.first),
-            (kinds[1], histograms.disagreeing, theme.second),
-        )
-        for axes, (name, counts, colour) in zip(figure.subplots(2, 1, sharex=True), panels, strict=True):
-            axes.bar(middles, counts, widths, color=colour)
-            _counted(axes, int(max(histograms.agreeing.max(), histograms.disagreeing.max(), 1)))
-            axes.set_title(f"{int(counts.sum())} answers {name}", loc="left")
-            if marked:
-                axes.axvline(data.threshold, color=theme.ink, linewidth=1, linestyle=(0, (4, 3)), label=meaning)
-        if marked:
-            axes.legend(loc="upper left")
+        panels = ((agree, agreeing, _FIRST), (disagree, disagreeing, _SECOND))
+        edges = np.histogram_bin_edges(data.scores[finite], _HISTOGRAM_BINS)
+        by = f", by {data.certificate.by}" if data.certificate is not None and data.certificate.by else ""
+        for axes, (kind, scores, colour) in zip(figure.subplots(2, 1, sharex=True, sharey=True), panels, strict=True):
+            axes.hist(scores, edges, color=colour)
+            _counted(axes)
+            axes.set_title(f"{len(scores)} answers {kind}", loc="left")
+            if edges[0] <= data.threshold <= edges[-1]:
+                axes.axvline(data.threshold, **_DASHED, label=f"accepted from here on{by}")
+                axes.legend(loc="upper left")
         axes.set_xlabel(f"score of the edge answer ({data.score})")
 
-    return rendered(draw, theme)
+    return Plot(
+        "scores",
+        f"Scores of answers that {agree} and of those that {disagree}, against the full model's",
+        f"Two histograms of the score: {len(agreeing)} answers {agree}, {len(disagreeing)} {disagree}. Answers are "
+        f"accepted from {data.threshold:.6g} on.",
+        _png(draw),
+    )
 
 
-_FORMATTER = FuncFormatter(lambda share, _: f"{round(100 * share, 6):g}")
-
-
-def _counted(axes: Axes, most: int) -> None:
+def _counted(axes: Axes) -> None:
     """Counts of rows, from one to thousands: in logarithms, so that bars of a few rows are seen."""
     axes.set_yscale("log")
-    axes.set_ylim(0.7, 2 * most)
+    axes.set_ylim(bottom=0.7)
     axes.set_ylabel("rows")
     axes.yaxis.set_major_formatter(FuncFormatter(lambda count, _: f"{count:g}"))
     axes.yaxis.set_minor_locator(NullLocator())
@@ -162,53 +184,28 @@ def _counted(axes: Axes, most: int) -> None:
 def _percent(axes: Axes, across: str, up: str) -> None:
     axes.set_xlabel(across)
     axes.set_ylabel(up)
-    axes.xaxis.set_major_formatter(_FORMATTER)
-    axes.yaxis.set_major_formatter(_FORMATTER)
+    axes.set_xlim(-0.02, 1.02)
+    axes.xaxis.set_major_formatter(_PERCENT)
+    axes.yaxis.set_major_formatter(_PERCENT)
 
 
-def _point(axes: Axes, across: Share, up: Share, theme: Theme, label: str) -> None:
+def _point(axes: Axes, across: Share, up: Share) -> None:
     axes.errorbar(
         across.value,
         up.value,
         xerr=[[across.value - across.low], [across.high - across.value]],
         yerr=[[up.value - up.low], [up.high - up.value]],
         fmt="o",
-        markersize=6,
         capsize=3,
-        color=theme.second,
-        label=label,
-        zorder=3,
+        color=_SECOND,
+        label="this bundle, with its 95 % interval",
     )
 
 
-def rendered(draw: Callable[[Figure], None], theme: Theme) -> bytes:
-    """Returns a figure as PNG; the same figure gives the same bytes."""
-    style: Any = {
-        "font.size": 10,
-        "text.color": theme.ink,
-        "axes.edgecolor": theme.faint,
-        "axes.facecolor": theme.paper,
-        "axes.grid": True,
-        "axes.axisbelow": True,
-        "axes.labelcolor": theme.ink,
-        "axes.spines.right": False,
-        "axes.spines.top": False,
-        "axes.titlesize": 10,
-        "figure.constrained_layout.use": True,
-        "figure.facecolor": theme.paper,
-        "grid.color": theme.faint,
-        "grid.alpha": 0.4,
-        "legend.fontsize": 9,
-        # Words that a line crosses stay legible.
-        "legend.facecolor": theme.paper,
-        "legend.edgecolor": "none",
-        "legend.framealpha": 0.85,
-        "xtick.color": theme.ink,
-        "ytick.color": theme.ink,
-    }
-    with mpl.rc_context(style):
-        figure = Figure(figsize=_INCHES, dpi=_DOTS_PER_INCH)
+def _png(draw: Callable[[Figure], None]) -> bytes:
+    """Returns a figure; the same figure gives the same bytes."""
+    with mpl.rc_context(_STYLE):
+        figure, file = Figure(figsize=(5.12, 3.7), dpi=250), io.BytesIO()
         draw(figure)
-        file = io.BytesIO()
-        figure.savefig(file, format="png", metadata={"Software": None})
+        figure.savefig(file, format="png", transparent=True, metadata={"Software": None})
     return file.getvalue()

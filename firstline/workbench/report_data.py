@@ -1,13 +1,11 @@
-"""The numbers behind the plots and the page of `firstline evaluate --plots`: pure functions of a measurement."""
+"""The numbers behind the page of `firstline evaluate --plots`: pure functions of a measurement."""
 
 from __future__ import annotations
 
-import io
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from itertools import takewhile
-from types import MappingProxyType
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,14 +13,12 @@ from PIL import Image, ImageOps
 
 from firstline.workbench.evaluate import EdgeRun, Evaluation, Measured, Variant
 from firstline.workbench.infer import upright_image
-from firstline.workbench.observe import Answers
 from firstline.workbench.selection import is_graded, is_lost
 from firstline_core.bundle.manifest import certificate_problem, valid_certificate
 from firstline_core.processing.steps import Decode
 from firstline_core.routing import binomial
 from firstline_core.routing.certificate import Certificate
 from firstline_core.routing.policy import auroc
-from firstline_core.tasks.base import Task
 from firstline_core.tasks.classification import Classification, temper
 
 Floats = NDArray[np.float64]
@@ -30,10 +26,7 @@ Bools = NDArray[np.bool_]
 
 RELIABILITY_BINS = 15
 """Of equal width, as in the literature, so that errors of calibration compare."""
-HISTOGRAM_BINS = 30
-PICTURES = 6
 _SIDE = 480  # of a picture, in pixels
-
 
 Quality = Mapping[str, tuple[float, float, float]]
 """Figures of a task by name: of the edge model, of both tiers, of the full model; NaN if there is none."""
@@ -68,8 +61,7 @@ def share(hits: float, rows: int, level: float = 0.05) -> Share:
     return Share(hits, rows, hits / rows, low, binomial.upper_bound(math.ceil(hits), rows, level / 2))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Curve:
+class Curve(NamedTuple):
     """The results of all thresholds, from escalating everything to accepting everything: (m,) each.
 
     Attributes:
@@ -83,11 +75,6 @@ class Curve:
     escalated: Floats
     accuracy: Floats | None
     disagreement: Floats
-
-    def at(self, escalated: float) -> int:
-        """Returns the position of the threshold that escalates this share of the rows, or the next smaller share."""
-        position = int(np.searchsorted(-self.escalated, -escalated - 1e-12))
-        return min(position, len(self.escalated) - 1)
 
 
 def curve(scores: Floats, losses: Floats, right: tuple[Floats, Floats] | None) -> Curve:
@@ -119,14 +106,8 @@ def curve(scores: Floats, losses: Floats, right: tuple[Floats, Floats] | None) -
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Bin:
-    """Rows whose probability is at least `low` and below `high`.
-
-    Attributes:
-        probability: their mean.
-        right: share of right answers.
-    """
+class Bin(NamedTuple):
+    """Rows whose probability is at least `low` and below `high`: its mean, and the share of right answers."""
 
     low: float
     high: float
@@ -134,8 +115,7 @@ class Bin:
     right: Share
 
 
-@dataclass(frozen=True, slots=True)
-class Reliability:
+class Reliability(NamedTuple):
     """How well probabilities match the share of right answers.
 
     Attributes:
@@ -158,116 +138,71 @@ def reliability(probabilities: Floats, right: Bools, count: int = RELIABILITY_BI
         count: of bins.
     """
     place = np.clip((probabilities * count).astype(np.intp), 0, count - 1)
-    bins = tuple(
-        Bin(
-            low=at / count,
-            high=(at + 1) / count,
-            probability=float(probabilities[place == at].mean()),
-            right=share(int(right[place == at].sum()), int((place == at).sum())),
-        )
-        for at in np.unique(place).tolist()
-    )
-    gaps = (each.right.rows * abs(each.right.value - each.probability) for each in bins)
-    return Reliability(bins, sum(gaps) / len(right))
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Histograms:
-    """Frequencies of the scores.
-
-    Attributes:
-        edges: (bins + 1,) of all bins.
-        agreeing: (bins,) rows in which both models agree; of graded losses, those up to the mean, see `is_lost`.
-        disagreeing: (bins,) the other rows.
-    """
-
-    edges: Floats
-    agreeing: NDArray[np.int64]
-    disagreeing: NDArray[np.int64]
-
-
-def histograms(scores: Floats, agrees: Bools, count: int = HISTOGRAM_BINS) -> Histograms:
-    """Counts scores in bins of equal width from the lowest to the highest; scores that are not finite are left out."""
-    finite = np.isfinite(scores)
-    low, high = (scores[finite].min(), scores[finite].max()) if finite.any() else (0.0, 1.0)
-    if low == high:
-        low, high = low - 0.5, high + 0.5
-    edges = np.linspace(low, high, count + 1)
-    agreeing, disagreeing = (np.histogram(scores[finite & rows], edges)[0] for rows in (agrees, ~agrees))
-    return Histograms(edges, agreeing, disagreeing)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Tiers:
-    """An edge variant with the full model behind it.
-
-    Attributes:
-        full: share of right answers of the full model alone, or 1 - their mean loss; None without labels.
-        accuracy: of all answers as the bundle's policy routes them; None without labels.
-        escalated: by that policy, of all rows.
-        disagreement: mean loss of the answers that it accepts against the full model's.
-        auroc: of the score, for "edge disagrees with full", see `is_lost`; None if no row disagrees, or all do.
-        curve: the results of other thresholds.
-        scores: of agreeing and disagreeing answers.
-    """
-
-    full: Share | None
-    accuracy: Share | None
-    escalated: Share
-    disagreement: Share
-    auroc: float | None
-    curve: Curve
-    scores: Histograms
-
-
-@dataclass(frozen=True, slots=True)
-class Picture:
-    """One row, answered by both models.
-
-    Attributes:
-        name: of the row.
-        edge, full: JPEG images with the answers.
-    """
-
-    name: str
-    edge: bytes
-    full: bytes
+    bins = []
+    for at in np.unique(place).tolist():
+        rows = place == at
+        found = share(int(right[rows].sum()), int(rows.sum()))
+        bins.append(Bin(at / count, (at + 1) / count, float(probabilities[rows].mean()), found))
+    error = sum(each.right.rows * abs(each.right.value - each.probability) for each in bins) / len(right)
+    return Reliability(tuple(bins), error)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ReportData:
-    """One edge variant.
+    """One edge variant; what needs labels or the full model is None without them.
+
+    An answer is right if it has no loss against its label, see `Task.truth_loss`; of graded losses, 1 - their mean.
 
     Attributes:
         score: name of the score, for axes.
         threshold: from which answers are accepted, the lowest of any class.
         quality: the task's own figures, empty without labels.
-        edge: share of right answers of the edge model alone; None without labels. An answer is right if it has no loss
-            against its label, see `Task.truth_loss`; of graded losses, 1 - their mean.
-        reliability: of a classifier's probabilities; None for other tasks and without labels.
-        pictures: of accepted answers that disagree most with the full model's.
         certificate: of the variant; None without a valid one.
         uncertified: reason for a missing certificate, as part of a sentence, or "".
-        tiers: None if the bundle has no full model.
         graded: whether losses lie between 0 and 1, so that figures are means, and no shares of answers.
+        edge, full: share of right answers of each model alone.
+        tiered: share of right answers, as the bundle's policy routes them.
+        escalated: by that policy, of all rows.
+        disagreement: mean loss of the answers that it accepts against the full model's.
+        auroc: of the score, for "edge disagrees with full", see `is_lost`; None if no row disagrees, or all do.
+        curve: the results of other thresholds.
+        scores, lost: (n,) of the edge answers, and whether they disagree.
+        reliability: of a classifier's probabilities.
     """
 
     variant: str
     score: str
     threshold: float
     classes: int
-    rows: int
     quality: Quality
-    edge: Share | None
-    reliability: Reliability | None
-    pictures: tuple[Picture, ...]
     certificate: Certificate | None
     uncertified: str
-    tiers: Tiers | None
     graded: bool
+    edge: Share | None
+    full: Share | None
+    tiered: Share | None
+    escalated: Share | None
+    disagreement: Share | None
+    auroc: float | None
+    curve: Curve | None
+    scores: Floats
+    lost: Bools
+    reliability: Reliability | None
+
+    @property
+    def right(self) -> str:
+        """The name of the share of right answers."""
+        return "1 - mean loss" if self.graded else "right answers"
+
+    @property
+    def differing(self) -> str:
+        """The name of the disagreement."""
+        if self.graded:
+            return "mean loss of accepted edge answers against the full model's"
+        return "accepted edge answers that disagree with the full model"
 
 
-def report_data(measured: Measured, edge: EdgeRun, quality: Quality = MappingProxyType({})) -> ReportData:
+def report_data(measured: Measured, edge: EdgeRun, quality: Quality) -> ReportData:
     """Returns the numbers of one variant.
 
     Args:
@@ -275,47 +210,36 @@ def report_data(measured: Measured, edge: EdgeRun, quality: Quality = MappingPro
         edge: one of its variants.
         quality: see `quality_of`.
     """
-    manifest, answers = measured.manifest, edge.answers
-    task, rule, truth = manifest.task, manifest.policy.score, measured.truth
-    right = None if truth is None else 1 - task.truth_loss(answers.outputs, truth).astype(np.float64)
-    losses = np.zeros(0) if measured.full is None else task.loss(answers.outputs, measured.full.outputs)
+    manifest, answers, full, truth = measured.manifest, edge.answers, measured.full, measured.truth
+    task, rule, rows, accepted = manifest.task, manifest.policy.score, len(measured.sizes), edge.accepted
+    models = [answers.outputs, *([full.outputs] if full is not None else [])]
+    right = [] if truth is None else [1 - task.truth_loss(outputs, truth).astype(np.float64) for outputs in models]
+    both = (right[0], right[1]) if len(right) == 2 else None
+    losses = np.zeros(0) if full is None else task.loss(answers.outputs, full.outputs).astype(np.float64)
+    lost = is_lost(losses) if full is not None else np.zeros(0, np.bool_)
+    reliable = None
+    if right and isinstance(task, Classification):
+        likeliest = temper(answers.probabilities, rule.temperature).max(axis=1).astype(np.float64)
+        reliable = reliability(likeliest, right[0] == 1)
     return ReportData(
         variant=answers.model.id,
         score=rule.kind.replace("_", " ") + (f", temperature {rule.temperature:g}" if rule.temperature != 1 else ""),
         threshold=edge.threshold,
         classes=len(manifest.labels),
-        rows=len(measured.sizes),
         quality=quality,
-        edge=None if right is None else share(float(right.sum()), len(right)),
-        reliability=_reliability(task, answers, rule.temperature, right),
-        pictures=_pictures(measured, edge),
         certificate=valid_certificate(manifest, answers.model),
         uncertified=certificate_problem(manifest, answers.model),
-        tiers=_tiers(measured, edge, measured.full, right) if measured.full is not None else None,
-        graded=is_graded(losses) or (right is not None and is_graded(right)),
-    )
-
-
-def _reliability(task: Task, answers: Answers, temperature: float, right: Floats | None) -> Reliability | None:
-    if right is None or not isinstance(task, Classification):
-        return None
-    return reliability(temper(answers.probabilities, temperature).max(axis=1).astype(np.float64), right == 1)
-
-
-def _tiers(measured: Measured, edge: EdgeRun, full: Answers, right: Floats | None) -> Tiers:
-    task, truth, rows, accepted = measured.manifest.task, measured.truth, len(measured.sizes), edge.accepted
-    losses = task.loss(edge.answers.outputs, full.outputs).astype(np.float64)
-    full_right = None if truth is None else 1 - task.truth_loss(full.outputs, truth).astype(np.float64)
-    both = None if right is None or full_right is None else (right, full_right)
-    lost = is_lost(losses)
-    return Tiers(
-        full=None if full_right is None else share(float(full_right.sum()), rows),
-        accuracy=None if both is None else share(float(both[0][accepted].sum() + both[1][~accepted].sum()), rows),
-        escalated=share(int((~accepted).sum()), rows),
-        disagreement=share(float(losses[accepted].sum()), int(accepted.sum())),
-        auroc=auroc(edge.scores, lost),
-        curve=curve(edge.scores, losses, both),
-        scores=histograms(edge.scores, ~lost),
+        graded=is_graded(losses) or any(map(is_graded, right)),
+        edge=share(float(right[0].sum()), rows) if right else None,
+        full=share(float(both[1].sum()), rows) if both else None,
+        tiered=share(float(both[0][accepted].sum() + both[1][~accepted].sum()), rows) if both else None,
+        escalated=share(int((~accepted).sum()), rows) if full is not None else None,
+        disagreement=share(float(losses[accepted].sum()), int(accepted.sum())) if full is not None else None,
+        auroc=auroc(edge.scores, lost) if full is not None else None,
+        curve=curve(edge.scores, losses, both) if full is not None else None,
+        scores=edge.scores,
+        lost=lost,
+        reliability=reliable,
     )
 
 
@@ -327,11 +251,6 @@ def quality_of(variant: Variant, evaluation: Evaluation) -> Quality:
         name: (value, tiered.get(name, math.nan), full.get(name, math.nan))
         for name, value in variant.edge.quality.items()
     }
-
-
-def _pictures(measured: Measured, edge: EdgeRun) -> tuple[Picture, ...]:
-    accepted = takewhile(lambda drawn: drawn.accepted, disagreements(measured, edge, PICTURES))
-    return tuple(Picture(drawn.name, _jpeg(drawn.edge), _jpeg(drawn.full)) for drawn in accepted)
 
 
 @dataclass(frozen=True, slots=True)
@@ -372,9 +291,3 @@ def disagreements(measured: Measured, edge: EdgeRun, most: int) -> Iterator[Disa
         image = upright_image(content, dataset.place_of(sample))
         drawn = (ImageOps.contain(task.draw(image, run.outputs, row), (_SIDE, _SIDE)) for run in (edge.answers, full))
         yield Disagreement(sample.file, bool(edge.accepted[row]), *drawn)
-
-
-def _jpeg(image: Image.Image) -> bytes:
-    buffer = io.BytesIO()
-    image.convert("RGB").save(buffer, "JPEG", quality=80)
-    return buffer.getvalue()

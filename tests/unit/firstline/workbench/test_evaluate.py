@@ -20,7 +20,7 @@ from firstline.workbench.bundle import create_bundle
 from firstline.workbench.data.dataset import Dataset, open_dataset
 from firstline.workbench.evaluate import EventFigures, evaluate, figures, measure
 from firstline.workbench.report import write_report
-from firstline.workbench.report_data import report_data
+from firstline.workbench.report_data import disagreements, report_data
 from firstline.workbench.spec import BundleSpec, ModelSpec, PolicySpec
 from firstline.workbench.step_syntax import parse_postprocess, parse_preprocess
 from firstline_core.bundle.loading import load_edge, load_model
@@ -169,9 +169,9 @@ def test_report_shows_where_detectors_disagree(tmp_path: Path) -> None:
     bundle, dataset = _pets(tmp_path)
     measured = measure(bundle, dataset)
     (edge,) = measured.edges
-    (picture,) = report_data(measured, edge).pictures
-    assert picture.name == "dim.png"
-    assert picture.edge.startswith(b"\xff\xd8") and picture.edge != picture.full
+    (picture,) = disagreements(measured, edge, 6)
+    assert picture.name == "dim.png" and picture.accepted
+    assert picture.edge.tobytes() != picture.full.tobytes()
     page = write_report(measured, figures(measured), tmp_path / "plots").read_text()
     assert "dim.png with the answer of the full model" in page and "1 of 2" in page
     assert "right answers" not in page  # there are no labels
@@ -181,15 +181,14 @@ def test_report_of_graded_losses_speaks_of_means(tmp_path: Path) -> None:
     bundle, dataset = _pets(tmp_path)
     measured = measure(bundle, dataset)
     (edge,) = measured.edges
-    plain = report_data(measured, edge)
+    plain = report_data(measured, edge, {})
     graded = dataclasses.replace(plain, graded=True)
-    assert not plain.graded and plain.tiers is not None
-    last = [report.figures(data).rows[-1][0] for data in (plain, graded)]
+    assert not plain.graded
+    last = [report.figures(data)[-1][0] for data in (plain, graded)]
     assert last == [
         "accepted edge answers that disagree with the full model",
         "mean loss of accepted edge answers against the full model's",
     ]
-    assert report.curve_table(graded, plain.tiers).heads[-1] == "mean loss of accepted, %"
 
 
 def test_command_prints_the_figures_of_a_detector(tmp_path: Path) -> None:

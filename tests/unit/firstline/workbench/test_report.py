@@ -14,7 +14,7 @@ from bench.support.bundles import with_certificate
 from firstline.cli.app import app
 from firstline.workbench.data.dataset import open_dataset
 from firstline.workbench.evaluate import EdgeRun, Measured, figures, measure
-from firstline.workbench.report import certificate_sentence, html, write_report
+from firstline.workbench.report import certificate_sentence, html, section, write_report
 from firstline.workbench.report_data import report_data
 from firstline_core.bundle.manifest import Model
 from firstline_core.bundle.store import open_bundle
@@ -34,13 +34,13 @@ def test_page_states_the_certificate_or_its_absence(measured: Measured) -> None:
     (edge,) = measured.edges
     model = edge.answers.model
     bare = _with_model(edge, msgspec.structs.replace(model, certificate=None))
-    assert certificate_sentence(report_data(measured, bare)).startswith(
+    assert certificate_sentence(report_data(measured, bare, {})).startswith(
         "Not certified: its bundle carries no certificate for it."
     )
     for fields, says in (({}, "Certified: at most 5 % of edge answers disagree"), ({"score_digest": "0" * 64}, "void")):
         certified_model = with_certificate(model, measured.manifest, **fields)
         certified = msgspec.structs.replace(measured.manifest, edge=(certified_model, *measured.manifest.edge[1:]))
-        found = report_data(_replaced(measured, manifest=certified), _with_model(edge, certified_model))
+        found = report_data(_replaced(measured, manifest=certified), _with_model(edge, certified_model), {})
         assert says in certificate_sentence(found)
 
 
@@ -51,15 +51,15 @@ def test_page_states_the_auroc(measured: Measured) -> None:
     assert expected is not None
     same = _replaced(measured, full=_replaced(measured.full, outputs=edge.answers.outputs))
     for one, says in ((measured, f"{expected:.3f}"), (same, "n/a")):
-        text = html("digits", "", [(report_data(one, edge), ())])
+        text = section(report_data(one, edge, {}), (), ())
         assert f"<p>AUROC of the score for &quot;edge disagrees with full&quot;: {says}.</p>" in text
     tiered = figures(same).variants[0].tiered
     assert tiered.auroc is None
-    assert "AUROC" not in html("digits", "", [(report_data(_replaced(measured, full=None), edge), ())])
+    assert "AUROC" not in section(report_data(_replaced(measured, full=None), edge, {}), (), ())
 
 
 def test_external_text_is_escaped(measured: Measured) -> None:
-    text = html("digits", "Measured on <script>alert(1)</script>.", [(report_data(measured, measured.edges[0]), ())])
+    text = html("digits", "Measured on <script>alert(1)</script>.", [])
     assert "<script" not in text and "&lt;script&gt;" in text
 
 

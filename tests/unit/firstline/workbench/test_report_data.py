@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from firstline.workbench.report_data import curve, histograms, reliability, share
+from firstline.workbench.report_data import curve, reliability, share
 
 
 def test_share_has_the_clopper_pearson_interval() -> None:
@@ -44,9 +44,6 @@ def test_curve_matches_each_threshold() -> None:
         if kept.any():
             assert found.disagreement[at] == pytest.approx((~agrees)[kept].mean())
     assert found.escalated[-1] == pytest.approx(3 / 200)
-    assert found.at(1) == 0
-    assert found.at(0) == len(found.escalated) - 1
-    assert found.escalated[found.at(0.5)] <= 0.5 < found.escalated[found.at(0.5) - 1]
 
 
 def test_curve_without_scores_escalates_everything() -> None:
@@ -70,14 +67,3 @@ def test_calibrated_probabilities_have_no_error() -> None:
 def test_calibration_error_is_weighted_by_rows() -> None:
     probabilities, right = np.array([0.1] * 30 + [0.9] * 10), np.array([True] * 40)
     assert reliability(probabilities, right).error == pytest.approx((30 * 0.9 + 10 * 0.1) / 40)
-
-
-def test_histograms_count_every_finite_score_once() -> None:
-    scores = np.array([-3.0, 0, 1, 1, 2, np.nan, np.inf])
-    agrees = np.array([True, True, True, False, False, True, False])
-    found = histograms(scores, agrees, 5)
-    assert found.edges[0] == -3 and found.edges[-1] == 2
-    assert (found.agreeing.sum(), found.disagreeing.sum()) == (3, 2)
-    assert found.disagreeing.tolist() == [0, 0, 0, 0, 2]
-    assert histograms(np.ones(4), np.ones(4, bool)).agreeing.sum() == 4
-    assert histograms(np.full(2, np.nan), np.ones(2, bool)).agreeing.sum() == 0
