@@ -15,18 +15,17 @@ from firstline.cli.command import Report, command, command_group
 from firstline.cli.options import GatewayOptions, check_name
 from firstline.cli.output import Output, OutputOption, date, print_json, table
 from firstline_core.errors import ConfigError
-from firstline_core.storage.files import system_reason, unreadable
+from firstline_core.storage.files import system_reason
 from firstline_core.telemetry.wording import counted
 
 if TYPE_CHECKING:
     from firstline.fleet import wording
     from firstline.fleet.client import Fleet, ListedDevice
-    from firstline.workbench.csv_files import open_csv
+    from firstline.workbench.data.tables import read_csv
     from firstline_core.fleet.rest import FleetDevice, Tag
     from firstline_core.hardware.catalogue import catalogue_lines
     from firstline_core.protocol.enrolment import Invitation
 
-_CSV_LIMIT_BYTES = 16 * 1024 * 1024
 _DAY_S = 86_400.0
 
 app = command_group("Invite, list, tag, revoke and decommission devices.")
@@ -185,25 +184,16 @@ def _names_in(file: Path) -> list[str]:
     Raises:
         ConfigError: the file cannot be read, has no such column, or a name is not valid.
     """
-    try:
-        if file.stat().st_size > _CSV_LIMIT_BYTES:
-            raise ConfigError(f"{file} is larger than {_CSV_LIMIT_BYTES} bytes; split it.")
-        with open_csv(file) as rows:
-            if "name" not in (rows.fieldnames or ()):
-                columns = ", ".join(rows.fieldnames or ()) or "nothing"
-                raise ConfigError(
-                    f"{file} has no column 'name'; its first line has to name the columns, with commas, and says: "
-                    f"{columns[:80]!a}."
-                )
-            names = []
-            for row in rows:
-                name = (row["name"] or "").strip()
-                check_name(name, f"{file}:{rows.line_num}: the name")
-                names.append(name)
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{file} {unreadable(error)}") from error
-    except csv.Error as error:
-        raise ConfigError(f"{file} is not a CSV file ({error}); save it as CSV again.") from error
+    table = read_csv(file)
+    if "name" not in table.columns:
+        columns = ", ".join(table.columns) or "nothing"
+        raise ConfigError(
+            f"{file} has no column 'name'; its first line has to name the columns, with commas, and says: "
+            f"{columns[:80]!a}."
+        )
+    names = [(cell or "").strip() for cell in table.column("name")]
+    for row, name in enumerate(names):
+        check_name(name, f"{table.where(row)}: the name")
     return names
 
 

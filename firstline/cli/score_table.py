@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
-from firstline.workbench.csv_files import csv_fault, csv_reader, one_column
+from firstline.workbench.data.tables import Table, one_column, parse_csv, read_csv
 from firstline_core.errors import ConfigError
-from firstline_core.storage.files import unreadable
 
 _STDIN = "-"
 _CELL_SHOWN = 40
@@ -50,58 +47,31 @@ def read_table(source: str, events: Collection[str] = ()) -> list[ScoredRow]:
     Raises:
         ConfigError: not such a table; the message names the line.
     """
-    try:
-        if source == _STDIN:
-            if isinstance(sys.stdin, io.TextIOWrapper):
-                sys.stdin.reconfigure(encoding="utf-8-sig", errors="strict", newline="")  # as files, in any locale
-            return list(_rows(sys.stdin, "standard input", events))
-        with Path(source).open(newline="", encoding="utf-8-sig") as stream:
-            return list(_rows(stream, source, events))
-    except (OSError, UnicodeDecodeError) as error:
-        named = "standard input" if source == _STDIN else source
-        raise ConfigError(f"{named} {unreadable(error)}") from error
+    table = parse_csv(sys.stdin.buffer.read(), "standard input") if source == _STDIN else read_csv(Path(source))
+    if fault := one_column(table.columns):
+        raise ConfigError(f"{table.path}{fault}")
+    missing = [f"'{name}'" for name in ("score", "agree") if name not in table.columns]
+    if missing:
+        raise ConfigError(
+            f"{table.path}:1 has no column {' and '.join(missing)}; the first line names the columns: score,agree."
+        )
+    if not len(table):
+        raise ConfigError(f"{table.path} has no rows below its first line; add one for each answer.")
+    return list(_rows(table, [name for name in events if name in table.columns]))
 
 
-def _rows(lines: Iterable[str], source: str, events: Collection[str]) -> Iterator[ScoredRow]:
-    try:
-        reader = csv_reader(lines)
-    except csv.Error as error:
-        raise ConfigError(f"{source}{csv_fault(error, 1)}") from error
-    line = reader.line_num + 1
-    try:
-        names = reader.fieldnames or ()
-        if fault := one_column(names):
-            raise ConfigError(f"{source}{fault}")
-        missing = [f"'{name}'" for name in ("score", "agree") if name not in names]
-        if missing:
-            raise ConfigError(
-                f"{source}:1 has no column {' and '.join(missing)}; the first line names the columns: score,agree."
-            )
-        events = [name for name in events if name in names]
-        twice = [name for name in ("score", "agree", "weight", *events) if names.count(name) > 1]
-        if twice:
-            raise ConfigError(f"{source}:1 has the column {twice[0]} more than once; keep the one that counts.")
-        count = 0
-        for row in reader:
-            where = f"{source}:{reader.line_num}"
-            if None in row:  # such as 0,97 for 0.97, which would be read as a score of 0
-                raise ConfigError(f"{where} has more cells than line 1 has columns; write decimals with a point.")
-            weight = _weight(row["weight"], where) if "weight" in names else 1.0
-            losses = {name: _share(row[name], name, where, _OCCURRED) for name in events if row[name]}
-            score, agree = _score(row["score"], where), _share(row["agree"], "agree", where, _AGREES)
-            yield ScoredRow(score, agree, weight, row.get("certificate") or "", losses)
-            count, line = count + 1, reader.line_num + 1
-    except csv.Error as error:
-        raise ConfigError(f"{source}{csv_fault(error, line)}") from error
-    if not count:
-        raise ConfigError(f"{source} has no rows below its first line; add one for each answer.")
-
-
-def _score(text: str | None, where: str) -> float:
-    score = _number(text)
-    if not math.isfinite(score):
-        raise ConfigError(f"{where} has the score {_shown(text)}; write a finite number.")
-    return score
+def _rows(table: Table, events: Collection[str]) -> Iterator[ScoredRow]:
+    wanted = ("score", "agree", "weight", "certificate", *events)
+    columns = {name: table.column(name) for name in wanted if name in table.columns}
+    for position in range(len(table)):
+        where, row = table.where(position), {name: cells[position] for name, cells in columns.items()}
+        score = _number(row["score"])
+        if not math.isfinite(score):
+            raise ConfigError(f"{where} has the score {_shown(row['score'])}; write a finite number.")
+        agree = _share(row["agree"], "agree", where, _AGREES)
+        weight = _weight(row["weight"], where) if "weight" in row else 1.0
+        losses = {name: _share(row[name], name, where, _OCCURRED) for name in events if row[name]}
+        yield ScoredRow(score, agree, weight, row.get("certificate") or "", losses)
 
 
 def _weight(text: str | None, where: str) -> float:

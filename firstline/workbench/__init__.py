@@ -28,7 +28,6 @@ Certify
     calibrate     chooses temperature and threshold, without a certificate
 
 Measure
-    csv_files     CSV files that people write
     data/         data sets: images, recordings, videos, boxes, masks, tables; labels and clusters
     observe       runs models sample by sample, and times each answer
     quality       measures the task's figure of each model

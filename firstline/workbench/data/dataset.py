@@ -13,7 +13,6 @@ Only what a bundle declares is read.
 
 from __future__ import annotations
 
-import csv
 import hashlib
 import re
 import zipfile
@@ -25,19 +24,18 @@ from typing import Any, Literal, Protocol, TypeVar
 
 import numpy as np
 
-from firstline.workbench.csv_files import csv_fault, one_column, open_csv
 from firstline.workbench.data import tables, videos
 from firstline.workbench.data.boxes import CocoBoxes, class_numbers, joined, read_yolo_boxes, yolo_file
 from firstline.workbench.data.files import FileStore, Where, is_inside
 from firstline.workbench.data.masks import mask_file, read_mask
 from firstline.workbench.data.sample import Sample
-from firstline.workbench.data.tables import Table, read_csv, read_table, row_of
+from firstline.workbench.data.tables import Table, one_column, read_csv, read_table, row_of
 from firstline.workbench.data.videos import VideoStore
 from firstline_core.errors import ConfigError, RequestError
 from firstline_core.processing.boxes import BOXES
 from firstline_core.processing.image_header import read_header
 from firstline_core.processing.steps import InputSpec
-from firstline_core.storage.files import naming, unreadable
+from firstline_core.storage.files import naming
 from firstline_core.storage.structs import fault_of
 from firstline_core.tasks.anomaly import SEQUENCE, TIME
 from firstline_core.tasks.arrays import LABEL, UNLABELLED
@@ -608,27 +606,19 @@ def read_groups(file: Path, dataset: Dataset) -> list[str]:
     Raises:
         ConfigError: the file or a column is missing, a line is not valid, or an image has no group.
     """
-    line = 1
-    try:
-        with open_csv(file) as reader:
-            line = reader.line_num + 1
-            missing = {"file", "group"} - set(reader.fieldnames or ())
-            if missing:
-                raise ConfigError(
-                    f"{file}:1 has no column {_listed(sorted(missing))}; line 1 names the columns: file,group."
-                )
-            group_of: dict[str, str] = {}
-            for row in reader:
-                name, group = (row["file"] or "").strip(), (row["group"] or "").strip()
-                if not name or not group:
-                    raise ConfigError(f"{file}:{reader.line_num} needs both a file and a group.")
-                if group_of.setdefault(name, group) != group:
-                    raise ConfigError(f"{file}:{reader.line_num} puts '{name}' into a second group, '{group}'.")
-                line = reader.line_num + 1
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{file} {unreadable(error)}") from error
-    except csv.Error as error:
-        raise ConfigError(f"{file}{csv_fault(error, line)}") from error
+    table = read_csv(file)
+    missing = {"file", "group"} - set(table.columns)
+    if missing:
+        raise ConfigError(
+            f"{file}:1 has no column {_listed(sorted(missing))}; line 1 names the columns: file,group."
+        )
+    group_of: dict[str, str] = {}
+    for row, cells in enumerate(zip(table.column("file"), table.column("group"), strict=True)):
+        name, group = map(_text, cells)
+        if not name or not group:
+            raise ConfigError(f"{table.where(row)} needs both a file and a group.")
+        if group_of.setdefault(name, group) != group:
+            raise ConfigError(f"{table.where(row)} puts '{name}' into a second group, '{group}'.")
     absent = [sample.file for sample in dataset.samples if sample.file not in group_of]
     if absent:
         raise ConfigError(

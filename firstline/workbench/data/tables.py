@@ -15,7 +15,6 @@ from typing import Any, Protocol
 import msgspec
 import numpy as np
 
-from firstline.workbench.csv_files import csv_fault, csv_reader
 from firstline_core.errors import ConfigError
 from firstline_core.storage.files import naming, read_limited, unreadable
 from firstline_core.storage.structs import fault_of
@@ -98,25 +97,40 @@ class TextTable:
 
 
 def read_csv(path: Path) -> TextTable:
-    """Reads a CSV file, whose first line names the columns.
+    """Reads a CSV file; see `parse_csv`.
 
     Raises:
-        ConfigError: it cannot be read, it is not CSV in UTF-8, columns have the same name, or a row has more cells than
-            the first line has columns.
+        ConfigError: it cannot be read, or is not such a file.
+    """
+    return parse_csv(_content(path), path)
+
+
+def parse_csv(content: bytes, path: Path | str) -> TextTable:
+    """Reads CSV whose first line names the columns; spaces around these names and before cells are ignored.
+
+    Args:
+        content: UTF-8, also with a byte order mark, as spreadsheets write it.
+        path: of the file, or a name for messages.
+
+    Raises:
+        ConfigError: it is not CSV in UTF-8, columns have the same name, or a row has more cells than the first line has
+            columns.
     """
     line = 1
     try:
-        text = _content(path).decode("utf-8-sig")
-        reader = csv_reader(io.StringIO(text, newline=""))
+        reader = csv.DictReader(
+            io.StringIO(content.decode("utf-8-sig"), newline=""), strict=True, skipinitialspace=True
+        )
+        reader.fieldnames = [name.strip() for name in reader.fieldnames or ()]
         rows, lines = list[dict[str, Any]](), list[int]()
-        columns, line = reader.fieldnames or (), reader.line_num + 1
+        columns, line = reader.fieldnames, reader.line_num + 1
         if repeated := [name for name, count in Counter(columns).items() if name and count > 1]:
             raise ConfigError(f"{path}:1 has several columns '{repeated[0]}'; give each a name of its own.")
         for row in reader:
             if any(filter(None, row.get(None, ()))):
                 raise ConfigError(
                     f"{path}:{reader.line_num} has more than {counted(len(columns), 'cell')}, and line 1 names no "
-                    "more columns; put quotes around cells with commas."
+                    "more columns; put quotes around cells with commas, and write decimals with a point."
                 )
             rows.append(row)
             lines.append(reader.line_num)
@@ -124,8 +138,17 @@ def read_csv(path: Path) -> TextTable:
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path} {unreadable(error)}") from error
     except csv.Error as error:
-        raise ConfigError(f"{path}{csv_fault(error, line)}") from error
-    return TextTable(path, columns, rows, lines)
+        if str(error) == "unexpected end of data":
+            raise ConfigError(f"{path}:{line} opens a quote that is not closed; close it.") from error
+        raise ConfigError(f"{path}:{line} is not CSV ({error}); save it as CSV again.") from error
+    return TextTable(Path(path), columns, rows, lines)
+
+
+def one_column(columns: Sequence[str]) -> str:
+    """Returns the end of a sentence about a first line that other characters than commas separate; "" for others."""
+    if len(columns) == 1 and (";" in columns[0] or "\t" in columns[0]):
+        return f":1 is {columns[0][:80]!a}, which is read as one column; separate the columns by commas."
+    return ""
 
 
 def read_json_lines(path: Path) -> TextTable:
