@@ -27,7 +27,7 @@ from PIL import Image
 from bench.figures import Figure, report, tell
 from bench.load import run
 from bench.page import refill
-from bench.serving.processes import prefer
+from bench.serving.processes import Cores, prefer
 
 CHECKOUT = Path(__file__).parents[1]
 MODEL = "digits"
@@ -112,7 +112,7 @@ def p95_ms(latencies: list[float]) -> float:
     return float(np.quantile(latencies, 0.95)) * 1000
 
 
-def measured(victim: str, hostile_kind: str, gateway_core: set[int], seconds: float, repeats: int) -> list[Figure]:
+def measured(victim: str, hostile_kind: str, gateway_core: Cores, seconds: float, repeats: int) -> list[Figure]:
     """Returns the latencies of a key that sends small images or photos, alone and next to the hostile one."""
     body, rate = (small_image() if victim == "small" else photo()), _RATES[victim]
     image = hostile_image(hostile_kind)

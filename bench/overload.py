@@ -22,7 +22,8 @@ import numpy as np
 from bench.figures import Figure, report
 from bench.load import models, run
 from bench.load.generator import Record, Stream
-from bench.load.run import Measured, Running
+from bench.load.run import Measured
+from bench.serving.processes import Server
 
 ROW_MS = 10.0
 ROWS_ALLOWED = 25
@@ -66,7 +67,7 @@ def configuration(folder: Path, auth: str) -> Path:
     return file
 
 
-def ladder(running: Running, rates: Sequence[float], model: str, seconds: float, timeout_s: float) -> list[Measured]:
+def ladder(running: Server, rates: Sequence[float], model: str, seconds: float, timeout_s: float) -> list[Measured]:
     """One load after the other."""
     _, core = run.cores()
     return [
@@ -75,7 +76,7 @@ def ladder(running: Running, rates: Sequence[float], model: str, seconds: float,
     ]
 
 
-def recovery_s(running: Running, capacity: float, seconds: float, timeout_s: float) -> float:
+def recovery_s(running: Server, capacity: float, seconds: float, timeout_s: float) -> float:
     """From the end of an overload until half a second in which all of a light load is answered in time."""
     _, core = run.cores()
     end_s = _SETTLE_S + seconds

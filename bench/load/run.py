@@ -2,72 +2,41 @@
 
 from __future__ import annotations
 
-import contextlib
+import http.client
 import json
 import os
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass
 from pathlib import Path
 
 from bench.load.generator import Record, Stream
-from bench.serving.processes import prefer
+from bench.serving import processes
+from bench.serving.processes import Cores, Server, free_port, prefer, started
 
-_START_S, _STOP_S = 60, 20
 
-
-def cores() -> tuple[set[int], set[int]]:
+def cores() -> tuple[Cores, Cores]:
     """For the gateway, and for the generator; the same where the machine has one."""
-    found = sorted(os.sched_getaffinity(0))
-    return {found[0]}, {found[-1]}
+    server, client, _ = processes.cores()
+    return server, client
 
 
-@dataclass(frozen=True)
-class Running:
-    """A gateway's process."""
-
-    port: int
-    process: subprocess.Popen[str]
-
-    def rss_mb(self) -> float:
-        """Resident memory (MB of 10^6 bytes); none once it has ended."""
-        lines = Path(f"/proc/{self.process.pid}/status").read_text().splitlines()
-        return next((int(line.split()[1]) for line in lines if line.startswith("VmRSS:")), 0) * 1024 / 1e6
-
-    def cpu_s(self) -> float:
-        """Processor time so far."""
-        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-@contextlib.contextmanager
-def gateway(config: Path, core: set[int]) -> Iterator[Running]:
+def gateway(config: Path, core: Cores) -> AbstractContextManager[Server]:
     """Runs `firstline-gateway run` on one core; its log is gateway.log next to the configuration."""
-    command = [sys.executable, "-m", "firstline_gateway", "run", "--config", str(config), "--port", "0", "-o", "json"]
-    with (config.parent / "gateway.log").open("w") as log:
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True)
-    prefer(process.pid)
-    os.sched_setaffinity(process.pid, core)  # before it counts its cores
-    watchdog = threading.Timer(_START_S, process.kill)
-    watchdog.start()
-    try:
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        watchdog.cancel()
-        yield Running(int(json.loads(line)["url"].rpartition(":")[2]), process)
-    finally:
-        watchdog.cancel()
-        process.terminate()
-        try:
-            process.wait(_STOP_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-        if process.stdout is not None:
-            process.stdout.close()
+    port = free_port()
+    command = [sys.executable, "-m", "firstline_gateway", "run", "--config", str(config), "--port", str(port)]
+    return started(command, port=port, on=core, log=config.parent / "gateway.log", answers=_answers)
+
+
+def _answers(port: int) -> bool:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    with closing(connection):
+        connection.request("GET", "/v2/health/ready")
+        return connection.getresponse().status == http.HTTPStatus.OK
 
 
 @dataclass(frozen=True)
@@ -91,7 +60,7 @@ class Measured:
     rss_mb: float
 
 
-def put_under(running: Running, streams: Sequence[Stream], core: set[int], seed: int) -> Measured:
+def put_under(running: Server, streams: Sequence[Stream], core: Cores, seed: int) -> Measured:
     """Sends the streams' requests from a process of its own and waits for the last answer."""
     plan = {
         "host": "127.0.0.1",

@@ -13,7 +13,8 @@ import pytest
 from bench import overload
 from bench.load import models, run
 from bench.load.generator import Record
-from bench.load.run import Measured, Running
+from bench.load.run import Measured
+from bench.serving.processes import Server
 
 # Long against any pause of a machine that is shared.
 TIMEOUT_S = 1.0
@@ -29,12 +30,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def gateway(folder: Path) -> Iterator[Running]:
+def gateway(folder: Path) -> Iterator[Server]:
     with run.gateway(overload.configuration(folder, "off"), run.cores()[0]) as running:
         yield running
 
 
-def load(running: Running, rate: float, seconds: float) -> Measured:
+def load(running: Server, rate: float, seconds: float) -> Measured:
     stream = overload.stream("slow", rate=rate, seconds=seconds, timeout_s=TIMEOUT_S)
     return run.put_under(running, [stream], run.cores()[1], seed=1)
 
@@ -43,7 +44,7 @@ def answered(records: list[Record]) -> int:
     return len(overload.good(records, TIMEOUT_S))
 
 
-def test_overload_is_refused_without_costing_goodput(gateway: Running) -> None:
+def test_overload_is_refused_without_costing_goodput(gateway: Server) -> None:
     full = load(gateway, 2000 / ROW_MS, 2.0).records  # twice what it can answer
     records = load(gateway, RATE * 2, 2.0).records
     assert {200, 503} <= {record.status for record in records} <= {200, 503, 504}
@@ -53,7 +54,7 @@ def test_overload_is_refused_without_costing_goodput(gateway: Running) -> None:
     assert answered(light) > 0.5 * len(light)
 
 
-def test_stopping_under_load_answers_accepted_requests(gateway: Running) -> None:
+def test_stopping_under_load_answers_accepted_requests(gateway: Server) -> None:
     stopped_s: list[float] = []
     address = f"http://127.0.0.1:{gateway.port}/metrics"
 
