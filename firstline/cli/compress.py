@@ -31,9 +31,15 @@ if TYPE_CHECKING:
     from firstline.cli.work_folder import work_folder
     from firstline.workbench.bundle import refuse_existing, require_writable, write_version
     from firstline.workbench.compress.candidates import Candidate
-    from firstline.workbench.compress.compression import Compression, Rule, compress, promise_of, source_of
+    from firstline.workbench.compress.compression import (
+        Compression,
+        Rule,
+        compress,
+        next_version,
+        promise_of,
+        source_of,
+    )
     from firstline.workbench.compress.judge import Figures
-    from firstline.workbench.compress.next_version import next_version
     from firstline.workbench.compress.student import Lesson, require_training, start_of
     from firstline.workbench.promises import parse_promises
     from firstline_core.bundle.manifest import Manifest

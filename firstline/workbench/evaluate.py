@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 
 from firstline.workbench.data.dataset import Dataset
 from firstline.workbench.observe import Answers, Progress, observe
-from firstline.workbench.selection import is_lost
-from firstline_core.bundle.loading import LoadedModel, load_edge, load_model, load_scorer
+from firstline.workbench.selection import EdgeRows, is_lost
+from firstline_core.bundle.loading import LoadedModel, Scorer, load_edge, load_model, load_scorer
 from firstline_core.bundle.manifest import Manifest, Model, Policy, valid_certificate
 from firstline_core.bundle.store import Bundle
-from firstline_core.errors import ConfigError, listed
+from firstline_core.errors import ConfigError, InvalidTensorError, listed
 from firstline_core.routing import policy
 from firstline_core.routing.policy import auroc
 from firstline_core.runtime.select import RuntimeOptions
@@ -88,7 +88,7 @@ def measure(
         all_evidence: stores all evidence of the edge models, which other scores than the bundle's may read.
 
     Raises:
-        ConfigError: a variant is unknown, or the data does not fit the bundle.
+        ConfigError: a variant is unknown or does not give what the score needs, or the data does not fit the bundle.
         ModelLoadError: a model does not load here.
     """
     manifest = bundle.manifest
@@ -105,7 +105,7 @@ def measure(
         outputs_only = not all_evidence and manifest.task.graph_scores and manifest.policy.score.kind != "energy"
         with_evidence = models if manifest.task.compares_evidence else () if outputs_only else edges
         observed = observe(models, manifest.inputs, dataset, progress, with_evidence=with_evidence)
-    runs = [_edge_run(manifest, one, one.scores(score)) for one in observed.answers[: len(edges)]]
+    runs = [_edge_run(manifest, one, _scores(manifest, one, score)) for one in observed.answers[: len(edges)]]
     return Measured(
         manifest=manifest,
         dataset=dataset,
@@ -114,6 +114,22 @@ def measure(
         edges=tuple(runs),
         full=observed.answers[-1] if full is not None else None,
     )
+
+
+def _scores(manifest: Manifest, answers: Answers, score: Scorer) -> NDArray[np.float64]:
+    """Returns the scores by the bundle's score.
+
+    Raises:
+        ConfigError: the model does not give what the score needs; names the scores that remain.
+    """
+    try:
+        return answers.scores(score)
+    except InvalidTensorError as error:
+        edge = EdgeRows(manifest.task, answers.outputs, answers.evidence)
+        raise ConfigError(
+            f"The bundle's score '{manifest.policy.score.kind}' does not go with '{answers.model.id}': {error.message} "
+            f"Scores that remain: {', '.join(edge.fixed_scores()) or 'none'}."
+        ) from error
 
 
 def _edge_run(manifest: Manifest, answers: Answers, scores: NDArray[np.float64]) -> EdgeRun:

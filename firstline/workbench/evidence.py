@@ -6,8 +6,8 @@ device answers over its REST API (`route=edge`); the full model then runs here, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -17,17 +17,16 @@ from numpy.typing import NDArray
 
 from firstline.client.sync_client import Client
 from firstline.workbench.data.dataset import Dataset, Row
-from firstline.workbench.evaluate import EdgeRun, Measured
-from firstline.workbench.observe import Answers, Progress, observe_here, predict_row
+from firstline.workbench.evaluate import Measured, measure
+from firstline.workbench.observe import Progress, predict_row
 from firstline.workbench.selection import EdgeRows, cluster_keys
 from firstline.workbench.sequences import Sequences, find_sequences
-from firstline_core.bundle.loading import LoadedModel, Scorer, load_edge, load_model, load_scorer
+from firstline_core.bundle.loading import LoadedModel, load_model
 from firstline_core.bundle.manifest import Manifest, Model
 from firstline_core.bundle.store import Bundle
 from firstline_core.errors import (
     ConfigError,
     InferenceError,
-    InvalidTensorError,
     ProtocolError,
     RequestError,
     UnauthorizedError,
@@ -130,20 +129,23 @@ def full_model(bundle: Bundle, edge: str) -> Model:
     return manifest.full
 
 
-def evidence_of(measured: Measured, edge: EdgeRun) -> Evidence:
-    """Returns the rows of an edge variant of a measured bundle with a full model."""
+def evidence_of(measured: Measured) -> dict[str, Evidence]:
+    """Returns the rows of each edge variant of a measured bundle with a full model, by id."""
     assert measured.full is not None  # noqa: S101 (the callers')
-    answers, dataset = edge.answers, measured.dataset
-    rows = EdgeRows(measured.manifest.task, answers.outputs, answers.evidence)
-    return Evidence(
-        answers.model,
-        rows,
-        edge.scores,
-        measured.full.outputs,
-        measured.truth,
-        dataset.clusters,
-        find_sequences(dataset),
-    )
+    task, dataset = measured.manifest.task, measured.dataset
+    sequences = find_sequences(dataset)
+    return {
+        edge.answers.model.id: Evidence(
+            edge.answers.model,
+            EdgeRows(task, edge.answers.outputs, edge.answers.evidence),
+            edge.scores,
+            measured.full.outputs,
+            measured.truth,
+            dataset.clusters,
+            sequences,
+        )
+        for edge in measured.edges
+    }
 
 
 def gather(
@@ -168,68 +170,10 @@ def gather(
         ModelLoadError: a model does not load here.
     """
     full_model(bundle, edge)
-    variant = next((model for model in bundle.manifest.edge if model.id == edge), None)
-    if variant is None:
-        with closing(load_edge(bundle, options)) as loaded:
-            variant = loaded.model
-    return gather_all(bundle, [variant], dataset, options=options, progress=progress)[variant.id]
-
-
-def gather_all(
-    bundle: Bundle,
-    models: Sequence[Model],
-    dataset: Dataset,
-    *,
-    options: RuntimeOptions = RuntimeOptions(),  # noqa: B008 (frozen)
-    progress: Progress = lambda done, total: None,
-) -> dict[str, Evidence]:
-    """Runs several models and the full model here, and returns the evidence of each by id, in one pass.
-
-    Args:
-        bundle: with a full model, and the files of all `models`.
-        models: may include the full model.
-        dataset: images.
-        options: how the models run.
-        progress: receives the number of processed images and their total.
-
-    Raises:
-        ConfigError: the bundle lacks a tier, or the data does not fit.
-        ModelLoadError: a model does not load here.
-    """
-    manifest, full, score = bundle.manifest, full_model(bundle, ""), load_scorer(bundle, options)
-    truth, sequences = dataset.truth(manifest.task, manifest.inputs), find_sequences(dataset)
-    run = [*(model for model in models if model.id != full.id), full]
-    observed = observe_here(bundle, run, dataset, options, progress, with_evidence=run)
-    full_outputs, ids = observed.answers[-1].outputs, {model.id for model in models}
-    return {
-        one.model.id: Evidence(
-            one.model,
-            EdgeRows(manifest.task, one.outputs, one.evidence),
-            _scores(one, score, manifest),
-            full_outputs,
-            truth,
-            dataset.clusters,
-            sequences,
-        )
-        for one in observed.answers
-        if one.model.id in ids
-    }
-
-
-def _scores(answers: Answers, score: Scorer, manifest: Manifest) -> NDArray[np.float64]:
-    """Returns the scores by the bundle's score.
-
-    Raises:
-        ConfigError: the model does not give what the score needs; names the scores that remain.
-    """
-    try:
-        return answers.scores(score)
-    except InvalidTensorError as error:
-        edge = EdgeRows(manifest.task, answers.outputs, answers.evidence)
-        raise ConfigError(
-            f"The bundle's score '{manifest.policy.score.kind}' does not go with '{answers.model.id}': {error.message} "
-            f"Scores that remain: {', '.join(edge.fixed_scores()) or 'none'}."
-        ) from error
+    variants = [edge] if edge else []
+    measured = measure(bundle, dataset, variants=variants, options=options, progress=progress, all_evidence=True)
+    (evidence,) = evidence_of(measured).values()
+    return evidence
 
 
 def gather_from_agent(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from math import inf
 from pathlib import Path
 
 from msgspec import Struct
@@ -15,7 +16,8 @@ from firstline.workbench.compress.evaluation import Parts, accuracy, measured_co
 from firstline.workbench.compress.judge import Figures, judge
 from firstline.workbench.compress.student import Lesson
 from firstline.workbench.data.dataset import Dataset
-from firstline.workbench.evidence import gather_all
+from firstline.workbench.evaluate import ALL_VARIANTS, Measured, measure
+from firstline.workbench.evidence import evidence_of
 from firstline.workbench.promises import EventBound, require_event
 from firstline.workbench.row_checks import data_rows, require_independent_rows
 from firstline.workbench.selection import BUNDLE
@@ -206,18 +208,20 @@ def _judged(
     new = [one.model for one in made if one.model is not None and one.model.id in costs]
     models, among = [*manifest.models, *new], max(len(new), 1)
     work.report("Judging")
-    judged = gather_all(bundle, models, parts.judge, options=work.options, progress=work.progress)
+    whole = Bundle(bundle.path, replace(manifest, edge=tuple(model for model in models if model != manifest.full)))
+    judged = _measured(whole, parts.judge, work)
     work.report("Certifying")
-    certified = gather_all(bundle, models, parts.certify, options=work.options, progress=work.progress)
+    certified = _measured(whole, parts.certify, work)
+    placing = evidence_of(judged)
     proofs = {
-        model.id: proved(bundle, certified[model.id], rule.promise, among=among, judged=judged[model.id])
-        for model in models
-        if manifest.full is None or model.id != manifest.full.id
+        name: proved(bundle, evidence, rule.promise, among=among, judged=placing[name])
+        for name, evidence in evidence_of(certified).items()
     }
+    accuracies = _accuracies(judged)
     figures = {
         model.id: Figures(
             model.id,
-            accuracy(judged[model.id]),
+            accuracies[model.id],
             costs[model.id].latency_ms if model.id in costs else None,
             model.artefact.size_bytes,
             proofs[model.id].result.kept if model.id in proofs else None,
@@ -247,8 +251,20 @@ def _judged(
         {one.id: proofs[one.id] for one in new},
         (len(parts.make), len(parts.judge), len(parts.certify)),
         rows_checked,
-        {name: accuracy(evidence) for name, evidence in certified.items()},
+        _accuracies(certified),
     )
+
+
+def _measured(bundle: Bundle, dataset: Dataset, work: Work) -> Measured:
+    return measure(
+        bundle, dataset, variants=[ALL_VARIANTS], options=work.options, progress=work.progress, all_evidence=True
+    )
+
+
+def _accuracies(measured: Measured) -> dict[str, float]:
+    """Returns the accuracy of every model, by id."""
+    answers = [*(edge.answers for edge in measured.edges), *filter(None, [measured.full])]
+    return {one.model.id: accuracy(measured, one) for one in answers}
 
 
 def _require_candidate(profile: Profile, manifest: Manifest) -> None:
@@ -273,3 +289,48 @@ def _copied(bundle: Bundle, folder: Path) -> Bundle:
         (folder / artefact.file).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(bundle.file(artefact), folder / artefact.file)
     return Bundle(folder, bundle.manifest)
+
+
+def next_version(manifest: Manifest, found: Compression, take: Collection[str]) -> Manifest:
+    """Returns the manifest of the next version, still with the old golden answers.
+
+    Args:
+        manifest: of the bundle that was compressed.
+        found: the result of the compression.
+        take: ids of the candidates to add.
+    """
+    new = [
+        replace(
+            one.model,
+            certificate=found.certifications[one.model.id].certificate,
+            measured={"accuracy": round(found.certified_accuracy[one.model.id], 4)},  # on rows that chose nothing
+        )
+        for one in found.candidates
+        if one.model is not None and one.figures is not None and one.model.id in take
+    ]
+    figures = {one.id: one for one in found.existing}
+    figures |= {one.figures.id: one.figures for one in found.candidates if one.figures is not None}
+    edge = ordered_variants(manifest.edge, new, figures)
+    return replace(manifest, version=manifest.version + 1, edge=edge)
+
+
+def ordered_variants(there: Sequence[Model], new: Sequence[Model], figures: Mapping[str, Figures]) -> tuple[Model, ...]:
+    """Inserts new variants into the edge variants, of which a device takes the first that it can load.
+
+    A new variant is inserted before the first one that keeps fewer answers under the same promise, or as many and is
+    slower, or of unknown time. A variant without a certificate is behind all that have one. Existing variants stay in
+    their order.
+    """
+
+    def rank(model: Model) -> tuple[float, float]:
+        latency_ms = figures[model.id].latency_ms
+        return -(figures[model.id].kept or 0.0), inf if latency_ms is None else latency_ms
+
+    placed = list(there)
+    for model in new:
+        position = next((at for at, one in enumerate(placed) if rank(one) > rank(model)), len(placed))
+        if model.certificate is None:
+            behind = max((at + 1 for at, one in enumerate(placed) if one.certificate is not None), default=0)
+            position = max(position, behind)
+        placed.insert(position, model)
+    return tuple(placed)

@@ -20,8 +20,9 @@ import numpy as np
 from firstline.workbench.certify import Certification, ConstantScoreError, Terms, certify_bundle
 from firstline.workbench.data.dataset import Dataset
 from firstline.workbench.data.sample import Sample
+from firstline.workbench.evaluate import Measured
 from firstline.workbench.evidence import Evidence
-from firstline.workbench.observe import arrays_of, naming_sample
+from firstline.workbench.observe import Answers, arrays_of, naming_sample
 from firstline.workbench.promises import EventBound
 from firstline.workbench.quality import quality
 from firstline.workbench.selection import Selection
@@ -141,16 +142,15 @@ def _held(rows: Iterable[Array], place: Path) -> Array:
     return np.memmap(place, row.dtype, "r", shape=(count, *row.shape)).view(np.ndarray)
 
 
-def accuracy(evidence: Evidence) -> float:
+def accuracy(measured: Measured, answers: Answers) -> float:
     """Returns the quality of the model, see `quality.quality`: of a classifier the share of right answers.
 
     Raises:
         ConfigError: the data has no labels, or a package that computes the figure is not installed.
     """
-    if evidence.truth is None:
+    if measured.truth is None:
         raise ConfigError("Candidates are judged by labels, and the data has none.")
-    rows = evidence.edge
-    return quality(rows.task, rows.outputs, rows.evidence, evidence.truth)
+    return quality(measured.manifest.task, answers.outputs, answers.evidence, measured.truth)
 
 
 def proved(

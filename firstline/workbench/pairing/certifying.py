@@ -30,7 +30,7 @@ def certify_pair(bundle: Bundle, measured: Measured, promises: Mapping[str, Even
         ConfigError: the scores are the same for every row.
     """
     task, (edge,) = bundle.manifest.task, measured.edges
-    evidence = evidence_of(measured, edge)
+    evidence = evidence_of(measured)[edge.answers.model.id]
     bounds = promises
     if not bounds and bundle.manifest.needs_event:
         if not task.events:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from firstline.workbench import evidence, observe, row_checks
+from firstline.workbench import evaluate, evidence, row_checks
 from firstline.workbench.data.dataset import Dataset
-from firstline.workbench.observe import Observations
-from firstline_core.bundle.manifest import Model
+from firstline.workbench.evaluate import Measured
 from firstline_core.bundle.store import Bundle
 
 _DIGITS = Path(__file__).parents[3] / "models" / "digits"
@@ -31,7 +30,7 @@ def _digits_run_once(request: pytest.FixtureRequest) -> Iterator[None]:
     """The models of the repository's digits run over the same digits once in each module of tests."""
     with pytest.MonkeyPatch.context() as patch:
         if request.path.name != "test_row_checks.py":
-            patch.setattr(evidence, "observe_here", _Remembered(observe.observe_here))
+            patch.setattr(evidence, "measure", _Remembered(evaluate.measure))
             patch.setattr(row_checks, "require_independent_rows", _Remembered(row_checks.require_independent_rows))
         yield
 
@@ -53,18 +52,18 @@ class _Remembered:
         self._run = run
         self._known: list[tuple[Any, Any]] = []
 
-    def __call__(
-        self, bundle: Bundle, models: Sequence[Model], dataset: Dataset | None = None, *more: Any, **named: Any
-    ) -> Any:
-        is_of_digits = bundle.path == _DIGITS / "bundle" and dataset is not None and dataset.path.parent == _DIGITS
-        if self.is_off or not is_of_digits:
-            return self._run(bundle, models, dataset, *more, **named)
-        options = [each for each in more if not callable(each)]  # without reports of progress
-        given = (bundle.manifest, list(models), dataset.path, dataset.samples, dataset.label_column, options, named)
+    def __call__(self, bundle: Bundle, *more: Any, **named: Any) -> Any:
+        dataset = next((each for each in more if isinstance(each, Dataset)), None)
+        are_digits = bundle.path == _DIGITS / "bundle" and dataset is not None and dataset.path.parent == _DIGITS
+        if self.is_off or dataset is None or not are_digits:
+            return self._run(bundle, *more, **named)
+        more_given = [each for each in more if each is not dataset]
+        options = {name: each for name, each in named.items() if not callable(each)}  # without reports of progress
+        given = (bundle.manifest, more_given, dataset.path, dataset.samples, dataset.label_column, options)
         for known, found in self._known:
             if known == given:
                 return found
-        found = self._run(bundle, models, dataset, *more, **named)
+        found = self._run(bundle, *more, **named)
         _protect(found)
         self._known.append((given, found))
         return found
@@ -72,7 +71,8 @@ class _Remembered:
 
 def _protect(found: object) -> None:
     """Makes arrays read-only, because several tests share them."""
-    if isinstance(found, Observations):
-        for answers in found.answers:
-            for array in (*answers.outputs.values(), *answers.evidence.values(), answers.seconds):
-                array.flags.writeable = False
+    if isinstance(found, Measured):
+        for answers in (*(edge.answers for edge in found.edges), found.full):
+            if answers is not None:
+                for array in (*answers.outputs.values(), *answers.evidence.values(), answers.seconds):
+                    array.flags.writeable = False

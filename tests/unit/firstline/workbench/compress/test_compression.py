@@ -19,10 +19,9 @@ from bench.support.onnx_models import write_graph
 from firstline.cli.app import app
 from firstline.workbench.compress import onnx_techniques
 from firstline.workbench.compress.candidates import free_name
-from firstline.workbench.compress.compression import source_of
+from firstline.workbench.compress.compression import ordered_variants, source_of
 from firstline.workbench.compress.evaluation import split_data
 from firstline.workbench.compress.judge import Figures
-from firstline.workbench.compress.next_version import ordered_variants
 from firstline.workbench.data.dataset import open_dataset
 from firstline.workbench.inspect import verify
 from firstline.workbench.precision import precision_of
