@@ -155,8 +155,8 @@ def write_bundle(folder: Path, name: str, version: int, sharpness: float = 1.0) 
     known: dict[str, Any] = {"name": name, "version": version, "full": full, "inputs": (spec,)}
     plain = Manifest(task=Classification(_LABELS), edge=(edge,), policy=Policy(threshold=threshold), **known)
     certified = with_certificate(edge, plain, threshold, n=_SAMPLE, kept=_KEPT, histogram=scores)
-    rows = folder / "rows.npy"
-    np.save(rows, sample(1)[:_GOLDEN_ROWS])
+    rows = folder / "rows.npz"
+    np.savez(rows, x=sample(1)[:_GOLDEN_ROWS])
     bundle = write_manifest(folder, [certified], _LABELS, policy=plain.policy, **known)
     golden = answered_golden(bundle, read_inputs([rows], bundle.manifest), RuntimeOptions())
     rows.unlink()
