@@ -609,9 +609,7 @@ def read_groups(file: Path, dataset: Dataset) -> list[str]:
     table = read_csv(file)
     missing = {"file", "group"} - set(table.columns)
     if missing:
-        raise ConfigError(
-            f"{file}:1 has no column {_listed(sorted(missing))}; line 1 names the columns: file,group."
-        )
+        raise ConfigError(f"{file}:1 has no column {_listed(sorted(missing))}; line 1 names the columns: file,group.")
     group_of: dict[str, str] = {}
     for row, cells in enumerate(zip(table.column("file"), table.column("group"), strict=True)):
         name, group = map(_text, cells)
