@@ -179,7 +179,10 @@ def wants_picture(headers: Mapping[str, str]) -> bool:
     Raises:
         NotAcceptableError: it takes images of other types alone.
     """
-    kinds = [kind.partition(";")[0].strip() for kind in (header(headers, "Accept") or "").lower().split(",")]
+    accepted = header(headers, "Accept")
+    if not accepted:
+        return False
+    kinds = [kind.partition(";")[0].strip() for kind in accepted.lower().split(",")]
     named = next((kind == PICTURE_TYPE for kind in kinds if kind in {PICTURE_TYPE, JSON_TYPE}), None)
     if named is not None or not all(kind.startswith("image/") for kind in kinds):
         return bool(named)

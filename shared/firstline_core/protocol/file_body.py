@@ -36,7 +36,7 @@ def media_type(content_type: str) -> str:
 
 def is_file(metadata: ModelMetadata, content_type: str) -> bool:
     """Returns whether a body is one file, which nothing has to parse."""
-    return _takes_file(metadata) and media_type(content_type) not in {JSON_TYPE, _FORM_TYPE}
+    return _file_input(metadata) is not None and media_type(content_type) not in {JSON_TYPE, _FORM_TYPE}
 
 
 def read_body(metadata: ModelMetadata, body: bytes, content_type: str, limits: Limits) -> tuple[Tensor, ...]:
@@ -65,8 +65,8 @@ def read_body(metadata: ModelMetadata, body: bytes, content_type: str, limits: L
     if kind.startswith("multipart/"):
         raise InvalidTensorError(f"The body has the type {kind}; send a form as {_FORM_TYPE}, or the file itself.")
     is_object = len(metadata.inputs) > 1 and body.lstrip()[:1] == b"{"
-    if _takes_file(metadata) and kind != JSON_TYPE and not is_object:
-        return (_files(_file_input(metadata), [body], metadata, limits),)
+    if kind != JSON_TYPE and not is_object and (spec := _file_input(metadata)) is not None:
+        return (_files(spec, [body], metadata, limits),)
     if len(metadata.inputs) > 1 and not is_object:
         raise InvalidTensorError(
             f"Model '{metadata.name}' takes several inputs ({_names(metadata)}); send a JSON object with an array for "
@@ -185,13 +185,10 @@ def _decoded(where: str, text: bytes) -> bytes:
         ) from error
 
 
-def _takes_file(metadata: ModelMetadata) -> bool:
-    """Returns whether one input of the model can be a file: an image, a recording or text."""
-    return sum(spec.datatype == "BYTES" for spec in metadata.inputs) == 1
-
-
-def _file_input(metadata: ModelMetadata) -> TensorSpec:
-    return next(spec for spec in metadata.inputs if spec.datatype == "BYTES")
+def _file_input(metadata: ModelMetadata) -> TensorSpec | None:
+    """Returns the input that can be a file: an image, a recording or text; None if there is none, or several."""
+    found = [spec for spec in metadata.inputs if spec.datatype == "BYTES"]
+    return found[0] if len(found) == 1 else None
 
 
 def _wanted(metadata: ModelMetadata) -> str:

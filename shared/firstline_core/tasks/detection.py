@@ -10,7 +10,7 @@ therefore events, such as "missed person", each with a condition: the frames tha
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -360,9 +360,9 @@ def with_candidates(outputs: Arrays, row: int) -> Boxes:
     )
 
 
-def _listed(boxes: Boxes) -> Iterator[tuple[list[float], float, int]]:
-    """Yields the box, score and class of each."""
-    yield from zip(boxes.boxes.tolist(), boxes.scores.tolist(), boxes.classes.tolist(), strict=True)
+def _listed(boxes: Boxes) -> Iterable[tuple[list[float], float, int]]:
+    """Returns the box, score and class of each."""
+    return zip(boxes.boxes.tolist(), boxes.scores.tolist(), boxes.classes.tolist(), strict=True)
 
 
 def _candidate_scores(evidence: Arrays) -> Scores:
