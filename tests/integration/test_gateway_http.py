@@ -228,7 +228,7 @@ async def test_disconnected_client_leaves_the_queue(gated: tuple[Gateway, GatedE
         executor.release()
         assert (await first).status_code == 200
         assert len(executor.batches) == 1
-        gateway.bodies.take("another", gateway.settings.api.bodies_limit_bytes // 2)  # all room is free again
+        gateway.bodies.share("another")(gateway.settings.api.bodies_limit_bytes // 2)  # all room is free again
 
 
 def _json_pixels() -> bytes:

@@ -223,42 +223,21 @@ class BodyBudget:
         limit_bytes: for all bodies together.
         fair: whether one client may hold at most as many bytes as remain free, so that there is always room for
             another client.
+
+    Attributes:
+        held_bytes: of all bodies at this moment.
+        of_principal: the same of each client that has any.
     """
 
     def __init__(self, limit_bytes: int, *, fair: bool = False) -> None:
-        self._limit_bytes = limit_bytes
-        self._fair = fair
+        self.limit_bytes = limit_bytes
+        self.fair = fair
         self.held_bytes = 0
-        self._of_principal: dict[str, int] = {}
+        self.of_principal: dict[str, int] = {}
 
     def share(self, principal: str) -> BodyShare:
         """Returns what one request holds: a function that reserves bytes, in a context that releases them."""
         return BodyShare(self, principal)
-
-    def take(self, principal: str, size_bytes: int) -> None:
-        """Reserves bytes of a client. Bytes count when they arrive, not when they are announced.
-
-        Raises:
-            QueueFullError: the bytes do not fit.
-        """
-        of_client, free_bytes = self._of_principal.get(principal, 0), self._limit_bytes - self.held_bytes
-        if size_bytes > free_bytes or (self._fair and of_client + size_bytes > free_bytes - size_bytes):
-            raise errors.QueueFullError(
-                f"Your requests in progress hold {of_client} bytes, and {free_bytes} are free; try again later, or "
-                "raise api.bodies_limit_bytes.",
-                retry_after_s=1.0,
-            )
-        self.held_bytes += size_bytes
-        self._of_principal[principal] = of_client + size_bytes
-
-    def release(self, principal: str, size_bytes: int) -> None:
-        """Releases bytes of a client that `take` reserved."""
-        self.held_bytes -= size_bytes
-        remaining_bytes = self._of_principal.get(principal, 0) - size_bytes
-        if remaining_bytes:
-            self._of_principal[principal] = remaining_bytes
-        else:
-            self._of_principal.pop(principal, None)
 
 
 class BodyShare:
@@ -275,15 +254,31 @@ class BodyShare:
         self._budget, self._principal, self._held_bytes = budget, principal, 0
 
     def __call__(self, size_bytes: int) -> None:
-        """Reserves bytes; see `BodyBudget.take`."""
-        self._budget.take(self._principal, size_bytes)
+        """Reserves bytes. They count when they arrive, not when they are announced.
+
+        Raises:
+            QueueFullError: the bytes do not fit.
+        """
+        budget = self._budget
+        of_client, free_bytes = budget.of_principal.get(self._principal, 0), budget.limit_bytes - budget.held_bytes
+        if size_bytes > free_bytes or (budget.fair and of_client + size_bytes > free_bytes - size_bytes):
+            raise errors.QueueFullError(
+                f"Your requests in progress hold {of_client} bytes, and {free_bytes} are free; try again later, or "
+                "raise api.bodies_limit_bytes.",
+                retry_after_s=1.0,
+            )
+        budget.held_bytes += size_bytes
+        budget.of_principal[self._principal] = of_client + size_bytes
         self._held_bytes += size_bytes
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._budget.release(self._principal, self._held_bytes)
+        budget = self._budget
+        budget.held_bytes -= self._held_bytes
+        if remaining_bytes := budget.of_principal.pop(self._principal, 0) - self._held_bytes:
+            budget.of_principal[self._principal] = remaining_bytes
 
 
 async def limited_chunks(
