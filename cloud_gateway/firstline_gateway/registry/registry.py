@@ -22,7 +22,6 @@ from firstline_core.telemetry.logs import logger
 from firstline_gateway import audit_log
 from firstline_gateway.identity.authorities import AuthorityFolder
 from firstline_gateway.registry import records, signing
-from firstline_gateway.registry.aliases import Aliases
 from firstline_gateway.registry.bundle_use import CONFIGURATION, MODEL, BundleUse, SignedVersion
 from firstline_gateway.registry.catalogue import Catalogue, CatalogueReader, catalogue_of, check_listed, names
 from firstline_gateway.registry.files import Blobs, Files, LocalBlobs
@@ -53,7 +52,6 @@ class Registry:
     Attributes:
         files: the files of bundles.
         catalogue: reads the current targets.
-        aliases: names for versions.
         latest_expiries: by role, when its metadata or the devices' authority expires, as `maintain` last read it (wall
             time, seconds).
     """
@@ -70,7 +68,6 @@ class Registry:
         self._store = store
         self.files = files
         self.catalogue = CatalogueReader(store)
-        self.aliases = Aliases(store, self.catalogue, clock=clock)
         self._folder = folder
         self._in_use = in_use
         self._clock = clock
@@ -138,12 +135,6 @@ class Registry:
                 current = records.newest(connection, role)
                 if (current.version if current else 0) != (verified_with.version if verified_with else 0):
                     raise ConflictError("Somebody has published since; take up theirs and sign anew.")
-            for alias in records.aliases(connection):
-                if alias.version is not None and (alias.model, alias.version) not in after.bundles:
-                    raise ConflictError(
-                        f"The alias {alias.alias} points to {alias.model} version {alias.version}, which the new "
-                        "targets no longer list; set it to another version first, or remove it."
-                    )
             if (reason := self._in_use.reason_to_keep(connection, removed)) is not None:
                 raise ConflictError(reason)
             online = signing.signed_online(accepted.targets_content, signer, records.heads(connection), now_s)
