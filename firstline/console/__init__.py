@@ -6,8 +6,8 @@ View models, pure functions of the gateway's answers
     contracts_view       promises and what their audits show
     devices_view         all devices, and one device
     rollouts_view        rollouts, the stages of one, its evaluations
-    answers_view         which tier answered, over time
-    profiles_view        costs of models on machines, and requests to measure them
+    answers_view         which tier answered, in the last 24 hours
+    profiles_view        costs of models on a device, and requests to measure them
 
 Service
     polling              the gateway's last answer to each question, refreshed at a limited rate
@@ -29,8 +29,6 @@ Pages
     enrol_page           join tokens for devices
     rollout_form         the plan of a new rollout
     rollout_pages        all rollouts, and one rollout with its commands
-    answers_page         the chart of answers by tier
-    profile_pages        all profiles, and one profile
     audit_page           the audit log
     settings_page        this console, the registry, and the limit on escalations
 """

@@ -1,17 +1,15 @@
-"""View models of the answering tiers over time: pure functions of the gateway's answers."""
+"""View models of the answering tiers: pure functions of the gateway's answers."""
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from firstline.console.cells import Column, Row, moment, rows
-from firstline.fleet import wording
 from firstline_core.fleet.rest import TierCounts, TierHistory
 
-SPANS_H = (1, 6, 24, 48)
+HOURS = 24
+"""Hours that the chart shows."""
 POINTS = 96
 """Maximum number of bars in the chart; finer spans are added up."""
-ROWS = 24
 
 # Okabe and Ito's colours, which remain distinguishable with red-green colour blindness.
 _SERIES = (
@@ -46,10 +44,10 @@ class Shares(NamedTuple):
         return 100 * float(getattr(self, name)) / max(1, self.rows)
 
 
-def shares(history: TierHistory, hours: int) -> tuple[float, list[Shares]]:
+def shares(history: TierHistory) -> tuple[float, list[Shares]]:
     """Returns the history in spans that a chart has room for: the length of a span in seconds, and those with rows."""
     fine_s = history.span_s
-    span_s = fine_s * max(1, -(-hours * 3600 // (fine_s * POINTS)))
+    span_s = fine_s * max(1, -(-HOURS * 3600 // (fine_s * POINTS)))
     found: dict[float, Shares] = {}
     for point in history.points:
         at_s = point.at_s // span_s * span_s
@@ -61,33 +59,19 @@ def _added(one: Shares, point: TierCounts) -> Shares:
     return Shares(one.at_s, one.edge + point.kept, one.cloud + point.escalated, one.errors + point.errors)
 
 
-def summary(spans: list[Shares], hours: int) -> str:
+def summary(spans: list[Shares]) -> str:
     """Returns the shares over the whole time in a sentence, as the chart's description."""
     total = Shares(0.0, *(sum(getattr(one, name) for one in spans) for name, _, _ in _SERIES))
     if not total.rows:
-        return f"There were no requests in the last {wording.duration(hours * 3600)}, or no device reported any."
+        return f"There were no requests in the last {HOURS} hours, or no device reported any."
     parts = ", ".join(f"{total.percent(name):.1f} % {label}" for name, label, _ in _SERIES)
-    return f"Of {total.rows:,} rows in the last {wording.duration(hours * 3600)}: {parts}."
+    return f"Of {total.rows:,} rows in the last {HOURS} hours: {parts}."
 
 
-TIERS: tuple[Column[Shares], ...] = (
-    Column("from", "From (UTC)", lambda one: moment(one.at_s)),
-    Column("edge", "On the device", lambda one: f"{one.percent('edge'):.1f} %", number=True),
-    Column("cloud", "By the full model", lambda one: f"{one.percent('cloud'):.1f} %", number=True),
-    Column("errors", "No answer", lambda one: f"{one.percent('errors'):.1f} %", number=True),
-    Column("rows", "Rows", lambda one: f"{one.rows:,}", number=True),
-)
-
-
-def tier_rows(spans: list[Shares]) -> list[Row]:
-    """Returns the latest spans, newest first."""
-    return rows(TIERS, reversed(spans[-ROWS:]), lambda one: str(one.at_s))
-
-
-def chart(spans: list[Shares], span_s: float, now_s: float, hours: int) -> dict[str, Any]:
+def chart(spans: list[Shares], span_s: float, now_s: float) -> dict[str, Any]:
     """Returns the options of an ECharts chart: shares stacked to 100 %, distinguished by pattern and colour."""
     return {
-        "aria": {"enabled": True, "decal": {"show": True}, "label": {"description": summary(spans, hours)}},
+        "aria": {"enabled": True, "decal": {"show": True}, "label": {"description": summary(spans)}},
         "useUTC": True,
         "animation": False,
         "textStyle": {"color": _TEXT},
@@ -97,7 +81,7 @@ def chart(spans: list[Shares], span_s: float, now_s: float, hours: int) -> dict[
         "xAxis": {
             "type": "time",
             "axisLabel": {"color": _TEXT, "hideOverlap": True},
-            "min": 1000 * (now_s - hours * 3600),
+            "min": 1000 * (now_s - HOURS * 3600),
             "max": 1000 * now_s,
         },
         "yAxis": {

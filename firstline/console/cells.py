@@ -112,7 +112,3 @@ def rollout_page(rollout: str) -> str:
 
 def contract_page(bundle: str) -> str:
     return f"/contracts/{quote(bundle, safe='')}"
-
-
-def profile_page(bundle: str, version: int, machine: str) -> str:
-    return f"/profiles/{quote(bundle, safe='')}/{version}/{quote(machine, safe='')}"

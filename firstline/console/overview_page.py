@@ -13,7 +13,6 @@ from firstline.console.page import Frame, Redrawn, Table, card, empty, grid, sea
 from firstline.console.polling import Watch
 from firstline.fleet.client import Fleet
 
-_HOURS = 24
 _TAG = "site"
 
 
@@ -33,8 +32,7 @@ def add_pages(watch: Watch) -> None:
                 with card("Answers of the last 24 hours", "xl:col-span-2"):
                     answers = Redrawn(_figures, "flex flex-wrap gap-x-10 gap-y-3 mb-2")
                     ages = text("p").classes("text-soft text-sm mb-2")
-                    chart = ui.echart(answers_view.chart([], 1.0, time.time(), _HOURS)).classes("chart")
-                    ui.link("Answers over time", "/answers")
+                    chart = ui.echart(answers_view.chart([], 1.0, time.time())).classes("chart")
                 with card("Agents"):
                     agents = Table("Agents", view.AGENTS, "No device has reported yet.")
                 with card(f"Devices by {tag}", "xl:col-span-2"):
@@ -48,8 +46,9 @@ def add_pages(watch: Watch) -> None:
             attention.show(view.attention(data))
             contracts.show(view.contract_tiles(data.contracts))
             answers.show(view.answer_figures(data.tiers))
-            span_s, shares = answers_view.shares(data.tiers, _HOURS)
-            drawn = answers_view.chart(shares, span_s, -(-time.time() // span_s) * span_s, _HOURS)
+            span_s, shares = answers_view.shares(data.tiers)
+            # The end of the time axis moves in steps, so that an unchanged chart is not sent again.
+            drawn = answers_view.chart(shares, span_s, -(-time.time() // span_s) * span_s)
             if drawn != chart.options:
                 chart.options.update(drawn)
                 chart.update()
@@ -59,7 +58,7 @@ def add_pages(watch: Watch) -> None:
             outboxes.show(view.outbox_rows(data.fleet))
 
         def fetch(fleet: Fleet) -> view.OverviewData:
-            return view.OverviewData(fleet.overview(tag), fleet.contracts(), fleet.tiers(_HOURS))
+            return view.OverviewData(fleet.overview(tag), fleet.contracts(), fleet.tiers(answers_view.HOURS))
 
         frame.follow(lambda: watch.ask(("overview", tag), fetch), show)
 

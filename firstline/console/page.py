@@ -25,8 +25,6 @@ _PLACES = (
     ("/contracts", "Contracts", "verified"),
     ("/rollouts", "Rollouts", "rocket_launch"),
     ("/devices", "Devices", "memory"),
-    ("/answers", "Answers", "insights"),
-    ("/profiles", "Profiles", "speed"),
     ("/audit", "Audit log", "receipt_long"),
     ("/settings", "Settings", "settings"),
 )

@@ -15,13 +15,11 @@ from nicegui import ui
 from starlette.types import ASGIApp
 
 from firstline.console import (
-    answers_page,
     audit_page,
     contract_pages,
     device_pages,
     enrol_page,
     overview_page,
-    profile_pages,
     rollout_form,
     rollout_pages,
     settings_page,
@@ -131,8 +129,6 @@ def application(watch: Watch, settings: Settings) -> ASGIApp:
         rollout_form,  # before the pattern of a rollout's page
         rollout_pages,
         device_pages,
-        answers_page,
-        profile_pages,
         audit_page,
     ):
         module.add_pages(watch)

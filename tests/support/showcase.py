@@ -209,8 +209,6 @@ def pages(fleet: Showcase) -> dict[str, str]:
         "devices": "/devices",
         "device": f"/devices/{fleet.names[3]}",
         "enrol": "/devices/enrol",
-        "answers": "/answers",
-        "profiles": "/profiles",
         "audit-log": "/audit",
         "settings": "/settings",
     }

@@ -245,26 +245,24 @@ def history(*points: tuple[float, int, int, int]) -> TierHistory:
 
 def test_shares_are_added_up_to_the_spans_of_a_chart() -> None:
     told = history(*((300.0 * index, 8, 2, 0) for index in range(576)))
-    for hours in answers_view.SPANS_H:
-        span_s, found = answers_view.shares(told, hours)
-        assert len(found) <= answers_view.POINTS and span_s * answers_view.POINTS >= hours * 3600
-    assert span_s == 1800 and found[0].rows == 60 and found[0].percent("edge") == 80
-    assert len(answers_view.tier_rows(found)) == answers_view.ROWS
+    span_s, found = answers_view.shares(told)
+    assert len(found) <= answers_view.POINTS and span_s * answers_view.POINTS >= answers_view.HOURS * 3600
+    assert span_s == 900 and found[0].rows == 30 and found[0].percent("edge") == 80
 
 
 def test_answers_by_tier_are_described_and_drawn_to_100_percent() -> None:
-    span_s, found = answers_view.shares(history((0.0, 70, 20, 10), (300.0, 0, 0, 0)), 1)
-    assert answers_view.summary(found, 1) == (
-        "Of 100 rows in the last 1 h: 70.0 % on the device, 20.0 % by the full model, 10.0 % no answer."
+    span_s, found = answers_view.shares(history((0.0, 70, 20, 10), (300.0, 0, 0, 0)))
+    assert answers_view.summary(found) == (
+        "Of 100 rows in the last 24 hours: 70.0 % on the device, 20.0 % by the full model, 10.0 % no answer."
     )
-    drawn = answers_view.chart(found, span_s, 600.0, 1)
+    drawn = answers_view.chart(found, span_s, 600.0)
     assert [series["data"][0] for series in drawn["series"]] == [
         [150_000.0, 70.0],
         [150_000.0, 20.0],
         [150_000.0, 10.0],
     ]
-    assert drawn["aria"]["label"]["description"] == answers_view.summary(found, 1)
-    assert "There were no requests" in answers_view.summary([], 24)
+    assert drawn["aria"]["label"]["description"] == answers_view.summary(found)
+    assert "There were no requests" in answers_view.summary([])
 
 
 PROMISE = ContractState(
