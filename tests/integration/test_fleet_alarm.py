@@ -303,23 +303,6 @@ async def test_local_only_requests_carry_no_alarm(tmp_path: Path) -> None:
         assert fleet.gateway.contracts.device_alarms() == []
 
 
-async def test_a_quota_is_set_and_removed(tmp_path: Path, broker: Broker | None) -> None:
-    path = "/firstline/v1/contracts/small/versions/1/quota"
-    async with IndependentDevices(tmp_path, broker) as fleet, fleet.operator() as operator:
-
-        async def received() -> list[float | None]:
-            for agent in fleet.agents:
-                await fleet.escalate(agent)
-            contracts = [agent.certificates.find(agent.models.find("small", "")) for agent in fleet.agents]
-            return [contract.record.escalations_per_hour for contract in contracts]
-
-        assert await received() == [None, None]
-        assert (await operator.put(f"{path}?escalations_per_hour=60")).status_code == 200
-        assert await received() == [30, 30]
-        assert (await operator.delete(path)).status_code == 200
-        assert await received() == [None, None]
-
-
 async def test_devices_divide_delta_by_the_number_of_auditing_devices(tmp_path: Path) -> None:
     async with Fleet(tmp_path, audit__fleet_devices=1) as fleet:
         alone = fleet.contract(fleet.agents[0])["alarm_at"]

@@ -127,47 +127,10 @@ async def test_alarm_by_audits_is_shown_and_ended(line: Line) -> None:
         assert (await client.delete(f"{CONTRACTS}/digits/versions/1", headers=operator)).status_code == 404
 
 
-async def test_operator_sets_and_removes_a_quota(line: Line) -> None:
-    operator, quota = line.headers("anna", "operator"), f"{CONTRACTS}/digits/versions/1/quota"
-    async with line.serving() as (_, client):
-        for device in ("cam0", "cam1"):
-            await ask(client, request_from(""), line.headers(device, "device"))
-        assert (await client.put(f"{quota}?escalations_per_hour=60", headers=operator)).json() == {
-            "bundle": "digits",
-            "version": "1",
-            "escalations_per_hour": 60,
-        }
-    async with line.serving() as (_, client):
-        await ask(client, request_from(""), line.headers("cam0", "device"))
-        contract = notice(await ask(client, request_from(""), line.headers("cam1", "device")))
-        assert contract == ContractNotice(alarm=False, escalations_per_hour=30)
-        assert (await client.get(CONTRACTS, headers=operator)).json()["quotas"][0]["escalations_per_hour"] == 60
-        shown = await gateway_status(str(client.base_url), operator["Authorization"].removeprefix("Bearer "))
-        assert "quota: digits version 1: 60 escalations an hour, all devices together" in shown
-        assert (await client.delete(quota, headers=operator)).status_code == 200
-        assert (await client.delete(quota, headers=operator)).status_code == 404
-        contract = notice(await ask(client, request_from(""), line.headers("cam1", "device")))
-        assert contract == ContractNotice(alarm=False, escalations_per_hour=None)
-
-
-@pytest.mark.parametrize("value", ["", "-1", "nan", "inf", "many", "1e300", "9" * 5000])
-async def test_invalid_quota_is_refused(line: Line, value: str) -> None:
-    async with line.serving() as (_, client):
-        reply = await client.put(
-            f"{CONTRACTS}/digits/versions/1/quota",
-            params={"escalations_per_hour": value},
-            headers=line.headers("anna", "operator"),
-        )
-    assert (reply.status_code, reply.json()["code"]) == (400, "invalid_request")
-    assert "escalations_per_hour" in reply.json()["error"]
-
-
 async def test_contracts_of_unknown_models_are_404(line: Line) -> None:
     async with line.serving() as (_, client):
-        for path in (f"{CONTRACTS}/cats", f"{CONTRACTS}/digits/versions/9/quota?escalations_per_hour=1"):
-            method = "PUT" if "quota" in path else "GET"
-            reply = await client.request(method, path, headers=line.headers("anna", "operator"))
-            assert (reply.status_code, reply.json()["code"]) == (404, "unknown_model")
+        reply = await client.get(f"{CONTRACTS}/cats", headers=line.headers("anna", "operator"))
+        assert (reply.status_code, reply.json()["code"]) == (404, "unknown_model")
         for version in ("0", "one", "9" * 5000):
             path = f"{CONTRACTS}/digits/versions/{version}"
             assert (await client.delete(path, headers=line.headers("anna", "operator"))).status_code == 404

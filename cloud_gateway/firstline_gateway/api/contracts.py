@@ -1,12 +1,12 @@
-"""Routes for operators: the audits of all devices by contract, the end of an alarm, and quotas."""
+"""Routes for operators: the audits of all devices by contract, and the end of an alarm."""
 
 from __future__ import annotations
 
 from asyncio import to_thread, wrap_future
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Any
 
-from fastapi import APIRouter, Depends, Query
+from fastapi import APIRouter, Depends
 from msgspec.structs import asdict
 from starlette.responses import Response
 
@@ -28,18 +28,17 @@ from firstline_gateway.models.repository import Repository
 
 # A pool's devices with the most disagreements, and the latest alarms; the devices' metrics have all of them.
 _DEVICES_SHOWN = 100
-_MOST_PER_HOUR = 1e12
 
 log = logger(__name__)
 
 
 def contract_routes(contracts: ContractMonitor, repository: Repository, access: Access) -> APIRouter:
-    """Returns the routes of contracts and quotas."""
+    """Returns the routes of contracts."""
     router = APIRouter(prefix=CONTRACTS_PATH, tags=["contracts"], dependencies=[Depends(access.fleet_or_admin)])
 
     @router.get("")
     async def list_contracts(sees: Sees) -> Response:
-        """The audits of every contract, and the quotas that operators set."""
+        """The audits of every contract."""
         await wrap_future(contracts.refresh())
         alarms = [alarm for alarm in contracts.device_alarms() if await sees(alarm.device)]
         return json_response(
@@ -47,7 +46,6 @@ def contract_routes(contracts: ContractMonitor, repository: Repository, access: 
                 "delta": contracts.delta,
                 "contracts": [_described(contracts, repository, pool) for pool in contracts.pools()],
                 "unaudited": _unaudited(contracts, repository),
-                "quotas": [_quota(model, per_hour) for model, per_hour in sorted(contracts.quotas().items())],
                 "device_alarms": _device_alarms(repository, alarms),
             }
         )
@@ -64,31 +62,10 @@ def contract_routes(contracts: ContractMonitor, repository: Repository, access: 
         ended = await wrap_future(contracts.end(model))
         if not ended:
             raise UnknownModelError(f"There are no audits of version {shown(version)} of {shown(bundle)} here.")
-        _log_change(principal, "contract audits deleted", model, tests=ended)
+        log.warning(
+            "contract audits deleted", model=model.name, version=model.version, principal=principal, tests=ended
+        )
         return json_response({"ended": ended})
-
-    @router.put("/{bundle}/versions/{version}/quota")
-    async def set_quota(
-        principal: Principal,
-        bundle: str,
-        version: str,
-        escalations_per_hour: Annotated[float, Query(ge=0, le=_MOST_PER_HOUR)],
-    ) -> Response:
-        """Limit the escalations of a version in an hour, of all devices together."""
-        model = repository.resolve(bundle, version).key
-        await wrap_future(contracts.set_quota(model, escalations_per_hour))
-        _log_change(principal, "contract quota set", model, escalations_per_hour=escalations_per_hour)
-        return json_response(_quota(model, escalations_per_hour))
-
-    @router.delete("/{bundle}/versions/{version}/quota")
-    async def delete_quota(principal: Principal, bundle: str, version: str) -> Response:
-        """Delete an operator's quota."""
-        model = _model(bundle, version)
-        if model not in contracts.quotas():
-            raise UnknownModelError(f"There is no quota for version {shown(version)} of {shown(bundle)} here.")
-        await wrap_future(contracts.set_quota(model, None))
-        _log_change(principal, "contract quota deleted", model)
-        return json_response(_quota(model, None))
 
     return router
 
@@ -233,16 +210,8 @@ def _edge(repository: Repository, model: ModelKey, edge_digest: str) -> Model | 
     return next((variant for variant in variants if variant.digest == edge_digest), None)
 
 
-def _quota(model: ModelKey, per_hour: float | None) -> dict[str, Any]:
-    return {"bundle": model.name, "version": str(model.version), "escalations_per_hour": per_hour}
-
-
 def _model(bundle: str, version: str) -> ModelKey:
     """Returns the key of a version, which need not be served any more."""
     # int() of very long texts takes long.
     is_number = version.isascii() and version.isdigit() and len(version) <= 18
     return ModelKey(bundle, int(version) if is_number else 0)
-
-
-def _log_change(principal: str, event: str, model: ModelKey, **facts: object) -> None:
-    log.warning(event, model=model.name, version=model.version, principal=principal, **facts)

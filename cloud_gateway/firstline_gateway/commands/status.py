@@ -55,7 +55,7 @@ def _status(arguments: argparse.Namespace) -> int:
             if (reply := client.get("/firstline/v1/webhooks")).is_success:
                 found["webhooks"] = reply.json()["webhooks"]
             if (reply := client.get(CONTRACTS_PATH)).is_success:
-                found |= {name: reply.json()[name] for name in ("contracts", "quotas", "device_alarms")}
+                found |= {name: reply.json()[name] for name in ("contracts", "device_alarms")}
     except (*HTTP_FAILURES, ConfigError, ValueError, KeyError) as error:
         found["error"] = f"{url} does not answer as a gateway: {connection_fault(error, url)}; is it running there?"
     show(arguments, "\n".join(_lines(found, has_token=bool(token))), found)
@@ -77,7 +77,6 @@ def _lines(found: dict[str, Any], *, has_token: bool) -> list[str]:
     lines += [f"webhook: {each['name']}: {_webhook_state(each)}" for each in found.get("webhooks", [])]
     if "contracts" in found:
         lines += [_contract_line(contract) for contract in found["contracts"]]
-        lines += [_quota_line(quota) for quota in found["quotas"]]
         lines += _device_alarm_lines(found["device_alarms"])
     elif "models" in found:
         lines.append("contracts: a key with the scope fleet shows them")
@@ -143,11 +142,6 @@ def _contract_line(contract: dict[str, Any]) -> str:
         f"{f'BROKEN since {since}' if since else 'holds so far'}; {contract['finding']}; "
         f"{counted(contract['devices'], 'device')}"
     )
-
-
-def _quota_line(quota: dict[str, Any]) -> str:
-    bound = f"{quota['escalations_per_hour']:g} escalations an hour, all devices together"
-    return f"quota: {quota['bundle']} version {quota['version']}: {bound}"
 
 
 def _device_alarm_lines(alarms: list[dict[str, Any]]) -> list[str]:

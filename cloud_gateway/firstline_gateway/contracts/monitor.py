@@ -49,7 +49,7 @@ _RETRY_S = 5.0  # between the writes about one device's alarm of one version, wh
 _OTHER_CERTIFICATE = "Its device has another certificate than the bundle here; bring both tiers to the same bundle."
 _BEHIND = f"{_WAITING} audits wait for the store; give it a faster disk."
 
-_Stored = tuple[list[Pool], dict[ModelKey, float], dict[PoolKey, int], list[DeviceAlarm]]
+_Stored = tuple[list[Pool], dict[PoolKey, int], list[DeviceAlarm]]
 _Alarms = dict[tuple[str, ModelKey], dict[str, DeviceAlarm]]
 """The alarms of each device about each version, by edge variant. They are replaced, never changed in place."""
 
@@ -84,7 +84,6 @@ class ContractMonitor:
         self._service = service
         with store.database.reading() as connection:
             self._pools = {pool.key: pool for pool in records.pools(connection)}
-            self._quotas = records.quotas(connection)
             self._contributors = records.devices(connection)
             contributed = {key: records.contributions(connection, key) for key in self._pools}
             self._device_alarms = _by_device(alarms.listed(connection, service.now_s()))
@@ -117,7 +116,7 @@ class ContractMonitor:
 
         def read(connection: Connection) -> _Stored:
             device_alarms = alarms.listed(connection, self._service.now_s())
-            return records.pools(connection), records.quotas(connection), records.devices(connection), device_alarms
+            return records.pools(connection), records.devices(connection), device_alarms
 
         return self._store.submit_then(read, self._take_up, writes=False)
 
@@ -164,10 +163,6 @@ class ContractMonitor:
         """Returns whether this gateway serves a version, or counts its audits."""
         return model in self._repository.models or any(model_of(key) == model for key in self._pools)
 
-    def quotas(self) -> dict[ModelKey, float]:
-        """Returns the operators' quotas, in escalations per hour of all devices together."""
-        return dict(self._quotas)
-
     def notice(self, request: InferRequest, served: ServedModel) -> ContractNotice | None:
         """Returns the notice for the device that sent this request; None if there is nothing to say."""
         device = device_of(request.principal)
@@ -180,19 +175,17 @@ class ContractMonitor:
         alarm = variant in broken if variant is not None else bool(broken)
         event = broken.get(variant, "") if variant is not None else ""
         quota = self.quota_per_device(model)
-        # Also sent without a quota, so that a device learns that its quota was removed.
+        # Also sent without a quota, so that a device learns that an alarm has ended.
         if not (alarm or quota is not None or self._promises(served)):
             return None
         return ContractNotice(alarm, quota, self._activity.auditing(model, variant, self._contributors), event)
 
     def quota_per_device(self, model: ModelKey) -> float | None:
-        """Returns a device's escalations per hour: its share of the operator's quota, or of the capacity for alarms."""
-        per_hour, sharing = self._quotas.get(model), {model}
-        if per_hour is None:
-            if model not in self._alarms:
-                return None
-            per_hour, sharing = self._settings.escalations_per_hour, self._alarms.keys() - self._quotas.keys()
-        return per_hour / max(1, self._activity.active_devices(sharing, self._clock.monotonic_s()))
+        """Returns a device's share of the capacity for alarms, in escalations per hour; None without an alarm."""
+        if model not in self._alarms:
+            return None
+        devices = self._activity.active_devices(self._alarms, self._clock.monotonic_s())
+        return self._settings.escalations_per_hour / max(1, devices)
 
     def answered(self, request: InferRequest, served: ServedModel, outputs: Arrays) -> ContractNotice | None:
         """Notes the alarm of the device that sent an answered request, and counts the request if it is an audit.
@@ -244,19 +237,6 @@ class ContractMonitor:
             return ended
 
         return self._store.submit_then(end, self._forget)
-
-    def set_quota(self, model: ModelKey, per_hour: float | None) -> Future[None]:
-        """Limits the escalations of a version by all devices together; None removes the limit.
-
-        Returns:
-            Nothing; fails with CapacityError if the store refuses, and changes nothing.
-        """
-
-        def note(_: None) -> None:
-            others = {key: quota for key, quota in self._quotas.items() if key != model}
-            self._quotas = others if per_hour is None else others | {model: per_hour}
-
-        return self._store.submit_then(lambda connection: records.set_quota(connection, model, per_hour), note)
 
     def _note_device_alarm(self, device: str, model: ModelKey, alarm: ContractAlarm | None) -> None:
         """Stores the beginning of a device's alarm, its end, and from time to time that it lasts.
@@ -337,7 +317,7 @@ class ContractMonitor:
         return len(ended)
 
     def _take_up(self, stored: _Stored) -> None:
-        pools, self._quotas, self._contributors, device_alarms = stored
+        pools, self._contributors, device_alarms = stored
         self._pools = {pool.key: pool for pool in pools}
         self._device_alarms = _by_device(device_alarms)
         self._note_alarms()

@@ -1,4 +1,4 @@
-"""Contracts in the store, within a caller's transaction: pools, contributions, audits of the last day, and quotas.
+"""Contracts in the store, within a caller's transaction: pools, contributions, and audits of the last day.
 
 An audit is one transaction, so that a test and the ids that it counted never differ. Replicas that share a database
 share its pools: counting locks the pool's row, so that all audits form one sequence and each counts once.
@@ -66,14 +66,6 @@ EVIDENCE = sa.Table(
 )
 """Each pool after the last audit of an hour."""
 
-QUOTAS = sa.Table(
-    "contract_quotas",
-    METADATA,
-    sa.Column("bundle", sa.Text, primary_key=True),
-    sa.Column("version", sa.BigInteger, primary_key=True, autoincrement=False),
-    sa.Column("per_hour", sa.Double, nullable=False),
-)
-
 
 log = logger(__name__)
 
@@ -114,12 +106,6 @@ def locked(connection: sa.Connection, key: PoolKey) -> Pool | None:
     query = sa.select(POOLS.c.record).where(POOLS.c.key == text_of(key)).with_for_update()
     record = connection.execute(query).scalar_one()
     return decoded(text_of(key), record) if record else None
-
-
-def quotas(connection: sa.Connection) -> dict[ModelKey, float]:
-    """Returns the operators' quotas, in escalations per hour."""
-    rows = connection.execute(sa.select(QUOTAS.c.bundle, QUOTAS.c.version, QUOTAS.c.per_hour))
-    return {ModelKey(bundle, version): per_hour for bundle, version, per_hour in rows}
 
 
 def contributions(connection: sa.Connection, key: PoolKey, limit: int | None = None) -> list[Contribution]:
@@ -205,14 +191,6 @@ def delete_pools(connection: sa.Connection, keys: Iterable[PoolKey]) -> None:
     texts = [text_of(key) for key in keys]
     for column in (CONTRIBUTIONS.c.pool, EVIDENCE.c.pool, POOLS.c.key):
         connection.execute(sa.delete(column.table).where(column.in_(texts)))
-
-
-def set_quota(connection: sa.Connection, model: ModelKey, per_hour: float | None) -> None:
-    """Stores an operator's quota; None deletes it."""
-    connection.execute(sa.delete(QUOTAS).where(QUOTAS.c.bundle == model.name, QUOTAS.c.version == model.version))
-    if per_hour is not None:
-        row = {"bundle": model.name, "version": model.version, "per_hour": per_hour}
-        connection.execute(insert(connection, QUOTAS).values(row))
 
 
 def text_of(key: PoolKey) -> str:

@@ -24,7 +24,7 @@ class Role(StrEnum):
     OPERATOR = "operator"
     """Also change, except for what an approver decides."""
     APPROVER = "approver"
-    """Also approve and promote rollouts, end alarms, and set quotas."""
+    """Also approve and promote rollouts, and end alarms."""
 
 
 class Person(Struct, frozen=True, forbid_unknown_fields=True):

@@ -265,32 +265,9 @@ async def test_the_quota_is_for_the_devices_of_the_last_hour_and_of_all_alarms(b
     assert bench.monitor.quota_per_device(ModelKey("digits", 1)) == 600
 
 
-@pytest.mark.parametrize(("devices", "share"), [(0, 600.0), (1, 600.0), (20, 30.0), (6000, 0.1)])
-def test_the_quota_is_shared_by_all_devices(bench: Bench, devices: int, share: float) -> None:
-    model = ModelKey("digits", 1)
-    bench.monitor.set_quota(model, 600).result()
-    for number in range(devices):
-        bench.monitor.notice(request_from(f"device{number}"), bench.served())
-    assert bench.monitor.quota_per_device(model) == pytest.approx(share)
-
-
-def test_an_operators_quota_takes_precedence_over_an_alarm(bench: Bench) -> None:
-    model = ModelKey("digits", 1)
-    bench.monitor.set_quota(model, 40).result()
-    bench.answer(request_from("a"))
-    assert bench.answer(request_from("b")) == ContractNotice(alarm=False, escalations_per_hour=20)
-    broken(bench)
-    broken(bench, version=2)
-    assert bench.monitor.quota_per_device(model) == 40 / 10
-    assert bench.monitor.quota_per_device(ModelKey("digits", 2)) == 600 / 8  # its own no longer shares
-    bench.monitor.set_quota(model, None).result()
-    assert bench.monitor.quota_per_device(model) == 600 / 18
-
-
 async def test_all_of_it_outlives_the_process(bench: Bench) -> None:
     broken(bench)
     bench.answer(request_from("other", note_of(bench.served(), variant=1)))
-    bench.monitor.set_quota(ModelKey("digits", 2), 5).result()
     repeated = request_from("late", note_of(bench.served()))
     bench.answer(repeated)
     before = bench.monitor.pools()
@@ -302,7 +279,6 @@ async def test_all_of_it_outlives_the_process(bench: Bench) -> None:
     assert bench.skipped(Skipped.REPEATED) == 1
     assert bench.answer(request_from("other")) == ContractNotice(alarm=False, escalations_per_hour=600 / 10)
     assert bench.answer(request_from("broken0")) == ContractNotice(True, escalations_per_hour=600 / 10, devices=9)
-    assert bench.monitor.quotas() == {ModelKey("digits", 2): 5}
 
 
 async def test_an_alarm_ends_with_its_pool_or_with_a_new_version(bench: Bench) -> None:
@@ -319,14 +295,6 @@ async def test_an_alarm_ends_with_its_pool_or_with_a_new_version(bench: Bench) -
 
 
 # Notices about other devices, and devices' reports about themselves.
-
-
-def test_devices_learn_of_a_deleted_quota(bench: Bench) -> None:
-    model = ModelKey("digits", 1)
-    bench.monitor.set_quota(model, 40).result()
-    assert bench.answer(request_from("a")) == ContractNotice(alarm=False, escalations_per_hour=40)
-    bench.monitor.set_quota(model, None).result()
-    assert bench.answer(request_from("a")) == ContractNotice(alarm=False, escalations_per_hour=None)
 
 
 def test_a_device_learns_how_many_devices_audit_its_promise(bench: Bench) -> None:
@@ -784,11 +752,9 @@ def test_replicas_share_one_test(store_settings: Store, repository: Repository) 
     for bench in replicas:  # neither saw enough by itself
         notice = bench.answer(request_from("stranger"))
         assert notice.alarm
-    one.monitor.set_quota(ModelKey("digits", 1), 7).result()
     assert one.monitor.end(ModelKey("digits", 1)).result() == 1
     other.monitor.refresh().result()
     assert other.monitor.pools() == []
-    assert other.monitor.quotas() == {ModelKey("digits", 1): 7}
     for bench in replicas:
         bench.close()
 

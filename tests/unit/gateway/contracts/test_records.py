@@ -5,7 +5,6 @@ from __future__ import annotations
 from sqlalchemy import text
 from support.pools import KEY, NOW_S, OTHER, pool_of
 
-from firstline_core.types import ModelKey
 from firstline_gateway.contracts import records
 from firstline_gateway.contracts.pool import Pool
 from firstline_gateway.store.database import Database
@@ -22,12 +21,9 @@ def test_pools_are_read_back_exactly(database: Database) -> None:
     put(database, pool_of(3), "cam", "a")
     put(database, pool_of(4, alarmed_s=NOW_S), "yard", "b", disagrees=False)
     put(database, pool_of(1, OTHER), "cam", "c")
-    with database.begin() as connection:
-        records.set_quota(connection, ModelKey("digits", 3), 12.5)
     with database.reading() as connection:
         kept = {pool.key: pool for pool in records.pools(connection)}
         assert kept == {KEY: pool_of(4, alarmed_s=NOW_S), OTHER: pool_of(1, OTHER)}
-        assert records.quotas(connection) == {ModelKey("digits", 3): 12.5}
         shares = [(one.device, one.audits, one.disagreements) for one in records.contributions(connection, KEY)]
         assert shares == [("cam", 1, 1), ("yard", 1, 0)]
         assert records.devices(connection) == {KEY: 2, OTHER: 1}
