@@ -10,7 +10,7 @@ from support.databases import PostgreSql
 
 from firstline_core.errors import IntegrityError
 from firstline_gateway.jobs import records
-from firstline_gateway.jobs.records import JOBS, RUNNING, USAGE, Job, JobResult
+from firstline_gateway.jobs.records import JOBS, RUNNING, Job, JobResult
 from firstline_gateway.settings.settings import Jobs as JobSettings
 from firstline_gateway.settings.settings import Store
 from firstline_gateway.store.database import Database
@@ -34,7 +34,7 @@ def counted(connection: Connection, principal: str) -> records.Usage:
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_usage_equals_a_count_and_its_rows_stay_few(database: Database, seed: int) -> None:
+def test_usage_equals_a_count(database: Database, seed: int) -> None:
     rng = random.Random(seed)
     known: list[tuple[str, str]] = []
     for at in range(400):
@@ -53,8 +53,6 @@ def test_usage_equals_a_count_and_its_rows_stay_few(database: Database, seed: in
                 records.remove_ended(connection, at - 50.0)
             principal = rng.choice(WHO)
             assert records.usage(connection, principal) == counted(connection, principal)
-            rows = connection.execute(select(func.count()).select_from(USAGE)).scalar_one()
-            assert rows <= records.UNCOMBINED_ROWS + 2 * len(WHO) + 1
 
 
 @pytest.mark.parametrize("column", ["principal", "model", "version"])
@@ -72,19 +70,13 @@ def test_job_with_a_damaged_column_is_damaged(database: Database, column: str, e
             records.find(connection, "j", "anna")
 
 
-def test_two_replicas_combine_usage_at_the_same_time(postgresql: PostgreSql) -> None:
+def test_two_replicas_change_the_usage_of_two_principals(postgresql: PostgreSql) -> None:
     url = postgresql.new_database()
     one, other = open_database(Store(url=url)), open_database(Store(url=url))
-    with one.begin() as connection:
-        for _ in range(records.UNCOMBINED_ROWS + 3):
-            records.change_usage(connection, "anna", 1, 5)
-    whole = records.UNCOMBINED_ROWS + 3, 5 * (records.UNCOMBINED_ROWS + 3)
     with one.begin() as first, other.begin() as second:
-        assert records.usage(first, "anna")[:2] == whole  # and puts them together
-        records.change_usage(first, "anna", 1, 5)
-        assert records.usage(second, "anna")[:2] == whole
-        records.change_usage(second, "bob", 1, 7)
+        assert records.add(first, job("a", "anna", 5), 2, ROOM) is None
+        assert records.add(second, job("b", "bob", 7), 2, ROOM) is None
     with one.begin() as connection:
-        assert records.usage(connection, "anna") == (whole[0] + 2, whole[1] + 12, whole[0] + 1, whole[1] + 5)
+        assert records.usage(connection, "anna") == (2, 12, 1, 5)
     for each in (one, other):
         each.close()
