@@ -3,17 +3,17 @@
 The store is read in one transaction, and the authority's files under their lock, so each is of one moment. Files of the
 operator (configuration, models, passwords, own TLS keys) are not in the backup.
 
-The file is a ZIP archive. Its last member, the manifest, lists the others with their SHA-256. Nothing is restored
-before all of them were verified. A table is a member with a line of JSON per row, in the same form for either database.
+The file is a ZIP archive, whose last member is the manifest. Nothing is restored before the checksums of all members
+were verified. A table is a member with a line of JSON per row, in the same form for either database.
 The tables are looked up in the database: a backup is restored into the schema from which it was made, then migrated.
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
 import tempfile
 import zipfile
+import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
@@ -42,14 +42,6 @@ _STORE, _IDENTITY, _LINES = "store/", "identity/", ".jsonl"
 _ROWS = 1000  # in one statement
 
 
-class Member(Struct, frozen=True, forbid_unknown_fields=True):
-    """One file in the archive; `mode` is its permissions, where it was a file before."""
-
-    sha256: str
-    size_bytes: int
-    mode: int = 0o600
-
-
 class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
     """Describes the archive.
 
@@ -58,42 +50,20 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
         firstline: the version that wrote it.
         created: when.
         schema: the store's, as alembic numbers it.
-        members: by name, in order.
+        parts: the number of the other members.
+        size_bytes: of those, not compressed.
     """
 
     format: int
     firstline: str
     created: datetime
     schema: str
-    members: dict[str, Member]
-
-
-class Writing:
-    """An archive that is being written."""
-
-    def __init__(self, archive: zipfile.ZipFile) -> None:
-        self._archive = archive
-        self._members: dict[str, Member] = {}
-
-    def add(self, name: str, parts: Iterable[bytes], mode: int = 0o600) -> None:
-        """Adds a member."""
-        digest, size_bytes = hashlib.sha256(), 0
-        with self._archive.open(name, "w", force_zip64=True) as member:
-            for part in parts:
-                member.write(part)
-                digest.update(part)
-                size_bytes += len(part)
-        self._members[name] = Member(digest.hexdigest(), size_bytes, mode)
-
-    def finish(self, created: datetime, schema: str) -> Manifest:
-        """Adds the manifest."""
-        manifest = Manifest(FORMAT, __version__, created, schema, self._members)
-        self._archive.writestr(_MANIFEST, msgspec.json.format(msgspec.json.encode(manifest), indent=1))
-        return manifest
+    parts: int
+    size_bytes: int
 
 
 @contextmanager
-def writing(path: Path) -> Iterator[Writing]:
+def writing(path: Path) -> Iterator[zipfile.ZipFile]:
     """Creates an archive that only this user can read; it is complete and durable, or does not exist.
 
     Raises:
@@ -104,7 +74,7 @@ def writing(path: Path) -> Iterator[Writing]:
         descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # of mode 0600
         with os.fdopen(descriptor, "wb") as file:
             with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
-                yield Writing(archive)
+                yield archive
             file.flush()
             os.fsync(file.fileno())
         os.link(temporary, path)  # unlike a rename, it replaces nothing
@@ -130,7 +100,7 @@ def reading(path: Path) -> Iterator[tuple[zipfile.ZipFile, Manifest]]:
             yield archive, _verified(path, archive)
     except OSError as error:
         raise ConfigError(f"The backup {path} {unreadable(error)}") from error
-    except (zipfile.BadZipFile, msgspec.MsgspecError, KeyError, EOFError, RuntimeError) as error:
+    except (zipfile.BadZipFile, zlib.error, msgspec.MsgspecError, KeyError, EOFError, RuntimeError) as error:
         raise ConfigError(f"{path} is damaged, or not a backup: {fault_of(error)}; use another copy.") from error
 
 
@@ -142,13 +112,10 @@ def _verified(path: Path, archive: zipfile.ZipFile) -> Manifest:
             "version that wrote it."
         )
     manifest = msgspec.json.decode(content, type=Manifest)
-    if {_MANIFEST, *manifest.members} != set(archive.namelist()):
+    if len(archive.namelist()) != manifest.parts + 1:
         raise zipfile.BadZipFile("it does not hold what its manifest lists")
-    for name, member in manifest.members.items():
-        with archive.open(name) as file:
-            sha256 = hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]  # it is readable
-        if sha256 != member.sha256:
-            raise zipfile.BadZipFile(f"{name} is not what was backed up")
+    if (damaged := archive.testzip()) is not None:
+        raise zipfile.BadZipFile(f"{damaged} is not what was backed up")
     return manifest
 
 
@@ -223,10 +190,14 @@ def back_up(settings: Settings, path: Path) -> Manifest:
         ConfigError: there is no store yet, or the file cannot be written.
         StoreUnavailableError: the store refuses.
     """
-    with writing(path) as file:
-        schema = _add_store(file, settings.store)
-        _add_identity(file, Path(settings.identity.directory))
-        return file.finish(datetime.now(UTC).replace(microsecond=0), schema)
+    with writing(path) as archive:
+        schema = _add_store(archive, settings.store)
+        _add_identity(archive, Path(settings.identity.directory))
+        members = archive.infolist()
+        created, size_bytes = datetime.now(UTC).replace(microsecond=0), sum(one.file_size for one in members)
+        manifest = Manifest(FORMAT, __version__, created, schema, len(members), size_bytes)
+        archive.writestr(_MANIFEST, msgspec.json.format(msgspec.json.encode(manifest), indent=1))
+        return manifest
 
 
 def restore(settings: Settings, path: Path, *, only: Literal["store", "authority"] | None = None) -> Restored:
@@ -242,21 +213,27 @@ def restore(settings: Settings, path: Path, *, only: Literal["store", "authority
     """
     with reading(path) as (archive, manifest):
         directory = Path(settings.identity.directory)
-        names = [] if only == "store" else _identity_names(manifest, path)
-        if names and directory.exists() and any(not one.name.startswith(".") for one in directory.iterdir()):
+        files = [one for one in archive.infolist() if one.filename.startswith(_IDENTITY) and only != "store"]
+        if files and directory.exists() and any(not one.name.startswith(".") for one in directory.iterdir()):
             raise ConfigError(
                 f"identity.directory {directory} is not empty; a restore overwrites nothing. Put it aside."
             )
-        if only == "authority" and not names:
+        if only == "authority" and not files:
             raise ConfigError(f"{path} holds no authority; the gateway had none when it was backed up.")
         rows = {} if only == "authority" else _restore_store(archive, manifest, settings.store)
-        for name in names:
-            mode = manifest.members[name].mode
-            _write(directory / PurePosixPath(name).name, archive.read(name), mode)
+        for file in files:
+            _write(directory / PurePosixPath(file.filename).name, archive.read(file), file.external_attr >> 16)
         return Restored(manifest, rows)
 
 
-def _add_store(file: Writing, store: Store) -> str:
+def _add(archive: zipfile.ZipFile, name: str, parts: Iterable[bytes], mode: int = 0o600) -> None:
+    member = zipfile.ZipInfo(name)
+    member.compress_type, member.external_attr = zipfile.ZIP_DEFLATED, mode << 16
+    with archive.open(member, "w", force_zip64=True) as content:
+        content.writelines(parts)
+
+
+def _add_store(archive: zipfile.ZipFile, store: Store) -> str:
     existing = sqlite_file(store)
     if existing is not None and not existing.exists():
         raise ConfigError(f"There is no store at {existing} yet; a gateway makes it when it starts.")
@@ -265,17 +242,17 @@ def _add_store(file: Writing, store: Store) -> str:
         if schema is None:
             raise ConfigError(f"There is no store in {database.shown} yet; a gateway makes it when it starts.")
         for table in tables_of(connection):
-            file.add(f"{_STORE}{table.name}{_LINES}", lines(connection, table))
+            _add(archive, f"{_STORE}{table.name}{_LINES}", lines(connection, table))
         return schema
 
 
-def _add_identity(file: Writing, directory: Path) -> None:
+def _add_identity(archive: zipfile.ZipFile, directory: Path) -> None:
     if not directory.exists():
         return
     with authorities.locked(directory):
         for found in sorted(directory.iterdir()):
             if found.is_file() and not found.name.startswith("."):
-                file.add(_IDENTITY + found.name, [authorities.read(found)], found.stat().st_mode & 0o777)
+                _add(archive, _IDENTITY + found.name, [authorities.read(found)], found.stat().st_mode & 0o777)
 
 
 def _restore_store(archive: zipfile.ZipFile, manifest: Manifest, store: Store) -> dict[str, int]:
@@ -295,7 +272,7 @@ def _restore_store(archive: zipfile.ZipFile, manifest: Manifest, store: Store) -
             rows = {}
             for table in tables_of(connection):
                 name = f"{_STORE}{table.name}{_LINES}"
-                if name not in manifest.members:
+                if name not in archive.namelist():
                     raise ConfigError(f"The backup has no table {table.name}, which schema {manifest.schema} has.")
                 connection.execute(table.delete())  # rows that a migration inserts are in the backup, too
                 with archive.open(name) as content:
@@ -309,15 +286,6 @@ def _restore_store(archive: zipfile.ZipFile, manifest: Manifest, store: Store) -
         database.close()
         if existing is not None and not done:
             existing.unlink(missing_ok=True)
-
-
-def _identity_names(manifest: Manifest, path: Path) -> list[str]:
-    names = [name for name in manifest.members if name.startswith(_IDENTITY)]
-    for name in names:
-        plain = PurePosixPath(name).name
-        if name != _IDENTITY + plain or plain.startswith("."):
-            raise ConfigError(f"{path} is no backup: it would write {name!a}.")
-    return names
 
 
 def _write(path: Path, content: bytes, mode: int) -> None:

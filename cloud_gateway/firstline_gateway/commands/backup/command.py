@@ -30,11 +30,15 @@ def _backup(arguments: argparse.Namespace) -> int:
     from firstline_gateway.commands.backup.backup import back_up
 
     manifest = back_up(settings_of(arguments), arguments.file)
-    size_bytes = sum(member.size_bytes for member in manifest.members.values())
     show(
         arguments,
-        f"{arguments.file}: {counted(len(manifest.members), 'part')}, {size_bytes} bytes of schema {manifest.schema}",
-        {"file": str(arguments.file), "schema": manifest.schema, "members": len(manifest.members), "bytes": size_bytes},
+        f"{arguments.file}: {counted(manifest.parts, 'part')}, {manifest.size_bytes} bytes of schema {manifest.schema}",
+        {
+            "file": str(arguments.file),
+            "schema": manifest.schema,
+            "members": manifest.parts,
+            "bytes": manifest.size_bytes,
+        },
     )
     return 0
 
