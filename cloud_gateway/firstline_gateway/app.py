@@ -243,7 +243,6 @@ class Gateway:
         desired_changed = asyncio.Event()
         self.fleet = Fleet(
             self.store,
-            settings.fleet,
             clock=clock,
             service=service,
             on_desired=desired_changed.set,

@@ -11,7 +11,6 @@ from firstline_gateway.fleet import devices
 
 async def desire(gateway: Gateway, names: Sequence[str], change: Callable[[str, Desired], Desired]) -> list[str]:
     """Changes the documents, and has them published; returns the devices whose document has changed."""
-    now_s = gateway.clock.wall_s()
-    changed = await gateway.store.write(lambda on: devices.desire(on, names, change, now_s))
+    changed = await gateway.store.write(lambda on: devices.desire(on, names, change))
     gateway.fleet._on_desired()
     return changed

@@ -1,6 +1,6 @@
 """The requests of the fleet's devices and operators, over every transport.
 
-Devices report their state and counts, and read their desired state. Operators list, tag, accept and decommission
+Devices report their state and counts, and read their desired state. Operators list, tag and decommission
 devices, and set the brake. Changes by operators are in the audit log, in the same transaction.
 """
 
@@ -23,7 +23,6 @@ from firstline_core.types import ModelKey
 from firstline_gateway import audit_log
 from firstline_gateway.fleet import alarms, answers, devices, overview, tiers, totals
 from firstline_gateway.identity.enrolment import revoked_devices
-from firstline_gateway.settings import settings
 from firstline_gateway.store.service_clock import ServiceClock
 from firstline_gateway.store.store import Store
 
@@ -39,7 +38,6 @@ class Fleet:
 
     Args:
         store: reads and writes it.
-        fleet_settings: from the configuration.
         clock: gives wall time.
         service: clock by which alarms age.
         on_desired: called on the event loop when the desired state of devices has changed.
@@ -51,7 +49,6 @@ class Fleet:
     def __init__(
         self,
         store: Store,
-        fleet_settings: settings.Fleet,
         *,
         clock: Clock,
         service: ServiceClock,
@@ -61,7 +58,6 @@ class Fleet:
         delete_with_device: Sequence[Callable[[Connection, str], None]] = (),
     ) -> None:
         self._store = store
-        self._accept = fleet_settings.accept == "automatic"
         self._clock = clock
         self._service = service
         self._tier_counter = tiers.TierCounter()
@@ -79,9 +75,9 @@ class Fleet:
         now_s = self._clock.wall_s()
 
         def read(connection: Connection) -> Desired:
-            devices.mark_seen(connection, device, "", now_s, accept=self._accept)
+            devices.mark_seen(connection, device, "", now_s)
             found = devices.find(connection, device)
-            return found.desired if found is not None and found.accepted_s is not None else Desired(0)
+            return found.desired if found is not None else Desired(0)
 
         return await self._store.write(read)
 
@@ -90,13 +86,13 @@ class Fleet:
         now_s = self._clock.wall_s()
 
         def report(connection: Connection) -> tuple[bool, list[str]]:
-            if not devices.report(connection, device, reported, now_s, accept=self._accept):
+            if not devices.report(connection, device, reported, now_s):
                 return False, []
 
             def change(_: str, before: Desired) -> Desired:
                 return replace(before, answers=self._wants_answers)
 
-            return True, devices.desire(connection, [device], change, now_s, existing_only=True)
+            return True, devices.desire(connection, [device], change, existing_only=True)
 
         is_new, informed = await self._store.write(report, key=device)
         if informed:
@@ -112,7 +108,7 @@ class Fleet:
         now_s = self._clock.wall_s()
 
         def add(connection: Connection) -> tuple[totals.Counted | None, list[alarms.Change]]:
-            if not devices.mark_seen(connection, device, telemetry.session, now_s, accept=self._accept):
+            if not devices.mark_seen(connection, device, telemetry.session, now_s):
                 return None, []
             counted = totals.count(connection, device, replace(telemetry, ended=()), now_s)
             if counted is None:
@@ -136,9 +132,7 @@ class Fleet:
         """Notes that a process has started or ended; returns False for a late message of an earlier process."""
         now_s = self._clock.wall_s()
         if online:
-            return await self._store.write(
-                lambda on: devices.mark_seen(on, device, session, now_s, accept=self._accept), key=device
-            )
+            return await self._store.write(lambda on: devices.mark_seen(on, device, session, now_s), key=device)
         return await self._store.write(lambda on: devices.mark_offline(on, device, session), key=device)
 
     async def page(self, after: str, limit: int, wanted: devices.Filter, sort: Sort = Sort.NAME) -> FleetDevicePage:
@@ -184,7 +178,7 @@ class Fleet:
     async def change(
         self, name: str, change: DeviceChange, by: str, check: Callable[[FleetDevice], None] = lambda _: None
     ) -> FleetDevice:
-        """Tags or accepts a device.
+        """Tags a device.
 
         Args:
             name: of the device.
@@ -206,14 +200,9 @@ class Fleet:
                 raise RequestError(f"The device {name} would have {len(tags)} tags; {_TAGS} are the most.")
             if change.tags:
                 audit_log.add(connection, now_s, by, "device.tag", f"device:{name}", tags=change.tags)
-            if change.accepted and devices.accept(connection, name, now_s):
-                audit_log.add(connection, now_s, by, "device.accept", f"device:{name}")
             return _document(devices.existing(connection, name), now_s, revoked)
 
-        found = await self._store.write(changed)
-        if change.accepted:
-            self._on_desired()
-        return found
+        return await self._store.write(changed)
 
     async def decommission(self, name: str, by: str) -> None:
         """Deletes a device with its reports and counts; the caller ends its access.
@@ -246,7 +235,7 @@ class Fleet:
         def braked(connection: Connection) -> int:
             devices.set_brake(connection, brake, by, now_s)
             informed = devices.desire(
-                connection, devices.names(connection), lambda _, before: replace(before, brake=brake), now_s
+                connection, devices.names(connection), lambda _, before: replace(before, brake=brake)
             )
             action = "fleet.brake" if brake is not None else "fleet.lift"
             audit_log.add(connection, now_s, by, action, "fleet", brake=brake, devices=len(informed))
@@ -302,7 +291,6 @@ def _document(device: devices.Device, now_s: float, revoked: Collection[str]) ->
     return FleetDevice(
         name=device.name,
         tags=device.tags,
-        accepted=device.accepted_s is not None,
         online=device.online,
         last_seen_age_s=None if device.last_seen_s is None else round(max(0.0, now_s - device.last_seen_s), 3),
         first_seen_s=device.first_seen_s,

@@ -106,7 +106,7 @@ class FleetGauges:
     def _register(self, metrics: RequestMetrics, activity: Callable[[], Mapping[str, float]]) -> None:
         metrics.readings(
             "fleet_devices",
-            "Accepted devices by presence (online, late, asleep, revoked) and value of fleet.metrics_tag.",
+            "Devices by presence (online, late, asleep, revoked) and value of fleet.metrics_tag.",
             ("presence", "group"),
             lambda: self._latest.devices,
         )
@@ -159,7 +159,7 @@ class FleetGauges:
 
 
 def fleet_state(connection: Connection, now_s: float, *, tag: str, expiring_s: float) -> FleetState:
-    """Reads the state of all accepted devices.
+    """Reads the state of all devices.
 
     Args:
         connection: within a transaction.
@@ -168,18 +168,14 @@ def fleet_state(connection: Connection, now_s: float, *, tag: str, expiring_s: f
         expiring_s: remaining life of a certificate below which it counts as a problem.
     """
     revoked = revoked_devices(connection)
-    query = (
-        select(
-            _D.name,
-            _D.tags,
-            _D.online,
-            _D.last_seen_s,
-            type_coerce(_D.reported, Document(_Reported)).label("reported"),
-            type_coerce(_C.latest, Document(_Telemetry)).label("telemetry"),
-        )
-        .outerjoin(COUNTS, _C.device == _D.name)
-        .where(_D.accepted_s.is_not(None))
-    )
+    query = select(
+        _D.name,
+        _D.tags,
+        _D.online,
+        _D.last_seen_s,
+        type_coerce(_D.reported, Document(_Reported)).label("reported"),
+        type_coerce(_C.latest, Document(_Telemetry)).label("telemetry"),
+    ).outerjoin(COUNTS, _C.device == _D.name)
     devices: Counter[tuple[str, str]] = Counter()
     agents: Counter[str] = Counter()
     problems: Counter[str] = Counter(dict.fromkeys(_PROBLEMS, 0))

@@ -30,14 +30,11 @@ def overview(connection: Connection, tag: str, selector: Selector, now_s: float)
     revoked = revoked_devices(connection)
     presences, versions = Counter[Presence](), Counter[str]()
     by_tag: defaultdict[str, Counter[Presence]] = defaultdict(Counter)
-    names, reporting, unaccepted = set(), set(), 0
+    names, reporting = set(), set()
     for device in devices.every(connection):
         if not selector.matches(device.tags):
             continue
         names.add(device.name)
-        if device.accepted_s is None:
-            unaccepted += 1
-            continue
         presence = device.presence(now_s, revoked)
         presences[presence] += 1
         value = device.tags.get(tag, "")
@@ -56,7 +53,6 @@ def overview(connection: Connection, tag: str, selector: Selector, now_s: float)
     return FleetOverview(
         at_s=now_s,
         devices=dict(presences),
-        unaccepted=unaccepted,
         tag=tag,
         by_tag={value: dict(counts) for value, counts in sorted(by_tag.items())},
         agent_versions=dict(versions),
