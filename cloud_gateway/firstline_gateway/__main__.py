@@ -48,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def parser() -> Parser:
     """Returns the parser of all commands."""
     # Imported here, so that `main` reports a missing package.
-    from firstline_gateway.commands import authority, broker, init, keys, run, status
+    from firstline_gateway.commands import authority, init, keys, run, status
     from firstline_gateway.commands.backup import command as backup
 
     root = Parser(prog="firstline-gateway", description="Run full models for devices and applications.")
@@ -60,7 +60,6 @@ def parser() -> Parser:
     status.add_commands(commands)
     keys.add_commands(commands)
     authority.add_commands(commands)
-    broker.add_commands(commands)
     backup.add_commands(commands)
     return root
 

@@ -15,7 +15,6 @@ CHECKOUT = Path(__file__).parents[2]
     [
         "get-started/your-model.md",
         "how-to/enrol-devices.md",
-        "how-to/mqtt-brokers.md",
         "how-to/restore-a-backup.md",
         "how-to/metered-links.md",
         "how-to/certify-without-labels.md",

@@ -76,7 +76,7 @@ def configuration(plan: Plan) -> str:
         f"\n# By it the gateway tells of revocations (SIGHUP).\npid_file {plan.pid_file}\n" if plan.pid_file else ""
     )
     return f"""\
-# Written by `firstline-gateway broker configure` from [broker] in gateway.toml: change it there.
+# Written by the gateway from [broker] in gateway.toml: change it there.
 # The broker reads access list, revocations and certificates again on SIGHUP.
 per_listener_settings false
 allow_anonymous false
