@@ -6,14 +6,14 @@ import ipaddress
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import Annotated
 
 from fastapi import Depends, Request
 from fastapi.security import HTTPBearer
 from starlette.requests import HTTPConnection
-from starlette.types import Scope
+from starlette.types import Scope as AsgiScope
 
 from firstline_core.errors import ForbiddenError, UnauthorizedError
 from firstline_core.fleet.persons import Person, acting
@@ -24,7 +24,7 @@ from firstline_gateway.api import persons
 from firstline_gateway.audit_log import AuditLog
 from firstline_gateway.identity.client_certificate import ClientCertificate
 from firstline_gateway.identity.identity import Identity
-from firstline_gateway.identity.principals import SCOPES, UNAUTHENTICATED
+from firstline_gateway.identity.principals import SCOPES, UNAUTHENTICATED, Scope
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +164,7 @@ def address_of(identity: Identity, connection: HTTPConnection) -> str:
         return address
 
 
-async def certificate_of(identity: Identity, scope: Scope) -> ClientCertificate | None:
+async def certificate_of(identity: Identity, scope: AsgiScope) -> ClientCertificate | None:
     """Returns the certificate that the client, or a trusted proxy, has shown; it is not judged yet.
 
     Raises:
@@ -185,6 +185,7 @@ async def certificate_of(identity: Identity, scope: Scope) -> ClientCertificate 
 _Bearer = Annotated[object, Depends(HTTPBearer(auto_error=False, description="An API key, or the key of a device."))]
 
 
+@dataclass(eq=False)
 class Access:
     """The dependencies of routers: each requires a permission of the caller, and notes the principal for the routes.
 
@@ -196,38 +197,25 @@ class Access:
         open_metrics: whether all callers may read the metrics.
     """
 
-    def __init__(
-        self, identity: Identity, tags_of: persons.Tags, audit_log: AuditLog, *, open_metrics: bool = False
-    ) -> None:
-        self._identity = identity
-        self._tags_of = tags_of
-        self._audit_log = audit_log
-        self._open_metrics = open_metrics
-        self._denied_s: dict[tuple[str, str], float] = {}
+    identity: Identity
+    tags_of: persons.Tags
+    audit_log: AuditLog
+    open_metrics: bool = False
+    _denied_s: dict[tuple[str, str], float] = field(default_factory=dict)
 
-    async def infer(self, request: Request, _: _Bearer) -> AsyncIterator[None]:
-        """Requires the scope 'infer'."""
-        async with self._require(request, "infer"):
-            yield
+    def scope(self, to_read: Scope, to_change: Scope | None = None) -> Callable[..., AsyncIterator[None]]:
+        """Returns a dependency that requires a scope; to change something another one, if it is given."""
 
-    async def fleet(self, request: Request, _: _Bearer) -> AsyncIterator[None]:
-        """Requires the scope 'fleet'."""
-        async with self._require(request, "fleet"):
-            yield
+        async def required(request: Request, _: _Bearer) -> AsyncIterator[None]:
+            wanted = to_read if to_change is None or request.method == "GET" else to_change
+            async with self._require(request, wanted):
+                yield
 
-    async def fleet_or_admin(self, request: Request, _: _Bearer) -> AsyncIterator[None]:
-        """Requires the scope 'fleet' to read and 'admin' to change."""
-        async with self._require(request, "fleet" if request.method == "GET" else "admin"):
-            yield
-
-    async def delegate(self, request: Request, _: _Bearer) -> AsyncIterator[None]:
-        """Requires the scope 'delegate'."""
-        async with self._require(request, "delegate"):
-            yield
+        return required
 
     async def device(self, request: Request, _: _Bearer) -> None:
         """Requires a device; the principal is the name in its certificate or key."""
-        caller = await authenticate(self._identity, request)
+        caller = await authenticate(self.identity, request)
         name = device_of_principal(caller.principal) if caller.principal else None
         if name is None:
             advice = (
@@ -240,31 +228,31 @@ class Access:
 
     async def device_or_fleet(self, request: Request, _: _Bearer) -> None:
         """Requires a device, or the scope 'fleet'."""
-        caller = await authenticate(self._identity, request)
+        caller = await authenticate(self.identity, request)
         if device_of_principal(caller.principal) is None:
             check_scope(caller, "fleet")
 
     async def metrics(self, request: Request, _: _Bearer) -> None:
         """Requires an API key of any scope, unless all callers may read the metrics."""
-        if not self._open_metrics:
-            caller = await authenticate(self._identity, request)
+        if not self.open_metrics:
+            caller = await authenticate(self.identity, request)
             if device_of_principal(caller.principal) is not None:
                 raise ForbiddenError(f"{caller.principal} may not read the metrics; an API key of any scope may.")
 
     @asynccontextmanager
     async def _require(self, request: Request, scope: str) -> AsyncIterator[None]:
         """Requires a scope and, if a person is named, the person's permission; notes what a person may not do."""
-        caller = await authorize(self._identity, request, scope)
+        caller = await authorize(self.identity, request, scope)
         person = persons.person_of(request)
         request.state.person = person
-        request.state.sees = partial(persons.sees, person, self._tags_of)
+        request.state.sees = partial(persons.sees, person, self.tags_of)
         request.state.principal = acting(person.name if person is not None else caller.person, caller.principal)
         if person is None:
             yield
             return
         check_scope(caller, "delegate")
         try:
-            await persons.check(person, request, self._tags_of)
+            await persons.check(person, request, self.tags_of)
             yield
         except ForbiddenError as error:
             await self._note_denied(request, error)
@@ -282,7 +270,7 @@ class Access:
                 del known[next(iter(known))]
             known[actor, path] = now_s
         details = {"method": request.method, "path": path, "why": error.message}
-        await self._audit_log.note(actor, "person.denied", "gateway", details)
+        await self.audit_log.note(actor, "person.denied", "gateway", details)
 
 
 def _principal(request: Request) -> str:

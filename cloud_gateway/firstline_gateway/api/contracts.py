@@ -34,7 +34,9 @@ log = logger(__name__)
 
 def contract_routes(contracts: ContractMonitor, repository: Repository, access: Access) -> APIRouter:
     """Returns the routes of contracts."""
-    router = APIRouter(prefix=CONTRACTS_PATH, tags=["contracts"], dependencies=[Depends(access.fleet_or_admin)])
+    router = APIRouter(
+        prefix=CONTRACTS_PATH, tags=["contracts"], dependencies=[Depends(access.scope("fleet", to_change="admin"))]
+    )
 
     @router.get("")
     async def list_contracts(sees: Sees) -> Response:

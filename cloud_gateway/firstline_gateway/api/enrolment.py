@@ -48,7 +48,7 @@ def enrolment_routes(identity: Identity) -> APIRouter:
 
 def invitation_routes(devices: Devices, access: Access) -> APIRouter:
     """Returns the routes with which operators invite and revoke devices."""
-    router = APIRouter(tags=["devices"], dependencies=[Depends(access.fleet)])
+    router = APIRouter(tags=["devices"], dependencies=[Depends(access.scope("fleet"))])
 
     @router.post(wire.DEVICES_PATH, openapi_extra=body_schema(wire.InviteRequest))
     async def invite(request: Request, principal: Operator) -> Response:

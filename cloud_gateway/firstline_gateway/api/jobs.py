@@ -75,7 +75,7 @@ async def submit(plane: GatewayDataPlane, jobs: Jobs, request: InferRequest) -> 
 
 def job_routes(jobs: Jobs, files: FileRoute, identity: Identity, access: Access) -> APIRouter:
     """Returns the routes of jobs."""
-    router = APIRouter(prefix="/firstline/v1/answers", tags=["answers"], dependencies=[Depends(access.infer)])
+    router = APIRouter(prefix="/firstline/v1/answers", tags=["answers"], dependencies=[Depends(access.scope("infer"))])
 
     @router.get("/{request_id}", openapi_extra={"parameters": [*VIEW, _WAIT]})
     async def fetch(request: Request, principal: Principal, request_id: str, form: Form = "short") -> Response:

@@ -37,7 +37,7 @@ def health_routes(plane: GatewayDataPlane) -> APIRouter:
 
 def metadata_routes(plane: GatewayDataPlane, repository: Repository, access: Access) -> APIRouter:
     """Returns the routes that describe the server and its models."""
-    router = APIRouter(tags=["models"], dependencies=[Depends(access.infer)])
+    router = APIRouter(tags=["models"], dependencies=[Depends(access.scope("infer"))])
 
     @router.get("/v2")
     async def server_metadata() -> Response:
@@ -94,7 +94,7 @@ def metadata_routes(plane: GatewayDataPlane, repository: Repository, access: Acc
 
 def repository_routes(plane: GatewayDataPlane, access: Access) -> APIRouter:
     """Returns the routes with which operators load and unload models."""
-    router = APIRouter(tags=["models"], dependencies=[Depends(access.fleet)])
+    router = APIRouter(tags=["models"], dependencies=[Depends(access.scope("fleet"))])
 
     @router.post("/v2/repository/models/{model}/load")
     async def load_model(request: Request, model: str) -> Response:

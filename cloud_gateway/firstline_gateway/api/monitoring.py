@@ -35,7 +35,7 @@ def monitoring_routes(
     dispatcher: Dispatcher, store: Store, webhooks: Webhooks, audit_log: AuditLog, access: Access
 ) -> APIRouter:
     """Returns the routes of the executors, the store and the webhooks, for operators."""
-    router = APIRouter(dependencies=[Depends(access.fleet)])
+    router = APIRouter(dependencies=[Depends(access.scope("fleet"))])
 
     @router.get("/firstline/v1/executors", tags=["executors"])
     async def list_executors() -> Response:

@@ -196,11 +196,6 @@ def existing(connection: sa.Connection, name: str, *, lock: bool = False) -> Dev
     return device
 
 
-def every(connection: sa.Connection) -> Iterator[Device]:
-    """Yields all devices, by name."""
-    return _sorted(connection, "", Sort.NAME, _AT_ONCE)
-
-
 def unknown(name: str) -> NotFoundError:
     """Returns the error for an unknown device."""
     return NotFoundError(f"The device {name} is unknown here; `firstline device list` lists the known devices.")

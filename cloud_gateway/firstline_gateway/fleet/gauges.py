@@ -10,17 +10,13 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 
 from msgspec import Struct
-from sqlalchemy import Connection, select, type_coerce
+from sqlalchemy import Connection
 
 from firstline_core.clock import Clock
-from firstline_core.fleet.rest import Presence, presence
-from firstline_core.fleet.telemetry import Health
+from firstline_core.fleet.rest import Presence
 from firstline_core.telemetry.metrics import RequestMetrics
-from firstline_gateway.fleet.devices import DEVICES
-from firstline_gateway.fleet.totals import COUNTS
-from firstline_gateway.identity.enrolment import revoked_devices
+from firstline_gateway.fleet.overview import Readings, summaries
 from firstline_gateway.settings import settings
-from firstline_gateway.store.schema import Document
 from firstline_gateway.store.store import Store
 
 REFRESH_S = 30.0
@@ -35,20 +31,6 @@ LOW_DISK_SHARE = 0.05
 # A device renews its certificate when a third of its life is left; half of that is a failing renewal.
 _EXPIRING_SHARE = 1 / 6
 _PROBLEMS = ("certificate", "disk", "heat", "link")
-_D, _C = DEVICES.c, COUNTS.c
-
-
-class _Reported(Struct):
-    """The part of `Reported` that is counted."""
-
-    agent_version: str = ""
-
-
-class _Telemetry(Struct):
-    """The part of `Telemetry` that is counted."""
-
-    outbox_items: int = 0
-    health: Health = Health()
 
 
 class FleetState(Struct, frozen=True):
@@ -167,32 +149,21 @@ def fleet_state(connection: Connection, now_s: float, *, tag: str, expiring_s: f
         tag: whose values are counted; "" for none.
         expiring_s: remaining life of a certificate below which it counts as a problem.
     """
-    revoked = revoked_devices(connection)
-    query = select(
-        _D.name,
-        _D.tags,
-        _D.online,
-        _D.last_seen_s,
-        type_coerce(_D.reported, Document(_Reported)).label("reported"),
-        type_coerce(_C.latest, Document(_Telemetry)).label("telemetry"),
-    ).outerjoin(COUNTS, _C.device == _D.name)
     devices: Counter[tuple[str, str]] = Counter()
     agents: Counter[str] = Counter()
     problems: Counter[str] = Counter(dict.fromkeys(_PROBLEMS, 0))
     extremes = {"outbox_oldest_seconds": 0.0, "outbox_items": 0.0}
-    for row in connection.execute(query):
-        age_s = None if row.last_seen_s is None else max(0.0, now_s - row.last_seen_s)
-        found = presence(age_s, online=row.online, revoked=row.name in revoked)
-        devices[found, row.tags.get(tag, _UNTAGGED) if tag else _ALL] += 1
-        if found is not Presence.REVOKED:
-            agents[(row.reported and row.reported.agent_version) or _UNKNOWN] += 1
-        if found in (Presence.ONLINE, Presence.LATE) and row.telemetry is not None:
-            _add(row.telemetry, now_s, expiring_s, problems, extremes)
+    for one in summaries(connection, now_s):
+        devices[one.presence, one.tags.get(tag, _UNTAGGED) if tag else _ALL] += 1
+        if one.presence is not Presence.REVOKED:
+            agents[one.agent_version or _UNKNOWN] += 1
+        if one.presence in (Presence.ONLINE, Presence.LATE) and one.readings is not None:
+            _add(one.readings, now_s, expiring_s, problems, extremes)
     return FleetState(_by_group(devices), _bounded(agents), problems, extremes)
 
 
 def _add(
-    telemetry: _Telemetry, now_s: float, expiring_s: float, problems: Counter[str], extremes: dict[str, float]
+    telemetry: Readings, now_s: float, expiring_s: float, problems: Counter[str], extremes: dict[str, float]
 ) -> None:
     """Adds the report of one device."""
     health = telemetry.health

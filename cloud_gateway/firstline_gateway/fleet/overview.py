@@ -1,21 +1,79 @@
-"""The state of the fleet at one moment, added up over its devices."""
+"""The state of all devices at one moment: what is read of each, and the sums that the API shows."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
 from heapq import nlargest
+from typing import NamedTuple
 
-from sqlalchemy import Connection, func, select
+from msgspec import Struct
+from sqlalchemy import Connection, func, select, type_coerce
 
-from firstline_core.fleet.rest import EXPIRES_SOON_S, LISTED, ExpiringCertificate, FleetOverview, Outbox, Presence
+from firstline_core.fleet.rest import (
+    EXPIRES_SOON_S,
+    LISTED,
+    ExpiringCertificate,
+    FleetOverview,
+    Outbox,
+    Presence,
+    presence,
+)
 from firstline_core.fleet.selector import Selector
-from firstline_gateway.fleet import devices
+from firstline_core.fleet.telemetry import Health
+from firstline_gateway.fleet.devices import DEVICES
 from firstline_gateway.fleet.totals import COUNTS
 from firstline_gateway.identity.enrolment import revoked_devices
 from firstline_gateway.identity.tables import CERTIFICATES
+from firstline_gateway.store.schema import Document
 
 _VALUES = 100  # of the tag; further values are counted together, under "..."
 _OTHERS = "..."
+_D, _C = DEVICES.c, COUNTS.c
+
+
+class _Reported(Struct):
+    """The part of `Reported` that is counted."""
+
+    agent_version: str = ""
+
+
+class Readings(Struct):
+    """The part of `Telemetry` that is counted."""
+
+    outbox_items: int = 0
+    health: Health = Health()
+
+
+class DeviceSummary(NamedTuple):
+    """A device as sums see it; `readings`, of which `age_s` (seconds) is the age, are None without telemetry."""
+
+    name: str
+    tags: Mapping[str, str]
+    presence: Presence
+    agent_version: str
+    readings: Readings | None
+    age_s: float
+
+
+def summaries(connection: Connection, now_s: float) -> Iterator[DeviceSummary]:
+    """Yields all devices at a wall time."""
+    revoked = revoked_devices(connection)
+    query = select(
+        _D.name,
+        _D.tags,
+        _D.online,
+        _D.last_seen_s,
+        type_coerce(_D.reported, Document(_Reported)).label("reported"),
+        type_coerce(_C.latest, Document(Readings)).label("readings"),
+        _C.at_s,
+    ).outerjoin(COUNTS, _C.device == _D.name)
+    for row in connection.execute(query):
+        age_s = None if row.last_seen_s is None else max(0.0, now_s - row.last_seen_s)
+        found = presence(age_s, online=row.online, revoked=row.name in revoked)
+        version = row.reported.agent_version if row.reported is not None else ""
+        reported_age_s = max(0.0, now_s - (row.at_s or 0.0))
+        yield DeviceSummary(row.name, row.tags, found, version, row.readings, reported_age_s)
 
 
 def overview(connection: Connection, tag: str, selector: Selector, now_s: float) -> FleetOverview:
@@ -27,27 +85,21 @@ def overview(connection: Connection, tag: str, selector: Selector, now_s: float)
         selector: of the devices that count.
         now_s: wall time.
     """
-    revoked = revoked_devices(connection)
     presences, versions = Counter[Presence](), Counter[str]()
     by_tag: defaultdict[str, Counter[Presence]] = defaultdict(Counter)
-    names, reporting = set(), set()
-    for device in devices.every(connection):
-        if not selector.matches(device.tags):
-            continue
-        names.add(device.name)
-        presence = device.presence(now_s, revoked)
-        presences[presence] += 1
-        value = device.tags.get(tag, "")
-        by_tag[value if value in by_tag or len(by_tag) < _VALUES else _OTHERS][presence] += 1
-        if presence is not Presence.REVOKED:
-            reporting.add(device.name)
-            versions[device.reported.agent_version if device.reported is not None else ""] += 1
-    reports = connection.execute(select(COUNTS.c.device, COUNTS.c.latest, COUNTS.c.at_s)).all()
-    ages_s = [max(0.0, now_s - at_s) for device, _, at_s in reports if device in reporting]
+    found = [one for one in summaries(connection, now_s) if selector.matches(one.tags)]
+    for one in found:
+        presences[one.presence] += 1
+        value = one.tags.get(tag, "")
+        by_tag[value if value in by_tag or len(by_tag) < _VALUES else _OTHERS][one.presence] += 1
+        if one.presence is not Presence.REVOKED:
+            versions[one.agent_version] += 1
+    names = {one.name for one in found}
+    ages_s = [one.age_s for one in found if one.readings is not None and one.presence is not Presence.REVOKED]
     outboxes = (
-        Outbox(device, latest.outbox_items, latest.health.outbox_oldest_s, max(0.0, now_s - at_s))
-        for device, latest, at_s in reports
-        if device in names and latest.outbox_items
+        Outbox(one.name, one.readings.outbox_items, one.readings.health.outbox_oldest_s, one.age_s)
+        for one in found
+        if one.readings is not None and one.readings.outbox_items
     )
     expiring = [one for one in _expiring(connection, now_s) if one.device in names]
     return FleetOverview(

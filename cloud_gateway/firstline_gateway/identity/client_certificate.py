@@ -7,10 +7,10 @@ addresses. The certificate's signature is checked here once more.
 from __future__ import annotations
 
 import base64
-import hashlib
 import ipaddress
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Self
 from urllib.parse import unquote
 
@@ -24,7 +24,7 @@ from firstline_gateway.identity.authorities import Authorities
 from firstline_gateway.identity.ca import serial_of
 
 _HEADER_CHARACTERS = 16_384
-# Certificates of as many devices: some hundred bytes each.
+# Certificates of as many devices: some kilobytes each.
 _CACHED = 4096
 _PEM_START = "-----BEGIN CERTIFICATE-----"
 
@@ -108,41 +108,25 @@ def is_trusted(address: str, trusted: Networks) -> bool:
     return any(parsed in network for network in trusted)
 
 
-class ProxyCertificates:
-    """Reads the certificates that trusted proxies forward; each is parsed and verified once, then cached."""
+def proxied_certificate(values: Sequence[str], authorities: Authorities) -> ClientCertificate | None:
+    """Returns the certificate in a proxy's header: percent-encoded PEM (nginx, Envoy, HAProxy), or RFC 9440.
 
-    def __init__(self) -> None:
-        self._authorities: Authorities | None = None
-        self._cache: dict[bytes, ClientCertificate] = {}
+    Args:
+        values: of each occurrence of the header; an empty value means a client without a certificate.
+        authorities: the trusted authorities.
 
-    def read(self, values: Sequence[str], authorities: Authorities) -> ClientCertificate | None:
-        """Returns the certificate in a proxy's header: percent-encoded PEM (nginx, Envoy, HAProxy), or RFC 9440.
-
-        Args:
-            values: of each occurrence of the header; an empty value means a client without a certificate.
-            authorities: the trusted authorities; if they change, the cache is cleared.
-
-        Raises:
-            UnauthorizedError: the header occurs twice, or its value is not a certificate of these authorities.
-        """
-        if len(values) > 1:
-            raise UnauthorizedError(
-                "The proxy's header with the client certificate appears twice; have it replace what clients send."
-            )
-        text = values[0].strip() if values else ""
-        if not text:
-            return None
-        if authorities is not self._authorities:
-            self._authorities = authorities
-            self._cache.clear()
-        digest = hashlib.sha256(text.encode("utf-8", "surrogateescape")).digest()
-        certificate = self._cache.pop(digest, None) or _verified(text, authorities)
-        self._cache[digest] = certificate  # the newest last
-        if len(self._cache) > _CACHED:
-            del self._cache[next(iter(self._cache))]
-        return certificate
+    Raises:
+        UnauthorizedError: the header occurs twice, or its value is not a certificate of these authorities.
+    """
+    if len(values) > 1:
+        raise UnauthorizedError(
+            "The proxy's header with the client certificate appears twice; have it replace what clients send."
+        )
+    text = values[0].strip() if values else ""
+    return _verified(text, authorities) if text else None
 
 
+@lru_cache(_CACHED)
 def _verified(text: str, authorities: Authorities) -> ClientCertificate:
     try:
         certificate = _parsed(text)

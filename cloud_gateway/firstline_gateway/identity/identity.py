@@ -44,7 +44,6 @@ class Identity:
         self.refresh_s = auth.refresh_s
         self.proxy_header = auth.proxy_certificate_header.lower()
         self._trusted = client_certificate.networks(auth.trusted_proxies)
-        self._certificates = client_certificate.ProxyCertificates()
         self.folder = AuthorityFolder(Path(identity.directory), clock)
         self.readers = Readers(store.database)
         self.gatekeeper = Gatekeeper(
@@ -105,7 +104,7 @@ class Identity:
             raise UnauthorizedError(
                 "This gateway has no certificate authority, so no client certificate is valid here."
             )
-        return self._certificates.read(values, await asyncio.to_thread(self.folder.open))
+        return client_certificate.proxied_certificate(values, await asyncio.to_thread(self.folder.open))
 
 
 def check_files(settings: Settings) -> None:

@@ -45,7 +45,7 @@ _DOCUMENT = Limits(body_bytes=LIMIT_BYTES)
 
 def device_routes(fleet: Fleet, enrolled: Devices, access: Access) -> APIRouter:
     """Returns the routes of the devices, for operators."""
-    router = APIRouter(tags=["fleet"], dependencies=[Depends(access.fleet)])
+    router = APIRouter(tags=["fleet"], dependencies=[Depends(access.scope("fleet"))])
 
     @router.get(rest.DEVICES_PATH)
     async def list_devices(
@@ -90,7 +90,7 @@ def device_routes(fleet: Fleet, enrolled: Devices, access: Access) -> APIRouter:
 
 def fleet_routes(fleet: Fleet, rollouts: Rollouts, access: Access) -> APIRouter:
     """Returns the routes of all devices together, for operators."""
-    router = APIRouter(tags=["fleet"], dependencies=[Depends(access.fleet)])
+    router = APIRouter(tags=["fleet"], dependencies=[Depends(access.scope("fleet"))])
 
     @router.get(rest.OVERVIEW_PATH)
     async def read_overview(

@@ -50,7 +50,7 @@ PlaceDep = Annotated[Place, Depends(place_of)]
 
 def profile_routes(profiles: Profiles, access: Access) -> APIRouter:
     """Returns the routes of the stored profiles, for operators."""
-    router = APIRouter(tags=["profiles"], dependencies=[Depends(access.fleet)])
+    router = APIRouter(tags=["profiles"], dependencies=[Depends(access.scope("fleet"))])
 
     @router.get(wire.PROFILES_PATH)
     async def list_profiles(
@@ -97,7 +97,7 @@ def profile_routes(profiles: Profiles, access: Access) -> APIRouter:
 
 def request_routes(requests: RequestedProfiles, access: Access) -> APIRouter:
     """Returns the routes of requests to devices, for operators."""
-    router = APIRouter(tags=["profiles"], dependencies=[Depends(access.fleet)])
+    router = APIRouter(tags=["profiles"], dependencies=[Depends(access.scope("fleet"))])
 
     @router.get(_REQUESTS)
     async def list_requests(name: DeviceName) -> Response:

@@ -92,7 +92,7 @@ def file_routes(registry: Registry | None, access: Access) -> APIRouter:
 
 def publication_routes(registry: Registry | None, access: Access) -> APIRouter:
     """Returns the routes that publish files and metadata."""
-    router = APIRouter(tags=["registry"], dependencies=[Depends(access.fleet)])
+    router = APIRouter(tags=["registry"], dependencies=[Depends(access.scope("fleet"))])
 
     @router.put(_BLOB, responses=NEW, openapi_extra=_BINARY_BODY)
     async def write_blob(request: Request, sha256: Sha256) -> Response:
@@ -128,7 +128,7 @@ def publication_routes(registry: Registry | None, access: Access) -> APIRouter:
 
 def catalogue_routes(registry: Registry | None, access: Access) -> APIRouter:
     """Returns the routes of the signed bundles and configurations."""
-    router = APIRouter(tags=["registry"], dependencies=[Depends(access.fleet)])
+    router = APIRouter(tags=["registry"], dependencies=[Depends(access.scope("fleet"))])
 
     @router.get(wire.BUNDLES_PATH)
     async def list_bundles(after: str = "", model: OptionalModelName = "", limit: str = str(_PAGE_LIMIT)) -> Response:

@@ -36,7 +36,7 @@ _LookPosition = Annotated[str, Query(pattern=r"^([0-9]{1,6}\.[0-9]{1,9})?$", des
 
 def rollout_routes(rollouts: Rollouts, access: Access) -> APIRouter:
     """Returns the routes of rollouts."""
-    router = APIRouter(tags=["rollouts"], dependencies=[Depends(access.fleet)])
+    router = APIRouter(tags=["rollouts"], dependencies=[Depends(access.scope("fleet"))])
 
     @router.get(wire.ROLLOUTS_PATH)
     async def list_rollouts(
@@ -138,7 +138,7 @@ def _revision(match: str | None) -> int | None:
 
 def audit_log_routes(audit_log: AuditLog, access: Access) -> APIRouter:
     """Returns the routes of the audit log."""
-    router = APIRouter(tags=["audit"], dependencies=[Depends(access.fleet)])
+    router = APIRouter(tags=["audit"], dependencies=[Depends(access.scope("fleet"))])
 
     @router.get(wire.AUDIT_PATH)
     async def read_audit(
@@ -167,7 +167,10 @@ def sign_in_routes(audit_log: AuditLog, access: Access) -> APIRouter:
     router = APIRouter(tags=["audit"])
 
     @router.post(
-        SIGN_INS_PATH, status_code=204, dependencies=[Depends(access.delegate)], openapi_extra=body_schema(SignIn)
+        SIGN_INS_PATH,
+        status_code=204,
+        dependencies=[Depends(access.scope("delegate"))],
+        openapi_extra=body_schema(SignIn),
     )
     async def note_sign_in(request: Request, principal: Operator) -> Response:
         """Note that a person signed in to a console, or was refused."""
@@ -182,7 +185,7 @@ def sign_in_routes(audit_log: AuditLog, access: Access) -> APIRouter:
         await audit_log.note(acting(person, principal), action, "console", details)
         return Response(status_code=204)
 
-    @router.post(wire.AUDIT_EXPORT_PATH, dependencies=[Depends(access.fleet)])
+    @router.post(wire.AUDIT_EXPORT_PATH, dependencies=[Depends(access.scope("fleet"))])
     async def note_export(principal: Operator, since_s: Annotated[float, Query(ge=0)] = 0.0) -> Response:
         """Note an export of the audit log, and return the signed head that follows; the export ends there."""
         return answer(await audit_log.note_export(principal, since_s))

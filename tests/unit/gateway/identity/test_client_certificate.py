@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from firstline_core.errors import ConfigError, UnauthorizedError
 from firstline_gateway.identity import ca, client_certificate
 from firstline_gateway.identity.authorities import Authorities
-from firstline_gateway.identity.client_certificate import ProxyCertificates
+from firstline_gateway.identity.client_certificate import proxied_certificate
 
 NOW_S = 1_800_000_000.0
 AUTHORITY = ca.create_authority(ca.new_key(), NOW_S)
@@ -40,13 +40,13 @@ def escaped(certificate: x509.Certificate) -> str:
     ],
 )
 def test_both_forms_are_read(value: str) -> None:
-    found = ProxyCertificates().read([value], BELIEVED)
+    found = proxied_certificate([value], BELIEVED)
     assert (found.device, found.serial) == ("press-7", ca.serial_of(CERTIFICATE))
 
 
 def test_no_value_is_a_client_without_certificate() -> None:
-    assert ProxyCertificates().read([], BELIEVED) is None
-    assert ProxyCertificates().read([""], BELIEVED) is None
+    assert proxied_certificate([], BELIEVED) is None
+    assert proxied_certificate([""], BELIEVED) is None
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_no_value_is_a_client_without_certificate() -> None:
 )
 def test_an_invalid_certificate_is_refused(value: str) -> None:
     with pytest.raises(UnauthorizedError, match="no certificate that can be read"):
-        ProxyCertificates().read([value], BELIEVED)
+        proxied_certificate([value], BELIEVED)
 
 
 def test_a_certificate_of_another_authority_is_refused() -> None:
@@ -72,13 +72,13 @@ def test_a_certificate_of_another_authority_is_refused() -> None:
     for authority in (foreign, named_alike):
         forged = ca.issue_device(authority, "press-7", ca.new_key().public_key(), NOW_S, 90)
         with pytest.raises(UnauthorizedError, match="not issued by this gateway's authority"):
-            ProxyCertificates().read([escaped(forged)], BELIEVED)
+            proxied_certificate([escaped(forged)], BELIEVED)
 
 
 def test_a_header_that_is_there_twice_is_refused() -> None:
     """A proxy that adds its header to the client's would let the client choose."""
     with pytest.raises(UnauthorizedError, match="appears twice"):
-        ProxyCertificates().read([escaped(CERTIFICATE), escaped(CERTIFICATE)], BELIEVED)
+        proxied_certificate([escaped(CERTIFICATE), escaped(CERTIFICATE)], BELIEVED)
 
 
 @pytest.mark.parametrize(
@@ -103,20 +103,12 @@ def test_a_certificate_is_parsed_once_while_its_authority_is_trusted(monkeypatch
         return parse(text)
 
     monkeypatch.setattr(client_certificate, "_parsed", counted)
-    monkeypatch.setattr(client_certificate, "_CACHED", 2)
-    certificates, value = ProxyCertificates(), escaped(CERTIFICATE)
-    assert certificates.read([value], BELIEVED) == certificates.read([value], BELIEVED)
-    assert len(read) == 1
-    others = [
-        escaped(ca.issue_device(AUTHORITY, name, ca.new_key().public_key(), NOW_S, 90)) for name in ("a", "b", "c")
-    ]
-    for other in others:
-        certificates.read([other], BELIEVED)
-        certificates.read([value], BELIEVED)  # who comes often stays
-    assert read == [value, *others]
-    assert len(certificates._cache) == 2
+    value = escaped(CERTIFICATE)
+    assert proxied_certificate([value], BELIEVED) == proxied_certificate([value], BELIEVED)
+    assert len(read) <= 1
+    before = len(read)
     following = Authorities(ca.create_authority(ca.new_key(), NOW_S))
     for _ in range(2):  # neither refusals nor certificates of another authority are cached
         with pytest.raises(UnauthorizedError, match="not issued by this gateway's authority"):
-            certificates.read([value], following)
-    assert read == [value, *others, value, value]
+            proxied_certificate([value], following)
+    assert len(read) == before + 2
