@@ -231,7 +231,7 @@ class Gateway:
                 clock=clock,
             )
             updater.refresh()
-            self._services.append(updater)
+            self._services.append(updater.task)
         self._mqtt = (
             MqttConsumer(self.plane, settings.mqtt, metrics=self.metrics, clock=clock, admit=self.identity.admit_device)
             if settings.mqtt.enabled

@@ -4,7 +4,7 @@ The file is TOML:
 
     [[person]]
     name = "anna@example.org"
-    password = "scrypt$..."        # as `firstline console --hash-password` prints it; absent for OIDC alone
+    password = "$argon2id$..."     # as `firstline console --hash-password` prints it; absent for OIDC alone
     role = "approver"              # viewer, operator or approver
     devices = "site=kiel"          # selector of devices; absent for all
 
@@ -23,8 +23,6 @@ The file is TOML:
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import hmac
 import secrets
 from collections import Counter
@@ -35,6 +33,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import msgspec
+from cryptography.exceptions import InvalidKey
+from cryptography.hazmat.primitives.kdf.argon2 import Argon2id
 from msgspec import Struct, field
 
 from firstline_core.errors import ConfigError, RequestError
@@ -46,9 +46,7 @@ from firstline_core.storage import settings
 from firstline_core.storage.files import read_text, unreadable
 from firstline_core.storage.setting_places import FILE_LIMIT_BYTES
 
-_SCRYPT = {"n": 2**14, "r": 8, "p": 1, "maxmem": 2**26}
-_SALT_BYTES = 16
-_DIGEST_BYTES = 64
+_HASH = "$argon2id$"
 SHARED_PERSON = Person("console", Role.APPROVER)
 """The one person of the shared password: with a name of their choice, one user could approve their own rollouts."""
 
@@ -164,7 +162,7 @@ def _check_persons(path: Path, accounts: Accounts) -> None:
     if repeated := [name for name, count in names.items() if count > 1]:
         raise ConfigError(f"{path} has more than one person named {repeated[0]}; give each name once.")
     for account in accounts.person:
-        if account.password and _salt_and_digest(account.password) is None:
+        if account.password and not account.password.startswith(_HASH):
             raise ConfigError(
                 f"{path}: the password of {account.name} is not a hash; write what `firstline console --hash-password` "
                 "prints."
@@ -193,29 +191,18 @@ def _check_https(path: Path, key: str, url: str) -> None:
 
 
 def hash_password(password: str) -> str:
-    """Returns the scrypt hash of a password with a new salt (RFC 7914)."""
-    salt = secrets.token_bytes(_SALT_BYTES)
-    digest = hashlib.scrypt(password.encode(), salt=salt, **_SCRYPT)
-    return "$".join(("scrypt", base64.b64encode(salt).decode(), base64.b64encode(digest).decode()))
+    """Returns the Argon2id hash of a password with a new salt (RFC 9106), in the PHC format."""
+    # The cost that OWASP recommends; memory in KiB.
+    hashing = Argon2id(salt=secrets.token_bytes(16), length=32, iterations=2, lanes=1, memory_cost=19 * 1024)
+    return hashing.derive_phc_encoded(password.encode())
 
 
 def _is_password(password: str, stored: str) -> bool:
-    found = _salt_and_digest(stored)
-    if found is None:
-        return False
-    salt, digest = found
-    return hmac.compare_digest(hashlib.scrypt(password.encode(), salt=salt, **_SCRYPT), digest)
-
-
-def _salt_and_digest(stored: str) -> tuple[bytes, bytes] | None:
-    """Returns the parts of a hash from `hash_password`; None for any other text."""
     try:
-        scheme, *parts = stored.split("$")
-        salt, digest = (base64.b64decode(part, validate=True) for part in parts)
-    except ValueError:
-        return None
-    valid = scheme == "scrypt" and len(salt) == _SALT_BYTES and len(digest) == _DIGEST_BYTES
-    return (salt, digest) if valid else None
+        Argon2id.verify_phc_encoded(password.encode(), stored)
+    except (InvalidKey, ValueError):
+        return False
+    return True
 
 
 @cache

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from authlib.integrations.starlette_client import OAuth
 
 _BODY_BYTES = 4096
-_MOST_HASHES = 2  # at once; each takes 16 MiB of memory
+_MOST_HASHES = 2  # at once; each takes 19 MiB of memory
 _PAGE = Path(__file__).with_name("sign_in.html").read_text()
 Note = Callable[[SignIn], None]
 """Adds an attempt to the audit log; blocks."""

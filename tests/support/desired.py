@@ -12,5 +12,5 @@ from firstline_gateway.fleet import devices
 async def desire(gateway: Gateway, names: Sequence[str], change: Callable[[str, Desired], Desired]) -> list[str]:
     """Changes the documents, and has them published; returns the devices whose document has changed."""
     changed = await gateway.store.write(lambda on: devices.desire(on, names, change))
-    gateway.fleet._on_desired()
+    gateway.fleet.on_desired()
     return changed

@@ -51,8 +51,7 @@ def monitoring_routes(
     @router.get(WEBHOOKS_PATH, tags=["webhooks"])
     async def list_webhooks() -> Response:
         """The webhooks, with the reason if the latest attempt failed, and whether a message was ever delivered."""
-        states = await webhooks.states()
-        return json_response({"webhooks": [{"name": name, **state._asdict()} for name, state in states.items()]})
+        return json_response({"webhooks": [asdict(state) for state in await webhooks.states()]})
 
     @router.post(f"{WEBHOOKS_PATH}/{{webhook}}/test", tags=["webhooks"])
     async def test_webhook(webhook: str, principal: Operator) -> Response:

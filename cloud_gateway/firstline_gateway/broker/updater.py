@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from firstline_core.clock import Clock
 from firstline_core.errors import FirstlineError
@@ -68,6 +68,7 @@ _LOOK_S = 600.0
 _RETRY_S = 30.0
 
 
+@dataclass(eq=False)
 class BrokerUpdater:
     """Keeps the files of one gateway's broker up to date. Used on its event loop.
 
@@ -78,27 +79,23 @@ class BrokerUpdater:
         connect: returns the settings of the gateway's own connection to the broker, by which sessions are ended.
         refresh_s: how often changes of the credentials are looked for.
         clock: dates certificates.
+
+    Attributes:
+        task: looks for changes.
     """
 
-    def __init__(
-        self,
-        folder: BrokerFolder,
-        authorities: AuthorityFolder,
-        credentials: Credentials,
-        connect: Callable[[], MqttSettings],
-        *,
-        refresh_s: float,
-        clock: Clock,
-    ) -> None:
-        self._folder = folder
-        self._authorities = authorities
-        self._credentials = credentials
-        self._connect = connect
-        self._clock = clock
+    folder: BrokerFolder
+    authorities: AuthorityFolder
+    credentials: Credentials
+    connect: Callable[[], MqttSettings]
+    refresh_s: float
+    clock: Clock
+
+    def __post_init__(self) -> None:
         self._open_sessions: set[str] = set()  # devices whose sessions are still to be ended
         self._applied_version = -1
-        self._looked_s = clock.monotonic_s()
-        self._task = PeriodicTask("broker files", self._update, interval_s=refresh_s, clock=clock)
+        self._looked_s = self.clock.monotonic_s()
+        self.task = PeriodicTask("broker files", self._update, interval_s=self.refresh_s, clock=self.clock)
 
     def refresh(self) -> set[str]:
         """Updates the folder, and returns the devices that are refused since, whose sessions are to be ended. Blocks.
@@ -106,17 +103,10 @@ class BrokerUpdater:
         Raises:
             ConfigError: the folder cannot be written.
         """
-        now_s = self._clock.wall_s()
-        refused = self._folder.refresh(self._authorities.open(), self._credentials, now_s)
+        now_s = self.clock.wall_s()
+        refused = self.folder.refresh(self.authorities.open(), self.credentials, now_s)
         self._open_sessions |= refused
         return refused
-
-    async def start(self) -> None:
-        """Starts to look for changes."""
-        await self._task.start()
-
-    async def close(self) -> None:
-        await self._task.close()
 
     async def _update(self) -> None:
         """Updates the folder after a change, and ends the sessions of devices that are refused since.
@@ -124,7 +114,7 @@ class BrokerUpdater:
         Raises:
             FirstlineError: the folder cannot be written.
         """
-        now_s, version = self._clock.monotonic_s(), self._credentials.version
+        now_s, version = self.clock.monotonic_s(), self.credentials.version
         if version == self._applied_version and now_s - self._looked_s < (_RETRY_S if self._open_sessions else _LOOK_S):
             return
         self._looked_s = now_s
@@ -132,5 +122,5 @@ class BrokerUpdater:
         self._applied_version = version
         if self._open_sessions:
             log.info("revoked devices refused by broker", devices=len(self._open_sessions))
-            await self._clock.sleep(_RELOAD_S)
-            self._open_sessions = set(await end_sessions(self._connect(), sorted(self._open_sessions)))
+            await self.clock.sleep(_RELOAD_S)
+            self._open_sessions = set(await end_sessions(self.connect(), sorted(self._open_sessions)))

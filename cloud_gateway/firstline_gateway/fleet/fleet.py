@@ -7,6 +7,7 @@ devices, and set the brake. Changes by operators are in the audit log, in the sa
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from msgspec.structs import replace
@@ -33,6 +34,7 @@ _T = TypeVar("_T")
 log = logger(__name__)
 
 
+@dataclass(eq=False)
 class Fleet:
     """The devices of one gateway, or of the replicas that share its store.
 
@@ -46,25 +48,14 @@ class Fleet:
         delete_with_device: functions that delete what other packages store about a device, in the given transaction.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        *,
-        clock: Clock,
-        service: ServiceClock,
-        on_desired: Callable[[], None],
-        monitors: Callable[[ModelKey], bool] = lambda _: True,
-        wants_answers: bool = False,
-        delete_with_device: Sequence[Callable[[Connection, str], None]] = (),
-    ) -> None:
-        self._store = store
-        self._clock = clock
-        self._service = service
-        self._tier_counter = tiers.TierCounter()
-        self._on_desired = on_desired
-        self._monitors = monitors
-        self._wants_answers = wants_answers
-        self._delete_with_device = delete_with_device
+    store: Store
+    clock: Clock
+    service: ServiceClock
+    on_desired: Callable[[], None]
+    monitors: Callable[[ModelKey], bool] = lambda _: True
+    wants_answers: bool = False
+    delete_with_device: Sequence[Callable[[Connection, str], None]] = ()
+    _tier_counter: tiers.TierCounter = field(default_factory=tiers.TierCounter)
 
     def activity(self) -> Mapping[str, float]:
         """Returns what devices counted since this process started; see `TierCounter.sums`."""
@@ -72,31 +63,31 @@ class Fleet:
 
     async def desired(self, device: str) -> Desired:
         """Returns a device's desired document; the request itself shows that the device is online."""
-        now_s = self._clock.wall_s()
+        now_s = self.clock.wall_s()
 
         def read(connection: Connection) -> Desired:
             devices.mark_seen(connection, device, "", now_s)
             found = devices.find(connection, device)
             return found.desired if found is not None else Desired(0)
 
-        return await self._store.write(read)
+        return await self.store.write(read)
 
     async def report(self, device: str, reported: Reported) -> bool:
         """Stores a device's report; returns False if a newer one is stored already."""
-        now_s = self._clock.wall_s()
+        now_s = self.clock.wall_s()
 
         def report(connection: Connection) -> tuple[bool, list[str]]:
             if not devices.report(connection, device, reported, now_s):
                 return False, []
 
             def change(_: str, before: Desired) -> Desired:
-                return replace(before, answers=self._wants_answers)
+                return replace(before, answers=self.wants_answers)
 
             return True, devices.desire(connection, [device], change, existing_only=True)
 
-        is_new, informed = await self._store.write(report, key=device)
+        is_new, informed = await self.store.write(report, key=device)
         if informed:
-            self._on_desired()
+            self.on_desired()
         return is_new
 
     async def take_telemetry(self, device: str, telemetry: Telemetry) -> bool:
@@ -105,7 +96,7 @@ class Fleet:
         Returns:
             False if newer counts were added before; the promises are stored all the same.
         """
-        now_s = self._clock.wall_s()
+        now_s = self.clock.wall_s()
 
         def add(connection: Connection) -> tuple[totals.Counted | None, list[alarms.Change]]:
             if not devices.mark_seen(connection, device, telemetry.session, now_s):
@@ -114,37 +105,37 @@ class Fleet:
             if counted is None:
                 return None, []
             reported = {(model.name, model.version) for model in telemetry.models}
-            monitored = {key for key in reported if self._monitors(ModelKey(*key))}
+            monitored = {key for key in reported if self.monitors(ModelKey(*key))}
             counts = [model for model in counted.after.models if (model.name, model.version) in monitored]
-            service_s = self._service.now_s()
+            service_s = self.service.now_s()
             return counted, alarms.take_telemetry(connection, device, counts, now_s=now_s, service_s=service_s)
 
-        found, changes = await self._store.write(add, key=device)
+        found, changes = await self.store.write(add, key=device)
         for change in changes:
             change.log()
         if found is not None:
             self._tier_counter.add(found.before, found.after, now_s)
-        if telemetry.ended and self._wants_answers:
-            await self._store.write(lambda on: answers.add(on, device, telemetry.ended, now_s), apart=True)
+        if telemetry.ended and self.wants_answers:
+            await self.store.write(lambda on: answers.add(on, device, telemetry.ended, now_s), apart=True)
         return found is not None
 
     async def presence(self, device: str, session: str, *, online: bool) -> bool:
         """Notes that a process has started or ended; returns False for a late message of an earlier process."""
-        now_s = self._clock.wall_s()
+        now_s = self.clock.wall_s()
         if online:
-            return await self._store.write(lambda on: devices.mark_seen(on, device, session, now_s), key=device)
-        return await self._store.write(lambda on: devices.mark_offline(on, device, session), key=device)
+            return await self.store.write(lambda on: devices.mark_seen(on, device, session, now_s), key=device)
+        return await self.store.write(lambda on: devices.mark_offline(on, device, session), key=device)
 
     async def page(self, after: str, limit: int, wanted: devices.Filter, sort: Sort = Sort.NAME) -> FleetDevicePage:
         """Returns a page of devices; see `devices.page`."""
-        now_s = self._clock.wall_s()
+        now_s = self.clock.wall_s()
 
         def read(connection: Connection) -> list[FleetDevice]:
             revoked = revoked_devices(connection)
             found = devices.page(connection, after, limit, lambda one: wanted.matches(one, now_s, revoked), sort)
             return [_document(device, now_s, revoked) for device in found]
 
-        found = await self._store.read(read)
+        found = await self.store.read(read)
         return FleetDevicePage(tuple(found), found[-1].name if len(found) == limit else None)
 
     async def device(self, name: str) -> FleetDevice:
@@ -153,7 +144,7 @@ class Fleet:
         Raises:
             NotFoundError: the device is unknown.
         """
-        now_s = self._clock.wall_s()
+        now_s = self.clock.wall_s()
 
         def read(connection: Connection) -> FleetDevice:
             found = _document(devices.existing(connection, name), now_s, revoked_devices(connection))
@@ -163,17 +154,17 @@ class Fleet:
             latest, at_s = stored
             return replace(found, latest=latest, latest_age_s=round(max(0.0, now_s - at_s), 3))
 
-        return await self._store.read(read)
+        return await self.store.read(read)
 
     async def tags(self, name: str) -> dict[str, str]:
         """Returns the tags of a device; none for an unknown device."""
-        found = await self._store.read(lambda on: devices.find(on, name))
+        found = await self.store.read(lambda on: devices.find(on, name))
         return found.tags if found is not None else {}
 
     async def overview(self, tag: str, selector: Selector) -> FleetOverview:
         """Returns the state of the fleet; see `overview.overview`."""
-        now_s = self._clock.wall_s()
-        return await self._store.read(lambda on: overview.overview(on, tag, selector, now_s))
+        now_s = self.clock.wall_s()
+        return await self.store.read(lambda on: overview.overview(on, tag, selector, now_s))
 
     async def change(
         self, name: str, change: DeviceChange, by: str, check: Callable[[FleetDevice], None] = lambda _: None
@@ -190,7 +181,7 @@ class Fleet:
             NotFoundError: the device is unknown.
             RequestError: it would have too many tags, or is not what the operator saw.
         """
-        now_s = self._clock.wall_s()
+        now_s = self.clock.wall_s()
 
         def changed(connection: Connection) -> FleetDevice:
             revoked = revoked_devices(connection)
@@ -202,7 +193,7 @@ class Fleet:
                 audit_log.add(connection, now_s, by, "device.tag", f"device:{name}", tags=change.tags)
             return _document(devices.existing(connection, name), now_s, revoked)
 
-        return await self._store.write(changed)
+        return await self.store.write(changed)
 
     async def decommission(self, name: str, by: str) -> None:
         """Deletes a device with its reports and counts; the caller ends its access.
@@ -210,27 +201,27 @@ class Fleet:
         Raises:
             NotFoundError: the device is unknown.
         """
-        now_s = self._clock.wall_s()
+        now_s = self.clock.wall_s()
 
         def forgotten(connection: Connection) -> bool:
             if not devices.forget(connection, name):
                 return False
             alarms.delete_device(connection, name)
-            for delete_data in self._delete_with_device:
+            for delete_data in self.delete_with_device:
                 delete_data(connection, name)
             audit_log.add(connection, now_s, by, "device.decommission", f"device:{name}")
             return True
 
-        if not await self._store.write(forgotten):
+        if not await self.store.write(forgotten):
             raise devices.unknown(name)
 
     async def brake(self) -> Brake | None:
         """Returns the limits on the whole fleet's escalations."""
-        return await self._store.read(devices.brake)
+        return await self.store.read(devices.brake)
 
     async def set_brake(self, brake: Brake | None, by: str) -> int:
         """Sets or lifts the brake on the whole fleet's escalations; returns the number of devices that are informed."""
-        now_s = self._clock.wall_s()
+        now_s = self.clock.wall_s()
 
         def braked(connection: Connection) -> int:
             devices.set_brake(connection, brake, by, now_s)
@@ -241,23 +232,23 @@ class Fleet:
             audit_log.add(connection, now_s, by, action, "fleet", brake=brake, devices=len(informed))
             return len(informed)
 
-        informed = await self._store.write(braked)
-        self._on_desired()
+        informed = await self.store.write(braked)
+        self.on_desired()
         log.warning("fleet braked" if brake is not None else "brake lifted", principal=by, devices=informed)
         return informed
 
     async def unpublished(self, limit: int) -> Sequence[tuple[str, Desired]]:
         """Returns the desired documents that are not at the broker yet."""
-        return await self._store.read(lambda on: devices.unpublished(on, limit))
+        return await self.store.read(lambda on: devices.unpublished(on, limit))
 
     async def mark_published(self, revisions: dict[str, int]) -> None:
         """Notes the revisions that are at the broker."""
-        await self._store.write(lambda on: devices.mark_published(on, revisions))
+        await self.store.write(lambda on: devices.mark_published(on, revisions))
 
     async def tiers(self, hours: int, model: str) -> TierHistory:
         """Returns the answers by tier, over time."""
-        since_s = self._clock.wall_s() - hours * 3600
-        return await self._store.read(lambda on: tiers.history(on, since_s, model))
+        since_s = self.clock.wall_s() - hours * 3600
+        return await self.store.read(lambda on: tiers.history(on, since_s, model))
 
     async def store_tiers(self) -> None:
         """Stores the answers by tier since the last call.
@@ -269,14 +260,14 @@ class Fleet:
         if not counted:
             return
         try:
-            await self._store.write(lambda on: tiers.store(on, counted))
+            await self.store.write(lambda on: tiers.store(on, counted))
         except BaseException:
             self._tier_counter.put_back(counted)
             raise
 
     async def forget_old(self) -> None:
         """Deletes counts that are older than the history."""
-        now_s, service_s = self._clock.wall_s(), self._service.now_s()
+        now_s, service_s = self.clock.wall_s(), self.service.now_s()
 
         def forgotten(connection: Connection) -> None:
             alarms.forget(connection, service_s)
@@ -284,7 +275,7 @@ class Fleet:
             tiers.forget(connection, now_s)
             answers.forget(connection, now_s)
 
-        await self._store.write(forgotten)
+        await self.store.write(forgotten)
 
 
 def _document(device: devices.Device, now_s: float, revoked: Collection[str]) -> FleetDevice:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 from msgspec import Struct
 from sqlalchemy import Connection
@@ -49,6 +50,7 @@ class FleetState(Struct, frozen=True):
     extremes: Mapping[str, float] = {}
 
 
+@dataclass(eq=False)
 class FleetGauges:
     """Exports the state of the fleet, which is read from the store from time to time.
 
@@ -61,29 +63,22 @@ class FleetGauges:
         activity: returns what devices counted since this process started, by name; see `TierCounter.sums`.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        metrics: RequestMetrics,
-        fleet_settings: settings.Fleet,
-        *,
-        certificate_days: float,
-        clock: Clock,
-        activity: Callable[[], Mapping[str, float]],
-    ) -> None:
-        self._store = store
-        self._clock = clock
-        self._tag = fleet_settings.metrics_tag
-        self._expiring_s = certificate_days * 86_400 * _EXPIRING_SHARE
+    store: Store
+    metrics: RequestMetrics
+    fleet_settings: settings.Fleet
+    certificate_days: float
+    clock: Clock
+    activity: Callable[[], Mapping[str, float]]
+
+    def __post_init__(self) -> None:
         self._latest = FleetState()
-        self._register(metrics, activity)
+        self._register(self.metrics, self.activity)
 
     async def refresh(self) -> None:
         """Reads the fleet from the store."""
-        now_s = self._clock.wall_s()
-        self._latest = await self._store.read(
-            lambda on: fleet_state(on, now_s, tag=self._tag, expiring_s=self._expiring_s)
-        )
+        now_s, tag = self.clock.wall_s(), self.fleet_settings.metrics_tag
+        expiring_s = self.certificate_days * 86_400 * _EXPIRING_SHARE
+        self._latest = await self.store.read(lambda on: fleet_state(on, now_s, tag=tag, expiring_s=expiring_s))
 
     def _register(self, metrics: RequestMetrics, activity: Callable[[], Mapping[str, float]]) -> None:
         metrics.readings(

@@ -71,12 +71,12 @@ class Identity:
         """Begins to take changes over."""
         await self.gatekeeper.start()
         if self.tls is not None:
-            await self.tls.start()
+            await self.tls.task.start()
 
     async def close(self) -> None:
         await self.gatekeeper.close()
         if self.tls is not None:
-            await self.tls.close()
+            await self.tls.task.close()
 
     async def admit_device(self, device: str) -> None:
         """Returns if a device of this name may call over MQTT.

@@ -49,6 +49,7 @@ class ServerTls:
 
     Attributes:
         files: the current files; a new object after each change.
+        task: looks for changed files, and renews the gateway's own certificate.
 
     Raises:
         ConfigError: the files cannot be used.
@@ -58,18 +59,10 @@ class ServerTls:
         self._settings = tls
         self._folder = folder
         self._clock = clock
-        self._task = PeriodicTask("server certificate", self.refresh, interval_s=_REFRESH_S, clock=clock)
+        self.task = PeriodicTask("server certificate", self.refresh, interval_s=_REFRESH_S, clock=clock)
         self.files = self._prepare()
         self.context = _context()
         _load(self.context, self.files)
-
-    async def start(self) -> None:
-        """Starts to look for changed files, and to renew the gateway's own certificate."""
-        await self._task.start()
-
-    async def close(self) -> None:
-        """Stops looking for changed files."""
-        await self._task.close()
 
     async def refresh(self) -> bool:
         """Uses changed files for connections from now on; returns whether there were any.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from sqlalchemy import Connection
 from tuf.api.metadata import Root
@@ -36,6 +37,7 @@ _SWEEP_INTERVAL_S = wire.HOUR_S
 log = logger(__name__)
 
 
+@dataclass(eq=False)
 class Registry:
     """The registry of one gateway. Used on one event loop.
 
@@ -53,24 +55,17 @@ class Registry:
             time, seconds).
     """
 
-    def __init__(
-        self,
-        store: Store,
-        files: Files,
-        folder: AuthorityFolder,
-        *,
-        in_use: BundleUse,
-        clock: Clock,
-    ) -> None:
-        self._store = store
-        self.files = files
-        self.catalogue = CatalogueReader(store)
-        self._folder = folder
-        self._in_use = in_use
-        self._clock = clock
+    store: Store
+    files: Files
+    folder: AuthorityFolder
+    in_use: BundleUse
+    clock: Clock
+
+    def __post_init__(self) -> None:
+        self.catalogue = CatalogueReader(self.store)
         self.latest_expiries: Mapping[str, float] = {}
         self._warned_s: dict[str, float] = {}
-        self._swept_s = clock.monotonic_s()
+        self._swept_s = self.clock.monotonic_s()
 
     async def metadata(self, name: str) -> Document:
         """Returns metadata by the name that devices ask for: "timestamp.json", "3.root.json".
@@ -86,7 +81,7 @@ class Registry:
                 document = await self._newest(role)
             elif number.isascii() and number.isdigit() and len(number) <= 18 and number[0] != "0":
                 version = int(number)
-                document = await self._store.read(lambda connection: records.numbered(connection, role, version))
+                document = await self.store.read(lambda connection: records.numbered(connection, role, version))
         if document is None:
             raise NotFoundError(
                 f"The registry has no metadata {name[:80]!a}; ask for ROLE.json or NUMBER.ROLE.json, where ROLE is one "
@@ -109,13 +104,13 @@ class Registry:
             NotReadyError: this gateway has no online key that the root names.
         """
         root_now, targets_now = await self._newest("root"), await self._newest("targets")
-        now_s = self._clock.wall_s()
+        now_s = self.clock.wall_s()
         accepted = await asyncio.to_thread(signing.accept, contents, root_now, targets_now, now_s)
         after = await asyncio.to_thread(catalogue_of, accepted.targets)
         await asyncio.to_thread(check_listed, after)
         before = await self.catalogue.current()
         await self.files.check(after.files, before.files)
-        signer = await asyncio.to_thread(signing.signer_for, self._folder.directory, signing.online_keys(accepted.root))
+        signer = await asyncio.to_thread(signing.signer_for, self.folder.directory, signing.online_keys(accepted.root))
         removed = _versions(before) - _versions(after)
         names_before, names_after = names(before), names(after)
         details = {
@@ -132,14 +127,14 @@ class Registry:
                 current = records.newest(connection, role)
                 if (current.version if current else 0) != (verified_with.version if verified_with else 0):
                     raise ConflictError("Somebody has published since; take up theirs and sign anew.")
-            if (reason := self._in_use.reason_to_keep(connection, removed)) is not None:
+            if (reason := self.in_use.reason_to_keep(connection, removed)) is not None:
                 raise ConflictError(reason)
             online = signing.signed_online(accepted.targets_content, signer, records.heads(connection), now_s)
             records.put(connection, [*accepted.fresh, *online])
             audit_log.add(connection, now_s, by, "registry.publish", "registry", **details)
             return {role: head.version for role, head in records.heads(connection).items()}
 
-        return await self._store.write(put)
+        return await self.store.write(put)
 
     async def renew(self, least_s: float) -> bool:
         """Signs a new snapshot and a new timestamp if one of the present ones ends within `least_s`.
@@ -147,14 +142,14 @@ class Registry:
         Raises:
             NotReadyError: this gateway has no online key that the root names.
         """
-        now_s = self._clock.wall_s()
+        now_s = self.clock.wall_s()
 
         def is_due(heads: Mapping[str, Head]) -> bool:
             return any(heads[role].expires_s < now_s + least_s for role in ("snapshot", "timestamp") if role in heads)
 
-        if not is_due(await self._store.read(records.heads)):
+        if not is_due(await self.store.read(records.heads)):
             return False
-        signer = await asyncio.to_thread(signing.signer_for, self._folder.directory, await self._online_keys())
+        signer = await asyncio.to_thread(signing.signer_for, self.folder.directory, await self._online_keys())
 
         def put(connection: Connection) -> bool:
             records.lock(connection)
@@ -165,7 +160,7 @@ class Registry:
             records.put(connection, signing.signed_online(targets.content, signer, heads, now_s))
             return True
 
-        return await self._store.write(put)
+        return await self.store.write(put)
 
     async def maintain(self) -> None:
         """Renews what expires soon, warns once a day of what cannot be renewed here, and deletes unlisted files.
@@ -178,36 +173,36 @@ class Registry:
                 log.info("snapshot and timestamp renewed")
         finally:
             self.latest_expiries = await self.expiries()
-            now_s = self._clock.wall_s()
+            now_s = self.clock.wall_s()
             for role, sentence in wire.expiry_warnings(self.latest_expiries, now_s).items():
                 if now_s - self._warned_s.get(role, 0.0) >= wire.DAY_S:
                     self._warned_s[role] = now_s
                     log.warning("registry expiry", role=role, warning=sentence)
-        if self._clock.monotonic_s() - self._swept_s >= _SWEEP_INTERVAL_S:
-            self._swept_s = self._clock.monotonic_s()
+        if self.clock.monotonic_s() - self._swept_s >= _SWEEP_INTERVAL_S:
+            self._swept_s = self.clock.monotonic_s()
             if deleted := await self.sweep(_UNLISTED_S):
                 log.info("unlisted files deleted", files=deleted)
 
     async def online_key(self, *, fresh: bool) -> wire.OnlineKey:
         """Returns the public key that a root must name for snapshot and timestamp; `fresh` for one not in use yet."""
         used = await self._online_keys()
-        return await asyncio.to_thread(signing.offered_key, self._folder.directory, fresh=fresh, used=used)
+        return await asyncio.to_thread(signing.offered_key, self.folder.directory, fresh=fresh, used=used)
 
     async def expiries(self) -> dict[str, float]:
         """Returns when each role's metadata, and the devices' authority, expire (wall time, seconds)."""
-        heads = await self._store.read(records.heads)
+        heads = await self.store.read(records.heads)
         expiries = {role: head.expires_s for role, head in heads.items()}
-        if self._folder.exists:
-            authority = await asyncio.to_thread(self._folder.open)
+        if self.folder.exists:
+            authority = await asyncio.to_thread(self.folder.open)
             expiries[wire.AUTHORITY] = authority.active.certificate.not_valid_after_utc.timestamp()
         return expiries
 
     async def status(self) -> wire.RegistryStatus:
         """Returns the versions and expiry of the metadata, warnings, and the size of the files."""
-        heads = await self._store.read(records.heads)
+        heads = await self.store.read(records.heads)
         expiries = await self.expiries()
         try:
-            signer = await asyncio.to_thread(signing.signer_for, self._folder.directory, await self._online_keys())
+            signer = await asyncio.to_thread(signing.signer_for, self.folder.directory, await self._online_keys())
             keyid = signer.public_key.keyid
         except NotReadyError:
             keyid = None
@@ -216,7 +211,7 @@ class Registry:
             roles=tuple(wire.RoleState(role, *heads[role]) for role in _ROLES if role in heads),
             online_key=keyid,
             authority_expires_s=expiries.get(wire.AUTHORITY),
-            warnings=tuple(wire.expiry_warnings(expiries, self._clock.wall_s()).values()),
+            warnings=tuple(wire.expiry_warnings(expiries, self.clock.wall_s()).values()),
             blobs=len(blobs),
             blobs_bytes=sum(blob.size_bytes for blob in blobs),
             limit_bytes=self.files.limit_bytes,
@@ -228,7 +223,7 @@ class Registry:
         return await self.files.sweep({file.sha256 for file in catalogue.files.values()}, grace_s)
 
     async def _newest(self, role: str) -> Document | None:
-        return await self._store.read(lambda connection: records.newest(connection, role))
+        return await self.store.read(lambda connection: records.newest(connection, role))
 
     async def _online_keys(self) -> set[str]:
         """Returns the ids of the online keys that the current root names."""

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
@@ -39,6 +40,7 @@ _Computed = tuple[Rollout, Changes] | None
 _Compute = Callable[[Connection, str, dict[str, FleetCache], Now], _Computed]
 
 
+@dataclass(eq=False)
 class RolloutDriver:
     """Belongs to one event loop.
 
@@ -49,24 +51,18 @@ class RolloutDriver:
         on_desired: called when the desired state of devices has changed.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        *,
-        clock: Clock,
-        service: ServiceClock,
-        on_desired: Callable[[], None],
-    ) -> None:
-        self._store = store
-        self._clock = clock
-        self._service = service
-        self._on_desired = on_desired
+    store: Store
+    clock: Clock
+    service: ServiceClock
+    on_desired: Callable[[], None]
+
+    def __post_init__(self) -> None:
         self._holder = new_request_id()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="rollouts")
         self._wake = asyncio.Event()
         self._driving = asyncio.Lock()
-        self._task = PeriodicTask("rollouts", self.drive, interval_s=_LOOK_S, clock=clock, wake=self._wake)
-        self._joining_s = clock.monotonic_s()
+        self._task = PeriodicTask("rollouts", self.drive, interval_s=_LOOK_S, clock=self.clock, wake=self._wake)
+        self._joining_s = self.clock.monotonic_s()
         self._caches: dict[str, FleetCache] = {}  # by rollout; used on that thread
 
     def wake(self) -> None:
@@ -83,7 +79,7 @@ class RolloutDriver:
             async with asyncio.timeout(_CLOSE_S):
                 await asyncio.to_thread(self._thread.shutdown, cancel_futures=True)
         with contextlib.suppress(FirstlineError):
-            await self._store.write(lambda connection: records.release(connection, self._holder))
+            await self.store.write(lambda connection: records.release(connection, self._holder))
 
     async def drive(self) -> int:
         """Steps every active rollout, and repeats a step that is due at once; returns the number of steps."""
@@ -92,8 +88,8 @@ class RolloutDriver:
             active = await self._read(records.active)
             for each in active:
                 steps += await self._follow(each, _compute_step)
-            if self._clock.monotonic_s() >= self._joining_s:
-                self._joining_s = self._clock.monotonic_s() + _JOIN_S
+            if self.clock.monotonic_s() >= self._joining_s:
+                self._joining_s = self.clock.monotonic_s() + _JOIN_S
                 joinable = [rollout.id for rollout in in_force(await self._read(records.completed))]
                 for each in joinable:
                     steps += await self._follow(each, _compute_join)
@@ -117,17 +113,17 @@ class RolloutDriver:
 
     async def _leads(self) -> bool:
         """Takes or renews the lease."""
-        now_s = self._service.now_s()
-        return await self._store.write(partial(records.lease, holder=self._holder, service_s=now_s, for_s=_LEASE_S))
+        now_s = self.service.now_s()
+        return await self.store.write(partial(records.lease, holder=self._holder, service_s=now_s, for_s=_LEASE_S))
 
     async def _step(self, rollout_id: str, compute: _Compute) -> bool:
         """Carries out one step of one rollout; returns whether the next is due at once."""
-        now = Now(self._service.now_s(), self._clock.wall_s())
-        started_s = self._clock.monotonic_s()
+        now = Now(self.service.now_s(), self.clock.wall_s())
+        started_s = self.clock.monotonic_s()
         computed = await self._read(lambda on: compute(on, rollout_id, self._caches, now))
         if computed is None:
             return False
-        seconds = self._clock.monotonic_s() - started_s
+        seconds = self.clock.monotonic_s() - started_s
         tracing.record("rollout step", tracing.begin(), seconds, own=True, rollout=computed[0].id)
         before, changes = computed
 
@@ -142,17 +138,17 @@ class RolloutDriver:
                 return None
             return records.apply(connection, before, changes, now.wall_s)
 
-        if await self._store.write(carry_out) is None:
+        if await self.store.write(carry_out) is None:
             return True  # another replica was faster, or an alarm came
         if changes.desired or changes.audits:
-            self._on_desired()
+            self.on_desired()
         for action, actor, details in changes.notes:
             log.info(action, rollout=before.id, by=actor, sentence=details.get("sentence", ""))
         return changes.more
 
     async def _read(self, read: Callable[[Connection], _T]) -> _T:
         def reading() -> _T:
-            with self._store.database.snapshot() as connection:
+            with self.store.database.snapshot() as connection:
                 return read(connection)
 
         return await asyncio.get_running_loop().run_in_executor(self._thread, reading)

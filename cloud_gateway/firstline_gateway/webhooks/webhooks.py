@@ -8,7 +8,6 @@ import random
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import NamedTuple
 
 import httpx
 from prometheus_client import Counter
@@ -16,7 +15,7 @@ from sqlalchemy import Connection
 
 from firstline_core.clock import Clock
 from firstline_core.errors import FirstlineError, NotFoundError, listed
-from firstline_core.fleet.rest import WebhookTest
+from firstline_core.fleet.rest import WebhookState, WebhookTest
 from firstline_core.ids import new_request_id
 from firstline_core.protocol.tensors import shown
 from firstline_core.storage.setting_places import quoted
@@ -44,18 +43,6 @@ _ROUND_S, _CLAIM_S = 15.0, 30.0
 _RNG = random.SystemRandom()
 
 log = logger(__name__)
-
-
-class State(NamedTuple):
-    """The state of a webhook.
-
-    Attributes:
-        problem: why the latest attempt failed; "" if it did not, or there was none.
-        delivered: whether any message was ever delivered.
-    """
-
-    problem: str
-    delivered: bool
 
 
 class Webhooks:
@@ -114,18 +101,19 @@ class Webhooks:
         for task in self._tasks:
             await task.close()
 
-    async def states(self) -> dict[str, State]:
-        """Returns the state of each webhook by name.
+    async def states(self) -> list[WebhookState]:
+        """Returns the state of each webhook.
 
         Raises:
             StoreUnavailableError: the store refuses.
         """
-        found: dict[str, State] = {}
+        found: dict[str, WebhookState] = {}
         for sender in self._senders:
             position = await self._store.read(partial(records.find, webhook=sender.key)) or Position(0)
-            before = found.get(sender.name, State("", False))
-            found[sender.name] = State(before.problem or position.problem, before.delivered or position.delivered)
-        return found
+            before = found.get(sender.name, WebhookState(sender.name, "", delivered=False))
+            problem = before.problem or position.problem
+            found[sender.name] = WebhookState(sender.name, problem, before.delivered or position.delivered)
+        return list(found.values())
 
     async def test(self, name: str) -> WebhookTest:
         """Sends a test message at once, outside the queues: it changes no state.

@@ -16,6 +16,7 @@ from support.webhook_receiver import receiver, secret_file
 
 from firstline_core.clock import SimulatedClock
 from firstline_core.errors import NotFoundError
+from firstline_core.fleet.rest import WebhookState
 from firstline_core.telemetry.metrics import RequestMetrics
 from firstline_gateway import audit_log
 from firstline_gateway.settings.settings import Webhook
@@ -56,7 +57,8 @@ class Site:
         return self.metrics.registry.get_sample_value("firstline_gateway_webhook_attempts_total", labels) or 0.0
 
     async def problem(self) -> str:
-        return (await self.webhooks.states())["ops"].problem
+        (state,) = await self.webhooks.states()
+        return state.problem
 
     async def pass_by(self, seconds: float = 1.0) -> None:
         await self.clock.advance(seconds)
@@ -225,7 +227,7 @@ async def test_a_test_message_is_signed_and_changes_no_state(database: Database,
             assert found.ids == [tested.message_id]
             (message,) = found.messages
             assert (message["type"], message["data"]["webhook"]) == ("webhook.test", "ops")
-            assert (await made.webhooks.states())["ops"] == ("", False)
+            assert await made.webhooks.states() == [WebhookState("ops", "", delivered=False)]
             assert made.count("delivered") == 0
             with pytest.raises(NotFoundError, match=r"has no webhook 'shop' in its settings; it has: ops"):
                 await made.webhooks.test("shop")
