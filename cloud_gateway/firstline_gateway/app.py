@@ -55,7 +55,7 @@ from firstline_gateway.profiles import records as profile_records
 from firstline_gateway.profiles.profiles import Profiles
 from firstline_gateway.profiles.requests import RequestedProfiles
 from firstline_gateway.registry import metrics as registry_metrics
-from firstline_gateway.rollouts.bundle_use import RolloutBundleUse
+from firstline_gateway.rollouts.bundle_use import reason_to_keep
 from firstline_gateway.rollouts.driver import RolloutDriver
 from firstline_gateway.rollouts.metrics import RolloutGauges
 from firstline_gateway.rollouts.rollouts import Rollouts
@@ -316,7 +316,7 @@ class Gateway:
                 self.store,
                 Files(settings, clock=clock),
                 self.identity.folder,
-                in_use=RolloutBundleUse(),
+                in_use=reason_to_keep,
                 clock=clock,
             )
             maintain = self.registry.maintain

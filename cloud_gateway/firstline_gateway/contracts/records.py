@@ -17,21 +17,19 @@ from typing import Any, NamedTuple
 import msgspec
 import sqlalchemy as sa
 
-from firstline_core.errors import ConfigError
 from firstline_core.fleet.rest import Evidence
 from firstline_core.routing import audit
-from firstline_core.telemetry.logs import logger
 from firstline_core.types import AuditNote, ModelKey
 from firstline_gateway import audit_log
 from firstline_gateway.contracts.pool import Pool, PoolKey, model_of, new_pool, with_audit, with_recent
 from firstline_gateway.settings.settings import Contracts
-from firstline_gateway.store.schema import METADATA, insert, insert_missing, upsert
+from firstline_gateway.store.schema import METADATA, Document, insert, insert_missing, upsert
 
 POOLS = sa.Table(
     "contract_pools",
     METADATA,
     sa.Column("key", sa.Text, primary_key=True),
-    sa.Column("record", sa.Text, nullable=False),
+    sa.Column("record", Document(Pool)),  # NULL before the first audit
 )
 
 CONTRIBUTIONS = sa.Table(
@@ -66,9 +64,6 @@ EVIDENCE = sa.Table(
 )
 """Each pool after the last audit of an hour."""
 
-
-log = logger(__name__)
-
 HOUR_S = 3600.0
 _DAY_S = 86_400.0
 _RNG = random.SystemRandom()
@@ -86,10 +81,8 @@ class Contribution(NamedTuple):
 
 
 def pools(connection: sa.Connection) -> list[Pool]:
-    """Returns all pools. A pool whose state cannot be read is left out, and starts again."""
-    rows = connection.execute(sa.select(POOLS.c.key, POOLS.c.record))
-    decoded_pools = (decoded(key, record) for key, record in rows if record)
-    return [pool for pool in decoded_pools if pool is not None]
+    """Returns all pools."""
+    return list(connection.execute(sa.select(POOLS.c.record).where(POOLS.c.record.is_not(None))).scalars())
 
 
 def alarmed(connection: sa.Connection, model: ModelKey) -> Pool | None:
@@ -102,10 +95,10 @@ def alarmed(connection: sa.Connection, model: ModelKey) -> Pool | None:
 def locked(connection: sa.Connection, key: PoolKey) -> Pool | None:
     """Returns a pool, locked until this transaction ends; None if it does not exist yet."""
     # A row to hold: two replicas must not both open the pool.
-    insert_missing(connection, POOLS, {"key": text_of(key), "record": ""})
+    insert_missing(connection, POOLS, {"key": text_of(key), "record": None})
     query = sa.select(POOLS.c.record).where(POOLS.c.key == text_of(key)).with_for_update()
-    record = connection.execute(query).scalar_one()
-    return decoded(text_of(key), record) if record else None
+    pool: Pool | None = connection.execute(query).scalar_one()
+    return pool
 
 
 def contributions(connection: sa.Connection, key: PoolKey, limit: int | None = None) -> list[Contribution]:
@@ -180,7 +173,7 @@ def add_audit(
 def replace_pool(connection: sa.Connection, pool: Pool) -> None:
     """Stores a pool, and replaces the previous one of its key."""
     key, hour = text_of(pool.key), int(pool.last_s // HOUR_S)
-    upsert(connection, POOLS, {"key": key, "record": msgspec.json.encode(pool).decode()})
+    upsert(connection, POOLS, {"key": key, "record": pool})
     numbers = {"audits": pool.state.audits, "e_value": audit.e_value(pool.state), "risk": pool.risk or 0.0}
     upsert(connection, EVIDENCE, {"pool": key, "hour": hour, **numbers})
     connection.execute(sa.delete(EVIDENCE).where(EVIDENCE.c.pool == key, EVIDENCE.c.hour < hour - _EVIDENCE_HOURS))
@@ -196,17 +189,6 @@ def delete_pools(connection: sa.Connection, keys: Iterable[PoolKey]) -> None:
 def text_of(key: PoolKey) -> str:
     """Returns the key of a promise in the tables."""
     return msgspec.json.encode(key).decode()
-
-
-def decoded(key: str, record: str) -> Pool | None:
-    """Decodes a stored pool; returns None, and logs an error, if it cannot be read."""
-    try:
-        pool = msgspec.json.decode(record, type=Pool)
-        audit.check(pool.state)
-    except (msgspec.DecodeError, ConfigError) as error:
-        log.error("audits not readable", promise=key, why=str(error))
-        return None
-    return pool
 
 
 class Skipped(StrEnum):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Collection
+from typing import NamedTuple
 
 from sqlalchemy import Connection
 
@@ -21,14 +21,6 @@ class SignedVersion(NamedTuple):
         return f"{'' if self.kind == MODEL else f'{self.kind} '}{self.name} version {self.version}"
 
 
-class BundleUse(Protocol):
-    """Knows which signed versions devices still need."""
-
-    def reason_to_keep(self, connection: Connection, removed: Collection[SignedVersion]) -> str | None:
-        """Returns why one of these versions has to stay, and what to do about it; None if all may go.
-
-        Args:
-            connection: the transaction that publishes.
-            removed: the versions that the new targets no longer list.
-        """
-        ...
+BundleUse = Callable[[Connection, Collection[SignedVersion]], str | None]
+"""Returns why one of the versions that new targets no longer list has to stay, and what to do about it; None if all may
+go. The connection is that of the transaction that publishes."""

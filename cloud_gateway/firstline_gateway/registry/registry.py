@@ -127,7 +127,7 @@ class Registry:
                 current = records.newest(connection, role)
                 if (current.version if current else 0) != (verified_with.version if verified_with else 0):
                     raise ConflictError("Somebody has published since; take up theirs and sign anew.")
-            if (reason := self.in_use.reason_to_keep(connection, removed)) is not None:
+            if (reason := self.in_use(connection, removed)) is not None:
                 raise ConflictError(reason)
             online = signing.signed_online(accepted.targets_content, signer, records.heads(connection), now_s)
             records.put(connection, [*accepted.fresh, *online])

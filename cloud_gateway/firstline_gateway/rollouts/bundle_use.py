@@ -17,28 +17,25 @@ from firstline_gateway.rollouts.late_joiners import in_force
 from firstline_gateway.rollouts.rollout import Rollout
 
 
-class RolloutBundleUse:
-    """Keeps the versions that rollouts need (`registry.bundle_use.BundleUse`)."""
-
-    def reason_to_keep(self, connection: Connection, removed: Collection[SignedVersion]) -> str | None:
-        """Returns why one of these versions has to stay; see `BundleUse`."""
-        if not removed:
-            return None
-        for rollout in records.live(connection):
-            found = _target(rollout, removed) or _previous(connection, rollout, removed)
-            if found is not None:
-                return (
-                    f"The rollout {rollout.id} is {rollout.state.replace('_', ' ')}, and its devices run or may go "
-                    f"back to {found}, which the new targets no longer list; wait for its end, or abort it, and repeat."
-                )
-        for rollout in in_force(records.completed(connection)):
-            found = _target(rollout, removed)
-            if found is not None:
-                return (
-                    f"Devices that join are told {found} by the completed rollout {rollout.id}, and the new targets no "
-                    "longer list it; complete a rollout of another version, or roll this one back, and repeat."
-                )
+def reason_to_keep(connection: Connection, removed: Collection[SignedVersion]) -> str | None:
+    """Returns why one of these versions has to stay; see `BundleUse`."""
+    if not removed:
         return None
+    for rollout in records.live(connection):
+        found = _target(rollout, removed) or _previous(connection, rollout, removed)
+        if found is not None:
+            return (
+                f"The rollout {rollout.id} is {rollout.state.replace('_', ' ')}, and its devices run or may go "
+                f"back to {found}, which the new targets no longer list; wait for its end, or abort it, and repeat."
+            )
+    for rollout in in_force(records.completed(connection)):
+        found = _target(rollout, removed)
+        if found is not None:
+            return (
+                f"Devices that join are told {found} by the completed rollout {rollout.id}, and the new targets no "
+                "longer list it; complete a rollout of another version, or roll this one back, and repeat."
+            )
+    return None
 
 
 def _target(rollout: Rollout, removed: Collection[SignedVersion]) -> SignedVersion | None:

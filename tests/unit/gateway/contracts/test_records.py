@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from sqlalchemy import text
 from support.pools import KEY, NOW_S, OTHER, pool_of
 
 from firstline_gateway.contracts import records
@@ -77,14 +76,3 @@ def test_the_same_audit_twice_changes_nothing(database: Database) -> None:
     with database.reading() as connection:
         assert records.pools(connection) == [pool_of(1)]
         assert records.contributions(connection, KEY)[0].audits == 1
-
-
-def test_a_state_that_no_audits_lead_to_begins_anew(database: Database) -> None:
-    put(database, pool_of(1), "cam", "a")
-    put(database, pool_of(1, OTHER), "cam", "b")
-    with database.begin() as connection:
-        spoil = "UPDATE contract_pools SET record = replace(record, '\"peak\":', '\"peak\":-') WHERE key LIKE '%0.5%'"
-        connection.execute(text(spoil))
-    with database.begin() as connection:
-        assert [pool.key for pool in records.pools(connection)] == [KEY]
-        assert records.locked(connection, OTHER) is None

@@ -35,7 +35,7 @@ from firstline_gateway.registry.catalogue import catalogue_of, check_listed, ent
 from firstline_gateway.registry.files import Files
 from firstline_gateway.registry.records import Head
 from firstline_gateway.registry.registry import Registry
-from firstline_gateway.rollouts.bundle_use import RolloutBundleUse
+from firstline_gateway.rollouts.bundle_use import reason_to_keep
 from firstline_gateway.settings.settings import Registry as RegistrySettings
 from firstline_gateway.settings.settings import Store
 
@@ -54,7 +54,7 @@ class Room:
             self.opened.store,
             Files(settings, clock=self.clock),
             AuthorityFolder(folder / "identity", self.clock),
-            in_use=RolloutBundleUse(),
+            in_use=reason_to_keep,
             clock=self.clock,
         )
         self.repository = SignedRepository()
