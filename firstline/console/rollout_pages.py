@@ -10,10 +10,10 @@ from nicegui import ui
 
 from firstline.console import rollouts_view as view
 from firstline.console.cells import rows
-from firstline.console.page import Frame, PagedTable, Table, button, button_link, card, may, put, text
+from firstline.console.dialogs import Action, ConfirmButton
+from firstline.console.page import Frame, PagedTable, Table, button_link, card, may, put, text
 from firstline.console.polling import Answer, Watch
 from firstline.fleet.client import Fleet
-from firstline_core.errors import ConflictError, FirstlineError
 from firstline_core.fleet.audit_log import Entry
 from firstline_core.fleet.persons import Role
 from firstline_core.fleet.rollout import Look, RolloutDevice, RolloutPage, RolloutSummary
@@ -60,7 +60,7 @@ def add_pages(watch: Watch) -> None:
         with frame.main:
             with card(classes="mb-4"):
                 progress = _Progress()
-                commands = Commands(frame, watch, rollout)
+                commands = _Commands(frame, watch, rollout)
             with card("Devices that failed", "mb-4"):
                 failed = Table("Failed devices", view.FAILED, "No device failed.")
             with card("Stages", "mb-4"):
@@ -148,83 +148,36 @@ def _key(looks: Sequence[Look]) -> str | None:
     return f"{looks[-1].stage}.{looks[-1].look}" if looks else None
 
 
-class Commands:
-    """The buttons of a rollout's page.
-
-    Args:
-        frame: of the page.
-        watch: carries commands out.
-        rollout: its id.
-    """
+class _Commands:
+    """The buttons of a rollout's page; each dialog shows the present effect of its command."""
 
     def __init__(self, frame: Frame, watch: Watch, rollout: str) -> None:
-        self._frame = frame
-        self._watch = watch
         self._rollout = rollout
         self._summary: RolloutSummary | None = None
-        self._command = ""
-        self._doing = False
         with ui.element("div").props('role="group" aria-label="What can be done"').classes("flex flex-wrap gap-3 mt-4"):
-            allowed = [one for one in _COMMANDS if may(Role.APPROVER if one in _DECISIONS else Role.OPERATOR)]
-            self._buttons = {command: self._button(command) for command in allowed}
-        with ui.dialog() as self._dialog, ui.element("div").classes("card w-full max-w-lg"):
-            self._title = text("h2")
-            self._title.props["id"] = self._title.html_id
-            self._consequence = text("p").props('aria-live="polite"').classes("my-3")
-            with ui.element("div").classes("flex flex-wrap gap-3"):
-                # It has the focus at first: a second Enter must not stop a fleet.
-                button("Do nothing", self._dialog.close).props("autofocus")
-                self._do = button("", self._confirmed)
-        self._dialog.props["aria-labelledby"] = self._title.html_id
-        frame.on_stale(self._lock)
+            self._buttons = {
+                command: ConfirmButton(frame, watch, self._action(frame, command))
+                for command in _COMMANDS
+                if may(Role.APPROVER if command in _DECISIONS else Role.OPERATOR)
+            }
+        for each in self._buttons.values():
+            each.show("", None)
 
     def show(self, rollout: RolloutSummary) -> None:
-        """Shows the allowed commands; an open dialog shows the present effect of its command."""
+        """Shows the allowed commands."""
         self._summary = rollout
         for command, each in self._buttons.items():
-            each.set_visibility(command in rollout.consequences)
-        if self._dialog.value:
-            self._explain()
+            question = f"{command.capitalize()} {view.title(rollout)}?"
+            otherwise = f"This cannot be done any more: the rollout is {view.state(rollout).text}."
+            each.show(question, rollout.consequences.get(command), otherwise)
 
-    def _button(self, command: str) -> ui.button:
-        found = button(f"{command.capitalize()}…", lambda: self._open(command), "danger" if command in _GRAVE else "")
-        found.set_visibility(False)
-        return found
+    def _action(self, frame: Frame, command: str) -> Action:
+        def do(fleet: Fleet) -> RolloutSummary:
+            revision = self._summary.revision if self._summary is not None else None
+            return fleet.rollouts.command(self._rollout, command, revision)
 
-    def _open(self, command: str) -> None:
-        if self._summary is not None:
-            self._command = command
-            self._do.set_text(command.capitalize())
-            self._do.classes(replace=f"btn btn-{'danger' if command in _GRAVE else 'primary'}")
-            self._title.set_text(f"{command.capitalize()} {view.title(self._summary)}?")
-            self._explain()
-            self._dialog.open()
-
-    def _explain(self) -> None:
-        effect = self._summary.consequences.get(self._command) if self._summary is not None else None
-        state = view.state(self._summary).text if self._summary is not None else ""
-        self._consequence.set_text(effect or f"This cannot be done any more: the rollout is {state}.")
-        self._do.set_enabled(effect is not None)
-
-    async def _confirmed(self) -> None:
-        summary, command = self._summary, self._command
-        if summary is None or self._doing or not self._dialog.value:
-            return
-        self._doing = True  # a second click has no effect
-        try:
-            after = await self._watch.do(lambda fleet: fleet.rollouts.command(self._rollout, command, summary.revision))
-        except ConflictError:
-            self._frame.say("The rollout was changed meanwhile; look at what it says now, then repeat.")
-        except FirstlineError as error:
-            self._frame.say(error.message)
-        else:
-            self._frame.say(f"{command.capitalize()}: done. {after.sentence}")
+        def then(after: RolloutSummary) -> None:
+            frame.say(f"{command.capitalize()}: done. {after.sentence}")
             self.show(after)
-        finally:
-            self._doing = False
-            self._dialog.close()
 
-    def _lock(self, stale: bool) -> None:
-        """Disables the commands while the data is stale."""
-        for each in (*self._buttons.values(), self._do):
-            each.set_enabled(not stale)
+        return Action(command.capitalize(), "", "", do, "", danger=command in _GRAVE, then=then)
