@@ -29,7 +29,6 @@ from firstline_gateway.api.auth import Access
 from firstline_gateway.api.fleet import devices, profiles, registry, rollouts
 from firstline_gateway.api.infer import InferenceApp
 from firstline_gateway.api.overload import OverloadGuard, overloaded
-from firstline_gateway.audit_log import AuditLog
 from firstline_gateway.background import PeriodicTask
 from firstline_gateway.broker.files import broker_folder
 from firstline_gateway.broker.updater import BrokerUpdater
@@ -41,6 +40,7 @@ from firstline_gateway.fleet.broker import FleetBroker
 from firstline_gateway.fleet.fleet import Fleet
 from firstline_gateway.fleet.gauges import REFRESH_S, FleetGauges
 from firstline_gateway.identity import identity
+from firstline_gateway.identity.audit_head import AuditLog
 from firstline_gateway.identity.authorities import had_store
 from firstline_gateway.identity.identity import Identity
 from firstline_gateway.jobs.jobs import Jobs

@@ -152,22 +152,13 @@ def _end(_number: int, _frame: object) -> NoReturn:
 
 
 def _bound(settings: Settings) -> socket.socket:
-    try:
-        found = socket.getaddrinfo(settings.host.strip("[]"), settings.port, type=socket.SOCK_STREAM)
-        family, *_, address = found[0]
-        taken = socket.socket(family, socket.SOCK_STREAM)
-        try:
-            taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            taken.bind(address)
-            taken.listen()  # clients may connect at once, and wait until they are served
-        except OSError:
-            taken.close()
-            raise
+    host = settings.host.strip("[]")
+    try:  # clients may connect at once, and wait until they are served
+        return socket.create_server((host, settings.port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except OSError as error:
         raise ConfigError(
             f"The console cannot listen on {settings.host}, port {settings.port}: {system_reason(error)}."
         ) from error
-    return taken
 
 
 def _check_tls(settings: Settings) -> None:

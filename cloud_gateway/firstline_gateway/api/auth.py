@@ -21,7 +21,7 @@ from firstline_core.fleet.selector import Selector, parse_selector
 from firstline_core.protocol import asgi
 from firstline_core.protocol.enrolment import application_principal, device_of_principal, device_principal
 from firstline_gateway.api import persons
-from firstline_gateway.audit_log import AuditLog
+from firstline_gateway.identity.audit_head import AuditLog
 from firstline_gateway.identity.client_certificate import ClientCertificate
 from firstline_gateway.identity.identity import Identity
 from firstline_gateway.identity.principals import SCOPES, UNAUTHENTICATED, Scope

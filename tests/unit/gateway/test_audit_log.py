@@ -13,6 +13,7 @@ import sqlalchemy as sa
 from firstline_core.errors import ConfigError, StoreUnavailableError
 from firstline_core.fleet.audit_log import FIRST, verify_log
 from firstline_gateway import audit_log
+from firstline_gateway.identity import audit_head
 from firstline_gateway.store.database import Database
 
 
@@ -47,7 +48,7 @@ def test_an_export_begins_by_number_though_the_clock_stepped_back(database: Data
 def test_an_empty_log_has_a_head_too(database: Database, tmp_path: Path) -> None:
     with database.reading() as connection:
         last = audit_log.last(connection)
-    signed = audit_log.sign(last, audit_log.open_key(tmp_path), 5.0)
+    signed = audit_head.sign(last, audit_head.open_key(tmp_path), 5.0)
     assert last == (0, FIRST) == verify_log([], [signed])
 
 
@@ -88,10 +89,10 @@ def test_details_without_end_are_not_kept(database: Database) -> None:
 
 
 def test_the_key_is_private_and_stays(tmp_path: Path) -> None:
-    key = audit_log.open_key(tmp_path / "identity")
-    path = tmp_path / "identity" / audit_log.KEY_FILE
+    key = audit_head.open_key(tmp_path / "identity")
+    path = tmp_path / "identity" / audit_head.KEY_FILE
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert audit_log.open_key(tmp_path / "identity").private_bytes_raw() == key.private_bytes_raw()
+    assert audit_head.open_key(tmp_path / "identity").private_bytes_raw() == key.private_bytes_raw()
     path.write_text("no key")
     with pytest.raises(ConfigError, match="cannot be used to sign"):
-        audit_log.open_key(tmp_path / "identity")
+        audit_head.open_key(tmp_path / "identity")

@@ -24,7 +24,8 @@ from firstline_gateway.api.messages import (
     body_schema,
 )
 from firstline_gateway.api.persons import check_rollout, sees_rollout
-from firstline_gateway.audit_log import AuditLog, Wanted
+from firstline_gateway.audit_log import Wanted
+from firstline_gateway.identity.audit_head import AuditLog
 from firstline_gateway.rollouts.commands import Command
 from firstline_gateway.rollouts.rollout import Definition, DeviceState
 from firstline_gateway.rollouts.rollouts import Rollouts
