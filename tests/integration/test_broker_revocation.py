@@ -69,9 +69,9 @@ class Room:
 @pytest.fixture
 async def room(broker: GeneratedBroker) -> AsyncIterator[Room]:
     found = Room(broker)
-    await found.updater.start()
+    await found.updater.task.start()
     yield found
-    await found.updater.close()
+    await found.updater.task.close()
 
 
 async def test_revoked_session_is_silenced_and_then_ended(broker: GeneratedBroker, room: Room) -> None:
@@ -138,9 +138,9 @@ async def test_session_revoked_before_the_start_is_ended(broker: GeneratedBroker
     room, thief = Room(broker), device(broker, "a")
     room.revocations.certificates.append(RevokedCertificate(broker.issuer.serials["a"], time.time(), "a"))
     assert await asyncio.to_thread(room.updater.refresh) == {"a"}
-    await room.updater.start()
+    await room.updater.task.start()
     await asyncio.to_thread(thief.wait, lambda: thief.gone)
-    await room.updater.close()
+    await room.updater.task.close()
 
 
 async def test_ending_a_session_is_retried(
