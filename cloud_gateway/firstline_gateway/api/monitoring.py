@@ -11,9 +11,9 @@ from firstline_core.fleet.rest import WEBHOOKS_PATH
 from firstline_core.telemetry.metrics import RequestMetrics
 from firstline_gateway.api.auth import Access, Operator
 from firstline_gateway.api.messages import json_response
-from firstline_gateway.audit_log import AuditLog
 from firstline_gateway.executors.base import ExecutorReport
 from firstline_gateway.executors.dispatch.dispatcher import Dispatcher
+from firstline_gateway.identity.audit_head import AuditLog
 from firstline_gateway.store.store import Store
 from firstline_gateway.webhooks.webhooks import Webhooks
 
