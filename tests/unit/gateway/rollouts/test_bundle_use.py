@@ -11,7 +11,7 @@ from support.databases import sqlite_store
 from firstline_core.fleet.twin import DesiredModel
 from firstline_gateway.registry.bundle_use import CONFIGURATION, MODEL, SignedVersion
 from firstline_gateway.rollouts import records
-from firstline_gateway.rollouts.bundle_use import RolloutBundleUse
+from firstline_gateway.rollouts.bundle_use import reason_to_keep
 from firstline_gateway.rollouts.rollout import Assignment, Definition, DeviceState, Rollout, RolloutState
 from firstline_gateway.tables import open_database
 
@@ -41,7 +41,6 @@ def test_what_a_rollout_needs_stays(tmp_path: Path, state: RolloutState, version
         records.put(connection, replace(rollout, state=state))
         told = Assignment("d", 0, True, True, 0, DeviceState.DONE, 1.0, OLD, 1)
         records.assign(connection, "r", [told])
-        reason_to_keep = RolloutBundleUse().reason_to_keep
         reason = reason_to_keep(connection, {SignedVersion(MODEL, "cameras", version)})
         assert reason_to_keep(connection, {SignedVersion(MODEL, "others", version)}) is None
         assert reason_to_keep(connection, {SignedVersion(CONFIGURATION, "cameras", version)}) is None
