@@ -142,25 +142,11 @@ def _unaudited(contracts: ContractMonitor, repository: Repository) -> list[dict[
     for served in repository.models.values():
         promises = promises_in(served.manifest)
         found |= {key: sum(one.edge_digest == key.edge_digest for one in promises) for key in promises}
-    fields = (
-        "bundle",
-        "version",
-        "variant",
-        "promise",
-        "state",
-        "event",
-        "epsilon",
-        "audits",
-        "audits_needed",
-        "level",
-    )
+    nothing = {"finding": "", "first_audit": None, "last_audit": None}
     return [
-        {name: described[name] for name in fields}
-        for described in (
-            _described(contracts, repository, new_pool(key, 0.0, promises=promises))
-            for key, promises in sorted(found.items())
-            if key not in audited
-        )
+        _described(contracts, repository, new_pool(key, 0.0, promises=promises)) | nothing
+        for key, promises in sorted(found.items())
+        if key not in audited
     ]
 
 

@@ -7,6 +7,7 @@ the hosts of a gateway change more often than its authority.
 
 from __future__ import annotations
 
+import hashlib
 import ipaddress
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -218,9 +219,7 @@ def requested_key(csr_pem: str) -> ec.EllipticCurvePublicKey:
 
 def key_hash(key: ec.EllipticCurvePublicKey) -> str:
     """By which the store knows a public key again."""
-    digest = hashes.Hash(hashes.SHA256())
-    digest.update(_public_bytes(key))
-    return digest.finalize().hex()
+    return hashlib.sha256(_public_bytes(key)).hexdigest()
 
 
 def _issued(
