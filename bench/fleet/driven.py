@@ -103,7 +103,7 @@ class Driven:
         with self.database.begin() as connection:
             for each in reports:  # a new device, or a new process of one, reports as devices do
                 if each.reported.session != self._sessions.get(each.name):
-                    devices.report(connection, each.name, each.reported, now_s)
+                    devices.report(connection, each.name, each.reported, now_s, accept=True)
                     self._sessions[each.name] = each.reported.session
             connection.execute(
                 update(DEVICES).where(DEVICES.c.name == bindparam("device")), [_words(each, now_s) for each in reports]

@@ -243,6 +243,7 @@ class Gateway:
         desired_changed = asyncio.Event()
         self.fleet = Fleet(
             self.store,
+            settings.fleet,
             clock=clock,
             service=service,
             on_desired=desired_changed.set,

@@ -121,6 +121,12 @@ def tag(
     return Report(device, f"{device.name}: {wording.tags(device)}")
 
 
+@command(app, "accept", example="firstline device accept press-7")
+def accept(names: NamesArgument, gateway: GatewayOptions, output: OutputOption = Output.TEXT) -> None:
+    """Accept devices that have been seen (fleet.accept = "by_hand")."""
+    _each(names, gateway, Fleet.accept, "accepted", output)
+
+
 @command(app, "decommission", example="firstline device decommission press-7")
 def decommission(names: NamesArgument, gateway: GatewayOptions, output: OutputOption = Output.TEXT) -> None:
     """Decommission devices: revoke their access and delete everything stored about them."""
@@ -141,7 +147,7 @@ def _each(
 
 
 def _device_text(device: FleetDevice) -> Iterator[str]:
-    access = " (revoked)" if device.revoked else ""
+    access = " (revoked)" if device.revoked else "" if device.accepted else " (not accepted)"
     yield f"{device.name}{access}: last seen {wording.age(device.last_seen_age_s)} ago; {wording.tags(device)}"
     yield f"runs {wording.runs(device)}; is to run {wording.wanted(device)}"
     reported = device.reported
@@ -225,4 +231,4 @@ def _state(device: ListedDevice) -> str:
     revoked = f"revoked {date(device.revoked_s)}" if device.revoked_s is not None else "revoked" * device.revoked
     invited = f"invited until {date(device.invited_until_s)}" if device.invited_until_s is not None else ""
     joined = "" if device.enrolled_s is None or revoked or invited else f"joined {date(device.enrolled_s)}"
-    return ", ".join(filter(None, (revoked, invited, joined))) or "seen"
+    return ", ".join(filter(None, (revoked, invited, joined))) or ("seen" if device.accepted else "not accepted")

@@ -47,10 +47,11 @@ def add_pages(watch: Watch) -> None:
         selector: str = "",
         model: str = "",
         presence: Presence | None = None,
+        accepted: bool | None = None,
         sort: Sort = Sort.NAME,
         after: str = "",
     ) -> None:
-        chosen = view.Chosen(search, selector, model, presence, sort)
+        chosen = view.Chosen(search, selector, model, presence, accepted, sort)
         frame = Frame("Devices", "/devices")
         with frame.main:
             fields = {
@@ -76,6 +77,7 @@ def add_pages(watch: Watch) -> None:
                 model=name,
                 version=version,
                 presence=presence,
+                accepted=accepted,
                 sort=sort,
                 limit=ROWS,
             )
@@ -94,7 +96,7 @@ def add_pages(watch: Watch) -> None:
 
 
 class _BulkCommands:
-    """The tags of all selected devices."""
+    """The tags and the acceptance of all selected devices."""
 
     def __init__(self, frame: Frame, watch: Watch, table: Table) -> None:
         self._frame, self._watch, self._table = frame, watch, table
@@ -106,6 +108,7 @@ class _BulkCommands:
             self._tags = ui.input("Tags for selected devices: site=kiel test-").props("outlined dense")
             self._tags.classes("grow basis-64 max-w-md")
             button("Tag", self._tag)
+            button("Accept", self._accept)
             if may(whole_fleet=True):
                 button_link("Enrol devices", "/devices/enrol", "primary")
 
@@ -115,12 +118,18 @@ class _BulkCommands:
         except RequestError as error:
             self._frame.say(error.message)
             return
+        await self._each("tagged", lambda fleet, name: fleet.tag(name, tags))
+
+    async def _accept(self) -> None:
+        await self._each("accepted", lambda fleet, name: fleet.accept(name))
+
+    async def _each(self, word: str, do: view.DeviceCommand) -> None:
         names = self._table.selected
         if not names:
             self._frame.say("Select devices in the table first.")
             return
-        done = f"{len(names)} of {len(names)} selected devices: tagged."
-        action = Action("", "", "", lambda fleet: view.tag_each(fleet, names, tags), done)
+        done = f"{len(names)} of {len(names)} selected devices: {word}."
+        action = Action("", "", "", lambda fleet: view.do_each(fleet, names, do), done)
         await carry_out(self._frame, self._watch, action)
 
 
@@ -195,6 +204,13 @@ class _DeviceTables:
 
 def _actions(name: str) -> tuple[Action, ...]:
     return (
+        Action(
+            "Accept",
+            f"Accept {name}?",
+            "It belongs to the fleet from then on, and gets models and configurations.",
+            lambda fleet: fleet.accept(name),
+            f"{name} is accepted.",
+        ),
         Action(
             "Revoke",
             f"Revoke {name}?",

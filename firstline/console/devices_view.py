@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import NamedTuple
 
 from firstline.console.cells import (
@@ -28,6 +28,8 @@ from firstline_core.fleet.twin import RunningModel, Update
 from firstline_core.fleet.update import UNSUCCESSFUL, UpdateState
 from firstline_core.hardware.catalogue import catalogue_facts
 
+DeviceCommand = Callable[[Fleet, str], object]
+"""Sends a command for one device."""
 _LOW_DISK_SHARE = 0.05
 _ENDED_WELL = UpdateState.COMMITTED
 _UNDONE = frozenset({UpdateState.CANCELLED, UpdateState.EXPIRED})
@@ -40,18 +42,19 @@ class Chosen(NamedTuple):
     selector: str = ""
     model: str = ""
     presence: Presence | None = None
+    accepted: bool | None = None
     sort: Sort = Sort.NAME
 
 
-def tag_each(fleet: Fleet, names: Sequence[str], tags: Mapping[str, str | None]) -> None:
-    """Tags devices, one after the other.
+def do_each(fleet: Fleet, names: Sequence[str], do: DeviceCommand) -> None:
+    """Sends a command for each device, one after the other.
 
     Raises:
         RequestError: the gateway refused one; the message says how many devices are done.
     """
     for done, name in enumerate(names):
         try:
-            fleet.tag(name, tags)
+            do(fleet, name)
         except FirstlineError as error:
             raise RequestError(f"{done} of {len(names)} devices are done; {name} failed: {error.message}") from error
 
@@ -64,6 +67,7 @@ def page_of(chosen: Chosen, after: str = "") -> str:
         selector=chosen.selector,
         model=chosen.model,
         presence=chosen.presence or "",
+        accepted="" if chosen.accepted is None else str(chosen.accepted).lower(),
         sort="" if chosen.sort is Sort.NAME else chosen.sort,
         after=after,
     )
@@ -71,10 +75,12 @@ def page_of(chosen: Chosen, after: str = "") -> str:
 
 def presence_links(chosen: Chosen) -> list[tuple[str, str, bool]]:
     """Returns the links that choose a presence: text, address, and whether it is chosen."""
-    links: list[tuple[str, Presence | None]] = [("All", None)]
-    links += [(label, presence) for presence, (label, _) in PRESENCES.items()]
+    links: list[tuple[str, Presence | None, bool | None]] = [("All", None, None)]
+    links += [(label, presence, None) for presence, (label, _) in PRESENCES.items()]
+    links.append(("Not accepted", None, False))
     return [
-        (label, page_of(chosen._replace(presence=presence)), chosen.presence is presence) for label, presence in links
+        (label, page_of(chosen._replace(presence=presence, accepted=accepted)), chosen[3:5] == (presence, accepted))
+        for label, presence, accepted in links
     ]
 
 
@@ -117,6 +123,8 @@ def last_seen(device: FleetDevice) -> Cell:
     """Returns when a device was last seen, and its presence if it is not online."""
     age = wording.age(device.last_seen_age_s) + (" ago" if device.last_seen_age_s is not None else "")
     label, tone = PRESENCES[device.presence]
+    if not device.accepted and not device.revoked:
+        return Cell(f"{age}, not accepted", tone=Tone.BUSY)
     return Cell(age if device.presence is Presence.ONLINE else f"{age}, {label.lower()}", tone=tone)
 
 

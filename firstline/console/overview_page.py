@@ -23,7 +23,7 @@ def add_pages(watch: Watch) -> None:
     def _overview(tag: str = _TAG) -> None:
         frame = Frame("Overview", "/")
         with frame.main:
-            devices = Redrawn(_tiles, "grid grid-cols-2 sm:grid-cols-4 gap-4 mb-4")
+            devices = Redrawn(_tiles, "grid grid-cols-2 sm:grid-cols-3 xl:grid-cols-5 gap-4 mb-4")
             with grid("xl:grid-cols-3"):
                 with card("Needs attention", "xl:col-span-2"):
                     attention = Redrawn(_attention)

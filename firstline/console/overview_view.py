@@ -74,11 +74,14 @@ class OverviewData(NamedTuple):
 
 def device_tiles(fleet: FleetOverview) -> list[Tile]:
     """Returns the number of devices by presence; a number of 0 has no tone."""
-    return [
+    found = [
         Tile(label, count, tone if count else Tone.PLAIN, address("/devices", presence=presence.value))
         for presence, (label, tone) in PRESENCES.items()
         for count in (fleet.devices.get(presence, 0),)
     ]
+    waiting = fleet.unaccepted
+    found.append(Tile("Not accepted", waiting, Tone.BUSY if waiting else Tone.PLAIN, "/devices?accepted=false"))
+    return found
 
 
 def contract_tiles(contracts: ContractStates) -> list[Tile]:
@@ -111,6 +114,9 @@ def attention(data: OverviewData) -> list[Attention]:
                 Tone.BAD, f"{counted(late, 'device')} lost the connection, or sent no message for 15 minutes.", page
             )
         )
+    if fleet.unaccepted:
+        sentence = f"{counted(fleet.unaccepted, 'device')} must be accepted, and get no models before."
+        found.append(Attention(Tone.BUSY, sentence, "/devices?accepted=false"))
     found += [
         Attention(
             Tone.BAD,

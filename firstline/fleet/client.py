@@ -132,7 +132,7 @@ class Fleet:
         access = {state.device: state for state in self.devices() if not selector or state.device in devices}
         listed = []
         for name in sorted({*devices, *access}):
-            never_seen = FleetDevice(name, {}, False, None, None, None, Desired(0))
+            never_seen = FleetDevice(name, {}, False, False, None, None, None, Desired(0))
             fields = asdict(devices.get(name, never_seen)) | (asdict(access[name]) if name in access else {})
             fields.pop("device", None)
             listed.append(ListedDevice(**fields))
@@ -147,6 +147,7 @@ class Fleet:
         model: str = "",
         version: int | None = None,
         presence: Presence | None = None,
+        accepted: bool | None = None,
         sort: Sort = Sort.NAME,
         limit: int = _AT_ONCE,
     ) -> FleetDevicePage:
@@ -159,6 +160,7 @@ class Fleet:
             model: only devices that run it; "" for all.
             version: only devices that run this version of the model.
             presence: of the devices; None for any.
+            accepted: whether they belong to the fleet; None for any.
             sort: their order.
             limit: devices on one page, up to 1000.
 
@@ -171,6 +173,8 @@ class Fleet:
             params["version"] = str(version)
         if presence is not None:
             params["presence"] = presence.value
+        if accepted is not None:
+            params["accepted"] = str(accepted).lower()
         return send(self._client, "GET", rest.DEVICES_PATH, FleetDevicePage, params=params)
 
     def overview(self, tag: str = "site", selector: str = "") -> FleetOverview:
@@ -266,6 +270,14 @@ class Fleet:
             FirstlineError: the gateway's error.
         """
         return send(self._client, "PATCH", _device(name), FleetDevice, {"tags": dict(tags)})
+
+    def accept(self, name: str) -> FleetDevice:
+        """Accepts a device permanently.
+
+        Raises:
+            FirstlineError: the gateway's error.
+        """
+        return send(self._client, "PATCH", _device(name), FleetDevice, {"accepted": True})
 
     def decommission(self, name: str) -> None:
         """Decommissions a device: revokes its access and deletes everything stored about it.

@@ -389,8 +389,8 @@ def test_a_viewer_sees_no_button_that_the_gateway_refuses(
     accounts.chmod(0o600)
     rollout, (device, *_) = started(fleet, patience_s=3600)
     hidden = {
-        "/devices": ("Tag",),
-        f"/devices/{device}": ("Revoke…", "Decommission…"),
+        "/devices": ("Tag", "Accept"),
+        f"/devices/{device}": ("Accept…", "Revoke…", "Decommission…"),
         f"/rollouts/{rollout}": ("Pause…", "Abort…", "Rollback…"),
         "/settings": ("Stop escalations…",),
     }

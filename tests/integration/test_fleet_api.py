@@ -45,7 +45,7 @@ async def test_operators_see_a_devices_report_and_its_age(cam: httpx.AsyncClient
     assert [device["name"] for device in page["devices"]] == ["cam"] and page["after"] is None
     shown = (await operator.get("/fleet/v1/devices/cam")).json()
     assert shown["reported"]["models"][0]["version"] == 1
-    assert shown["online"] and 0 <= shown["last_seen_age_s"] < 60
+    assert shown["accepted"] and shown["online"] and 0 <= shown["last_seen_age_s"] < 60
 
 
 async def test_counts_of_reports_are_added_up(gateway: Gateway, cam: httpx.AsyncClient) -> None:

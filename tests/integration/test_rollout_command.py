@@ -136,6 +136,7 @@ async def test_devices_are_listed_tagged_and_decommissioned(site: FleetSite) -> 
     assert json.loads((await site("device", "list", "--selector", "!site", "-o", "json")).stdout) == []
     assert "runs digits 1" in (await site("device", "get", "cam")).stdout
     assert "Did you mean 'cam'?" in (await site("device", "get", "cma", code=1)).stderr
+    assert (await site("device", "accept", "cam")).stdout == "accepted cam\n"
     await site("device", "tag", "cam", "nonsense", code=2)
     await site("device", "decommission", "cam")
     await site("device", "get", "cam", code=1)

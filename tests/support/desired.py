@@ -11,6 +11,7 @@ from firstline_gateway.fleet import devices
 
 async def desire(gateway: Gateway, names: Sequence[str], change: Callable[[str, Desired], Desired]) -> list[str]:
     """Changes the documents, and has them published; returns the devices whose document has changed."""
-    changed = await gateway.store.write(lambda on: devices.desire(on, names, change))
+    now_s = gateway.clock.wall_s()
+    changed = await gateway.store.write(lambda on: devices.desire(on, names, change, now_s))
     gateway.fleet.on_desired()
     return changed

@@ -104,7 +104,7 @@ def _devices(connection: Connection, names: list[str], draw: random.Random) -> N
         hardware = msgspec.structs.replace(_BOARD, fingerprint=f"{number:016}")
         reported = Reported("s", 1, models=models, agent_version=version, hardware=hardware)
         seen_s = now_s - (5000.0 if number in (4, 17) else draw.uniform(1, 60))
-        devices.report(connection, name, reported, seen_s)
+        devices.report(connection, name, reported, seen_s, accept=number != 20)
         devices.tag(connection, name, {"site": name.partition("-")[0], "line": f"l{number % 3 + 1}"})
         latency = (*[0] * 3, 9000, *[0] * (len(LATENCY_BOUNDS_MS) - 3))
         counts = ModelCounts(

@@ -25,6 +25,7 @@ DEVICES = sa.Table(
     METADATA,
     sa.Column("name", sa.String(64), primary_key=True),
     sa.Column("tags", Document(dict[str, str]), nullable=False),
+    sa.Column("accepted_s", sa.Double),  # NULL while it is not accepted
     sa.Column("first_seen_s", sa.Double),
     sa.Column("last_seen_s", sa.Double),  # NULL before the first message
     sa.Column("online", sa.Boolean, nullable=False),
@@ -57,6 +58,7 @@ class Device(Struct, frozen=True):
     """A device as the fleet knows it.
 
     Attributes:
+        accepted_s: wall time of its acceptance; None for a device that must not receive anything.
         first_seen_s: wall time of its first message; None without one.
         last_seen_s: wall time of its latest message; None without one.
         online: whether its latest session has not ended, as far as known.
@@ -64,6 +66,7 @@ class Device(Struct, frozen=True):
 
     name: str
     tags: dict[str, str]
+    accepted_s: float | None
     first_seen_s: float | None
     last_seen_s: float | None
     online: bool
@@ -82,7 +85,7 @@ class Device(Struct, frozen=True):
         return presence(age_s, online=self.online, revoked=self.name in revoked)
 
 
-def mark_seen(connection: sa.Connection, name: str, session: str, now_s: float) -> bool:
+def mark_seen(connection: sa.Connection, name: str, session: str, now_s: float, *, accept: bool) -> bool:
     """Notes a message of a device's process.
 
     Args:
@@ -90,11 +93,12 @@ def mark_seen(connection: sa.Connection, name: str, session: str, now_s: float) 
         name: of the device.
         session: of its process; "" if unknown.
         now_s: wall time.
+        accept: whether an unknown device is accepted at once.
 
     Returns:
         Whether this is its latest process; a message of an earlier one is late and must be ignored.
     """
-    _ensure(connection, [name])
+    _ensure(connection, [name], now_s if accept else None)
     row = connection.execute(
         sa.select(_C.session, _C.earlier_sessions, _C.first_seen_s).where(_C.name == name).with_for_update()
     ).one()
@@ -117,14 +121,14 @@ def mark_offline(connection: sa.Connection, name: str, session: str) -> bool:
     return connection.execute(sa.update(DEVICES).where(*mine).values(online=False)).rowcount > 0
 
 
-def report(connection: sa.Connection, name: str, reported: Reported, now_s: float) -> bool:
+def report(connection: sa.Connection, name: str, reported: Reported, now_s: float, *, accept: bool) -> bool:
     """Stores a device's report; returns False if a newer one is stored already.
 
     If the device knows a later revision than the store, the store was restored from a backup: the desired document gets
     a higher revision and is published again, because a device ignores older documents than it knows. If the device
     knows an older revision than the published one, the broker may have lost that, and the document is published again.
     """
-    if not mark_seen(connection, name, reported.session, now_s):
+    if not mark_seen(connection, name, reported.session, now_s, accept=accept):
         return False
     newer = (_C.name == name, _C.sequence < reported.sequence)
     values = {"sequence": reported.sequence, "reported": reported}
@@ -146,6 +150,7 @@ def desire(
     connection: sa.Connection,
     names: Iterable[str],
     change: Callable[[str, Desired], Desired],
+    now_s: float,
     *,
     existing_only: bool = False,
 ) -> list[str]:
@@ -155,6 +160,7 @@ def desire(
         connection: within a transaction.
         names: of the devices; an unknown device gets the document when it connects.
         change: returns the new document from a device's name and old document; its revision is ignored.
+        now_s: wall time.
         existing_only: change only known devices; a device that was removed meanwhile is not created again.
 
     Returns:
@@ -163,7 +169,7 @@ def desire(
     changed: list[dict[str, Any]] = []
     for some in batched(sorted(set(names))):  # in one order, so that two transactions do not deadlock
         if not existing_only:
-            _ensure(connection, some)
+            _ensure(connection, some, now_s)
         query = sa.select(_C.name, _C.desired, _C.revision).where(_C.name.in_(some)).order_by(_C.name)
         for row in connection.execute(query.with_for_update()):
             before: Desired = row.desired
@@ -210,6 +216,7 @@ class Filter(NamedTuple):
         model: only devices that report to run it; "" for all.
         version: only devices that report to run this version of the model; None for any.
         presence: None for any.
+        accepted: None for any.
     """
 
     selector: Selector
@@ -217,6 +224,7 @@ class Filter(NamedTuple):
     model: str = ""
     version: int | None = None
     presence: Presence | None = None
+    accepted: bool | None = None
 
     def matches(self, device: Device, now_s: float, revoked: Collection[str]) -> bool:
         """Returns whether a device belongs to the list; see `Device.presence`."""
@@ -225,6 +233,7 @@ class Filter(NamedTuple):
             and self.selector.matches(device.tags)
             and (not self.model or _runs(device, self.model, self.version))
             and self.presence in (None, device.presence(now_s, revoked))
+            and self.accepted in (None, device.accepted_s is not None)
         )
 
 
@@ -267,8 +276,8 @@ def _runs(device: Device, model: str, version: int | None) -> bool:
 
 
 def tagged(connection: sa.Connection) -> list[tuple[str, dict[str, str]]]:
-    """Returns names and tags of all devices."""
-    rows = connection.execute(sa.select(_C.name, _C.tags).order_by(_C.name))
+    """Returns names and tags of all accepted devices."""
+    rows = connection.execute(sa.select(_C.name, _C.tags).where(_C.accepted_s.is_not(None)).order_by(_C.name))
     return [(row.name, row.tags) for row in rows]
 
 
@@ -281,6 +290,13 @@ def tag(connection: sa.Connection, name: str, tags: Mapping[str, str | None]) ->
     return after
 
 
+def accept(connection: sa.Connection, name: str, now_s: float) -> bool:
+    """Accepts a device, also an unknown one; returns False if it was accepted before."""
+    _ensure(connection, [name], None)
+    open_ = (_C.name == name, _C.accepted_s.is_(None))
+    return connection.execute(sa.update(DEVICES).where(*open_).values(accepted_s=now_s)).rowcount > 0
+
+
 def forget(connection: sa.Connection, name: str) -> bool:
     """Deletes a device and its counts; returns False for an unknown device."""
     for table in (COUNTS, HISTORY):
@@ -289,9 +305,9 @@ def forget(connection: sa.Connection, name: str) -> bool:
 
 
 def unpublished(connection: sa.Connection, limit: int) -> list[tuple[str, Desired]]:
-    """Returns the desired documents that are not at the broker yet."""
-    due = _C.published < _C.revision
-    rows = connection.execute(sa.select(_C.name, _C.desired).where(due).order_by(_C.name).limit(limit))
+    """Returns the desired documents of accepted devices that are not at the broker yet."""
+    due = (_C.published < _C.revision, _C.accepted_s.is_not(None))
+    rows = connection.execute(sa.select(_C.name, _C.desired).where(*due).order_by(_C.name).limit(limit))
     return [(row.name, row.desired) for row in rows]
 
 
@@ -317,13 +333,14 @@ def set_brake(connection: sa.Connection, wanted: Brake | None, by: str, now_s: f
 
 
 def names(connection: sa.Connection) -> list[str]:
-    """Returns the names of all devices."""
-    return list(connection.execute(sa.select(_C.name).order_by(_C.name)).scalars())
+    """Returns the names of all accepted devices."""
+    return list(connection.execute(sa.select(_C.name).where(_C.accepted_s.is_not(None)).order_by(_C.name)).scalars())
 
 
-def _ensure(connection: sa.Connection, names: Iterable[str]) -> None:
+def _ensure(connection: sa.Connection, names: Iterable[str], accepted_s: float | None) -> None:
     new: dict[str, Any] = {
         "tags": {},
+        "accepted_s": accepted_s,
         "online": False,
         "session": "",
         "earlier_sessions": [],

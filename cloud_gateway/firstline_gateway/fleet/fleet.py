@@ -1,6 +1,6 @@
 """The requests of the fleet's devices and operators, over every transport.
 
-Devices report their state and counts, and read their desired state. Operators list, tag and decommission
+Devices report their state and counts, and read their desired state. Operators list, tag, accept and decommission
 devices, and set the brake. Changes by operators are in the audit log, in the same transaction.
 """
 
@@ -24,6 +24,7 @@ from firstline_core.types import ModelKey
 from firstline_gateway import audit_log
 from firstline_gateway.fleet import alarms, answers, devices, overview, tiers, totals
 from firstline_gateway.identity.enrolment import revoked_devices
+from firstline_gateway.settings import settings
 from firstline_gateway.store.service_clock import ServiceClock
 from firstline_gateway.store.store import Store
 
@@ -40,6 +41,7 @@ class Fleet:
 
     Args:
         store: reads and writes it.
+        fleet_settings: from the configuration.
         clock: gives wall time.
         service: clock by which alarms age.
         on_desired: called on the event loop when the desired state of devices has changed.
@@ -49,6 +51,7 @@ class Fleet:
     """
 
     store: Store
+    fleet_settings: settings.Fleet
     clock: Clock
     service: ServiceClock
     on_desired: Callable[[], None]
@@ -56,6 +59,10 @@ class Fleet:
     wants_answers: bool = False
     delete_with_device: Sequence[Callable[[Connection, str], None]] = ()
     _tier_counter: tiers.TierCounter = field(default_factory=tiers.TierCounter)
+
+    @property
+    def _accept(self) -> bool:
+        return self.fleet_settings.accept == "automatic"
 
     def activity(self) -> Mapping[str, float]:
         """Returns what devices counted since this process started; see `TierCounter.sums`."""
@@ -66,9 +73,9 @@ class Fleet:
         now_s = self.clock.wall_s()
 
         def read(connection: Connection) -> Desired:
-            devices.mark_seen(connection, device, "", now_s)
+            devices.mark_seen(connection, device, "", now_s, accept=self._accept)
             found = devices.find(connection, device)
-            return found.desired if found is not None else Desired(0)
+            return found.desired if found is not None and found.accepted_s is not None else Desired(0)
 
         return await self.store.write(read)
 
@@ -77,13 +84,13 @@ class Fleet:
         now_s = self.clock.wall_s()
 
         def report(connection: Connection) -> tuple[bool, list[str]]:
-            if not devices.report(connection, device, reported, now_s):
+            if not devices.report(connection, device, reported, now_s, accept=self._accept):
                 return False, []
 
             def change(_: str, before: Desired) -> Desired:
                 return replace(before, answers=self.wants_answers)
 
-            return True, devices.desire(connection, [device], change, existing_only=True)
+            return True, devices.desire(connection, [device], change, now_s, existing_only=True)
 
         is_new, informed = await self.store.write(report, key=device)
         if informed:
@@ -99,7 +106,7 @@ class Fleet:
         now_s = self.clock.wall_s()
 
         def add(connection: Connection) -> tuple[totals.Counted | None, list[alarms.Change]]:
-            if not devices.mark_seen(connection, device, telemetry.session, now_s):
+            if not devices.mark_seen(connection, device, telemetry.session, now_s, accept=self._accept):
                 return None, []
             counted = totals.count(connection, device, replace(telemetry, ended=()), now_s)
             if counted is None:
@@ -123,7 +130,9 @@ class Fleet:
         """Notes that a process has started or ended; returns False for a late message of an earlier process."""
         now_s = self.clock.wall_s()
         if online:
-            return await self.store.write(lambda on: devices.mark_seen(on, device, session, now_s), key=device)
+            return await self.store.write(
+                lambda on: devices.mark_seen(on, device, session, now_s, accept=self._accept), key=device
+            )
         return await self.store.write(lambda on: devices.mark_offline(on, device, session), key=device)
 
     async def page(self, after: str, limit: int, wanted: devices.Filter, sort: Sort = Sort.NAME) -> FleetDevicePage:
@@ -169,7 +178,7 @@ class Fleet:
     async def change(
         self, name: str, change: DeviceChange, by: str, check: Callable[[FleetDevice], None] = lambda _: None
     ) -> FleetDevice:
-        """Tags a device.
+        """Tags or accepts a device.
 
         Args:
             name: of the device.
@@ -191,9 +200,14 @@ class Fleet:
                 raise RequestError(f"The device {name} would have {len(tags)} tags; {_TAGS} are the most.")
             if change.tags:
                 audit_log.add(connection, now_s, by, "device.tag", f"device:{name}", tags=change.tags)
+            if change.accepted and devices.accept(connection, name, now_s):
+                audit_log.add(connection, now_s, by, "device.accept", f"device:{name}")
             return _document(devices.existing(connection, name), now_s, revoked)
 
-        return await self.store.write(changed)
+        found = await self.store.write(changed)
+        if change.accepted:
+            self.on_desired()
+        return found
 
     async def decommission(self, name: str, by: str) -> None:
         """Deletes a device with its reports and counts; the caller ends its access.
@@ -226,7 +240,7 @@ class Fleet:
         def braked(connection: Connection) -> int:
             devices.set_brake(connection, brake, by, now_s)
             informed = devices.desire(
-                connection, devices.names(connection), lambda _, before: replace(before, brake=brake)
+                connection, devices.names(connection), lambda _, before: replace(before, brake=brake), now_s
             )
             action = "fleet.brake" if brake is not None else "fleet.lift"
             audit_log.add(connection, now_s, by, action, "fleet", brake=brake, devices=len(informed))
@@ -282,6 +296,7 @@ def _document(device: devices.Device, now_s: float, revoked: Collection[str]) ->
     return FleetDevice(
         name=device.name,
         tags=device.tags,
+        accepted=device.accepted_s is not None,
         online=device.online,
         last_seen_age_s=None if device.last_seen_s is None else round(max(0.0, now_s - device.last_seen_s), 3),
         first_seen_s=device.first_seen_s,

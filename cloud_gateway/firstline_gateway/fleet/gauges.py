@@ -83,7 +83,7 @@ class FleetGauges:
     def _register(self, metrics: RequestMetrics, activity: Callable[[], Mapping[str, float]]) -> None:
         metrics.readings(
             "fleet_devices",
-            "Devices by presence (online, late, asleep, revoked) and value of fleet.metrics_tag.",
+            "Accepted devices by presence (online, late, asleep, revoked) and value of fleet.metrics_tag.",
             ("presence", "group"),
             lambda: self._latest.devices,
         )
@@ -136,7 +136,7 @@ class FleetGauges:
 
 
 def fleet_state(connection: Connection, now_s: float, *, tag: str, expiring_s: float) -> FleetState:
-    """Reads the state of all devices.
+    """Reads the state of all accepted devices.
 
     Args:
         connection: within a transaction.
@@ -149,6 +149,8 @@ def fleet_state(connection: Connection, now_s: float, *, tag: str, expiring_s: f
     problems: Counter[str] = Counter(dict.fromkeys(_PROBLEMS, 0))
     extremes = {"outbox_oldest_seconds": 0.0, "outbox_items": 0.0}
     for one in summaries(connection, now_s):
+        if not one.accepted:
+            continue
         devices[one.presence, one.tags.get(tag, _UNTAGGED) if tag else _ALL] += 1
         if one.presence is not Presence.REVOKED:
             agents[one.agent_version or _UNKNOWN] += 1

@@ -50,6 +50,7 @@ class DeviceSummary(NamedTuple):
 
     name: str
     tags: Mapping[str, str]
+    accepted: bool
     presence: Presence
     agent_version: str
     readings: Readings | None
@@ -62,6 +63,7 @@ def summaries(connection: Connection, now_s: float) -> Iterator[DeviceSummary]:
     query = select(
         _D.name,
         _D.tags,
+        _D.accepted_s,
         _D.online,
         _D.last_seen_s,
         type_coerce(_D.reported, Document(_Reported)).label("reported"),
@@ -73,7 +75,9 @@ def summaries(connection: Connection, now_s: float) -> Iterator[DeviceSummary]:
         found = presence(age_s, online=row.online, revoked=row.name in revoked)
         version = row.reported.agent_version if row.reported is not None else ""
         reported_age_s = max(0.0, now_s - (row.at_s or 0.0))
-        yield DeviceSummary(row.name, row.tags, found, version, row.readings, reported_age_s)
+        yield DeviceSummary(
+            row.name, row.tags, row.accepted_s is not None, found, version, row.readings, reported_age_s
+        )
 
 
 def overview(connection: Connection, tag: str, selector: Selector, now_s: float) -> FleetOverview:
@@ -88,14 +92,15 @@ def overview(connection: Connection, tag: str, selector: Selector, now_s: float)
     presences, versions = Counter[Presence](), Counter[str]()
     by_tag: defaultdict[str, Counter[Presence]] = defaultdict(Counter)
     found = [one for one in summaries(connection, now_s) if selector.matches(one.tags)]
-    for one in found:
+    accepted = [one for one in found if one.accepted]
+    for one in accepted:
         presences[one.presence] += 1
         value = one.tags.get(tag, "")
         by_tag[value if value in by_tag or len(by_tag) < _VALUES else _OTHERS][one.presence] += 1
         if one.presence is not Presence.REVOKED:
             versions[one.agent_version] += 1
     names = {one.name for one in found}
-    ages_s = [one.age_s for one in found if one.readings is not None and one.presence is not Presence.REVOKED]
+    ages_s = [one.age_s for one in accepted if one.readings is not None and one.presence is not Presence.REVOKED]
     outboxes = (
         Outbox(one.name, one.readings.outbox_items, one.readings.health.outbox_oldest_s, one.age_s)
         for one in found
@@ -105,6 +110,7 @@ def overview(connection: Connection, tag: str, selector: Selector, now_s: float)
     return FleetOverview(
         at_s=now_s,
         devices=dict(presences),
+        unaccepted=len(found) - len(accepted),
         tag=tag,
         by_tag={value: dict(counts) for value, counts in sorted(by_tag.items())},
         agent_versions=dict(versions),

@@ -102,7 +102,7 @@ class Profiles:
         def store(connection: Connection) -> None:
             _requested(connection, device, entry.bundle, entry.version, lock=True)
             records.put(connection, entry, content)
-            desire_profiles(connection, device, lambda open_: without(open_, entry.bundle))
+            desire_profiles(connection, device, lambda open_: without(open_, entry.bundle), now_s)
 
         await self._store.write(store)
         self._on_desired()
@@ -128,7 +128,8 @@ class Profiles:
 def _requested(connection: Connection, device: str, bundle: str, version: int, *, lock: bool = False) -> None:
     """Raises ConflictError if a device is not requested to measure this version now."""
     found = devices.find(connection, device, lock=lock)
-    wanted = found.desired.profiles if found is not None else ()
+    is_accepted = found is not None and found.accepted_s is not None
+    wanted = found.desired.profiles if found is not None and is_accepted else ()
     if not any(one.bundle == bundle and one.version in (0, version) for one in wanted):
         raise ConflictError(f"{device} is not asked for a profile of {bundle} version {version} (any more).")
 

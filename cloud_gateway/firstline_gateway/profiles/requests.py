@@ -53,12 +53,14 @@ class RequestedProfiles:
 
         Raises:
             NotFoundError: the device is unknown.
-            ConflictError: the device has the largest number of requests.
+            ConflictError: the device is not accepted, or has the largest number of requests.
         """
         now_s = self.clock.wall_s()
 
         def request(connection: Connection) -> ProfileRequest:
             found = devices.existing(connection, device, lock=True)
+            if found.accepted_s is None:
+                raise ConflictError(f"{device} has not been accepted; run `firstline device accept {device}`.")
             before = found.desired.profiles
             same = next((one for one in before if asked.is_same(one)), None)
             if same is not None and (known := request_of(found, same, now_s)).state is not ProfilingState.REFUSED:
@@ -68,7 +70,7 @@ class RequestedProfiles:
             if len(others) >= REQUESTS:
                 raise ConflictError(f"{device} has {len(others)} profiles to measure, the most allowed; cancel one.")
             wanted = asked.desired(new_request_id())
-            desire_profiles(connection, device, lambda _: (*others, wanted))
+            desire_profiles(connection, device, lambda _: (*others, wanted), now_s)
             details = {"bundle": wanted.bundle, "version": wanted.version, "request": wanted.id}
             audit_log.add(connection, now_s, by, "profile.request", f"device:{device}", **details)
             return replace(request_of(found, wanted, now_s), new=True)
@@ -91,7 +93,7 @@ class RequestedProfiles:
             others = without(found.desired.profiles, bundle)
             if others == found.desired.profiles:
                 raise NotFoundError(f"{device} is asked for no profile of {bundle}.")
-            desire_profiles(connection, device, lambda _: others)
+            desire_profiles(connection, device, lambda _: others, now_s)
             audit_log.add(connection, now_s, by, "profile.cancel", f"device:{device}", bundle=bundle)
 
         await self.store.write(remove)
@@ -103,12 +105,13 @@ def without(requests: Iterable[DesiredProfile], bundle: str) -> Requests:
     return tuple(one for one in requests if one.bundle != bundle)
 
 
-def desire_profiles(connection: Connection, device: str, change: Callable[[Requests], Requests]) -> None:
+def desire_profiles(connection: Connection, device: str, change: Callable[[Requests], Requests], now_s: float) -> None:
     """Changes the requests in the desired document of a device."""
     devices.desire(
         connection,
         [device],
         lambda _, before: replace(before, profiles=change(before.profiles)),
+        now_s,
         existing_only=True,
     )
 

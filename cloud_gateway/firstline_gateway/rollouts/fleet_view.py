@@ -37,8 +37,8 @@ class _Cached(NamedTuple):
     """A device as a rollout has read it.
 
     Attributes:
-        edition: differs if a document differs; the time of its first message distinguishes a device from a
-            decommissioned one of the same name.
+        edition: differs if a document differs; the time of acceptance distinguishes a device from a decommissioned one
+            of the same name.
     """
 
     edition: tuple[object, ...]
@@ -62,9 +62,10 @@ class FleetCache:
     def devices(self, connection: Connection, wall_s: float) -> dict[str, DeviceView]:
         """Returns the current devices of the fleet, without those that are revoked."""
         tags = type_coerce(_C.tags, Text).label("tags")  # decoded once for all devices with the same tags
-        columns = _C.name, tags, _C.last_seen_s, _C.online, _C.first_seen_s, _C.session, _C.sequence, _C.revision
+        columns = _C.name, tags, _C.last_seen_s, _C.online, _C.accepted_s, _C.session, _C.sequence, _C.revision
         revoked = revoked_devices(connection)
-        rows: Sequence[Any] = [row for row in connection.execute(select(*columns)) if row.name not in revoked]
+        accepted = connection.execute(select(*columns).where(_C.accepted_s.is_not(None)))
+        rows: Sequence[Any] = [row for row in accepted if row.name not in revoked]
         cached = self._devices
         changed = {row.name: row for row in rows if row.name not in cached or cached[row.name].edition != _edition(row)}
         fresh = {name: found for some in batched(changed) for name, found in self._read(connection, some, changed)}
@@ -161,7 +162,7 @@ def _board(hardware: Catalogue | None) -> str:
 
 
 def _edition(row: Row[Any]) -> tuple[object, ...]:
-    return row.first_seen_s, row.session, row.sequence, row.revision
+    return row.accepted_s, row.session, row.sequence, row.revision
 
 
 def _tags(text: str) -> dict[str, str]:

@@ -1,9 +1,9 @@
 """Devices that join late are offered the version of the latest completed rollout that selects them. Pure.
 
-A device joins with its first message, or when it gets tags that a rollout's selector matches. Late joiners are not
-judged: the rollout's stages were judged, and the device goes back by itself if the model does not run on it. Devices
-that were away when the rollout was completed are also followed here until they report. A version whose contract has
-alarmed is offered to no more devices.
+A device joins when it is accepted, or when it gets tags that a rollout's selector matches. Late joiners are not judged:
+the rollout's stages were judged, and the device goes back by itself if the model does not run on it. Devices that were
+away when the rollout was completed are also followed here until they report. A version whose contract has alarmed is
+offered to no more devices.
 """
 
 from __future__ import annotations

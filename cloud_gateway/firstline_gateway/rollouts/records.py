@@ -291,7 +291,7 @@ def apply(connection: sa.Connection, before: Rollout, changes: Changes, wall_s: 
             document = with_audits(document, before.definition.judged_bundle, wanted=changes.audits[name])
         return document
 
-    devices.desire(connection, changes.desired.keys() | changes.audits.keys(), desire, existing_only=True)
+    devices.desire(connection, changes.desired.keys() | changes.audits.keys(), desire, wall_s, existing_only=True)
     for action, actor, details in changes.notes:
         audit_log.add(connection, wall_s, actor, action, f"rollout:{before.id}", **details)
     return put(connection, changes.rollout) if changes.rollout != before else current

@@ -270,6 +270,8 @@ class Jobs(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Fleet(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    accept: Literal["automatic", "by_hand"] = "automatic"
+    """Whether an enrolled device joins the fleet at once, or after `firstline device accept`."""
     mqtt: bool = True
     """With `mqtt.enabled`, also read reports and publish desired documents over MQTT."""
     metrics_tag: Annotated[str, Meta(max_length=63)] = ""

@@ -30,7 +30,7 @@ _ACTIONS = {
     "alarms": ("contract.alarm", DEVICE_ALARM),
     "rollouts": ("rollout.",),
     "answers": ("answer.",),
-    "enrolments": ("device.enrol", "device.revoke", "device.decommission"),
+    "enrolments": ("device.enrol", "device.accept", "device.revoke", "device.decommission"),
 }
 
 

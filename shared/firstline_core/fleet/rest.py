@@ -78,6 +78,7 @@ class FleetDevice(Struct, frozen=True):
     """A device in the fleet manager's view.
 
     Attributes:
+        accepted: whether it belongs to the fleet; other devices get no models.
         online: whether its latest process is running as far as known; `last_seen_age_s` is more reliable.
         last_seen_age_s: seconds since the last message; None without one.
         first_seen_s: wall time of the first message; None without one.
@@ -90,6 +91,7 @@ class FleetDevice(Struct, frozen=True):
 
     name: str
     tags: dict[str, str]
+    accepted: bool
     online: bool
     last_seen_age_s: float | None
     first_seen_s: float | None
@@ -117,9 +119,11 @@ class DeviceChange(Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         tags: to be set; null removes a tag.
+        accepted: true accepts the device permanently.
     """
 
     tags: Annotated[dict[Tag, Tag | None], Meta(max_length=64)] = {}
+    accepted: bool = False
 
 
 class BrakeState(Struct, frozen=True):
@@ -304,10 +308,11 @@ class FleetOverview(Struct, frozen=True):
 
     Attributes:
         at_s: wall time.
-        devices: number of devices by presence.
+        devices: number of accepted devices by presence.
+        unaccepted: number of devices that wait to be accepted, and get no models before.
         tag: the tag by whose values `by_tag` counts.
-        by_tag: number of devices by value of the tag and presence; "" without the tag.
-        agent_versions: number of devices with access by version of the agent; "" if it is unknown.
+        by_tag: number of accepted devices by value of the tag and presence; "" without the tag.
+        agent_versions: number of accepted devices with access by version of the agent; "" if it is unknown.
         outboxes: the devices with the oldest items in their outbox, at most `LISTED`.
         expiring: the devices whose certificates end first, within `EXPIRES_SOON_S`, at most `LISTED`.
         expiring_count: number of all these devices.
@@ -318,6 +323,7 @@ class FleetOverview(Struct, frozen=True):
 
     at_s: float
     devices: dict[Presence, int]
+    unaccepted: int
     tag: str
     by_tag: dict[str, dict[Presence, int]]
     agent_versions: dict[str, int]

@@ -56,11 +56,12 @@ def device_routes(fleet: Fleet, enrolled: Devices, access: Access) -> APIRouter:
         model: OptionalModelName = "",
         version: Annotated[int | None, Query(ge=1, le=2**53)] = None,
         presence: rest.Presence | None = None,
+        accepted: bool | None = None,
         sort: rest.Sort = rest.Sort.NAME,
         limit: PageLimit = PAGE,
     ) -> Response:
         """The devices, filtered by a selector of tags, a part of the name, a model and presence."""
-        wanted = Filter(selector, search, model, version, presence)
+        wanted = Filter(selector, search, model, version, presence, accepted)
         return answer(await fleet.page(after, limit, wanted, sort))
 
     @router.get(_ONE, responses=UNCHANGED)
@@ -71,7 +72,7 @@ def device_routes(fleet: Fleet, enrolled: Devices, access: Access) -> APIRouter:
 
     @router.patch(_ONE, openapi_extra=body_schema(rest.DeviceChange))
     async def change_device(request: Request, principal: Operator, name: DeviceName) -> Response:
-        """Tag a device."""
+        """Tag a device, or accept it."""
         change = await body_of(request, rest.DeviceChange)
         changed = await fleet.change(name, change, principal, lambda seen: check_unchanged(request, _etag(seen)))
         return answer(changed, etag=_etag(changed))

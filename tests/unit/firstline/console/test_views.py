@@ -55,6 +55,7 @@ from firstline_core.hardware.catalogue import Catalogue, Memory, Processor, cata
 DEVICE = FleetDevice(
     name="cam/1",
     tags={"site": "berlin"},
+    accepted=True,
     online=True,
     last_seen_age_s=12.3,
     first_seen_s=1.7e9,
@@ -78,6 +79,7 @@ def updating(*updates: Update) -> FleetDevice:
         (replace(DEVICE, last_seen_age_s=901.0), "15 min ago, late", Tone.BAD),
         (replace(DEVICE, online=False), "12 s ago, late", Tone.BAD),
         (replace(DEVICE, revoked=True), "12 s ago, revoked", Tone.BAD),
+        (replace(DEVICE, accepted=False), "12 s ago, not accepted", Tone.BUSY),
         (replace(DEVICE, last_seen_age_s=None), "never, asleep", Tone.BUSY),
     ],
 )
@@ -269,6 +271,7 @@ PROMISE = ContractState(
 OVERVIEW = FleetOverview(
     at_s=1.7e9,
     devices={Presence.ONLINE: 4, Presence.LATE: 2},
+    unaccepted=1,
     tag="site",
     by_tag={"": {Presence.ONLINE: 1}, "kiel": {Presence.ONLINE: 3, Presence.LATE: 2}},
     agent_versions={"1.1": 1, "1.2": 5},
@@ -287,6 +290,7 @@ def test_the_overview_counts_devices_and_promises() -> None:
         "Late": 2,
         "Asleep": 0,
         "Revoked": 0,
+        "Not accepted": 1,
     }
     assert tiles["Late"].tone is Tone.BAD and tiles["Revoked"].tone is Tone.PLAIN
     assert tiles["Late"].href == "/devices?presence=late"
@@ -314,10 +318,11 @@ def test_attention_names_what_a_person_has_to_do() -> None:
         (f"yard 3 breaks its promise: {finding}.", "/contracts/yard"),
         ("digits 2 waits for a person: Stage 2 of 2 is observed for 60 s.", "/rollouts/r1"),
         ("2 devices lost the connection, or sent no message for 15 minutes.", "/devices?presence=late&sort=last_seen"),
+        ("1 device must be accepted, and get no models before.", "/devices?accepted=false"),
         ("The certificate of cam/1 ends in 1 d and was not renewed.", "/devices/cam%2F1"),
         ("The certificate of cam/2 has ended and was not renewed.", "/devices/cam%2F2"),
     ]
-    quiet = replace(OVERVIEW, devices={Presence.ONLINE: 4}, expiring=(), expiring_count=0, waiting=())
+    quiet = replace(OVERVIEW, devices={Presence.ONLINE: 4}, unaccepted=0, expiring=(), expiring_count=0, waiting=())
     assert overview_view.attention(overview_view.OverviewData(quiet, ContractStates((PROMISE,)), history())) == []
 
 
@@ -374,7 +379,7 @@ def test_a_lasting_alarm_of_a_device_is_on_the_overview_its_contract_and_its_pag
     lasting = DeviceAlarm("digits", "1", "cam/1", "2026-11-21", None, "missed person")
     ended = replace(lasting, device="cam/2", ended="2026-11-22")
     variant = replace(lasting, edge_digest="b" * 64)
-    quiet = replace(OVERVIEW, devices={Presence.ONLINE: 4}, expiring=(), expiring_count=0, waiting=())
+    quiet = replace(OVERVIEW, devices={Presence.ONLINE: 4}, unaccepted=0, expiring=(), expiring_count=0, waiting=())
     promise = replace(PROMISE, bundle="digits", version="1", state=AuditResult.TOO_LITTLE_EVIDENCE, audits=13)
     states = ContractStates((promise,), device_alarms=(lasting, variant, ended))
     assert len({row["key"].text for row in contracts_view.alarm_rows(states)}) == 3
@@ -416,6 +421,7 @@ def test_links_choose_presence_and_order() -> None:
     presences = {label: (href, chosen) for label, href, chosen in devices_view.presence_links(CHOSEN)}
     assert presences["All"] == ("/devices?selector=site%3Dberlin", True)
     assert presences["Late"] == ("/devices?selector=site%3Dberlin&presence=late", False)
+    assert presences["Not accepted"][0].endswith("accepted=false")
     assert [chosen for _, _, chosen in devices_view.order_links(CHOSEN)] == [True, False]
 
 
@@ -475,17 +481,14 @@ def test_only_a_fulfilled_request_has_the_good_tone(state: ProfilingState, tone:
 
 
 def test_a_command_for_several_devices_says_how_many_are_done() -> None:
-    class Tagging:
-        def __init__(self) -> None:
-            self.done: list[str] = []
+    done = list[str]()
 
-        def tag(self, name: str, _tags: object) -> None:
-            if name == "c":
-                raise LinkDownError("The gateway is away.")
-            self.done.append(name)
+    def accept(_: Fleet, name: str) -> None:
+        if name == "c":
+            raise LinkDownError("The gateway is away.")
+        done.append(name)
 
-    tagging = Tagging()
-    devices_view.tag_each(cast(Fleet, tagging), ["a"], {"site": "kiel"})
+    devices_view.do_each(cast(Fleet, None), ["a"], accept)
     with pytest.raises(RequestError, match=r"2 of 4 devices are done; c failed: The gateway is away\."):
-        devices_view.tag_each(cast(Fleet, tagging), ["a", "b", "c", "d"], {"site": "kiel"})
-    assert tagging.done == ["a", "a", "b"]
+        devices_view.do_each(cast(Fleet, None), ["a", "b", "c", "d"], accept)
+    assert done == ["a", "a", "b"]

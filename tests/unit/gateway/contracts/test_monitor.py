@@ -44,6 +44,7 @@ from firstline_gateway.models.folder import load_repository
 from firstline_gateway.models.repository import Repository, ServedModel
 from firstline_gateway.serving.data_plane import check
 from firstline_gateway.settings.settings import Contracts, Store
+from firstline_gateway.settings.settings import Fleet as FleetSettings
 from firstline_gateway.store.service_clock import ServiceClock
 
 THREE = {PROBABILITIES: np.eye(10, dtype=np.float32)[[3]]}
@@ -354,7 +355,9 @@ async def test_a_devices_own_alarm_is_in_the_audit_log_once_whoever_tells_it_fir
     sequence = itertools.count(1)
 
     async def count(device: str, alarm: ContractAlarm | None) -> None:
-        fleet = Fleet(bench.opened.store, clock=bench.clock, service=bench.service, on_desired=lambda: None)
+        fleet = Fleet(
+            bench.opened.store, FleetSettings(), clock=bench.clock, service=bench.service, on_desired=lambda: None
+        )
         counts = ModelCounts("digits", 1, audited=9, disagreed=4, device_alarm=alarm)
         await fleet.take_telemetry(device, Telemetry("s", next(sequence), models=(counts,)))
 

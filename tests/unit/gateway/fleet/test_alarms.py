@@ -20,6 +20,7 @@ from firstline_gateway.fleet.alarms import DeviceAlarm
 from firstline_gateway.fleet.fleet import Fleet
 from firstline_gateway.identity import enrolment
 from firstline_gateway.identity.principals import UNAUTHENTICATED
+from firstline_gateway.settings import settings
 from firstline_gateway.settings.settings import Store
 from firstline_gateway.store.service_clock import ServiceClock
 
@@ -41,6 +42,7 @@ class Replica:
     def new_fleet(self, monitors: Callable[[ModelKey], bool] = lambda _: True) -> Fleet:
         return Fleet(
             self.opened.store,
+            settings.Fleet(),
             clock=self.clock,
             service=self.service,
             on_desired=lambda: None,

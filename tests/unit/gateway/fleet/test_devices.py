@@ -18,10 +18,10 @@ NOW_S = 1.7e9
 WANTED = DesiredModel("digits", 2, "0" * 64)
 
 
-def say(database: Database, name: str, session: str, sequence: int, version: int = 1) -> bool:
+def say(database: Database, name: str, session: str, sequence: int, version: int = 1, *, accept: bool = True) -> bool:
     reported = Reported(session, sequence, models=(RunningModel("digits", version),))
     with database.begin() as connection:
-        return devices.report(connection, name, reported, NOW_S + sequence)
+        return devices.report(connection, name, reported, NOW_S + sequence, accept=accept)
 
 
 def version_of(database: Database, name: str) -> int:
@@ -62,37 +62,47 @@ def test_late_messages_of_an_earlier_process_are_ignored(database: Database) -> 
 
 def test_each_change_of_the_desired_document_is_a_revision(database: Database) -> None:
     with database.begin() as connection:
-        assert devices.desire(connection, ["b", "a"], wanted) == ["a", "b"]
-        assert devices.desire(connection, ["a"], wanted) == []
+        assert devices.desire(connection, ["b", "a"], wanted, NOW_S) == ["a", "b"]
+        assert devices.desire(connection, ["a"], wanted, NOW_S) == []
         assert [(name, said.revision) for name, said in devices.unpublished(connection, 10)] == [("a", 1), ("b", 1)]
         devices.mark_published(connection, {"a": 1})
         assert [name for name, _ in devices.unpublished(connection, 10)] == ["b"]
-        devices.desire(connection, ["a"], lambda _, before: replace(before, models=()))
+        devices.desire(connection, ["a"], lambda _, before: replace(before, models=()), NOW_S)
         found = devices.find(connection, "a")
         assert found.desired == Desired(2)
         devices.mark_published(connection, {"a": 1})  # of before, and late
         assert {name: said.revision for name, said in devices.unpublished(connection, 10)} == {"a": 2, "b": 1}
         devices.mark_published(connection, {"a": 2, "b": 1})
-        assert devices.report(connection, "a", Reported("s", 1, 2), NOW_S)
-        assert devices.report(connection, "b", Reported("s", 1, 0), NOW_S)  # the broker lost it
+        assert devices.report(connection, "a", Reported("s", 1, 2), NOW_S, accept=True)
+        assert devices.report(connection, "b", Reported("s", 1, 0), NOW_S, accept=True)  # the broker lost it
         assert [(name, said.revision) for name, said in devices.unpublished(connection, 10)] == [("b", 1)]
 
 
 def test_a_restored_store_continues_after_the_revisions_that_devices_know(database: Database) -> None:
     with database.begin() as connection:
-        devices.desire(connection, ["cam", "liar"], wanted)
+        devices.desire(connection, ["cam", "liar"], wanted, NOW_S)
         devices.mark_published(connection, {"cam": 1, "liar": 1})
-        assert devices.report(connection, "cam", Reported("s", 1, 9), NOW_S)
+        assert devices.report(connection, "cam", Reported("s", 1, 9), NOW_S, accept=True)
         assert [(name, said.revision) for name, said in devices.unpublished(connection, 10)] == [("cam", 10)]
         found = devices.find(connection, "cam")
         assert found.desired == Desired(10, (WANTED,))
         devices.mark_published(connection, {"cam": 10})
-        assert not devices.report(connection, "cam", Reported("s", 1, 12), NOW_S)  # late
-        assert devices.report(connection, "cam", Reported("s", 2, 10), NOW_S)
-        assert devices.report(connection, "liar", Reported("s", 1, 2**53), NOW_S)
+        assert not devices.report(connection, "cam", Reported("s", 1, 12), NOW_S, accept=True)  # late
+        assert devices.report(connection, "cam", Reported("s", 2, 10), NOW_S, accept=True)
+        assert devices.report(connection, "liar", Reported("s", 1, 2**53), NOW_S, accept=True)
         assert devices.unpublished(connection, 10) == []
-        assert devices.desire(connection, ["cam"], lambda _, before: replace(before, models=())) == ["cam"]
+        assert devices.desire(connection, ["cam"], lambda _, before: replace(before, models=()), NOW_S) == ["cam"]
         assert [said.revision for _, said in devices.unpublished(connection, 10)] == [11]
+
+
+def test_a_device_that_is_not_accepted_is_listed_and_receives_nothing(database: Database) -> None:
+    say(database, "stranger", "s", 1, accept=False)
+    with database.begin() as connection:
+        assert devices.names(connection) == [] and devices.tagged(connection) == []
+        assert devices.unpublished(connection, 10) == []
+        assert devices.accept(connection, "stranger", NOW_S)
+        assert not devices.accept(connection, "stranger", NOW_S)
+        assert devices.names(connection) == ["stranger"]
 
 
 def test_pages_continue_after_the_last_device_and_skip_unselected_ones(database: Database) -> None:
@@ -112,7 +122,7 @@ def test_lists_are_filtered_and_sorted_by_the_last_message(database: Database) -
         say(database, name, "s", 2000 if number == 3 else -number)
     with database.begin() as connection:
         devices.mark_offline(connection, "cam-b", "s")
-        devices.desire(connection, ["stranger"], lambda _, before: before)
+        devices.accept(connection, "stranger", NOW_S)
 
         def listed(after: str = "", limit: int = 10, **wanted: Any) -> list[str]:
             chosen = devices.Filter(parse_selector(""), **wanted)
@@ -128,6 +138,7 @@ def test_lists_are_filtered_and_sorted_by_the_last_message(database: Database) -
         assert {name for names in presences.values() for name in names} == set(listed())
         assert presences[Presence.REVOKED] == ["press"] and presences[Presence.ASLEEP] == ["stranger"]
         assert presences[Presence.LATE] == ["cam-b", "cam-a"]
+        assert listed(accepted=False) == []
 
 
 def test_tags_are_set_and_removed(database: Database) -> None:
@@ -165,9 +176,9 @@ def statements(database: Database) -> list[str]:
 def test_ten_thousand_devices_take_few_statements(database: Database) -> None:
     names = [f"d{number:05}" for number in range(2000)]
     with database.begin() as connection:
-        devices.desire(connection, names, wanted)
+        devices.desire(connection, names, wanted, NOW_S)
         asked = statements(database)
-        devices.desire(connection, names, lambda _, said: replace(said, models=()))
+        devices.desire(connection, names, lambda _, said: replace(said, models=()), NOW_S)
         devices.mark_published(connection, dict.fromkeys(names, 2))
         assert devices.unpublished(connection, 10) == []
         assert devices.page(connection, "", 1, tagged("nowhere")) == []
@@ -178,5 +189,5 @@ def test_ten_thousand_devices_take_few_statements(database: Database) -> None:
 def test_a_device_that_was_decommissioned_meanwhile_is_not_created_again(database: Database) -> None:
     say(database, "here", "s", 1)
     with database.begin() as connection:
-        assert devices.desire(connection, ["gone", "here"], wanted, existing_only=True) == ["here"]
+        assert devices.desire(connection, ["gone", "here"], wanted, NOW_S, existing_only=True) == ["here"]
         assert devices.find(connection, "gone") is None

@@ -13,6 +13,7 @@ from firstline_core.clock import SimulatedClock
 from firstline_core.fleet.telemetry import EndedPromise, Telemetry
 from firstline_gateway.fleet import answers
 from firstline_gateway.fleet.fleet import Fleet
+from firstline_gateway.settings import settings
 from firstline_gateway.store.service_clock import ServiceClock
 
 _LIMIT_S = 30.0
@@ -22,7 +23,9 @@ _WAITING = text("SELECT count(*) FROM pg_locks WHERE NOT granted")
 def fleet_on(opened: OpenStore) -> Fleet:
     clock = SimulatedClock()
     service = ServiceClock(opened.database, clock)
-    return Fleet(opened.store, clock=clock, service=service, on_desired=lambda: None, wants_answers=True)
+    return Fleet(
+        opened.store, settings.Fleet(), clock=clock, service=service, on_desired=lambda: None, wants_answers=True
+    )
 
 
 def report(request_id: str) -> Telemetry:

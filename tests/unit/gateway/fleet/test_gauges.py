@@ -27,7 +27,7 @@ def add(database: Database, name: str, *, age_s: float = 0.0, site: str = "", he
     """A device that reported this long ago."""
     with database.begin() as connection:
         at_s = NOW_S - age_s
-        devices.report(connection, name, Reported("s", 1, agent_version="1.2"), at_s)
+        devices.report(connection, name, Reported("s", 1, agent_version="1.2"), at_s, accept=True)
         if site:
             devices.tag(connection, name, {"site": site})
         if health is not None:
@@ -50,6 +50,7 @@ def test_devices_are_counted_by_presence_and_tag(database: Database) -> None:
         issue = enrolment.Issued("1", "pem", NOW_S + DAY_S)
         enrolment.redeem(connection, "0" * 64, "key", lambda _: issue, NOW_S, address="")
         enrolment.revoke(connection, "d", "ops", NOW_S)
+        devices.report(connection, "e", Reported("s", 1), NOW_S, accept=False)  # it waits to be accepted
     found = state_of(database, "site")
     counts = {labels: count for labels, count in found.devices.items() if count}
     assert counts == {
@@ -130,7 +131,7 @@ def test_the_values_of_a_tag_are_bounded_and_the_fleet_is_read_at_once(database:
 async def test_metrics_name_no_device_and_activity_only_grows(database: Database) -> None:
     store, metrics, clock = Store(database), RequestMetrics("gateway"), SimulatedClock(wall_start_s=NOW_S)
     service = ServiceClock(database, clock)
-    fleet = Fleet(store, clock=clock, service=service, on_desired=lambda: None)
+    fleet = Fleet(store, settings.Fleet(), clock=clock, service=service, on_desired=lambda: None)
     made = FleetGauges(store, metrics, settings.Fleet(), certificate_days=90, clock=clock, activity=fleet.activity)
     for sequence, rows in ((1, 4), (2, 6)):
         counts = ModelCounts("digits", 1, rows=rows, kept=rows, objects={"car": 2 * rows})

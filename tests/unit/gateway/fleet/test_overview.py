@@ -37,9 +37,9 @@ def enrol(database: Database, name: str, *ends_s: float, revoked_s: float | None
 def test_devices_are_counted_by_presence_and_tag(database: Database) -> None:
     with database.begin() as connection:
         assert overview(connection, "site", parse_selector(""), NOW_S).reported_s is None
-        for number, name in enumerate(("a", "b", "c")):
+        for number, name in enumerate(("a", "b", "c", "d")):
             report = Reported("s", 1, agent_version="1.2" if number else "1.1")
-            devices.report(connection, name, report, NOW_S - 1000 * number)
+            devices.report(connection, name, report, NOW_S - 1000 * number, accept=name != "d")
             devices.tag(connection, name, {"site": "kiel"} if name in "ab" else {})
         totals.count(connection, "b", Telemetry("s", 1, outbox_items=7, health=Health(outbox_oldest_s=90.0)), NOW_S - 5)
         totals.count(connection, "c", Telemetry("s", 1, outbox_items=9), NOW_S)
@@ -50,7 +50,7 @@ def test_devices_are_counted_by_presence_and_tag(database: Database) -> None:
     with database.reading() as connection:
         fleet = overview(connection, "site", parse_selector(""), NOW_S)
         part = overview(connection, "site", parse_selector("site=kiel"), NOW_S)
-    assert fleet.devices == {Presence.ONLINE: 1, Presence.LATE: 1, Presence.REVOKED: 1}
+    assert fleet.devices == {Presence.ONLINE: 1, Presence.LATE: 1, Presence.REVOKED: 1} and fleet.unaccepted == 1
     assert fleet.by_tag == {
         "": {Presence.REVOKED: 1},
         "kiel": {Presence.ONLINE: 1, Presence.LATE: 1},

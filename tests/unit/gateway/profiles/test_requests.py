@@ -24,7 +24,7 @@ BY = "application:ops"
 
 
 class Bench:
-    """A gateway's requests with a simulated clock, and one device."""
+    """A gateway's requests with a simulated clock, and one accepted device."""
 
     def __init__(self, store: Store) -> None:
         self.opened = OpenStore(store)
@@ -33,7 +33,7 @@ class Bench:
         self.requests = RequestedProfiles(self.opened.store, clock=self.clock, on_desired=self._on_desired)
         self.profiles = Profiles(self.opened.store, clock=self.clock, on_desired=self._on_desired)
         with self.opened.database.begin() as connection:
-            devices.mark_seen(connection, "cam", "s", self.clock.wall_s())
+            devices.mark_seen(connection, "cam", "s", self.clock.wall_s(), accept=True)
 
     async def ask(self, bundle: str = "digits", version: int = 0) -> ProfileRequest:
         return await self.requests.ask("cam", NewProfileRequest(bundle, version), BY)
@@ -50,7 +50,7 @@ class Bench:
 
     def says(self, *said: Profiling) -> None:
         with self.opened.database.begin() as connection:
-            devices.report(connection, "cam", Reported("s", 1, 1, profiles=said), self.clock.wall_s())
+            devices.report(connection, "cam", Reported("s", 1, 1, profiles=said), self.clock.wall_s(), accept=True)
 
     def _on_desired(self) -> None:
         self.told += 1
@@ -124,6 +124,7 @@ ASKED = DesiredProfile("digits", id="1")
 CAM = Device(
     "cam",
     {},
+    accepted_s=0.0,
     first_seen_s=0.0,
     last_seen_s=NOW_S - 5,
     online=True,

@@ -34,12 +34,12 @@ def database(tmp_path: Path) -> Iterator[Database]:
 
 def report(connection: Connection, name: str, version: int, sequence: int, *, session: str = "s") -> None:
     reported = Reported(session, sequence, 0, (RunningModel("cameras", version),))
-    devices.report(connection, name, reported, NOW_S)
+    devices.report(connection, name, reported, NOW_S, accept=True)
 
 
 def desire(connection: Connection, name: str, version: int) -> None:
     desired = DesiredModel("cameras", version, "2" * 64, "r")
-    devices.desire(connection, [name], lambda _, old: replace(old, models=(desired,)))
+    devices.desire(connection, [name], lambda _, old: replace(old, models=(desired,)), NOW_S)
 
 
 def read(cache: FleetCache, database: Database) -> dict[str, DeviceView]:
@@ -69,7 +69,7 @@ def test_reports_and_desired_states_are_followed(database: Database) -> None:
     assert (fleet["a"].version, fleet["b"].online) == (3, False)
 
 
-def test_a_device_that_comes_back_after_it_was_decommissioned_is_read_again(database: Database) -> None:
+def test_a_device_that_was_decommissioned_and_accepted_again_is_read_again(database: Database) -> None:
     cache = FleetCache(DEFINITION)
     with database.begin() as connection:
         report(connection, "a", 1, 1)
@@ -77,10 +77,10 @@ def test_a_device_that_comes_back_after_it_was_decommissioned_is_read_again(data
     read(cache, database)
     with database.begin() as connection:
         devices.forget(connection, "a")
-        devices.desire(connection, ["a"], lambda _, old: Desired(0, ()))
-        devices.report(connection, "a", Reported("s", 1, 1, (RunningModel("cameras", 7),)), NOW_S + 5)
+        devices.desire(connection, ["a"], lambda _, old: Desired(0, ()), NOW_S + 5)
+        devices.report(connection, "a", Reported("s", 1, 1, (RunningModel("cameras", 7),)), NOW_S + 5, accept=True)
         desired = DesiredModel("cameras", 9, "9" * 64, "another")
-        devices.desire(connection, ["a"], lambda _, old: replace(old, models=(desired,)))
+        devices.desire(connection, ["a"], lambda _, old: replace(old, models=(desired,)), NOW_S + 5)
     assert read(cache, database)["a"].version == 7
     with database.begin() as connection:
         devices.forget(connection, "a")
@@ -96,7 +96,7 @@ def test_only_changed_documents_are_read(database: Database) -> None:
     with database.begin() as connection:
         report(connection, "d7", 2, 2)
         for number in range(20):  # a heartbeat of each
-            devices.mark_seen(connection, f"d{number}", "s", NOW_S + 5)
+            devices.mark_seen(connection, f"d{number}", "s", NOW_S + 5, accept=True)
     with database.reading() as connection:
         event.listen(connection, "before_cursor_execute", lambda *call: queries.append((call[2], call[3])))
         fleet = cache.devices(connection, NOW_S + 10)
