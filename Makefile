@@ -92,11 +92,11 @@ pin-images: ## pin the base images of the Dockerfiles and of Compose by digest (
 	@$(PYTHON) requirements/pin_images.py
 
 lock: .venv/uv.stamp ## lock the dependencies of pyproject.toml (UPGRADE=--upgrade takes the newest versions)
-	$(LOCK) --output-file requirements/dev.lock pyproject.toml --extra analysis --extra data --extra grpc --extra oidc --extra otel --extra postgres --group dev
+	$(LOCK) --output-file requirements/dev.lock pyproject.toml --extra analysis --extra data --extra grpc --extra oidc --extra otel --extra postgres --extra s3 --group dev
 	echo uv | $(LOCK) --output-file requirements/installer.lock --constraint requirements/dev.lock -
 	$(LOCK) --output-file requirements/demo.lock --constraint requirements/dev.lock pyproject.toml --extra workbench --group build
 	$(LOCK) --output-file requirements/edge.lock --constraint requirements/dev.lock pyproject.toml --extra edge
-	$(LOCK) --output-file requirements/gateway.lock --constraint requirements/dev.lock pyproject.toml --extra gateway --extra grpc --extra otel --extra postgres
+	$(LOCK) --output-file requirements/gateway.lock --constraint requirements/dev.lock pyproject.toml --extra gateway --extra grpc --extra otel --extra postgres --extra s3
 	$(LOCK) --output-file requirements/console.lock --constraint requirements/dev.lock pyproject.toml --extra oidc
 	$(LOCK) --output-file requirements/build.lock --constraint requirements/dev.lock --group build
 	$(LOCK) --output-file requirements/tflite.lock pyproject.toml --extra tflite --group test --group build

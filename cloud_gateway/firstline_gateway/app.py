@@ -309,13 +309,12 @@ class Gateway:
         self.full_models: FullModels | None = None
         if settings.blobs:
             # Imported here: a gateway without a registry does not load python-tuf.
-            from firstline_gateway.registry.files import Files
-            from firstline_gateway.registry.registry import Registry
+            from firstline_gateway.registry.registry import open_registry
             from firstline_gateway.rollouts.full_models import FullModels
 
-            self.registry = Registry(
+            self.registry = open_registry(
+                settings,
                 self.store,
-                Files(settings, clock=clock),
                 self.identity.folder,
                 in_use=reason_to_keep,
                 clock=clock,
@@ -326,7 +325,7 @@ class Gateway:
             )
             if self.settings.fetched_models is not None:
                 self.full_models = FullModels(
-                    FetchedBundles(self.settings.fetched_models, self.registry.files.path),
+                    FetchedBundles(self.settings.fetched_models, self.registry.files.read),
                     self.registry.catalogue,
                     self.repository,
                     self.residency.orders,
@@ -556,11 +555,10 @@ def check_files(settings: Settings) -> None:
             needs is invalid.
     """
     check_executors(settings)
-    for setting, folder in (
-        ("identity.directory", settings.identity.directory),
-        ("broker.directory", settings.broker.directory),
-        ("registry.blobs", settings.registry.blobs),
-    ):
+    folders = {"identity.directory": settings.identity.directory, "broker.directory": settings.broker.directory}
+    if not settings.registry.blobs.startswith("s3:"):
+        folders["registry.blobs"] = settings.registry.blobs
+    for setting, folder in folders.items():
         if folder:
             check_folder(Path(folder), setting)
     identity.check_files(settings)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from functools import cache, partial
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 import msgspec
 from fastapi import Query, Request
@@ -21,6 +22,8 @@ from firstline_core.types import Name
 BODY = Limits(body_bytes=MIB)
 PAGE = 1000
 """Largest number of items on a page."""
+# One range only: a request for several gets the whole file, as the RFC allows.
+_RANGE = re.compile(r"bytes=(?:([0-9]{1,18})-([0-9]{0,18})|-([0-9]{1,18}))", re.ASCII)
 
 _T = TypeVar("_T")
 
@@ -152,6 +155,45 @@ def check_unchanged(request: Request, etag: str) -> None:
     wanted = request.headers.get("if-match")
     if wanted is not None and wanted.strip() != "*" and wanted.strip().strip('"') != etag:
         raise ConflictError("The resource was changed since you read it; read it again, then repeat.")
+
+
+class Part(NamedTuple):
+    """The bytes from `start` to before `end`."""
+
+    start: int
+    end: int
+
+
+def part_of(size_bytes: int, range_header: str | None, if_range: str | None, etag: str) -> Part | None:
+    """Returns the part of a file that a request asks for.
+
+    Args:
+        size_bytes: of the file.
+        range_header: the header Range.
+        if_range: the header If-Range; for another ETag, or a date, the whole file is sent.
+        etag: of the file, strong.
+
+    Returns:
+        The part; None if the whole file is to be sent with status 200.
+
+    Raises:
+        ValueError: the file has no such bytes; the status is 416.
+    """
+    if range_header is None or (if_range is not None and if_range.strip() != etag):
+        return None
+    match = _RANGE.fullmatch(range_header.strip().lower().replace(" ", ""))
+    if match is None:
+        return None
+    first, last, suffix = match.groups()
+    if suffix is not None:
+        start, end = max(0, size_bytes - int(suffix)), size_bytes
+    else:
+        start, end = int(first), min(int(last) + 1, size_bytes) if last else size_bytes
+        if last and int(last) < start:
+            return None  # an invalid range is ignored
+    if start >= end:
+        raise ValueError(f"bytes={start}- begins after the end of the file")
+    return Part(start, end)
 
 
 def has_already(if_none_match: str | None, etag: str) -> bool:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 from firstline_core.bundle.manifest import MANIFEST_NAME
@@ -18,8 +17,8 @@ from firstline_core.types import ModelKey
 
 _RETRY_S = 30.0
 
-Find = Callable[[str], Path]
-"""Returns where the registry has a file, by its sha256."""
+Read = Callable[[str, int, int], AsyncIterator[bytes]]
+"""Returns the bytes of a file by its sha256, from the first position to before the second."""
 
 
 class FetchedBundles:
@@ -27,15 +26,15 @@ class FetchedBundles:
 
     Args:
         folder: its subfolders are bundles; made here.
-        find: finds a file of the registry.
+        read: from the registry.
 
     Raises:
         ConfigError: the folder cannot be made.
     """
 
-    def __init__(self, folder: Path, find: Find) -> None:
+    def __init__(self, folder: Path, read: Read) -> None:
         self.folder = folder
-        self._find = find
+        self._read = read
         try:
             make_folder(folder)
         except OSError as error:
@@ -61,7 +60,7 @@ class FetchedBundles:
         try:
             shutil.rmtree(coming, ignore_errors=True)
             for file in files_for(bundle, FULL):
-                await asyncio.to_thread(self._copy, file, coming / file.path.removeprefix(inside))
+                await self._fetch(file, coming / file.path.removeprefix(inside))
             shutil.rmtree(path, ignore_errors=True)
             os.replace(coming, path)  # noqa: PTH105 (a folder)
             sync_folder(self.folder)
@@ -76,13 +75,16 @@ class FetchedBundles:
         """Forgets a version; blocks."""
         shutil.rmtree(self.path(key), ignore_errors=True)
 
-    def _copy(self, file: SignedFile, path: Path) -> None:
+    async def _fetch(self, file: SignedFile, path: Path) -> None:
         make_folder(path.parent)
-        shutil.copyfile(self._find(file.sha256), path)
-        with path.open("rb") as copied:
-            os.fsync(copied.fileno())
-            sha256 = hashlib.file_digest(copied, "sha256").hexdigest()
-        if sha256 != file.sha256:
+        digest = hashlib.sha256()
+        with path.open("wb") as stream:
+            async for part in self._read(file.sha256, 0, file.size_bytes):
+                digest.update(part)
+                stream.write(part)
+            stream.flush()
+            os.fsync(stream.fileno())
+        if digest.hexdigest() != file.sha256:
             raise IntegrityError(
                 f"The registry has other bytes of {file.path} than were signed; push the bundle again."
             )

@@ -5,7 +5,8 @@ Modules
     catalogue       the bundles and configurations that targets metadata lists
     signing         verifies new metadata; the online key, which signs snapshots and timestamps
     records         metadata in the store, within a caller's transaction
-    files           the files: uploaded once, downloaded in parts, within a limit
+    files           the files: uploaded once, downloaded in parts, within a limit; in a local folder or elsewhere
+    s3              files in an S3-compatible store; the only module that uses obstore
     bundle_use      asks whether devices still need a version; rollouts implement it
     metrics         the registry's metrics
 """

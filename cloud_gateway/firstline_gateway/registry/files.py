@@ -1,6 +1,7 @@
 """The files of bundles by their sha256: uploaded once, served whole or in parts, within a limit on their total size.
 
-One folder, which replicas share, has them. A file is stored whole, with the content that its name says, or not at all.
+`Blobs` is the port to the place where they are stored: a local folder here, or an S3-compatible store (`s3.py`). A file
+is stored whole, with the content that its name says, or not at all.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import secrets
 from collections.abc import AsyncIterable, AsyncIterator, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO, NamedTuple, Protocol
 
 from firstline_core.clock import Clock
 from firstline_core.errors import (
@@ -27,10 +28,10 @@ from firstline_core.storage.artefact import SignedFile
 from firstline_core.storage.files import make_folder, sync_folder, system_reason, unwritable
 from firstline_gateway.settings.settings import Registry as RegistrySettings
 
-_PART_BYTES = 1 << 20
+PART_BYTES = 1 << 20
+
 _ABANDONED_S = 86_400.0
 _RETRY_S = 30.0
-_COUNT_S = 60.0  # the files of other replicas are counted as often
 _INCOMING = "incoming"
 
 
@@ -42,172 +43,28 @@ class Blob(NamedTuple):
     stored_s: float
 
 
-class Files:
-    """The registry's files, in 256 subfolders so that no folder is huge. Used on one event loop.
+class Blobs(Protocol):
+    """The port. Each method raises `StoreUnavailableError` if the store is unreachable, full, or refuses."""
 
-    Args:
-        settings: the folder and the limits.
-        clock: gives wall and monotonic time.
+    async def put(self, sha256: str, parts: AsyncIterable[bytes]) -> None:
+        """Stores a file after its last part; if `parts` raises, nothing is stored."""
+        ...
 
-    Attributes:
-        limit_bytes: largest total size.
+    async def find(self, sha256: str) -> Blob | None: ...
 
-    Raises:
-        ConfigError: the folder cannot be written.
-    """
-
-    def __init__(self, settings: RegistrySettings, *, clock: Clock) -> None:
-        self._folder = Path(settings.blobs)
-        self.limit_bytes = settings.limit_bytes
-        self.blob_limit_bytes = settings.blob_limit_bytes
-        self._clock = clock
-        self._stored_bytes = 0
-        self._incoming_bytes = 0
-        self._counted_s: float | None = None
-        try:
-            make_folder(self._folder / _INCOMING)
-        except OSError as error:
-            raise ConfigError(f"registry.blobs {self._folder} {unwritable(error)}") from error
-
-    async def put(self, digest: str, parts: AsyncIterable[bytes]) -> bool:
-        """Stores a file after its last part; returns False, without reading `parts`, if it exists already.
-
-        Raises:
-            RequestError: the content has another digest.
-            PayloadTooLargeError: it is too large.
-            NoRoomError: the total size would be over the limit.
-            StoreUnavailableError: the folder refuses.
-        """
-        if await self._find(digest) is not None:
-            return False
-        if self._counted_s is None or self._clock.monotonic_s() - self._counted_s >= _COUNT_S:
-            await self.all()
-        incoming = self._folder / _INCOMING / f"{digest}.{secrets.token_hex(8)}"
-        try:
-            with self._translated(), incoming.open("xb") as file:
-                buffered, buffered_bytes = [], 0
-                async for part in self._within_limit(checked(parts, digest, self.blob_limit_bytes)):
-                    buffered.append(part)
-                    buffered_bytes += len(part)
-                    if buffered_bytes >= _PART_BYTES:
-                        await asyncio.to_thread(file.writelines, buffered)
-                        buffered, buffered_bytes = [], 0
-                await asyncio.to_thread(_finish, file, buffered, incoming, self.path(digest))
-        finally:
-            incoming.unlink(missing_ok=True)
-        return True
-
-    def path(self, digest: str) -> Path:
-        """Returns where a file is, or would be."""
-        return self._folder / digest[:2] / digest
-
-    async def blob(self, digest: str) -> Blob:
-        """Returns a file's size.
+    def read(self, sha256: str, start: int, end: int) -> AsyncIterator[bytes]:
+        """Yields the bytes from `start` to before `end`.
 
         Raises:
             NotFoundError: there is no such file.
-            StoreUnavailableError: the folder refuses.
         """
-        blob = await self._find(digest)
-        if blob is None:
-            raise NotFoundError(f"The registry has no file {digest}; PUT it first.")
-        return blob
+        ...
 
-    async def all(self) -> list[Blob]:
-        """Returns all files, and deletes incomplete uploads of processes that ended.
+    async def all(self) -> list[Blob]: ...
 
-        Raises:
-            StoreUnavailableError: the folder refuses.
-        """
-        with self._translated():
-            blobs = await asyncio.to_thread(self._all)
-        self._stored_bytes = sum(blob.size_bytes for blob in blobs)
-        self._counted_s = self._clock.monotonic_s()
-        return blobs
-
-    async def sweep(self, listed: Collection[str], grace_s: float) -> int:
-        """Deletes unlisted files that are older than `grace_s`: a newer file may be about to be listed."""
-        before_s = self._clock.wall_s() - grace_s
-        unlisted = [blob for blob in await self.all() if blob.sha256 not in listed and blob.stored_s < before_s]
-        for blob in unlisted:
-            with self._translated():
-                await asyncio.to_thread(self.path(blob.sha256).unlink, missing_ok=True)
-            self._stored_bytes -= blob.size_bytes
-        return len(unlisted)
-
-    async def check(self, files: Mapping[str, SignedFile], before: Mapping[str, SignedFile]) -> None:
-        """Checks that newly listed files are stored.
-
-        Args:
-            files: the files that will be listed, by path.
-            before: the files that are listed.
-
-        Raises:
-            RequestError: one is not stored.
-        """
-        for path, file in files.items():
-            if path in before and before[path].sha256 == file.sha256:
-                continue
-            blob = await self._find(file.sha256)
-            if blob is None or blob.size_bytes != file.size_bytes:
-                raise RequestError(
-                    f"The targets list {path} with the sha256 {file.sha256}, which the registry has not; send the file "
-                    "before what is signed of it."
-                )
-
-    async def _find(self, digest: str) -> Blob | None:
-        with self._translated():
-            try:
-                status = await asyncio.to_thread(self.path(digest).stat)
-            except FileNotFoundError:
-                return None
-        return Blob(digest, status.st_size, status.st_mtime)
-
-    def _all(self) -> list[Blob]:
-        blobs = []
-        for path in self._folder.glob("[0-9a-f][0-9a-f]/*"):
-            with suppress(FileNotFoundError):  # removed since
-                status = path.stat()
-                blobs.append(Blob(path.name, status.st_size, status.st_mtime))
-        self._delete_abandoned()
-        return blobs
-
-    def _delete_abandoned(self) -> None:
-        try:
-            uploads = [(path, path.stat().st_mtime) for path in (self._folder / _INCOMING).iterdir()]
-        except FileNotFoundError:  # an upload that has just been completed
-            return
-        newest_s = max((modified_s for _, modified_s in uploads), default=0.0)
-        for path, modified_s in uploads:
-            if modified_s < newest_s - _ABANDONED_S:
-                path.unlink(missing_ok=True)
-
-    async def _within_limit(self, parts: AsyncIterable[bytes]) -> AsyncIterator[bytes]:
-        """Yields the parts of a file while there is room for them and for other uploads in progress."""
-        size_bytes = 0
-        try:
-            async for part in parts:
-                size_bytes += len(part)
-                self._incoming_bytes += len(part)
-                if self._stored_bytes + self._incoming_bytes > self.limit_bytes:
-                    raise NoRoomError(
-                        f"The registry has {self._stored_bytes} of the {self.limit_bytes} bytes that "
-                        "registry.limit_bytes allows, and no room for this file; remove old versions "
-                        "(`firstline model delete`: their files go a day later), or raise the limit."
-                    )
-                yield part
-            self._stored_bytes += size_bytes
-        finally:
-            self._incoming_bytes -= size_bytes
-
-    @contextmanager
-    def _translated(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise StoreUnavailableError(
-                f"The registry's folder {self._folder} refuses: {system_reason(error)}.", retry_after_s=_RETRY_S
-            ) from error
+    async def remove(self, sha256: str) -> None:
+        """Deletes a file, if it exists."""
+        ...
 
 
 async def checked(parts: AsyncIterable[bytes], sha256: str, limit_bytes: int) -> AsyncIterator[bytes]:
@@ -232,10 +89,217 @@ async def checked(parts: AsyncIterable[bytes], sha256: str, limit_bytes: int) ->
         )
 
 
-def _finish(file: BinaryIO, buffered: list[bytes], incoming: Path, path: Path) -> None:
-    file.writelines(buffered)
-    file.flush()
-    os.fsync(file.fileno())
-    make_folder(path.parent)
-    incoming.replace(path)
-    sync_folder(path.parent)
+class LocalBlobs:
+    """A folder on this machine, or one that replicas share, with 256 subfolders so that no folder is huge.
+
+    Raises:
+        ConfigError: the folder cannot be written.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        try:
+            make_folder(folder / _INCOMING)
+        except OSError as error:
+            raise ConfigError(f"registry.blobs {folder} {unwritable(error)}") from error
+
+    async def put(self, sha256: str, parts: AsyncIterable[bytes]) -> None:
+        """See `Blobs`."""
+        incoming = self._folder / _INCOMING / f"{sha256}.{secrets.token_hex(8)}"
+        try:
+            with self._translated(), incoming.open("xb") as file:
+                buffered, buffered_bytes = [], 0
+                async for part in parts:
+                    buffered.append(part)
+                    buffered_bytes += len(part)
+                    if buffered_bytes >= PART_BYTES:
+                        await asyncio.to_thread(file.writelines, buffered)
+                        buffered, buffered_bytes = [], 0
+                await asyncio.to_thread(self._finish, file, buffered, incoming, self._path(sha256))
+        finally:
+            incoming.unlink(missing_ok=True)
+
+    def _finish(self, file: BinaryIO, buffered: list[bytes], incoming: Path, path: Path) -> None:
+        file.writelines(buffered)
+        file.flush()
+        os.fsync(file.fileno())
+        make_folder(path.parent)
+        incoming.replace(path)
+        sync_folder(path.parent)
+
+    async def find(self, sha256: str) -> Blob | None:
+        """See `Blobs`."""
+        with self._translated():
+            try:
+                status = await asyncio.to_thread(self._path(sha256).stat)
+            except FileNotFoundError:
+                return None
+        return Blob(sha256, status.st_size, status.st_mtime)
+
+    async def read(self, sha256: str, start: int, end: int) -> AsyncIterator[bytes]:
+        """See `Blobs`."""
+        with self._translated():
+            try:
+                file = await asyncio.to_thread(self._path(sha256).open, "rb")
+            except FileNotFoundError as error:
+                raise NotFoundError(f"There is no file {sha256}.") from error
+            with file:
+                file.seek(start)
+                while start < end:
+                    part = await asyncio.to_thread(file.read, min(PART_BYTES, end - start))
+                    if not part:
+                        return  # the file was truncated: the client sees that bytes are missing
+                    start += len(part)
+                    yield part
+
+    async def all(self) -> list[Blob]:
+        """See `Blobs`."""
+        with self._translated():
+            return await asyncio.to_thread(self._all)
+
+    def _all(self) -> list[Blob]:
+        blobs = []
+        for path in self._folder.glob("[0-9a-f][0-9a-f]/*"):
+            with suppress(FileNotFoundError):  # removed since
+                status = path.stat()
+                blobs.append(Blob(path.name, status.st_size, status.st_mtime))
+        self._delete_abandoned()
+        return blobs
+
+    def _delete_abandoned(self) -> None:
+        """Deletes incomplete uploads of processes that ended."""
+        try:
+            uploads = [(path, path.stat().st_mtime) for path in (self._folder / _INCOMING).iterdir()]
+        except FileNotFoundError:  # an upload that has just been completed
+            return
+        newest_s = max((modified_s for _, modified_s in uploads), default=0.0)
+        for path, modified_s in uploads:
+            if modified_s < newest_s - _ABANDONED_S:
+                path.unlink(missing_ok=True)
+
+    async def remove(self, sha256: str) -> None:
+        """See `Blobs`."""
+        with self._translated():
+            await asyncio.to_thread(self._path(sha256).unlink, missing_ok=True)
+
+    def _path(self, sha256: str) -> Path:
+        return self._folder / sha256[:2] / sha256
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise StoreUnavailableError(
+                f"The registry's folder {self._folder} refuses: {system_reason(error)}.", retry_after_s=_RETRY_S
+            ) from error
+
+
+_COUNT_S = 60.0  # the files of other replicas are counted as often
+
+
+class Files:
+    """The registry's files. Used on one event loop.
+
+    Args:
+        blobs: stores them.
+        settings: the limits.
+        clock: gives wall and monotonic time.
+
+    Attributes:
+        limit_bytes: largest total size.
+    """
+
+    def __init__(self, blobs: Blobs, settings: RegistrySettings, *, clock: Clock) -> None:
+        self.blobs = blobs
+        self.limit_bytes = settings.limit_bytes
+        self.blob_limit_bytes = settings.blob_limit_bytes
+        self._clock = clock
+        self._stored_bytes = 0
+        self._incoming_bytes = 0
+        self._counted_s: float | None = None
+
+    async def put(self, digest: str, parts: AsyncIterable[bytes]) -> bool:
+        """Stores a file; returns False, without reading `parts`, if it exists already.
+
+        Raises:
+            RequestError: the content has another digest.
+            PayloadTooLargeError: it is too large.
+            NoRoomError: the total size would be over the limit.
+            StoreUnavailableError: the store refuses.
+        """
+        if await self.blobs.find(digest) is not None:
+            return False
+        if self._counted_s is None or self._clock.monotonic_s() - self._counted_s >= _COUNT_S:
+            await self.all()
+        await self.blobs.put(digest, self._within_limit(checked(parts, digest, self.blob_limit_bytes)))
+        return True
+
+    async def blob(self, digest: str) -> Blob:
+        """Returns a file's size.
+
+        Raises:
+            NotFoundError: there is no such file.
+        """
+        blob = await self.blobs.find(digest)
+        if blob is None:
+            raise NotFoundError(f"The registry has no file {digest}; PUT it first.")
+        return blob
+
+    def read(self, digest: str, start: int, end: int) -> AsyncIterator[bytes]:
+        """Yields the bytes of a file from `start` to before `end`."""
+        return self.blobs.read(digest, start, end)
+
+    async def all(self) -> list[Blob]:
+        """Returns all files."""
+        blobs = await self.blobs.all()
+        self._stored_bytes = sum(blob.size_bytes for blob in blobs)
+        self._counted_s = self._clock.monotonic_s()
+        return blobs
+
+    async def sweep(self, listed: Collection[str], grace_s: float) -> int:
+        """Deletes unlisted files that are older than `grace_s`: a newer file may be about to be listed."""
+        before_s = self._clock.wall_s() - grace_s
+        unlisted = [blob for blob in await self.all() if blob.sha256 not in listed and blob.stored_s < before_s]
+        for blob in unlisted:
+            await self.blobs.remove(blob.sha256)
+            self._stored_bytes -= blob.size_bytes
+        return len(unlisted)
+
+    async def check(self, files: Mapping[str, SignedFile], before: Mapping[str, SignedFile]) -> None:
+        """Checks that newly listed files are stored.
+
+        Args:
+            files: the files that will be listed, by path.
+            before: the files that are listed.
+
+        Raises:
+            RequestError: one is not stored.
+        """
+        for path, file in files.items():
+            if path in before and before[path].sha256 == file.sha256:
+                continue
+            blob = await self.blobs.find(file.sha256)
+            if blob is None or blob.size_bytes != file.size_bytes:
+                raise RequestError(
+                    f"The targets list {path} with the sha256 {file.sha256}, which the registry has not; send the file "
+                    "before what is signed of it."
+                )
+
+    async def _within_limit(self, parts: AsyncIterable[bytes]) -> AsyncIterator[bytes]:
+        """Yields the parts of a file while there is room for them and for other uploads in progress."""
+        size_bytes = 0
+        try:
+            async for part in parts:
+                size_bytes += len(part)
+                self._incoming_bytes += len(part)
+                if self._stored_bytes + self._incoming_bytes > self.limit_bytes:
+                    raise NoRoomError(
+                        f"The registry has {self._stored_bytes} of the {self.limit_bytes} bytes that "
+                        "registry.limit_bytes allows, and no room for this file; remove old versions "
+                        "(`firstline model delete`: their files go a day later), or raise the limit."
+                    )
+                yield part
+            self._stored_bytes += size_bytes
+        finally:
+            self._incoming_bytes -= size_bytes

@@ -10,12 +10,14 @@ import asyncio
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
 
 from sqlalchemy import Connection
 from tuf.api.metadata import Root
 
 from firstline_core.clock import Clock
-from firstline_core.errors import ConflictError, NotFoundError, NotReadyError
+from firstline_core.errors import ConfigError, ConflictError, NotFoundError, NotReadyError
 from firstline_core.fleet import registry as wire
 from firstline_core.telemetry.logs import logger
 from firstline_gateway import audit_log
@@ -23,8 +25,9 @@ from firstline_gateway.identity.authorities import AuthorityFolder
 from firstline_gateway.registry import records, signing
 from firstline_gateway.registry.bundle_use import CONFIGURATION, MODEL, BundleUse, SignedVersion
 from firstline_gateway.registry.catalogue import Catalogue, CatalogueReader, catalogue_of, check_listed, names
-from firstline_gateway.registry.files import Files
+from firstline_gateway.registry.files import Blobs, Files, LocalBlobs
 from firstline_gateway.registry.records import Document, Head
+from firstline_gateway.settings.settings import Registry as RegistrySettings
 from firstline_gateway.store.store import Store
 
 _ROLES = ("root", "targets", "snapshot", "timestamp")
@@ -235,3 +238,40 @@ def _versions(catalogue: Catalogue) -> set[SignedVersion]:
     models = {SignedVersion(MODEL, *key) for key in catalogue.bundles}
     others = {SignedVersion(CONFIGURATION, each.name, each.version) for each in catalogue.configurations}
     return models | others
+
+
+def open_blobs(where: str, *, endpoint: str = "", region: str = "") -> Blobs:
+    """Opens the setting `registry.blobs`: a folder, or s3://BUCKET/PREFIX.
+
+    Raises:
+        ConfigError: it cannot be used, or its library is missing.
+    """
+    if not where.startswith("s3://"):
+        return LocalBlobs(Path(where))
+    parts = urlsplit(where)
+    if not parts.hostname:
+        raise ConfigError(f'registry.blobs is {where!a}, without a bucket; write "s3://BUCKET/PREFIX".')
+    try:
+        from firstline_gateway.registry.s3 import S3Blobs
+    except ImportError as error:
+        raise ConfigError(
+            "registry.blobs names an S3 store, and its library is missing: pip install 'firstline[s3]'."
+        ) from error
+    return S3Blobs(parts.hostname, parts.path.strip("/"), endpoint=endpoint, region=region)
+
+
+def open_registry(
+    settings: RegistrySettings,
+    store: Store,
+    folder: AuthorityFolder,
+    *,
+    in_use: BundleUse,
+    clock: Clock,
+) -> Registry:
+    """Opens the registry that the settings name.
+
+    Raises:
+        ConfigError: its files cannot be opened.
+    """
+    blobs = open_blobs(settings.blobs, endpoint=settings.s3_endpoint, region=settings.s3_region)
+    return Registry(store, Files(blobs, settings, clock=clock), folder, in_use=in_use, clock=clock)

@@ -309,8 +309,13 @@ class Broker(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Registry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    blobs: FilePath = ""
-    """Folder of the bundle files that devices fetch, which replicas share; "" disables the registry."""
+    blobs: Annotated[str, Meta(extra={"path": ("s3:",)})] = ""
+    """Storage of the bundle files that devices fetch: a folder, or s3://BUCKET/PREFIX; "" disables the
+    registry."""
+    s3_endpoint: str = ""
+    """The URL of an S3-compatible store; "" is AWS's own. Credentials: AWS's variables, or the role."""
+    s3_region: str = ""
+    """The store's region; "" uses the AWS environment variables."""
     blob_limit_bytes: Count = 1 << 32
     """The largest file (bytes)."""
     limit_bytes: Count = 1 << 38

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from fastapi import APIRouter, Depends, Path, Request
 from pydantic import AfterValidator
-from starlette.responses import FileResponse, Response
+from starlette.responses import Response, StreamingResponse
 
 from firstline_core.errors import NotFoundError, RequestError
 from firstline_core.fleet import registry as wire
@@ -30,6 +30,7 @@ from firstline_gateway.api.messages import (
     has_already,
     name_of,
     number_of,
+    part_of,
 )
 
 if TYPE_CHECKING:  # loads python-tuf, which a gateway without a registry does not need
@@ -72,12 +73,22 @@ def file_routes(registry: Registry | None, access: Access) -> APIRouter:
     async def read_blob(request: Request, sha256: Sha256) -> Response:
         """The bytes of a file, or a part of them (Range, If-Range); HEAD returns its size."""
         files = _opened(registry).files
-        await files.blob(sha256)
+        blob = await files.blob(sha256)
         etag = f'"{sha256}"'
-        headers = {"ETag": etag, "Cache-Control": _IMMUTABLE}
+        headers = {"ETag": etag, "Accept-Ranges": "bytes", "Cache-Control": _IMMUTABLE}
         if has_already(request.headers.get("if-none-match"), etag):
             return Response(status_code=304, headers=headers)
-        return FileResponse(files.path(sha256), headers=headers, media_type="application/octet-stream")
+        try:
+            part = part_of(blob.size_bytes, request.headers.get("range"), request.headers.get("if-range"), etag)
+        except ValueError:
+            return Response(status_code=416, headers=headers | {"Content-Range": f"bytes */{blob.size_bytes}"})
+        start, end = part or (0, blob.size_bytes)
+        headers |= {"Content-Length": str(end - start), "Content-Type": "application/octet-stream"}
+        if part is not None:
+            headers["Content-Range"] = f"bytes {start}-{end - 1}/{blob.size_bytes}"
+        if request.method == "HEAD":
+            return Response(status_code=200, headers=headers)
+        return StreamingResponse(files.read(sha256, start, end), 206 if part is not None else 200, headers)
 
     @router.head(wire.METADATA_PATH + "/{name}", include_in_schema=False)
     @router.get(wire.METADATA_PATH + "/{name}", responses=UNCHANGED)

@@ -387,7 +387,7 @@ def test_python_tuf_has_a_reference_time(device: Device) -> None:
 
 def test_a_process_without_updates_does_not_load_python_tuf() -> None:
     packages = "firstline_edge.__main__", "firstline_edge.app", "firstline_edge.fleet.member", "firstline_gateway.app"
-    code = "import sys; print([name for name in sys.modules if name.split('.')[0] == 'tuf'])"
+    code = "import sys; print([name for name in sys.modules if name.split('.')[0] in ('tuf', 'obstore')])"
     lines = [f"import {package}; {code}" for package in packages]
     done = subprocess.run([sys.executable, "-c", "\n".join(lines)], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == ["[]"] * len(packages)

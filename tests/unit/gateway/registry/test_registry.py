@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
-import shutil
+import socket
+import subprocess
+import sys
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 from support.databases import OpenStore
 from support.logs import captured_lines
@@ -32,14 +35,16 @@ from firstline_core.fleet.registry import expiry_warnings
 from firstline_gateway.identity.authorities import AuthorityFolder
 from firstline_gateway.registry import records, signing
 from firstline_gateway.registry.catalogue import catalogue_of, check_listed, entry_of
-from firstline_gateway.registry.files import Files
+from firstline_gateway.registry.files import Blobs, Files, LocalBlobs, checked
 from firstline_gateway.registry.records import Head
-from firstline_gateway.registry.registry import Registry
+from firstline_gateway.registry.registry import Registry, open_blobs
+from firstline_gateway.registry.s3 import S3Blobs
 from firstline_gateway.rollouts.bundle_use import reason_to_keep
 from firstline_gateway.settings.settings import Registry as RegistrySettings
 from firstline_gateway.settings.settings import Store
 
 DAY_S = 86_400.0
+BUCKET = "bundles"
 
 
 class Room:
@@ -52,7 +57,7 @@ class Room:
         settings = RegistrySettings(blobs=str(folder / "blobs"))
         self.registry = Registry(
             self.opened.store,
-            Files(settings, clock=self.clock),
+            Files(open_blobs(settings.blobs), settings, clock=self.clock),
             AuthorityFolder(folder / "identity", self.clock),
             in_use=reason_to_keep,
             clock=self.clock,
@@ -168,13 +173,42 @@ def test_a_day_is_warned_of_in_the_words_for_it() -> None:
     assert "ends in 10 minutes" in said["targets"]
 
 
-# Files
+# Files, in a folder and in a store that speaks S3
 
 
-@pytest.fixture
-def files(tmp_path: Path) -> Files:
-    settings = RegistrySettings(blobs=str(tmp_path / "blobs"), blob_limit_bytes=12_000_000)
-    return Files(settings, clock=SimulatedClock(wall_start_s=time.time()))
+@pytest.fixture(scope="module")
+def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """moto's server, which speaks S3 over HTTP."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    log = (tmp_path_factory.mktemp("s3") / "log").open("wb")
+    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    environment = {**os.environ, "PYTHONWARNINGS": "ignore"}
+    process = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
+    url = f"http://127.0.0.1:{port}"
+    deadline_s = time.monotonic() + 60
+    while True:
+        try:
+            httpx.put(f"{url}/{BUCKET}", trust_env=False)
+            break
+        except httpx.TransportError:
+            assert time.monotonic() < deadline_s and process.poll() is None
+            time.sleep(0.1)
+    yield url
+    process.terminate()
+    process.wait(timeout=30)
+    log.close()
+
+
+@pytest.fixture(params=["folder", "s3"])
+def blobs(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Blobs:
+    if request.param == "folder":
+        return open_blobs(str(tmp_path / "blobs"))
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
+    url: str = request.getfixturevalue("s3_server")
+    return open_blobs(f"s3://{BUCKET}/{tmp_path.name}", endpoint=url, region="us-east-1")
 
 
 async def _parts(content: bytes, *, size_bytes: int = 700_000, cut: bool = False) -> AsyncIterator[bytes]:
@@ -184,60 +218,78 @@ async def _parts(content: bytes, *, size_bytes: int = 700_000, cut: bool = False
         raise ConnectionResetError("the client left")
 
 
+async def _read(blobs: Blobs, digest: str, start: int, end: int) -> bytes:
+    return b"".join([part async for part in blobs.read(digest, start, end)])
+
+
 @pytest.mark.parametrize("size_bytes", [0, 1, 3_000_000, 12_000_000])
-async def test_a_file_is_stored_once(files: Files, size_bytes: int) -> None:
+async def test_a_file_is_stored_and_read_in_any_part(blobs: Blobs, size_bytes: int) -> None:
     content = os.urandom(size_bytes)
     digest = hashlib.sha256(content).hexdigest()
-    with pytest.raises(NotFoundError):
-        await files.blob(digest)
-    assert await files.put(digest, _parts(content))
-    found = await files.blob(digest)
+    assert await blobs.find(digest) is None
+    await blobs.put(digest, checked(_parts(content), digest, 1 << 30))
+    found = await blobs.find(digest)
     assert found.size_bytes == size_bytes
     assert abs(found.stored_s - time.time()) < 60
-    assert files.path(digest).read_bytes() == content
-    assert not await files.put(digest, _parts(b"not read"))
-    assert [one.sha256 for one in await files.all()] == [digest]
-    assert await files.sweep((), -60) == 1
-    assert await files.all() == []
+    assert await _read(blobs, digest, 0, size_bytes) == content
+    middle = size_bytes // 3, size_bytes // 2
+    assert await _read(blobs, digest, *middle) == content[slice(*middle)]
+    assert [one.sha256 for one in await blobs.all()] == [digest]
+    await blobs.remove(digest)
+    await blobs.remove(digest)
+    assert await blobs.all() == []
+    with pytest.raises(NotFoundError):
+        await _read(blobs, digest, 0, 1)
 
 
-async def test_wrong_oversized_or_truncated_uploads_are_not_stored(files: Files) -> None:
-    content = os.urandom(12_000_000)
+async def test_wrong_oversized_or_truncated_uploads_are_not_stored(blobs: Blobs) -> None:
+    content = os.urandom(12_000_000)  # more than S3's parts
     digest = hashlib.sha256(content).hexdigest()
     with pytest.raises(RequestError, match="send the file again"):
-        await files.put("0" * 64, _parts(content))
+        await blobs.put("0" * 64, checked(_parts(content), "0" * 64, 1 << 30))
     with pytest.raises(PayloadTooLargeError):
-        await files.put(digest, _parts(content + b"x"))
-    with pytest.raises(ConnectionResetError):
-        await files.put(digest, _parts(content, cut=True))
-    assert await files.all() == []
-    assert await files.put(digest, _parts(content))
-    assert files.path(digest).read_bytes() == content
+        await blobs.put(digest, checked(_parts(content), digest, 11_000_000))
+    with pytest.raises((ConnectionResetError, StoreUnavailableError)):
+        await blobs.put(digest, checked(_parts(content, cut=True), digest, 1 << 30))
+    assert await blobs.all() == []
+    await blobs.put(digest, checked(_parts(content), digest, 1 << 30))
+    assert await _read(blobs, digest, 0, 10) == content[:10]
 
 
-async def test_concurrent_uploads_of_one_file_succeed(files: Files) -> None:
+async def test_concurrent_uploads_of_one_file_succeed(blobs: Blobs) -> None:
     content = os.urandom(2_000_000)
     digest = hashlib.sha256(content).hexdigest()
-    await asyncio.gather(*(files.put(digest, _parts(content)) for _ in range(3)))
-    assert [one.sha256 for one in await files.all()] == [digest]
+    await asyncio.gather(*(blobs.put(digest, checked(_parts(content), digest, 1 << 30)) for _ in range(3)))
+    assert [one.sha256 for one in await blobs.all()] == [digest]
 
 
-async def test_a_folder_that_cannot_be_used_is_named(files: Files, tmp_path: Path) -> None:
-    shutil.rmtree(tmp_path / "blobs")
-    (tmp_path / "blobs").write_bytes(b"")
-    with pytest.raises(StoreUnavailableError, match=r"The registry's folder .*blobs refuses"):
-        await files.blob("0" * 64)
-    with pytest.raises(ConfigError, match="cannot be written"):
-        Files(RegistrySettings(blobs=str(tmp_path / "blobs" / "below")), clock=SimulatedClock())
+async def test_a_store_that_is_away_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        away = S3Blobs(BUCKET, endpoint=f"http://127.0.0.1:{taken.getsockname()[1]}", region="us-east-1")
+        with pytest.raises(StoreUnavailableError, match="s3://bundles refuses") as caught:
+            await away.find("0" * 64)
+    assert "\n" not in caught.value.message
 
 
-async def test_incomplete_uploads_are_deleted(files: Files, tmp_path: Path) -> None:
+async def test_incomplete_uploads_are_deleted(tmp_path: Path) -> None:
+    folder = LocalBlobs(tmp_path / "blobs")
     old, new = (tmp_path / "blobs" / "incoming" / name for name in ("old", "new"))
     for path in (old, new):
         path.write_bytes(b"x")
     os.utime(old, (time.time() - 3 * DAY_S,) * 2)
-    assert await files.all() == []
+    assert await folder.all() == []
     assert (old.exists(), new.exists()) == (False, True)
+
+
+def test_where_files_are_must_be_said_well(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(ConfigError, match="without a bucket"):
+        open_blobs("s3:///prefix")
+    with pytest.raises(ConfigError, match="cannot be written"):
+        open_blobs(str(tmp_path / "file" / "below"))
 
 
 def test_devices_verify_what_the_gateway_signs(tmp_path: Path) -> None:
@@ -255,7 +307,7 @@ def test_devices_verify_what_the_gateway_signs(tmp_path: Path) -> None:
 
 async def test_the_total_size_of_files_is_limited(tmp_path: Path) -> None:
     settings, clock = RegistrySettings(blobs=str(tmp_path), limit_bytes=1000), SimulatedClock()
-    files, other = (Files(settings, clock=clock) for _ in range(2))
+    files, other = (Files(open_blobs(settings.blobs), settings, clock=clock) for _ in range(2))
     contents = [bytes([number]) * 400 for number in range(4)]
     digests = [hashlib.sha256(content).hexdigest() for content in contents]
     assert await files.put(digests[0], _parts(contents[0]))
