@@ -355,6 +355,7 @@ class Gateway:
                 registry.file_routes(self.registry, access),
                 registry.publication_routes(self.registry, access),
                 registry.catalogue_routes(self.registry, access),
+                registry.alias_routes(self.registry, access),
                 devices.device_routes(self.fleet, self.identity.devices, access),
                 devices.fleet_routes(self.fleet, self.rollouts, access),
                 devices.twin_routes(self.fleet, access),

@@ -14,7 +14,7 @@ from firstline.cli.command import Group, command_line, run_command_line
 
 PANELS = {
     "Workflow": ("demo", "pair", "run", "infer", "certify", "evaluate", "compress"),
-    "Bundles": ("bundle", "model", "profile"),
+    "Bundles": ("bundle", "model", "alias", "profile"),
     "Fleet": ("device", "config", "rollout", "fleet", "job"),
     "Operate": ("console", "context", "keys", "audit", "webhook"),
 }

@@ -1,4 +1,4 @@
-"""`firstline model`: pushes bundles to a gateway's registry, and fetches them."""
+"""`firstline model`: pushes bundles to a gateway's registry, fetches them, and names their versions by aliases."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from firstline.cli.options import (
     require_bundle,
 )
 from firstline.cli.output import bytes_progress, size, table
-from firstline_core.errors import ConfigError
+from firstline_core.errors import ConfigError, NotFoundError
 from firstline_core.storage.files import system_reason
 from firstline_core.telemetry.wording import counted
 
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from firstline.release.publishing import push_bundle, remove_bundle
     from firstline.release.pulling import pull_bundle
+    from firstline.release.registry import Registry
     from firstline_core.bundle.manifest import Manifest, valid_certificate
     from firstline_core.bundle.store import open_bundle
     from firstline_core.bundle.trust import Trust
@@ -38,7 +39,9 @@ if TYPE_CHECKING:
 
 _NEEDS = re.compile(r"(?P<variant>[A-Za-z0-9][A-Za-z0-9._-]*):(?P<what>arch|memory_mb)=(?P<value>[A-Za-z0-9_,-]+)")
 
-app = command_group("Push bundles to a gateway's registry; list and fetch them.")
+app = command_group("Push bundles to a gateway's registry; list, fetch and name them.")
+
+WhichArgument = Annotated[str, typer.Argument(metavar="VERSION", help="A number, or an alias, e.g. champion.")]
 
 
 @command(app, "push", example="firstline model push bundles/digits-2")
@@ -98,6 +101,7 @@ def list_bundles(
         (
             bundle.name,
             str(bundle.version),
+            ", ".join(bundle.aliases) or "-",
             ", ".join(variant.id for variant in bundle.variants),
             size(bundle.size_bytes),
             bundle.full_digest[:12] or "-",
@@ -108,24 +112,24 @@ def list_bundles(
     return Report(
         bundles,
         (
-            table("model", ">version", "variants", ">size", "full model", rows=rows),
+            table("model", ">version", "aliases", "variants", ">size", "full model", rows=rows),
             f"The registry keeps {counted(usage.blobs, 'file')}, {size(usage.blobs_bytes)}{limit}.",
         ),
     )
 
 
-@command(app, "get", example="firstline model get digits 1")
-def get(model: ModelArgument, version: VersionArgument, gateway: GatewayOptions) -> Report:
+@command(app, "get", example="firstline model get digits champion")
+def get(model: ModelArgument, version: WhichArgument, gateway: GatewayOptions) -> Report:
     """Show a signed bundle: variants, their requirements, certificates."""
     with gateway.registry(model) as registry:
-        entry = registry.bundle(model, version)
+        entry = registry.bundle(model, _version(registry, model, version))
     return Report(entry, _entry_text(entry))
 
 
-@command(app, "pull", example="firstline model pull digits 1 pulled")
+@command(app, "pull", example="firstline model pull digits champion pulled")
 def pull(
     model: ModelArgument,
-    version: VersionArgument,
+    version: WhichArgument,
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder to create.")],
     keys: KeysFolder,
     gateway: GatewayOptions,
@@ -147,7 +151,7 @@ def pull(
         ) from error
     with gateway.registry(model) as registry, bytes_progress("fetching") as report:
         trust = Trust(trust_folder, registry.metadata, anchor=anchor_content, now_s=time.time)
-        pulled = pull_bundle(trust, registry, model, version, folder, report=report)
+        pulled = pull_bundle(trust, registry, model, _version(registry, model, version), folder, report=report)
     return Report(
         {"path": str(pulled.path), "fetched_bytes": pulled.fetched_bytes},
         f"{pulled.path}: {size(pulled.fetched_bytes)} fetched, and all of it is what was signed.",
@@ -187,8 +191,19 @@ def _extra_needs(needs: Sequence[str]) -> dict[str, ExtraNeeds]:
     return extra
 
 
+def _version(registry: Registry, model: str, text: str) -> int:
+    """Returns the version of a number or an alias."""
+    if text.isascii() and text.isdigit() and len(text) <= 18:
+        return int(text)
+    version = next((entry.version for entry in registry.aliases(model) if entry.alias == text), None)
+    if version is None:
+        raise NotFoundError(f"{model} has no version and no alias {text[:80]!a}; `firstline model list` shows them.")
+    return version
+
+
 def _entry_text(entry: BundleEntry) -> Iterator[str | Table]:
-    yield f"{entry.name} version {entry.version}: {size(entry.size_bytes)} in all."
+    aliases = f", {', '.join(entry.aliases)}" if entry.aliases else ""
+    yield f"{entry.name} version {entry.version}{aliases}: {size(entry.size_bytes)} in all."
     rows = (
         (
             variant.id,

@@ -101,7 +101,7 @@ def remove_bundle(keyring: Keyring, registry: Registry, name: str, version: int,
 
     Raises:
         NotFoundError: it is not signed.
-        ConflictError: a rollout needs it.
+        ConflictError: an alias points to it.
     """
     registry.bundle(name, version)
     change = _removing(lambda path: bundle_of_target(path) == (name, version))

@@ -16,12 +16,16 @@ from firstline.fleet.request import base_url, exchange, pages, send
 from firstline_core.bundle.trust_http import HttpMetadata
 from firstline_core.errors import IntegrityError, NotFoundError, UnknownModelError
 from firstline_core.fleet.registry import (
+    ALIASES_PATH,
     BLOBS_PATH,
     BUNDLES_PATH,
     CONFIGURATIONS_PATH,
     METADATA_PATH,
     ONLINE_KEY_PATH,
     REGISTRY_PATH,
+    AliasChange,
+    AliasList,
+    AliasRequest,
     BundleEntry,
     BundlePage,
     ConfigurationEntry,
@@ -151,6 +155,30 @@ class Registry:
                 f"The registry has no configuration {name} version {version}; `firstline config list` shows them."
             )
         return entry
+
+    def aliases(self, model: str = "") -> tuple[AliasChange, ...]:
+        """Returns the current aliases."""
+        return send(self._client, "GET", ALIASES_PATH, AliasList, params={"model": model}).aliases
+
+    def alias_history(self, model: str, alias: str) -> tuple[AliasChange, ...]:
+        """Returns the history of an alias, the newest change first."""
+        return send(self._client, "GET", _alias(model, alias), AliasList).aliases
+
+    def set_alias(self, model: str, alias: str, version: int) -> AliasChange:
+        """Points an alias to a version."""
+        return send(self._client, "PUT", _alias(model, alias), AliasChange, AliasRequest(version))
+
+    def revert_alias(self, model: str, alias: str) -> AliasChange:
+        """Points an alias back to its previous version."""
+        return send(self._client, "POST", _alias(model, alias) + "/revert", AliasChange)
+
+    def remove_alias(self, model: str, alias: str) -> AliasChange:
+        """Deletes an alias."""
+        return send(self._client, "DELETE", _alias(model, alias), AliasChange)
+
+
+def _alias(model: str, alias: str) -> str:
+    return f"{ALIASES_PATH}/{quote(model, safe='')}/{quote(alias, safe='')}"
 
 
 @contextmanager

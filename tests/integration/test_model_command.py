@@ -43,7 +43,7 @@ async def test_a_push_warns_of_a_bundle_whose_rollout_no_alarm_can_stop(site: Re
     assert "mind: digits version 1 has no certificate that audits can test" in bare.stderr
 
 
-async def test_keys_push_pull_and_removal(site: RegistrySite, tmp_path: Path) -> None:
+async def test_keys_push_alias_and_removal(site: RegistrySite, tmp_path: Path) -> None:
     made = json.loads((await run(site, "keys", "init", "-o", "json")).stdout)
     assert len(made["keys"]) == 4 and all(mode(key) == 0o600 for key in made["keys"])
     await run(site, "keys", "init", code=2)
@@ -55,19 +55,31 @@ async def test_keys_push_pull_and_removal(site: RegistrySite, tmp_path: Path) ->
     assert "signed; 7" in (await run(site, "model", "push", two, *needs)).stdout
     assert "was signed before; 0 bytes sent" in (await run(site, "model", "push", two, *needs)).stdout
 
-    shown = (await run(site, "model", "get", "digits", "2")).stdout
-    assert "digits version 2:" in shown and "aarch64, x86_64" in shown and "64 MiB" in shown
+    await run(site, "alias", "set", "digits", "champion", "1")
+    await run(site, "alias", "set", "digits", "champion", "2")
+    shown = (await run(site, "model", "get", "digits", "champion")).stdout
+    assert "digits version 2, champion" in shown and "aarch64, x86_64" in shown and "64 MiB" in shown
+    reverted = await run(site, "alias", "revert", "digits", "champion")
+    assert reverted.stdout == "digits champion points to version 1.\n"
+    history = json.loads((await run(site, "alias", "history", "digits", "champion", "-o", "json")).stdout)
+    assert [one["version"] for one in history] == [1, 2, 1]
+    assert {one["by"] for one in history} == {"application:ops"}
+    listed = (await run(site, "alias", "list")).stdout
+    assert "champion" in listed
 
-    await run(site, "model", "pull", "digits", "1", tmp_path / "pulled")
+    await run(site, "model", "pull", "digits", "champion", tmp_path / "pulled")
     assert (tmp_path / "pulled" / "full.onnx").read_bytes() == (DIGITS / "full.onnx").read_bytes()
     anchor = ("--root", made["anchor"], "--keys", tmp_path / "nobody")
     await run(site, "model", "pull", "digits", "2", tmp_path / "again", *anchor, "-o", "json")
 
+    refused = await run(site, "model", "delete", "digits", "1", code=1)
+    assert "The alias champion points to digits version 1" in refused.stderr
     assert "no longer signed" in (await run(site, "model", "delete", "digits", "2")).stdout
     found = json.loads((await run(site, "model", "list", "digits", "-o", "json")).stdout)
-    assert [one["version"] for one in found] == [1]
+    assert [(one["version"], one["aliases"]) for one in found] == [(1, ["champion"])]
     assert "digits" in (await run(site, "model", "list")).stdout
     assert "Did you mean 'digits'?" in (await run(site, "model", "get", "digts", "1", code=1)).stderr
+    assert (await run(site, "alias", "delete", "digits", "champion")).stdout.endswith("points to nothing.\n")
 
 
 async def test_a_push_with_the_keys_of_another_fleet_names_the_folder(site: RegistrySite, tmp_path: Path) -> None:

@@ -189,6 +189,9 @@ INVALID = [
     ("GET", REGISTRY_PATH + "/bundles?limit=0", b"", 400, "invalid_request"),
     ("GET", REGISTRY_PATH + "/bundles/digits/versions/7", b"", 404, "not_found"),
     ("GET", REGISTRY_PATH + "/bundles/digits/versions/x", b"", 400, "invalid_request"),
+    ("PUT", REGISTRY_PATH + "/aliases/digits/champion", b'{"version": 9}', 404, "not_found"),
+    ("PUT", REGISTRY_PATH + "/aliases/digits/champion", b'{"version": 0}', 400, "invalid_request"),
+    ("DELETE", REGISTRY_PATH + "/aliases/digits/champion", b"", 404, "not_found"),
     ("GET", "/fleet/v1/nothing", b"", 404, "invalid_request"),
 ]
 
@@ -358,19 +361,44 @@ async def test_rolled_back_registry_is_detected_and_repaired(begun: RegistrySite
     await begun.push(open_bundle(tmp_path / "three"))
 
 
-async def test_files_of_a_removed_bundle_are_deleted(begun: RegistrySite, tmp_path: Path) -> None:
+async def test_bundle_with_an_alias_is_not_removed(begun: RegistrySite, tmp_path: Path) -> None:
     await begun.push(digits_bundle(tmp_path / "two", 2))
 
     def going(registry: Registry) -> None:
+        registry.set_alias("digits", "champion", 1)
+        with pytest.raises(ConflictError, match="champion points to digits version 1"):
+            remove_bundle(begun.keyring, registry, "digits", 1, begun.now_s())
+        registry.set_alias("digits", "champion", 2)
         remove_bundle(begun.keyring, registry, "digits", 1, begun.now_s())
         with pytest.raises(NotFoundError):
             remove_bundle(begun.keyring, registry, "digits", 1, begun.now_s())
+        with pytest.raises(ConflictError, match="no longer in the registry"):
+            registry.revert_alias("digits", "champion")
 
     await begun.with_registry(going)
     before = len(await begun.registry.files.all())
     assert await begun.registry.sweep(3600) == 0  # a publisher may be about to list them
     assert await begun.registry.sweep(-3600) == 1  # the manifest of version 1
     assert len(await begun.registry.files.all()) == before - 1
+
+
+async def test_alias_is_reverted_one_step(begun: RegistrySite, tmp_path: Path) -> None:
+    await begun.push(digits_bundle(tmp_path / "two", 2))
+
+    def moving(registry: Registry) -> None:
+        registry.set_alias("digits", "champion", 1)
+        with pytest.raises(ConflictError, match="nothing to go back to"):
+            registry.revert_alias("digits", "champion")
+        registry.set_alias("digits", "champion", 2)
+        assert registry.revert_alias("digits", "champion").version == 1
+        assert [one.version for one in registry.alias_history("digits", "champion")] == [1, 2, 1]
+        assert registry.bundle("digits", 1).aliases == ("champion",)
+        assert [(one.alias, one.version, one.by) for one in registry.aliases()] == [("champion", 1, "application:ops")]
+        registry.remove_alias("digits", "champion")
+        assert registry.aliases() == ()
+        assert registry.revert_alias("digits", "champion").version == 1
+
+    await begun.with_registry(moving)
 
 
 async def test_interrupted_pull_resumes(begun: RegistrySite, tmp_path: Path) -> None:

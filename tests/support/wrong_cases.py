@@ -478,6 +478,8 @@ _FLEETS = (
     _fleet("stages over 100", "firstline rollout create digits 1 --stages 10,200", 2),
     _fleet("a soak without a unit", "firstline rollout create digits 1 --soak 90", 2),
     _fleet("an unknown model", "firstline model get digit 1"),
+    _fleet("an unknown alias", "firstline model get digits champion"),
+    _fleet("an alias of an unknown version", "firstline alias set digits champion 9"),
     _fleet("signing keys that are not there", "firstline model push models/digits --keys nokeys", 2),
     _fleet("a folder that is not a bundle", "firstline model push heldout", 2),
     _fleet(
@@ -510,6 +512,8 @@ _FLEETS = (
     _fleet("a webhook with a slash in its name", "firstline webhook test a/b", 2),
     _fleet("a webhook without a name", "firstline webhook test ''", 2),
     _fleet("an unknown webhook", "firstline webhook test operation"),
+    _fleet("an alias with spaces", "firstline alias set digits 'best one' 1"),
+    _fleet("an alias that is not there", "firstline alias delete digits champion"),
     _fleet("a brake below 0", "firstline fleet brake --per-hour -5 --reason test", 2),
     _fleet("an empty configuration", "firstline config push empty", 2),
     _fleet("a head of an export that is not there", "firstline audit verify --file notes.txt", 2),

@@ -82,7 +82,7 @@ def check_listed(catalogue: Catalogue) -> None:
         raise RequestError(error.message) from error
 
 
-def entry_of(catalogue: Catalogue, key: tuple[str, int]) -> BundleEntry:
+def entry_of(catalogue: Catalogue, key: tuple[str, int], aliases: tuple[str, ...]) -> BundleEntry:
     """Returns a bundle as the API shows it.
 
     Raises:
@@ -96,6 +96,7 @@ def entry_of(catalogue: Catalogue, key: tuple[str, int]) -> BundleEntry:
         manifest_sha256=bundle.manifest.sha256,
         variants=bundle.release.variants,
         full_digest=bundle.release.full_digest,
+        aliases=aliases,
     )
 
 
@@ -129,8 +130,12 @@ class CatalogueReader:
     async def entries(self, after: tuple[str, int], limit: int, model: str = "") -> list[BundleEntry]:
         """Returns bundles by name and version, from the one behind `after` on."""
         catalogue = await self.current()
+        aliases = await self._store.read(lambda connection: records.aliases(connection, model))
+        named: dict[tuple[str, int], list[str]] = {}
+        for alias in aliases:
+            named.setdefault((alias.model, alias.version or 0), []).append(alias.alias)
         page = [key for key in catalogue.bundles if key > after and model in ("", key[0])][:limit]
-        return [entry_of(catalogue, key) for key in page]
+        return [entry_of(catalogue, key, tuple(named.get(key, ()))) for key in page]
 
     async def entry(self, name: str, version: int) -> BundleEntry:
         """Returns one bundle.
@@ -138,7 +143,9 @@ class CatalogueReader:
         Raises:
             NotFoundError: it is not listed.
         """
-        return entry_of(await self.current(), (name, version))
+        catalogue = await self.current()
+        aliases = await self._store.read(lambda connection: records.aliases(connection, name))
+        return entry_of(catalogue, (name, version), tuple(one.alias for one in aliases if one.version == version))
 
     async def listed(self, kind: str, name: str, version: int) -> ListedVersion | None:
         """Returns a model or a configuration; None if it is not listed.

@@ -1,12 +1,14 @@
-"""Signed metadata in the store, within a caller's transaction."""
+"""Signed metadata and the history of aliases in the store, within a caller's transaction."""
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
+from msgspec.structs import asdict
 
-from firstline_gateway.store.schema import METADATA
+from firstline_core.fleet.registry import AliasChange
+from firstline_gateway.store.schema import METADATA, SEQUENCE
 
 SIGNED = sa.Table(
     "registry_metadata",
@@ -17,9 +19,23 @@ SIGNED = sa.Table(
     sa.Column("expires_s", sa.Double, nullable=False),
 )
 
+ALIASES = sa.Table(
+    "registry_aliases",
+    METADATA,
+    sa.Column("sequence", SEQUENCE, primary_key=True, autoincrement=True),
+    sa.Column("model", sa.String(64), nullable=False),
+    sa.Column("alias", sa.String(64), nullable=False),
+    sa.Column("version", sa.BigInteger),  # NULL: for nothing any more
+    sa.Column("by", sa.String(160), nullable=False),
+    sa.Column("at_s", sa.Double, nullable=False),
+    sa.Index(None, "model", "alias", "sequence"),
+)
+"""Each change is a row; the newest holds."""
+
+
 # A device that began to fetch may ask for what was current then.
 _VERSIONS_KEPT = 20
-_M = SIGNED.c
+_M, _A = SIGNED.c, ALIASES.c
 
 
 class Head(NamedTuple):
@@ -72,6 +88,30 @@ def put(connection: sa.Connection, documents: list[Document]) -> None:
             of_role = sa.select(_M.version).where(_M.role == document.role).order_by(_M.version.desc())
             old = connection.execute(of_role.offset(retained)).scalars().all()
             connection.execute(sa.delete(SIGNED).where(_M.role == document.role, _M.version.in_(old)))
+
+
+def aliases(connection: sa.Connection, model: str = "") -> list[AliasChange]:
+    """Returns the current aliases, of one model or of all, by model and alias."""
+    latest = sa.select(sa.func.max(_A.sequence)).group_by(_A.model, _A.alias)
+    query = _changes().where(_A.sequence.in_(latest), _A.version.is_not(None)).order_by(_A.model, _A.alias)
+    if model:
+        query = query.where(_A.model == model)
+    return [AliasChange(*row) for row in connection.execute(query)]
+
+
+def alias_history(connection: sa.Connection, model: str, alias: str, limit: int) -> list[AliasChange]:
+    """Returns the history of an alias, newest first."""
+    query = _changes().where(_A.model == model, _A.alias == alias).order_by(_A.sequence.desc()).limit(limit)
+    return [AliasChange(*row) for row in connection.execute(query)]
+
+
+def change_alias(connection: sa.Connection, change: AliasChange) -> None:
+    """Changes an alias."""
+    connection.execute(sa.insert(ALIASES).values(asdict(change)))
+
+
+def _changes() -> sa.Select[Any]:
+    return sa.select(*(_A[name] for name in AliasChange.__struct_fields__))
 
 
 def _document(connection: sa.Connection, query: sa.Select[Any]) -> Document | None:

@@ -23,6 +23,7 @@ from firstline_core.telemetry.logs import logger
 from firstline_gateway import audit_log
 from firstline_gateway.identity.authorities import AuthorityFolder
 from firstline_gateway.registry import records, signing
+from firstline_gateway.registry.aliases import Aliases
 from firstline_gateway.registry.bundle_use import CONFIGURATION, MODEL, BundleUse, SignedVersion
 from firstline_gateway.registry.catalogue import Catalogue, CatalogueReader, catalogue_of, check_listed, names
 from firstline_gateway.registry.files import Blobs, Files, LocalBlobs
@@ -54,6 +55,7 @@ class Registry:
     Attributes:
         files: the files of bundles.
         catalogue: reads the current targets.
+        aliases: names for versions.
         latest_expiries: by role, when its metadata or the devices' authority expires, as `maintain` last read it (wall
             time, seconds).
     """
@@ -66,6 +68,7 @@ class Registry:
 
     def __post_init__(self) -> None:
         self.catalogue = CatalogueReader(self.store)
+        self.aliases = Aliases(self.store, self.catalogue, clock=self.clock)
         self.latest_expiries: Mapping[str, float] = {}
         self._warned_s: dict[str, float] = {}
         self._swept_s = self.clock.monotonic_s()
@@ -130,6 +133,12 @@ class Registry:
                 current = records.newest(connection, role)
                 if (current.version if current else 0) != (verified_with.version if verified_with else 0):
                     raise ConflictError("Somebody has published since; take up theirs and sign anew.")
+            for alias in records.aliases(connection):
+                if alias.version is not None and (alias.model, alias.version) not in after.bundles:
+                    raise ConflictError(
+                        f"The alias {alias.alias} points to {alias.model} version {alias.version}, which the new "
+                        "targets no longer list; set it to another version first, or remove it."
+                    )
             if (reason := self.in_use(connection, removed)) is not None:
                 raise ConflictError(reason)
             online = signing.signed_online(accepted.targets_content, signer, records.heads(connection), now_s)

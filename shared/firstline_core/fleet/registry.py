@@ -17,6 +17,7 @@ METADATA_PATH = REGISTRY_PATH + "/metadata"
 ONLINE_KEY_PATH = REGISTRY_PATH + "/online-key"
 BUNDLES_PATH = REGISTRY_PATH + "/bundles"
 CONFIGURATIONS_PATH = REGISTRY_PATH + "/configurations"
+ALIASES_PATH = REGISTRY_PATH + "/aliases"
 
 PUBLICATION_LIMIT_BYTES = 16 * 1024 * 1024
 _VERSION_LIMIT = 999_999_999_999_999_999
@@ -85,6 +86,7 @@ class BundleEntry(Struct, frozen=True):
     manifest_sha256: Sha256
     variants: tuple[Variant, ...]
     full_digest: str
+    aliases: tuple[str, ...]
 
 
 class BundlePage(Struct, frozen=True):
@@ -108,6 +110,28 @@ class ConfigurationPage(Struct, frozen=True):
 
     configurations: tuple[ConfigurationEntry, ...]
     after: str | None
+
+
+class AliasRequest(Struct, frozen=True, forbid_unknown_fields=True):
+    """The version that an alias must point to."""
+
+    version: Version
+
+
+class AliasChange(Struct, frozen=True):
+    """A change of an alias: its new version (None if it was deleted), its author, and its time (seconds since 1970)."""
+
+    model: Name
+    alias: Name
+    version: int | None
+    by: str
+    at_s: float
+
+
+class AliasList(Struct, frozen=True):
+    """The current aliases, or the history of one alias, newest first."""
+
+    aliases: tuple[AliasChange, ...]
 
 
 # Time before the expiry at which the warning begins: long enough to bring together the people who can renew it.

@@ -4,5 +4,5 @@ Modules
     devices         for operators: devices, tags, the limit on escalations; for devices: desired and reported state
     rollouts        for operators: rollouts of models and configurations, and the audit log
     profiles        measured costs of models by machine
-    registry        files of bundles, signed metadata, bundles and configurations
+    registry        files of bundles, signed metadata, bundles, configurations and aliases
 """

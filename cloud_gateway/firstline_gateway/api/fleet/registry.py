@@ -1,4 +1,4 @@
-"""Routes of the registry: files of bundles, signed metadata, bundles, and configurations."""
+"""Routes of the registry: files of bundles, signed metadata, bundles, configurations, and aliases."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from firstline_gateway.api.messages import (
     NEW,
     PAGE,
     UNCHANGED,
+    AliasName,
     ModelName,
     OptionalConfigurationName,
     OptionalModelName,
@@ -44,6 +45,7 @@ _PART: dict[int | str, dict[str, Any]] = {
 }
 _BLOB = wire.BLOBS_PATH + "/{sha256}"
 _BUNDLE = wire.BUNDLES_PATH + "/{model}/versions/{version}"
+_ALIAS = wire.ALIASES_PATH + "/{model}/{alias}"
 _SHA256_LENGTH = 64
 # A hash names content that never changes. Shared caches cannot check access, so only private ones may store it.
 _IMMUTABLE = "private, max-age=31536000, immutable"
@@ -152,7 +154,7 @@ def catalogue_routes(registry: Registry | None, access: Access) -> APIRouter:
 
     @router.get(_BUNDLE)
     async def read_bundle(model: ModelName, version: Version) -> Response:
-        """A signed bundle: variants, requirements, certificates."""
+        """A signed bundle: variants, requirements, certificates, aliases."""
         return answer(await _opened(registry).catalogue.entry(model, version))
 
     @router.get(wire.CONFIGURATIONS_PATH)
@@ -166,6 +168,39 @@ def catalogue_routes(registry: Registry | None, access: Access) -> APIRouter:
         page = matching[:count]
         last = f"{page[-1].name}/{page[-1].version}" if len(matching) > count else None
         return answer(wire.ConfigurationPage(tuple(page), last))
+
+    return router
+
+
+def alias_routes(registry: Registry | None, access: Access) -> APIRouter:
+    """Returns the routes of the aliases."""
+    router = APIRouter(tags=["registry"], dependencies=[Depends(access.scope("fleet"))])
+
+    @router.get(wire.ALIASES_PATH)
+    async def list_aliases(model: OptionalModelName = "") -> Response:
+        """The aliases and their versions."""
+        return answer(wire.AliasList(tuple(await _opened(registry).aliases.all(model))))
+
+    @router.get(_ALIAS)
+    async def read_alias(model: ModelName, alias: AliasName) -> Response:
+        """The history of an alias, newest first."""
+        return answer(wire.AliasList(tuple(await _opened(registry).aliases.history(model, alias))))
+
+    @router.put(_ALIAS, openapi_extra=body_schema(wire.AliasRequest))
+    async def write_alias(request: Request, principal: Operator, model: ModelName, alias: AliasName) -> Response:
+        """Set an alias to a version."""
+        wanted = await body_of(request, wire.AliasRequest)
+        return answer(await _opened(registry).aliases.set(model, alias, wanted.version, principal))
+
+    @router.post(_ALIAS + "/revert")
+    async def revert_alias(principal: Operator, model: ModelName, alias: AliasName) -> Response:
+        """Revert the last change of an alias."""
+        return answer(await _opened(registry).aliases.revert(model, alias, principal))
+
+    @router.delete(_ALIAS)
+    async def remove_alias(principal: Operator, model: ModelName, alias: AliasName) -> Response:
+        """Delete an alias; its history stays."""
+        return answer(await _opened(registry).aliases.set(model, alias, None, principal))
 
     return router
 

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx
 import pytest
@@ -22,6 +23,7 @@ from bench.support.signed_repository import START, SignedRepository
 from firstline_core.clock import SimulatedClock
 from firstline_core.errors import (
     ConfigError,
+    ConflictError,
     IntegrityError,
     MetadataExpiredError,
     NoRoomError,
@@ -34,7 +36,8 @@ from firstline_core.errors import (
 from firstline_core.fleet.registry import expiry_warnings
 from firstline_gateway.identity.authorities import AuthorityFolder
 from firstline_gateway.registry import records, signing
-from firstline_gateway.registry.catalogue import catalogue_of, check_listed, entry_of
+from firstline_gateway.registry.aliases import Aliases
+from firstline_gateway.registry.catalogue import Catalogue, catalogue_of, check_listed, entry_of
 from firstline_gateway.registry.files import Blobs, Files, LocalBlobs, checked
 from firstline_gateway.registry.records import Head
 from firstline_gateway.registry.registry import Registry, open_blobs
@@ -163,6 +166,18 @@ async def test_the_newest_metadata_and_every_root_are_kept(room: Room) -> None:
     with room.opened.database.reading() as connection:
         counted = dict(connection.exec_driver_sql("SELECT role, count(*) FROM registry_metadata GROUP BY role").all())
     assert counted == {"root": 1, "targets": 1, "snapshot": 20, "timestamp": 1}
+
+
+async def test_aliases_are_kept_with_their_history(room: Room) -> None:
+    await room.begin()
+    aliases = Aliases(room.opened.store, room.registry.catalogue, clock=room.clock)
+    with pytest.raises(NotFoundError, match="no digits version 1"):
+        await aliases.set("digits", "champion", 1, "application:ops")
+    with pytest.raises(NotFoundError, match="no alias champion"):
+        await aliases.revert("digits", "champion", "application:ops")
+    with pytest.raises(NotFoundError):
+        await aliases.history("digits", "champion")
+    assert await aliases.all() == []
 
 
 def test_a_day_is_warned_of_in_the_words_for_it() -> None:
@@ -343,8 +358,21 @@ def test_each_bundle_is_read_from_its_own_files() -> None:
     assert catalogue.version == 7 and list(catalogue.bundles) == [("m", 1), ("m", 2), ("m", 3)]
     assert set(catalogue.bundles[("m", 2)]) == {"m/2/manifest.json", "m/2/a.onnx"}
     check_listed(catalogue)
-    assert entry_of(catalogue, ("m", 2)).manifest_sha256 == f"{2:064}"
+    assert entry_of(catalogue, ("m", 2), ()).manifest_sha256 == f"{2:064}"
     with pytest.raises(NotFoundError):
-        entry_of(catalogue, ("m", 4))
+        entry_of(catalogue, ("m", 4), ())
     with pytest.raises(RequestError, match="is of no bundle"):
         catalogue_of(Targets(7, expires=START, targets={"stray": TargetFile(1, {"sha256": "0" * 64}, "stray")}))
+
+
+async def test_an_alias_is_not_set_to_a_version_that_was_removed_meanwhile(room: Room) -> None:
+    await room.begin()
+    seen = await room.registry.catalogue.current()
+    old = Catalogue(seen.version - 1, {}, {("m", 1): {}})
+
+    async def before() -> Catalogue:
+        return old
+
+    aliases = Aliases(room.opened.store, SimpleNamespace(current=before), clock=room.clock)
+    with pytest.raises(ConflictError, match="published since"):
+        await aliases.set("m", "champion", 1, "application:ops")

@@ -40,6 +40,7 @@ def test_a_file_without_a_signing_key_is_refused(tmp_path: Path, content: str) -
         ("device.revoke", "enrolments"),
         ("device.tag", None),
         ("profile.put", None),
+        ("alias.set", None),
     ],
 )
 def test_each_message_is_at_most_one_kind_of_event(action: str, kind: str | None) -> None:
