@@ -257,9 +257,9 @@ def test_answers_by_tier_are_described_and_drawn_to_100_percent() -> None:
     )
     drawn = answers_view.chart(found, span_s, 600.0)
     assert [series["data"][0] for series in drawn["series"]] == [
-        [150_000.0, 70.0],
-        [150_000.0, 20.0],
-        [150_000.0, 10.0],
+        [450_000.0, 70.0],
+        [450_000.0, 20.0],
+        [450_000.0, 10.0],
     ]
     assert drawn["aria"]["label"]["description"] == answers_view.summary(found)
     assert "There were no requests" in answers_view.summary([])
