@@ -10,9 +10,7 @@ from bench import figures
 from bench.figures import Figure
 
 PAGES = Path(__file__).parents[1] / "docs"
-_TABLE = re.compile(
-    r"(<!-- figures: ([\w-]+)(?:/(\w+))?(?: (aims|missed)| without ([\w-]+))? -->\n).*?(<!-- end -->)", re.DOTALL
-)
+_TABLE = re.compile(r"(<!-- figures: ([\w-]+)(?:/(\w+))?(?: (aims|missed))? -->\n).*?(<!-- end -->)", re.DOTALL)
 _COLUMNS = re.compile(r"(<!-- columns: ([\w-]+)/(\w+)(: [^|]*?)? \| (.*?) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -21,9 +19,9 @@ def filled(page: str, measured: Callable[[str], Sequence[Figure]]) -> str:
 
     Args:
         page: with tables between `<!-- figures: TARGET -->`, or `TARGET/PART`, and `<!-- end -->`. After the target,
-            `aims` keeps only figures with an aim, `missed` only missed aims, `without WORD` only figures that do not
-            begin with it. `<!-- columns: TARGET/PART: WORDS | A | B -->` has one row for the figures that begin with
-            these words and differ only in A or B at the end.
+            `aims` keeps only figures with an aim, `missed` only missed aims.
+            `<!-- columns: TARGET/PART: WORDS | A | B -->` has one row for the figures that begin with these words and
+            differ only in A or B at the end.
         measured: the figures of a target.
     """
 
@@ -35,10 +33,9 @@ def filled(page: str, measured: Callable[[str], Sequence[Figure]]) -> str:
             if figure.figure.startswith(part)
             and (match[4] is None or figure.aim is not None)
             and (match[4] != "missed" or figure.holds is False)
-            and not (match[5] and figure.figure.startswith(f"{part}{match[5]}"))
         ]
         body = "\n".join(["| figure | measured | aim |", "|---|---|---|", *rows, ""]) if rows else ""
-        return match[1] + body + match[6]
+        return match[1] + body + match[5]
 
     def columns(match: re.Match[str]) -> str:
         names = match[5].split(" | ")

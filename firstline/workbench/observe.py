@@ -128,13 +128,19 @@ def observe(
     sizes = np.empty(count, np.int64)
     answers = tuple(Answers(model.model, model.runtime.provider, {}, {}, np.empty(count)) for model in models)
     stored = [model in with_evidence for model in models]
-    for position, (_, size_bytes, predictions) in enumerate(predict_each(models, inputs, dataset, progress)):
-        sizes[position] = size_bytes
+    for position, (sample, row) in enumerate(dataset.rows(inputs)):  # one at a time: callers see the latency of one
+        with naming_sample(sample, dataset):
+            if position == 0:  # the first sample pays for what decoders and caches do lazily
+                for model in models:
+                    predict_row(model, row)
+            predictions = [_timed(model, row) for model in models]
+        sizes[position] = payload_bytes(tensor.array for tensor in row.values())
         for of_model, (prediction, took_s), with_more in zip(answers, predictions, stored, strict=True):
             of_model.seconds[position] = took_s
             _store(of_model.outputs, prediction.outputs, position, count)
             if with_more:
                 _store(of_model.evidence, prediction.evidence, position, count)
+        progress(position + 1, count)
     return Observations(sizes, answers)
 
 
@@ -148,27 +154,6 @@ def _store(into: dict[str, Array], row: Arrays, position: int, count: int) -> No
                 f"'{name}' has shape {list(array.shape[1:])} in one row and {list(into[name].shape[1:])} in others."
             )
         into[name][position] = array[0]
-
-
-def predict_each(
-    models: Sequence[LoadedModel], inputs: Sequence[InputSpec], dataset: Dataset, progress: Progress
-) -> Iterator[tuple[Sample, int, list[tuple[Prediction, float]]]]:
-    """Yields every sample with the bytes of its inputs, and each model's prediction with its seconds.
-
-    Samples are run one at a time, because callers see the latency of one.
-
-    Raises:
-        ConfigError: the data set lacks an input, or a sample does not fit it.
-        InferenceError: a model failed.
-    """
-    for done, (sample, row) in enumerate(dataset.rows(inputs)):
-        with naming_sample(sample, dataset):
-            if done == 0:  # the first sample pays for what decoders and caches do lazily
-                for model in models:
-                    predict_row(model, row)
-            predictions = [_timed(model, row) for model in models]
-        yield sample, payload_bytes(tensor.array for tensor in row.values()), predictions
-        progress(done + 1, len(dataset))
 
 
 def _timed(model: LoadedModel, row: Row) -> tuple[Prediction, float]:
