@@ -20,7 +20,6 @@ from ai_edge_litert.interpreter import Interpreter
 from numpy.typing import NDArray
 from onnx import numpy_helper
 from PIL import Image
-from scipy.stats import binom
 
 from firstline_core.bundle.golden import deviation, inputs_of, read_golden
 from firstline_core.bundle.loading import load_model
@@ -157,6 +156,8 @@ def test_tiers_together_reach_the_full_model(name: str, heldout: Dataset) -> Non
 @pytest.mark.parametrize("name", EDGE)
 def test_certificate_follows_from_the_calibration_scans(name: str, heldout: Dataset, calibration: Dataset) -> None:
     """By the definition of the exact binomial bound, and it is kept on scans that proved nothing."""
+    from scipy.stats import binom  # only here, because it takes most of a second
+
     routing = json.loads((DIGITS / "routing.json").read_text(encoding="utf-8"))
     claimed = routing["variants"][name]
     for part in (calibration, heldout):

@@ -24,10 +24,14 @@ from firstline_core.processing.steps import (
 )
 from firstline_core.types import Tensor
 
-signal = pytest.importorskip("scipy.signal", reason="scipy is not installed")
-
 RNG = np.random.default_rng(7)
 SIGNALS = (RNG.normal(size=(3, 400, 2)) + np.linspace(0, 5, 400)[None, :, None]).astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def signal() -> Any:
+    """Imported by the tests that use it, because it takes a second."""
+    return pytest.importorskip("scipy.signal", reason="scipy is not installed")
 
 
 def run(*steps: PreStep, of: Any = SIGNALS) -> Any:
@@ -39,12 +43,12 @@ def run(*steps: PreStep, of: Any = SIGNALS) -> Any:
 
 @pytest.mark.parametrize("kind", ["linear", "constant"])
 @pytest.mark.parametrize("of", [SIGNALS, SIGNALS[:, :, 0]], ids=["channels", "samples"])
-def test_detrend_subtracts_the_line_or_the_mean(kind: Any, of: Any) -> None:
+def test_detrend_subtracts_the_line_or_the_mean(signal: Any, kind: Any, of: Any) -> None:
     np.testing.assert_allclose(run(Detrend(kind), of=of), signal.detrend(of, axis=1, type=kind), atol=1e-5)
 
 
 @pytest.mark.parametrize(("samples", "hop"), [(128, 0), (127, 0), (100, 25), (400, 0)])
-def test_welch_is_the_power_spectral_density(samples: int, hop: int) -> None:
+def test_welch_is_the_power_spectral_density(signal: Any, samples: int, hop: int) -> None:
     overlap = samples - hop if hop else samples // 2
     _, expected = signal.welch(SIGNALS, 50.0, nperseg=samples, noverlap=overlap, axis=1)
     np.testing.assert_allclose(run(Welch(50.0, samples, hop)), expected, rtol=1e-4, atol=1e-7)
@@ -62,7 +66,7 @@ def test_overlapping_windows_of_a_long_signal_take_little_memory(step: Any) -> N
 
 
 @pytest.mark.parametrize("count", [400, 399])
-def test_band_energies_are_the_mean_power(count: int) -> None:
+def test_band_energies_are_the_mean_power(signal: Any, count: int) -> None:
     of = SIGNALS[:, :count]
     edges = (0.0, 5.0, 12.5, 26.0)
     frequencies, power = signal.periodogram(of, 50.0, detrend=False, scaling="spectrum", axis=1)
@@ -73,13 +77,13 @@ def test_band_energies_are_the_mean_power(count: int) -> None:
 
 
 @pytest.mark.parametrize("count", [400, 399, 1])
-def test_the_envelope_is_the_analytic_signals_size(count: int) -> None:
+def test_the_envelope_is_the_analytic_signals_size(signal: Any, count: int) -> None:
     of = SIGNALS[:, :count]
     np.testing.assert_allclose(run(Envelope(), of=of), np.abs(signal.hilbert(of, axis=1)), atol=1e-5)
 
 
 @pytest.mark.parametrize("log", [True, False])
-def test_mel_bands_sum_the_power_spectrum(log: bool) -> None:
+def test_mel_bands_sum_the_power_spectrum(signal: Any, log: bool) -> None:
     step = Mel(8000, 64, 16, bands=6, low_hz=100, log=log)
     found = run(step)
     window = signal.get_window("hann", 64)

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy import stats
 
 from firstline_core.routing.binomial import cdf, rows_needed, upper_bound
 
@@ -12,6 +11,8 @@ from firstline_core.routing.binomial import cdf, rows_needed, upper_bound
 @pytest.mark.parametrize("most", [5, 50, 2500, 1_000_000])
 @pytest.mark.parametrize("rate", [1e-4, 0.01, 0.05, 0.5, 0.97])
 def test_tails_agree_with_scipy(most: int, rate: float) -> None:
+    from scipy import stats  # only where it is used, because it takes most of a second
+
     random = np.random.default_rng(most)
     trials = random.integers(1, most + 1, 50)
     spread = 4 * random.normal(size=50) * np.sqrt(trials * rate * (1 - rate))
@@ -22,6 +23,8 @@ def test_tails_agree_with_scipy(most: int, rate: float) -> None:
 @pytest.mark.parametrize(("errors", "trials"), [(0, 1), (0, 299), (3, 150), (12, 400), (149, 150), (900, 1_000_000)])
 @pytest.mark.parametrize("level", [0.1, 0.05, 1e-4])
 def test_the_bound_agrees_with_the_beta_quantile(errors: int, trials: int, level: float) -> None:
+    from scipy import stats
+
     expected = stats.beta.ppf(1 - level, errors + 1, trials - errors)
     assert upper_bound(errors, trials, level) == pytest.approx(expected, rel=1e-8)
 
