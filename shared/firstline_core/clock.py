@@ -95,9 +95,10 @@ class SimulatedClock:
         end_s = self._now_s + seconds
         while self._sleepers and self._sleepers[0][0] <= end_s:
             when_s, _, woken = heapq.heappop(self._sleepers)
+            if woken.done():  # cancelled
+                continue
             self._now_s = max(self._now_s, when_s)
-            if not woken.done():
-                woken.set_result(None)
+            woken.set_result(None)
             # A woken task may sleep again before `end_s`; let it run until it waits.
             for _ in range(10):
                 await asyncio.sleep(0)
