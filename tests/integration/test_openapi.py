@@ -69,24 +69,34 @@ def succeeds(*command: str | Path, folder: Path) -> str:
     return done.stdout
 
 
-def fetched(running: Line, tier: str, folder: Path) -> Path:
-    """The description that a running tier serves, in a file."""
-    at, file = running.tiers[tier], folder / "openapi.json"
-    file.write_bytes(httpx.get(f"{at.url}/openapi.json", headers=at.headers).content)
-    return file
+@pytest.fixture(scope="module")
+def documents(running: Line, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The description that each running tier serves, in a file."""
+    found = {}
+    for name, at in running.tiers.items():
+        found[name] = tmp_path_factory.mktemp("documents") / f"{name}.json"
+        found[name].write_bytes(httpx.get(f"{at.url}/openapi.json", headers=at.headers).content)
+    return found
 
 
 @pytest.mark.clients
-@pytest.mark.parametrize(("tier", "call"), [("agent", "get_v2"), ("gateway", "server_metadata_v2_get")])
+def test_the_descriptions_are_valid(documents: dict[str, Path], clients_python: Path) -> None:
+    tools = clients_python.parent
+    printed = succeeds(tools / "openapi-spec-validator", *documents.values(), folder=tools)
+    assert printed.count(": OK") == len(documents) == 2
+
+
+@pytest.mark.clients
+@pytest.mark.parametrize("tier", ["agent", "gateway"])
 def test_a_generated_client_calls_the_tier(
-    running: Line, clients_python: Path, tmp_path: Path, tier: str, call: str
+    running: Line, documents: dict[str, Path], clients_python: Path, tmp_path: Path, tier: str
 ) -> None:
-    document, tools = fetched(running, tier, tmp_path), clients_python.parent
-    succeeds(tools / "openapi-spec-validator", document, folder=tools)
+    document, tools = documents[tier], clients_python.parent
     options = ("--meta", "none", "--fail-on-warning", "--output-path", tmp_path / "generated")
     succeeds(tools / "openapi-python-client", "generate", "--path", document, *options, folder=tools)
     at = running.tiers[tier]
     token = at.headers.get("Authorization", "").removeprefix("Bearer ") or "none"
+    call = {"agent": "get_v2", "gateway": "server_metadata_v2_get"}[tier]
     printed = succeeds(clients_python, "-c", _CALL, tmp_path, at.url, token, call, folder=tools)
     status, name = json.loads(printed)
     assert (status, name.partition("-")[0]) == (200, "firstline")
@@ -125,17 +135,28 @@ def npm_packages() -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def typescript_clients(
+    documents: dict[str, Path], npm_packages: Path, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Path]:
+    """A compiled client of each tier; one run of the compiler reads its libraries once."""
+    folder, tools = tmp_path_factory.mktemp("typescript"), npm_packages / ".bin"
+    (folder / "node_modules").symlink_to(npm_packages)
+    (folder / "package.json").write_text('{"type": "module"}')
+    for tier, document in documents.items():
+        (folder / f"{tier}.ts").write_text(_TYPED_CALL.replace("./types.js", f"./{tier}_types.js"))
+        succeeds(tools / "openapi-typescript", document, "--output", folder / f"{tier}_types.ts", folder=tools)
+    compiled = ("--strict", "--target", "es2022", "--module", "nodenext", "--skipLibCheck")
+    succeeds(tools / "tsc", *compiled, *(folder / f"{tier}.ts" for tier in documents), folder=tools)
+    return {tier: folder / f"{tier}.js" for tier in documents}
+
+
 @pytest.mark.clients
 @pytest.mark.parametrize("tier", ["agent", "gateway"])
-def test_a_typescript_client_calls_the_tier(running: Line, npm_packages: Path, tmp_path: Path, tier: str) -> None:
-    node, tools = program("node", "`apt-get install nodejs`"), npm_packages / ".bin"
-    at, document = running.tiers[tier], fetched(running, tier, tmp_path)
-    (tmp_path / "node_modules").symlink_to(npm_packages)
-    (tmp_path / "package.json").write_text('{"type": "module"}')
-    (tmp_path / "call.ts").write_text(_TYPED_CALL)
-    succeeds(tools / "openapi-typescript", document, "--output", tmp_path / "types.ts", folder=tools)
-    compiled = ("--strict", "--target", "es2022", "--module", "nodenext", "--skipLibCheck")
-    succeeds(tools / "tsc", *compiled, tmp_path / "call.ts", folder=tools)
+def test_a_typescript_client_calls_the_tier(
+    running: Line, typescript_clients: dict[str, Path], npm_packages: Path, tier: str
+) -> None:
+    node, at = program("node", "`apt-get install nodejs`"), running.tiers[tier]
     token = at.headers.get("Authorization", "").removeprefix("Bearer ") or "none"
-    printed = succeeds(node, tmp_path / "call.js", at.url, token, folder=tools)
+    printed = succeeds(node, typescript_clients[tier], at.url, token, folder=npm_packages / ".bin")
     assert json.loads(printed) == ["mine", "final", [1, 10]]
