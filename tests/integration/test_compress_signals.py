@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from support.processes import hear_signals
+from support.forks import ForkedProcess
 
 _DIGITS = Path(__file__).parents[2] / "models/digits"
 
@@ -26,14 +24,7 @@ def test_a_signal_removes_all_temporary_files(tmp_path: Path, phase: str, number
     work, out = tmp_path / "work", tmp_path / "out"
     work.mkdir()
     arguments = ["compress", _DIGITS / "bundle", "--data", _DIGITS / "heldout", "--out", out / "next", "--force"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "firstline", *map(str, arguments)],
-        env=os.environ | {"TMPDIR": str(work)},
-        preexec_fn=hear_signals,  # noqa: PLW1509 (nothing of ours runs in another thread here)
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    process = ForkedProcess("firstline", *arguments, environ=os.environ | {"TMPDIR": str(work)})
     try:
         assert process.stderr is not None
         for line in process.stderr:

@@ -6,14 +6,13 @@ import json
 import os
 import shlex
 import signal
-import subprocess
-import sys
 from itertools import takewhile
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
+from support.forks import ForkedProcess, run_forked
 from support.images import encode
 from support.sample_bundles import colour_bundle, detector_bundle, solid
 from support.sample_models import average_colours
@@ -46,28 +45,15 @@ def test_a_bundle_is_served_until_ctrl_c(tmp_path: Path, make: object, tiers: se
     picture.write_bytes(PICTURE)
     assert callable(make)
     make(folder)
-    command = [sys.executable, "-m", "firstline"]
-    serving = subprocess.Popen(
-        [*command, "run", str(folder), "-o", "json"],
-        env=os.environ | {"TMPDIR": str(scratch)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    serving = ForkedProcess("firstline", "run", folder, "-o", "json", environ=os.environ | {"TMPDIR": str(scratch)})
     try:
         ready = json.loads(serving.stdout.readline())
         assert {"agent", "gateway"} & set(ready) == tiers
         asked = [str(picture) if part == "@FILE" else part for part in shlex.split(ready["curl"])]
         assert asked[:3] == ["curl", "--data-binary", str(picture)]
-        done = subprocess.run(
-            [
-                *(*command, "infer", ready["model"], str(picture), "--url", ready["url"]),
-                *("-o", "json", "--draw", str(tmp_path / "drawn")),
-            ],
-            capture_output=True,
-            text=True,
-            check=True,
-        )
+        asking = ("infer", ready["model"], picture, "--url", ready["url"], "-o", "json", "--draw", tmp_path / "drawn")
+        done = run_forked("firstline", *asking)
+        assert done.returncode == 0, done.stderr
         answer = json.loads(done.stdout)
         assert answer["file"] == str(picture)
         assert answer.get("label") or answer["objects"]
@@ -92,13 +78,7 @@ def test_a_pair_of_files_is_served_until_ctrl_c(tmp_path: Path) -> None:
         (tmp_path / "images" / f"{number:03}.png").write_bytes(encode(pixels.astype(np.uint8)))
     arguments = ["--edge", "colours.onnx", "--full", "colours.onnx", "--data", "images", "--name", "colours"]
     arguments += ["--choose", "full=3"]  # pixels from 0 to 1: without labels, no settled model tells the range
-    serving = subprocess.Popen(
-        [sys.executable, "-m", "firstline", "pair", *arguments, "--serve", "-o", "json"],
-        cwd=tmp_path,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    serving = ForkedProcess("firstline", "pair", *arguments, "--serve", "-o", "json", cwd=tmp_path)
     try:
         lines = iter(serving.stdout.readline, "")
         report = "".join(takewhile(lambda line: line != "}\n", lines)) + "}"

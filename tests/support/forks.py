@@ -232,6 +232,7 @@ def _main() -> None:
     os.chdir(order["cwd"])
     os.environ.clear()
     os.environ.update(order["environ"])
+    tempfile.tempdir = None  # depends on the environment
     sys.argv = [order["script"] or order["module"], *order["arguments"]]
     if order["script"]:
         sys.exit(importlib.import_module(f"{order['module']}.__main__").main())
