@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from email.message import Message
 from pathlib import Path
 
 import pytest
+from support.forks import run_forked
 from support.http_answers import answering
 
 from bench.support.signed_repository import DAY, SignedRepository
@@ -45,7 +44,7 @@ class Server:
     def run(self, *arguments: str) -> tuple[int, str]:
         """The tool's exit code, and what it said."""
         options = ("--metadata-dir", str(self.folder / "metadata"), "--metadata-url", f"{self.url}/metadata")
-        done = subprocess.run([sys.executable, str(CLIENT), *options, *arguments], capture_output=True, text=True)
+        done = run_forked(str(CLIENT), *options, *arguments)
         return done.returncode, done.stderr
 
     def download(self, name: str) -> tuple[int, str]:

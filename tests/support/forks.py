@@ -36,10 +36,10 @@ _IMPORTED = (
 
 
 class ForkedProcess:
-    """`python -m MODULE` with these arguments.
+    """`python -m MODULE` or `python SCRIPT` with these arguments.
 
     Args:
-        module: a package of the product.
+        module: a package of the product, or the path of a script that uses it.
         arguments: of its command.
         environ: of the process; this one's by default.
         cwd: its working directory.
@@ -236,7 +236,10 @@ def _main() -> None:
     sys.argv = [order["script"] or order["module"], *order["arguments"]]
     if order["script"]:
         sys.exit(importlib.import_module(f"{order['module']}.__main__").main())
-    runpy.run_module(order["module"], run_name="__main__", alter_sys=True)
+    if order["module"].endswith(".py"):
+        runpy.run_path(order["module"], run_name="__main__")
+    else:
+        runpy.run_module(order["module"], run_name="__main__", alter_sys=True)
 
 
 if __name__ == "__main__":
