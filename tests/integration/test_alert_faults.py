@@ -36,7 +36,7 @@ from support.waiting import until
 from firstline.release import publishing
 from firstline_core.clock import SystemClock
 from firstline_core.errors import FirstlineError, QueueFullError
-from firstline_core.fleet.telemetry import Health, Telemetry
+from firstline_core.fleet.telemetry import DeviceHealth, Telemetry
 from firstline_core.fleet.twin import Reported, RunningModel, Update
 from firstline_core.fleet.update import UpdateState
 from firstline_core.protocol.mqtt_messages import Publication
@@ -160,7 +160,7 @@ class Site:
     async def say(self, topic: str, document: object) -> None:
         await self.cam.client.publish(Publication(topic, msgspec.json.encode(document)))
 
-    async def cam_reports(self, version: int, health: Health | None = None, *updates: Update) -> None:
+    async def cam_reports(self, version: int, health: DeviceHealth | None = None, *updates: Update) -> None:
         """The device over MQTT says what it runs, and how it is."""
         self._sequence += 1
         device = await self.site.gateway.fleet.desired("cam")
@@ -170,8 +170,8 @@ class Site:
         await self.say(self.cam.topics.reported, reported)
         await self.say(self.cam.topics.telemetry, Telemetry("s", self._sequence, health=health or self.well()))
 
-    def well(self, days: float = 80.0) -> Health:
-        return Health(certificate_ends_s=self.site.now_s() + days * DAY_S)
+    def well(self, days: float = 80.0) -> DeviceHealth:
+        return DeviceHealth(certificate_ends_s=self.site.now_s() + days * DAY_S)
 
     async def infer(self, route: str = "auto") -> None:
         """The device answers an image that it has not seen, or fails because of the fault."""

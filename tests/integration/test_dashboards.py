@@ -16,13 +16,13 @@ from support.keys import create_key
 from support.prometheus import MONITORING, alerts, prometheus
 from support.waiting import until
 
-from firstline_core.fleet.telemetry import Health, Telemetry
+from firstline_core.fleet.telemetry import DeviceHealth, Telemetry
 from firstline_core.fleet.twin import Reported
 from firstline_edge.app import EdgeAgent
 from firstline_gateway.app import Gateway
 
-WELL = Health(disk_free_share=0.5, hottest_c=51.0)
-ILL = Health(
+WELL = DeviceHealth(disk_free_share=0.5, hottest_c=51.0)
+ILL = DeviceHealth(
     outbox_oldest_s=4000.0,
     links_down=1,
     disk_free_share=0.01,
@@ -45,7 +45,7 @@ PANELS = {
 }
 
 
-async def report_of_another_device(gateway: Gateway, sequence: int, health: Health) -> None:
+async def report_of_another_device(gateway: Gateway, sequence: int, health: DeviceHealth) -> None:
     """What a device with sensors and a certificate reports, which this machine may lack."""
     ends_s = gateway.clock.wall_s() + (health.certificate_ends_s or 80 * 86_400)
     await gateway.fleet.report("cam", Reported("s", sequence, agent_version="0.1"))

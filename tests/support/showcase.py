@@ -22,7 +22,7 @@ from support.processes import TierProcess
 
 from bench.support.bundles import with_certificate
 from firstline_core.bundle.manifest import MANIFEST_NAME, encode_manifest, parse_manifest
-from firstline_core.fleet.telemetry import LATENCY_BOUNDS_MS, Health, ModelCounts, Telemetry
+from firstline_core.fleet.telemetry import LATENCY_BOUNDS_MS, DeviceHealth, ModelCounts, Telemetry
 from firstline_core.fleet.twin import Reported, RunningModel, Update
 from firstline_core.fleet.update import UpdateState
 from firstline_core.hardware.catalogue import Catalogue, Memory, Processor
@@ -111,7 +111,7 @@ def _devices(connection: Connection, names: list[str], draw: random.Random) -> N
             "parcels", 1, 9000, 8400, 560, 40, latency=latency, latency_sum_ms=84_000.0, audited=110, disagreed=2
         )
         full = number in (3, 4)
-        health = Health(
+        health = DeviceHealth(
             outbox_oldest_s=5400.0 * full,
             links_down=int(full),
             disk_free_share=0.62,

@@ -20,7 +20,7 @@ from firstline_core.fleet.rest import (
     presence,
 )
 from firstline_core.fleet.selector import Selector
-from firstline_core.fleet.telemetry import Health
+from firstline_core.fleet.telemetry import DeviceHealth
 from firstline_gateway.fleet.devices import DEVICES
 from firstline_gateway.fleet.totals import COUNTS
 from firstline_gateway.identity.enrolment import revoked_devices
@@ -42,7 +42,7 @@ class Readings(Struct):
     """The part of `Telemetry` that is counted."""
 
     outbox_items: int = 0
-    health: Health = Health()
+    health: DeviceHealth = DeviceHealth()
 
 
 class DeviceSummary(NamedTuple):

@@ -126,8 +126,8 @@ class AuditRate:
             self._find_propensity(now_s, has_room=has_room)
         return self._propensity
 
-    def count(self, source: str, size_bytes: int, *, has_room: bool) -> tuple[float, float]:
-        """Counts an answer that could be drawn; returns the probability of drawing it now, and its propensity."""
+    def chance_of_next(self, source: str, size_bytes: int, *, has_room: bool) -> tuple[float, float]:
+        """Returns the probability of drawing the next answer now, and its propensity; counts that answer as traffic."""
         now_s = self._clock.monotonic_s()
         if now_s >= self._propensity_until_s:
             self._find_propensity(now_s, has_room=has_room)
@@ -297,7 +297,7 @@ class Auditor:
             covered: whether the threshold in use covers it.
         """
         size_bytes = _row_bytes(request, model.full_inputs, row.position)
-        draw, propensity = self._rate.count(request.source, size_bytes, has_room=self._sender.has_room)
+        draw, propensity = self._rate.chance_of_next(request.source, size_bytes, has_room=self._sender.has_room)
         if self._rng.random() >= draw:
             return
         escalation = escalation_of(

@@ -21,8 +21,8 @@ from firstline_core.fleet.target import Hardware
 from firstline_core.fleet.telemetry import (
     GROUPS_LIMIT,
     LATENCY_BOUNDS_MS,
+    DeviceHealth,
     EndedPromise,
-    Health,
     ModelCounts,
     Telemetry,
     latency_bin,
@@ -169,7 +169,7 @@ class FleetReport:
 
 def health_of(
     outbox: Outbox, chain: LinkChain, credentials: Credentials | None, snapshot: Snapshot, folder: Path
-) -> Health:
+) -> DeviceHealth:
     """Returns the device's condition; blocks for microseconds.
 
     Args:
@@ -184,7 +184,7 @@ def health_of(
         free_share = disk.free / disk.total if disk.total else None
     except OSError:
         free_share = None
-    return Health(
+    return DeviceHealth(
         outbox_oldest_s=outbox.oldest_s,
         links_down=sum(report.state in _LINK_FAULTS for report in chain.reports().values()),
         disk_free_share=free_share,

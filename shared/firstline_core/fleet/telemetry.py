@@ -78,7 +78,7 @@ class ModelCounts(Struct, frozen=True):
         return max(0, self.audited - self.audited_empty)
 
 
-class Health(Struct, frozen=True):
+class DeviceHealth(Struct, frozen=True):
     """The condition of a device at the moment of a report.
 
     Attributes:
@@ -137,7 +137,7 @@ class Telemetry(Struct, frozen=True):
     unclean: Count = 0
     outbox_items: Count = 0
     payload_bytes: Count = 0
-    health: Health = Health()
+    health: DeviceHealth = DeviceHealth()
     ended: Annotated[tuple[EndedPromise, ...], Meta(max_length=ENDED_LIMIT)] = ()
     format: int = FORMAT
 

@@ -546,7 +546,7 @@ def _head_of(headers: tuple[tuple[bytes, bytes], ...]) -> _Head:
 
 @lru_cache(1)
 def _common_headers(now_s: int) -> list[tuple[bytes, bytes]]:
-    """Returns the headers of every answer."""
+    """Returns the headers of every answer to a request; refused bytes get `http.closing_response` without them."""
     return [(b"date", formatdate(now_s, usegmt=True).encode())]
 
 

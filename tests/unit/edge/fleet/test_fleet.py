@@ -28,7 +28,7 @@ from firstline_core.errors import (
     RequestError,
     UnknownModelError,
 )
-from firstline_core.fleet.telemetry import Health, Telemetry
+from firstline_core.fleet.telemetry import DeviceHealth, Telemetry
 from firstline_core.fleet.twin import Brake, Desired, Reported
 from firstline_core.hardware.readings import NOTHING_READ, Absent, Measured, Snapshot
 from firstline_core.protocol.mqtt_messages import Message, Topics
@@ -197,7 +197,7 @@ def test_the_condition_of_a_device_is_reported(tmp_path: Path, state: LinkStatus
 
 def test_unknown_conditions_are_absent(tmp_path: Path) -> None:
     outbox, chain = SimpleNamespace(oldest_s=0.0), SimpleNamespace(reports=dict)
-    assert health_of(outbox, chain, None, NOTHING_READ, tmp_path / "away") == Health()  # type: ignore[arg-type]
+    assert health_of(outbox, chain, None, NOTHING_READ, tmp_path / "away") == DeviceHealth()  # type: ignore[arg-type]
 
 
 class FakeTransport:

@@ -39,7 +39,7 @@ from firstline_core.fleet.rest import (
     TierHistory,
 )
 from firstline_core.fleet.rollout import AuditPage, FindingState, Look, RolloutPage, RolloutSummary
-from firstline_core.fleet.telemetry import Health, ModelCounts, Telemetry
+from firstline_core.fleet.telemetry import DeviceHealth, ModelCounts, Telemetry
 from firstline_core.fleet.twin import (
     Desired,
     DesiredModel,
@@ -434,7 +434,7 @@ def test_typed_tags() -> None:
 
 def test_the_health_and_the_answers_of_a_device() -> None:
     counts = ModelCounts("digits", 1, rows=100, kept=80, escalated=19, errors=1, latency=(9, 1), latency_sum_ms=50.0)
-    health = Health(outbox_oldest_s=90.0, links_down=1, disk_free_share=0.02, hottest_c=71.4)
+    health = DeviceHealth(outbox_oldest_s=90.0, links_down=1, disk_free_share=0.02, hottest_c=71.4)
     latest = Telemetry("s", 1, 7200.0, (counts,), starts=3, unclean=1, outbox_items=4, health=health)
     device = replace(DEVICE, latest=latest, latest_age_s=240.0)
     told = dict(devices_view.health(device))

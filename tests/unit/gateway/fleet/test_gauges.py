@@ -7,7 +7,7 @@ from sqlalchemy import event
 
 from firstline_core.clock import SimulatedClock
 from firstline_core.fleet.rest import ASLEEP_AFTER_S, LATE_AFTER_S
-from firstline_core.fleet.telemetry import Health, ModelCounts, Telemetry
+from firstline_core.fleet.telemetry import DeviceHealth, ModelCounts, Telemetry
 from firstline_core.fleet.twin import Reported
 from firstline_core.telemetry.metrics import RequestMetrics
 from firstline_gateway.fleet import devices, gauges, totals
@@ -23,7 +23,9 @@ NOW_S = 1.7e9
 DAY_S = 86_400.0
 
 
-def add(database: Database, name: str, *, age_s: float = 0.0, site: str = "", health: Health | None = None) -> None:
+def add(
+    database: Database, name: str, *, age_s: float = 0.0, site: str = "", health: DeviceHealth | None = None
+) -> None:
     """A device that reported this long ago."""
     with database.begin() as connection:
         at_s = NOW_S - age_s
@@ -64,8 +66,8 @@ def test_devices_are_counted_by_presence_and_tag(database: Database) -> None:
 
 
 def test_problems_and_extremes_are_those_of_devices_in_service(database: Database) -> None:
-    healthy = Health(disk_free_share=0.5, hottest_c=40.0, certificate_ends_s=NOW_S + 60 * DAY_S)
-    ill = Health(
+    healthy = DeviceHealth(disk_free_share=0.5, hottest_c=40.0, certificate_ends_s=NOW_S + 60 * DAY_S)
+    ill = DeviceHealth(
         outbox_oldest_s=7200.0,
         links_down=1,
         disk_free_share=0.01,
@@ -92,7 +94,7 @@ def test_problems_and_extremes_are_those_of_devices_in_service(database: Databas
 
 
 def test_a_device_that_is_silent_for_days_still_counts_with_its_problems(database: Database) -> None:
-    expired = Health(certificate_ends_s=NOW_S - 2 * DAY_S)
+    expired = DeviceHealth(certificate_ends_s=NOW_S - 2 * DAY_S)
     add(database, "cam", age_s=3 * DAY_S, health=expired)
     found = state_of(database)
     assert found.devices["late", "all"] == 1 and found.problems["certificate"] == 1
@@ -100,7 +102,7 @@ def test_a_device_that_is_silent_for_days_still_counts_with_its_problems(databas
 
 
 def test_a_decommissioned_device_stops_counting_at_once(database: Database) -> None:
-    add(database, "gone", age_s=LATE_AFTER_S + 1, health=Health(links_down=1))
+    add(database, "gone", age_s=LATE_AFTER_S + 1, health=DeviceHealth(links_down=1))
     assert state_of(database).devices["late", "all"] == state_of(database).problems["link"] == 1
     with database.begin() as connection:
         devices.forget(connection, "gone")

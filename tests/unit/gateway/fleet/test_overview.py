@@ -6,7 +6,7 @@ from sqlalchemy import insert
 
 from firstline_core.fleet.rest import ExpiringCertificate, Outbox, Presence
 from firstline_core.fleet.selector import parse_selector
-from firstline_core.fleet.telemetry import Health, Telemetry
+from firstline_core.fleet.telemetry import DeviceHealth, Telemetry
 from firstline_core.fleet.twin import Reported
 from firstline_gateway.fleet import devices, totals
 from firstline_gateway.fleet.overview import overview
@@ -41,7 +41,9 @@ def test_devices_are_counted_by_presence_and_tag(database: Database) -> None:
             report = Reported("s", 1, agent_version="1.2" if number else "1.1")
             devices.report(connection, name, report, NOW_S - 1000 * number, accept=name != "d")
             devices.tag(connection, name, {"site": "kiel"} if name in "ab" else {})
-        totals.count(connection, "b", Telemetry("s", 1, outbox_items=7, health=Health(outbox_oldest_s=90.0)), NOW_S - 5)
+        totals.count(
+            connection, "b", Telemetry("s", 1, outbox_items=7, health=DeviceHealth(outbox_oldest_s=90.0)), NOW_S - 5
+        )
         totals.count(connection, "c", Telemetry("s", 1, outbox_items=9), NOW_S)
         totals.count(connection, "a", Telemetry("s", 1), NOW_S - 100)
     enrol(database, "a", NOW_S + DAY_S)
