@@ -9,12 +9,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
 from firstline.workbench.recognition import Feed, Reading
 from firstline_core.tasks import AnyTask
-from firstline_core.tasks.anomaly import Anomaly
-from firstline_core.tasks.detection import Detection
-from firstline_core.tasks.regression import Regression
-from firstline_core.tasks.segmentation import Segmentation
+from firstline_core.tasks.classification import Classification
 
 EDGE, FULL = "edge", "full"
 _WIDTH = 110
@@ -51,10 +50,11 @@ def recipe_text(name: str, task: AnyTask, labels_source: str, models: Mapping[st
         f"name = {json.dumps(name)}",
         "version = 1",
     ]
-    if task.labels and not isinstance(task, Anomaly):
+    fields = msgspec.to_builtins(task)
+    if fields.pop("labels", ()):
         lines += ['labels = "labels.txt"', *_comment(f"The labels are from {labels_source}.")]
     lines += _inputs([feed for model in models.values() for feed in model.reading.feeds])
-    lines += _task(task)
+    lines += _table(fields.pop("kind"), fields)
     for role, described in models.items():
         lines += ["", *_model(role, described)]
     threshold = "1" if len(models) > 1 else "0"
@@ -76,19 +76,10 @@ def _inputs(feeds: Sequence[Feed]) -> Iterator[str]:
             yield from (f'datatype = "{spec.datatype}"', f"shape = {list(spec.shape)}")
 
 
-def _task(task: AnyTask) -> Sequence[str]:
-    match task:
-        case Detection():
-            return "", "[detection]", f"k = {task.k}"
-        case Segmentation():
-            return "", "[segmentation]", f"width = {task.width}", f"height = {task.height}"
-        case Regression():
-            parts = {"absolute": task.absolute, "relative": task.relative, "scaled": task.scaled}
-            tolerance = (f"{part} = {value!r}" for part, value in parts.items() if value)
-            return "", "[regression]", f"names = {json.dumps(task.names)}", *tolerance
-        case Anomaly():
-            return "", "[anomaly]"
-    return ()
+def _table(kind: str, fields: Mapping[str, object]) -> Iterator[str]:
+    """Yields the table of a task; a classifier has none."""
+    if kind != Classification.kind:
+        yield from ("", f"[{kind}]", *(f"{name} = {json.dumps(value)}" for name, value in fields.items()))
 
 
 def _model(role: str, described: Described) -> Iterator[str]:
