@@ -51,7 +51,7 @@ class Api(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     cors_origins: tuple[Origin, ...] = ()
     """Origins of web pages that may call from a browser, such as ["https://example.com"]; ["*"] for any page."""
     body_limit_bytes: Count = DEFAULT_LIMITS.body_bytes
-    """The largest request body (bytes)."""
+    """The largest request body (bytes), at most half of `bodies_limit_bytes`; a larger one is answered with 413."""
     bodies_limit_bytes: Count = 1 << 29
     """The most bytes of all request bodies in progress; one client may use as much as is free (bytes)."""
     rows_limit: Count = DEFAULT_LIMITS.rows

@@ -70,7 +70,7 @@ class ApiSection(Section, frozen=True, kw_only=True):
     cors_origins: tuple[Origin, ...] = ()
     """Origins of web pages that may call from a browser, such as ["https://example.com"]; ["*"] needs `token_file`."""
     body_limit_bytes: Positive = 64 * _MIB
-    """Largest request body that is read."""
+    """Largest request body that is read, at most `bodies_limit_bytes`; a larger one is answered with 413."""
     bodies_limit_bytes: Positive = 128 * _MIB
     """Total size of the bodies of all requests in progress; a request that does not fit is answered with 503."""
     waiting_limit: Positive = 1024
