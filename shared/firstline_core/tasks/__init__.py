@@ -34,7 +34,10 @@ from firstline_core.tasks.view import WHOLE, View
 from firstline_core.types import DATATYPES, PROBABILITIES, Arrays, row_count
 
 AnyTask = Classification | Detection | Regression | Segmentation | Anomaly | Embedding | Tensors | Text
-"""The tasks of this package. A manifest may also name one of another package, see `installed.py`."""
+"""The tasks of this package; `CONTRIBUTING.md` lists the files that a new one touches.
+
+A manifest may also name a task of another package, see `installed.py`.
+"""
 
 
 def like(outputs: Arrays) -> DeclaredOutputs:

@@ -1,12 +1,17 @@
-"""The maps in packages' docstrings: every room is on them, once, and none that is gone."""
+"""The maps of the code: packages' docstrings name every module once, and pages name places that exist."""
 
 from __future__ import annotations
 
+import ast
 import importlib
 import re
+from collections.abc import Iterator
 from pathlib import Path
+from typing import get_args
 
 import pytest
+
+from firstline_core.tasks import AnyTask
 
 MAPPED = (
     "firstline_core.adaptation",
@@ -58,3 +63,67 @@ def test_a_map_names_every_room_once(package: str) -> None:
     folder = Path(module.__file__).parent
     rooms = {path.stem for path in folder.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
     assert sorted(named) == sorted(rooms - {"__init__", "__main__"})
+
+
+CHECKOUT = Path(__file__).parents[3]
+ARCHITECTURE, CONTRIBUTING = (
+    (CHECKOUT / name).read_text() for name in ("docs/concepts/architecture.md", "CONTRIBUTING.md")
+)
+SOURCES = {
+    path: path.read_text()
+    for folder in ("firstline", "edge_agent", "cloud_gateway", "shared", "tests")
+    for path in sorted((CHECKOUT / folder).rglob("*.py"))
+}
+# `file.py`, `file.py: symbol` or `file.py`: `symbol`, `symbol`
+PLACE = re.compile(r"`([a-z][a-z0-9_/]*\.py)(?:: ([\w.]+)`|`: ((?:(?:, )?`[\w.]+`)+)|`)")
+
+
+def definitions(body: list[ast.stmt]) -> Iterator[str]:
+    """The names that statements define, with the members of classes."""
+    for node in body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield node.name
+        if isinstance(node, ast.ClassDef):
+            yield from (f"{node.name}.{member}" for member in definitions(node.body))
+        targets = (
+            node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+        )
+        yield from (target.id for target in targets if isinstance(target, ast.Name))
+
+
+def defines(symbol: str, paths: list[Path]) -> bool:
+    return any(symbol in definitions(ast.parse(SOURCES[path]).body) for path in paths)
+
+
+def sources(file: str) -> list[Path]:
+    """The sources whose path ends with this one."""
+    return [path for path in SOURCES if f"/{path.relative_to(CHECKOUT)}".endswith(f"/{file}")]
+
+
+@pytest.mark.parametrize(("page", "least"), [(ARCHITECTURE, 120), (CONTRIBUTING, 30)], ids=["architecture", "recipes"])
+def test_the_places_of_a_page_exist(page: str, least: int) -> None:
+    places = PLACE.findall(page)
+    missing = []
+    for file, one, several in places:
+        paths, symbols = sources(file), re.findall(r"[\w.]+", one or several)
+        missing += [f"{file}: {symbol}" for symbol in symbols if not defines(symbol, paths)] if paths else [file]
+    assert not missing and len(places) >= least
+
+
+def test_the_members_of_classes_in_the_architecture_exist() -> None:
+    members = re.findall(r"`([A-Z]\w*[a-z]\w*)(\.\w+)`", ARCHITECTURE)
+    assert len(members) > 20
+    for name, member in members:
+        paths = [path for path in SOURCES if re.search(rf"^class {name}\b", SOURCES[path], re.MULTILINE)]
+        assert defines(name + member, paths), name + member
+
+
+def test_the_recipe_of_a_task_names_every_module_that_knows_one() -> None:
+    recipe = CONTRIBUTING.partition("**A task of Firstline.**")[2].partition("\n## ")[0]
+    named = {path for file, *_ in PLACE.findall(recipe) for path in sources(file)}
+    tasks = "|".join(task.__name__ for task in get_args(AnyTask))
+    knows = re.compile(rf"^from firstline_core\.tasks\.\w+ import (?:\([^)]*|.*)\b(?:{tasks})\b", re.MULTILINE)
+    products = [
+        path for path in SOURCES if path.relative_to(CHECKOUT).parts[0] != "tests" and path.parent.name != "tasks"
+    ]
+    assert not {path for path in products if knows.search(SOURCES[path])} - named
