@@ -335,6 +335,9 @@ class RowDecisions:
     ) -> bool:
         """Decides one row, and writes its answer; returns False if the full model must answer it.
 
+        The order: the policy accepts the edge answer, or asks for the full model's. A hedge or the cache may know that
+        one. A budget may deny the escalation. An alarm may have no quota left for it.
+
         Args:
             context: the request.
             model: with the variant that ran.
