@@ -205,7 +205,7 @@ async def test_kill_loses_no_correction(running: Site, transport: Transport, sca
 
 async def test_requests_without_a_key_are_refused(running: Site, device: Device, scans: Scans) -> None:
     async with AsyncClient(running.gateway_url) as stranger:
-        with pytest.raises(UnauthorizedError, match="Authorization"):
+        with pytest.raises(UnauthorizedError, match="send `authorization: Bearer KEY`"):
             await stranger.infer(MODEL, {"image": scans.sure[0]})
     with pytest.raises(UnknownAnswerError):
         await device.client.answer("01890a5d-ac96-774b-bcce-b302099a8057")
