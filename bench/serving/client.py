@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
@@ -83,7 +84,7 @@ def checked(port: int, ask: Ask, headers: dict[str, str], right: Row) -> bool:
     return True
 
 
-def each_its_own(server: Server, path: Path, kind: Kind) -> None:
+def each_its_own(server: Server, path: Path, kind: Kind, forms: Collection[str]) -> None:
     """Asks for many different rows at once: wrk sends the same one, and would not see answers mixed up in batches.
 
     Raises:
@@ -92,7 +93,7 @@ def each_its_own(server: Server, path: Path, kind: Kind) -> None:
     alone = session(path)
 
     def ask(seed: int) -> None:
-        for form in ("binary", "JSON"):
+        for form in forms:
             right = alone.run(None, {INPUT: rows(kind, seed=seed)})[0]
             if not checked(server.port, v2(form, kind, seed), server.headers, right):
                 raise WrongAnswerError("refuses what it should answer")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -37,30 +36,44 @@ def _device(effort: Effort) -> Found:
     return Found(asyncio.run(agent.measured_figures(requests, repeats)), [])
 
 
-_RUNS: dict[str, Callable[[Effort], Found]] = {
-    "rest": _rest,
-    "device": _device,
-}
+_RUNS: dict[str, Callable[[Effort], Found]] = {"rest": _rest, "device": _device}
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """0 whatever the figures are: times of one machine are no gate."""
-    parser = argparse.ArgumentParser(prog="python -m bench.serving", description=__doc__)
-    parser.add_argument("--only", choices=_RUNS, nargs="+", default=list(_RUNS), help="parts (default: all)")
-    parser.add_argument("--rounds", type=int, default=Effort.rounds, help="(default: %(default)s)")
+def read_command(
+    module: str, description: str | None, names: Sequence[str], rounds: int, arguments: Sequence[str] | None
+) -> tuple[list[str], Effort]:
+    """Reads a command line; ends the program if wrk, the client, is not installed.
+
+    Args:
+        module: of the command.
+        description: of the command.
+        names: what --only may choose.
+        rounds: the default.
+        arguments: None for those of this process.
+
+    Returns:
+        What is measured, and how much.
+    """
+    parser = argparse.ArgumentParser(prog=f"python -m {module}", description=description)
+    parser.add_argument("--only", choices=names, nargs="+", default=list(names), help="(default: all)")
+    parser.add_argument("--rounds", type=int, default=rounds, help="(default: %(default)s)")
     parser.add_argument("--seconds", type=int, default=Effort.seconds, help="of each load (default: %(default)s)")
     parser.add_argument("--quick", action="store_true", help="everything once and briefly: figures mean nothing")
     options = parser.parse_args(arguments)
     if not wrk.available():
-        print("wrk is not installed: `make wrk`, or your system's package", file=sys.stderr)
-        return 1
+        parser.exit(1, "wrk is not installed: `make wrk`, or your system's package\n")
     wrk.raise_descriptors()
-    effort = QUICK if options.quick else Effort(options.rounds, options.seconds)
+    return options.only, QUICK if options.quick else Effort(options.rounds, options.seconds)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """0 whatever the figures are: times of one machine are no gate."""
+    only, effort = read_command("bench.serving", __doc__, PARTS, Effort.rounds, arguments)
     described = machine.described()
-    found = {part: _RUNS[part](effort) for part in options.only}
+    found = {part: _RUNS[part](effort) for part in only}
     effort.progress("done")
     keep(TARGET, found, described, effort)
-    if not options.quick:
+    if not effort.quick:
         tables.refill()
     book.tell([figure for part, one in found.items() for figure in book.named(part, one.figures)])
     return 0

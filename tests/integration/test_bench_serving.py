@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from bench import figures
-from bench.serving import compare_peers, rest, run, wrk
+from bench.serving import compare_peers, rest, rounds, run, wrk
 from bench.serving.processes import StartError, cores, free_port, marked, started
 from bench.serving.samples import QUICK
 
@@ -41,7 +41,7 @@ def test_every_figure_of_the_gateway_is_measured(results: Path) -> None:
     report = results_of(results, "serving")
     assert [row["figure"] for row in report["figures"] if row["value"] is None] == []
     assert {(one["who"], one["what"]) for one in report["samples"]} >= {
-        (who, question.name) for who in (rest.GATEWAY, rest.RAW) for question in rest.SMALL
+        (who, question.name) for who in (rounds.GATEWAY, rounds.RAW) for question in rest.SMALL
     }
     (none_bad,) = (row for row in report["figures"] if row["figure"] == "rest: answers that were no 200")
     assert none_bad["holds"]

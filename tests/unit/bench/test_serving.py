@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench.serving import bodies, compare_peers, peer, rest
+from bench.serving import bodies, compare_peers, peer, rest, rounds
 from bench.serving.client import session
 from bench.serving.models import INPUT, M, S, rows, write_bundle
 from bench.serving.processes import undisturbed
@@ -43,12 +43,12 @@ def test_aims_hold_where_they_are_met() -> None:
         what = question.name + (rest.TWO if question in rest.MEDIUM else "")
         found += [
             sample(who, what, rate_per_s=100, p50_us=10, cpu_us=5, bad=0, client_share=0.5)
-            for who in (rest.GATEWAY, rest.RAW)
+            for who in (rounds.GATEWAY, rounds.RAW)
         ]
     aimed = [figure for figure in rest.figures(found) if figure.aim is not None]
     assert len(aimed) == 6
     assert all(figure.holds for figure in aimed)
-    found.append(sample(rest.GATEWAY, rest.S_BINARY.name, rate_per_s=1, bad=3, client_share=0.5))
+    found.append(sample(rounds.GATEWAY, rest.S_BINARY.name, rate_per_s=1, bad=3, client_share=0.5))
     assert [figure.figure for figure in rest.figures(found) if figure.holds is False] == [
         "REST binary, S, 32 in flight, one core: rate / raw ASGI's",
         "answers that were no 200",
