@@ -12,6 +12,7 @@ it, and the median over all rounds is reported.
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -26,7 +27,7 @@ from msgspec import Struct
 from numpy.typing import NDArray
 
 from bench.figures import Figure
-from bench.pools import CIFAR10, DIGITS, IMAGENET, Pair, bundle_of
+from bench.pools import CIFAR10, DATA, DIGITS, IMAGENET, Pair, bundle_of
 from firstline_core.bundle.loading import LoadedModel, load_model
 from firstline_core.bundle.store import Bundle
 from firstline_core.profile.measure import ProfileOptions, measure_profile
@@ -88,9 +89,22 @@ class Trial(Struct):
     rounds: list[Round]
 
 
-def measure(name: str, quick: bool) -> list[Trial]:
-    """Measures one pair with each number of threads; takes seven minutes."""
-    pair = next(pair for pair in PAIRS if pair.name == name)
+def measure(quick: bool) -> tuple[list[Figure], dict[str, list[Trial]]]:
+    """Measures each pair with each number of threads, seven minutes a pair; a quick trial is one round of the first.
+
+    Returns:
+        The figures, and the trials by the pair's name; no figures if data is missing.
+    """
+    pairs = PAIRS[:1] if quick else PAIRS
+    for pair in pairs:
+        if (missing := pair.missing_in(DATA)) is not None:
+            print(f"prediction is skipped: missing {missing}.", file=sys.stderr)
+            return [], {}
+    trials = {pair.name: _trials(pair, quick) for pair in pairs}
+    return figures(trials), trials
+
+
+def _trials(pair: Pair, quick: bool) -> list[Trial]:
     bundle = bundle_of(pair)
     if quick:
         return [_trial(pair, bundle, THREADS[0], 1)]

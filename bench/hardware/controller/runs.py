@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
+from typing import Any
+
+from msgspec import to_builtins
 
 from bench.figures import Figure
 from bench.hardware.controller.device import HourResult, Simulated
@@ -12,12 +15,14 @@ from bench.hardware.controller.variants import rows_of_variants, variants
 from bench.pools import CIFAR10, DATA
 
 
-def measure(scenario: Scenario) -> list[Figure]:
-    """Returns the figures of this part; none if the images are missing."""
+def measure() -> tuple[list[Figure], dict[str, Any]]:
+    """Returns the figures of this part and its assumptions; no figures if the images are missing."""
+    scenario = Scenario()
+    record = {"scenario": to_builtins(scenario)}
     if (missing := CIFAR10.missing_in(DATA)) is not None:
         print(f"controller is skipped: missing {missing}.", file=sys.stderr)
-        return []
-    return list(figures(scenario, variants(rows_of_variants(), scenario.row_ms)))
+        return [], record
+    return list(figures(scenario, variants(rows_of_variants(), scenario.row_ms))), record
 
 
 def hour(scenario: Scenario, of: Sequence[Variant]) -> dict[str, HourResult]:
