@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -15,7 +16,72 @@ from firstline_core.fleet.telemetry import Telemetry
 from firstline_gateway.fleet.totals import Totals, added
 from firstline_gateway.rollouts.judgement.figures import Device, between, compared
 from firstline_gateway.rollouts.judgement.statistics import LOOKS_PER_STAGE
-from firstline_gateway.rollouts.judgement.verdict import Decision, Rules, judge
+from firstline_gateway.rollouts.judgement.verdict import Decision, Rules, Verdict, judge
+
+
+class _Fleet:
+    """Drawn devices, which have been there for a day, and what they told.
+
+    Args:
+        devices: by name.
+    """
+
+    def __init__(self, devices: Sequence[Drawn]) -> None:
+        self._devices = devices
+        self._told: list[Telemetry | None] = [None] * len(devices)
+        self._totals = [Totals()] * len(devices)
+        self._past = list(self._totals)
+        self._start = list(self._totals)
+        self.live(24.0)
+
+    def live(self, hours: float) -> None:
+        """Every device lives and reports, and its totals grow."""
+        for index, device in enumerate(self._devices):
+            device.live(hours)
+            report = device.telemetry
+            self._totals[index] = added(self._totals[index], self._told[index], report)
+            self._told[index] = report
+
+    def stage(self, treated: slice, hours: float, every: int = 1) -> Iterator[tuple[int, list[Device]]]:
+        """Begins a stage on some devices; yields the numbers of its evaluations, and all devices as they are then.
+
+        Args:
+            treated: the devices that run the new version from now on.
+            hours: of observation.
+            every: evaluations that take place, of so many.
+        """
+        before = [between(BUNDLE, was, now) for was, now in zip(self._past, self._totals, strict=True)]
+        self._past = start = list(self._totals)
+        for device in self._devices[treated]:
+            device.version = NEW
+        for look in range(every, LOOKS_PER_STAGE + 1, every):
+            self.live(hours / LOOKS_PER_STAGE * every)
+            yield look, [compared(BUNDLE, *each) for each in zip(before, start, self._totals, strict=True)]
+
+
+def _verdict(
+    rules: Rules,
+    look: int,
+    treated: Sequence[Device],
+    control: Sequence[Device],
+    *,
+    stages: int,
+    seed: int,
+    running: Sequence[Device] = (),
+) -> Verdict:
+    """Returns the judgement of an evaluation after all installations succeeded; see `judge`."""
+    return judge(
+        rules,
+        stages=stages + 1,
+        look=look,
+        over=look == LOOKS_PER_STAGE,
+        installed=len(treated),
+        failed=0,
+        treated=treated,
+        control=control,
+        running=running,
+        seed=seed,
+    )
 
 
 class Ended(NamedTuple):
@@ -48,52 +114,17 @@ def judged(
         contract: whether the version has a certificate, whose audits disagree exactly as often as it allows.
     """
     audits = BoundedContract(np.random.default_rng([18, seed])) if contract else None
-    rules = Rules()
     verdict = None
     for stage in range(stages):
-        fleet = list(population(treated + control, seed * 64 + stage, effect).values())
-        told: list[Telemetry | None] = [None] * len(fleet)
-        totals = [Totals()] * len(fleet)
-
-        for device in fleet:
-            device.live(24.0)
-        _count(fleet, told, totals)
-        before = [between(BUNDLE, Totals(), each) for each in totals]
-        start = list(totals)
-        for device in fleet[:treated]:
-            device.version = NEW
-        for look in range(1, LOOKS_PER_STAGE + 1):
-            for device in fleet:
-                device.live(hours / LOOKS_PER_STAGE)
-            _count(fleet, told, totals)
-            devices: list[Device] = [
-                compared(BUNDLE, was, began, now) for was, began, now in zip(before, start, totals, strict=True)
-            ]
+        fleet = _Fleet(list(population(treated + control, seed * 64 + stage, effect).values()))
+        for look, devices in fleet.stage(slice(treated), hours):
             if audits is not None and audits.audit(round(treated * hours / LOOKS_PER_STAGE * AUDITS_PER_HOUR)):
                 return Ended(True, stage, "contract")
-            verdict = judge(
-                rules,
-                stages=stages + 1,
-                look=look,
-                over=look == LOOKS_PER_STAGE,
-                installed=treated,
-                failed=0,
-                treated=devices[:treated],
-                control=devices[treated:],
-                seed=seed,
-            )
+            verdict = _verdict(Rules(), look, devices[:treated], devices[treated:], stages=stages, seed=seed)
             if verdict.decision is Decision.ABORT:
                 return Ended(True, stage, verdict.rule)
     assert verdict is not None
     return Ended(False, stages - 1, verdict.rule)
-
-
-def _count(fleet: list[Drawn], told: list[Telemetry | None], totals: list[Totals]) -> None:
-    """Every device reports, and its totals grow."""
-    for index, device in enumerate(fleet):
-        report = device.telemetry
-        totals[index] = added(totals[index], told[index], report)
-        told[index] = report
 
 
 class Spread(NamedTuple):
@@ -122,50 +153,23 @@ def rolled_out(seed: int, *, effect: Effect, scenery: Scenery = STREET) -> Sprea
         scenery: what the devices see; they start at a time of day that the seed draws.
     """
     start_h = float(np.random.default_rng([19, seed]).uniform(0, 24))
-    fleet = list(population(DEVICES, seed * 64, effect, replace(scenery, start_h=start_h)).values())
-    told: list[Telemetry | None] = [None] * DEVICES
-    totals = [Totals()] * DEVICES
-    for device in fleet:
-        device.live(24.0)
-    past = list(totals)
-    _count(fleet, told, totals)
-    rules, verdict, taken = _rules(scenery), None, 0
-    stage = 0
-    for stage, share in enumerate(SHARES):  # noqa: B007 (the stage of its end)
+    drawn = list(population(DEVICES, seed * 64, effect, replace(scenery, start_h=start_h)).values())
+    boards = [f"board {int(4 * each.board)}" for each in drawn]
+    audited = scenery.audits_per_hour > 0
+    rules = Rules() if audited else Rules(ignored=("disagreement",))
+    fleet, verdict, taken = _Fleet(drawn), None, 0
+    for stage, share in enumerate(SHARES):
         until = round(share * DEVICES)
-        before = [between(BUNDLE, was, now) for was, now in zip(past, totals, strict=True)]
-        start = list(totals)
-        for device in fleet[taken:until]:
-            device.version = NEW
-        for look in range(_EVERY, LOOKS_PER_STAGE + 1, _EVERY):
-            for device in fleet:
-                device.live(SOAK_H / LOOKS_PER_STAGE * _EVERY)
-            _count(fleet, told, totals)
-            devices = [
-                structs.replace(compared(BUNDLE, was, began, now), board=f"board {int(4 * drawn.board)}")
-                for drawn, was, began, now in zip(fleet, before, start, totals, strict=True)
-            ]
-            verdict = judge(
-                rules,
-                stages=len(SHARES) + 1,
-                look=look,
-                over=look == LOOKS_PER_STAGE,
-                installed=until - taken,
-                failed=0,
-                treated=devices[taken:until],
-                control=devices[until:],
-                running=devices[taken:until] if scenery.audits_per_hour else (),
-                seed=seed,
-            )
+        for look, found in fleet.stage(slice(taken, until), SOAK_H, _EVERY):
+            devices = [structs.replace(each, board=board) for each, board in zip(found, boards, strict=True)]
+            treated, control = devices[taken:until], devices[until:]
+            running = treated if audited else ()
+            verdict = _verdict(rules, look, treated, control, stages=len(SHARES), seed=seed, running=running)
             if verdict.decision is Decision.ABORT:
                 break
         if verdict is None or verdict.decision is not Decision.PROMOTE:
-            break
-        past, taken = start, until
-    else:
-        return Spread(True, DEVICES, len(SHARES), Decision.PROMOTE.value, "sound")
-    return Spread(False, until, stage, verdict.decision.value if verdict else "", verdict.rule if verdict else "")
-
-
-def _rules(scenery: Scenery) -> Rules:
-    return Rules() if scenery.audits_per_hour else Rules(ignored=("disagreement",))
+            return Spread(
+                False, until, stage, verdict.decision.value if verdict else "", verdict.rule if verdict else ""
+            )
+        taken = until
+    return Spread(True, DEVICES, len(SHARES), Decision.PROMOTE.value, "sound")
