@@ -13,21 +13,23 @@ import http.client
 import io
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from itertools import product
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
-from bench.figures import Figure, report, tell
-from bench.load import run
+from bench.figures import Figure, report
 from bench.page import refill
-from bench.serving.processes import Cores, prefer
+from bench.serving import ours
+from bench.serving.processes import Cores, cores, prefer
 
 CHECKOUT = Path(__file__).parents[1]
 MODEL = "digits"
@@ -78,34 +80,24 @@ def steady(port: int, key: str, body: bytes, rate: float, seconds: float) -> tup
     return latencies, refused
 
 
-class Hostile:
-    """Connections that send costly images without a pause, within its `with`."""
+@contextmanager
+def hostile_connections(port: int, key: str, image: bytes) -> Iterator[list[int]]:
+    """Sends an image again and again over some connections; yields the statuses of the answers."""
+    ended = threading.Event()
+    statuses: list[int] = []
 
-    def __init__(self, port: int, key: str, image: bytes) -> None:
-        self._port, self._key, self._image = port, key, image
-        self._ended = threading.Event()
-        self._threads = [threading.Thread(target=self._send) for _ in range(CONNECTIONS)]
-        self.statuses: list[int] = []
+    def send(_: int) -> None:
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+        while not ended.is_set():
+            statuses.append(post(connection, key, image))
 
-    def __enter__(self) -> Hostile:
-        for thread in self._threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._ended.set()
-        for thread in self._threads:
-            thread.join()
-
-    def _send(self) -> None:
-        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=60)
-        while not self._ended.is_set():
-            self.statuses.append(post(connection, self._key, self._image))
-
-
-def key_of(config: Path, name: str) -> str:
-    command = [sys.executable, "-m", "firstline_gateway", "key", "create", name, "--config", str(config)]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    with ThreadPoolExecutor(CONNECTIONS) as pool:
+        sending = pool.map(send, range(CONNECTIONS))
+        try:
+            yield statuses
+        finally:
+            ended.set()
+        list(sending)  # raises an error of a connection
 
 
 def p95_ms(latencies: list[float]) -> float:
@@ -120,21 +112,21 @@ def measured(victim: str, hostile_kind: str, gateway_core: Cores, seconds: float
         config = Path(name) / "gateway.toml"
         (Path(name) / "models").symlink_to(CHECKOUT / "models" / "digits")
         config.write_text('[log]\nlevel = "warning"\n')
-        polite, hostile = key_of(config, "polite"), key_of(config, "hostile")
+        polite, hostile = ours.create_key(config, "polite"), ours.create_key(config, "hostile")
         quiet, loaded, statuses, refused = [], [], [], 0
-        with run.gateway(config, gateway_core) as running:
+        with ours.gateway(config, gateway_core) as running:
             steady(running.port, polite, body, rate, 2.0)
             idle_mb, most_mb = running.rss_mb(), 0.0
             for _ in range(repeats):
                 latencies, bad = steady(running.port, polite, body, rate, seconds)
                 quiet.append(p95_ms(latencies))
                 refused += bad
-                with Hostile(running.port, hostile, image) as attack:
+                with hostile_connections(running.port, hostile, image) as answered:
                     latencies, bad = steady(running.port, polite, body, rate, seconds)
                     most_mb = max(most_mb, running.rss_mb())
                 loaded.append(p95_ms(latencies))
                 refused += bad
-                statuses += attack.statuses
+                statuses += answered
     factor = statistics.median(loaded) / statistics.median(quiet)
     figures = [
         Figure("p95 of a key alone (median of the runs)", round(statistics.median(quiet), 2), "ms"),
@@ -152,20 +144,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=10.0, help="of each load")
     parser.add_argument("--repeats", type=int, default=3, help="of both loads (default: %(default)s)")
-    parser.add_argument("--victim", choices=_RATES, help="images of the other key; without it, one after the other")
-    parser.add_argument("--hostile", choices=_SIDES, help="images of the hostile key; without it, one after the other")
     options = parser.parse_args()
-    gateway_core, core = run.cores()
+    gateway_core, core, _ = cores()
     prefer(os.getpid())
     os.sched_setaffinity(0, core)
-    victims = [options.victim] if options.victim else [*_RATES]
     figures = [
         figure
-        for victim, hostile_kind in product(victims, [options.hostile] if options.hostile else _SIDES)
+        for victim, hostile_kind in product(_RATES, _SIDES)
         for figure in measured(victim, hostile_kind, gateway_core, options.seconds, options.repeats)
     ]
-    if options.victim or options.hostile:
-        return tell(figures)
     code = report("hostile-images", figures)
     refill("hostile-images")
     return code

@@ -10,7 +10,6 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -23,7 +22,8 @@ from bench.figures import Figure, report
 from bench.load import models, run
 from bench.load.generator import Record, Stream
 from bench.load.run import Measured
-from bench.serving.processes import Server
+from bench.serving import ours
+from bench.serving.processes import Server, cores
 
 ROW_MS = 10.0
 ROWS_ALLOWED = 25
@@ -69,7 +69,7 @@ def configuration(folder: Path, auth: str) -> Path:
 
 def ladder(running: Server, rates: Sequence[float], model: str, seconds: float, timeout_s: float) -> list[Measured]:
     """One load after the other."""
-    _, core = run.cores()
+    _, core, _ = cores()
     return [
         run.put_under(running, [stream(model, rate=rate, seconds=seconds, timeout_s=timeout_s)], core, seed=n)
         for n, rate in enumerate(rates)
@@ -78,7 +78,7 @@ def ladder(running: Server, rates: Sequence[float], model: str, seconds: float, 
 
 def recovery_s(running: Server, capacity: float, seconds: float, timeout_s: float) -> float:
     """From the end of an overload until half a second in which all of a light load is answered in time."""
-    _, core = run.cores()
+    _, core, _ = cores()
     end_s = _SETTLE_S + seconds
     streams = [
         stream("slow", rate=10 * capacity, seconds=seconds, timeout_s=timeout_s),
@@ -93,15 +93,9 @@ def recovery_s(running: Server, capacity: float, seconds: float, timeout_s: floa
 def shares(folder: Path, capacity: float, seconds: float, timeout_s: float) -> tuple[float, float]:
     """Returns the answered share of a polite client next to a greedy one, and the greedy one's share of all."""
     config = configuration(folder, "tokens")
-    command = [sys.executable, "-m", "firstline_gateway", "key", "create"]
-    keys = [
-        subprocess.run(
-            [*command, name, "--config", str(config)], capture_output=True, text=True, check=True
-        ).stdout.strip()
-        for name in ("polite", "greedy")
-    ]
-    gateway_core, core = run.cores()
-    with run.gateway(config, gateway_core) as running:
+    keys = [ours.create_key(config, name) for name in ("polite", "greedy")]
+    gateway_core, core, _ = cores()
+    with ours.gateway(config, gateway_core) as running:
         run.put_under(
             running, [stream("slow", rate=0.5 * capacity, seconds=3.0, timeout_s=timeout_s, key=keys[0])], core, seed=1
         )
@@ -118,7 +112,7 @@ def shares(folder: Path, capacity: float, seconds: float, timeout_s: float) -> t
 
 def once(seconds: float) -> dict[str, float]:
     """One gateway through all loads: its numbers by what they are called in the figures."""
-    gateway_core, core = run.cores()
+    gateway_core, core, _ = cores()
     with tempfile.TemporaryDirectory(prefix="firstline-overload-") as name:
         folder = Path(name)
         os.sched_setaffinity(0, gateway_core)
@@ -127,7 +121,7 @@ def once(seconds: float) -> dict[str, float]:
         os.sched_setaffinity(0, gateway_core | core)
         models.quick_bundle(folder / "models" / "quick")
         timeout_s = ROWS_ALLOWED * row_ms / 1000
-        with run.gateway(configuration(folder, "off"), gateway_core) as running:
+        with ours.gateway(configuration(folder, "off"), gateway_core) as running:
             idle_mb = running.rss_mb()
             trial = run.put_under(
                 running, [stream("slow", rate=1500 / row_ms, seconds=seconds, timeout_s=timeout_s)], core, seed=99

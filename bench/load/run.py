@@ -1,8 +1,7 @@
-"""A gateway on one core and the generator on another."""
+"""Puts a gateway on one core under load from the generator on another."""
 
 from __future__ import annotations
 
-import http.client
 import json
 import os
 import subprocess
@@ -10,33 +9,11 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass
 from pathlib import Path
 
 from bench.load.generator import Record, Stream
-from bench.serving import processes
-from bench.serving.processes import Cores, Server, free_port, prefer, started
-
-
-def cores() -> tuple[Cores, Cores]:
-    """For the gateway, and for the generator; the same where the machine has one."""
-    server, client, _ = processes.cores()
-    return server, client
-
-
-def gateway(config: Path, core: Cores) -> AbstractContextManager[Server]:
-    """Runs `firstline-gateway run` on one core; its log is gateway.log next to the configuration."""
-    port = free_port()
-    command = [sys.executable, "-m", "firstline_gateway", "run", "--config", str(config), "--port", str(port)]
-    return started(command, port=port, on=core, log=config.parent / "gateway.log", answers=_answers)
-
-
-def _answers(port: int) -> bool:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
-    with closing(connection):
-        connection.request("GET", "/v2/health/ready")
-        return connection.getresponse().status == http.HTTPStatus.OK
+from bench.serving.processes import Cores, Server, prefer
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper, save
+from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 from bench.support.bundles import model, with_certificate, write_manifest
+from bench.support.onnx_models import write_graph
 from firstline_core.processing.steps import InputSpec
 from firstline_core.routing.certificate import Histogram
 
@@ -50,9 +51,10 @@ def rows(kind: Kind, count: int = 1, seed: int = 0) -> np.ndarray[Any, np.dtype[
 
 def write_onnx(kind: Kind, path: Path) -> Path:
     """The model alone."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    save(_small() if kind is S else _medium(), path)
-    return path
+    nodes, weights = _small() if kind is S else _medium()
+    ports = [(INPUT, kind.row), (OUTPUT, (kind.classes,))]
+    inputs, outputs = ([helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", *row])] for name, row in ports)
+    return write_graph(path, nodes, inputs, outputs, [numpy_helper.from_array(a, name) for name, a in weights.items()])
 
 
 def write_bundle(kind: Kind, folder: Path, *, edge: bool = False) -> Path:
@@ -73,7 +75,7 @@ def write_bundle(kind: Kind, folder: Path, *, edge: bool = False) -> Path:
     return folder
 
 
-def _small() -> ModelProto:
+def _small() -> tuple[list[NodeProto], dict[str, Any]]:
     nodes, weights, last = [], {}, INPUT
     for n, (before, after) in enumerate(pairwise(_SMALL_WIDTHS)):
         weights[f"weights_{n}"] = _random((before, after), before**-0.5, n)
@@ -82,10 +84,10 @@ def _small() -> ModelProto:
         nodes.append(helper.make_node("Relu", [f"layer_{n}"], [f"relu_{n}"]))
         last = f"relu_{n}"
     nodes[-1:] = [helper.make_node("Softmax", [nodes[-1].input[0]], [OUTPUT], axis=-1)]
-    return _model(S, nodes, weights)
+    return nodes, weights
 
 
-def _medium() -> ModelProto:
+def _medium() -> tuple[list[NodeProto], dict[str, Any]]:
     nodes, weights, last = [], {}, INPUT
     for n, (before, after, stride) in enumerate(_MEDIUM_CHANNELS):
         weights[f"weights_{n}"] = _random((after, before, 3, 3), (2 / (9 * before)) ** 0.5, n)
@@ -100,19 +102,8 @@ def _medium() -> ModelProto:
     nodes.append(helper.make_node("Flatten", ["pooled"], ["features"]))
     nodes.append(helper.make_node("MatMul", ["features", "head"], ["logits"]))
     nodes.append(helper.make_node("Softmax", ["logits"], [OUTPUT], axis=-1))
-    return _model(M, nodes, weights)
+    return nodes, weights
 
 
 def _random(shape: tuple[int, ...], scale: float, seed: int) -> Any:
     return (np.random.default_rng(seed).standard_normal(shape) * scale).astype(np.float32)
-
-
-def _model(kind: Kind, nodes: list[NodeProto], weights: dict[str, Any]) -> ModelProto:
-    graph = helper.make_graph(
-        nodes,
-        kind.name,
-        [helper.make_tensor_value_info(INPUT, TensorProto.FLOAT, ["n", *kind.row])],
-        [helper.make_tensor_value_info(OUTPUT, TensorProto.FLOAT, ["n", kind.classes])],
-        [numpy_helper.from_array(array, name) for name, array in weights.items()],
-    )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)

@@ -9,12 +9,13 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from bench.serving import ours
 from bench.serving.bodies import Row
-from bench.serving.client import Question, WrongAnswerError, each_its_own, expected, measured, v2
+from bench.serving.client import Question, WrongAnswerError, checked, each_its_own, expected, measured, v2
 from bench.serving.models import KINDS, Kind, write_onnx
 from bench.serving.processes import Cores, Server, StartError
 from bench.serving.samples import Effort, Sample, of_load
@@ -41,12 +42,13 @@ class Models(NamedTuple):
 
     def gateway(self, kind: Kind, on: Cores) -> AbstractContextManager[Server]:
         """Runs a gateway until it answers for the kind."""
-        return ours.gateway(self.folder / "gateway", self.headers, v2("binary", kind), self.right[kind.name], on)
+        answers = partial(checked, ask=v2("binary", kind), headers=self.headers, right=self.right[kind.name])
+        return ours.gateway(self.folder / "gateway" / "gateway.toml", on, answers, self.headers)
 
     def raw_asgi(self, kind: Kind, on: Cores, threads: int = 0) -> AbstractContextManager[Server]:
         """Runs raw ASGI with the kind."""
-        ask, right = v2("binary", kind), self.right[kind.name]
-        return ours.raw_asgi(self.folder, self.file(kind), ask, right, on, threads=threads)
+        answers = partial(checked, ask=v2("binary", kind), headers={}, right=self.right[kind.name])
+        return ours.raw_asgi(self.file(kind), on, answers, threads)
 
 
 @contextmanager

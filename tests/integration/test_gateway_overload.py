@@ -14,7 +14,8 @@ from bench import overload
 from bench.load import models, run
 from bench.load.generator import Record
 from bench.load.run import Measured
-from bench.serving.processes import Server
+from bench.serving import ours
+from bench.serving.processes import Server, cores
 
 # Long against any pause of a machine that is shared.
 TIMEOUT_S = 1.0
@@ -31,13 +32,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def gateway(folder: Path) -> Iterator[Server]:
-    with run.gateway(overload.configuration(folder, "off"), run.cores()[0]) as running:
+    with ours.gateway(overload.configuration(folder, "off"), cores()[0]) as running:
         yield running
 
 
 def load(running: Server, rate: float, seconds: float) -> Measured:
     stream = overload.stream("slow", rate=rate, seconds=seconds, timeout_s=TIMEOUT_S)
-    return run.put_under(running, [stream], run.cores()[1], seed=1)
+    return run.put_under(running, [stream], cores()[1], seed=1)
 
 
 def answered(records: list[Record]) -> int:
