@@ -64,8 +64,6 @@ class Pair:
 DIGITS = Pair("digits", "digits", "edge-onnx", "")
 CIFAR10 = Pair("cifar10-cascade resnet8-int8", "cifar10-cascade", "resnet8-int8", "cifar10-cascade")
 IMAGENET = Pair("imagenet-cascade v1-160", "imagenet-cascade", "v1-160", "imagenet-cascade")
-TRAINSAMPLE = Pair("imagenet-trainsample v1-160", "imagenet-cascade", "v1-160", "imagenet-trainsample")
-"""Other images for the models of `IMAGENET`. Its accuracy is too high if the models were trained on them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,9 +16,9 @@ from functools import partial
 import numpy as np
 
 from bench.figures import Figure
-from bench.pools import CIFAR10, DIGITS, IMAGENET, TRAINSAMPLE, Pair, Pool, collect
+from bench.pools import CIFAR10, DIGITS, IMAGENET, Pair, Pool, collect
 from bench.routing.audits import Floats, Tests, check_against_update, constant, delays
-from bench.routing.parts import Effort, Job
+from bench.routing.parts import Job
 from bench.routing.population import Population, at_most
 from bench.routing.shifts import CHANGES, relabelled
 from firstline_core.routing.certification import certify
@@ -31,9 +31,9 @@ FOUND = 0.99
 """Of the streams, within `within(epsilon)` audits of a shift to a risk of at least 2 epsilon."""
 
 FALSE_ALARM_AUDITS = 20_000
+STREAMS = 1000  # of audits
 _IMAGES = 1000  # of a changed pool
 _CALIBRATION, _CERTIFIED_DELTA = 2500, 0.1
-_OTHER_IMAGES = "other images"
 _SEED = 20261121
 
 
@@ -47,7 +47,7 @@ class Watch:
     """Streams of one kind.
 
     Args:
-        shift: "labels", "blur", "noise", "other images", or "" for none.
+        shift: "labels", "blur" or "noise", or "" for none.
         threshold: "certified" or "loosest".
         quiet: audits before the shift.
         before, after: true risk of edge answers.
@@ -86,25 +86,20 @@ class Watch:
     @property
     def aimed(self) -> bool:
         """Whether it is a shift that must be found."""
-        return self.shift not in ("", _OTHER_IMAGES) and self.after >= 2 * self.epsilon
+        return bool(self.shift) and self.after >= 2 * self.epsilon
 
 
-def jobs(pools: Mapping[str, Pool], effort: Effort) -> list[Job]:
-    found = []
-    for pair in (DIGITS, CIFAR10, IMAGENET):
-        if pair.name in pools:
-            known = {_OTHER_IMAGES: pools[TRAINSAMPLE.name]} if pair is IMAGENET and TRAINSAMPLE.name in pools else {}
-            call = partial(_watch_pair, pair, pools[pair.name], known, effort)
-            found.append(Job(f"alarm: {pair.name}", call))
-    return found
+def jobs(pools: Mapping[str, Pool]) -> list[Job]:
+    pairs = [pair for pair in (DIGITS, CIFAR10, IMAGENET) if pair.name in pools]
+    return [Job(f"alarm: {pair.name}", partial(_watch_pair, pair, pools[pair.name])) for pair in pairs]
 
 
-def _watch_pair(pair: Pair, pool: Pool, known: dict[str, Pool], effort: Effort) -> list[Watch]:
+def _watch_pair(pair: Pair, pool: Pool) -> list[Watch]:
     changed = {
-        shift: collect(pair, effort.data, effort.cache, change=change, changed=changed, limit=_IMAGES)
+        shift: collect(pair, change=change, changed=changed, limit=_IMAGES)
         for shift, (changed, change) in CHANGES[pair.recipe].items()
     }
-    return watch(pool, {**changed, **known}, effort.streams)
+    return watch(pool, changed, STREAMS)
 
 
 def watch(pool: Pool, shifted: Mapping[str, Pool], streams: int) -> list[Watch]:

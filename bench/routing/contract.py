@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench.figures import Figure
-from bench.pools import CIFAR10, TRAINSAMPLE, Pool
-from bench.routing.parts import Effort, Job
+from bench.pools import CIFAR10, Pool
+from bench.routing.parts import Job
 from bench.routing.population import Population, at_most
 from firstline.workbench.selection import EdgeRows, select
 from firstline_core.bundle.loading import scorer
@@ -27,6 +27,7 @@ from firstline_core.tasks.classification import Classification
 from firstline_core.types import PROBABILITIES
 
 SIZES = (650, 2500)
+CALIBRATIONS = 500  # of each size
 PROMISES = tuple((epsilon, delta) for epsilon in (0.05, 0.02) for delta in (0.1, 0.05))
 AIMS = {650: 0.7, 2500: 0.9}
 """Of the oracle's share, on the CIFAR pair at epsilon 5 %."""
@@ -71,12 +72,11 @@ class Tally:
         return AIMS.get(self.n) if self.epsilon == 0.05 and self.pool == CIFAR10.name else None
 
 
-def jobs(pools: Mapping[str, Pool], effort: Effort) -> list[Job]:
+def jobs(pools: Mapping[str, Pool]) -> list[Job]:
     return [
-        Job(f"contract: {pool.name}, {loss}, {n} rows", partial(measure, pool, loss, n, effort.calibrations))
+        Job(f"contract: {pool.name}, {loss}, {n} rows", partial(measure, pool, loss, n, CALIBRATIONS))
         for n in sorted(SIZES, reverse=True)  # the longest first
         for pool in pools.values()
-        if pool.name != TRAINSAMPLE.name
         for loss in pool.losses()
     ]
 

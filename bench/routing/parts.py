@@ -7,30 +7,10 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
-
-from bench.pools import CACHE, DATA
 
 Record = Any
 """One measurement of a part: a dataclass of the part's own."""
-
-
-@dataclass(frozen=True, slots=True)
-class Effort:
-    """How much is repeated; the defaults are what the committed figures were made with.
-
-    Args:
-        calibrations: samples of each size on which a contract is made.
-        streams: of audits.
-        data, cache: where the pairs are, and what was collected of them.
-    """
-
-    calibrations: int = 500
-    streams: int = 1000
-    data: Path = DATA
-    cache: Path = CACHE
 
 
 class Job(NamedTuple):
