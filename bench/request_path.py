@@ -13,7 +13,7 @@ import asyncio
 import sys
 import tempfile
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import FrameType
@@ -50,11 +50,16 @@ class Recorder:
                 self.modules.add(name)
 
 
+def requests() -> Iterator[InferRequest]:
+    """Yields a request for each image of the digits."""
+    for encoded in open_dataset(_DIGITS / "heldout").contents():
+        yield InferRequest("digits", (Tensor("image", np.array([encoded], np.object_)),), new_request_id())
+
+
 async def entered(recorder: Recorder, infer: Infer, tier: Tier) -> list[str]:
     """Returns the modules that every recorded request enters; answers of other tiers do not count."""
     found: list[set[str]] = []
-    for encoded in open_dataset(_DIGITS / "heldout").contents():
-        request = InferRequest("digits", (Tensor("image", np.array([encoded], np.object_)),), new_request_id())
+    for request in requests():
         recorder.modules, recorder.on = set(), True
         response = await infer(request)
         recorder.on = False

@@ -37,6 +37,7 @@ LOCKS = {"ray": "ray", "tflite": "tflite"}
 REQUESTS = 500
 
 Result = TypeVar("Result")
+Environ = Mapping[str, str] | None
 
 
 def installed(wheel: Path, extra: str, use: Callable[[Path], Result]) -> tuple[float, Result]:
@@ -50,20 +51,20 @@ def installed(wheel: Path, extra: str, use: Callable[[Path], Result]) -> tuple[f
     Returns:
         Megabytes of 10^6 bytes that its files take, bytecode included, without Python and pip; and the result of `use`.
     """
-    uv = Path(sys.executable).with_name("uv")
     lock = CHECKOUT / "requirements" / f"{LOCKS.get(extra, 'dev')}.lock"
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
         empty = _size_bytes(folder)
-        subprocess.run(
-            [
-                *(uv, "pip", "install", "--quiet", "--compile-bytecode", "--python", folder / "bin" / "python"),
-                *("--constraint", lock, f"{wheel.resolve()}[{extra}]" if extra else wheel.resolve()),
-            ],
-            check=True,
-        )
+        _install(wheel, extra, folder, "--compile-bytecode", "--constraint", lock)
         return (_size_bytes(folder) - empty) / 1e6, use(folder)
+
+
+def _install(wheel: Path, extra: str, folder: Path, *options: str | Path, environ: Environ = None) -> None:
+    """Installs the wheel with one extra, "" for none, into the environment of a folder."""
+    uv, what = Path(sys.executable).with_name("uv"), f"{wheel.resolve()}[{extra}]" if extra else wheel.resolve()
+    python = folder / "bin" / "python"
+    subprocess.run([uv, "pip", "install", "--quiet", "--python", python, *options, what], check=True, env=environ)
 
 
 def _size_bytes(folder: Path) -> int:
@@ -88,7 +89,6 @@ def agent_mb(environment: Path) -> float:
 
 def first_answer_s(wheel: Path) -> float:
     """Returns the seconds from an empty environment to the first answer of the wheel's demo models."""
-    uv = Path(sys.executable).with_name("uv")
     (image,) = _images(1)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -97,16 +97,7 @@ def first_answer_s(wheel: Path) -> float:
         python = folder / "env" / "bin" / "python"
         begun_s = time.monotonic()
         subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder / "env"], check=True, env=environ)
-        install: list[str | Path] = [
-            uv,
-            "pip",
-            "install",
-            "--quiet",
-            "--python",
-            python,
-            f"{wheel.resolve()}[workbench]",
-        ]
-        subprocess.run(install, check=True, env=environ)
+        _install(wheel, "workbench", folder / "env", environ=environ)
         find = "from firstline.demo.site import digits_folder; print(digits_folder() / 'bundle')"
         bundle = subprocess.run([python, "-c", find], check=True, env=environ, capture_output=True, text=True).stdout
         run: list[str | Path] = [python.with_name("firstline"), "run", bundle.strip(), "-o", "json"]
@@ -116,9 +107,7 @@ def first_answer_s(wheel: Path) -> float:
 
 
 @contextlib.contextmanager
-def _serving(
-    command: Sequence[str | Path], folder: Path, environ: Mapping[str, str] | None = None
-) -> Iterator[tuple[str, int]]:
+def _serving(command: Sequence[str | Path], folder: Path, environ: Environ = None) -> Iterator[tuple[str, int]]:
     """Runs a command that prints its address as JSON; yields the address and the process's id."""
     process = subprocess.Popen(command, cwd=folder, env=environ, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     with process:

@@ -20,16 +20,11 @@ from itertools import islice
 from pathlib import Path
 from types import ModuleType
 
-import numpy as np
-
 from bench.agent import agent
 from bench.figures import Figure, at_most, plain, report
 from bench.page import refill
-from bench.request_path import Infer, gateway
-from firstline.workbench.data.dataset import open_dataset
-from firstline_core.ids import new_request_id
+from bench.request_path import Infer, gateway, requests
 from firstline_core.telemetry import tracing
-from firstline_core.types import InferRequest, Tensor
 
 _DIGITS = Path(__file__).parents[1] / "models" / "digits"
 _PAIRS, _LOOPS, _REQUESTS = 101, 20_000, 50
@@ -79,9 +74,8 @@ async def reads(infer: Infer, settle: Callable[[], None]) -> float:
     """
     settle()
     _Counted.reads = 0
-    for content in islice(open_dataset(_DIGITS / "heldout").contents(), _REQUESTS):
-        image = np.array([content], np.object_)
-        await infer(InferRequest("digits", (Tensor("image", image),), new_request_id()))
+    for request in islice(requests(), _REQUESTS):
+        await infer(request)
     settle()
     return _Counted.reads / _REQUESTS
 
