@@ -500,12 +500,12 @@ class BatchRun:
     def _late_in(self, seconds: float) -> None:
         if self._late is not None:
             self._late.cancel()
-        self._late = self._clock.call_at(self._clock.monotonic_s() + seconds, self._hedge)
+        self._late = self._clock.call_at(self._clock.monotonic_s() + seconds, self._repeat_if_late)
 
-    def _hedge(self) -> None:
+    def _repeat_if_late(self) -> None:
         """Runs a late batch on a second executor, if that one is expected to end sooner; else waits as long again.
 
-        What waits for the executor of a late batch may complete earlier elsewhere.
+        A late probe is given up. What waits for the executor of a late batch may complete earlier elsewhere.
         """
         if self._is_probe or not self._running:
             self.ended.cancel()
