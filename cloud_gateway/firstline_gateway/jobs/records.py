@@ -2,8 +2,8 @@
 
 The content of a job is sealed, as the answers of deliveries are: SQLite does not detect that a disk changed a byte.
 
-The usage of each principal is a row of its own, because counting the jobs would take longer the more there are. A
-transaction changes these rows after those of jobs, and in one order, so that two replicas do not deadlock.
+The usage is the sum of its changes, because counting the jobs would take longer the more there are. Changes are only
+added, because two replicas that update the same rows could deadlock. Many rows are combined into one per principal.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import sqlalchemy as sa
 from firstline_core.errors import IntegrityError, QueueFullError
 from firstline_core.storage.seals import ChecksumSeal
 from firstline_gateway.settings.settings import Jobs as JobSettings
-from firstline_gateway.store.schema import METADATA, SEQUENCE, upsert
+from firstline_gateway.store.schema import METADATA, SEQUENCE
 
 JOBS = sa.Table(
     "jobs",
@@ -47,14 +47,18 @@ JOBS = sa.Table(
 USAGE = sa.Table(
     "jobs_usage",
     METADATA,
-    sa.Column("principal", sa.Text, primary_key=True),
+    sa.Column("sequence", SEQUENCE, primary_key=True, autoincrement=True),
+    sa.Column("principal", sa.Text, nullable=False),
     sa.Column("jobs", sa.Integer, nullable=False),
     sa.Column("size_bytes", sa.BigInteger, nullable=False),
 )
-"""What each principal stores."""
+"""Changes of what each principal stores; the usage is their sum."""
 
 RUNNING = 0
 """The status of a job that has no answer yet; later it is the HTTP status."""
+
+UNCOMBINED_ROWS = 64
+"""Rows of `USAGE`, beyond two per principal, that are not combined yet."""
 
 _SEAL = ChecksumSeal()
 _RETRY_S = 5.0
@@ -130,7 +134,7 @@ def add(connection: sa.Connection, job: Job, priority: int, settings: JobSetting
         "lease_service_s": 0.0,
     }
     connection.execute(sa.insert(JOBS).values(row))
-    _change_usage(connection, [(job.principal, 1, size_bytes)])
+    change_usage(connection, job.principal, 1, size_bytes)
     return None
 
 
@@ -262,7 +266,7 @@ def end(connection: sa.Connection, job_id: str, result: JobResult, service_s: fl
     }
     if not connection.execute(sa.update(JOBS).where(*unfinished).values(values)).rowcount:
         return False
-    _change_usage(connection, [(before.principal, 0, len(content) - before.size_bytes)])
+    change_usage(connection, before.principal, 0, len(content) - before.size_bytes)
     return True
 
 
@@ -279,26 +283,43 @@ def remove_ended(connection: sa.Connection, before_s: float) -> None:
 def _delete(connection: sa.Connection, *which: sa.ColumnElement[bool]) -> bool:
     """Deletes jobs; returns whether there were any."""
     deleted = connection.execute(sa.delete(JOBS).where(*which).returning(_C.principal, _C.size_bytes)).all()
-    _change_usage(connection, ((principal, -1, -size_bytes) for principal, size_bytes in deleted))
+    _change_usages(connection, ((principal, -1, -size_bytes) for principal, size_bytes in deleted))
     return bool(deleted)
 
 
 def usage(connection: sa.Connection, principal: str) -> Usage:
     """Returns the current usage."""
     own = _U.principal == principal
-    amounts = [_U.jobs, _U.size_bytes, *(sa.case((own, column), else_=0) for column in (_U.jobs, _U.size_bytes))]
-    sums = (sa.func.coalesce(sa.func.sum(amount), 0) for amount in amounts)
-    return Usage(*map(int, connection.execute(sa.select(*sums)).one()))
+    sums = [sa.func.coalesce(sa.func.sum(column), 0) for column in (_U.jobs, _U.size_bytes)]
+    sums += [sa.func.coalesce(sa.func.sum(sa.case((own, column), else_=0)), 0) for column in (_U.jobs, _U.size_bytes)]
+    *amounts, rows, principals = connection.execute(
+        sa.select(*sums, sa.func.count(), sa.func.count(_U.principal.distinct())).select_from(USAGE)
+    ).one()
+    if rows > UNCOMBINED_ROWS + 2 * principals:
+        _combine_usage(connection)
+    return Usage(*map(int, amounts))
 
 
-def _change_usage(connection: sa.Connection, changes: Iterable[tuple[str, int, int]]) -> None:
-    """Adds jobs and bytes to what principals store; negative numbers subtract."""
+def change_usage(connection: sa.Connection, principal: str, jobs: int, size_bytes: int) -> None:
+    """Adds to what a principal stores; negative numbers subtract."""
+    connection.execute(sa.insert(USAGE).values(principal=principal, jobs=jobs, size_bytes=size_bytes))
+
+
+def _combine_usage(connection: sa.Connection) -> None:
+    free = sa.select(_U.sequence).with_for_update(skip_locked=True)  # another replica may be combining the others
+    rows = sa.delete(USAGE).where(_U.sequence.in_(free)).returning(_U.principal, _U.jobs, _U.size_bytes)
+    _change_usages(connection, connection.execute(rows).all())
+
+
+def _change_usages(connection: sa.Connection, changes: Iterable[Any]) -> None:
+    """Adds changes, combined into one per principal."""
     jobs, sizes = Counter[str](), Counter[str]()
     for principal, count, size_bytes in changes:
         jobs[principal] += count
         sizes[principal] += size_bytes
-    rows = ({"principal": one, "jobs": jobs[one], "size_bytes": sizes[one]} for one in sorted(jobs))
-    upsert(connection, USAGE, *rows, summed=("jobs", "size_bytes"))
+    for principal in jobs:
+        if jobs[principal] or sizes[principal]:
+            change_usage(connection, principal, jobs[principal], sizes[principal])
 
 
 _FIELDS = tuple(Job.__dataclass_fields__)

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import random
+import threading
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
 
 import pytest
 from sqlalchemy import Connection, func, select, update
-from support.databases import PostgreSql
+from support.databases import OpenStore, PostgreSql
 
 from firstline_core.errors import IntegrityError
 from firstline_gateway.jobs import records
-from firstline_gateway.jobs.records import JOBS, RUNNING, Job, JobResult
+from firstline_gateway.jobs.records import JOBS, RUNNING, USAGE, Job, JobResult
 from firstline_gateway.settings.settings import Jobs as JobSettings
 from firstline_gateway.settings.settings import Store
 from firstline_gateway.store.database import Database
@@ -34,7 +38,7 @@ def counted(connection: Connection, principal: str) -> records.Usage:
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_usage_equals_a_count(database: Database, seed: int) -> None:
+def test_usage_equals_a_count_and_its_rows_stay_few(database: Database, seed: int) -> None:
     rng = random.Random(seed)
     known: list[tuple[str, str]] = []
     for at in range(400):
@@ -53,6 +57,8 @@ def test_usage_equals_a_count(database: Database, seed: int) -> None:
                 records.remove_ended(connection, at - 50.0)
             principal = rng.choice(WHO)
             assert records.usage(connection, principal) == counted(connection, principal)
+            rows = connection.execute(select(func.count()).select_from(USAGE)).scalar_one()
+            assert rows <= records.UNCOMBINED_ROWS + 2 * len(WHO) + 1
 
 
 @pytest.mark.parametrize("column", ["principal", "model", "version"])
@@ -70,13 +76,71 @@ def test_job_with_a_damaged_column_is_damaged(database: Database, column: str, e
             records.find(connection, "j", "anna")
 
 
-def test_two_replicas_change_the_usage_of_two_principals(postgresql: PostgreSql) -> None:
+def test_two_replicas_combine_usage_at_the_same_time(postgresql: PostgreSql) -> None:
     url = postgresql.new_database()
     one, other = open_database(Store(url=url)), open_database(Store(url=url))
-    with one.begin() as first, other.begin() as second:
-        assert records.add(first, job("a", "anna", 5), 2, ROOM) is None
-        assert records.add(second, job("b", "bob", 7), 2, ROOM) is None
     with one.begin() as connection:
-        assert records.usage(connection, "anna") == (2, 12, 1, 5)
+        for _ in range(records.UNCOMBINED_ROWS + 3):
+            records.change_usage(connection, "anna", 1, 5)
+    whole = records.UNCOMBINED_ROWS + 3, 5 * (records.UNCOMBINED_ROWS + 3)
+    with one.begin() as first, other.begin() as second:
+        assert records.usage(first, "anna")[:2] == whole  # and puts them together
+        records.change_usage(first, "anna", 1, 5)
+        assert records.usage(second, "anna")[:2] == whole
+        records.change_usage(second, "bob", 1, 7)
+    with one.begin() as connection:
+        assert records.usage(connection, "anna") == (whole[0] + 2, whole[1] + 12, whole[0] + 1, whole[1] + 5)
     for each in (one, other):
         each.close()
+
+
+def test_groups_of_two_replicas_add_jobs_of_the_same_principals(postgresql: PostgreSql) -> None:
+    settings, gate, met = postgresql.new_store(), threading.Event(), threading.Barrier(2)
+    runs = Counter[int]()
+
+    def adding(replica: int, principal: str) -> Callable[[Connection], None]:
+        def add(connection: Connection) -> None:
+            assert records.add(connection, job(f"{principal}{replica}", principal, 5), 2, ROOM) is None
+            runs[replica] += 1
+            if runs[replica] == 1:  # with the usage of one principal changed, as the other replica may be
+                with suppress(threading.BrokenBarrierError):
+                    met.wait(0.5)
+
+        return add
+
+    with OpenStore(settings) as one, OpenStore(settings) as other:
+        done = []
+        for replica, (store, names) in enumerate(((one.store, ("anna", "bob")), (other.store, ("bob", "anna")))):
+            store.submit(lambda _: gate.wait(10))  # so that both jobs are one group
+            done += [store.submit(adding(replica, name)) for name in names]
+        gate.set()
+        for each in done:
+            each.result(20)
+    assert runs == {0: 2, 1: 2}
+
+
+def test_job_that_one_replica_ends_and_another_deletes(postgresql: PostgreSql) -> None:
+    settings = postgresql.new_store()
+    gate, added, ended = threading.Event(), threading.Event(), threading.Event()
+
+    def add(connection: Connection) -> None:
+        assert records.add(connection, job("second", "anna", 5), 2, ROOM) is None
+        added.set()
+        assert ended.wait(5)  # with anna's usage changed
+
+    def end(connection: Connection) -> bool:
+        assert added.wait(5)
+        found = records.end(connection, "first", JobResult(200, b"answer", None), 1.0)
+        ended.set()
+        return found
+
+    with OpenStore(settings) as one, OpenStore(settings) as other:
+        one.store.submit(lambda connection: records.add(connection, job("first", "anna", 5), 2, ROOM)).result(20)
+        one.store.submit(lambda _: gate.wait(10))  # so that the next two are one group
+        group = [one.store.submit(add), one.store.submit(lambda on: records.remove(on, "first", "anna"))]
+        ending = other.store.submit(end)
+        gate.set()
+        assert ending.result(20)
+        assert [each.result(20) for each in group] == [None, True]
+        with one.store.database.reading() as connection:
+            assert records.usage(connection, "anna") == (1, 5, 1, 5)
