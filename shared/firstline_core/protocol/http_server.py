@@ -65,7 +65,7 @@ _JOINED_BYTES = 65_536
 
 _NOT_HTTP = "This is no valid HTTP/1.1 request; check its request line, headers and chunks."
 _FRAMING = (b"content-length", b"transfer-encoding")
-_SENT_ONCE = frozenset({b"host", b"authorization", b"content-length", b"inference-header-content-length"})
+_SENT_ONCE = (b"host", b"authorization", b"content-length", b"inference-header-content-length")
 
 log = logger(__name__)
 
@@ -333,11 +333,13 @@ class Connection(HttpToolsProtocol):
 
     def _check_head(self, http_version: str) -> None:
         """Refuses a head that another server on the way could read differently (RFC 9112, sections 3.2 and 6.1)."""
-        latest = dict(self.headers)
         self._head_bytes += sum(map(len, chain.from_iterable(self.headers)))
+        if self._head_bytes > self._limits.head_bytes:
+            raise self._too_long()
+        latest = dict(self.headers)
         if len(latest) < len(self.headers):
             names = [name for name, _ in self.headers]
-            if twice := [name for name in names if name in _SENT_ONCE and names.count(name) > 1]:
+            if twice := [name for name in _SENT_ONCE if names.count(name) > 1]:
                 raise _RequestFaultError(400, f"The header {twice[0].decode()} came twice; send it once.")
         if b"transfer-encoding" in latest:
             codings = b",".join(value for name, value in self.headers if name == b"transfer-encoding").split(b",")
@@ -345,8 +347,6 @@ class Connection(HttpToolsProtocol):
                 raise _RequestFaultError(501, "Only the transfer coding 'chunked' is supported; send no other.")
         if b"expect" in latest and http_version == "1.1":
             self.expect_100_continue = latest[b"expect"].lower() == b"100-continue"
-        if self._head_bytes > self._limits.head_bytes:
-            raise self._too_long()
         if b"host" not in latest:
             raise _RequestFaultError(400, "The request has no Host header; send exactly one.")
 
@@ -410,9 +410,10 @@ class Connection(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         if self._answering is not None:
-            vars(self._answering).pop(
-                "send", None
-            )  # it refers to the cycle: only the garbage collector would free both
+            # It refers to the cycle: only the garbage collector would free both.
+            vars(self._answering).pop("send", None)
+            # Its context may refer to the request's body, and the connection keeps this cycle until the next request.
+            request_info(cast(Scope, self._answering.scope)).task = None
         if self.transport.is_closing():
             return
         self.flow.resume_reading()

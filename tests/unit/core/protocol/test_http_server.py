@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import gc
 import inspect
 import re
 import resource
 import socket
+import time
 import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from typing import Any, cast
@@ -212,6 +214,24 @@ async def test_an_answered_request_is_freed_without_the_garbage_collector() -> N
             gc.enable()
 
 
+async def test_an_idle_connection_keeps_nothing_of_its_last_request() -> None:
+    kept: contextvars.ContextVar[Held] = contextvars.ContextVar("kept")
+    bodies: list[weakref.ref[Held]] = []
+
+    class Held:
+        """What an application holds of a body."""
+
+    async def holding(request: Request) -> Reply:
+        kept.set(Held())
+        bodies.append(weakref.ref(kept.get()))
+        return await echo(request)
+
+    async with served(holding) as (_, port), connected(port) as (reader, writer):
+        writer.write(asking(b"xy"))
+        await answered(reader)
+        await until(lambda: bodies[0]() is None)
+
+
 async def test_every_answer_has_a_date() -> None:
     async with served(echo) as (_, port), connected(port) as (reader, writer):
         writer.write(asking(b"x"))
@@ -290,6 +310,15 @@ async def test_ambiguous_heads_are_refused_after_the_answers_before_them(
         found, body = await answered(reader)
         assert (found, reason in body) == (status, True), body
         assert await reader.read() == b""
+
+
+@pytest.mark.parametrize(("lines", "status"), [(9_000, 400), (20_000, 431)])
+async def test_a_head_of_repeated_headers_is_refused_in_linear_time(lines: int, status: int) -> None:
+    async with served(echo) as (_, port), connected(port) as (reader, writer):
+        started_s = time.thread_time()
+        writer.write(b"GET /a HTTP/1.1\r\n" + b"host:\r\n" * lines + b"\r\n")
+        assert (await answered(reader))[0] == status
+        assert time.thread_time() - started_s < 0.25
 
 
 # --- Slow, idle and absent clients -----------------------------------------------------------------------------------
