@@ -7,7 +7,8 @@ output shows it. Some pure blocks look impure: a softmax over the first axis of 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator
+from collections import ChainMap
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
 from random import Random
@@ -54,17 +55,22 @@ class GraphInput(NamedTuple):
     @property
     def depends_on(self) -> DependsOn:
         """What a row's answer depends on by construction, run as the manifest says."""
-        table = _ONNX if self.runtime == "onnx" else _TFLITE
-        found = max((_ORDER.index(table[name][0]) for name in self.blocks), default=0)
+        table = _table(self.runtime)
+        found = max(
+            (at for at, kind in enumerate(_ORDER) if any(name in table[kind] for name in self.blocks)), default=0
+        )
         return "nothing" if self.batch == 1 and _ORDER[found] == "batch" else _ORDER[found]
+
+
+def _table(runtime: str) -> Mapping[DependsOn, Mapping[str, object]]:
+    return _ONNX if runtime == "onnx" else _TFLITE
 
 
 def graph_input(random: Random) -> GraphInput:
     """Returns a graph with up to two impure blocks."""
     runtime: Literal["onnx", "tflite"] = "tflite" if random.random() < 0.15 else "onnx"
-    table = _ONNX if runtime == "onnx" else _TFLITE
-    pure = [name for name, (depends_on, _) in table.items() if depends_on == "nothing"]
-    impure = [name for name in table if name not in pure]
+    table = _table(runtime)
+    pure, impure = [*table["nothing"]], [*table["batch"], *table["run"]]
     before = random.choices(pure, k=random.randint(0, 3))
     changed = random.choices(impure, k=random.choice((0, 0, 1, 1, 2)))
     after = ["product"] * random.randint(0, 2) if changed else random.choices(pure, k=random.randint(0, 2))
@@ -175,48 +181,51 @@ def _noise(graph: _Onnx, value: str, factor: float) -> str:
     return graph.add("Add", value, graph.add("Mul", noise, _floats(factor)))
 
 
+def _divided(graph: _Onnx, value: str) -> str:
+    """Divides by the largest input of the batch."""
+    return graph.add("Div", value, graph.add("Add", graph.add("ReduceMax", graph.add("Abs", "x")), _floats(0.1)))
+
+
 OnnxBlock = Callable[[_Onnx, str], str]
 
-_ONNX: dict[str, tuple[DependsOn, OnnxBlock]] = {
-    "product": ("nothing", lambda g, x: g.add("MatMul", x, _orthogonal(g.rng))),
-    "bias": ("nothing", lambda g, x: g.add("Add", x, g.rng.standard_normal(WIDTH).astype(np.float32))),
-    "softmax": ("nothing", lambda g, x: g.add("Softmax", x, axis=-1)),
-    "transposed softmax": ("nothing", lambda g, x: _transposed(g, x, "Softmax", axis=0)),
-    "transposed mean": (
-        "nothing",
-        lambda g, x: g.add("Sub", x, _transposed(g, x, "ReduceMean", axes=[0], keepdims=1)),
-    ),
-    "tanh": ("nothing", lambda g, x: g.add("Tanh", x)),
-    "rectifier": ("nothing", lambda g, x: g.add("Relu", x)),
-    "centred classes": ("nothing", lambda g, x: g.add("Sub", x, g.add("ReduceMean", x, axes=[1], keepdims=1))),
-    "running sum of classes": ("nothing", lambda g, x: g.add("CumSum", x, np.array(1))),
-    "normalised": ("nothing", lambda g, x: _normalised(g, x, training=0)),
-    "dropout": ("nothing", lambda g, x: _dropped(g, x, training=False)),
-    "noise times 0": ("nothing", lambda g, x: _noise(g, x, 0.0)),
-    "quantised weights": (
-        "nothing",
-        lambda g, x: g.add("MatMul", x, g.quantised(g.add("Identity", _orthogonal(g.rng)))),
-    ),
-    "softmax over rows": ("batch", lambda g, x: g.add("Add", x, g.add("Softmax", x, axis=0))),
-    "mean of the rows": ("batch", lambda g, x: g.add("Add", x, g.add("ReduceMean", x, axes=[0], keepdims=1))),
-    "running sum of rows": ("batch", lambda g, x: g.add("CumSum", x, np.array(0))),
-    "divided by the largest": (
-        "batch",
-        lambda g, x: g.add("Div", x, g.add("Add", g.add("ReduceMax", g.add("Abs", "x")), _floats(0.1))),
-    ),
-    "quantised dynamically": ("batch", lambda g, x: g.quantised(g.add("Add", x, "x"))),  # `x`, for different ranges
-    "dropout in training": ("run", lambda g, x: _dropped(g, x, training=True)),
-    "noise": ("run", lambda g, x: _noise(g, x, 1.0)),
-    "normalised in training": ("run", lambda g, x: _normalised(g, x, training=1)),
+_ONNX: dict[DependsOn, dict[str, OnnxBlock]] = {
+    "nothing": {
+        "product": lambda g, x: g.add("MatMul", x, _orthogonal(g.rng)),
+        "bias": lambda g, x: g.add("Add", x, g.rng.standard_normal(WIDTH).astype(np.float32)),
+        "softmax": lambda g, x: g.add("Softmax", x, axis=-1),
+        "transposed softmax": lambda g, x: _transposed(g, x, "Softmax", axis=0),
+        "transposed mean": lambda g, x: g.add("Sub", x, _transposed(g, x, "ReduceMean", axes=[0], keepdims=1)),
+        "tanh": lambda g, x: g.add("Tanh", x),
+        "rectifier": lambda g, x: g.add("Relu", x),
+        "centred classes": lambda g, x: g.add("Sub", x, g.add("ReduceMean", x, axes=[1], keepdims=1)),
+        "running sum of classes": lambda g, x: g.add("CumSum", x, np.array(1)),
+        "normalised": lambda g, x: _normalised(g, x, training=0),
+        "dropout": lambda g, x: _dropped(g, x, training=False),
+        "noise times 0": lambda g, x: _noise(g, x, 0.0),
+        "quantised weights": lambda g, x: g.add("MatMul", x, g.quantised(g.add("Identity", _orthogonal(g.rng)))),
+    },
+    "batch": {
+        "softmax over rows": lambda g, x: g.add("Add", x, g.add("Softmax", x, axis=0)),
+        "mean of the rows": lambda g, x: g.add("Add", x, g.add("ReduceMean", x, axes=[0], keepdims=1)),
+        "running sum of rows": lambda g, x: g.add("CumSum", x, np.array(0)),
+        "divided by the largest": _divided,
+        "quantised dynamically": lambda g, x: g.quantised(g.add("Add", x, "x")),  # `x`, for different ranges
+    },
+    "run": {
+        "dropout in training": lambda g, x: _dropped(g, x, training=True),
+        "noise": lambda g, x: _noise(g, x, 1.0),
+        "normalised in training": lambda g, x: _normalised(g, x, training=1),
+    },
 }
-"""What an answer depends on after each block, and the block."""
+"""By what an answer depends on after each block: the blocks by name."""
 
 
 def _write_onnx(root: Path, blocks: tuple[str, ...], rng: np.random.Generator) -> Path:
     graph = _Onnx(rng)
     value = "x"
+    made = ChainMap(*_ONNX.values())
     for name in blocks:
-        value = _ONNX[name][1](graph, value)
+        value = made[name](graph, value)
     last = graph.add("Identity", value)
     ports = [helper.make_tensor_value_info(name, 1, ["n", WIDTH]) for name in ("x", last)]
     return write_graph(root / "m.onnx", graph.nodes, ports[:1], ports[1:], graph.weights)
@@ -282,6 +291,10 @@ class _TfLite:
     def assign(self, handle: int, value: int) -> None:
         self.add("ASSIGN_VARIABLE", [handle, value], made=-1, options="AssignVariableOptions")
 
+    def product(self, value: int) -> int:
+        weights = self.constant(_orthogonal(self.rng))
+        return self.add("FULLY_CONNECTED", [value, weights, -1], options="FullyConnectedOptions")
+
     def sum(self, first: int, second: int) -> int:
         return self.add("ADD", [first, second], options="AddOptions")
 
@@ -318,17 +331,16 @@ def _lite_counter(graph: _TfLite, value: int) -> int:
 
 TfLiteBlock = Callable[[_TfLite, int], int]
 
-_TFLITE: dict[str, tuple[DependsOn, TfLiteBlock]] = {
-    "product": (
-        "nothing",
-        lambda g, x: g.add("FULLY_CONNECTED", [x, g.constant(_orthogonal(g.rng)), -1], options="FullyConnectedOptions"),
-    ),
-    "softmax": ("nothing", lambda g, x: g.add("SOFTMAX", [x], options="SoftmaxOptions", beta=1.0)),
-    "tanh": ("nothing", lambda g, x: g.add("TANH", [x])),
-    "memory": ("nothing", _lite_memory),
-    "noise times 0": ("nothing", lambda g, x: _lite_noise(g, x, 0.0)),
-    "noise": ("run", lambda g, x: _lite_noise(g, x, 1.0)),
-    "counter": ("run", _lite_counter),
+_TFLITE: dict[DependsOn, dict[str, TfLiteBlock]] = {
+    "nothing": {
+        "product": lambda g, x: g.product(x),
+        "softmax": lambda g, x: g.add("SOFTMAX", [x], options="SoftmaxOptions", beta=1.0),
+        "tanh": lambda g, x: g.add("TANH", [x]),
+        "memory": _lite_memory,
+        "noise times 0": lambda g, x: _lite_noise(g, x, 0.0),
+    },
+    "batch": {},
+    "run": {"noise": lambda g, x: _lite_noise(g, x, 1.0), "counter": _lite_counter},
 }
 """As `_ONNX`. An interpreter runs one row at a time, so that no block depends on the batch."""
 
@@ -337,8 +349,9 @@ def _write_tflite(root: Path, blocks: tuple[str, ...], rng: np.random.Generator)
     built = _TfLite(rng)
     first = value = built.tensor((1, WIDTH))
     built.graph.tensors[first].name = "x"
+    made = ChainMap(*_TFLITE.values())
     for name in (*blocks, "product"):
-        value = _TFLITE[name][1](built, value)
+        value = made[name](built, value)
     built.graph.inputs, built.graph.outputs = [first], [value]
     builder = Builder()
     builder.Finish(built.model.Pack(builder), b"TFL3")

@@ -10,7 +10,7 @@ import asyncio
 import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import closing
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass, field
 from multiprocessing import get_context
 from pathlib import Path
@@ -53,15 +53,24 @@ class Store:
 
     Args:
         name: for people, and part of each flip's seed.
-        make: fills an empty folder.
+        fill: fills an empty folder, and keeps the store open until it is resumed.
         look: opens the store in a folder and compares its content; raises AssertionError if it is wrong.
         may: how the store may refuse.
+        killed: whether the files are those of a process that was killed while the store was open.
     """
 
     name: str
-    make: Callable[[Path], None]
+    fill: Callable[[Path], AbstractContextManager[None]]
     look: Callable[[Path], None]
     may: tuple[type[Exception], ...] = ()
+    killed: bool = False
+
+    def make(self, folder: Path, spare: Path) -> Path:
+        """Fills `folder`; returns it, or `spare` with a copy of the files that a killed process leaves behind."""
+        folder.mkdir()
+        with self.fill(folder):
+            killed = _copied(folder, spare) if self.killed else None
+        return killed or folder
 
 
 @dataclass(slots=True)
@@ -99,9 +108,7 @@ def flip(position: int, per_page: int, seed: int, limit: int | None = None) -> F
     subject, found = STORES[position], Flips()
     random = Random(f"{seed} {subject.name}")
     with TemporaryDirectory() as folder:
-        whole = Path(folder) / "whole"
-        whole.mkdir()
-        subject.make(whole)
+        whole = subject.make(Path(folder) / "whole", Path(folder) / "killed")
         subject.look(_copied(whole, Path(folder) / "work"))
         places = list(_places(whole, per_page, random))
         found.pages = len(places) // per_page
@@ -162,29 +169,24 @@ def _value(response: InferResponse) -> float:
     return float(response.output("probabilities")[0, 0])
 
 
-def _make_outbox(folder: Path, *, killed: bool = False) -> None:
-    path = folder / "outbox" / "outbox.db"
+@contextmanager
+def _filled_outbox(folder: Path) -> Iterator[None]:
+    outbox = Outbox(folder / "outbox.db")
 
     async def fill() -> None:
-        outbox = Outbox(path)
         for number in range(_RECORDS):
             await outbox.put(OutboxItem(_request(number), (0,), _response(number, Status.PROVISIONAL), _NOW_S))
         for number in range(0, _RECORDS, 2):
             await outbox.finish(f"request-{number}", _response(number, Status.FINAL))
-        if killed:
-            _copied(folder / "outbox", folder / "copy")
-        outbox.close()
 
-    asyncio.run(fill())
-    if killed:
-        _copied(folder / "copy", folder / "outbox")
-        shutil.rmtree(folder / "copy")
+    with closing(outbox):
+        asyncio.run(fill())
+        yield
 
 
 def _look_at_outbox(folder: Path) -> None:
     async def compare() -> None:
-        outbox = Outbox(folder / "outbox" / "outbox.db")
-        try:
+        with closing(Outbox(folder / "outbox.db")) as outbox:
             for found in await outbox.pending(_RECORDS):
                 number = int(found.request.request_id.removeprefix("request-"))
                 assert found.request.inputs[0].array.tolist() == _request(number).inputs[0].array.tolist()
@@ -197,8 +199,6 @@ def _look_at_outbox(folder: Path) -> None:
                 assert _value(answered) == number / 16
             new = _RECORDS + 1
             await outbox.put(OutboxItem(_request(new), (0,), _response(new, Status.PROVISIONAL), _NOW_S))
-        finally:
-            outbox.close()
 
     asyncio.run(compare())
 
@@ -207,10 +207,12 @@ def _cache(folder: Path) -> DiskCache:
     return DiskCache(folder / "cache", limit_bytes=_LIMIT_BYTES, ttl_s=1e6)
 
 
-def _make_cache(folder: Path) -> None:
+@contextmanager
+def _filled_cache(folder: Path) -> Iterator[None]:
     with closing(_cache(folder)) as cache:
         for number in range(_RECORDS):
             cache.put(b"key %d" % number, b"value %d" % number * 50)
+        yield
 
 
 def _look_at_cache(folder: Path) -> None:
@@ -221,9 +223,11 @@ def _look_at_cache(folder: Path) -> None:
         cache.put(b"new", b"value")
 
 
-def _make_state(folder: Path) -> None:
+@contextmanager
+def _filled_state(folder: Path) -> Iterator[None]:
     store(folder / "spending.json", StoredSpending(around_bytes=1234.5), "spending")
     write_whole(folder / "certificates.json", with_checksum(encode({})))
+    yield
 
 
 def _look_at_state(folder: Path) -> None:
@@ -231,11 +235,11 @@ def _look_at_state(folder: Path) -> None:
     assert RecordFile(folder / "certificates.json").read() == {}
 
 
-def _make_authority(folder: Path) -> None:
+@contextmanager
+def _filled_authority(folder: Path) -> Iterator[None]:
     AuthorityFolder(folder, SYSTEM_CLOCK).write_revocations([])
-    opened = AuthorityFolder(folder, SYSTEM_CLOCK)
-    opened.open()
-    opened.write_revocations([RevokedCertificate("1a", _NOW_S, "lost")])
+    _look_at_authority(folder)
+    yield
 
 
 def _look_at_authority(folder: Path) -> None:
@@ -256,7 +260,8 @@ def _enrol(connection: Connection, name: str, serial: str) -> None:
     )
 
 
-def _make_gateway(folder: Path, *, killed: bool = False) -> None:
+@contextmanager
+def _filled_gateway(folder: Path) -> Iterator[None]:
     with closing(open_database(_database(folder))) as database:
         with database.begin() as connection:
             _enrol(connection, "good", "2b")
@@ -274,14 +279,7 @@ def _make_gateway(folder: Path, *, killed: bool = False) -> None:
             enrolment.revoke(connection, "lost", "ops", _NOW_S)
         with database.begin() as connection:  # damage to the last commit looks like a power cut
             keys.create_key(connection, "last", ["infer"], now_s=_NOW_S)
-        if killed:
-            (folder / "copy").mkdir()
-            for file in folder.glob("gateway.db*"):
-                shutil.copy(file, folder / "copy")
-    if killed:
-        for file in (folder / "copy").iterdir():
-            file.replace(folder / file.name)
-        (folder / "copy").rmdir()
+        yield
 
 
 def _look_at_gateway(folder: Path) -> None:
@@ -307,16 +305,11 @@ def _look_at_gateway(folder: Path) -> None:
 
 
 STORES = (
-    Store("outbox", _make_outbox, _look_at_outbox),
-    Store("outbox of a killed agent", lambda folder: _make_outbox(folder, killed=True), _look_at_outbox),
-    Store("result cache", _make_cache, _look_at_cache),
-    Store("spending and audit records", _make_state, _look_at_state),
-    Store("gateway's store", _make_gateway, _look_at_gateway, (FirstlineError,)),
-    Store(
-        "store of a killed gateway",
-        lambda folder: _make_gateway(folder, killed=True),
-        _look_at_gateway,
-        (FirstlineError,),
-    ),
-    Store("authority and revocations", _make_authority, _look_at_authority, (ConfigError,)),
+    Store("outbox", _filled_outbox, _look_at_outbox),
+    Store("outbox of a killed agent", _filled_outbox, _look_at_outbox, killed=True),
+    Store("result cache", _filled_cache, _look_at_cache),
+    Store("spending and audit records", _filled_state, _look_at_state),
+    Store("gateway's store", _filled_gateway, _look_at_gateway, (FirstlineError,)),
+    Store("store of a killed gateway", _filled_gateway, _look_at_gateway, (FirstlineError,), killed=True),
+    Store("authority and revocations", _filled_authority, _look_at_authority, (ConfigError,)),
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import socket
 from pathlib import Path
 
 import onnxruntime
@@ -29,3 +30,10 @@ def arguments():
     found = parser.parse_args()
     found.batch = {"s": 1 if found.unbatched else 32, "m": 1}
     return found
+
+
+def free_port():
+    """For the listeners that are not measured."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import sys
 import tempfile
 from pathlib import Path
@@ -15,7 +14,7 @@ from pathlib import Path
 from mlserver import MLModel
 from mlserver.codecs import NumpyCodec
 from mlserver.types import InferenceResponse
-from model import Model, arguments
+from model import Model, arguments, free_port
 
 
 class Bench(MLModel):
@@ -29,13 +28,6 @@ class Bench(MLModel):
         rows = NumpyCodec.decode_input(payload.inputs[0])
         found = self._model(rows.astype("float32", copy=False))
         return InferenceResponse(model_name=self.name, outputs=[NumpyCodec.encode_output("probabilities", found)])
-
-
-def free_port():
-    """For the listeners that are not measured."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 if __name__ == "__main__":

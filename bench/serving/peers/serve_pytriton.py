@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-import socket
 import sysconfig
 
 import numpy as np
-from model import Model, arguments
+from model import Model, arguments, free_port
 from pytriton.decorators import batch
 from pytriton.model_config import DynamicBatcher, ModelConfig, Tensor
 from pytriton.triton import Triton, TritonConfig
@@ -30,13 +29,6 @@ def bind(triton, name, model, most):
         config=ModelConfig(max_batch_size=most, batcher=DynamicBatcher(max_queue_delay_microseconds=0)),
         strict=False,
     )
-
-
-def free_port():
-    """For the listeners that are not measured."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 if __name__ == "__main__":
