@@ -230,13 +230,9 @@ class ContractMonitor:
         Returns:
             The number of deleted pools; fails with CapacityError if the store refuses, and deletes nothing.
         """
-
-        def end(connection: Connection) -> list[PoolKey]:
-            ended = [pool.key for pool in records.pools(connection) if model_of(pool.key) == model]
-            records.delete_pools(connection, ended)
-            return ended
-
-        return self._store.submit_then(end, self._forget)
+        return self._store.submit_then(
+            lambda connection: records.delete_pools(connection, model), partial(self._forget, model)
+        )
 
     def _note_device_alarm(self, device: str, model: ModelKey, alarm: ContractAlarm | None) -> None:
         """Stores the beginning of a device's alarm, its end, and from time to time that it lasts.
@@ -311,10 +307,10 @@ class ContractMonitor:
                 found = records.alarm_figures(each.pool, each.alarmed_devices)
                 log.error(f"contract broken: {event}" if event else "contract broken", **found)
 
-    def _forget(self, ended: list[PoolKey]) -> int:
-        self._pools = {key: pool for key, pool in self._pools.items() if key not in ended}
+    def _forget(self, model: ModelKey, ended: int) -> int:
+        self._pools = {key: pool for key, pool in self._pools.items() if model_of(key) != model}
         self._note_alarms()
-        return len(ended)
+        return ended
 
     def _take_up(self, stored: _Stored) -> None:
         pools, self._contributors, device_alarms = stored

@@ -9,7 +9,7 @@ share its pools: counting locks the pool's row, so that all audits form one sequ
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, NamedTuple
@@ -17,19 +17,21 @@ from typing import Any, NamedTuple
 import msgspec
 import sqlalchemy as sa
 
+from firstline_core.errors import ConfigError
 from firstline_core.fleet.rest import Evidence
 from firstline_core.routing import audit
+from firstline_core.telemetry.logs import logger
 from firstline_core.types import AuditNote, ModelKey
 from firstline_gateway import audit_log
 from firstline_gateway.contracts.pool import Pool, PoolKey, model_of, new_pool, with_audit, with_recent
 from firstline_gateway.settings.settings import Contracts
-from firstline_gateway.store.schema import METADATA, Document, insert, insert_missing, upsert
+from firstline_gateway.store.schema import METADATA, insert, insert_missing, upsert
 
 POOLS = sa.Table(
     "contract_pools",
     METADATA,
     sa.Column("key", sa.Text, primary_key=True),
-    sa.Column("record", Document(Pool)),  # NULL before the first audit
+    sa.Column("record", sa.Text),  # a `Pool` as JSON; NULL before the first audit
 )
 
 CONTRIBUTIONS = sa.Table(
@@ -64,6 +66,8 @@ EVIDENCE = sa.Table(
 )
 """Each pool after the last audit of an hour."""
 
+log = logger(__name__)
+
 HOUR_S = 3600.0
 _DAY_S = 86_400.0
 _RNG = random.SystemRandom()
@@ -81,8 +85,10 @@ class Contribution(NamedTuple):
 
 
 def pools(connection: sa.Connection) -> list[Pool]:
-    """Returns all pools."""
-    return list(connection.execute(sa.select(POOLS.c.record).where(POOLS.c.record.is_not(None))).scalars())
+    """Returns all pools. A pool whose state cannot be read is left out, and starts again."""
+    rows = connection.execute(sa.select(POOLS.c.key, POOLS.c.record))
+    found = (_decoded(key, record) for key, record in rows)
+    return [pool for pool in found if pool is not None]
 
 
 def alarmed(connection: sa.Connection, model: ModelKey) -> Pool | None:
@@ -93,11 +99,23 @@ def alarmed(connection: sa.Connection, model: ModelKey) -> Pool | None:
 
 
 def locked(connection: sa.Connection, key: PoolKey) -> Pool | None:
-    """Returns a pool, locked until this transaction ends; None if it does not exist yet."""
+    """Returns a pool, locked until this transaction ends; None if it does not exist yet, or cannot be read."""
     # A row to hold: two replicas must not both open the pool.
     insert_missing(connection, POOLS, {"key": text_of(key), "record": None})
     query = sa.select(POOLS.c.record).where(POOLS.c.key == text_of(key)).with_for_update()
-    pool: Pool | None = connection.execute(query).scalar_one()
+    return _decoded(text_of(key), connection.execute(query).scalar_one())
+
+
+def _decoded(key: str, record: str | None) -> Pool | None:
+    """Decodes a stored pool; returns None, and logs an error, if it cannot be read."""
+    if record is None:
+        return None
+    try:
+        pool = msgspec.json.decode(record, type=Pool)
+        audit.check(pool.state)
+    except (msgspec.DecodeError, ConfigError) as error:
+        log.error("audits not readable", promise=key, why=str(error))
+        return None
     return pool
 
 
@@ -173,17 +191,23 @@ def add_audit(
 def replace_pool(connection: sa.Connection, pool: Pool) -> None:
     """Stores a pool, and replaces the previous one of its key."""
     key, hour = text_of(pool.key), int(pool.last_s // HOUR_S)
-    upsert(connection, POOLS, {"key": key, "record": pool})
+    upsert(connection, POOLS, {"key": key, "record": msgspec.json.encode(pool).decode()})
     numbers = {"audits": pool.state.audits, "e_value": audit.e_value(pool.state), "risk": pool.risk or 0.0}
     upsert(connection, EVIDENCE, {"pool": key, "hour": hour, **numbers})
     connection.execute(sa.delete(EVIDENCE).where(EVIDENCE.c.pool == key, EVIDENCE.c.hour < hour - _EVIDENCE_HOURS))
 
 
-def delete_pools(connection: sa.Connection, keys: Iterable[PoolKey]) -> None:
-    """Deletes pools."""
-    texts = [text_of(key) for key in keys]
-    for column in (CONTRIBUTIONS.c.pool, EVIDENCE.c.pool, POOLS.c.key):
-        connection.execute(sa.delete(column.table).where(column.in_(texts)))
+def delete_pools(connection: sa.Connection, model: ModelKey) -> int:
+    """Deletes the pools of a version, and those that cannot be read; returns their number."""
+    start = msgspec.json.encode(model).decode()[:-1] + ","  # how the text of each of their keys starts
+
+    def delete(column: sa.Column[str], *which: sa.ColumnElement[bool]) -> int:
+        mine = sa.func.substr(column, 1, len(start)) == start
+        return connection.execute(sa.delete(column.table).where(mine, *which)).rowcount
+
+    delete(CONTRIBUTIONS.c.pool)
+    delete(EVIDENCE.c.pool)
+    return delete(POOLS.c.key, POOLS.c.record.is_not(None))
 
 
 def text_of(key: PoolKey) -> str:

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 import pytest
 from msgspec.structs import replace
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection, text, update
 from support.audits import (
     EVENTS,
     THRESHOLD,
@@ -37,7 +37,7 @@ from firstline_core.types import PROBABILITIES, ContractAlarm, ContractNotice, I
 from firstline_gateway import audit_log
 from firstline_gateway.contracts import monitor
 from firstline_gateway.contracts.monitor import ContractMonitor
-from firstline_gateway.contracts.records import Contribution, Skipped
+from firstline_gateway.contracts.records import POOLS, Contribution, Skipped
 from firstline_gateway.fleet import alarms
 from firstline_gateway.fleet.fleet import Fleet
 from firstline_gateway.models.folder import load_repository
@@ -292,6 +292,18 @@ async def test_an_alarm_ends_with_its_pool_or_with_a_new_version(bench: Bench) -
     assert bench.monitor.end(ModelKey("digits", 1)).result() == 1
     assert bench.answer(request_from("quiet")) == ContractNotice(False, None, devices=9)  # who audits, audits on
     assert bench.monitor.end(ModelKey("digits", 1)).result() == 0
+
+
+def test_a_damaged_pool_stops_no_gateway_and_can_be_ended(bench: Bench) -> None:
+    broken(bench)
+    with bench.opened.database.begin() as connection:
+        connection.execute(update(POOLS).values(record="{"))
+    bench.close()
+    bench.open()
+    assert bench.monitor.pools() == []
+    assert not bench.answer(request_from("broken0")).alarm
+    bench.monitor.refresh().result()
+    assert bench.monitor.end(ModelKey("digits", 1)).result() == 1
 
 
 # Notices about other devices, and devices' reports about themselves.

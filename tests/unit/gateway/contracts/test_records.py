@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import pytest
+from sqlalchemy import text
 from support.pools import KEY, NOW_S, OTHER, pool_of
 
+from firstline_core.types import ModelKey
 from firstline_gateway.contracts import records
 from firstline_gateway.contracts.pool import Pool
 from firstline_gateway.store.database import Database
+
+MODEL = ModelKey(KEY.bundle, KEY.version)
 
 
 def put(
@@ -55,14 +60,14 @@ def test_the_evidence_is_kept_by_hour(database: Database) -> None:
         assert [(one.at_s, one.audits) for one in records.evidence(connection, KEY)] == [(0.0, 2), (3600.0, 3)]
         records.replace_pool(connection, pool_of(4, last_s=3600.0 * 24 * 60 + 3600))
         assert [one.audits for one in records.evidence(connection, KEY)] == [3, 4]
-        records.delete_pools(connection, [KEY])
+        assert records.delete_pools(connection, MODEL) == 1
         assert records.evidence(connection, KEY) == []
 
 
 def test_deleting_a_pool_deletes_its_contributions(database: Database) -> None:
     put(database, pool_of(1), "cam", "a")
     with database.begin() as connection:
-        records.delete_pools(connection, [KEY])
+        assert records.delete_pools(connection, MODEL) == 1
         assert records.pools(connection) == []
         assert records.devices(connection) == {}
     put(database, pool_of(1), "cam", "b")
@@ -76,3 +81,31 @@ def test_the_same_audit_twice_changes_nothing(database: Database) -> None:
     with database.reading() as connection:
         assert records.pools(connection) == [pool_of(1)]
         assert records.contributions(connection, KEY)[0].audits == 1
+
+
+@pytest.mark.parametrize("version", [1, 31])
+def test_pools_of_other_versions_are_not_deleted(database: Database, version: int) -> None:
+    other = KEY._replace(version=version)
+    put(database, pool_of(1), "cam", "a")
+    put(database, pool_of(1, other), "cam", "b")
+    with database.begin() as connection:
+        assert records.delete_pools(connection, MODEL) == 1
+        assert records.pools(connection) == [pool_of(1, other)]
+        assert records.delete_pools(connection, MODEL) == 0
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    ["replace(record, '\"peak\"', '\"peek\"')", "replace(record, '\"peak\":', '\"peak\":-')", "substr(record, 1, 99)"],
+)
+def test_pool_with_a_damaged_state_starts_again(database: Database, damaged: str) -> None:
+    put(database, pool_of(9), "cam", "a")
+    put(database, pool_of(9, OTHER), "cam", "b")
+    with database.begin() as connection:
+        connection.execute(text(f"UPDATE contract_pools SET record = {damaged} WHERE key LIKE '%0.5%'"))
+    with database.begin() as connection:
+        assert [pool.key for pool in records.pools(connection)] == [KEY]
+        assert records.alarmed(connection, MODEL) is None
+        assert records.locked(connection, OTHER) is None
+        assert records.delete_pools(connection, MODEL) == 2
+        assert records.devices(connection) == {}
