@@ -334,7 +334,7 @@ class Gateway:
                     read=partial(read_bundle, must_be_whole=must_be_whole, copies_of=self.settings.copies_of),
                     clock=clock,
                 )
-                self._services.append(self.full_models.task)
+                self._services.append(self.full_models)
         registry = self.registry
         registry_metrics.register(self.metrics, lambda: {} if registry is None else registry.latest_expiries)
 

@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import itertools
 import shutil
+import threading
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -28,7 +29,7 @@ from support.waiting import until
 
 from firstline_core.bundle.manifest import encode_manifest
 from firstline_core.bundle.store import Bundle, open_bundle
-from firstline_core.clock import SystemClock
+from firstline_core.clock import SimulatedClock, SystemClock
 from firstline_core.errors import ConflictError
 from firstline_core.fleet.twin import Desired, DesiredModel
 from firstline_core.storage.artefact import Artefact
@@ -36,6 +37,7 @@ from firstline_core.types import Array, ModelKey, Reason, Status, Tier
 from firstline_edge.app import EdgeAgent
 from firstline_edge.fleet.updates.installation import manifest_sha256
 from firstline_gateway.app import open_gateway
+from firstline_gateway.models.repository import ServedModel
 from firstline_gateway.rollouts.commands import Command
 from firstline_gateway.rollouts.full_models import FullModels
 from firstline_gateway.rollouts.judgement.verdict import Limit, Rules
@@ -299,8 +301,42 @@ async def test_rollout_needs_the_signed_full_model(site: RegistrySite, tmp_path:
     said = await firstline(site.url, site.operator, "rollout", "create", "digits", "2", code=1)
     assert "it would refuse devices" in said.output, said.output
     waiting = (await site.gateway.rollouts.page("", 1, "digits")).rollouts[0].id
-    assert f"`firstline rollout create {waiting}` starts it" in said.output
+    assert f"`firstline rollout start {waiting}` starts it" in said.output
     assert site.gateway.repository.models[NEW].digest == other.manifest.full_digest
+
+
+async def test_start_returns_503_while_the_full_model_loads(site: RegistrySite, tmp_path: Path) -> None:
+    keeper, clock, go_on = keeper_of(site), SimulatedClock(), threading.Event()
+    read, reads = keeper.read, list[Path]()
+
+    def slow(path: Path) -> ServedModel:
+        reads.append(path)
+        assert go_on.wait(60)
+        return read(path)
+
+    keeper.read, keeper.clock = slow, clock
+    made = (await site.client.post("/fleet/v1/rollouts", json=_json(definition(tmp_path / "new")))).json()
+
+    async def waits() -> bool:
+        return len(reads) == 1 and clock.sleepers == 1
+
+    for retry in (False, True):
+        starting = asyncio.create_task(site.client.post(f"/fleet/v1/rollouts/{made['id']}/start"))
+        await until(waits, 60)
+        await clock.advance(19)
+        assert not starting.done()
+        if retry:
+            go_on.set()
+            break
+        await clock.advance(1)
+        refused = await starting
+        assert (refused.status_code, refused.headers["Retry-After"]) == (503, "20"), refused.text
+        assert "start the rollout again" in refused.json()["detail"]
+        assert (await site.gateway.rollouts.get(made["id"])).state == "approved"
+    started = await starting
+    assert started.status_code == 200, started.text
+    assert set(site.gateway.repository.models) == {NEW}
+    assert len(reads) == 1  # both starts waited for one fetch
 
 
 async def test_an_unloaded_model_is_not_loaded_again(site: RegistrySite, tmp_path: Path) -> None:

@@ -18,8 +18,8 @@ from msgspec import Struct
 from sqlalchemy import Connection, select, type_coerce
 
 from firstline_core.bundle.manifest import MANIFEST_NAME
-from firstline_core.clock import Clock
-from firstline_core.errors import ConflictError, FirstlineError, NotFoundError
+from firstline_core.clock import Clock, end_tasks, first_of
+from firstline_core.errors import ConflictError, FirstlineError, NotFoundError, NotReadyError
 from firstline_core.fleet.target import ListedBundle, find_bundle, target_path
 from firstline_core.telemetry.logs import logger
 from firstline_core.types import ModelKey
@@ -35,6 +35,8 @@ from firstline_gateway.store.schema import Document
 from firstline_gateway.store.store import Store
 
 _INTERVAL_S = 10.0
+# How long the start of a rollout waits for its full model before the caller is asked to retry: less than clients wait.
+_START_TIMEOUT_S = 20.0
 _RETIRED = "no device needs it any more; it is fetched again when one does"
 
 log = logger(__name__)
@@ -54,9 +56,6 @@ class FullModels:
             silent for as long needs none.
         read: returns the model of a fetched bundle, blocking; raises `FirstlineError` if it cannot be served.
         clock: decides what is due.
-
-    Attributes:
-        task: runs `update`.
     """
 
     fetched: FetchedBundles
@@ -69,18 +68,28 @@ class FullModels:
     clock: Clock
 
     def __post_init__(self) -> None:
-        self._fetching = asyncio.Lock()
+        self._fetches: dict[ModelKey, asyncio.Task[None]] = {}
         self._needed_s: dict[ModelKey, float] = {}
         self._failures: dict[ModelKey, str] = {}
         self._signed: set[ModelKey] = set()
         self._signed_version = 0
         wake = self.repository.pending.requested
-        self.task = PeriodicTask("full models", self.update, interval_s=_INTERVAL_S, clock=self.clock, wake=wake)
+        self._task = PeriodicTask("full models", self.update, interval_s=_INTERVAL_S, clock=self.clock, wake=wake)
+
+    async def start(self) -> None:
+        """Starts to call `update` from time to time."""
+        await self._task.start()
+
+    async def close(self) -> None:
+        """Ends that, and the fetches in progress."""
+        await self._task.close()
+        await end_tasks(*self._fetches.values())
 
     async def prepare(self, definition: Definition) -> None:
         """Serves the full model that a rollout's devices will escalate to, before any device gets an offer.
 
         Raises:
+            NotReadyError: the model is being fetched; retry.
             ConflictError: another full model is served under that version, or an operator unloaded the model.
             FirstlineError: the model cannot be fetched.
         """
@@ -104,7 +113,15 @@ class FullModels:
             raise ConflictError(
                 f"An operator unloaded {key.name} on this gateway; load it ({load}), then start its rollout."
             )
-        await self._serve(key)
+        fetch = self._fetch(key)
+        await first_of(asyncio.shield(fetch), self.clock.sleep(_START_TIMEOUT_S))
+        if not fetch.done():
+            raise NotReadyError(
+                f"The full model of {key.name} version {key.version} is being fetched and loaded; start the rollout "
+                "again in a moment.",
+                retry_after_s=_START_TIMEOUT_S,
+            )
+        await fetch
 
     async def update(self) -> None:
         """Fetches and serves the versions that are needed, and retires the others.
@@ -122,7 +139,7 @@ class FullModels:
                 continue
             try:
                 if (await self._listed(key)).release.full_digest:
-                    await self._serve(key)
+                    await asyncio.shield(self._fetch(key))
                 self._failures.pop(key, None)
             except NotFoundError:
                 pass  # not signed: the operator maintains the models folder
@@ -154,22 +171,31 @@ class FullModels:
     async def _listed(self, key: ModelKey) -> ListedBundle:
         return find_bundle((await self.catalogue.current()).bundles.get(key, {}), *key)
 
-    async def _serve(self, key: ModelKey) -> None:
-        """Copies a full model from the registry, unless it is here, and serves it; one at a time."""
-        async with self._fetching:
-            if key in self.repository.models:  # another caller was first
-                return
-            path = self.fetched.path(key)
-            if not self.fetched.has(key):
-                path = await self.fetched.fetch(await self._listed(key))
-            try:
-                served = await asyncio.to_thread(self.read, path)
-                await self.orders.add(served)
-            except FirstlineError:
-                await asyncio.to_thread(self.fetched.remove, key)
-                raise
-            self._needed_s[key] = self.clock.monotonic_s()
-            log.info("full model served for the fleet", model=key.name, version=key.version, digest=served.digest)
+    def _fetch(self, key: ModelKey) -> asyncio.Task[None]:
+        """Returns the fetch of a version, which all callers share, and which continues when a caller leaves."""
+        task = self._fetches.get(key)
+        if task is None:
+            task = self._fetches[key] = asyncio.create_task(self._fetch_and_serve(key))
+            task.add_done_callback(partial(self._fetch_ended, key))
+        return task
+
+    def _fetch_ended(self, key: ModelKey, task: asyncio.Task[None]) -> None:
+        del self._fetches[key]
+        if not task.cancelled():
+            task.exception()  # reported to the callers; if none is left, the next update retries
+
+    async def _fetch_and_serve(self, key: ModelKey) -> None:
+        path = self.fetched.path(key)
+        if not self.fetched.has(key):
+            path = await self.fetched.fetch(await self._listed(key))
+        try:
+            served = await asyncio.to_thread(self.read, path)
+            await self.orders.add(served)
+        except FirstlineError:
+            await asyncio.to_thread(self.fetched.remove, key)
+            raise
+        self._needed_s[key] = self.clock.monotonic_s()
+        log.info("full model served for the fleet", model=key.name, version=key.version, digest=served.digest)
 
     async def _retire(self, key: ModelKey) -> None:
         await self.orders.retire(key, _RETIRED)
