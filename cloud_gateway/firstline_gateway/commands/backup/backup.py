@@ -50,15 +50,15 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True):
         firstline: the version that wrote it.
         created: when.
         schema: the store's, as alembic numbers it.
-        parts: the number of the other members.
-        size_bytes: of those, not compressed.
+        modes: the permissions of each other member, which the archive's own checksums do not cover, by name.
+        size_bytes: of those members, not compressed.
     """
 
     format: int
     firstline: str
     created: datetime
     schema: str
-    parts: int
+    modes: dict[str, int]
     size_bytes: int
 
 
@@ -112,7 +112,7 @@ def _verified(path: Path, archive: zipfile.ZipFile) -> Manifest:
             "version that wrote it."
         )
     manifest = msgspec.json.decode(content, type=Manifest)
-    if len(archive.namelist()) != manifest.parts + 1:
+    if sorted(archive.namelist()) != sorted((_MANIFEST, *manifest.modes)):
         raise zipfile.BadZipFile("it does not hold what its manifest lists")
     if (damaged := archive.testzip()) is not None:
         raise zipfile.BadZipFile(f"{damaged} is not what was backed up")
@@ -192,10 +192,10 @@ def back_up(settings: Settings, path: Path) -> Manifest:
     """
     with writing(path) as archive:
         schema = _add_store(archive, settings.store)
-        _add_identity(archive, Path(settings.identity.directory))
-        members = archive.infolist()
-        created, size_bytes = datetime.now(UTC).replace(microsecond=0), sum(one.file_size for one in members)
-        manifest = Manifest(FORMAT, __version__, created, schema, len(members), size_bytes)
+        modes = dict.fromkeys(archive.namelist(), 0o600) | _add_identity(archive, Path(settings.identity.directory))
+        created = datetime.now(UTC).replace(microsecond=0)
+        size_bytes = sum(one.file_size for one in archive.infolist())
+        manifest = Manifest(FORMAT, __version__, created, schema, modes, size_bytes)
         archive.writestr(_MANIFEST, msgspec.json.format(msgspec.json.encode(manifest), indent=1))
         return manifest
 
@@ -213,7 +213,7 @@ def restore(settings: Settings, path: Path, *, only: Literal["store", "authority
     """
     with reading(path) as (archive, manifest):
         directory = Path(settings.identity.directory)
-        files = [one for one in archive.infolist() if one.filename.startswith(_IDENTITY) and only != "store"]
+        files = [] if only == "store" else _identity_names(manifest, path)
         if files and directory.exists() and any(not one.name.startswith(".") for one in directory.iterdir()):
             raise ConfigError(
                 f"identity.directory {directory} is not empty; a restore overwrites nothing. Put it aside."
@@ -221,15 +221,13 @@ def restore(settings: Settings, path: Path, *, only: Literal["store", "authority
         if only == "authority" and not files:
             raise ConfigError(f"{path} holds no authority; the gateway had none when it was backed up.")
         rows = {} if only == "authority" else _restore_store(archive, manifest, settings.store)
-        for file in files:
-            _write(directory / PurePosixPath(file.filename).name, archive.read(file), file.external_attr >> 16)
+        for name in files:
+            _write(directory / PurePosixPath(name).name, archive.read(name), manifest.modes[name])
         return Restored(manifest, rows)
 
 
-def _add(archive: zipfile.ZipFile, name: str, parts: Iterable[bytes], mode: int = 0o600) -> None:
-    member = zipfile.ZipInfo(name)
-    member.compress_type, member.external_attr = zipfile.ZIP_DEFLATED, mode << 16
-    with archive.open(member, "w", force_zip64=True) as content:
+def _add(archive: zipfile.ZipFile, name: str, parts: Iterable[bytes]) -> None:
+    with archive.open(name, "w", force_zip64=True) as content:
         content.writelines(parts)
 
 
@@ -246,13 +244,17 @@ def _add_store(archive: zipfile.ZipFile, store: Store) -> str:
         return schema
 
 
-def _add_identity(archive: zipfile.ZipFile, directory: Path) -> None:
+def _add_identity(archive: zipfile.ZipFile, directory: Path) -> dict[str, int]:
+    """Adds the authority's files; returns their permissions by name."""
+    modes: dict[str, int] = {}
     if not directory.exists():
-        return
+        return modes
     with authorities.locked(directory):
         for found in sorted(directory.iterdir()):
             if found.is_file() and not found.name.startswith("."):
-                _add(archive, _IDENTITY + found.name, [authorities.read(found)], found.stat().st_mode & 0o777)
+                _add(archive, _IDENTITY + found.name, [authorities.read(found)])
+                modes[_IDENTITY + found.name] = found.stat().st_mode & 0o777
+    return modes
 
 
 def _restore_store(archive: zipfile.ZipFile, manifest: Manifest, store: Store) -> dict[str, int]:
@@ -286,6 +288,15 @@ def _restore_store(archive: zipfile.ZipFile, manifest: Manifest, store: Store) -
         database.close()
         if existing is not None and not done:
             existing.unlink(missing_ok=True)
+
+
+def _identity_names(manifest: Manifest, path: Path) -> list[str]:
+    names = [name for name in manifest.modes if name.startswith(_IDENTITY)]
+    for name in names:
+        plain = PurePosixPath(name).name
+        if name != _IDENTITY + plain or plain.startswith("."):
+            raise ConfigError(f"{path} is no backup: it would write {name!a}.")
+    return names
 
 
 def _write(path: Path, content: bytes, mode: int) -> None:

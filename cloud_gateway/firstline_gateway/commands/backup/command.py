@@ -30,13 +30,14 @@ def _backup(arguments: argparse.Namespace) -> int:
     from firstline_gateway.commands.backup.backup import back_up
 
     manifest = back_up(settings_of(arguments), arguments.file)
+    parts = len(manifest.modes)
     show(
         arguments,
-        f"{arguments.file}: {counted(manifest.parts, 'part')}, {manifest.size_bytes} bytes of schema {manifest.schema}",
+        f"{arguments.file}: {counted(parts, 'part')}, {manifest.size_bytes} bytes of schema {manifest.schema}",
         {
             "file": str(arguments.file),
             "schema": manifest.schema,
-            "members": manifest.parts,
+            "members": parts,
             "bytes": manifest.size_bytes,
         },
     )

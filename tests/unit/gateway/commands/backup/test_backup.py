@@ -211,6 +211,32 @@ def test_a_damaged_backup_restores_nothing(tmp_path: Path, spoil: Spoil) -> None
     assert not list((tmp_path / "new").iterdir())
 
 
+def test_no_flipped_bit_changes_the_mode_of_a_restored_file(tmp_path: Path) -> None:
+    old, path = settings_in(tmp_path / "old"), tmp_path / "gateway.backup"
+    open_database(old.store).close()
+    identity = Path(old.identity.directory)
+    identity.mkdir()
+    (identity / "ca.key").write_bytes(b"key")
+    (identity / "ca.key").chmod(0o600)
+    back_up(old, path)
+    content = path.read_bytes()
+    start = content.rindex(b"identity/ca.key") - 46  # its entry in the archive's directory
+    restored = 0
+    for position in range(start * 8, (start + 46 + len("identity/ca.key")) * 8):
+        flipped = bytearray(content)
+        flipped[position // 8] ^= 1 << position % 8
+        path.write_bytes(flipped)
+        new = settings_in(tmp_path / f"new{position}")
+        try:
+            restore(new, path, only="authority")
+        except ConfigError:
+            continue
+        (file,) = (one for one in Path(new.identity.directory).iterdir() if not one.name.startswith("."))
+        assert (file.name, file.read_bytes(), stat.S_IMODE(file.stat().st_mode)) == ("ca.key", b"key", 0o600)
+        restored += 1
+    assert restored > 0
+
+
 def rewritten(path: Path, change: Callable[[dict[str, bytes]], None]) -> None:
     with zipfile.ZipFile(path) as archive:
         members = {name: archive.read(name) for name in archive.namelist()}
@@ -228,10 +254,21 @@ def test_a_foreign_archive_is_refused(tmp_path: Path) -> None:
     def manifest(members: dict[str, bytes], **changes: object) -> None:
         members["manifest.json"] = msgspec.json.encode(msgspec.json.decode(members["manifest.json"]) | changes)
 
+    def added(name: str) -> Callable[[dict[str, bytes]], None]:
+        def add(members: dict[str, bytes]) -> None:
+            found = msgspec.json.decode(members["manifest.json"])
+            members[name] = b"content"
+            manifest(members, modes=found["modes"] | {name: 0o600})
+
+        return add
+
     for change, said in (
         (lambda members: manifest(members, format=2), "has format 2; this version of Firstline reads 1"),
         (lambda members: manifest(members, schema="9999"), "schema is 9999"),
         (lambda members: members.update(more=b""), "does not hold what its manifest lists"),
+        (added("identity/../../escaped"), "it would write"),
+        (added("identity/sub/ca.key"), "it would write"),
+        (added("identity/.lock"), "it would write"),
     ):
         content = path.read_bytes()
         rewritten(path, change)
@@ -239,19 +276,4 @@ def test_a_foreign_archive_is_refused(tmp_path: Path) -> None:
             restore(new, path)
         path.write_bytes(content)
         assert not list((tmp_path / "new").iterdir())
-
-
-def test_a_restore_writes_into_the_authority_s_folder_alone(tmp_path: Path) -> None:
-    old, new, path = settings_in(tmp_path / "old"), settings_in(tmp_path / "new"), tmp_path / "gateway.backup"
-    open_database(old.store).close()
-    back_up(old, path)
-
-    def escape(members: dict[str, bytes]) -> None:
-        found = msgspec.json.decode(members["manifest.json"])
-        members["identity/../../escaped"] = b"content"
-        members["manifest.json"] = msgspec.json.encode(found | {"parts": found["parts"] + 1})
-
-    rewritten(path, escape)
-    restore(new, path)
-    assert (Path(new.identity.directory) / "escaped").read_bytes() == b"content"
-    assert not (tmp_path / "escaped").exists() and not (tmp_path.parent / "escaped").exists()
+    assert not (tmp_path.parent / "escaped").exists()
