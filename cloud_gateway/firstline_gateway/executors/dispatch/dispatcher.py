@@ -440,7 +440,10 @@ class BatchRun:
 
     def _done(self, ran: FutureOutcomes) -> None:
         attempt = self._running.pop(ran, None)
-        if attempt is None or self.ended.done():
+        if attempt is None:
+            return
+        if self.ended.done():  # in the same turn of the event loop, `_give_up` comes later
+            self._dispatcher.settle(attempt, ran)
             return
         error = asyncio.CancelledError() if ran.cancelled() else ran.exception()
         if error is None:

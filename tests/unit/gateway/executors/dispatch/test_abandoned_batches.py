@@ -7,13 +7,14 @@ import threading
 from typing import cast
 
 import pytest
-from support.executor import run_earliest
+from support.executor import ExecutorWithoutFiles, run_earliest
 from support.executors import SERVED, M, Timed, row, site
 from support.gateway import Doubler
 
 from firstline_core.bundle.loading import LoadedModel
 from firstline_core.clock import SimulatedClock
-from firstline_core.types import Arrays
+from firstline_core.types import Arrays, ModelKey
+from firstline_gateway.executors.base import Deadlines, Inputs, Outcome
 from firstline_gateway.executors.dispatch.dispatcher import Dispatcher
 from firstline_gateway.executors.dispatch.member import Member
 from firstline_gateway.executors.local import LocalExecutor
@@ -82,6 +83,55 @@ async def test_a_batch_abandoned_before_its_thread_frees_its_slot() -> None:
     assert (await first)[0]["probabilities"].tolist() == [[4.0]]
     assert model.runs == [1]
     assert await dispatcher.close(10)
+
+
+class Prompt(ExecutorWithoutFiles):
+    """Answers when the test says so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.runs: list[asyncio.Future[list[Outcome]]] = []
+
+    def run(self, key: ModelKey, inputs: Inputs, deadlines_s: Deadlines) -> asyncio.Future[list[Outcome]]:
+        self.runs.append(asyncio.get_running_loop().create_future())
+        return self.runs[-1]
+
+    def answer(self) -> None:
+        self.runs[-1].set_result([row(2.0)])
+
+
+def prompt_pair(clock: SimulatedClock) -> tuple[Dispatcher, list[Prompt], list[Member]]:
+    executors = [Prompt(), Prompt()]
+    members = [Member(name, each, sessions=1) for name, each in zip("ab", executors, strict=True)]
+    for member in members:
+        member.place(SERVED, {1: 0.01})
+    return Dispatcher(members, clock=clock), executors, members
+
+
+async def test_two_answers_at_the_same_moment_free_both_slots() -> None:
+    clock = SimulatedClock()
+    dispatcher, (first, second), members = prompt_pair(clock)
+    ran = dispatcher.run_on(members[0], M, [row(1.0)], [None])
+    second.answer()  # to the probe
+    while len(second.runs) < 2:
+        await clock.advance(0.001)
+    first.answer()
+    second.answer()
+    await ran
+    await clock.advance(1.0)
+    assert [(len(member.running), member.has_room()) for member in members] == [(0, True)] * 2
+    assert members[1].outcomes["answered"] == 2
+
+
+async def test_a_probe_that_is_answered_at_its_limit_frees_its_slot() -> None:
+    clock = SimulatedClock()
+    dispatcher, (first, second), members = prompt_pair(clock)
+    ran = dispatcher.run_on(members[0], M, [row(1.0)], [None])
+    first.answer()
+    await ran
+    second.answer()
+    assert await dispatcher.close(0)
+    assert [(len(member.running), member.has_room()) for member in members] == [(0, True)] * 2
 
 
 async def test_an_unexpected_failure_counts_against_the_executor() -> None:
