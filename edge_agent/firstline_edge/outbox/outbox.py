@@ -161,7 +161,8 @@ class Outbox:
         self._unreadable: set[str] = set()  # ids of damaged records
         self._damage = self._read_problem = self._unopened_problem = ""
         self._reading = ThreadPoolExecutor(1, thread_name_prefix="outbox-reader")
-        self._opening = threading.Lock()
+        self._opening = threading.RLock()
+        self._purging = asyncio.Lock()
         self._is_open = self._closed = False
         self._unopened_counts = (0, 0)
         self._try_open()
@@ -208,7 +209,7 @@ class Outbox:
         """
         while not self._is_open:
             await self._clock.sleep(_RETRY_S)
-            await self._open_again()
+            await self._reopen(self._try_open)
 
     async def put(self, item: OutboxItem) -> None:
         """Stores a promise; returns once it is on the disk. The same request again changes nothing.
@@ -402,13 +403,15 @@ class Outbox:
     async def purge(self) -> None:
         """Deletes all promises and answers, and leaves no byte of them in a file; refuses new promises meanwhile.
 
+        A cancelled purge goes on in its thread.
+
         Raises:
             OSError, CapacityError: the disk refuses.
         """
-        was_open = self._is_open
-        await self._replace_files()
-        if was_open:
-            self.check()
+        async with self._purging:
+            if self._is_open:
+                self._writer.end()
+            await asyncio.shield(self._reopen(self._replace_files))
 
     def age_s(self, item: OutboxItem) -> float:
         """The age of a promise in seconds."""
@@ -501,30 +504,36 @@ class Outbox:
         self._database = Database(opened.connection, Totals(*counts, opened.newest), opened.mark)
         self._writer = self._make_writer(self._database)
 
-    async def _replace_files(self) -> None:
+    def _replace_files(self) -> None:
         """Erases the files and makes new ones in the room that they leave; until then the outbox refuses.
 
         Raises:
-            OSError: the disk refuses, and some files may not be erased.
+            OSError, CapacityError: the disk refuses, and some files may not be erased.
         """
-        if self._is_open:
-            self._writer.end()
-        await asyncio.to_thread(self._close_files)
-        try:
-            await asyncio.to_thread(erase, self._path)
-            self._damage = ""
-            self._unreadable.clear()
-        finally:
-            self._unopened_counts = (0, 0)
-            await self._open_again()
+        with self._opening:  # no other thread opens or erases a file meanwhile
+            was_open = self._is_open
+            self._close_files()
+            if self._closed:
+                self.check()
+            try:
+                erase(self._path)
+                self._damage = ""
+                self._unreadable.clear()
+            finally:
+                self._unopened_counts = (0, 0)
+                self._try_open()
+            if was_open:
+                self.check()
 
-    async def _open_again(self) -> None:
-        """Tries to open the file; ends the promises that are no longer in it."""
+    async def _reopen(self, open_files: Callable[[], None]) -> None:
+        """Opens the file in a thread, and ends the promises that are no longer in it."""
         before = self._ages.ids()
-        await asyncio.to_thread(self._try_open)  # which looks at the whole file, while requests go on
-        self._note_depth()
-        for request_id in before.difference(self._ages.ids()):
-            self.completions.notify(request_id, None)
+        try:
+            await asyncio.to_thread(open_files)  # which looks at the whole file, while requests go on
+        finally:
+            self._note_depth()
+            for request_id in before.difference(self._ages.ids()):
+                self.completions.notify(request_id, None)
 
     async def _readable(self, query: Callable[[sqlite3.Connection], list[database.StoredPromise]]) -> list[OutboxItem]:
         """Returns the promises that a query selects; those whose request cannot be read end."""

@@ -2,6 +2,7 @@ import asyncio
 import contextlib
 import logging
 import sqlite3
+import threading
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -704,6 +705,64 @@ async def test_a_purge_does_not_wait_for_other_readers(path: Path, clock: Simula
     await outbox.put(item())
     assert outbox.depth == 1
     outbox.close()
+
+
+@pytest.mark.parametrize("meanwhile", ["another purge", "a cancellation", "another try to open"])
+async def test_promises_made_after_a_disturbed_purge_are_kept(
+    path: Path, clock: SimulatedClock, monkeypatch: pytest.MonkeyPatch, meanwhile: str
+) -> None:
+    started, may_erase, erased = threading.Event(), threading.Semaphore(0), threading.Event()
+
+    def erase_slowly(erasing: Path) -> None:
+        started.set()
+        assert may_erase.acquire(timeout=5)
+        files.erase(erasing)
+        erased.set()
+
+    monkeypatch.setattr("firstline_edge.outbox.outbox.erase", erase_slowly)
+    outbox = Outbox(path, clock=clock)
+    await outbox.put(item())
+    tasks = [asyncio.create_task(outbox.purge())]
+    assert await asyncio.to_thread(started.wait, 5)
+    if meanwhile == "another purge":
+        tasks.append(asyncio.create_task(outbox.purge()))
+    elif meanwhile == "a cancellation":
+        tasks[0].cancel()
+    else:
+        tasks.append(asyncio.create_task(outbox.opened()))
+        await asyncio.sleep(0)
+        await clock.advance(31.0)
+    for _ in range(50):  # time for a thread to open the file that is being erased
+        await asyncio.sleep(0.001)
+    for task in tasks:
+        may_erase.release()
+        await asyncio.wait([task])
+    assert await asyncio.to_thread(erased.wait, 5)
+    kept = [item() for _ in range(5)]
+    async with asyncio.timeout(5):
+        while outbox.depth < len(kept):
+            with contextlib.suppress(CapacityError):  # a cancelled purge has not opened the file yet
+                await outbox.put(kept[outbox.depth])
+    outbox.close()
+    reopened = Outbox(path, clock=clock)
+    assert [each.request.request_id for each in await reopened.pending(9)] == [each.request.request_id for each in kept]
+    reopened.close()
+
+
+async def test_a_closed_outbox_leaves_its_file_to_others(path: Path, clock: SimulatedClock) -> None:
+    outbox = Outbox(path, clock=clock)
+    await outbox.put(item())
+    purging = asyncio.create_task(outbox.purge())
+    await asyncio.sleep(0)
+    outbox.close()
+    other = Outbox(path, clock=clock)
+    await other.put(item())
+    await asyncio.gather(purging, return_exceptions=True)
+    depth = other.depth
+    other.close()
+    reopened = Outbox(path, clock=clock)
+    assert reopened.depth == depth > 0
+    reopened.close()
 
 
 async def purge_and_lose_the_file(outbox: Outbox, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
