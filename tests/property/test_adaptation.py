@@ -62,6 +62,13 @@ def place(position: LadderPosition) -> int:
     return position.rung + position.shedding
 
 
+@given(RUNGS, days())
+def test_a_share_is_between_two_existing_rungs(rungs: list[Rung], day: list[Snapshot]) -> None:
+    for position in lived(rungs, day):
+        assert 0 <= position.next_share < 1
+        assert not position.next_share or (position.rung < len(rungs) - 1 and not position.shedding)
+
+
 def lived(rungs: list[Rung], day: list[Snapshot]) -> list[LadderPosition]:
     controller = Controller(rungs, LIMITS, PATIENCE)
     return [controller.update(snapshot) for snapshot in day]
@@ -69,6 +76,8 @@ def lived(rungs: list[Rung], day: list[Snapshot]) -> list[LadderPosition]:
 
 @given(RUNGS, days())
 def test_steps_keep_the_configured_pauses(rungs: list[Rung], day: list[Snapshot]) -> None:
+    """Except for heat below its limit, which splits requests instead of stepping."""
+    day = [_replaced(snapshot, temperature_c={}) for snapshot in day]
     positions = [LadderPosition(), *lived(rungs, day)]
     moves = [
         (snapshot.at_s, place(before), place(after))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from bench.hardware.controller.scenario import HOUR_S, Scenario, Variant, arrivals, rungs_of
 from bench.hardware.thermal import CORES, HOT_C, Board
-from firstline_core.adaptation.controller import Controller
+from firstline_core.adaptation.controller import Controller, RequestSplitter
 from firstline_core.adaptation.guards import Limits
 from firstline_core.adaptation.ladder import EnergyPrices, choose_rung
 from firstline_core.hardware.readings import Measured, Snapshot
@@ -46,7 +46,7 @@ class HourResult:
     hottest_c: float = 0.0
     core_s: float = 0.0
     sent: int = 0
-    stepped_down_s: float = 0.0
+    shared_s: float = 0.0
 
     def energy_j(self, scenario: Scenario) -> float:
         """Returns the energy of runs and of the radio, without that of the idle board."""
@@ -70,6 +70,7 @@ class Simulated:
         self._variants = [by_name[rung.variant] for rung in rungs]
         self._images = len(variants[0].keeps)
         self._fixed = fixed
+        self._splitter = RequestSplitter()
         self._run_mj = tuple(rung.energy_mj or 0.0 for rung in rungs)
         self._escalated = tuple(1 - each.certified for each in self._variants)
         self._random = random.Random(scenario.seed)
@@ -132,7 +133,7 @@ class Simulated:
             after = self._controller.update(
                 Snapshot(at_s=self._now_s, temperature_c=soc, throttling={"throttled": throttled})
             )
-            self.result.stepped_down_s += _SAMPLE_S * (after.rung > 0)
+            self.result.shared_s += _SAMPLE_S * (after.next_share > 0 or after.rung > 0)
 
     def _arrives(self, at_s: float, left_ms: float) -> None:
         self.result.rows += 1
@@ -166,6 +167,8 @@ class Simulated:
             math.inf if link_s is None else 1000 * link_s,
             prices=EnergyPrices(self._run_mj[current:], self._escalated[current:], 1000 * self._scenario.joules_sent),
         )
+        if chosen == 0 and len(runs_ms) > 1 and self._splitter.selects(self._controller.position.next_share):
+            chosen = 1  # as `Variants.choose`
         return current + chosen
 
     def _begin(self, row: _Row) -> None:

@@ -1,4 +1,4 @@
-"""The three CIFAR-10 variants: their answers to real images, their times here, and what their certificates accept.
+"""The three CIFAR-10 variants: their answers to real images, and what their certificates accept.
 
 Half of the images certify. The other half arrives at the simulated device, where each row is one image with the real
 answer of each variant.
@@ -9,13 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from statistics import median
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.hardware.controller.scenario import DELTA, EPSILON, VARIANTS, Variant
+from bench.hardware.controller.scenario import DELTA, EPSILON, VARIANTS, Scenario, Variant
 from bench.pools import CACHE, CIFAR10, DATA, Pair
 from firstline.workbench.bundle import create_bundle
 from firstline.workbench.data.dataset import open_dataset
@@ -32,14 +31,13 @@ _RECIPES = Path(__file__).parents[3] / "models"
 
 
 class Rows(msgspec.Struct, frozen=True):
-    """The answers of one variant to all rows: its time per row, scores, and whether the full model differs."""
+    """The answers of one variant to all rows: its scores, and whether the full model differs."""
 
-    ms: float
     scores: NDArray[np.float64]
     losses: NDArray[np.bool_]
 
     def take(self, rows: NDArray[np.intp]) -> Rows:
-        return Rows(self.ms, self.scores[rows], self.losses[rows])
+        return Rows(self.scores[rows], self.losses[rows])
 
     def threshold(self, epsilon: float, delta: float) -> float:
         """Returns the loosest certified threshold; infinity if there is none."""
@@ -50,7 +48,7 @@ class Rows(msgspec.Struct, frozen=True):
 
 
 def observed(bundle: Bundle, pair: Pair, data: Path, limit: int) -> dict[str, Rows]:
-    """Returns the margins of each model and whether the full model answers differently; the quickest model first.
+    """Returns the margins of each model and whether the full model answers differently.
 
     Args:
         bundle: bundle of the pair's models.
@@ -64,11 +62,9 @@ def observed(bundle: Bundle, pair: Pair, data: Path, limit: int) -> dict[str, Ro
     dataset = open_dataset(data / pair.images / "dev", limit)
     seen = observe_here(bundle, (*manifest.edge, manifest.full), dataset, RuntimeOptions(threads=1)).answers
     full = seen[-1].labels
-    found = {}
-    for one in seen:
-        margins = score("margin", one.probabilities).astype(np.float64)
-        found[one.model.id] = Rows(1000 * float(np.median(one.seconds)), margins, one.labels != full)
-    return dict(sorted(found.items(), key=lambda item: item[1].ms))
+    return {
+        one.model.id: Rows(score("margin", one.probabilities).astype(np.float64), one.labels != full) for one in seen
+    }
 
 
 def cifar_variants(data: Path, cache: Path) -> Bundle:
@@ -93,32 +89,27 @@ def cifar_variants(data: Path, cache: Path) -> Bundle:
 
 
 _IMAGES = 2500
-_REPEATS = 5
 _SEED = 20261123
 
 
 def rows_of_variants() -> dict[str, Rows]:
-    """Observes all variants several times, since only their times differ; takes a minute."""
-    repeats = [observed(cifar_variants(DATA, CACHE), CIFAR10, DATA, _IMAGES) for _ in range(_REPEATS)]
-    return {
-        name: msgspec.structs.replace(rows, ms=median(again[name].ms for again in repeats))
-        for name, rows in repeats[0].items()
-    }
+    """Observes all variants once."""
+    return observed(cifar_variants(DATA, CACHE), CIFAR10, DATA, _IMAGES)
 
 
-def variants(answers_by_variant: Mapping[str, Rows], largest_ms: float) -> list[Variant]:
-    """Returns the three variants at the speed of a board on which the largest takes `largest_ms`."""
+def variants(answers_by_variant: Mapping[str, Rows], scenario: Scenario) -> list[Variant]:
+    """Returns the three variants at the speed of the scenario's board."""
     order = np.random.default_rng(_SEED).permutation(len(answers_by_variant[VARIANTS[0]].scores))
     calibration, arriving = np.array_split(order, 2)
     found = []
-    for name in VARIANTS:
+    for name, row_ms in zip(VARIANTS, scenario.row_ms, strict=True):
         rows = answers_by_variant[name]
         threshold = rows.take(calibration).threshold(EPSILON, DELTA)
         arrived = rows.take(arriving)
         found.append(
             Variant(
                 name,
-                largest_ms * rows.ms / answers_by_variant[VARIANTS[0]].ms,
+                row_ms,
                 float((rows.take(calibration).scores >= threshold).mean()),
                 arrived.scores >= threshold,
                 arrived.losses,

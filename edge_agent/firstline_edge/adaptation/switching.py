@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 from weakref import WeakKeyDictionary
 
+from firstline_core.adaptation.controller import LadderPosition
 from firstline_core.clock import Clock, end_tasks
 from firstline_core.errors import FirstlineError
 from firstline_core.hardware.readings import Snapshot
@@ -23,6 +24,7 @@ from firstline_edge.models.models import DeviceModel, Models
 log = logger(__name__)
 
 _RETRY_S = 60.0  # after a variant failed to load
+_REPORT_S = 60.0  # requests that are split again are reported at most this often
 _NEVER_S = float("-inf")
 
 
@@ -53,6 +55,7 @@ class VariantSwitcher:
     clock: Clock
     _loading: dict[Variants, asyncio.Task[None]] = field(default_factory=dict, init=False)
     _retry_s: WeakKeyDictionary[Variants, float] = field(default_factory=WeakKeyDictionary, init=False)
+    _split_s: WeakKeyDictionary[Variants, float] = field(default_factory=WeakKeyDictionary, init=False)
     switches: Counter[str] = field(default_factory=Counter, init=False)
 
     def update(self, snapshot: Snapshot) -> None:
@@ -66,11 +69,13 @@ class VariantSwitcher:
         await end_tasks(*self._loading.values())
 
     def _update(self, device_model: DeviceModel, variants: Variants, snapshot: Snapshot) -> None:
-        before = variants.place
+        before, reported = variants.position, variants.reported_place
         after = variants.update(snapshot)
-        if variants.place != before:
+        if variants.reported_place != reported:
             self.switches[after.verdict.guard if after.verdict is not None else ""] += 1
-            self._report(device_model, variants, before)
+            self._report(device_model, variants, reported)
+        elif after.next_share and self._begins_to_split(variants, before):
+            self._report(device_model, variants, reported)
         if after.unload:
             self._unload(variants)
         if variants.current is not device_model:
@@ -80,6 +85,13 @@ class VariantSwitcher:
             task = asyncio.get_running_loop().create_task(self._load(device_model, variants, variants.missing_rung))
             self._loading[variants] = task
             task.add_done_callback(lambda _: self._loading.pop(variants))
+
+    def _begins_to_split(self, variants: Variants, before: LadderPosition) -> bool:
+        now_s = self.clock.monotonic_s()
+        if before.next_share or now_s < self._split_s.get(variants, _NEVER_S) + _REPORT_S:
+            return False
+        self._split_s[variants] = now_s
+        return True
 
     def _unload(self, variants: Variants) -> None:
         released = variants.unload_above()
@@ -116,7 +128,8 @@ class VariantSwitcher:
             "model": device_model.manifest.name,
             "version": device_model.version,
             "from": variants.rungs[min(before, last)].variant,
-            "to": variants.rungs[min(variants.place, last)].variant,
+            "to": variants.rungs[min(variants.reported_place, last)].variant,
+            "share_of_the_next": round(position.next_share, 2),
             "sheds": position.shedding,
             "guard": guard,
             "reason": reason,
@@ -129,10 +142,11 @@ def add_gauges(metrics: RequestMetrics, models: Models, switcher: VariantSwitche
     """Registers the position of each model and the number of switches."""
     metrics.readings(
         "variant_rung",
-        "How far down its variants a model stands: 0 is the best; as many as there are where it sheds.",
+        "How far down its variants a model stands: 0 is the best, 0.3 the next for three requests of ten; as many as "
+        "there are where it sheds.",
         ("model", "version"),
         lambda: {
-            (device_model.manifest.name, device_model.version): device_model.variants.place
+            (device_model.manifest.name, device_model.version): device_model.variants.depth
             for device_model in models.all
             if device_model.variants is not None
         },

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from firstline_core.adaptation.controller import Controller, LadderPosition
+from firstline_core.adaptation.controller import Controller, LadderPosition, RequestSplitter
 from firstline_core.adaptation.guards import GuardVerdict
 from firstline_core.adaptation.ladder import EnergyPrices, Rung, choose_rung
 from firstline_core.clock import Clock
@@ -20,6 +20,7 @@ from firstline_edge.models.models import DeviceModel, EdgeModel, VariantChoice, 
 Sources: TypeAlias = Mapping[str, str | None]
 """By figure: "profile", "load" if it was measured then, "stated" for the owner's costs, None if unknown."""
 
+_HYSTERESIS = 0.5  # of a rung
 EscalationCost: TypeAlias = Callable[[float], float]
 """Millijoules to escalate a row, by the row's bytes."""
 
@@ -35,6 +36,8 @@ class Variants:
 
     Attributes:
         position: the controller's latest position.
+        reported_place: the place that was reported last, with hysteresis: temperature that hovers around a rung is not
+            reported each time.
     """
 
     def __init__(
@@ -46,9 +49,11 @@ class Variants:
     ) -> None:
         self.rungs = tuple(rungs)
         self.position = LadderPosition()
+        self.reported_place = 0
         self._controller = controller
         self._load = load
         self._sources = tuple(sources) or ({},) * len(self.rungs)
+        self._splitter = RequestSplitter()
         self._loaded: list[DeviceModel | None] = [None] * len(self.rungs)
 
     @property
@@ -57,9 +62,9 @@ class Variants:
         return tuple(device_model for device_model in self._loaded if device_model is not None)
 
     @property
-    def place(self) -> int:
-        """The rung in use; their number while shedding."""
-        return self.position.rung + self.position.shedding
+    def depth(self) -> float:
+        """The rung in use (their number while shedding), plus the share of requests that get the next one."""
+        return self.position.rung + self.position.shedding + self.position.next_share
 
     @property
     def current(self) -> DeviceModel:
@@ -93,6 +98,8 @@ class Variants:
         """Passes a sensor reading to the controller and returns the new position."""
         unloaded = [rung for rung, device_model in enumerate(self._loaded) if device_model is None]
         self.position = self._controller.update(snapshot, unloaded)
+        if not self.reported_place - _HYSTERESIS < self.depth < self.reported_place + 1:
+            self.reported_place = int(self.depth)
         return self.position
 
     def choose(
@@ -113,6 +120,10 @@ class Variants:
         wait_ms = 0.0 if runs_on_loop(runs_ms[-1] / 1000) else 1000 * workers.wait_s
         prices = self._prices(usable, escalation_mj)
         chosen = choose_rung(runs_ms, workers.busy, wait_ms, left_ms, link_ms, prices=prices)
+        # If the better variant is not loaded, all requests get the next one anyway.
+        splits = chosen == 0 and len(usable) > 1 and usable[0] is self._loaded[position.rung]
+        if splits and self._splitter.selects(position.next_share):
+            return VariantChoice(usable[1], _id(usable[1]), _reason(position.verdict), shed_reason)
         device_model = usable[chosen]
         if not chosen:
             why = "" if device_model is self._loaded[0] else _reason(position.verdict)
@@ -130,6 +141,7 @@ class Variants:
         """Returns the JSON object for `status`."""
         return {
             "standing": self.rungs[self.position.rung].variant,
+            "shared_out": round(self.position.next_share, 2),
             "sheds": self.position.shedding,
             "why": _reason(self.position.verdict) or None,
             "rungs": [

@@ -308,8 +308,8 @@ class VariantSet(Protocol):
         """The loaded variants, best first."""
 
     @property
-    def place(self) -> int:
-        """How many variants the model has stepped down from its best one."""
+    def depth(self) -> float:
+        """How far the model has stepped down from its best variant."""
 
     def choose(
         self, request: InferRequest, left_ms: float, link_ms: float, escalation_mj: float = 0.0

@@ -1,8 +1,10 @@
 """How far down its ladder a device stands: down at once if a guard asks, up one rung after a calm period.
 
-Hysteresis has three parts. A guard has room only well below the limit at which it asks for a step down. Stepping up
-needs room on every guard for `dwell_s` without interruption. A step up that had to be reverted soon is retried after
-twice the previous time, as a circuit breaker probes a link.
+Temperature below its limit is handled by `Thermostat`, which splits the requests between two rungs. The position is
+the lower one of steps and thermostat.
+
+Hysteresis has two parts. Stepping up needs room on every guard for `dwell_s` without interruption. A step up that had
+to be reverted soon is retried after twice the previous time, as a circuit breaker probes a link.
 
 Below the last rung the device sheds: it computes nothing, and requests that miss the cache go to the gateway or are
 refused. It sheds only after `settle_s` on the last rung.
@@ -22,6 +24,10 @@ from firstline_core.hardware.readings import Snapshot, measured
 
 _LONGEST_DWELL = 32  # times the configured dwell
 _NEVER_S = float("-inf")
+_RUNGS_PER_C = 0.1
+_RUNGS_PER_C_S = 0.01
+_URGENT_SHARE = 1 / 3  # of the margin: readings in whole degrees and seconds allow no finer last step
+_LONGEST_STEP_S = 10.0  # longest time that one reading is integrated over
 
 
 class StepTiming(Struct, frozen=True):
@@ -46,13 +52,67 @@ class LadderPosition(NamedTuple):
         rung: the best rung that may be used.
         shedding: whether nothing is computed here.
         verdict: of the guard that holds the device here or moved it last; None before any did.
+        next_share: share (0 to 1) of this rung's requests that get the next rung instead.
         unload: whether memory requires that the rungs above are unloaded.
     """
 
     rung: int = 0
     shedding: bool = False
     verdict: guards.GuardVerdict | None = None
+    next_share: float = 0.0
     unload: bool = False
+
+
+class Thermostat:
+    """Proportional-integral controller from temperature to a depth on the ladder that need not be whole.
+
+    Depth 0 is the best rung, and 0.3 gives the next rung to three requests of ten (Astrom and Murray, Feedback Systems,
+    chapter 11). The gains need no model of the board: they keep the simulated board of `bench/hardware/thermal.py`
+    below its limit, and boards three times as slow and as fast.
+
+    Args:
+        last: the last rung.
+        limits: the temperature settles at `limits.target_c`.
+    """
+
+    def __init__(self, last: int, limits: guards.Limits) -> None:
+        self._last = last
+        self._limits = limits
+        self._integral = 0.0
+        self._read_s: float | None = None
+        self.depth = 0.0
+
+    def update(self, at_s: float, hottest_c: float | None, rise_c_per_s: float) -> float:
+        """Takes a reading and returns the new depth; without a reading the depth stays."""
+        elapsed_s = 0.0 if self._read_s is None else min(at_s - self._read_s, _LONGEST_STEP_S)
+        self._read_s = at_s
+        if hottest_c is None:
+            return self.depth
+        over_c = guards.forecast_c(hottest_c, rise_c_per_s, self._limits) - self._limits.target_c
+        # Bounded, so that a long hot period is not followed by an equally long time on the cheapest rung.
+        self._integral = self._bounded(self._integral + _RUNGS_PER_C_S * over_c * elapsed_s)
+        self.depth = self._bounded(self._integral + _RUNGS_PER_C * over_c)
+        if hottest_c >= self._limits.heat_c - _URGENT_SHARE * self._limits.heat_margin_c:
+            self.depth = float(self._last)
+        return self.depth
+
+    def _bounded(self, depth: float) -> float:
+        return min(float(self._last), max(0.0, depth))
+
+
+class RequestSplitter:
+    """Selects a share of the requests, evenly spaced and without chance; remainders carry over."""
+
+    def __init__(self) -> None:
+        self._owed = 0.0
+
+    def selects(self, share: float) -> bool:
+        """Whether this request belongs to the share (0 to 1)."""
+        self._owed += share
+        if self._owed < 1:
+            return False
+        self._owed -= 1
+        return True
 
 
 class Controller:
@@ -71,6 +131,7 @@ class Controller:
         self._rungs = tuple(rungs)
         self._limits = limits
         self._timing = timing or StepTiming()
+        self._thermostat = Thermostat(len(self._rungs) - 1, limits)
         self._place = 0  # reached by steps; the number of rungs means shedding
         self._step_verdict: guards.GuardVerdict | None = None
         self._lowest_since_s: float | None = None
@@ -91,14 +152,8 @@ class Controller:
         now_s, rise_c_per_s = snapshot.at_s, self._rise_c_per_s(snapshot)
         verdicts = self._verdicts(snapshot, rise_c_per_s, unloaded)
         self._step(verdicts, now_s)
-        last, memory = len(self._rungs) - 1, next(one for one in verdicts if one.guard == "memory")
-        unload = memory.advice <= guards.Advice.CHEAPEST
-        self.position = LadderPosition(min(self._place, last), self._is_shedding, self._step_verdict, unload)
-        if self.position.rung < last:
-            self._lowest_since_s = None
-        elif self._lowest_since_s is None:
-            self._lowest_since_s = now_s
-        return self.position
+        depth = self._thermostat.update(now_s, measured(snapshot.hottest_c), rise_c_per_s)
+        return self._settle(depth, verdicts, now_s)
 
     def _step(self, verdicts: Sequence[guards.GuardVerdict], now_s: float) -> None:
         worst = min(verdicts, key=lambda verdict: verdict.advice)
@@ -117,6 +172,23 @@ class Controller:
             self._rise(next((verdict for verdict in verdicts if verdict.guard == cause), worst), now_s)
         else:
             self._calm_since_s = None
+
+    def _settle(self, depth: float, verdicts: Sequence[guards.GuardVerdict], now_s: float) -> LadderPosition:
+        """Combines steps and thermostat: the lower one decides."""
+        last, by_guard = len(self._rungs) - 1, {verdict.guard: verdict for verdict in verdicts}
+        unload = by_guard["memory"].advice <= guards.Advice.CHEAPEST
+        if depth > self._place:
+            self.position = LadderPosition(int(depth), False, by_guard["heat"], depth - int(depth), unload)
+        else:
+            before = self.position.verdict
+            has_cooled = self._place == 0 and before is not None and before.guard == "heat"
+            verdict = by_guard["heat"] if has_cooled else self._step_verdict
+            self.position = LadderPosition(min(self._place, last), self._is_shedding, verdict, 0.0, unload)
+        if self.position.rung < last:
+            self._lowest_since_s = None
+        elif self._lowest_since_s is None:
+            self._lowest_since_s = now_s
+        return self.position
 
     @property
     def _is_shedding(self) -> bool:

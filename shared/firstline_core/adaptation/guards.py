@@ -17,7 +17,6 @@ from firstline_core.hardware.readings import Snapshot, measured
 UNMEASURED = "no sensor measures it"
 TREND_POINTS = 3  # fewest readings of a trend
 _TREND_S = 2.0  # over a shorter time, readings in whole degrees show no trend
-_URGENT_SHARE = 1 / 3  # of the margin: readings in whole degrees and seconds allow no finer last step
 _THRASHING_SHARE = 0.5  # of the time that tasks wait for memory; systemd-oomd kills from 0.6
 
 
@@ -44,7 +43,7 @@ class Limits(Struct, frozen=True):
 
     Attributes:
         heat_c: temperature at which the hardware begins to throttle, in degrees Celsius.
-        heat_margin_c: a cheaper variant is used from this far below `heat_c`; there is room from twice as far.
+        heat_margin_c: the temperature settles this far below `heat_c`; below that there is room.
         horizon_s: how far ahead the temperature trend is extrapolated.
         memory_reserve_bytes: memory that stays available to other processes.
         stalled_share: share of the time that tasks may wait for memory.
@@ -91,7 +90,10 @@ def forecast_c(hottest_c: float, rise_c_per_s: float, limits: Limits) -> float:
 
 
 def heat_guard(snapshot: Snapshot, rise_c_per_s: float, limits: Limits) -> GuardVerdict:
-    """Judges temperature and throttling: the higher or faster rising, the lower the advice."""
+    """Judges temperature and throttling. Below the limit, `controller.Thermostat` decides how far to step down.
+
+    The guard is monotone: a higher or faster rising temperature never raises the advice.
+    """
     throttled_by = sorted(cause for cause, reading in snapshot.throttling.items() if measured(reading) == 1)
     hottest_c = measured(snapshot.hottest_c)
     if throttled_by and (hottest_c is None or hottest_c < limits.heat_c):
@@ -101,13 +103,10 @@ def heat_guard(snapshot: Snapshot, rise_c_per_s: float, limits: Limits) -> Guard
         return GuardVerdict(Advice.ROOM, "heat", UNMEASURED)
     soon_c = forecast_c(hottest_c, rise_c_per_s, limits)
     reason = f"{hottest_c:.1f} C, {soon_c:.1f} C in {limits.horizon_s:g} s, of {limits.heat_c:g}"
-    steps = (
-        (hottest_c >= limits.heat_c, Advice.SHED),
-        (hottest_c >= limits.heat_c - _URGENT_SHARE * limits.heat_margin_c, Advice.CHEAPEST),
-        (soon_c >= limits.target_c, Advice.DOWN),
-        (soon_c >= limits.target_c - limits.heat_margin_c, Advice.STAY),
-    )
-    return GuardVerdict(next((advice for reached, advice in steps if reached), Advice.ROOM), "heat", reason)
+    if hottest_c >= limits.heat_c:
+        return GuardVerdict(Advice.SHED, "heat", reason)
+    # Asking for more than STAY would block a device from rising again after another guard has stepped it down.
+    return GuardVerdict(Advice.ROOM if soon_c < limits.target_c else Advice.STAY, "heat", reason)
 
 
 def memory_guard(snapshot: Snapshot, better_bytes: int, limits: Limits) -> GuardVerdict:

@@ -33,13 +33,11 @@ def free(available_bytes: float, at_s: float = 0.0) -> Snapshot:
     ("celsius", "rise", "advice"),
     [
         (60, 0.0, Advice.ROOM),
-        (71.9, 0.0, Advice.ROOM),
-        (73, 0.0, Advice.STAY),
-        (60, 0.7, Advice.STAY),
-        (75, 0.1, Advice.DOWN),
-        (60, 0.9, Advice.DOWN),
-        (76, 0.0, Advice.DOWN),
-        (78.7, 0.0, Advice.CHEAPEST),
+        (73, 0.0, Advice.ROOM),
+        (75, 0.1, Advice.STAY),
+        (60, 0.9, Advice.STAY),
+        (76, 0.0, Advice.STAY),
+        (79.9, 0.0, Advice.STAY),
         (80, -1.0, Advice.SHED),
     ],
 )
@@ -119,24 +117,30 @@ def test_a_reverted_step_up_is_retried_after_longer_pauses() -> None:
 
 @pytest.mark.parametrize("period_s", [1.0, 5.02])  # a sampler reads each five seconds, and takes a moment for it
 @pytest.mark.parametrize("cools_s", [20.0, 60.0, 300.0])
-def test_steps_keep_heat_below_the_limit(cools_s: float, period_s: float) -> None:
-    """The best variant leads to 90 C, the next one to 66."""
-    controller, celsius, at_s, rungs = Controller(RUNGS, LIMITS), 60.0, 0.0, []
+def test_splitting_requests_settles_heat_below_the_limit(cools_s: float, period_s: float) -> None:
+    """The best variant leads to 90 C, the next one to 66: in the end between a third and two thirds get the next."""
+    controller, celsius, at_s, last = Controller(RUNGS, LIMITS), 60.0, 0.0, []
     while at_s < 40 * cools_s:
-        celsius += ((90, 66, 60)[controller.position.rung] - celsius) * period_s / cools_s
+        position = controller.position
+        depth = position.rung + position.next_share
+        celsius += (90 - 24 * min(depth, 1.0) - 10 * max(0.0, depth - 1) - celsius) * period_s / cools_s
         at_s += period_s
-        rungs.append(controller.update(hot(float(int(celsius)), at_s)).rung)
+        controller.update(hot(float(int(celsius)), at_s))
         assert celsius < LIMITS.heat_c and not controller.position.shedding
-    moves = sum(one != other for one, other in pairwise(rungs))
-    assert set(rungs) >= {0, 1} and moves < len(rungs) / 4, "it tries the best one again, and not all the time"
+        if at_s > 30 * cools_s:
+            last.append((celsius, depth))
+    shared = [depth for _, depth in last]
+    assert 0.33 < sum(shared) / len(shared) < 0.67
+    bound_c = LIMITS.heat_c - LIMITS.heat_margin_c
+    assert all(bound_c - 4 < each < bound_c + 3 for each, _ in last)
 
 
 def test_within_a_third_of_the_margin_only_the_cheapest_runs() -> None:
     controller = Controller(RUNGS, LIMITS)
-    assert controller.update(hot(78.5)).rung == 1, "it is over the margin since this moment"
+    assert controller.update(hot(78.5)).rung == 0, "it is over the margin since this moment"
     assert controller.update(hot(78.7, 1.0)).rung == len(RUNGS) - 1
-    cooler = [controller.update(hot(70, 2.0 + at)) for at in range(45)]
-    assert [position.rung for position in cooler[:1] + cooler[21:22] + cooler[-1:]] == [2, 1, 0]
+    cooler = [controller.update(hot(70, 1.0 + at)) for at in range(1, 4)]
+    assert cooler[-1][:2] == (0, False), "nobody waits for long who has cooled"
 
 
 def test_the_trend_is_followed_at_any_reading_period() -> None:
@@ -144,7 +148,7 @@ def test_the_trend_is_followed_at_any_reading_period() -> None:
         controller = Controller(RUNGS, LIMITS)
         for at in range(3):
             position = controller.update(hot(70 + 0.4 * period_s * at, period_s * at))
-        assert position.rung, period_s
+        assert position.rung or position.next_share, period_s
 
 
 def test_a_silent_sensor_allows_no_better_variant() -> None:
@@ -152,7 +156,7 @@ def test_a_silent_sensor_allows_no_better_variant() -> None:
     assert controller.update(hot(79.5)).rung == 2
     silent = [controller.update(Snapshot(at_s=5.0 * at)) for at in range(1, 60)]
     assert {(position.rung, position.shedding) for position in silent} == {(2, False)}
-    assert [controller.update(hot(60, 300 + 5.0 * at)).rung for at in range(12)][-1] == 0
+    assert controller.update(hot(60, 300)).rung == 0
 
     short = Controller(RUNGS, LIMITS)
     assert short.update(free(60 * MB)).rung == 2
@@ -176,12 +180,12 @@ def test_a_step_up_names_the_guard_of_the_step_down() -> None:
 
 
 def test_warmth_does_not_block_another_guards_step_up() -> None:
-    """At 71 C it has room: nothing keeps it from its best variant but the timing."""
+    """At 75 C it is below where heat settles: nothing keeps it from its best variant but the timing."""
     controller = Controller(RUNGS, LIMITS)
 
     def at(left_mb: float, at_s: float) -> Snapshot:
         left = Measured(left_mb * MB, "")
-        return Snapshot(at_s=at_s, temperature_c={"soc": Measured(71, "")}, memory_available_bytes=left)
+        return Snapshot(at_s=at_s, temperature_c={"soc": Measured(75, "")}, memory_available_bytes=left)
 
     assert controller.update(at(60, 0)).rung == 2
     assert [controller.update(at(4000, 5.0 * at_)) for at_ in range(1, 30)][-1].rung == 0
@@ -190,8 +194,8 @@ def test_warmth_does_not_block_another_guards_step_up() -> None:
 def test_the_return_from_heat_names_heat() -> None:
     controller = Controller(RUNGS, LIMITS)
     assert controller.update(hot(79.5)).rung == 2
-    cooler = [controller.update(hot(60, 5.0 * at)) for at in range(1, 12)]
-    assert cooler[-1].rung == 0 and cooler[-1].verdict.guard == "heat"
+    verdict = controller.update(hot(60, 5)).verdict
+    assert verdict.guard == "heat"
 
 
 def test_memory_unloads_variants_whatever_heat_decides() -> None:
@@ -205,11 +209,19 @@ def test_memory_unloads_variants_whatever_heat_decides() -> None:
     assert [controller.update(pressed(81, 2, 10.0 + 5 * at)).unload for at in range(5)] == [True] * 5
 
 
-def test_the_guard_that_requires_most_decides() -> None:
-    left = Measured(60 * MB, "/proc/meminfo")
-    warm = Snapshot(temperature_c={"soc": Measured(77, "")}, memory_available_bytes=left)
-    short = Controller(RUNGS, LIMITS).update(warm)
-    assert (short.rung, short.verdict.guard) == (len(RUNGS) - 1, "memory")
+def test_heat_shares_only_if_no_guard_requires_less() -> None:
+    controller = Controller(RUNGS, LIMITS)
+
+    def at(celsius: float, left_mb: float, at_s: float) -> Snapshot:
+        left = Measured(left_mb * MB, "/proc/meminfo")
+        return Snapshot(at_s=at_s, temperature_c={"soc": Measured(celsius, "")}, memory_available_bytes=left)
+
+    short = controller.update(at(77, 60, 0))
+    assert short.rung == len(RUNGS) - 1 and short.next_share == 0
+    assert short.verdict.guard == "memory"
+    shared = Controller(RUNGS, LIMITS).update(at(77, 500, 0))
+    assert shared.rung == 0 and 0 < shared.next_share < 1
+    assert shared.verdict.guard == "heat"
 
 
 def test_shedding_ends_without_room_if_no_guard_forbids() -> None:

@@ -156,15 +156,27 @@ async def test_heat_uses_a_cheaper_variant_under_its_own_certificate(device: Dev
     assert await device.variant((7.0, 0.0)) == "large"
 
 
-async def test_a_hot_device_uses_the_next_variant(device: Device) -> None:
-    device.feels(hottest_c=77.5)  # a half above where it should stay
-    medium = device.manifest.edge[1].digest
-    answer = (await device.asks()).answer
-    assert (answer.model_digest, answer.certified) == (medium, True)
+async def test_a_hot_device_splits_requests_between_two_variants(device: Device) -> None:
+    device.feels(hottest_c=77.5)  # a half above where it should settle
+    position = device.variants.position
+    assert position.rung == 0 and 0.05 < position.next_share < 0.5
+    with captured_lines() as lines:
+        device.feels(hottest_c=77.5)
+        share = device.variants.position.next_share
+        answers = [await device.asks((9.0 + at / 100, 0.0)) for at in range(100)]
+    given = [response.answer.model_digest for response in answers if response.answer is not None]
+    large, medium, _ = (variant.digest for variant in device.manifest.edge)
+    assert set(given) == {large, medium}
+    assert given.count(medium) == pytest.approx(100 * share, abs=1), "as many as the controller says, and evenly"
+    assert all(response.answer is not None and response.answer.certified for response in answers)
+    first = given.index(medium)
+    answer = answers[first].answer
     assert "it was given medium; not a better one, for heat: 77.5 C" in device.story(answer.request_id)
+    assert not [line for line in lines if line["event"] == "variant switched"], "that it shares was told when it began"
     logged = list(decisions.lines(StatePaths(device.agent.settings.state_dir).decisions_path))
-    (step,) = [line for line in logged if line["event"] == "switched"]
-    assert (step["from"], step["to"], step["guard"]) == ("large", "medium", "heat")
+    (began,) = [line for line in logged if line["event"] == "switched"]
+    assert (began["from"], began["to"], began["guard"]) == ("large", "large", "heat") and began["share_of_the_next"] > 0
+    assert device.agent.operations.status()["models"][0]["variants"]["shared_out"] == round(share, 2)
 
 
 async def test_an_alarm_concerns_one_variant_only(device: Device) -> None:
@@ -214,7 +226,7 @@ async def test_short_memory_unloads_variants_during_heat(device: Device) -> None
     assert device.loaded == ["small"]
 
 
-async def test_hovering_heat_switches_seldom(device: Device) -> None:
+async def test_hovering_heat_is_reported_with_hysteresis(device: Device) -> None:
     with captured_lines() as lines:
         for _ in range(50):
             device.feels(hottest_c=77.6, for_s=20)
