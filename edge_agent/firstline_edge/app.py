@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 from firstline_core.clock import SYSTEM_CLOCK, Clock
 from firstline_core.file_route import FileRoute
 from firstline_core.hardware.kernel_files import Tree
+from firstline_core.hardware.readings import limited
 from firstline_core.processing.decoding import FileDecoding
 from firstline_core.runtime.select import RuntimeOptions, check_options
 from firstline_core.telemetry import logs
@@ -491,7 +492,7 @@ class EdgeAgent:
         audit_metrics.register_metrics(self.metrics, self.certificates)
         budget_metrics.register_metrics(self.metrics, self.spending)
         hedge_metrics.register_metrics(self.metrics, self.hedging)
-        add_sensor_gauges(self.metrics, lambda: self.sampler.latest)
+        add_sensor_gauges(self.metrics, lambda: limited(self.sampler.latest))
         if self.switcher is not None:
             from firstline_edge.adaptation.switching import add_gauges
 

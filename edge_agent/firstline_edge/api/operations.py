@@ -15,6 +15,7 @@ import msgspec
 
 from firstline_core.clock import Clock
 from firstline_core.errors import RequestError
+from firstline_core.hardware.readings import limited
 from firstline_core.telemetry.metrics import RequestMetrics
 from firstline_edge.api.data_plane import EdgeDataPlane
 from firstline_edge.api.erasure import Erasure
@@ -129,7 +130,7 @@ class Operations:
             "policy": self.router.policy.kind,
             "budgets": spending.status() if spending is not None else [],
             "conditions": asdict(spending.conditions) if spending is not None else None,
-            "hardware": msgspec.to_builtins(self.sampler.latest),
+            "hardware": msgspec.to_builtins(limited(self.sampler.latest)),
             "fleet": self.fleet() if self.fleet is not None else None,
         }
 

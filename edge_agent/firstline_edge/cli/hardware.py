@@ -10,6 +10,7 @@ import msgspec
 from firstline_core.errors import ConfigError
 from firstline_core.hardware.catalogue import Catalogue, catalogue_lines, sensor_lines
 from firstline_core.hardware.kernel_files import Tree
+from firstline_core.hardware.readings import limited
 from firstline_core.hardware.sensors import read_twice
 from firstline_core.hardware.survey import measure_device
 from firstline_core.storage.files import make_folder, system_reason
@@ -32,7 +33,7 @@ def command(arguments: argparse.Namespace) -> int:
     """
     settings = load_settings(arguments)
     catalogue = _catalogue(settings, measure=arguments.measure)
-    now = read_twice(device_sensors(settings), _BETWEEN_S)
+    now = limited(read_twice(device_sensors(settings), _BETWEEN_S))
     value = {"catalogue": msgspec.to_builtins(catalogue), "sensors": msgspec.to_builtins(now)}
     show(arguments, value, (*catalogue_lines(catalogue), "", *sensor_lines(now)))
     return OK

@@ -27,8 +27,6 @@ FileReading: TypeAlias = Measured | Absent
 _FILE_BYTES = 4096  # a page, which is all that a file of sysfs can hold
 _TABLE_BYTES = 64 * 1024
 _ENTRIES = 1024
-READINGS = 64
-"""Most readings of a kind."""
 _NAME_CHARACTERS = 48
 _SHOWN_CHARACTERS = 40
 _WHOLE = re.compile(r"[+-]?[0-9]{1,19}")
@@ -181,8 +179,11 @@ def printable_name(text: str, limit: int = _NAME_CHARACTERS) -> str:
 
 
 def add_reading(found: dict[str, FileReading], name: str, reading: FileReading) -> None:
-    """Adds a reading under its name, with a number if the name is taken; beyond `READINGS` they are dropped."""
-    if len(found) >= READINGS:
+    """Adds a reading under its name, with a number if the name is taken; beyond 1,024 they are dropped.
+
+    Many more are read than are shown (`readings.limited`), because the highest of many may be the last.
+    """
+    if len(found) >= _ENTRIES:
         return
     key, at = name, 2
     while key in found:

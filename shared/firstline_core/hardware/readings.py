@@ -10,8 +10,10 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TypeAlias
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 _NAMED = ("temperature_c", "throttling", "frequency_hz", "power_w", "energy_j")
+_SHOWN = 64  # readings of a kind
 
 
 class _Value(Struct, frozen=True, tag_field="kind"):
@@ -153,6 +155,20 @@ def absent_snapshot(reason: str) -> Snapshot:
     named = {"temperature_c": {"all": absent}, "throttling": {"all": absent}}
     single = {name: absent for name in Snapshot.__struct_fields__ if name not in (*_NAMED, "at_s")}
     return Snapshot(**named, **single)  # type: ignore[arg-type]
+
+
+def limited(snapshot: Snapshot) -> Snapshot:
+    """Returns the snapshot for display, with the 64 highest readings of each kind; guards use the full one."""
+    return replace(snapshot, **{name: _highest(getattr(snapshot, name)) for name in _NAMED})
+
+
+def _highest(readings: Readings) -> Readings:
+    def value(name: str) -> float:
+        found = known(readings[name])
+        return -math.inf if found is None else found
+
+    kept = set(sorted(readings, key=value, reverse=True)[:_SHOWN])
+    return {name: readings[name] for name in readings if name in kept}
 
 
 NOTHING_READ = absent_snapshot(_UNREAD.reason)

@@ -32,6 +32,7 @@ _LOW_C, _HIGH_C = -40.0, 200.0  # a sensor that is switched off reads as anythin
 # hwmon chips inside processors. Mainboard chips have unconnected inputs that read as 127 degrees, and chips that mirror
 # a thermal zone would be counted twice.
 _PROCESSOR_CHIPS = ("coretemp", "k10temp", "zenpower", "amdgpu", "i915", "xe")
+_CONSTANT_ZONE = "PMIC-Die"  # of a Jetson with JetPack 4: a constant 100 C in its device tree, without a sensor
 _HIGH_HZ = 20e9
 # raspberrypi.com/documentation/computers/os.html, "get_throttled"; the bits from 16 on are a history.
 _FIRMWARE_BITS = ("under_voltage", "frequency_capped", "throttled", "soft_temperature_limit")
@@ -131,7 +132,8 @@ def temperatures_c(tree: Tree) -> dict[str, FileReading]:
     found: dict[str, FileReading] = {}
     for zone in tree.names("sys/class/thermal", "thermal_zone*"):
         name = tree.word(f"{zone}/type", printable_name(zone.rpartition("/")[2]))
-        add_reading(found, name, _celsius(tree, f"{zone}/temp"))
+        constant = Absent(f"/{zone}/temp: has no sensor, and always says the same.")
+        add_reading(found, name, constant if name == _CONSTANT_ZONE else _celsius(tree, f"{zone}/temp"))
     for chip in tree.names("sys/class/hwmon", "hwmon*"):
         if (name := tree.word(f"{chip}/name")) in _PROCESSOR_CHIPS:
             for file in tree.names(chip, "temp*_input"):

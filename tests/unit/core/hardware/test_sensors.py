@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from support.boards import BOARDS, board, say
 
-from firstline_core.hardware.kernel_files import READINGS, Tree
+from firstline_core.hardware.kernel_files import Tree
 from firstline_core.hardware.readings import (
     NOTHING_READ,
     Absent,
@@ -21,6 +21,7 @@ from firstline_core.hardware.readings import (
     Snapshot,
     describe,
     known,
+    limited,
     measured,
 )
 from firstline_core.hardware.sensors import Sensors
@@ -274,18 +275,39 @@ def _without(root: Path, paths: list[str]) -> list[str]:
     return paths
 
 
-def test_the_number_of_zones_is_limited(tmp_path: Path) -> None:
-    for number in range(READINGS + 10):
+def test_zones_are_limited_to_a_thousand(tmp_path: Path) -> None:
+    for number in range(1100):
         say(tmp_path, f"sys/class/thermal/thermal_zone{number}/type", "zone")
         say(tmp_path, f"sys/class/thermal/thermal_zone{number}/temp", str(number * 10))
     found = Bench(tmp_path).read().temperature_c
-    assert len(found) == READINGS
+    assert len(found) == 1024
     assert list(found)[:3] == ["zone", "zone 2", "zone 3"]
 
 
 def test_everything_is_absent_before_the_first_reading() -> None:
     assert "not read yet" in reason(NOTHING_READ.cpu_busy_share)
     assert isinstance(NOTHING_READ.hottest_c, Absent)
+
+
+def test_the_hottest_of_many_zones_is_found(tmp_path: Path) -> None:
+    for number in range(90):
+        say(tmp_path, f"sys/class/thermal/thermal_zone{number}/type", f"zone {number}")
+        say(tmp_path, f"sys/class/thermal/thermal_zone{number}/temp", "95000" if number == 70 else "50000")
+    found = Bench(tmp_path).read()
+    assert measured(found.hottest_c) == 95.0
+    shown = limited(found)
+    assert len(shown.temperature_c) == 64
+    assert shown.hottest_c == found.hottest_c
+    assert list(shown.temperature_c) == sorted(shown.temperature_c, key=lambda name: int(name.split()[1]))
+
+
+def test_a_zone_without_a_sensor_is_not_the_hottest(tmp_path: Path) -> None:
+    for number, (name, temperature) in enumerate((("CPU-therm", "43000"), ("PMIC-Die", "100000"))):
+        say(tmp_path, f"sys/class/thermal/thermal_zone{number}/type", name)
+        say(tmp_path, f"sys/class/thermal/thermal_zone{number}/temp", temperature)
+    found = Bench(tmp_path).read()
+    assert measured(found.hottest_c) == 43.0
+    assert "has no sensor" in reason(found.temperature_c["PMIC-Die"])
 
 
 @pytest.mark.parametrize(
