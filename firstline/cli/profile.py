@@ -293,8 +293,8 @@ def _refuse_local_options(points: PointOptions, local: LocalOptions) -> None:
     }
     for option in (name for name, value in stated.items() if value):
         raise ConfigError(
-            f"{option} is for this machine; a device measures by its own settings. `edge-agent profile create` on the "
-            "device has more options."
+            f"{option} is for this machine; a device measures by its own settings. On the device, `edge-agent profile "
+            "create` has --threads, --batches, --variant, --alone, --sustained and --remeasure."
         )
 
 

@@ -213,6 +213,7 @@ def _add_hardware_commands(commands: Commands) -> None:
     profile.add_argument(
         "--batches", type=_parse_sizes, default=(), metavar="N,...", help="rows of a query; default: 1,4,16"
     )
+    profile.add_argument("--variant", action="append", default=[], help="measure only this model; may be repeated")
     profile.add_argument("--quick", action="store_true", help="take a fifth of the time")
     profile.add_argument("--alone", action="store_true", help="do not wait for other programs, because none runs here")
     profile.add_argument(

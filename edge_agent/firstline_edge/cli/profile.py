@@ -36,6 +36,7 @@ def command(arguments: argparse.Namespace) -> int:
         threads=arguments.threads,
         batches=arguments.batches,
         providers=tuple(settings.models.providers),
+        variants=arguments.variant,
         quick=arguments.quick,
         alone=alone,
         sustained_s=60 * arguments.sustained,

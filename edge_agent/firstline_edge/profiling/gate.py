@@ -136,7 +136,7 @@ class DeviceGate:
     report: Callable[[str], None]
     pause: Callable[[float], None] = time.sleep
     used_s: Callable[[], float] = time.process_time
-    _busy_cores: float = field(default=0.0, init=False)
+    _busy_cores: float | None = field(default=None, init=False)
     _checked: tuple[float, float] = field(default=(0.0, 0.0), init=False)
 
     def __post_init__(self) -> None:
@@ -166,8 +166,10 @@ class DeviceGate:
         return cause_to_end(self.latest(), self.bounds.limits)
 
     def _used_cores(self) -> float:
+        if self._busy_cores is None and time.monotonic() - self._checked[0] < _SHORTEST_S:
+            self.pause(2 * _SHORTEST_S)  # a new gate knows no earlier time to compare with
         (at_s, used_s), now = self._checked, (time.monotonic(), self.used_s())
         if now[0] - at_s >= _SHORTEST_S:
             self._busy_cores = (now[1] - used_s) / (now[0] - at_s)
             self._checked = now
-        return self._busy_cores
+        return self._busy_cores or 0.0

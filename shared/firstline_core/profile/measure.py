@@ -146,6 +146,10 @@ class ProfileOptions:
         total_s = self.total_s if self.total_s is not None else QUICK_S if self.quick else TOTAL_S
         return min(max(total_s / max(points, 1) - _PROCESS_S, _SHORTEST_S), _LONGEST_S)
 
+    def heat_s(self, key: Key) -> float:
+        """Returns the time at full load before a point."""
+        return self.sustained_s if key.condition == "sustained" else 0.0
+
 
 def machine_name() -> str:
     """Returns the host's name, as far as it is a valid name."""
@@ -237,12 +241,12 @@ def measure_profile(
     cores, models = hardware.processor.usable_cores, {model.id: model for model in manifest.models}
     keys = profile_keys(manifest, options, cores)
     profile = update_profile(path, lambda before: _begun(empty, before, manifest), warn)
-    known = set() if options.again else {point.key for point in profile.points}
-    left, seconds = [key for key in keys if key not in known], options.seconds(len(keys))
+    known = {} if options.again else {point.key: point.heated_s for point in profile.points}
+    left, seconds = [key for key in keys if known.get(key) != options.heat_s(key)], options.seconds(len(keys))
     for done, key in enumerate(left):
         progress(done, len(left), f"{key.variant}, {key.describe()}")
-        heat_s = options.sustained_s if key.condition == "sustained" else 0.0
-        job = Job(str(bundle.path), key, seconds, options.joules_per_core_s, str(options.root), options.alone, heat_s)
+        costs = options.joules_per_core_s
+        job = Job(str(bundle.path), key, seconds, costs, str(options.root), options.alone, options.heat_s(key))
         result = _result(job, need(key, models[key.variant], profile, cores), gate)
         made = replace(empty, made_s=round(time.time(), 3), agent_version=version("firstline"))
         profile = update_profile(path, partial(_extended, made, result=result, manifest=manifest), warn)

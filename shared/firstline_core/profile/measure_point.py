@@ -129,6 +129,7 @@ def measure(job: Job) -> Point:
         processor_ms=_ms(processor_s / (len(whole) - warm)),
         energy_mj=energy,
         waited_share=round((waited_s() - before_s) / seconds, 4),
+        heated_s=job.heat_s,
     )
 
 

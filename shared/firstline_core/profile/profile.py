@@ -175,6 +175,7 @@ class Point(Struct, frozen=True):
         energy_mj: energy of a query back to back, in millijoules.
         waited_share: share of the measurement's time in which its thread waited for a core; if it is not near 0, the
             times include effects of other work.
+        heated_s: full load of all cores before the measurement.
     """
 
     key: Key
@@ -192,6 +193,7 @@ class Point(Struct, frozen=True):
     energy_mj: Reading
     queued: Distribution | None = None
     waited_share: Amount = 0.0
+    heated_s: Amount = 0.0
 
 
 class Refused(Struct, frozen=True):

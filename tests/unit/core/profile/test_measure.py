@@ -215,6 +215,19 @@ class TestSustained:
         _, hot = measure_profile(bundle, tmp_path / "p.json", dataclasses.replace(ONE, sustained_s=0.5)).points
         assert hot.key.condition == "sustained" and time.monotonic() - began_s > 0.5
 
+    def test_another_time_at_full_load_measures_again(
+        self, bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(measure, "measure_in_process", measure_here)
+        told: list[int] = []
+        for sustained_s in (0.1, 0.1, 0.2):
+            wanted = dataclasses.replace(ONE, sustained_s=sustained_s)
+            found = measure_profile(
+                bundle, tmp_path / "p.json", wanted, progress=lambda _, total, __: told.append(total)
+            )
+            assert [point.heated_s for point in found.points] == [0.0, sustained_s]
+        assert told == [2, 2, 2, 0, 1, 1]
+
     @pytest.mark.parametrize("sustained_s", [3601.0, -1.0])
     def test_an_impossible_time_is_refused(self, bundle: Bundle, sustained_s: float) -> None:
         with pytest.raises(ConfigError, match="minutes; use 0 to 60"):

@@ -119,8 +119,9 @@ class Device:
         self.said: list[str] = []
         self.gate = DeviceGate(lambda: self.readings[0], BOUNDS, self.said.append, self._pause, lambda: self.used_s)
 
-    def _pause(self, _seconds: float) -> None:
-        self.readings[:] = self.readings[1:] or self.readings
+    def _pause(self, seconds: float) -> None:
+        if seconds in (0, gate.CHECK_S):
+            self.readings[:] = self.readings[1:] or self.readings
 
 
 def test_a_long_wait_is_reported_once() -> None:
@@ -148,6 +149,20 @@ def test_request_load_is_the_agents_own_processor_time(monkeypatch: pytest.Monke
 
     device.gate.pause = pause
     assert device.gate.wait(NEED) == "" and device.said == ["waited"]
+
+
+def test_a_new_gate_sees_that_the_agent_is_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = [100.0]
+    monkeypatch.setattr(gate.time, "monotonic", lambda: now_s[0])
+    device, paused = Device(COOL), list[float]()
+
+    def pause(seconds: float) -> None:
+        now_s[0] += seconds
+        device.used_s += 0 if paused else 4 * seconds
+        paused.append(seconds)
+
+    device.gate.pause = pause
+    assert device.gate.wait(NEED) == "" and paused == [1.0, gate.CHECK_S]
 
 
 def test_bounds_come_from_the_settings(tmp_path: Path) -> None:
