@@ -24,6 +24,7 @@ The file is TOML:
 from __future__ import annotations
 
 import hmac
+import re
 import secrets
 from collections import Counter
 from collections.abc import Mapping
@@ -46,7 +47,12 @@ from firstline_core.storage import settings
 from firstline_core.storage.files import read_text, unreadable
 from firstline_core.storage.setting_places import FILE_LIMIT_BYTES
 
-_HASH = "$argon2id$"
+# The PHC format, with a salt of 16 bytes and a hash of 32: a hash of another form would fail at each sign-in.
+_HASH = re.compile(
+    r"\$argon2id\$v=19\$m=([1-9][0-9]{0,6}),t=([1-9][0-9]?),p=([1-9][0-9]?)"
+    r"\$[A-Za-z0-9+/]{21}[AQgw]\$[A-Za-z0-9+/]{42}[AEIMQUYcgkosw048]"
+)
+_MEMORY_LIMIT_KIB, _ITERATIONS_LIMIT, _LANES_LIMIT = 1 << 20, 16, 16
 SHARED_PERSON = Person("console", Role.APPROVER)
 """The one person of the shared password: with a name of their choice, one user could approve their own rollouts."""
 
@@ -162,10 +168,10 @@ def _check_persons(path: Path, accounts: Accounts) -> None:
     if repeated := [name for name, count in names.items() if count > 1]:
         raise ConfigError(f"{path} has more than one person named {repeated[0]}; give each name once.")
     for account in accounts.person:
-        if account.password and not account.password.startswith(_HASH):
+        if account.password and not _is_hash(account.password):
             raise ConfigError(
-                f"{path}: the password of {account.name} is not a hash; write what `firstline console --hash-password` "
-                "prints."
+                f"{path}: the password of {account.name} is not a hash, is cut off, or costs too much; write what "
+                "`firstline console --hash-password` prints."
             )
         _check_devices(path, account.name, account.devices)
     for group in accounts.oidc.role if accounts.oidc is not None else ():
@@ -195,6 +201,16 @@ def hash_password(password: str) -> str:
     # The cost that OWASP recommends; memory in KiB.
     hashing = Argon2id(salt=secrets.token_bytes(16), length=32, iterations=2, lanes=1, memory_cost=19 * 1024)
     return hashing.derive_phc_encoded(password.encode())
+
+
+def _is_hash(stored: str) -> bool:
+    """Returns whether this is a whole Argon2id hash whose costs are within the limits."""
+    found = _HASH.fullmatch(stored)
+    if found is None:
+        return False
+    memory_kib, iterations, lanes = map(int, found.groups())
+    is_bounded = iterations <= _ITERATIONS_LIMIT and lanes <= _LANES_LIMIT
+    return is_bounded and 8 * lanes <= memory_kib <= _MEMORY_LIMIT_KIB
 
 
 def _is_password(password: str, stored: str) -> bool:

@@ -80,7 +80,7 @@ class ConfirmButton:
         self._do.set_enabled(not stale and self._is_possible)
 
     async def _confirmed(self) -> None:
-        if self._is_under_way:  # a second click has no effect
+        if self._is_under_way or not self._dialog.value:  # a second click has no effect
             return
         self._is_under_way = True
         try:

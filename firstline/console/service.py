@@ -58,7 +58,7 @@ def run(settings: Settings, ready: Callable[[str], None]) -> None:
     _check_tls(settings)
     with (
         open_fleet(settings.gateway, settings.key, settings.ca_file, _GATEWAY_S) as fleet,
-        _bound(settings) as listening,
+        listening_socket(settings) as listening,
     ):
         if settings.accounts.required:
             check_key(fleet)
@@ -151,10 +151,17 @@ def _end(_number: int, _frame: object) -> NoReturn:
     raise SystemExit(0)
 
 
-def _bound(settings: Settings) -> socket.socket:
-    host = settings.host.strip("[]")
+def listening_socket(settings: Settings) -> socket.socket:
+    """Returns a socket on the console's address.
+
+    Raises:
+        ConfigError: the address is not available.
+    """
     try:  # clients may connect at once, and wait until they are served
-        return socket.create_server((host, settings.port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+        found = socket.getaddrinfo(settings.host.strip("[]"), settings.port, type=socket.SOCK_STREAM)
+        family, *_, address = found[0]
+        dual_stack = family == socket.AF_INET6 and socket.has_dualstack_ipv6()  # so that :: serves IPv4, too
+        return socket.create_server(address, family=family, dualstack_ipv6=dual_stack)
     except OSError as error:
         raise ConfigError(
             f"The console cannot listen on {settings.host}, port {settings.port}: {system_reason(error)}."

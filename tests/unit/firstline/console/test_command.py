@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 
 import httpx
@@ -12,7 +13,9 @@ from support.console import without
 from typer.testing import CliRunner
 
 from firstline.cli.app import app
-from firstline.console.service import check_key
+from firstline.console.accounts import Accounts
+from firstline.console.service import check_key, listening_socket
+from firstline.console.settings import Settings
 from firstline.fleet.client import Fleet, _name_person
 from firstline_core.errors import ConfigError
 from firstline_core.fleet.persons import PERSON_HEADER
@@ -46,6 +49,18 @@ def test_invalid_options_are_refused_with_a_sentence(
     clean = dict.fromkeys(("FIRSTLINE_GATEWAY", "FIRSTLINE_TOKEN", "FIRSTLINE_CONSOLE_PASSWORD"), "")
     refused = CliRunner().invoke(app, ["console", *arguments], env=clean | environment)
     assert refused.exit_code == 2 and message in refused.stderr, refused.output
+
+
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this system has no IPv6")
+@pytest.mark.parametrize(
+    ("host", "clients"), [("::", ("127.0.0.1", "::1")), ("[::1]", ("::1",)), ("0.0.0.0", ("127.0.0.1",))]
+)
+def test_all_addresses_of_a_host_are_served(host: str, clients: tuple[str, ...]) -> None:
+    accounts = Accounts(shared="x" * 12)
+    settings = Settings("http://127.0.0.1", "key", host=host, port=0, accounts=accounts, plain_http=True)
+    with listening_socket(settings) as listening:
+        for client in clients:
+            socket.create_connection((client, listening.getsockname()[1]), timeout=5).close()
 
 
 def test_missing_packages_are_named_in_the_error() -> None:
