@@ -155,7 +155,7 @@ async def test_configurations_of_rollouts_stay_signed(site: RegistrySite, tmp_pa
         await device_says(site, 2 * version + 1, version, done)
         await driver.drive()
     refused = (await run(site, "config", "delete", "quiet", "2", code=1)).stderr
-    assert f"quiet version 2 by the completed rollout {rollouts[2]}" in refused
+    assert f"quiet version 2 from the completed rollout {rollouts[2]}" in refused
 
     await run(site, "config", "delete", "quiet", "1")  # no device runs it, and no rollout is under way
     await run(site, "rollout", "rollback", rollouts[2])

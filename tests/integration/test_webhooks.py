@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 
 import httpx
+import pytest
 from msgspec.structs import replace
 from support.agent import edge_settings
 from support.broker import Broker
@@ -20,6 +21,7 @@ from support.proxy import FINE, ChaosProxy, Network
 from support.waiting import until
 from support.webhook_receiver import receiver, secret_file
 
+from firstline_core.errors import StoreUnavailableError
 from firstline_core.fleet.persons import PERSON_HEADER
 from firstline_core.fleet.telemetry import ModelCounts, Telemetry
 from firstline_core.protocol.enrolment import ENROL_PATH, parse_join_token
@@ -59,7 +61,10 @@ async def test_an_enrolment_reaches_its_receiver(tmp_path: Path) -> None:
         assert any(line.startswith(f"webhook: ops: {words}") for line in lines)
 
 
-async def test_a_person_tests_a_webhook(tmp_path: Path) -> None:
+async def test_a_person_tests_a_webhook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def refused_entry(*_: object) -> None:
+        raise StoreUnavailableError("The store is full.", retry_after_s=1.0)
+
     with receiver() as found:
         webhook = {"url": found.url, "events": ["alarms"], "secret_file": secret_file(tmp_path)}
         async with serving_gateway(tmp_path, webhooks={"ops": webhook}) as (gateway, url):
@@ -82,6 +87,9 @@ async def test_a_person_tests_a_webhook(tmp_path: Path) -> None:
             person = {PERSON_HEADER: json.dumps({"name": "anna@example.org", "role": "operator"})}
             async with httpx.AsyncClient(base_url=url, headers=bearer(key) | person) as client:
                 assert (await client.post("/firstline/v1/webhooks/ops/test")).is_success
+                monkeypatch.setattr(gateway.audit_log, "note", refused_entry)
+                tested = await client.post("/firstline/v1/webhooks/ops/test")
+                assert (tested.status_code, tested.json()["status"]) == (200, 403)  # the answer is not lost
             entries = (await gateway.audit_log.page(Wanted(action="webhook."), 10)).entries
     assert {(each.action, each.subject) for each in entries} == {("webhook.test", "webhook:ops")}
     assert [(each.actor, json.loads(each.details)["status"]) for each in entries] == [

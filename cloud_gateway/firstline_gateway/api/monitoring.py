@@ -7,7 +7,9 @@ from msgspec.structs import asdict
 from starlette.requests import Request
 from starlette.responses import Response
 
+from firstline_core.errors import CapacityError
 from firstline_core.fleet.rest import WEBHOOKS_PATH
+from firstline_core.telemetry.logs import logger
 from firstline_core.telemetry.metrics import RequestMetrics
 from firstline_gateway.api.auth import Access, Operator
 from firstline_gateway.api.messages import json_response
@@ -16,6 +18,8 @@ from firstline_gateway.executors.dispatch.dispatcher import Dispatcher
 from firstline_gateway.identity.audit_head import AuditLog
 from firstline_gateway.store.store import Store
 from firstline_gateway.webhooks.webhooks import Webhooks
+
+log = logger(__name__)
 
 
 def metrics_routes(metrics: RequestMetrics, access: Access) -> APIRouter:
@@ -58,7 +62,10 @@ def monitoring_routes(
         """Send a signed message of the type `webhook.test` at once, and return the receiver's answer."""
         found = await webhooks.test(webhook)
         details = {"status": found.status, "problem": found.problem}
-        await audit_log.note(principal, "webhook.test", f"webhook:{webhook}", details)
+        try:
+            await audit_log.note(principal, "webhook.test", f"webhook:{webhook}", details)
+        except CapacityError as error:  # the operator needs the answer all the same
+            log.error("audit entry not stored", action="webhook.test", principal=principal, why=error.message)
         return json_response(asdict(found))
 
     return router

@@ -77,7 +77,7 @@ class Fleet:
             found = devices.find(connection, device)
             return found.desired if found is not None and found.accepted_s is not None else Desired(0)
 
-        return await self.store.write(read)
+        return await self.store.write(read, key=device)
 
     async def report(self, device: str, reported: Reported) -> bool:
         """Stores a device's report; returns False if a newer one is stored already."""

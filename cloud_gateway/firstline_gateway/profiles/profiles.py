@@ -83,28 +83,39 @@ class Profiles:
         return entry
 
     async def check_requested(self, device: str, bundle: str, version: int) -> None:
-        """Checks whether a device may upload a profile, before it sends one.
+        """Checks whether a device may upload a profile, or has uploaded it, before it sends one.
 
         Raises:
             ConflictError: it was not requested.
         """
-        await self._store.read(lambda on: _requested(on, device, bundle, version))
+
+        def check(connection: Connection) -> None:
+            if not _is_requested(connection, device, bundle, version):
+                _uploaded(connection, device, (bundle, version, device))
+
+        await self._store.read(check)
 
     async def take(self, uploaded: ProfileEntry, content: bytes, device: str) -> ProfileEntry:
         """Stores a requested profile that a device measured of itself, and ends the request.
 
+        The same profile again changes nothing: the answer to the first upload was lost.
+
         Raises:
-            ConflictError: it was not requested.
+            ConflictError: it was not requested, or the device has uploaded another one.
         """
         now_s = self._clock.wall_s()
         entry = replace(uploaded, by=device_principal(device), kept_s=now_s)
 
-        def store(connection: Connection) -> None:
-            _requested(connection, device, entry.bundle, entry.version, lock=True)
+        def store(connection: Connection) -> ProfileEntry:
+            if not _is_requested(connection, device, entry.bundle, entry.version, lock=True):
+                return _uploaded(connection, device, (entry.bundle, entry.version, entry.machine), entry.sha256)
             records.put(connection, entry, content)
             desire_profiles(connection, device, lambda open_: without(open_, entry.bundle), now_s)
+            return entry
 
-        await self._store.write(store)
+        stored = await self._store.write(store, key=device)
+        if stored is not entry:
+            return stored
         self._on_desired()
         log.info("profile stored", device=device, bundle=entry.bundle, version=entry.version, points=entry.points)
         return entry
@@ -125,13 +136,25 @@ class Profiles:
         await self._store.write(delete)
 
 
-def _requested(connection: Connection, device: str, bundle: str, version: int, *, lock: bool = False) -> None:
-    """Raises ConflictError if a device is not requested to measure this version now."""
+def _is_requested(connection: Connection, device: str, bundle: str, version: int, *, lock: bool = False) -> bool:
+    """Returns whether a device is requested to measure this version now."""
     found = devices.find(connection, device, lock=lock)
     is_accepted = found is not None and found.accepted_s is not None
     wanted = found.desired.profiles if found is not None and is_accepted else ()
-    if not any(one.bundle == bundle and one.version in (0, version) for one in wanted):
+    return any(one.bundle == bundle and one.version in (0, version) for one in wanted)
+
+
+def _uploaded(connection: Connection, device: str, place: Place, sha256: str = "") -> ProfileEntry:
+    """Returns the profile that a device uploaded of itself, with that SHA-256 if one is stated.
+
+    Raises:
+        ConflictError: it is not stored.
+    """
+    found = records.find(connection, place)
+    if found is None or found[0].by != device_principal(device) or sha256 not in ("", found[0].sha256):
+        bundle, version, _ = place
         raise ConflictError(f"{device} is not asked for a profile of {bundle} version {version} (any more).")
+    return found[0]
 
 
 def _record(connection: Connection, now_s: float, by: str, action: str, place: Place) -> None:

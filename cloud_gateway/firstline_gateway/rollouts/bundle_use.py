@@ -32,7 +32,7 @@ def reason_to_keep(connection: Connection, removed: Collection[SignedVersion]) -
         found = _target(rollout, removed)
         if found is not None:
             return (
-                f"Devices that join are told {found} by the completed rollout {rollout.id}, and the new targets no "
+                f"Devices that join get {found} from the completed rollout {rollout.id}, and the new targets no "
                 "longer list it; complete a rollout of another version, or roll this one back, and repeat."
             )
     return None

@@ -103,12 +103,14 @@ def test_a_certificate_is_parsed_once_while_its_authority_is_trusted(monkeypatch
         return parse(text)
 
     monkeypatch.setattr(client_certificate, "_parsed", counted)
+    client_certificate._verified.cache_clear()
     value = escaped(CERTIFICATE)
     assert proxied_certificate([value], BELIEVED) == proxied_certificate([value], BELIEVED)
-    assert len(read) <= 1
-    before = len(read)
+    assert len(read) == 1
     following = Authorities(ca.create_authority(ca.new_key(), NOW_S))
     for _ in range(2):  # neither refusals nor certificates of another authority are cached
         with pytest.raises(UnauthorizedError, match="not issued by this gateway's authority"):
             proxied_certificate([value], following)
-    assert len(read) == before + 2
+    assert len(read) == 3
+    assert client_certificate._verified.cache_info().currsize == 1
+    assert client_certificate._verified.cache_info().maxsize == 4096

@@ -71,10 +71,21 @@ async def test_an_upload_ends_the_request(bench: Bench) -> None:
     assert (await bench.bring(1.0)).by == "device:cam"
     assert bench.wanted() == () and bench.told == 2
     assert (await bench.requests.of("cam")).requests == ()
-    for refused in (bench.bring(1.0), bench.profiles.check_requested("cam", "digits", 1)):
-        with pytest.raises(ConflictError, match="not asked for a profile of digits version 1 \\(any more\\)"):
+    for refused in (bench.bring(2.0), bench.bring(1.0, version=2), bench.profiles.check_requested("cam", "digits", 2)):
+        with pytest.raises(ConflictError, match=r"not asked for a profile of digits version . \(any more\)"):
             await refused
     assert [entry.version for entry in (await bench.profiles.page(("", 0, ""), 10)).profiles] == [1]
+
+
+async def test_a_device_whose_answer_was_lost_uploads_again(bench: Bench) -> None:
+    await bench.ask()
+    stored = await bench.bring(1.0)
+    await bench.clock.advance(60)
+    await bench.profiles.check_requested("cam", "digits", 1)
+    assert await bench.bring(1.0) == stored and bench.told == 2
+    await bench.profiles.put(replace(stored, sha256="0" * 64), b"other", BY)  # a person's is not the device's
+    with pytest.raises(ConflictError, match="not asked for a profile"):
+        await bench.bring(1.0)
 
 
 async def test_a_new_request_permits_another_upload(bench: Bench) -> None:

@@ -28,7 +28,7 @@ OLD = DesiredModel("cameras", 1, "1" * 64, "earlier")
         (S.PAUSED, 1, "is paused"),
         (S.ROLLING_BACK, 1, "is rolling back"),
         (S.RUNNING, 3, None),
-        (S.COMPLETED, 2, "by the completed rollout r"),
+        (S.COMPLETED, 2, "from the completed rollout r"),
         (S.COMPLETED, 1, None),
         (S.ROLLED_BACK, 2, None),
     ],
