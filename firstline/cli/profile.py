@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from firstline.cli.command import EXIT_FAILED, Report, command, command_group
-from firstline.cli.options import (
-    DATA_HELP,
-    DataReading,
-    GatewayOptions,
-    VersionArgument,
-    check_name,
-    require_bundle,
-)
+from firstline.cli.options import DATA_HELP, DataReading, GatewayOptions, VersionArgument, check_name, require_bundle
 from firstline.cli.output import date, progress, size, table
 from firstline.cli.profile_predict import predict_command
 from firstline.cli.profile_split import split_command
@@ -25,17 +18,12 @@ from firstline_core.errors import ConfigError
 from firstline_core.telemetry.wording import counted
 
 if TYPE_CHECKING:
-    from firstline.cli.device_profiling import bundle_named, profile_on
-    from firstline.cli.profile_source import profile_in, profile_report
+    from firstline.cli.profile_source import bundle_named, profile_in, profile_on, profile_report
     from firstline.workbench.quality import qualities_on
     from firstline_core.bundle.store import Bundle, open_bundle
     from firstline_core.fleet.profiles import NewProfileRequest
     from firstline_core.profile.files import profile_path
-    from firstline_core.profile.measure import (
-        ProfileOptions,
-        machine_name,
-        measure_profile,
-    )
+    from firstline_core.profile.measure import ProfileOptions, machine_name, measure_profile
     from firstline_core.profile.summary import accuracies
     from firstline_core.runtime.select import CPU
     from firstline_core.types import Sha256
@@ -44,23 +32,30 @@ app = command_group("Measure what models cost on machines; store, list and use t
 
 
 @dataclass(frozen=True, slots=True)
-class PointOptions:
-    """The points to measure here; a device decides itself, except for --quick."""
+class MeasureOptions:
+    """What this machine measures, and how; a device decides itself, except for --quick."""
 
     threads: Annotated[str, typer.Option(metavar="N,...", help="Threads of a run; default: 1 and all cores.")] = ""
     batches: Annotated[str, typer.Option(metavar="N,...", help="Samples of a query; default: 1,4,16.")] = ""
     providers: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME,...",
-            help="ONNX Runtime's, each by itself. Default: CPUExecutionProvider.",
-        ),
+        str, typer.Option(metavar="NAME,...", help="ONNX Runtime's, each by itself. Default: CPUExecutionProvider.")
     ] = ""
     variant: Annotated[list[str] | None, typer.Option(help="Only this model; may be repeated.")] = None
     quick: Annotated[bool, typer.Option("--quick", help="A fifth of the time.")] = False
     remeasure: Annotated[bool, typer.Option("--remeasure", help="Measure known points again.")] = False
+    alone: Annotated[
+        bool, typer.Option("--alone", help="Nothing else runs here: measure at the priority of a service.")
+    ] = False
+    joules_per_core_second: Annotated[
+        float, typer.Option(min=0, help="Stated energy of a busy core, if no sensor measures energy; 0: not stated.")
+    ] = 0.0
+    sustained: Annotated[
+        float,
+        typer.Option(metavar="MINUTES", help="Also measure single samples after this long at full load, when hot."),
+    ] = 0.0
+    machine: Annotated[str, typer.Option(help="Name of this machine, instead of the host's.")] = ""
 
-    def wanted(self, local: LocalOptions) -> ProfileOptions:
+    def wanted(self) -> ProfileOptions:
         """Returns the options; empty values leave the choice to the machine.
 
         Raises:
@@ -75,28 +70,21 @@ class PointOptions:
             providers=providers or (CPU,),
             variants=tuple(self.variant or ()),
             quick=self.quick,
-            alone=local.alone,
+            alone=self.alone,
             again=self.remeasure,
-            joules_per_core_s=local.joules_per_core_second,
-            sustained_s=60 * local.sustained,
+            joules_per_core_s=self.joules_per_core_second,
+            sustained_s=60 * self.sustained,
         )
 
-
-@dataclass(frozen=True, slots=True)
-class LocalOptions:
-    """How this machine measures; a device decides itself."""
-
-    alone: Annotated[
-        bool, typer.Option("--alone", help="Nothing else runs here: measure at the priority of a service.")
-    ] = False
-    joules_per_core_second: Annotated[
-        float, typer.Option(min=0, help="Stated energy of a busy core, if no sensor measures energy; 0: not stated.")
-    ] = 0.0
-    sustained: Annotated[
-        float,
-        typer.Option(metavar="MINUTES", help="Also measure single samples after this long at full load, when hot."),
-    ] = 0.0
-    machine: Annotated[str, typer.Option(help="Name of this machine, instead of the host's.")] = ""
+    def refuse_on_device(self) -> None:
+        """Raises ConfigError for an option that does not apply to a device."""
+        for field in fields(self):
+            if field.name != "quick" and getattr(self, field.name):
+                option = f"--{field.name.replace('_', '-')}"
+                raise ConfigError(
+                    f"{option} is for this machine; a device measures by its own settings. On the device, `edge-agent "
+                    "profile create` has --threads, --batches, --variant, --alone, --sustained and --remeasure."
+                )
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,8 +137,7 @@ def create(
         typer.Argument(metavar="BUNDLE", help="Folder of the bundle; with --on also its name.", show_default=False),
     ],
     *,
-    points: PointOptions,
-    local: LocalOptions,
+    measuring: MeasureOptions,
     accuracy: AccuracyOptions,
     reading: DataReading,
     device: DeviceOptions,
@@ -162,9 +149,9 @@ def create(
     profiles/ next to the bundle at once. A command that was ended early resumes where it was.
     """
     if device.on:
-        _refuse_local_options(points, local)
+        measuring.refuse_on_device()
         named = bundle_named(bundle)
-        request = NewProfileRequest(named.name, device.version or named.version, points.quick)
+        request = NewProfileRequest(named.name, device.version or named.version, measuring.quick)
         known = accuracies(named.manifest) if named.manifest is not None else {}
         if accuracy.data is not None or accuracy.limit is not None:
             known = accuracy.of(open_bundle(require_bundle(bundle)), reading, ())
@@ -172,11 +159,11 @@ def create(
     if device.version or not device.wait:
         raise ConfigError("--version and --no-wait are of a device's profile; name the device with --on.")
     opened = open_bundle(require_bundle(bundle))
-    options = points.wanted(local)
+    options = measuring.wanted()
     known = accuracy.of(opened, reading, options.variants)  # fail before measuring if the data does not fit
-    if local.machine:
-        check_name(local.machine, "--machine")
-    machine = local.machine or machine_name()
+    if measuring.machine:
+        check_name(measuring.machine, "--machine")
+    machine = measuring.machine or machine_name()
     path = profile_path(opened.path.resolve().parent, opened.manifest.name, machine)
     with progress("Profiling") as on_progress:
         found = measure_profile(
@@ -276,26 +263,6 @@ def delete(
         {"removed": {"bundle": bundle, "version": version, "machine": machine}},
         f"The profile of {bundle} version {version} on {machine} is forgotten.",
     )
-
-
-def _refuse_local_options(points: PointOptions, local: LocalOptions) -> None:
-    """Raises ConfigError for options that do not apply to a device."""
-    stated = {
-        "--threads": points.threads,
-        "--batches": points.batches,
-        "--providers": points.providers,
-        "--variant": points.variant,
-        "--remeasure": points.remeasure,
-        "--alone": local.alone,
-        "--machine": local.machine,
-        "--joules-per-core-second": local.joules_per_core_second,
-        "--sustained": local.sustained,
-    }
-    for option in (name for name, value in stated.items() if value):
-        raise ConfigError(
-            f"{option} is for this machine; a device measures by its own settings. On the device, `edge-agent profile "
-            "create` has --threads, --batches, --variant, --alone, --sustained and --remeasure."
-        )
 
 
 def _numbers(text: str, option: str, least: int) -> tuple[int, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -57,9 +57,10 @@ def predict_command(
     streams = _streams(found, loads, threads)
     prediction = predict(streams, servers=servers)
     factor = None if within is None else highest(streams, within, servers=servers)
-    for warning in (_disturbed(streams), _inexact(streams, prediction, factor)):
-        if warning:
-            typer.echo(warning, err=True)
+    if any(stream.point.waited_share > DISTURBED for stream in streams):
+        typer.echo(_disturbed(streams), err=True)
+    if reasons := "; ".join(_inexact(streams, prediction, factor)):
+        typer.echo(f"warning: this prediction is inexact: {reasons}.", err=True)
     text = [
         f"{found.bundle} version {found.version} on {found.machine}, {_named(streams)}; servers: {servers}.",
         _sentence(prediction),
@@ -123,37 +124,27 @@ def _sentence(prediction: Prediction) -> str:
 
 
 def _disturbed(streams: Sequence[Stream]) -> str:
-    waited = max(stream.point.waited_share for stream in streams)
-    if waited <= DISTURBED:
-        return ""
-    return (
-        f"warning: other work had the core for up to {percent(round(waited, 2))} of the time while that was measured."
-    )
+    waited = percent(round(max(stream.point.waited_share for stream in streams), 2))
+    return f"warning: other work had the core for up to {waited} of the time while that was measured."
 
 
-def _inexact(streams: Sequence[Stream], prediction: Prediction, factor: float | None) -> str:
-    """Returns a warning about effects that the profile does not contain; "" if none matters at these loads."""
+def _inexact(streams: Sequence[Stream], prediction: Prediction, factor: float | None) -> Iterator[str]:
+    """Yields the effects that the profile does not contain and that matter at these loads."""
     load, highest_load = prediction.utilisation, (factor or 0.0) * prediction.utilisation
-    reasons = []
     if len(streams) > 1:
-        reasons.append("models slow each other down, which is not predicted")
+        yield "models slow each other down, which is not predicted"
     if load < _LIGHT:
-        reasons.append("queries at such a light load can take longer than predicted")
+        yield "queries at such a light load can take longer than predicted"
     if _HEAVY <= load < _FULL:
-        reasons.append("waits at such a high load can be longer than predicted")
+        yield "waits at such a high load can be longer than predicted"
     if highest_load >= _HEAVY:
-        reasons.append("the rates of --within can be too high")
-    return f"warning: this prediction is inexact: {'; '.join(reasons)}." if reasons else ""
-
-
-def _rates(streams: Sequence[Stream]) -> str:
-    return ", ".join(f"{stream.point.key.variant} {stream.rate_per_s:.3g}/s" for stream in streams)
+        yield "the rates of --within can be too high"
 
 
 def _highest_sentence(streams: Sequence[Stream], factor: float, within_ms: float | None) -> str:
     if factor == 0:
         return f"No rate keeps p99 within {within_ms:g} ms."
-    rates = _rates([stream._replace(rate_per_s=factor * stream.rate_per_s) for stream in streams])
+    rates = ", ".join(f"{stream.point.key.variant} {factor * stream.rate_per_s:.3g}/s" for stream in streams)
     return f"p99 is within {within_ms:g} ms up to {rates}."
 
 

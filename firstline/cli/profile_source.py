@@ -1,17 +1,32 @@
-"""Reads a profile that a command line names (a file, or one stored by a gateway), and prints it."""
+"""The profile that a command line names: in a file, stored by a gateway, or measured by a device; and its report.
+
+`firstline profile create BUNDLE --on DEVICE` lets a device measure, and follows it until it is done.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os.path
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import NamedTuple
+
+import typer
 
 from firstline.cli.command import Report
+from firstline.cli.interrupt import EXIT_INTERRUPTED, pause
 from firstline.cli.options import GatewayOptions, is_name, is_there
-from firstline_core.errors import ConfigError, ProtocolError
+from firstline.cli.output import progress
+from firstline_core.bundle.manifest import MANIFEST_NAME, Manifest
+from firstline_core.bundle.store import manifest_in
+from firstline_core.errors import CapacityError, ConfigError, LinkError, ProtocolError
+from firstline_core.fleet.profiles import NewProfileRequest, ProfileRequest
+from firstline_core.fleet.twin import ProfilingState
 from firstline_core.profile.files import read_profile
 from firstline_core.profile.profile import Profile
 from firstline_core.profile.summary import profile_lines
 from firstline_core.types import Sha256
+
+_LOOK_S = 1.0
 
 
 def profile_in(file: Path) -> Profile:
@@ -71,3 +86,115 @@ def profile_report(profile: Profile, accuracy: Mapping[Sha256, float], last: str
     """
     lines = (*profile_lines(profile, accuracy or profile.accuracy), *([last] if last else ()))
     return Report(profile, lines)
+
+
+class Named(NamedTuple):
+    """The bundle that a device must measure.
+
+    Attributes:
+        name: of it.
+        version: 0 if only the name is known.
+        manifest: None if only the name is known.
+    """
+
+    name: str
+    version: int = 0
+    manifest: Manifest | None = None
+
+
+def bundle_named(bundle: Path) -> Named:
+    """Returns the bundle in a folder; text that names no folder is the bundle's name.
+
+    Raises:
+        ConfigError: the folder's manifest cannot be read, or no bundle can have that name.
+    """
+    if not os.path.isdir(bundle):  # noqa: PTH112 (`is_dir` raises where no such name is possible)
+        if not is_name(str(bundle)):
+            raise ConfigError(
+                f"{str(bundle)[:200]!a} is neither a bundle's folder nor the name of a bundle; name one of them."
+            )
+        return Named(str(bundle))
+    found = manifest_in(bundle)
+    if found is None:
+        raise ConfigError(f"{bundle} is not a bundle: its {MANIFEST_NAME} cannot be read; name the bundle instead.")
+    return Named(found.name, found.version, found)
+
+
+def profile_on(
+    device: str,
+    request: NewProfileRequest,
+    gateway: GatewayOptions,
+    *,
+    wait: bool,
+    accuracy: Mapping[Sha256, float],
+) -> Report:
+    """Requests a profile from a device, and waits for it."""
+    with gateway.fleet() as fleet:
+        before = fleet.profiles.latest(request.bundle, device)
+        found = fleet.profiles.ask(device, request)
+        if not wait:
+            asked = f"{found.device} is asked for a profile of {found.desired.bundle}: {found.state}. {_again(found)}"
+            return Report(found, asked)
+        try:
+            refused = followed(fleet.profiles.request, found)
+        except KeyboardInterrupt:
+            typer.echo(f"The request stays valid. {_again(found)}", err=True)
+            raise typer.Exit(EXIT_INTERRUPTED) from None
+        entry = fleet.profiles.latest(request.bundle, device)
+        if refused or entry is None or (before is not None and entry.kept_s == before.kept_s):
+            typer.echo(f"{device}: {refused or 'the request was cancelled.'}", err=True)
+            raise typer.Exit(1)
+        profile = fleet.profiles.get(entry.bundle, entry.version, device)
+    kept = f"Kept by the gateway: firstline profile get {profile.bundle} {profile.version} {device}"
+    return profile_report(profile, accuracy, kept)
+
+
+def followed(current: Callable[[ProfileRequest], ProfileRequest | None], found: ProfileRequest) -> str:
+    """Reports progress until the request ends; an unreachable gateway is asked again.
+
+    Args:
+        current: returns the current state of a request; None if it is fulfilled or cancelled.
+        found: its state so far.
+
+    Returns:
+        Why the device refuses, in a sentence; "" if it does not.
+    """
+    shown = trouble = ""
+    latest: ProfileRequest | None = found
+    with progress(f"Profiling on {found.device}") as bar:
+        while latest is not None:
+            if latest.state is ProfilingState.REFUSED:
+                return latest.message
+            if latest.total:
+                bar(latest.done, latest.total)
+            shown = _show(_sentence(latest), shown)
+            pause(_LOOK_S)
+            try:
+                latest = current(latest)
+                trouble = ""
+            except (LinkError, CapacityError) as error:
+                trouble = _show(f"{error.message} It is asked again.", trouble)
+    return ""
+
+
+def _show(sentence: str, before: str) -> str:
+    """Prints a sentence if it differs from the one before; returns it."""
+    if sentence != before:
+        typer.echo(sentence, err=True)
+    return sentence
+
+
+def _sentence(found: ProfileRequest) -> str:
+    known = {
+        ProfilingState.MEASURING: f"{found.device} measures {found.desired.bundle}.",
+        ProfilingState.UPLOADING: f"{found.device} has measured, and sends the profile.",
+    }
+    return found.message or known.get(found.state, f"{found.device} does others first.")
+
+
+def _again(found: ProfileRequest) -> str:
+    request = found.desired
+    named = f"{request.bundle} --on {found.device}"
+    version = f" --version {request.version}" if request.version else ""
+    command = f"firstline profile create {named}{version}{' --quick' if request.quick else ''}"
+    return f"`{command}` follows it, `firstline profile cancel {named}` cancels it."

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 
-from firstline.cli.device_profiling import followed
+from firstline.cli.profile_source import followed
 from firstline_core.errors import LinkDownError
 from firstline_core.fleet.profiles import NewProfileRequest, ProfileRequest
 from firstline_core.fleet.twin import DesiredProfile, ProfilingState
@@ -32,7 +32,7 @@ class Answers:
 
 
 def test_an_outage_is_reported_once(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr("firstline.cli.device_profiling._LOOK_S", 0.0)
+    monkeypatch.setattr("firstline.cli.profile_source._LOOK_S", 0.0)
     answers = Answers(AWAY, AWAY, AWAY, MEASURING, MEASURING, AWAY, AWAY, None)
     assert followed(answers.request, MEASURING) == ""
     away = "The gateway cannot be reached. It is asked again."
