@@ -1,18 +1,24 @@
-"""Labelled pools of real model pairs: the answers of edge and full model for every image, collected once and cached."""
+"""Labelled pools of real model pairs: the answers of edge and full model for every image, collected once and cached.
+
+The images of a pool can be changed before the models see them, for example blurred like those of a camera out of focus.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import os
 import tempfile
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from firstline.workbench.bundle import create_bundle
-from firstline.workbench.data.dataset import open_dataset
+from firstline.workbench.data.dataset import Dataset, Media, open_dataset
+from firstline.workbench.data.files import Where
+from firstline.workbench.data.sample import Sample
 from firstline.workbench.observe import observe_here
 from firstline.workbench.spec import read_recipe
 from firstline_core.bundle.store import Bundle, open_bundle
@@ -28,6 +34,9 @@ DATA = Path(os.environ.get("FIRSTLINE_SHARED_DATA", _CHECKOUT.parent / "shared" 
 
 CACHE = Path(tempfile.gettempdir()) / "firstline-pools"
 """Folder of collected answers."""
+
+Change = Callable[[bytes], bytes]
+"""Changes an encoded image."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +64,8 @@ class Pair:
 DIGITS = Pair("digits", "digits", "edge-onnx", "")
 CIFAR10 = Pair("cifar10-cascade resnet8-int8", "cifar10-cascade", "resnet8-int8", "cifar10-cascade")
 IMAGENET = Pair("imagenet-cascade v1-160", "imagenet-cascade", "v1-160", "imagenet-cascade")
+TRAINSAMPLE = Pair("imagenet-trainsample v1-160", "imagenet-cascade", "v1-160", "imagenet-trainsample")
+"""Other images for the models of `IMAGENET`. Its accuracy is too high if the models were trained on them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,24 +87,53 @@ class Pool:
         edge, full = self.edge.argmax(axis=1), self.full.argmax(axis=1)
         return {"disagreement": edge != full, "harm": (full == self.labels) & (edge != self.labels)}
 
+    def take(self, rows: NDArray[np.intp]) -> Pool:
+        """Returns the pool of these rows, repeated if they are named twice."""
+        return Pool(self.name, self.edge[rows], self.full[rows], self.labels[rows], self.size_bytes[rows])
 
-def collect(pair: Pair, data: Path = DATA, cache: Path = CACHE) -> Pool:
+
+def collect(
+    pair: Pair,
+    data: Path = DATA,
+    cache: Path = CACHE,
+    *,
+    change: Change | None = None,
+    changed: str = "",
+    limit: int | None = None,
+) -> Pool:
     """Runs the pair's models on its images, or reads the answers of an earlier run.
 
     Args:
         pair: what to run.
         data: third-party models and images.
         cache: folder of collected answers; a changed recipe is collected again.
+        change: applied to each image first.
+        changed: name of that change, with its strength.
+        limit: number of images, spread evenly; None for all.
     """
-    file = cache / f"{pair.name.replace(' ', '-')}-all-{_digest(pair)}.npz"
+    digest = _digest(pair)
+    file = cache / f"{pair.name.replace(' ', '-')}{'-' + changed if changed else ''}-{limit or 'all'}-{digest}.npz"
     if not file.is_file():
         cache.mkdir(parents=True, exist_ok=True)
         folder = data / pair.images / "dev" if pair.images else _MODELS / pair.recipe / "heldout"
+        dataset = open_dataset(folder, limit)
+        if change is not None:
+            dataset = replace(dataset, media=_Changed(dataset.media, change))
         unfinished = file.with_suffix(f".{os.getpid()}.npz")
-        np.savez_compressed(unfinished, allow_pickle=False, **_observe(bundle_of(pair, data, cache), pair, folder))
+        np.savez_compressed(unfinished, allow_pickle=False, **_observe(bundle_of(pair, data, cache), pair, dataset))
         unfinished.replace(file)
     with np.load(file) as stored:
         return Pool(pair.name, stored["edge"], stored["full"], stored["labels"], stored["size_bytes"])
+
+
+@dataclass(frozen=True, slots=True)
+class _Changed:
+    media: Media | None
+    change: Change
+
+    def read(self, samples: Sequence[Sample], where: Where) -> Iterator[bytes]:
+        if self.media is not None:
+            yield from map(self.change, self.media.read(samples, where))
 
 
 def _digest(pair: Pair) -> str:
@@ -111,8 +151,8 @@ def bundle_of(pair: Pair, data: Path = DATA, cache: Path = CACHE) -> Bundle:
     return open_bundle(folder)
 
 
-def _observe(bundle: Bundle, pair: Pair, images: Path) -> dict[str, NDArray[np.generic]]:
-    manifest, dataset = bundle.manifest, open_dataset(images)
+def _observe(bundle: Bundle, pair: Pair, dataset: Dataset) -> dict[str, NDArray[np.generic]]:
+    manifest = bundle.manifest
     if manifest.full is None:
         raise ValueError(f"{manifest.name} has no full model to compare with")
     edge = next(model for model in manifest.edge if model.id == pair.variant)

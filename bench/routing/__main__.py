@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from bench.routing.contract import main
+from bench.routing.run import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -8,19 +8,16 @@ risk on the sample is at most epsilon.
 
 from __future__ import annotations
 
-import argparse
-import os
-import sys
-from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from multiprocessing import get_context
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.figures import Figure, keep, named, tell
-from bench.pools import CIFAR10, DATA, DIGITS, IMAGENET, Pool, collect
+from bench.figures import Figure
+from bench.pools import CIFAR10, TRAINSAMPLE, Pool
+from bench.routing.parts import Job
 from bench.routing.population import Population, at_most
 from firstline.workbench.selection import EdgeRows, select
 from firstline_core.bundle.loading import scorer
@@ -29,7 +26,6 @@ from firstline_core.routing.certification import certify
 from firstline_core.tasks.classification import Classification
 from firstline_core.types import PROBABILITIES
 
-PART = "contract"
 SIZES = (650, 2500)
 CALIBRATIONS = 500  # of each size
 PROMISES = tuple((epsilon, delta) for epsilon in (0.05, 0.02) for delta in (0.1, 0.05))
@@ -76,7 +72,17 @@ class Tally:
         return AIMS.get(self.n) if self.epsilon == 0.05 and self.pool == CIFAR10.name else None
 
 
-def measure(pool: Pool, loss: str, n: int, calibrations: int = CALIBRATIONS) -> list[Tally]:
+def jobs(pools: Mapping[str, Pool]) -> list[Job]:
+    return [
+        Job(f"contract: {pool.name}, {loss}, {n} rows", partial(measure, pool, loss, n, CALIBRATIONS))
+        for n in sorted(SIZES, reverse=True)  # the longest first
+        for pool in pools.values()
+        if pool.name != TRAINSAMPLE.name
+        for loss in pool.losses()
+    ]
+
+
+def measure(pool: Pool, loss: str, n: int, calibrations: int) -> list[Tally]:
     """Repeats the procedure; every promise on the same samples."""
     losses = pool.losses()[loss]
     truths = pool.labels if loss == "harm" else pool.full.argmax(axis=1)
@@ -127,36 +133,4 @@ def figures(records: Sequence[Tally]) -> list[Figure]:
                 holds,
             ),
         ]
-    return found
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """0 where every aim holds, 1 where one does not."""
-    parser = argparse.ArgumentParser(prog="python -m bench.routing", description=__doc__)
-    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="(default: %(default)s)")
-    options = parser.parse_args(arguments)
-    for threads in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):  # one process a core is enough
-        os.environ.setdefault(threads, "1")
-    pools = _pools()
-    jobs = [(pool, loss, n) for n in sorted(SIZES, reverse=True) for pool in pools for loss in pool.losses()]
-    records: list[Tally] = []
-    # Forking would share what runtimes and BLAS keep in threads.
-    with ProcessPoolExecutor(options.processes, mp_context=get_context("spawn")) as workers:
-        for done, tallies in enumerate(workers.map(measure, *zip(*jobs, strict=True)), 1):
-            records += tallies
-            print(f"{done} of {len(jobs)} samples of a pool are measured.", file=sys.stderr, flush=True)
-    found = figures(records)
-    keep("routing", {PART: found}, [PART])
-    return tell(named(PART, found))
-
-
-def _pools() -> list[Pool]:
-    """Returns those whose data is there; says which are not."""
-    found = []
-    for pair in (DIGITS, CIFAR10, IMAGENET):
-        if (missing := pair.missing_in(DATA)) is not None:
-            print(f"{pair.name} is left out: there is no {missing}.", file=sys.stderr)
-            continue
-        print(f"{pair.name}: collecting what the models say", file=sys.stderr, flush=True)
-        found.append(collect(pair))
     return found

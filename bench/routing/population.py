@@ -42,6 +42,11 @@ class Population:
         """The largest share that any threshold of a risk of at most epsilon keeps."""
         return float(self.shares[self.risks <= epsilon].max(initial=0.0))
 
+    def loosest(self, epsilon: float) -> float | None:
+        """The loosest threshold of a risk of at most epsilon; None where there is none."""
+        passing = np.flatnonzero(self.risks <= epsilon)
+        return float(self.thresholds[passing[-1]]) if passing.size else None
+
 
 _SURE = 0.01  # a promise counts as broken when so many failures have less than this probability
 
