@@ -122,13 +122,16 @@ def test_groups_of_two_replicas_add_jobs_of_the_same_principals(postgresql: Post
 def test_job_that_one_replica_ends_and_another_deletes(postgresql: PostgreSql) -> None:
     settings = postgresql.new_store()
     gate, added, ended = threading.Event(), threading.Event(), threading.Event()
+    runs = Counter[str]()
 
     def add(connection: Connection) -> None:
+        runs["add"] += 1
         assert records.add(connection, job("second", "anna", 5), 2, ROOM) is None
         added.set()
         assert ended.wait(5)  # with anna's usage changed
 
     def end(connection: Connection) -> bool:
+        runs["end"] += 1
         assert added.wait(5)
         found = records.end(connection, "first", JobResult(200, b"answer", None), 1.0)
         ended.set()
@@ -144,3 +147,4 @@ def test_job_that_one_replica_ends_and_another_deletes(postgresql: PostgreSql) -
         assert [each.result(20) for each in group] == [None, True]
         with one.store.database.reading() as connection:
             assert records.usage(connection, "anna") == (1, 5, 1, 5)
+    assert runs == {"add": 1, "end": 1}
