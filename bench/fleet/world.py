@@ -10,7 +10,6 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from msgspec.structs import replace
@@ -20,17 +19,16 @@ from bench.fleet.agents import Agent
 from bench.fleet.population import BUNDLE, NEW, OLD, DeviceReport, Effect, population
 from bench.fleet.shelf import Shelf
 from bench.simulation.simulated_time import WALL_START_S, LoopClock, SimulatedLoop
-from bench.support.bundles import model, with_certificate, write_manifest
+from bench.support.bundles import with_certificate
 from bench.support.onnx_models import linear
-from firstline.workbench.golden import answered_golden, read_inputs
-from firstline_core.bundle.manifest import Manifest, Model, Policy
+from firstline.workbench.bundle import create_bundle
+from firstline.workbench.spec import BundleSpec, ModelSpec, PolicySpec
+from firstline_core.bundle.manifest import MANIFEST_NAME, encode_manifest
 from firstline_core.bundle.store import Bundle, open_bundle
 from firstline_core.fleet.twin import Desired
-from firstline_core.processing.steps import InputSpec, ModelInput, Softmax
+from firstline_core.processing.steps import Softmax
 from firstline_core.routing.certificate import Histogram
 from firstline_core.routing.drift import histogram
-from firstline_core.runtime.select import RuntimeOptions
-from firstline_core.tasks.classification import Classification
 
 _HOUR_S = 3600.0
 _MEMORY = Path("/dev/shm")
@@ -146,22 +144,16 @@ def write_bundle(folder: Path, name: str, version: int, sharpness: float = 1.0) 
         version: of the bundle.
         sharpness: factor of the edge model's logits; its answers stay the same, with other confidences.
     """
-    folder.mkdir(parents=True)
-    full = _as_model(linear(folder / "full.onnx", _weights()), folder)
-    kernel = _edge_weights() * np.float32(sharpness)
-    edge = _as_model(linear(folder / "edge.onnx", kernel), folder)
+    sources = folder.with_name(f"{folder.name}-sources")
+    full = linear(sources / "full.onnx", _weights())
+    edge = linear(sources / "edge.onnx", _edge_weights() * np.float32(sharpness))
+    np.savez(sources / "rows.npz", x=sample(1)[:_GOLDEN_ROWS])
     threshold, scores = _certified()
-    spec = InputSpec("x", "FP32", (-1, FEATURES))
-    known: dict[str, Any] = {"name": name, "version": version, "full": full, "inputs": (spec,)}
-    plain = Manifest(task=Classification(_LABELS), edge=(edge,), policy=Policy(threshold=threshold), **known)
-    certified = with_certificate(edge, plain, threshold, n=_SAMPLE, kept=_KEPT, histogram=scores)
-    rows = folder / "rows.npz"
-    np.savez(rows, x=sample(1)[:_GOLDEN_ROWS])
-    bundle = write_manifest(folder, [certified], _LABELS, policy=plain.policy, **known)
-    golden = answered_golden(bundle, read_inputs([rows], bundle.manifest), RuntimeOptions())
-    rows.unlink()
-    manifest = replace(bundle.manifest, golden=golden)
-    write_manifest(folder, manifest.edge, _LABELS, policy=manifest.policy, golden=golden, **known)
+    edge_spec, full_spec = (ModelSpec(file, postprocess=(Softmax(),)) for file in (edge, full))
+    spec = BundleSpec(name, version, _LABELS, (edge_spec,), full_spec, PolicySpec(threshold=threshold))
+    manifest = create_bundle(spec, folder, golden=[sources / "rows.npz"]).manifest
+    certified = with_certificate(manifest.edge[0], manifest, threshold, n=_SAMPLE, kept=_KEPT, histogram=scores)
+    (folder / MANIFEST_NAME).write_bytes(encode_manifest(replace(manifest, edge=(certified,))))
     return open_bundle(folder)
 
 
@@ -190,7 +182,3 @@ def _certified() -> tuple[float, Histogram]:
     lie = histogram(scores)
     assert lie is not None
     return float(np.quantile(scores, 1 - _KEPT)), lie
-
-
-def _as_model(file: Path, folder: Path) -> Model:
-    return model(file, folder, inputs=(ModelInput("x"),), postprocess=(Softmax(),))
