@@ -93,8 +93,8 @@ end"""
 
 _DONE = """function done(summary, latency, requests)
   io.write(string.format(
-    '\\n{"requests":%d,"microseconds":%d,"bad_status":%d,"broken":%d,"late":%d,"p50_us":%d,"p90_us":%d,"p99_us":%d}\\n',
+    '\\n{"requests":%d,"microseconds":%d,"bad_status":%d,"broken":%d,"late":%d,"p50_us":%d,"p99_us":%d}\\n',
     summary.requests, summary.duration, summary.errors.status,
     summary.errors.connect + summary.errors.read + summary.errors.write, summary.errors.timeout,
-    latency:percentile(50), latency:percentile(90), latency:percentile(99)))
+    latency:percentile(50), latency:percentile(99)))
 end"""

@@ -59,11 +59,7 @@ class Server:
 
     def rss_mb(self) -> float:
         """Resident memory as `ps` tells it, of all its processes added up (MB of 10^6 bytes)."""
-        return sum(_kib(pid, "status", "VmRSS:") for pid in marked(self.mark)) * 1024 / 1e6
-
-    def memory_mb(self) -> float:
-        """Resident memory of all its processes, what they share counted once (PSS; MB of 10^6 bytes)."""
-        return sum(_kib(pid, "smaps_rollup", "Pss:") for pid in marked(self.mark)) * 1024 / 1e6
+        return sum(_resident_kib(pid) for pid in marked(self.mark)) * 1024 / 1e6
 
 
 @contextlib.contextmanager
@@ -211,12 +207,12 @@ def _cpu_clock(pid: int) -> int:
     return ~pid << 3 | 2
 
 
-def _kib(pid: int, file: str, name: str) -> int:
+def _resident_kib(pid: int) -> int:
     try:
-        lines = Path(f"/proc/{pid}/{file}").read_text().splitlines()
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except OSError:
         return 0
-    return next((int(line.split()[1]) for line in lines if line.startswith(name)), 0)
+    return next((int(line.split()[1]) for line in lines if line.startswith("VmRSS:")), 0)
 
 
 def _end_of(log: Path) -> str:

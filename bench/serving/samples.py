@@ -68,13 +68,10 @@ def of_load(part: str, number: int, who: str, what: str, load: Load) -> Sample:
         "rate_per_s": load.rate,
         "cpu_us": load.cpu_us,
         "p50_us": load.p50_us,
-        "p90_us": load.p90_us,
         "p99_us": load.p99_us,
         "requests": load.requests,
         "bad": load.bad,
-        "server_share": load.server_cpu_s / load.seconds,
         "client_share": load.client_cpu_s / load.seconds,
-        "memory_mb": load.memory_mb,
     }
     return Sample(part, number, who, what, {name: round(value, 3) for name, value in values.items()})
 

@@ -25,18 +25,15 @@ class Load(NamedTuple):
         requests: that were answered, with whichever status.
         bad: of them, those with an error status, and those without an answer.
         server_cpu_s, client_cpu_s: processor time that was used meanwhile.
-        memory_mb: of the server, at the end.
     """
 
     requests: int
     seconds: float
     bad: int
     p50_us: float
-    p90_us: float
     p99_us: float
     server_cpu_s: float
     client_cpu_s: float
-    memory_mb: float
 
     @property
     def rate(self) -> float:
@@ -83,11 +80,9 @@ def load(server: Server, script: Path, *, in_flight: int, seconds: int, on: Core
         seconds=said["microseconds"] / 1e6,
         bad=said["bad_status"] + said["broken"] + said["late"],
         p50_us=said["p50_us"],
-        p90_us=said["p90_us"],
         p99_us=said["p99_us"],
         server_cpu_s=server.cpu_s() - before_s,
         client_cpu_s=_children_cpu_s() - used,
-        memory_mb=server.memory_mb(),
     )
 
 

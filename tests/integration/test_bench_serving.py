@@ -91,7 +91,7 @@ def test_stopping_a_server_ends_its_child_processes(tmp_path: Path) -> None:
         answers=_listens,
     ) as server:
         assert len(marked(server.mark)) == 2
-        assert server.memory_mb() > 5
+        assert server.rss_mb() > 5
     assert marked(server.mark) == []
 
 
