@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import certifi
 import pytest
 from hypothesis import settings
+from support import forks
 from support.broker import Broker, find_mosquitto
 from support.needs import missing
 
@@ -45,6 +46,17 @@ _CLIENTS_PYTHON = _CHECKOUT / ".venv-clients" / "bin" / "python"
 
 def _shared_data() -> Path:
     return Path(os.environ.get("FIRSTLINE_SHARED_DATA", _CHECKOUT.parent / "shared" / "data"))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Lets all workers fork processes from one server, which takes seconds to import the product."""
+    node.workerinput["forks"] = str(forks.server())
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if hasattr(config, "workerinput"):
+        forks.share(Path(config.workerinput["forks"]))
 
 
 @pytest.hookimpl(wrapper=True)

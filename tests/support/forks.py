@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import IO, Any
 
 _LIMIT_BYTES = 1 << 17
+_shared: list[Path] = []
 _IMPORTED = (
     *("uvloop", "ai_edge_litert.interpreter", "PIL.PngImagePlugin", "firstline_core.telemetry.tracing"),
     *("firstline_gateway.app", "firstline_gateway.commands.serve", "firstline_gateway.tables"),
@@ -141,9 +142,16 @@ def run_forked(
         return subprocess.CompletedProcess(process.args, code, out.read(), error.read())
 
 
+def share(address: Path) -> None:
+    """Lets this process use a server that another one has started."""
+    _shared.append(address)
+
+
 @cache
 def server() -> Path:
-    """Starts the server, which ends with this process; returns the address of its socket."""
+    """Starts the server, which ends with this process, or finds a shared one; returns the address of its socket."""
+    if _shared:
+        return _shared[-1]
     folder = tempfile.mkdtemp(prefix="firstline-forks-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     address = Path(folder) / "socket"
