@@ -208,7 +208,8 @@ class MqttConsumer:
                 expiry_s=expiry_s,
                 trace=trace,
             )
-            return publication, error
+            # Its traceback leads to frames that refer to the error: only the garbage collector would free the message.
+            return publication, error.with_traceback(None)
 
     def _drop(self, message: mqtt_messages.Message, error: FirstlineError) -> None:
         """Acknowledges a message that gets no answer."""

@@ -19,6 +19,7 @@ from support.grpc_calls import Call, calling, digits_message, refusal
 from support.identities import Device
 from support.keys import create_key
 from support.logs import captured_lines
+from support.memory import growth_below
 from support.tls_site import tls_site
 
 from firstline_core.errors import CapacityError, ConfigError
@@ -142,6 +143,14 @@ async def test_large_messages_are_refused_also_when_compressed(call: Call) -> No
     status, _, trailers = await refusal(call("ModelInfer", large))
     assert (status, trailers["firstline-code"]) == ("RESOURCE_EXHAUSTED", "payload_too_large")
     assert (await call("ModelInfer", digits_message())).model_name == "digits"
+
+
+async def test_the_message_of_a_refused_call_is_freed_without_the_garbage_collector(tmp_path: Path) -> None:
+    gateway, too_many = gateway_of(settings_of(tmp_path, auth__mode="off"), GatedExecutor()), digits_message(20_000)
+    async with listening(gateway) as port, calling(port) as call:
+        with growth_below(1_500_000):
+            for _ in range(5):
+                assert "at most 4096" in (await refusal(call("ModelInfer", too_many)))[1]
 
 
 async def test_the_shorter_of_both_deadlines_holds(tmp_path: Path) -> None:

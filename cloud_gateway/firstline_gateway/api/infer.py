@@ -98,7 +98,8 @@ class InferenceApp:
             error = LinkDownError("The client closed the connection before it was answered.")
             reply = Reply(_CLIENT_CLOSED_REQUEST, {}, b"") if is_recorded else shutting_down()
         except FirstlineError as refused:
-            error, reply = refused, self._refusal(refused, client)
+            # Its traceback leads to this frame: only the garbage collector would free both, and the body.
+            error, reply = refused.with_traceback(None), self._refusal(refused, client)
         except Exception as failure:  # noqa: BLE001 (the outermost loop of a request)
             reply, is_recorded = unexpected_failure(failure, request.path, self.metrics.count_error), False
         if self.plane.draining:

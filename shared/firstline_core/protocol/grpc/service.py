@@ -124,11 +124,11 @@ class InferenceService:
     def _simple(self, name: str, answer: Callable[[Any], Any], *, scope: str) -> Callable[..., Awaitable[bytes]]:
         kind = SERVICE.methods_by_name[name].input_type.name
 
-        async def call(messages: Messages, context: Context) -> bytes:
+        async def call(_messages: Messages, context: Context) -> bytes:
             try:
                 if scope:
                     await self._hooks.authorize(context, scope)
-                sent = await _first(messages)
+                sent = await _first(context)
                 if len(sent) > _SMALL_BYTES:
                     raise InvalidTensorError(f"The message is {len(sent)} bytes; a {kind} has a few names.")
                 try:
@@ -143,16 +143,16 @@ class InferenceService:
                 encoded: bytes = reply.SerializeToString()
                 return encoded
             except FirstlineError as error:
-                return await _refuse(context, error)
+                return _refuse(context, error)
             except Exception:  # noqa: BLE001 (the outermost loop of a call, which logs it)
-                return await _refuse(context, _unexpected(name))
+                return _refuse(context, _unexpected(name))
 
         return call
 
-    async def _infer(self, messages: Messages, context: Context) -> bytes:
+    async def _infer(self, _messages: Messages, context: Context) -> bytes:
         refused = self._hooks.unread(context)
         if refused is not None:
-            return await _refuse(context, refused)
+            return _refuse(context, refused)
         arrived_s = self._clock.monotonic_s()
         remaining_s = context.time_remaining()
         trace = _trace_of_call(context)
@@ -162,7 +162,7 @@ class InferenceService:
                 caller = await self._hooks.authorize(context, INFER)
                 journal.principal = caller.principal
                 with self._hooks.share(caller.principal) as take:
-                    sent = await _first(messages)
+                    sent = await _first(context)
                     take(len(sent))
                     metadata = _CallMetadata(None if remaining_s is None else arrived_s + remaining_s, trace)
                     answer = await self._answer(sent, caller, arrived_s, metadata, journal)
@@ -170,17 +170,17 @@ class InferenceService:
         except FirstlineError as error:
             if isinstance(error, QueueFullError):
                 self._hooks.no_room(context)
-            return await _refuse(context, error)
+            return _refuse(context, error)
         return encoded
 
-    async def _stream_infer(self, messages: Messages, context: Context) -> AsyncIterator[bytes]:
+    async def _stream_infer(self, _messages: Messages, context: Context) -> AsyncIterator[bytes]:
         """Answers requests one after the other, in their order; an error ends only its own request."""
         try:
             caller = await self._hooks.authorize(context, INFER)
         except FirstlineError as error:
-            await _refuse(context, error)
+            _refuse(context, error)
             return
-        async for sent in messages:
+        while (sent := await context.read()) is not grpc.aio.EOF:
             arrived_s = self._clock.monotonic_s()
             metadata = _CallMetadata(None, _trace_of_call(context))
             journal = _Journal(self._hooks.record, self._clock, arrived_s, caller.principal)
@@ -195,6 +195,7 @@ class InferenceService:
                 reply.error_message = error.message
                 reply.infer_response.parameters["code"].string_param = error.code
                 reply.infer_response.id = journal.id
+                error.__traceback__ = None  # see `_refuse`
             yield reply.SerializeToString()
 
     async def _answer(
@@ -296,8 +297,10 @@ def _describe(spec: TensorSpec, described: Any) -> None:
     described.shape.extend(spec.shape)
 
 
-async def _first(messages: Messages) -> bytes:
+async def _first(context: Context) -> bytes:
     """Returns the only message of a call.
+
+    gRPC's iterator would keep the message until the garbage collector frees both.
 
     Raises:
         InvalidTensorError: the call has no message.
@@ -305,20 +308,24 @@ async def _first(messages: Messages) -> bytes:
     """
     try:
         async with asyncio.timeout(READ_TIMEOUT_S):
-            return await anext(messages)
-    except StopAsyncIteration as error:
-        raise InvalidTensorError("The call has no message; send one.") from error
+            sent: bytes = await context.read()
     except TimeoutError as error:
         raise RemoteTimeoutError(f"The message did not come within {READ_TIMEOUT_S:g} seconds.") from error
+    if sent is grpc.aio.EOF:
+        raise InvalidTensorError("The call has no message; send one.")
+    return sent
 
 
-async def _refuse(context: Context, error: FirstlineError) -> bytes:
-    """Aborts the call with the status, message and code of an error."""
-    try:
-        await context.abort(status_of(error), error.message, trailers_of(error))
-    except grpc.aio.InternalError as ended:  # ended by gRPC itself, which has reported it, or by the client
-        raise asyncio.CancelledError from ended
-    return b""  # never reached: `abort` raises
+def _refuse(context: Context, error: FirstlineError) -> bytes:
+    """Ends the call with the status, message and code of an error.
+
+    `context.abort` would raise, and gRPC never frees the frames that its exception passes, nor the message in them.
+    """
+    context.set_code(status_of(error))
+    context.set_details(error.message)
+    context.set_trailing_metadata(trailers_of(error))
+    error.__traceback__ = None  # it leads to frames that refer to the error and to the message
+    return b""
 
 
 def _unexpected(call: str) -> FirstlineError:
