@@ -61,7 +61,9 @@ NAME_CHARACTERS = "[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
 # Limits of a search for a similar name.
 _SEEN = 1000  # names
 _COMPARED = 25  # names of them
-_COMPARED_CHARACTERS = 32
+_COMPARED_CHARACTERS = 64
+_LONG = 32  # characters; of longer names one is compared, because difflib takes milliseconds for each
+_MISSING = 4  # characters of a longer name
 _LISTED = 8  # names that a message with a suggestion lists too
 _OWN_PACKAGES = ("firstline", "firstline_core", "firstline_edge", "firstline_gateway")
 
@@ -289,8 +291,9 @@ def key_of(error: BaseException | None) -> str:
 def similar_name(name: str, known: Iterable[str], alike: float = 0.6) -> str:
     """Returns the known name that is most similar to an unknown one, in any case; "" if none is similar.
 
-    Event loops call it, so it limits its work: a name of more than 32 characters has no similar one, and of many known
-    names it compares 25, preferably those of the same first letter or of about the same length.
+    Event loops call it, so it limits its work: a name of more than 64 characters has no similar one, and of many known
+    names it compares 25, preferably those of the same first letter or of about the same length. For a name of more than
+    32 characters it compares the one that has the most characters in common.
 
     Args:
         name: the unknown name.
@@ -299,19 +302,24 @@ def similar_name(name: str, known: Iterable[str], alike: float = 0.6) -> str:
     """
     if len(name) > _COMPARED_CHARACTERS:
         return ""
-    first, unknown = name[:1].lower(), name.lower()
+    first, unknown = name[:1].lower(), name.lower()[:_COMPARED_CHARACTERS]
 
     def difference(other: str) -> int:
         return (other[:1].lower() != first) + (abs(len(other) - len(name)) > 2)
 
-    candidates = [each for each in islice(known, _SEEN) if len(each) <= _COMPARED_CHARACTERS]
+    longest = min(max(len(name), _LONG) + _MISSING, _COMPARED_CHARACTERS)
+    candidates = [each for each in islice(known, _SEEN) if len(each) <= longest]
     matcher = SequenceMatcher(b=unknown)
 
-    def similarity(other: str) -> float:
-        matcher.set_seq1(other.lower())
-        return matcher.ratio() if matcher.quick_ratio() >= alike else 0.0  # which is fast, and never below the ratio
+    def in_common(other: str) -> float:
+        matcher.set_seq1(other.lower()[:_COMPARED_CHARACTERS])
+        return matcher.quick_ratio()  # which is fast, and never below the ratio
 
-    closest = max(sorted(candidates, key=difference)[:_COMPARED], key=similarity, default="")
+    def similarity(other: str) -> float:
+        return matcher.ratio() if in_common(other) >= alike else 0.0
+
+    compared = sorted(candidates, key=difference)[:_COMPARED]
+    closest = max(compared, key=in_common if len(name) > _LONG else similarity, default="")
     return closest if closest and similarity(closest) >= alike else ""
 
 

@@ -32,7 +32,12 @@ def test_only_capacity_and_link_errors_are_retryable() -> None:
         ("moon", ("auto", "edge", "cloud"), ""),
         ("goldn retreiver", ("golden retriever", "tiger shark"), "golden retriever"),
         ("label 501", [f"{'abc'[place % 3]} {place}" for place in range(900)] + ["label 500"], "label 500"),
-        ("a" * 33, ("a" * 32,), ""),
+        ("a" * 65, ("a" * 64,), ""),
+        (
+            "mobilenet-v2-quantised-224-detector-int8.nnx",
+            ("tiny", "mobilenet-v2-quantised-224-detector-int8.onnx"),
+            "mobilenet-v2-quantised-224-detector-int8.onnx",
+        ),
         ("", ("a",), ""),
     ],
 )
@@ -51,9 +56,11 @@ def test_a_value_that_is_no_text_is_similar_to_no_name(value: object) -> None:
         ("golden retreiver", [f"golden retriever {place}" for place in range(1000)]),
         ("a" * 32, [f"{'a' * 28}{place:04}" for place in range(1000)]),
         ("a" * 32, ["a\u0130" * 14 + f"{place:04}" for place in range(1000)]),
+        ("a" * 64, [f"{'a' * 60}{place:04}" for place in range(1000)]),
+        ("a\u0130" * 32, ["a\u0130" * 30 + f"{place:04}" for place in range(1000)]),
         ("a" * 10_000, ["a" * 9000] * 1000),
     ],
-    ids=["two words", "one letter", "other scripts", "long"],
+    ids=["two words", "one letter", "other scripts", "64 characters", "64 of other scripts", "long"],
 )
 def test_a_search_for_a_similar_name_is_short(name: str, known: Sequence[str]) -> None:
     seconds = []
