@@ -65,12 +65,15 @@ class RequestedProfiles:
             same = next((one for one in before if asked.is_same(one)), None)
             if same is not None and (known := request_of(found, same, now_s)).state is not ProfilingState.REFUSED:
                 return known
-            open_ = (one for one in before if request_of(found, one, now_s).state is not ProfilingState.REFUSED)
-            others = without(open_, asked.bundle)
-            if len(others) >= REQUESTS:
-                raise ConflictError(f"{device} has {len(others)} profiles to measure, the most allowed; cancel one.")
+            others = without(before, asked.bundle)
+            refused = [one for one in others if request_of(found, one, now_s).state is ProfilingState.REFUSED]
+            is_open = len(others) - len(refused)
+            if is_open >= REQUESTS:
+                raise ConflictError(f"{device} has {is_open} profiles to measure, the most allowed; cancel one.")
+            dropped = refused[: max(0, len(others) + 1 - REQUESTS)]  # the oldest
+            stay = tuple(one for one in others if one not in dropped)
             wanted = asked.desired(new_request_id())
-            desire_profiles(connection, device, lambda _: (*others, wanted), now_s)
+            desire_profiles(connection, device, lambda _: (*stay, wanted), now_s)
             details = {"bundle": wanted.bundle, "version": wanted.version, "request": wanted.id}
             audit_log.add(connection, now_s, by, "profile.request", f"device:{device}", **details)
             return replace(request_of(found, wanted, now_s), new=True)

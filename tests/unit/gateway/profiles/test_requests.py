@@ -104,6 +104,15 @@ async def test_an_open_request_is_returned_and_a_refused_one_repeated(bench: Ben
     assert again.new and bench.wanted() == (again.desired,)
 
 
+async def test_a_refused_request_stays_while_there_is_room(bench: Bench) -> None:
+    refused = await bench.ask("b0")
+    bench.says(Profiling(refused.desired.id, "b0", ProfilingState.REFUSED, message="No."))
+    await bench.ask("b1")
+    assert [one.bundle for one in bench.wanted()] == ["b0", "b1"]
+    first, _ = (await bench.requests.of("cam")).requests
+    assert first.message == "No."
+
+
 async def test_only_the_requested_version_is_permitted(bench: Bench) -> None:
     await bench.ask(version=2)
     with pytest.raises(ConflictError, match="cam is not asked for a profile of digits version 1"):
