@@ -224,7 +224,7 @@ def _as_json(found: Compression, taken: list[str], after: Manifest | None, versi
                 "batch": one.model.batch if one.model is not None else None,
                 "figures": one.figures,
                 "accepted": one.verdict is not None and one.verdict.accepted,
-                "reasons": _reasons(one),
+                "reasons": _reasons(found, one),
                 "provenance": one.model.provenance if one.model is not None else None,
             }
             for one in found.candidates
@@ -253,7 +253,7 @@ def _text(found: Compression, taken: list[str], after: Manifest | None, written:
         yield f"Latency and energy are those of the profile of '{found.target}'.{absent}"
     for one in found.candidates:
         name = one.model.id if one.model is not None else one.technique
-        yield f"{name} is {_verdict(one)}: {'; '.join(reason.removesuffix('.') for reason in _reasons(one))}."
+        yield f"{name} is {_verdict(one)}: {'; '.join(reason.removesuffix('.') for reason in _reasons(found, one))}."
         if one.model is not None and one.model.batch is not None:
             yield f"{name} runs with one row at a time, because its answer depends on the other rows of a batch."
     names = [model.id for model in after.edge] if after is not None else []
@@ -269,10 +269,13 @@ def _text(found: Compression, taken: list[str], after: Manifest | None, written:
         yield f"No bundle was written{'; name one with --out' if taken else ': no candidate was taken'}."
 
 
-def _reasons(one: Candidate) -> tuple[str, ...]:
+def _reasons(found: Compression, one: Candidate) -> tuple[str, ...]:
     if one.verdict is None:
         return (one.failed,)
-    return one.verdict.reasons or ("nothing that is there is as accurate",)
+    nothing = (
+        f"no model that ran on '{found.target}' is as accurate" if found.target else "no existing model is as accurate"
+    )
+    return one.verdict.reasons or (nothing,)
 
 
 def _verdict(one: Candidate) -> str:
@@ -285,7 +288,8 @@ def _row(figures: Figures, found: Compression) -> tuple[str, ...]:
     kept = "-" if figures.kept is None else percent(figures.kept)
     accuracies = percent(figures.accuracy), percent(found.certified_accuracy[figures.id])
     energy = [_energy(figures.energy_mj)] if found.target else []
-    latency = "-" if figures.latency_ms is None else f"{figures.latency_ms:.4g}"
+    disturbed = "" if figures.known_ms is not None else "?"
+    latency = "-" if figures.latency_ms is None else f"{figures.latency_ms:.4g}{disturbed}"
     return figures.id, *accuracies, latency, *energy, size(figures.size_bytes), kept
 
 

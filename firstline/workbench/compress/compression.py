@@ -172,7 +172,7 @@ def compress(
     if not rule.promise.events:
         require_event(manifest)
     if profile is not None:
-        _require_candidate(profile, manifest)
+        _require_points(profile, manifest, source)
     truth = dataset.required_truth(manifest.task, manifest.inputs)
     report("Reading the data")
     parts = split_data(dataset, manifest.inputs, seed)
@@ -226,6 +226,7 @@ def _judged(
             model.artefact.size_bytes,
             proofs[model.id].result.kept if model.id in proofs else None,
             costs[model.id].energy_mj if model.id in costs else None,
+            costs[model.id].waited_share if model.id in costs else 0.0,
         )
         for model in models
     }
@@ -267,14 +268,20 @@ def _accuracies(measured: Measured) -> dict[str, float]:
     return {one.model.id: accuracy(measured, one) for one in answers}
 
 
-def _require_candidate(profile: Profile, manifest: Manifest) -> None:
-    """Raises ConfigError if no other model than the bundle's own ran on the profile's machine."""
+def _require_points(profile: Profile, manifest: Manifest, source: Model) -> None:
+    """Raises ConfigError if the source, or every model other than the bundle's own, never ran on the machine."""
     ran = {point.key.model_digest for point in profile.points if point.key.of_one_row}
     if ran <= {model.digest for model in manifest.models}:
         raise ConfigError(
             f"The profile of '{profile.machine}' has one row through no model but the bundle's own, and times are not "
             "scaled from other models. Write the candidates with --force and --out DIR, measure DIR there (edge-agent "
             "profile create DIR), and give that profile, with the same data and seed."
+        )
+    if source.digest not in ran:
+        raise ConfigError(
+            f"The profile of '{profile.machine}' has one row through no '{source.id}', which the candidates are made "
+            "of and compared with. Measure it there (edge-agent profile create DIR), or name a model that ran there "
+            "with --of."
         )
 
 
@@ -323,7 +330,7 @@ def ordered_variants(there: Sequence[Model], new: Sequence[Model], figures: Mapp
     """
 
     def rank(model: Model) -> tuple[float, float]:
-        latency_ms = figures[model.id].latency_ms
+        latency_ms = figures[model.id].known_ms
         return -(figures[model.id].kept or 0.0), inf if latency_ms is None else latency_ms
 
     placed = list(there)

@@ -194,10 +194,15 @@ def proved(
 
 
 class Cost(NamedTuple):
-    """Cost of one row: the median time through the model, and the energy of the whole query if it is known."""
+    """Cost of one row: the median time through the model, and the energy of the whole query if it is known.
+
+    Attributes:
+        waited_share: share of the time of measuring in which other work had the core.
+    """
 
     latency_ms: float
     energy_mj: Reading | None = None
+    waited_share: float = 0.0
 
 
 def profiled_costs(models: Sequence[Model], profile: Profile) -> dict[str, Cost]:
@@ -212,7 +217,7 @@ def profiled_costs(models: Sequence[Model], profile: Profile) -> dict[str, Cost]
         calm = [point for point in points if point.waited_share <= DISTURBED] or points
         if calm:
             best = min(calm, key=lambda point: point.run_ms)
-            found[model.id] = Cost(best.run_ms, best.energy_mj)
+            found[model.id] = Cost(best.run_ms, best.energy_mj, best.waited_share)
     return found
 
 

@@ -10,7 +10,8 @@ A candidate must
 
 Less than a tenth is not worth a rollout, and lies within the difference between two days. A twentieth is what a careful
 measurement repeats to. With a twofold gain a file may be the one that fits, or an answer the one that meets its
-deadline. Energy counts if both sides have it measured, or both modelled.
+deadline. Energy counts if both sides have it measured, or both modelled; latency if other work disturbed neither
+measurement.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from collections.abc import Sequence
 from msgspec import Struct
 
 from firstline_core.hardware.readings import Measured, Modelled, Reading
+from firstline_core.profile.summary import DISTURBED
 
 GAIN = 1.1
 HARM = 1.05
@@ -35,6 +37,7 @@ class Figures(Struct, frozen=True):
         latency_ms: median of one row through the model; None for an existing model that did not run on the target.
         kept: share of the certifying part that a certificate keeps; 0 if nothing is certified, None without a promise.
         energy_mj: of one query on the target; None if it is not known.
+        waited_share: share of the time of measuring in which other work had the core.
     """
 
     id: str
@@ -43,6 +46,12 @@ class Figures(Struct, frozen=True):
     size_bytes: int
     kept: float | None = None
     energy_mj: Reading | None = None
+    waited_share: float = 0.0
+
+    @property
+    def known_ms(self) -> float | None:
+        """The latency, unless other work disturbed its measurement."""
+        return self.latency_ms if self.waited_share <= DISTURBED else None
 
 
 class Verdict(Struct, frozen=True):
@@ -76,29 +85,43 @@ def judge(
         against.append(f"{kept} where {best.id} keeps {100 * best.kept:.1f} % for the same promise")
     elif promised and not candidate.kept:
         against.append("is not certified on this data, and what is there carries a certificate; give more images")
-    compared = {
-        rival.id: _ratios(candidate, rival) for rival in there if rival.accuracy >= candidate.accuracy - max_loss - 1e-9
-    }
+    rivals = [one for one in there if one.accuracy >= candidate.accuracy - max_loss - 1e-9]
+    compared = {rival.id: _ratios(candidate, rival) for rival in rivals}
     against += [
         f"{_comparison(ratios)} against {rival}: {fault}"
         for rival, ratios in compared.items()
         if (fault := _fault(ratios))
     ]
     in_favour = tuple(f"{_comparison(ratios)} against {rival}" for rival, ratios in compared.items())
-    return Verdict(False, tuple(against)) if against else Verdict(True, in_favour)
+    disturbed = _disturbed(candidate, rivals)
+    return Verdict(False, (*against, *disturbed)) if against else Verdict(True, (*in_favour, *disturbed))
 
 
 def _ratios(candidate: Figures, rival: Figures) -> dict[str, float]:
     """Returns how many times better a candidate is by each measure; below 1 is worse."""
-    ratios = {
-        "latency": (rival.latency_ms or 0.0) / max(candidate.latency_ms or 0.0, 1e-9),
-        "size": rival.size_bytes / max(candidate.size_bytes, 1),
-    }
+    ratios = {}
+    if candidate.known_ms is not None and rival.known_ms is not None:
+        ratios["latency"] = rival.known_ms / max(candidate.known_ms, 1e-9)
+    ratios["size"] = rival.size_bytes / max(candidate.size_bytes, 1)
     mine, other = candidate.energy_mj, rival.energy_mj
     for kind in (Measured, Modelled):
         if isinstance(mine, kind) and isinstance(other, kind) and mine.value > 0 and other.value > 0:
             ratios["energy"] = other.value / mine.value
     return ratios
+
+
+def _disturbed(candidate: Figures, rivals: Sequence[Figures]) -> tuple[str, ...]:
+    """Returns why latency does not count, if it does not."""
+    own = candidate.waited_share > DISTURBED
+    disturbed = [candidate] if own else [one for one in rivals if one.waited_share > DISTURBED]
+    if not disturbed:
+        return ()
+    against = "" if own else f" against {', '.join(one.id for one in disturbed)}"
+    share = max(one.waited_share for one in disturbed)
+    return (
+        f"latency does not count{against}: other work had the core for {100 * share:.0f} % of its measurement; measure "
+        "at rest",
+    )
 
 
 def _fault(ratios: dict[str, float]) -> str:

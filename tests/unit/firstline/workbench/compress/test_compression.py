@@ -212,6 +212,15 @@ def test_variants_are_ordered_by_kept_share() -> None:
     assert ordered_variants(there, [new], figures)[-1].id == "new"
 
 
+def test_a_variant_unmeasured_on_the_target_comes_last() -> None:
+    there = open_bundle(_DIGITS / "bundle").manifest.edge[:1]
+    new = msgspec.structs.replace(there[0], id="new")
+    figures = {there[0].id: Figures(there[0].id, 0.9, None, 1, 0.8), "new": Figures("new", 0.9, 9.0, 1, 0.8)}
+    assert ordered_variants(there, [new], figures)[0].id == "new"
+    figures[there[0].id] = Figures(there[0].id, 0.9, 1.0, 1, 0.8, waited_share=0.3)  # disturbed
+    assert ordered_variants(there, [new], figures)[0].id == "new"
+
+
 def test_an_uncertified_variant_comes_after_certified_ones() -> None:
     there = open_bundle(_DIGITS / "bundle").manifest.edge
     assert all(model.certificate is not None for model in there)

@@ -54,7 +54,7 @@ def test_the_fastest_measured_way_counts(bundle: Bundle) -> None:
         replace(point(1.0, variant=first.id, digest=first.digest, threads=2), waited_share=0.3),  # disturbed
     ]
     assert profiled_costs([first, second], _profile(*points)) == {first.id: Cost(2.0, rail)}
-    assert profiled_costs([first], _profile(points[2]))[first.id].latency_ms == 1.0
+    assert profiled_costs([first], _profile(points[2])) == {first.id: Cost(1.0, points[2].energy_mj, 0.3)}
 
 
 def test_the_profile_of_another_machine_needs_a_candidate(bundle: Bundle, tmp_path: Path) -> None:
@@ -63,6 +63,12 @@ def test_the_profile_of_another_machine_needs_a_candidate(bundle: Bundle, tmp_pa
     (tmp_path / "board.json").write_bytes(encode(_profile(*own, replace(batch, key=replace(batch.key, batch=4)))))
     refused = " ".join(_run("--for", tmp_path / "board.json", code=2).output.split())
     assert "no model but the bundle's own" in refused and "--force and --out DIR" in refused
+
+
+def test_a_profile_without_the_source_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "board.json").write_bytes(encode(_profile(point(1.0, digest="c" * 64))))
+    refused = " ".join(_run("--for", tmp_path / "board.json", code=2).output.split())
+    assert "no 'edge-onnx', which the candidates are made of" in refused
 
 
 def test_candidates_are_judged_by_the_targets_figures(tmp_path: Path, everything: Bundle) -> None:

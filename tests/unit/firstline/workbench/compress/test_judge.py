@@ -11,7 +11,7 @@ from firstline_core.hardware.readings import Absent, Measured, Modelled, Reading
 SOURCE = Figures("source", accuracy=0.9, latency_ms=10.0, size_bytes=1000, kept=0.8)
 
 
-def candidate(**fields: float | Reading) -> Figures:
+def candidate(**fields: float | Reading | None) -> Figures:
     return msgspec.structs.replace(SOURCE, id="new", **fields)
 
 
@@ -67,6 +67,32 @@ def test_a_candidate_competes_with_all_equally_accurate_models() -> None:
     assert not refused.accepted
     assert len(refused.reasons) == 1
     assert "against small" in refused.reasons[0]
+
+
+@pytest.mark.parametrize("disturbed", ["source", "new"])
+@pytest.mark.parametrize("latency_ms", [1.0, 100.0])
+def test_a_disturbed_latency_does_not_count(disturbed: str, latency_ms: float) -> None:
+    def waited(one: Figures) -> Figures:
+        return msgspec.structs.replace(one, waited_share=0.49 if one.id == disturbed else 0.0)
+
+    source = waited(SOURCE)
+    alike = judge(waited(candidate(latency_ms=latency_ms)), source, [source], 0.02)
+    assert not alike.accepted  # 10 times faster, it seems
+    smaller = judge(waited(candidate(latency_ms=latency_ms, size_bytes=800)), source, [source], 0.02)
+    assert smaller.accepted  # 10 times slower, it seems
+    for found in (alike, smaller):
+        assert not any("faster" in reason or "slower" in reason for reason in found.reasons)
+        assert "other work had the core for 49 % of its measurement" in found.reasons[-1]
+    assert ("against source" in alike.reasons[-1]) == (disturbed == "source")
+
+
+def test_an_unmeasured_source_is_not_compared() -> None:
+    source = msgspec.structs.replace(SOURCE, latency_ms=None)
+    other = Figures("other", accuracy=0.9, latency_ms=4.0, size_bytes=400, kept=0.8)
+    assert judge(candidate(latency_ms=2.0, size_bytes=200), source, [other], 0.02).accepted
+    assert not judge(candidate(latency_ms=5.0), source, [other], 0.02).accepted
+    assert not judge(candidate(accuracy=0.8, latency_ms=2.0), source, [other], 0.02).accepted
+    assert judge(candidate(), source, [], 0.02).accepted
 
 
 def test_a_certified_bundle_needs_certified_candidates() -> None:
