@@ -134,8 +134,8 @@ async def test_another_gateway_needs_force(gateway: TlsSite, device: Device, tmp
 @pytest.mark.parametrize(
     ("url", "text", "code", "sentence"),
     [
-        ("http://127.0.0.1:9", "flj_x.y", 2, "is joined over TLS only"),
-        ("https://", "flj_x.y", 2, "is joined over TLS only"),
+        ("http://127.0.0.1:9", "flj_x.y", 2, "is not the URL of a gateway with TLS"),
+        ("https://", "flj_x.y", 2, "is not the URL of a gateway with TLS"),
         ("https://me:secret@127.0.0.1:9", "flj_x.y", 2, "names a user or a password"),
         ("https://127.0.0.1:9", "secret", 2, "This is not a join token"),
         ("https://127.0.0.1:9", "flj_x.y", 2, "The join token is damaged"),
