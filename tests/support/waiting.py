@@ -13,6 +13,13 @@ from firstline_core.clock import SimulatedClock
 T = TypeVar("T")
 
 
+def work_for(seconds: float) -> None:
+    """Keeps this thread's processor busy for so many seconds of its time."""
+    end_s = time.thread_time() + seconds
+    while time.thread_time() < end_s:
+        pass
+
+
 async def until(condition: Callable[[], object], timeout_s: float = 20) -> None:
     """Polls until the condition is true.
 

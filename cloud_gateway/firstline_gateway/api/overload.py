@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 
@@ -40,7 +41,8 @@ class OverloadGuard:
       the present waiting time its requests are refused; then one is read again. So the queue never runs empty.
     - Those of clients that send at least as often as the average, while the event loop is too far behind to read all
       (receive livelock: Mogul and Ramakrishnan, 1997), and many requests are in progress. With few in progress, other
-      work on the machine delays the loop, and a refusal would not help.
+      work on the machine delays the loop, and a refusal would not help. For the same reason the loop is at most as far
+      behind as its thread worked: a process that is stopped, or waits for a processor, is not overloaded.
 
     Clients are distinguished by a hash of their credentials, which are not verified yet. No client can cause the
     refusal of another one. Belongs to one event loop.
@@ -66,6 +68,7 @@ class OverloadGuard:
         self._on_refused = on_refused
         self._lags_s = (0.0, 0.0)
         self._due_s: float | None = None
+        self._worked_s = 0.0
         self._period_start_s = 0.0
         self._sent: Counter[int] = Counter()
         self._sent_in_all = 0
@@ -80,10 +83,10 @@ class OverloadGuard:
 
     def watch(self, loop: asyncio.AbstractEventLoop) -> None:
         """Measures from now on how late the event loop is."""
-        now_s = loop.time()
+        now_s, worked_s = loop.time(), time.thread_time()
         if self._due_s is not None:
-            self._lags_s = (self._lags_s[1], now_s - self._due_s)
-        self._due_s = now_s + self._LAG_PERIOD_S
+            self._lags_s = (self._lags_s[1], min(now_s - self._due_s, worked_s - self._worked_s))
+        self._due_s, self._worked_s = now_s + self._LAG_PERIOD_S, worked_s
         loop.call_later(self._LAG_PERIOD_S, self.watch, loop)
 
     def queue_full(self, client: int, now_s: float) -> None:

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from collections.abc import Callable
+
+import pytest
+from support.waiting import work_for
 
 from firstline_gateway.api.overload import OverloadGuard
 
@@ -72,6 +77,17 @@ def test_a_late_event_loop_with_few_requests_refuses_no_client() -> None:
     overload.late(0.2)
     for second in range(10):
         assert not any(overload.guard.refuses(1, 10.0 + second * 1.1) for _ in range(20))
+
+
+@pytest.mark.parametrize(("spend", "is_behind"), [(work_for, True), (time.sleep, False)])
+async def test_only_work_of_its_own_puts_the_event_loop_behind(spend: Callable[[float], None], is_behind: bool) -> None:
+    guard = Overload().guard
+    guard.watch(asyncio.get_running_loop())
+    for _ in range(3):
+        spend(0.15)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+    assert guard.is_behind is is_behind
 
 
 async def test_one_pause_of_the_event_loop_is_no_overload() -> None:
