@@ -203,7 +203,7 @@ class HttpLink:
         connections: the most that stay open.
 
     Raises:
-        ConfigError: a URL, a token or a certificate file that cannot be used.
+        ConfigError: a token or a certificate file that cannot be used.
     """
 
     in_turn = False

@@ -41,7 +41,7 @@ class FleetHttp:
     def __init__(self, section: LinkSection, credentials: Credentials | None) -> None:
         self._section = section
         self._credentials = credentials if section.shows_identity else None
-        token_of(section)
+        token_of(section)  # a token that cannot be read is an error of the settings; each request reads it again
         self._settings = client_settings(section, tls_context(section, credentials), _CONNECTIONS, idle_s=_IDLE_S)
         self._client = open_async_client(self._settings)
 

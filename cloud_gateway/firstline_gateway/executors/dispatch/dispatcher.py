@@ -510,8 +510,9 @@ class BatchRun:
 
         A late probe is given up. What waits for the executor of a late batch may complete earlier elsewhere.
         """
-        if self._is_probe or not self._running:
+        if self._is_probe:
             self.ended.cancel()
+        if self.ended.done():  # otherwise in this turn of the event loop; `_give_up` has yet to stop the timer
             return
         started_s = [each.started_s for each in self._running.values()]
         now_s = self._clock.monotonic_s()

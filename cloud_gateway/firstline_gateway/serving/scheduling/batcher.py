@@ -381,8 +381,10 @@ class Batcher:
                 # A batch that is sent on has one parent in the trace, though several requests may have one.
                 trace = next((item.request.trace for item in items if item.request.trace is not None), None)
                 token = CURRENT.set(trace)
-                ran = self._dispatcher.run_on(place.member, key, inputs, deadlines_s)
-                CURRENT.reset(token)
+                try:
+                    ran = self._dispatcher.run_on(place.member, key, inputs, deadlines_s)
+                finally:
+                    CURRENT.reset(token)
         except Exception as error:  # no other code would answer these requests
             log.exception("batch failed unexpectedly", model=key.name)
             for item in items:

@@ -512,23 +512,23 @@ async def test_a_hanging_batch_leaves_the_other_slot_to_other_models() -> None:
     bench = Bench(1.0, 1.0, rows=1, sessions=0)
     executor = of_two_slots(bench)
     executor.stopped = True
-    trial = await bench.submit()
+    hanging = await bench.submit()
     executor.stopped = False
     waits, other = await bench.submit(), await bench.submit(2.0, OTHER)
     await bench.until(other)
     assert bench.clock.monotonic_s() < 0.02
-    assert not trial.done()
+    assert not hanging.done()
     await bench.until(waits)
 
 
-async def test_no_batch_is_queued_ahead_of_a_waiting_trial() -> None:
+async def test_a_waiting_request_completes_before_later_ones_of_another_model() -> None:
     bench = Bench(1.0, 1.0, rows=1, sessions=1)
     of_two_slots(bench)
     before = [await bench.submit(2.0, OTHER) for _ in range(3)]
-    trial = await bench.submit()
+    waiting = await bench.submit()
     behind = [await bench.submit(2.0, OTHER) for _ in range(20)]
-    await bench.until(trial)
-    assert not trial.exception()
+    await bench.until(waiting)
+    assert not waiting.exception()
     assert not behind[5].done()
     await bench.until(*before, *behind)
 
