@@ -26,7 +26,7 @@ from support.faulty_disk import quick_folder
 
 from bench import page
 from bench.figures import Figure, keep, named, tell
-from chaos import described, hardship
+from chaos import hardship
 from chaos.kills import Campaign, run_campaign
 from chaos.offline import RATE, drain_rate, hour_offline
 from chaos.simulation.run import Tally, run_many
@@ -246,6 +246,8 @@ def hardships(_effort: Effort, _seed: int) -> list[Figure]:
 
 def requests(effort: Effort, seed: int) -> list[Figure]:
     """Valid and invalid requests from the OpenAPI descriptions of both tiers."""
+    from chaos import described  # only here, because it imports schemathesis
+
     found = []
     with tempfile.TemporaryDirectory() as folder:
         for tier, seen in described.run(Path(folder), effort.requests, seed).items():

@@ -6,6 +6,7 @@ import ast
 import importlib
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import get_args
 
@@ -69,13 +70,18 @@ CHECKOUT = Path(__file__).parents[3]
 ARCHITECTURE, CONTRIBUTING = (
     (CHECKOUT / name).read_text() for name in ("docs/concepts/architecture.md", "CONTRIBUTING.md")
 )
-SOURCES = {
-    path: path.read_text()
-    for folder in ("firstline", "edge_agent", "cloud_gateway", "shared", "tests")
-    for path in sorted((CHECKOUT / folder).rglob("*.py"))
-}
 # `file.py`, `file.py: symbol` or `file.py`: `symbol`, `symbol`
 PLACE = re.compile(r"`([a-z][a-z0-9_/]*\.py)(?:: ([\w.]+)`|`: ((?:(?:, )?`[\w.]+`)+)|`)")
+
+
+@cache
+def all_sources() -> dict[Path, str]:
+    """The text of each module; read in the first test that needs it, not by each process that collects tests."""
+    return {
+        path: path.read_text()
+        for folder in ("firstline", "edge_agent", "cloud_gateway", "shared", "tests")
+        for path in sorted((CHECKOUT / folder).rglob("*.py"))
+    }
 
 
 def definitions(body: list[ast.stmt]) -> Iterator[str]:
@@ -91,13 +97,18 @@ def definitions(body: list[ast.stmt]) -> Iterator[str]:
         yield from (target.id for target in targets if isinstance(target, ast.Name))
 
 
+@cache
+def defined_in(path: Path) -> frozenset[str]:
+    return frozenset(definitions(ast.parse(all_sources()[path]).body))
+
+
 def defines(symbol: str, paths: list[Path]) -> bool:
-    return any(symbol in definitions(ast.parse(SOURCES[path]).body) for path in paths)
+    return any(symbol in defined_in(path) for path in paths)
 
 
 def sources(file: str) -> list[Path]:
     """The sources whose path ends with this one."""
-    return [path for path in SOURCES if f"/{path.relative_to(CHECKOUT)}".endswith(f"/{file}")]
+    return [path for path in all_sources() if f"/{path.relative_to(CHECKOUT)}".endswith(f"/{file}")]
 
 
 @pytest.mark.parametrize(("page", "least"), [(ARCHITECTURE, 120), (CONTRIBUTING, 30)], ids=["architecture", "recipes"])
@@ -113,9 +124,12 @@ def test_the_places_of_a_page_exist(page: str, least: int) -> None:
 def test_the_members_of_classes_in_the_architecture_exist() -> None:
     members = re.findall(r"`([A-Z]\w*[a-z]\w*)(\.\w+)`", ARCHITECTURE)
     assert len(members) > 20
+    classes: dict[str, list[Path]] = {}
+    for path, source in all_sources().items():
+        for name in re.findall(r"^class (\w+)", source, re.MULTILINE):
+            classes.setdefault(name, []).append(path)
     for name, member in members:
-        paths = [path for path in SOURCES if re.search(rf"^class {name}\b", SOURCES[path], re.MULTILINE)]
-        assert defines(name + member, paths), name + member
+        assert defines(name + member, classes.get(name, [])), name + member
 
 
 def test_the_recipe_of_a_task_names_every_module_that_knows_one() -> None:
@@ -123,7 +137,9 @@ def test_the_recipe_of_a_task_names_every_module_that_knows_one() -> None:
     named = {path for file, *_ in PLACE.findall(recipe) for path in sources(file)}
     tasks = "|".join(task.__name__ for task in get_args(AnyTask))
     knows = re.compile(rf"^from firstline_core\.tasks\.\w+ import (?:\([^)]*|.*)\b(?:{tasks})\b", re.MULTILINE)
-    products = [
-        path for path in SOURCES if path.relative_to(CHECKOUT).parts[0] != "tests" and path.parent.name != "tasks"
-    ]
-    assert not {path for path in products if knows.search(SOURCES[path])} - named
+    products = {
+        path: source
+        for path, source in all_sources().items()
+        if path.relative_to(CHECKOUT).parts[0] != "tests" and path.parent.name != "tasks"
+    }
+    assert not {path for path, source in products.items() if knows.search(source)} - named

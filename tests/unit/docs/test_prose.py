@@ -39,10 +39,19 @@ def _page_prose(path: Path) -> Iterator[tuple[int, str]]:
     yield from enumerate(text.splitlines(), start=1)
 
 
+def _statements(block: ast.AST) -> Iterator[ast.AST]:
+    """Yields a module with all of its statements; their expressions, which `ast.walk` visits too, are most nodes."""
+    yield block
+    for name in ("body", "orelse", "handlers", "finalbody", "cases"):
+        parts = getattr(block, name, [])
+        for part in parts if isinstance(parts, list) else ():
+            yield from _statements(part)
+
+
 def _source_prose(path: Path) -> Iterator[tuple[int, str]]:
     """Yields the docstrings and comments of a module with their line numbers."""
     source = path.read_text()
-    for node in ast.walk(ast.parse(source)):
+    for node in _statements(ast.parse(source)):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             text = ast.get_docstring(node)
             if text:
