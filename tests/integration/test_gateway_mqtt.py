@@ -19,12 +19,14 @@ from support.images import grey, images
 from support.inference import digits_request
 from support.keys import create_key
 from support.logs import captured_lines
+from support.memory import growth_below
 from support.mqtt_device import device_at
 from support.waiting import until
 
 from firstline_core.errors import (
     DeadlineExceededError,
     FirstlineError,
+    InferenceError,
     InvalidTensorError,
     ModelMismatchError,
     NotReadyError,
@@ -125,6 +127,19 @@ async def test_refusal_is_raised_as_its_class(
             await device.ask(device.publication(request_of(**change)))
         assert type(caught.value) is kind
         assert counted(gateway, f'firstline_gateway_errors_total{{code="{kind.code}"}}') == 1
+
+
+async def test_a_failed_request_is_freed_without_the_garbage_collector(mosquitto: Broker, tmp_path: Path) -> None:
+    executor, wide = GatedExecutor(), Tensor("image", np.ones((1, 250_000), np.float32))
+    async with gateway_at(mosquitto, tmp_path, executor) as gateway, device_at(mosquitto, "press-7") as device:
+        with growth_below(4_000_000):
+            for _ in range(10):
+                await device.client.publish(device.publication(digits_request(wide)))
+                await until(lambda: executor.held)
+                executor.batches.clear()
+                executor.release(error=InferenceError("no kernel"))
+                await device.got.get()
+    assert counted(gateway, 'firstline_gateway_errors_total{code="inference_failed"}') == 10
 
 
 async def test_refusal_keeps_its_trace_in_the_log_and_the_answer(mosquitto: Broker, tmp_path: Path) -> None:
