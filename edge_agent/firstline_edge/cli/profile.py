@@ -12,13 +12,15 @@ import msgspec
 from firstline_core.bundle.manifest import MANIFEST_NAME
 from firstline_core.bundle.store import Bundle, open_bundle
 from firstline_core.errors import ConfigError, listed
+from firstline_core.hardware.kernel_files import read_in_time
+from firstline_core.hardware.readings import NOTHING_READ, Snapshot
 from firstline_core.profile.measure import Gate, OpenGate, ProfileOptions, measure_profile
 from firstline_core.profile.summary import accuracies, profile_lines
 from firstline_edge.budgets.from_settings import device_sensors
 from firstline_edge.cli.output import print_progress, show
 from firstline_edge.cli.parser import FAILED, OK, load_settings
 from firstline_edge.models.loading import bundle_paths, named_bundles
-from firstline_edge.profiling.gate import DeviceGate, bounds_of
+from firstline_edge.profiling.gate import CHECK_S, DeviceGate, bounds_of
 from firstline_edge.settings.settings import EdgeSettings
 from firstline_edge.state import StatePaths
 
@@ -28,6 +30,7 @@ def command(arguments: argparse.Namespace) -> int:
 
     Raises:
         ConfigError: no such bundle, or the state directory cannot be written.
+        DeadlineExceededError: a driver hangs.
         IntegrityError: the bundle is not what its manifest says.
     """
     settings = load_settings(arguments)
@@ -68,13 +71,19 @@ def _bundle(settings: EdgeSettings, name: str) -> Bundle:
 
 def _gate(settings: EdgeSettings) -> DeviceGate:
     """Waits while the device is too hot, drained or short of memory; a running agent has priority anyway."""
-    sensors = device_sensors(settings)
+    sensors, now = device_sensors(settings), NOTHING_READ
+
+    def latest() -> Snapshot:
+        nonlocal now
+        if now is NOTHING_READ or time.monotonic() - now.at_s >= CHECK_S:  # reading disturbs the measurement
+            now = read_in_time(sensors.tree, lambda: sensors.read(time.monotonic()))
+        return now
 
     def report(why: str) -> None:
         if why:
             print_progress(f"{why} --alone does not wait.")
 
-    return DeviceGate(lambda: sensors.read(time.monotonic()), bounds_of(settings), report)
+    return DeviceGate(latest, bounds_of(settings), report)
 
 
 def _progress(done: int, total: int, what: str) -> None:

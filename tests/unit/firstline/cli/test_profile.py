@@ -99,6 +99,15 @@ def test_a_missing_model_is_named(
     assert "nor a model of models.directories; use one of two" in capsys.readouterr().err
 
 
+def test_a_device_measures_only_named_variants(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    there = ["--set", f"agent.state_dir={folder / 'other'}", "--variant", "small", "--variant", "huge"]
+    monkeypatch.setattr(sys, "argv", ["edge-agent", "profile", "create", str(folder / "bundle"), *there])
+    assert edge_agent() == 2
+    assert "has no model 'huge'; it has: small" in capsys.readouterr().err
+
+
 def _right(folder: Path) -> None:
     """States the accuracy in the bundle; the models' digests do not change."""
     path = folder / "bundle" / "manifest.json"
