@@ -105,7 +105,7 @@ class ThermalZone(Struct, frozen=True):
 
 
 class PowerSource(Struct, frozen=True):
-    """A source of power, as the kernel names it; `kind` is "battery", "mains" or "usb"."""
+    """A source of power, as the kernel names it; `kind` is its type in lower case, such as "battery" or "mains"."""
 
     name: Word
     kind: Word
