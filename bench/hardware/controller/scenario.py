@@ -46,7 +46,7 @@ class Scenario:
 
     Attributes:
         row_ms: time of one row of each of `VARIANTS` on one core of the board. Their ratios are those of a measured run
-            (2026-11-28, one x86-64 core). They are not measured in each run, because the load of the machine would
+            (2026-11-25, one x86-64 core). They are not measured in each run, because the load of the machine would
             change the scenario.
         warmer_c: ambient temperature minus that of the room where the board's temperature was measured.
         core_w: power of each busy core (540 and 1280 mA at 5 V idle and with four busy cores).
