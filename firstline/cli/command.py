@@ -91,11 +91,12 @@ class _Command(TyperCommand):
             places = []
             for each in self.params:
                 value, source = ctx.params.get(each.name), ctx.get_parameter_source(each.name).name
+                without_user = f"'{str(value).split('://')[0]}://...@"  # as `base_url` shows a URL with a password
                 place = {"COMMANDLINE": each.opts[0], "ENVIRONMENT": each.envvar}.get(source, "")
                 if (
                     place
                     and not isinstance(each, TyperArgument)
-                    and error.message.startswith((f"{value} ", f"{value}:"))
+                    and error.message.startswith((f"{value} ", f"{value}:", without_user))
                 ):
                     places.append(place)
             if len(places) != 1 or "--" in error.message:

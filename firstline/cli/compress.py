@@ -70,9 +70,11 @@ class StudentOptions:
             ConfigError: an option is missing.
         """
         if self.student and not self.train:
-            raise ConfigError(f"--student {self.student} names a student; --train says for how many epochs.")
+            raise ConfigError(f"--student {self.student} needs --train; add --train EPOCHS, such as --train 10.")
         if self.train and not self.student:
-            raise ConfigError("--train trains a student; --student names the model of the bundle that it starts as.")
+            raise ConfigError(
+                "--train needs --student; add --student MODEL, the model of the bundle that training starts from."
+            )
         return Lesson(self.student, self.train, threads) if self.train else None
 
 

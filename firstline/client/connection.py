@@ -141,8 +141,8 @@ def base_url(url: str) -> httpx.URL:
     if parsed.userinfo:
         place = f"{parsed.scheme}://...@{parsed.netloc.decode()}"  # not with the password
         raise ConfigError(
-            f"'{place}' has a user or a password; write {parsed.scheme}://HOST:PORT only. The API key is a file's "
-            "content (--key-file), or `token` in Python."
+            f"'{place}' has a user or a password; write {parsed.scheme}://HOST:PORT only, and give the API "
+            "key in its file, or as `token` in Python."
         )
     if parsed.port is not None and not 1 <= parsed.port <= _LAST_PORT:
         raise ConfigError(f"'{url}' has port {parsed.port}; use 1 to {_LAST_PORT}.")

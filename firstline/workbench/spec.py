@@ -77,7 +77,7 @@ from firstline_core.storage.files import naming, read_text
 from firstline_core.storage.setting_places import FILE_LIMIT_BYTES, naming_key, parts_of
 from firstline_core.tasks.base import Task
 from firstline_core.tasks.classification import Classification
-from firstline_core.tasks.installed import BUILT_IN, read_task
+from firstline_core.tasks.installed import BUILT_IN, read_task, similar_task
 from firstline_core.tasks.tensors import Tensors
 from firstline_core.telemetry.wording import counted
 from firstline_core.types import NAME_PATTERN
@@ -470,6 +470,7 @@ def _configured(recipe: _Fields, labels: Sequence[str], file: Path, folder: Path
                 raise ConfigError(
                     f"There are {' and '.join(f'[{kind}]' for kind in tables)}; keep one of these tables."
                 )
+        with naming_key(file, f"{name}.kind" if name == _TASK and similar_task(str(table.get("kind"))) else name):
             return _read_task(name, table, labels, folder)
     if not labels:
         raise ConfigError(f'{file}: a classifier needs `labels = "FILE"`, one label a line.')

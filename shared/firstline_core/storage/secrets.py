@@ -28,8 +28,8 @@ def read_secret(file: str, setting: str, what: str = "the secret") -> str:
         text = read_text(Path(file), _LIMIT_BYTES)
     except FileNotFoundError as error:
         raise ConfigError(f"{setting}: {file} does not exist; create it with {what}, or correct the path.") from error
-    except UnicodeDecodeError:
-        text = "\0"  # no secret has it
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{setting}: {file} is not UTF-8 text; write {what} alone into it.") from error
     except OSError as error:
         raise ConfigError(f"{setting}: {file} {unreadable(error)}") from error
     except ValueError as error:  # a path with a NUL
@@ -40,7 +40,6 @@ def read_secret(file: str, setting: str, what: str = "the secret") -> str:
     if _CERTIFICATE in secret:
         raise ConfigError(f"{setting}: {file} holds a certificate, not {what}; name the file with {what} alone.")
     if not secret.isprintable():
-        raise ConfigError(
-            f"{setting}: {file} has more than one line, or characters that no secret has; write {what} alone into it."
-        )
+        fault = "more than one line" if len(secret.splitlines()) > 1 else "control characters"
+        raise ConfigError(f"{setting}: {file} has {fault}; write {what} alone into it.")
     return secret

@@ -29,6 +29,11 @@ BUILT_IN: dict[str, type[Task]] = {task.kind: task for task in get_args(AnyTask)
 """The tasks of this package by kind. Other packages cannot replace them."""
 
 
+def similar_task(kind: str) -> str:
+    """Returns the task of Firstline that is probably meant by an unknown kind; "" for a known one, or none."""
+    return "" if kind in BUILT_IN else similar_name(kind, BUILT_IN)
+
+
 def task_type(kind: str, package: str = "") -> type[Task]:
     """Returns the type of a task.
 
@@ -42,8 +47,8 @@ def task_type(kind: str, package: str = "") -> type[Task]:
     if kind in BUILT_IN:
         return BUILT_IN[kind]
     found = list(metadata.entry_points(group=GROUP, name=kind))
-    if not found and not package and (close := similar_name(kind, BUILT_IN)):
-        raise TaskError(f"there is no task '{kind}' here (did you mean '{close}'?)")
+    if not found and not package and (close := similar_task(kind)):
+        raise TaskError(f"there is no task '{kind}' (did you mean '{close}'?)")
     if not found:
         what = f"the package '{package}', which is" if package else "a package that is"
         wanted = f"pip install {package}" if package else f"install the package with this entry point of {GROUP}"

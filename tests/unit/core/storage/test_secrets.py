@@ -24,9 +24,9 @@ def test_there_is_no_secret_without_a_file() -> None:
     [
         (b"", "is empty"),
         (b" \n", "is empty"),
-        (b"\xff\xfe", "characters that no secret has; write the secret alone into it"),
-        (b"hush\ntwo\n", "more than one line"),
-        (b"hush\0b", "more than one line, or characters"),
+        (b"\xff\xfe", "is not UTF-8 text; write the secret alone into it"),
+        (b"hush\ntwo\n", "has more than one line; write"),
+        (b"hush\0b", "has control characters; write"),
         (b"hush" * 2000, "has more than 4096 bytes"),
     ],
 )
