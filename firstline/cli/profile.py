@@ -33,7 +33,7 @@ app = command_group("Measure what models cost on machines; store, list and use t
 
 @dataclass(frozen=True, slots=True)
 class MeasureOptions:
-    """What this machine measures, and how; a device decides itself, except for --quick."""
+    """Options of a measurement on this machine; of these a device takes only --quick."""
 
     threads: Annotated[str, typer.Option(metavar="N,...", help="Threads of a run; default: 1 and all cores.")] = ""
     batches: Annotated[str, typer.Option(metavar="N,...", help="Samples of a query; default: 1,4,16.")] = ""

@@ -149,7 +149,7 @@ def reliability(probabilities: Floats, right: Bools, count: int = RELIABILITY_BI
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ReportData:
-    """One edge variant; what needs labels or the full model is None without them.
+    """Figures of one edge variant; those that need labels or the full model are None without them.
 
     An answer is right if it has no loss against its label, see `Task.truth_loss`; of graded losses, 1 - their mean.
 

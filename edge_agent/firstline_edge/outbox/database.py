@@ -121,7 +121,7 @@ SQLITE_ERRORS = (sqlite3.Error, UnicodeDecodeError)
 
 
 class Receiver(StrEnum):
-    """Who hears of answers; the value is the column of `answers` that is 1 if this receiver need not hear of one."""
+    """A receiver of answers; the value is the column of `answers` that is 1 if this receiver does not wait for one."""
 
     APPLICATIONS = "published"
     FLEET = "reported"

@@ -403,7 +403,7 @@ class Outbox:
     async def purge(self) -> None:
         """Deletes all promises and answers, and leaves no byte of them in a file; refuses new promises meanwhile.
 
-        A cancelled purge goes on in its thread.
+        The thread of a cancelled purge continues to the end.
 
         Raises:
             OSError, CapacityError: the disk refuses.

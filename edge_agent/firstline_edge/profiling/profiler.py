@@ -45,7 +45,7 @@ SPARE_BYTES = 32 << 20
 
 
 class _Stopped(Exception):  # noqa: N818 (not a fault)
-    """The measurement is no longer wanted."""
+    """Raised in a measurement that was cancelled."""
 
 
 class BundleMeasurement:

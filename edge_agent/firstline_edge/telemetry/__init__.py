@@ -1,4 +1,4 @@
-"""What the parts of the agent share for logs and status.
+"""Parts of logs and status that all packages of the agent share.
 
 Files
     background      tasks that run as long as the agent, and why one of them ended

@@ -153,7 +153,7 @@ def full_of(bundle: Bundle) -> Model:
     """The model to cut.
 
     Raises:
-        ConfigError: there is none, it is no ONNX model, or the bundle takes no encoded images.
+        ConfigError: the bundle has no full model, that model is not in ONNX, or the inputs are not encoded images.
     """
     manifest = bundle.manifest
     if manifest.full is None:

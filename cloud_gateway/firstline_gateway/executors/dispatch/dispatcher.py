@@ -508,7 +508,7 @@ class BatchRun:
     def _repeat_if_late(self) -> None:
         """Runs a late batch on a second executor, if that one is expected to end sooner; else waits as long again.
 
-        A late probe is given up. What waits for the executor of a late batch may complete earlier elsewhere.
+        A late probe is given up. Requests that wait for the executor of a late batch are placed again.
         """
         if self._is_probe:
             self.ended.cancel()
