@@ -12,8 +12,9 @@ import math
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future
+from contextvars import copy_context
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 from firstline_core.bundle.loading import LoadedModel
 from firstline_core.clock import SYSTEM_CLOCK, Clock, Timer
@@ -54,6 +55,7 @@ _UNKNOWN_TIMES, _UNKNOWN_S = 4.0, 0.5
 _PROBE_LATE, _PROBE_S = 20.0, 0.25
 
 FutureOutcomes = asyncio.Future[list[Outcome]]
+Running = FutureOutcomes | Future[list[Outcome]]
 Repeat = Literal["retry", "late", "probe"]
 
 log = logger(__name__)
@@ -185,7 +187,7 @@ class Dispatcher:
 
     # Attempts.
 
-    def settle(self, attempt: Attempt, ran: FutureOutcomes) -> None:
+    def settle(self, attempt: Attempt, ran: Running) -> None:
         """Learns from an attempt that is over; gives up one that is not."""
         if ran.done() and not ran.cancelled():
             error = ran.exception()
@@ -194,16 +196,13 @@ class Dispatcher:
             elif self.note(attempt, ran.result() if error is None else [error] * len(attempt.positions)):
                 attempt.member.outcomes["refused"] += 1
             return
-        thread = attempt.thread
-        runs_on = thread is not None and not thread.cancel() and not thread.done()
-        ran.cancel()
-        # An executor that closes meanwhile ends the attempt with an error.
-        ran.add_done_callback(lambda ended: None if ended.cancelled() else ended.exception())
+        runs_on = not ran.cancel() and isinstance(ran, Future) and not ran.done()  # a thread cannot be stopped
         attempt.member.cut_off(attempt, self.clock.monotonic_s(), runs_on=runs_on)
-        if runs_on and thread is not None:
-            loop = asyncio.get_running_loop()
-            thread.add_done_callback(lambda _: loop.call_soon_threadsafe(self._free, attempt))
+        if runs_on:
+            _call_at_end(ran, lambda _: self._free(attempt))
         else:
+            # An executor that closes meanwhile ends the attempt with an error.
+            ran.add_done_callback(lambda ended: None if ended.cancelled() else ended.exception())
             self.notify()
 
     def note(self, attempt: Attempt, outcomes: Sequence[Outcome]) -> str:
@@ -363,7 +362,7 @@ class BatchRun:
         # Requests that failed and may be at fault themselves, by the executor, and its error.
         self._unclear: dict[Member, tuple[Sequence[int], str]] = {}
         self._tried: list[Member] = []
-        self._running: dict[FutureOutcomes, Attempt] = {}
+        self._running: dict[Running, Attempt] = {}
         self._late: Timer | None = None
         self.ended: FutureOutcomes = asyncio.get_running_loop().create_future()
         self.ended.add_done_callback(self._give_up)
@@ -379,7 +378,7 @@ class BatchRun:
         ran = self._run(attempt)
         self._tried.append(member)
         self._running[ran] = attempt
-        ran.add_done_callback(self._done)
+        _call_at_end(ran, self._done)
         if len(self._dispatcher.members) > 1:
             run_s = attempt.run_s
             presumed_s = self._dispatcher.presumed_s(self._key, rows) if run_s is None else run_s
@@ -389,7 +388,7 @@ class BatchRun:
                 late_s = max(_LATE * (attempt.wait_s + presumed_s), attempt.wait_s + presumed_s + _LATE_S)
             self._late_in(late_s)
 
-    def _run(self, attempt: Attempt) -> FutureOutcomes:
+    def _run(self, attempt: Attempt) -> Running:
         """Gives an attempt to its executor. Requests that failed elsewhere one by one are not repeated one by one."""
         inputs = [self._inputs[at] for at in attempt.positions]
         deadlines_s = [self._deadlines_s[at] for at in attempt.positions]
@@ -405,10 +404,7 @@ class BatchRun:
             failed: FutureOutcomes = asyncio.get_running_loop().create_future()
             failed.set_exception(error)
             return failed
-        if isinstance(ran, Future):
-            attempt.thread = ran
-            return asyncio.wrap_future(ran)
-        return asyncio.ensure_future(ran)
+        return ran if isinstance(ran, Future) else asyncio.ensure_future(ran)
 
     def take(self, attempt: Attempt, outcomes: Sequence[Outcome]) -> None:
         """Takes the outcomes of an attempt; failed requests go to another executor."""
@@ -438,7 +434,7 @@ class BatchRun:
         if not self._running or not self._open():
             self._end()
 
-    def _done(self, ran: FutureOutcomes) -> None:
+    def _done(self, ran: Running) -> None:
         attempt = self._running.pop(ran, None)
         if attempt is None:
             return
@@ -538,5 +534,17 @@ class BatchRun:
             self._late.cancel()
         running, self._running = self._running, {}
         for ran, attempt in running.items():
-            ran.remove_done_callback(self._done)
             self._dispatcher.settle(attempt, ran)
+
+
+def _call_at_end(ran: Running, callback: Callable[[Any], None]) -> None:
+    """Calls back on the event loop, in the present context, when an attempt ends.
+
+    A future of asyncio around that of a thread would call back a turn of the event loop later, in which the thread has
+    nothing to run.
+    """
+    if isinstance(ran, Future):
+        loop, context = asyncio.get_running_loop(), copy_context()
+        ran.add_done_callback(lambda ended: loop.call_soon_threadsafe(callback, ended, context=context))
+    else:
+        ran.add_done_callback(callback)

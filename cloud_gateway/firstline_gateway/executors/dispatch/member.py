@@ -15,7 +15,6 @@ import heapq
 import math
 from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Generic, Literal, TypeVar
@@ -26,7 +25,7 @@ from firstline_core.bundle.loading import LoadedModel
 from firstline_core.routing.token_bucket import TokenBucket
 from firstline_core.runtime.batch_times import BatchTimes, LoopTimes, size_of
 from firstline_core.types import ModelKey
-from firstline_gateway.executors.base import Executor, InProcess, Outcome, PreparesHere
+from firstline_gateway.executors.base import Executor, InProcess, PreparesHere
 from firstline_gateway.models.repository import ServedModel
 
 # Weight of the newest batch where the one before has just ended; and the time in which what is known halves in worth.
@@ -133,7 +132,6 @@ class Attempt(Struct, eq=False):
         started_s: when the executor was given it.
         positions: of the requests in the batch.
         is_probe: whether it is a copy that only measures the executor.
-        thread: the batch in a thread, if it is in one; once begun it cannot be stopped.
     """
 
     member: Member
@@ -145,7 +143,6 @@ class Attempt(Struct, eq=False):
     started_s: float
     positions: Sequence[int] = ()
     is_probe: bool = False
-    thread: Future[list[Outcome]] | None = None
 
     def left_s(self, now_s: float) -> float:
         """Returns the expected seconds left in its slot. An overdue batch is expected to take as much longer again."""
