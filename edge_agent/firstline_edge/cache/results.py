@@ -5,7 +5,8 @@ model's digest (see `result_key`), so a new model never gets an old model's outp
 
 The cache may always be lost: a database that cannot be read is set aside, and an empty one is started. A disk that is
 full or may not be written does not mean that the database is damaged: the database stays, and is tried again later.
-Values are sealed with their keys, so a value that the disk has damaged is a miss.
+Values are sealed with their keys, so a value that the disk has damaged is a miss. Most inputs are new: a `KeyFilter`
+tells so without a read of the disk.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ import math
 import sqlite3
 import time
 from collections import OrderedDict
+from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +32,7 @@ from firstline_core.storage.seals import ChecksumSeal, Seal
 from firstline_core.telemetry.logs import logger
 from firstline_core.telemetry.metrics import RequestMetrics
 from firstline_core.types import payload_bytes
+from firstline_edge.cache.key_filter import KeyFilter
 from firstline_edge.requests.context import ModelOutput
 from firstline_edge.settings.settings import CacheSection, EncryptionSection
 from firstline_edge.state import open_seal
@@ -60,6 +64,8 @@ _ROUNDING_S = 1.0
 # Reads are on the event loop, so a disk that took longer is not read for so many times as long: those reads miss. That
 # costs a twentieth of the time at most; a thread would cost each lookup more than its read.
 _SLOW_S, _REST_TIMES = 0.01, 20
+# The least capacity of the filter of stored keys, 16 KiB; a larger cache has one for twice its entries.
+_FILTERED_KEYS = 8192
 
 # Memory of an entry in addition to its arrays: key, objects, links of the ordered map.
 _OVERHEAD_BYTES = 400
@@ -256,6 +262,7 @@ class DiskCache:
         self._retry_at_s = self._rests_until_s = 0.0
         self._problem = self.damage = ""
         self._cache: diskcache.Cache | None = None
+        self._stored: KeyFilter | None = None  # None while it is not known which keys are on the disk
         self._open()
 
     @property
@@ -269,7 +276,7 @@ class DiskCache:
         if self._cache is None and not self._reopened():
             return None
         entry = self._pending.get(key)
-        if entry is None and key not in self._outdated:
+        if entry is None and (self._stored is None or key in self._stored) and key not in self._outdated:
             entry = self._read(key)
         if entry is None:
             return None
@@ -354,6 +361,7 @@ class DiskCache:
                             cache.set(key, self._seal.close(value, key), expire=expires_s - time.time())
                         else:
                             cache.delete(key)
+                self._note_stored(cache, group)
                 while cache.expire():  # of entries that expire at the same moment, one call removes 100
                     pass
                 cache.cull()
@@ -362,6 +370,32 @@ class DiskCache:
                 cache.close()  # after a commit that failed the transaction is still open
                 if not isinstance(error, diskcache.Timeout) or time.monotonic() >= waits_until_s:
                     raise
+
+    def _note_stored(self, cache: diskcache.Cache, group: Iterable[bytes]) -> None:
+        """Adds the keys of a group to the filter; reads all keys again if it is full, because many were evicted."""
+        if self._stored is None:
+            return
+        for key in group:
+            self._stored.add(key)
+        if self._stored.room < 0:
+            self._read_keys(cache)
+
+    def _read_keys(self, cache: diskcache.Cache) -> None:
+        """Reads which keys are on the disk, in the writing thread. After an error, every lookup reads the disk."""
+        self._stored = None
+        try:
+            stored = KeyFilter(max(_FILTERED_KEYS, 2 * len(cache)))
+            path = Path(cache.directory) / diskcache.core.DBNAME
+            with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as database:
+                # From the index of the keys, which is much smaller than the table.
+                for (key,) in database.execute("SELECT key FROM Cache"):
+                    stored.add(key)
+                    if cache is not self._cache:
+                        return
+        except Exception as error:  # noqa: BLE001 (reading and writing find out whether the database is damaged)
+            log.info("keys of the disk cache not read", error=str(_cause(error)))
+        else:
+            self._stored = stored
 
     def _settle(self) -> None:
         """Takes note of what became of the group that was being written; starts the next one if it is complete."""
@@ -425,6 +459,7 @@ class DiskCache:
                 log.warning("disk cache unreadable; starting empty", moved_to=str(aside), error=str(why))
             make_folder(self._directory)
             self._cache = _opened(self._directory, self._limit_bytes)
+            self._thread.submit(self._read_keys, self._cache)
             self._problem = ""
         except Exception as error:  # noqa: BLE001 (no request may fail because of the cache)
             if damage is None and not _is_refusal(error):
@@ -453,7 +488,7 @@ class DiskCache:
         if cache is not None:
             self._thread.submit(cache.close).result()
             cache.close()
-        self._writing = None
+        self._writing = self._stored = None
         for stored in (self._pending, self._group, self._outdated):
             stored.clear()
 

@@ -383,6 +383,53 @@ def test_a_disk_that_reads_slowly_is_left_alone_for_a_while_and_then_used_again(
     assert rows_on_disk(directory) == 102
 
 
+def count_reads(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """Returns the keys that are read from the disk from now on."""
+    reads: list[bytes] = []
+    works = diskcache.Cache.get
+
+    def counted(self: diskcache.Cache, key: bytes, **options: Any) -> Any:
+        reads.append(key)
+        return works(self, key, **options)
+
+    monkeypatch.setattr(diskcache.Cache, "get", counted)
+    return reads
+
+
+def test_hardly_any_new_input_reads_the_disk_and_every_stored_one_is_found(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = opened(directory)
+    put_group(cache, 0)
+    cache.close()
+    cache = opened(directory)
+    cache.put(KEY, b"v")
+    written(cache)  # and the keys were read before
+    reads = count_reads(monkeypatch)
+    assert [cache.get(number.to_bytes(32)) for number in range(100, 1100)] == [None] * 1000
+    assert len(reads) < 10
+    assert all(cache.get(key) is not None for key in [KEY, *(number.to_bytes(32) for number in range(64))])
+    cache.close()
+
+
+def test_keys_are_read_again_after_many_evictions(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(results, "_FILTERED_KEYS", 256)
+    cache = opened(directory, limit_bytes=1 << 16)
+    for group in range(40):
+        put_group(cache, group)
+        written(cache)
+    sweep(cache)
+    on_disk = keys_on_disk(directory)
+    evicted = {number.to_bytes(32) for number in range(64 * 40)} - on_disk
+    assert len(evicted) > 1000
+    reads = count_reads(monkeypatch)
+    assert all(cache.get(key) is not None for key in on_disk)
+    reads.clear()
+    assert not any(cache.get(key) for key in evicted)
+    assert len(reads) < len(evicted) / 2
+    cache.close()
+
+
 class Held:
     """Another process holds the database's lock, so that writers wait as on a slow disk."""
 
