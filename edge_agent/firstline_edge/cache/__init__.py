@@ -2,4 +2,5 @@
 
 Files
     results     the results in memory, and on disk
+    key_filter  which keys are certainly not on disk
 """
