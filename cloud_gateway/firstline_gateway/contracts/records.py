@@ -143,9 +143,15 @@ def evidence(connection: sa.Connection, key: PoolKey) -> list[Evidence]:
 
 
 def devices(connection: sa.Connection) -> dict[PoolKey, int]:
-    """Returns how many devices contributed to each pool."""
+    """Returns how many devices contributed to each pool. Contributions whose pool cannot be read are left out."""
+    found = {}
     query = sa.select(CONTRIBUTIONS.c.pool, sa.func.count()).group_by(CONTRIBUTIONS.c.pool)
-    return {msgspec.json.decode(pool, type=PoolKey): found for pool, found in connection.execute(query)}
+    for pool, count in connection.execute(query):
+        try:
+            found[msgspec.json.decode(pool, type=PoolKey)] = count
+        except msgspec.DecodeError as error:
+            log.error("contributions not readable", promise=pool, why=str(error))
+    return found
 
 
 def is_counted(connection: sa.Connection, device: str, request_id: str) -> bool:

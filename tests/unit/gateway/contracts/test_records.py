@@ -109,3 +109,11 @@ def test_pool_with_a_damaged_state_starts_again(database: Database, damaged: str
         assert records.locked(connection, OTHER) is None
         assert records.delete_pools(connection, MODEL) == 2
         assert records.devices(connection) == {}
+
+
+def test_contributions_to_a_damaged_key_do_not_hide_those_to_others(database: Database) -> None:
+    put(database, pool_of(9), "cam", "a")
+    put(database, pool_of(9, OTHER), "cam", "b")
+    with database.begin() as connection:
+        connection.execute(text("UPDATE contract_contributions SET pool = substr(pool, 2) WHERE pool LIKE '%0.5%'"))
+        assert records.devices(connection) == {KEY: 1}
