@@ -111,9 +111,8 @@ class Model(Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def shows_logits(self) -> bool:
-        """Returns whether logits are available: the postprocessing has a softmax step and no graph."""
-        kinds = {type(step) for step in self.postprocess}
-        return ops.Softmax in kinds and ops.Graph not in kinds
+        """See `steps.shows_logits`."""
+        return ops.shows_logits(self.postprocess)
 
     @property
     def digest(self) -> str:
@@ -276,11 +275,13 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True, dict=True):
     def artefacts(self) -> tuple[Artefact, ...]:
         """Returns every file that the manifest names."""
         files = [artefact for model in self.models for artefact in model.artefacts]
-        if self.policy.score.graph is not None:
-            files.append(self.policy.score.graph)
-        if self.golden is not None:
-            files.append(self.golden.artefact)
-        return tuple(dict.fromkeys(files))
+        return tuple(dict.fromkeys([*files, *self.common_artefacts]))
+
+    @property
+    def common_artefacts(self) -> tuple[Artefact, ...]:
+        """Returns the files that belong to no single model: the score's graph and the golden answers."""
+        golden = self.golden.artefact if self.golden is not None else None
+        return tuple([artefact for artefact in (self.policy.score.graph, golden) if artefact is not None])
 
     @property
     def input_tensors(self) -> tuple[TensorSpec, ...]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from firstline_core.bundle.manifest import MANIFEST_LIMIT_BYTES, MANIFEST_NAME, Manifest, Model, parse_manifest
 from firstline_core.errors import IntegrityError, ModelLoadError
 from firstline_core.storage.artefact import Artefact
-from firstline_core.storage.files import read_limited, system_reason, unreadable
+from firstline_core.storage.files import naming, read_limited, system_reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +28,8 @@ class Bundle:
         Raises:
             ModelLoadError: it is absent or cannot be read.
         """
-        try:
+        with naming(self.file(artefact), refusal=ModelLoadError):
             return self.file(artefact).read_bytes()
-        except OSError as error:
-            raise ModelLoadError(f"{self.file(artefact)} {unreadable(error)}") from error
 
     def has(self, model: Model) -> bool:
         """Returns whether every file of the model is present."""

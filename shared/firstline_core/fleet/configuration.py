@@ -26,7 +26,7 @@ from firstline_core.errors import ConfigError
 from firstline_core.fleet.twin import Version
 from firstline_core.routing.policy import PolicyKind
 from firstline_core.storage import settings
-from firstline_core.storage.files import unreadable
+from firstline_core.storage.files import naming
 from firstline_core.types import NAME_PATTERN, Name
 
 LIMIT_BYTES = 16 * 1024
@@ -125,10 +125,8 @@ def parse_configuration(content: bytes, where: str) -> Configuration:
     """
     if len(content) > LIMIT_BYTES:
         raise ConfigError(f"{where} has more than {LIMIT_BYTES} bytes, and is no configuration.")
-    try:
+    with naming(where):
         text = content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{where} {unreadable(error)}") from error
     configuration = settings.load(Configuration, file=Path(where), text=text)
     for section, values in configuration.changes.items():
         for key, value in values.items():

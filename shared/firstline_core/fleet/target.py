@@ -166,12 +166,7 @@ def target_fields(manifest: Manifest, extra_needs: Mapping[str, ExtraNeeds] | No
 
 def _needed(manifest: Manifest, model: Model) -> dict[str, int]:
     """Returns the files of a variant with their sizes, including the score's graph and the golden answers."""
-    artefacts = list(model.artefacts)
-    if manifest.policy.score.graph is not None:
-        artefacts.append(manifest.policy.score.graph)
-    if manifest.golden is not None:
-        artefacts.append(manifest.golden.artefact)
-    return {artefact.file: artefact.size_bytes for artefact in artefacts}
+    return {artefact.file: artefact.size_bytes for artefact in (*model.artefacts, *manifest.common_artefacts)}
 
 
 def listed_bundles(paths: Iterable[str]) -> list[tuple[str, int]]:

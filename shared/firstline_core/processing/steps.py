@@ -669,6 +669,12 @@ def decoded_kind(steps: Iterable[object]) -> Literal["image", "audio", "text"] |
     return None
 
 
+def shows_logits(steps: Iterable[PostStep]) -> bool:
+    """Returns whether logits are available: the postprocessing has a softmax step and no graph."""
+    kinds = {type(step) for step in steps}
+    return Softmax in kinds and Graph not in kinds
+
+
 class ModelInput(Struct, frozen=True, forbid_unknown_fields=True):
     """An input of a model, and the steps that compute it from an input of the bundle.
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 
 from firstline_core.clock import SYSTEM_CLOCK, Clock, end_tasks, first_of
 from firstline_core.errors import FirstlineError, LinkDownError
 from firstline_core.protocol.backoff import full_jitter_s
 from firstline_core.protocol.mqtt_connection import Connection, matches
-from firstline_core.protocol.mqtt_messages import Message, MqttSettings, Publication
+from firstline_core.protocol.mqtt_messages import Message, MqttSettings, Publication, not_connected
 from firstline_core.telemetry.logs import logger
 
 Handler = Callable[[Message], Awaitable[None]]
@@ -136,7 +137,7 @@ class MqttClient:
             PayloadTooLargeError, UnauthorizedError, CapacityError, ProtocolError: the broker refused it.
         """
         if self._connection is None:
-            raise LinkDownError(f"Not connected to the MQTT broker at {self._settings.address}.")
+            raise not_connected(self._settings.address)
         return await self._connection.publish(publication)
 
     async def subscribe(self, topic_filter: str, handler: Handler) -> None:
@@ -259,14 +260,8 @@ class MqttClient:
             handle(message)
 
     def _call_handler(self, handle: Callable[[Message], None], message: Message) -> None:
-        try:
+        with self._acknowledging(message):
             handle(message)
-        except Exception:  # the outermost loop of a message
-            log.exception("mqtt handler failed", topic=message.topic)
-            self._hold_back(message)
-        else:
-            if not self._manual_ack:
-                message.ack()
 
     def _start_handler(self, handler: Handler, message: Message) -> None:
         if message.qos == 0 and len(self._running) >= self._settings.receive_maximum:
@@ -278,17 +273,20 @@ class MqttClient:
         task.add_done_callback(self._running.discard)
 
     async def _handle(self, handler: Handler, message: Message) -> None:
-        try:
+        with self._acknowledging(message):
             async with self._slots:
                 await handler(message)
+
+    @contextmanager
+    def _acknowledging(self, message: Message) -> Iterator[None]:
+        """Acknowledges a message when it was handled, or holds it back."""
+        try:
+            yield
         except Exception:  # the outermost loop of a message
             log.exception("mqtt handler failed", topic=message.topic)
-            self._hold_back(message)
+            self._held_back.append(message)
+            if len(self._held_back) > self._settings.receive_maximum // 2:
+                self._held_back.popleft().ack()
         else:
             if not self._manual_ack:
                 message.ack()
-
-    def _hold_back(self, message: Message) -> None:
-        self._held_back.append(message)
-        if len(self._held_back) > self._settings.receive_maximum // 2:
-            self._held_back.popleft().ack()

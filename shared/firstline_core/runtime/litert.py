@@ -18,7 +18,7 @@ import numpy as np
 
 from firstline_core.errors import InferenceError, InvalidTensorError, ModelLoadError
 from firstline_core.runtime.base import Feeds, cast_feed, check_feeds, run_in_batches
-from firstline_core.storage.files import unreadable
+from firstline_core.storage.files import naming
 from firstline_core.types import DATATYPES, Array, TensorSpec
 
 _MODULES = {"litert": "ai_edge_litert.interpreter", "tflite-runtime": "tflite_runtime.interpreter"}
@@ -173,10 +173,8 @@ class LiteRtRuntime:
         Raises:
             ModelLoadError: no installed interpreter loads the file.
         """
-        try:
+        with naming(path, refusal=ModelLoadError):
             model = path.read_bytes()
-        except OSError as error:
-            raise ModelLoadError(f"{path} {unreadable(error)}") from error
         if model[4:8] != _FILE_IDENTIFIER or int.from_bytes(model[:4], "little") >= len(model):
             raise ModelLoadError(f"{path} is not a TFLite model, or it is damaged.")
         self._lock = threading.Lock()

@@ -13,7 +13,7 @@ import numpy as np
 from firstline_core.errors import ConfigError, InferenceError, InvalidTensorError, ModelLoadError
 from firstline_core.protocol.protobuf import fields
 from firstline_core.runtime.base import Feeds, cast_feed, check_feeds, run_in_batches
-from firstline_core.storage.files import unreadable
+from firstline_core.storage.files import naming
 from firstline_core.types import DATATYPES, Array, TensorSpec
 
 _CPU = "CPUExecutionProvider"
@@ -214,11 +214,10 @@ def _failures(ort: ModuleType) -> tuple[type[Exception], ...]:
 
 
 def _read(path: Path) -> bytes:
-    try:
+    with naming(path, refusal=ModelLoadError):
         model = path.read_bytes()
+    try:
         external = external_data(model)
-    except OSError as error:
-        raise ModelLoadError(f"{path} {unreadable(error)}") from error
     except ValueError as error:
         raise ModelLoadError(
             f"{path} is not an ONNX model, or it is damaged ({error}); export or copy it again."

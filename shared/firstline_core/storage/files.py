@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from firstline_core.errors import ConfigError, IntegrityError, similar_name
+from firstline_core.errors import ConfigError, FirstlineError, IntegrityError, similar_name
 
 DAMAGED = ".damaged"
 """Suffix of a file or folder that was set aside."""
@@ -29,14 +29,14 @@ _NO_SUCH_SYNC = (errno.EINVAL, errno.ENOTSUP)
 
 
 @contextlib.contextmanager
-def naming(what: object, done: str = "read") -> Iterator[None]:
-    """Raises what the system refuses, or text that is not UTF-8, as a ConfigError: `what`, why, and what to do."""
+def naming(what: object, done: str = "read", refusal: type[FirstlineError] = ConfigError) -> Iterator[None]:
+    """Raises what the system refuses, or text that is not UTF-8, as `refusal`: `what`, why, and what to do."""
     try:
         yield
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{what} {NOT_UTF8}") from error
+        raise refusal(f"{what} {NOT_UTF8}") from error
     except OSError as error:
-        raise ConfigError(f"{what} {unreadable(error) if done == 'read' else unwritable(error)}") from error
+        raise refusal(f"{what} {unreadable(error) if done == 'read' else unwritable(error)}") from error
 
 
 def check_folder(path: Path, setting: str) -> None:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from firstline_core.errors import InferenceError, InvalidTensorError
 from firstline_core.processing.compile import compile_postprocess
-from firstline_core.processing.steps import Graph, PostStep, Softmax
+from firstline_core.processing.steps import PostStep, Softmax, shows_logits
 from firstline_core.tasks.arrays import LABEL, some_labelled
 from firstline_core.tasks.base import ConfiguredTask, ModelOutputs, Postprocess, Prediction, Scores
 from firstline_core.tasks.view import WHOLE, View
@@ -105,7 +105,7 @@ class Classification(ConfiguredTask, frozen=True, tag="classification"):
         """Compiles the steps; the logits are evidence if there is a softmax step and no graph."""
         name, labels = model.port(model.output), len(self.labels)
         to_probabilities, to_logits = compile_postprocess(model.steps, model.load_graph), None
-        if _shows_logits(model.steps):
+        if shows_logits(model.steps):
             steps = [step for step in model.steps if not isinstance(step, Softmax)]
             to_logits = compile_postprocess(steps, model.load_graph)
 
@@ -131,7 +131,7 @@ class Classification(ConfiguredTask, frozen=True, tag="classification"):
             return ""
         if self.independent:
             return "needs labels that exclude each other; there are margin, max_probability, entropy and learned"
-        return "" if _shows_logits(steps) else "needs logits: a softmax and no graph in its postprocessing"
+        return "" if shows_logits(steps) else "needs logits: a softmax and no graph in its postprocessing"
 
     def features(self, outputs: Arrays, evidence: Arrays) -> NDArray[np.float32]:
         return set_features(self._centred(outputs)) if self.independent else features(outputs[PROBABILITIES])
@@ -216,11 +216,6 @@ def _set_summary(said: NDArray[np.bool_], true: NDArray[np.bool_]) -> dict[str, 
     occurs = true.any(axis=0)
     whole = float((said == true).all(axis=1).mean())
     return {"accuracy": whole, "f1": float(f1[occurs].mean()) if occurs.any() else 0.0}
-
-
-def _shows_logits(steps: Sequence[PostStep]) -> bool:
-    kinds = {type(step) for step in steps}
-    return Softmax in kinds and Graph not in kinds
 
 
 class Outputs(Struct, frozen=True):

@@ -47,10 +47,7 @@ class OverheadTimes:
 
     def add(self, requests: int, rows: int, input_s: float, output_s: float) -> None:
         """Counts a batch."""
-        self.input_s += requests * input_s
-        self.output_s += requests * output_s
-        before = self.batches_s.get(rows, (0.0, 0.0))
-        self.batches_s[rows] = before[0] + input_s, before[1] + output_s
+        self.include(OverheadTimes(requests * input_s, requests * output_s, {rows: (input_s, output_s)}))
 
     def include(self, other: OverheadTimes) -> None:
         """Adds measurements of another instance."""

@@ -73,6 +73,18 @@ def split(sent: bytes, limits: Limits) -> tuple[bytes, list[memoryview]]:
     return b"".join(rest), raw
 
 
+def parse(kind: str, sent: bytes) -> Any:
+    """Parses a message of a kind of the service.
+
+    Raises:
+        InvalidTensorError: the bytes are another message, or none.
+    """
+    try:
+        return message(kind).FromString(sent)
+    except DecodeError as error:
+        raise InvalidTensorError(f"The message is not a {kind}: {error}; serialize it by inference.proto.") from error
+
+
 def decode_request(head: bytes, raw: Sequence[memoryview], origin: Origin) -> InferRequest:
     """Decodes a ModelInferRequest. Raw numeric inputs are read-only views of the received bytes.
 
@@ -86,12 +98,7 @@ def decode_request(head: bytes, raw: Sequence[memoryview], origin: Origin) -> In
         RequestError: a parameter has an invalid value.
         PayloadTooLargeError: it exceeds the limits.
     """
-    try:
-        parsed = message("ModelInferRequest").FromString(head)
-    except DecodeError as error:
-        raise InvalidTensorError(
-            f"The message is not a ModelInferRequest: {error}; serialize it by inference.proto."
-        ) from error
+    parsed = parse("ModelInferRequest", head)
     described: dict[str, Any] = {
         "id": parsed.id,
         "parameters": read_parameters(parsed.parameters),

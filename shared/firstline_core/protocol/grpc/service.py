@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 import grpc
 from google.protobuf.json_format import ParseDict
-from google.protobuf.message import DecodeError
 from grpc import StatusCode
 from msgspec.structs import replace
 
@@ -131,13 +130,7 @@ class InferenceService:
                 sent = await _first(context)
                 if len(sent) > _SMALL_BYTES:
                     raise InvalidTensorError(f"The message is {len(sent)} bytes; a {kind} has a few names.")
-                try:
-                    request = message(kind).FromString(sent)
-                except DecodeError as error:
-                    raise InvalidTensorError(
-                        f"The message is not a {kind}: {error}; serialize it by inference.proto."
-                    ) from error
-                reply = answer(request)
+                reply = answer(codec.parse(kind, sent))
                 if asyncio.iscoroutine(reply):
                     reply = await reply
                 encoded: bytes = reply.SerializeToString()
