@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from firstline.workbench.promises import parse_promises
     from firstline_core.bundle.manifest import Manifest
     from firstline_core.bundle.store import Bundle, open_bundle
-    from firstline_core.hardware.readings import Absent, Modelled, Reading
+    from firstline_core.hardware.readings import short
     from firstline_core.routing.certification import check_share
     from firstline_core.runtime.select import RuntimeOptions
 
@@ -289,13 +289,7 @@ def _verdict(one: Candidate) -> str:
 def _row(figures: Figures, found: Compression) -> tuple[str, ...]:
     kept = "-" if figures.kept is None else percent(figures.kept)
     accuracies = percent(figures.accuracy), percent(found.certified_accuracy[figures.id])
-    energy = [_energy(figures.energy_mj)] if found.target else []
+    energy = ["absent" if figures.energy_mj is None else short(figures.energy_mj)] if found.target else []
     disturbed = "" if figures.known_ms is not None else "?"
     latency = "-" if figures.latency_ms is None else f"{figures.latency_ms:.4g}{disturbed}"
     return figures.id, *accuracies, latency, *energy, size(figures.size_bytes), kept
-
-
-def _energy(reading: Reading | None) -> str:
-    if reading is None or isinstance(reading, Absent):
-        return "absent"
-    return f"{reading.value:.3g}{' (modelled)' if isinstance(reading, Modelled) else ''}"

@@ -6,12 +6,13 @@ from collections.abc import Callable
 
 from firstline_core.errors import FirstlineError
 from firstline_core.profile.measure_point import Job, measure
-from firstline_core.profile.profile import Point, Refused
+from firstline_core.profile.profile import Point
+from firstline_core.runtime.child import ChildFailed
 
 
-def measure_here(job: Job, must_end: Callable[[], str] = lambda: "") -> Point | Refused:
+def measure_here(job: Job, must_end: Callable[[], str]) -> Point:
     """Measures one point, as `measure_in_process` does in a process of its own."""
     try:
         return measure(job)
     except FirstlineError as error:
-        return Refused(job.key, error.message)
+        raise ChildFailed(error.message) from error

@@ -78,7 +78,7 @@ def _open_named(
         return name in settings.models.executors_of.get(model, (name,))
 
     def profiled(served: ServedModel) -> dict[int, float]:
-        return batch_seconds([*_profiles(served, found), *profiles], served.digest, provider)
+        return batch_seconds([*_profiles(served, found), *profiles], served.full, provider)
 
     found = settings.executors[name]
     profiles = read(found.profiles)

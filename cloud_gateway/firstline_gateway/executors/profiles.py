@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from firstline_core.bundle.manifest import Model
 from firstline_core.errors import ConfigError, ProtocolError
 from firstline_core.profile import profile
 from firstline_core.profile.files import bundled_profiles, profile_of_machine
-from firstline_core.storage.files import read_limited, unreadable
+from firstline_core.storage.files import naming, read_limited
 from firstline_core.telemetry.logs import logger
 
 log = logger(__name__)
@@ -22,10 +23,10 @@ def read(files: tuple[str, ...]) -> list[profile.Profile]:
     """
     found = []
     for file in files:
+        with naming(f"The profile {file}"):
+            content = read_limited(Path(file), profile.LIMIT_BYTES)
         try:
-            found.append(profile.decode(read_limited(Path(file), profile.LIMIT_BYTES), file))
-        except OSError as error:
-            raise ConfigError(f"The profile {file} {unreadable(error)}") from error
+            found.append(profile.decode(content, file))
         except ProtocolError as error:
             raise ConfigError(error.message) from error
     return found
@@ -48,19 +49,19 @@ def profiles_near(bundle: Path, name: str, fingerprint: Callable[[], str]) -> li
     return [found] if found is not None else []
 
 
-def batch_seconds(profiles: list[profile.Profile], model_digest: str, provider: str) -> dict[int, float]:
+def batch_seconds(profiles: list[profile.Profile], model: Model, provider: str) -> dict[int, float]:
     """Returns the measured seconds of batches of one model, by their rows.
 
     Args:
         profiles: of the executor's machine; where two have the same point, the latter's holds.
-        model_digest: `Model.digest`; points of other models say nothing of this one.
+        model: points of others say nothing of this one.
         provider: that runs it there; "" if it is unknown, which accepts the points of every provider.
     """
     return {
         point.key.batch: point.query.p50_ms / 1000
         for one in profiles
         for point in one.points
-        if point.key.model_digest == model_digest
+        if point.key.model_digest == model.digest
         and point.key.condition == "warm"
         and point.key.threads <= 1
         and provider in ("", point.key.provider)

@@ -18,7 +18,7 @@ from firstline_core.runtime.memory import release_freed_memory
 from firstline_core.runtime.threads import REFUSED
 from firstline_core.telemetry.logs import logger
 from firstline_core.telemetry.metrics import RequestMetrics
-from firstline_edge.adaptation.variants import Variants
+from firstline_edge.adaptation.variants import Variants, id_of
 from firstline_edge.models.models import DeviceModel, Models
 
 log = logger(__name__)
@@ -97,7 +97,7 @@ class VariantSwitcher:
         released = variants.unload_above()
         for device_model in released:
             self.certificates.unwatch_one(device_model)
-            log.info("variant unloaded", model=device_model.manifest.name, variant=_variant(device_model))
+            log.info("variant unloaded", model=device_model.manifest.name, variant=id_of(device_model))
         if released:
             with contextlib.suppress(*REFUSED):  # without a free thread the heap is trimmed later
                 asyncio.get_running_loop().run_in_executor(None, release_freed_memory)
@@ -158,7 +158,3 @@ def add_gauges(metrics: RequestMetrics, models: Models, switcher: VariantSwitche
         lambda: {(guard,): float(count) for guard, count in switcher.switches.items()},
         counts=True,
     )
-
-
-def _variant(device_model: DeviceModel) -> str:
-    return device_model.edge.loaded.model.id if device_model.edge is not None else ""

@@ -123,7 +123,7 @@ class Variants:
         # If the better variant is not loaded, all requests get the next one anyway.
         splits = chosen == 0 and len(usable) > 1 and usable[0] is self._loaded[position.rung]
         if splits and self._splitter.selects(position.next_share):
-            return VariantChoice(usable[1], _id(usable[1]), _reason(position.verdict), shed_reason)
+            return VariantChoice(usable[1], id_of(usable[1]), _reason(position.verdict), shed_reason)
         device_model = usable[chosen]
         if not chosen:
             why = "" if device_model is self._loaded[0] else _reason(position.verdict)
@@ -134,8 +134,8 @@ class Variants:
         elif wait_ms + runs_ms[0] <= left_ms:
             why = f"queue: {workers.busy:.0%} of the threads are busy, and this request has more time than others"
         else:
-            why = f"deadline: {_id(usable[0])} would take {wait_ms + runs_ms[0]:.3g} ms of the {left_ms:.0f} left"
-        return VariantChoice(device_model, _id(device_model), why, shed_reason)
+            why = f"deadline: {id_of(usable[0])} would take {wait_ms + runs_ms[0]:.3g} ms of the {left_ms:.0f} left"
+        return VariantChoice(device_model, id_of(device_model), why, shed_reason)
 
     def describe(self) -> dict[str, Any]:
         """Returns the JSON object for `status`."""
@@ -177,7 +177,8 @@ class Variants:
         return [device_model for device_model in self._loaded[self.position.rung :] if device_model is not None]
 
 
-def _id(device_model: DeviceModel) -> str:
+def id_of(device_model: DeviceModel) -> str:
+    """Returns the id of the variant that is loaded; "" without one."""
     return device_model.edge.loaded.model.id if device_model.edge is not None else ""
 
 

@@ -16,7 +16,7 @@ from firstline_core.hardware.kernel_files import Tree
 from firstline_core.hardware.survey import fingerprint
 from firstline_core.planning.plan import quickest
 from firstline_core.profile.files import bundled_profiles, profile_of_machine
-from firstline_core.profile.profile import Key, Point, Profile
+from firstline_core.profile.profile import Key, Point, Profile, of_one_row
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.telemetry.logs import logger
 from firstline_edge.state import StatePaths
@@ -71,7 +71,7 @@ def fastest_options(profile: Profile, options: RuntimeOptions, model: Model) -> 
         options: as configured.
         model: the variant.
     """
-    points = [one for one in profile.points if one.key.model_digest == model.digest and one.key.of_one_row]
+    points = of_one_row(profile.points, model.digest)
     if not points:
         return options
     key = quickest(points, lambda point: (point.query.p50_ms, point.key.threads)).key

@@ -12,7 +12,15 @@ from msgspec.structs import replace
 
 from firstline.workbench.certify import Certification, Terms
 from firstline.workbench.compress.candidates import Candidate, Work, make_candidates
-from firstline.workbench.compress.evaluation import Parts, accuracy, measured_costs, profiled_costs, proved, split_data
+from firstline.workbench.compress.evaluation import (
+    Cost,
+    Parts,
+    accuracy,
+    measured_costs,
+    profiled_costs,
+    proved,
+    split_data,
+)
 from firstline.workbench.compress.judge import Figures, judge
 from firstline.workbench.compress.student import Lesson
 from firstline.workbench.data.dataset import Dataset
@@ -24,7 +32,7 @@ from firstline.workbench.selection import BUNDLE
 from firstline_core.bundle.loading import load_model
 from firstline_core.bundle.manifest import Manifest, Model, valid_certificate
 from firstline_core.bundle.store import Bundle
-from firstline_core.errors import ConfigError, listed
+from firstline_core.errors import ConfigError
 from firstline_core.profile.profile import Profile
 from firstline_core.runtime.select import RuntimeOptions
 
@@ -73,19 +81,16 @@ def source_of(manifest: Manifest, wanted: str = "") -> Model:
     Raises:
         ConfigError: there is no such model, it is not in FP32, or it has no axis of rows.
     """
-    known = {model.id: model for model in manifest.models}
-    if wanted and wanted not in known:
-        raise ConfigError(f"Bundle '{manifest.name}' has no model '{wanted}'{listed(wanted, known, 'it has:')}")
-    fit = [model for model in manifest.models if model.precision == "fp32"]
-    if wanted and known[wanted] not in fit:
-        raise ConfigError(f"'{wanted}' is {known[wanted].precision}; models in fp32 are compressed.")
-    if not fit:
+    fit = (model for model in manifest.models if model.precision == "fp32")
+    source = manifest.model(wanted) if wanted else next(fit, None)
+    if source is None:
         precisions = ", ".join(f"{model.id} {model.precision}" for model in manifest.models)
         raise ConfigError(
             f"Bundle '{manifest.name}' has no model in fp32, and only such are compressed: {precisions}. "
             "Where one is, say so by precision in the recipe (docs/reference/bundles.md), and create the bundle again."
         )
-    source = known[wanted] if wanted else fit[0]
+    if source.precision != "fp32":
+        raise ConfigError(f"'{wanted}' is {source.precision}; models in fp32 are compressed.")
     if source.without_rows:
         raise ConfigError(f"'{source.id}' has no axis of rows; export it with one to compress it.")
     return source
@@ -218,18 +223,12 @@ def _judged(
         for name, evidence in evidence_of(certified).items()
     }
     accuracies = _accuracies(judged)
-    figures = {
-        model.id: Figures(
-            model.id,
-            accuracies[model.id],
-            costs[model.id].latency_ms if model.id in costs else None,
-            model.artefact.size_bytes,
-            proofs[model.id].result.kept if model.id in proofs else None,
-            costs[model.id].energy_mj if model.id in costs else None,
-            costs[model.id].waited_share if model.id in costs else 0.0,
-        )
-        for model in models
-    }
+    figures = {}
+    for model in models:
+        latency_ms, energy_mj, waited_share = costs.get(model.id, Cost())
+        kept = proofs[model.id].result.kept if model.id in proofs else None
+        of_model = model.id, accuracies[model.id], latency_ms, model.artefact.size_bytes
+        figures[model.id] = Figures(*of_model, kept, energy_mj, waited_share)
     there = tuple(figures[model.id] for model in manifest.models)
     rivals = [one for one in there if one.latency_ms is not None]
     promised = any(valid_certificate(manifest, model) is not None for model in manifest.edge)

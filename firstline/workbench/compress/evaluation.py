@@ -32,7 +32,7 @@ from firstline_core.bundle.store import Bundle
 from firstline_core.errors import ConfigError
 from firstline_core.hardware.readings import Reading
 from firstline_core.processing.steps import InputSpec
-from firstline_core.profile.profile import Profile
+from firstline_core.profile.profile import Profile, of_one_row
 from firstline_core.profile.summary import DISTURBED
 from firstline_core.routing.certification import CertificationResult
 from firstline_core.runtime.select import RuntimeOptions
@@ -194,13 +194,13 @@ def proved(
 
 
 class Cost(NamedTuple):
-    """Cost of one row: the median time through the model, and the energy of the whole query if it is known.
+    """Cost of one row: the median time through the model, and the energy of the whole query; None if not known.
 
     Attributes:
         waited_share: share of the time of measuring in which other work had the core.
     """
 
-    latency_ms: float
+    latency_ms: float | None = None
     energy_mj: Reading | None = None
     waited_share: float = 0.0
 
@@ -213,7 +213,7 @@ def profiled_costs(models: Sequence[Model], profile: Profile) -> dict[str, Cost]
     """
     found = {}
     for model in models:
-        points = [point for point in profile.points if point.key.model_digest == model.digest and point.key.of_one_row]
+        points = of_one_row(profile.points, model.digest)
         calm = [point for point in points if point.waited_share <= DISTURBED] or points
         if calm:
             best = min(calm, key=lambda point: point.run_ms)

@@ -20,7 +20,7 @@ from msgspec import Struct
 from numpy.typing import NDArray
 
 from firstline_core.bundle.manifest import Manifest, Model
-from firstline_core.errors import ConfigError, listed
+from firstline_core.errors import ConfigError
 from firstline_core.runtime.base import RowByRow
 from firstline_core.runtime.onnx import OnnxRuntime
 from firstline_core.runtime.select import RuntimeOptions
@@ -65,10 +65,7 @@ def start_of(manifest: Manifest, source: Model, wanted: str) -> Model:
     Raises:
         ConfigError: there is no such model, or it is of another kind, or the source cannot teach.
     """
-    known = {model.id: model for model in manifest.models}
-    if wanted not in known:
-        raise ConfigError(f"Bundle '{manifest.name}' has no model '{wanted}'{listed(wanted, known, 'it has:')}")
-    start = known[wanted]
+    start = manifest.model(wanted)
     if start.id == source.id:
         raise ConfigError(f"'{wanted}' cannot teach itself; name a smaller model with --student, or another with --of.")
     if source.runtime != "onnx" or not source.shows_logits:

@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from firstline_core.errors import FirstlineError, InferenceError, IntegrityError, TaskError
+from firstline_core.errors import ConfigError, FirstlineError, InferenceError, IntegrityError, TaskError, listed
 from firstline_core.processing import steps as ops
 from firstline_core.routing.certificate import Certificate
 from firstline_core.routing.policy import Logistic
@@ -265,6 +265,17 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True, dict=True):
     @property
     def models(self) -> tuple[Model, ...]:
         return (*self.edge, self.full) if self.full is not None else self.edge
+
+    def model(self, id_: str) -> Model:
+        """Returns one of the models.
+
+        Raises:
+            ConfigError: there is none of that id.
+        """
+        known = {model.id: model for model in self.models}
+        if id_ not in known:
+            raise ConfigError(f"Bundle '{self.name}' has no model '{id_}'{listed(id_, known, 'it has:')}")
+        return known[id_]
 
     @property
     def needs_event(self) -> bool:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Annotated
 
-import msgspec
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
@@ -153,11 +152,6 @@ class Catalogue(Struct, frozen=True):
     def engine(self, runtime: str, name: str) -> Engine | None:
         """Returns the provider or delegate of that name; None if it was not found here."""
         return next((one for one in self.engines if (one.runtime, one.name) == (runtime, name)), None)
-
-
-def encode(catalogue: Catalogue) -> bytes:
-    """Returns the catalogue as JSON."""
-    return msgspec.json.encode(catalogue)
 
 
 def decode(content: bytes, where: str) -> Catalogue:

@@ -15,14 +15,11 @@ import os
 import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Literal, TypeAlias, TypeVar
+from typing import Literal, TypeVar
 
 from firstline_core.errors import DeadlineExceededError
-from firstline_core.hardware.readings import Absent, Measured, measured
+from firstline_core.hardware.readings import Absent, FileReading, Measured, least, measured
 from firstline_core.runtime.threads import within
-
-FileReading: TypeAlias = Measured | Absent
-"""The reading of a file, which is never modelled."""
 
 _FILE_BYTES = 4096  # a page, which is all that a file of sysfs can hold
 _TABLE_BYTES = 64 * 1024
@@ -134,12 +131,6 @@ class Tree:
         """
         found = self.text(path)
         return found if isinstance(found, Absent) else parse_number(found, path, scale, low=low, high=high)
-
-    def value(
-        self, path: str, scale: float = 1.0, *, low: float = float("-inf"), high: float = float("inf")
-    ) -> float | None:
-        """Returns the number as `number` does; None if it is absent."""
-        return measured(self.number(path, scale, low=low, high=high))
 
     def entry(self, path: str, name: str, scale: float = 1.0, *, high: float = float("inf")) -> FileReading:
         """Returns the number behind a name, in a file with one name and number in each line; not negative."""
@@ -265,7 +256,7 @@ def _path(lines: Iterable[str], controller: str) -> str:
 
 def _least(readings: Iterable[FileReading], of: str) -> FileReading:
     known = [each for each in readings if isinstance(each, Measured)]
-    return min(known, key=lambda each: each.value, default=Absent(f"No control group limits this process's {of}."))
+    return least(known, f"No control group limits this process's {of}.")
 
 
 def _limit(tree: Tree, group: str) -> FileReading:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from firstline_core.hardware.kernel_files import FileReading, Tree, add_reading, printable_name
-from firstline_core.hardware.readings import Absent, Measured, Modelled, Reading, Readings, least
+from firstline_core.hardware.kernel_files import Tree, add_reading, printable_name
+from firstline_core.hardware.readings import Absent, FileReading, Measured, Modelled, Reading, Readings, least, most
 from firstline_core.routing.account import Tariff
 
 INPUT_RAILS = ("VDD_IN", "5V_IN", "psys")
@@ -166,16 +166,11 @@ def supply(tree: Tree) -> Supply:
                 batteries.append(Measured(float(status != "Discharging"), f"/{folder}/status"))
             if status == "Discharging":
                 add_reading(draining, folder.rpartition("/")[2], _draining_w(tree, folder))
-    none = Absent(f"/{_SUPPLIES}: this device has no battery.")
-    powered = min(batteries, key=lambda reading: reading.value, default=None)
-    if powered is None or powered.value:
-        powered = max(adapters + batteries, key=lambda reading: reading.value, default=None)
-    share = least(charges, none.reason)
-    return Supply(
-        share if isinstance(share, Measured | Absent) else none,
-        powered if powered is not None else Absent(f"/{_SUPPLIES}: nothing says whether external power is there."),
-        draining,
-    )
+    unsaid = f"/{_SUPPLIES}: nothing says whether external power is there."
+    powered = least(batteries, unsaid)
+    if not isinstance(powered, Measured) or powered.value:
+        powered = most(adapters + batteries, unsaid)
+    return Supply(least(charges, f"/{_SUPPLIES}: this device has no battery."), powered, draining)
 
 
 def _charge(tree: Tree, folder: str) -> FileReading:

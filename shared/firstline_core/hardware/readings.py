@@ -49,6 +49,9 @@ class Absent(Struct, frozen=True, tag_field="kind", tag="absent"):
     reason: str
 
 
+FileReading: TypeAlias = Measured | Absent
+"""The reading of a file, which is never modelled."""
+
 Reading: TypeAlias = Measured | Modelled | Absent
 Readings: TypeAlias = Mapping[str, Reading]
 
@@ -74,7 +77,14 @@ def describe(reading: Reading) -> str:
             return f"absent: {reason}"
 
 
-def most(readings: Iterable[Reading], nothing: str) -> Reading:
+def short(reading: Reading, scale: float = 1.0) -> str:
+    """Returns the reading for a cell of a table, in another unit: without a reason if it is absent."""
+    if isinstance(reading, Absent):
+        return "absent"
+    return f"{reading.value * scale:.3g}{' (modelled)' if isinstance(reading, Modelled) else ''}"
+
+
+def most(readings: Iterable[Reading], nothing: str) -> FileReading:
     """Returns the measured reading with the largest value.
 
     Args:
@@ -87,12 +97,12 @@ def most(readings: Iterable[Reading], nothing: str) -> Reading:
     return _select(max, readings, nothing)
 
 
-def least(readings: Iterable[Reading], nothing: str) -> Reading:
+def least(readings: Iterable[Reading], nothing: str) -> FileReading:
     """Returns the measured reading with the smallest value; see `most`."""
     return _select(min, readings, nothing)
 
 
-def _select(select: Callable[..., Measured], readings: Iterable[Reading], nothing: str) -> Reading:
+def _select(select: Callable[..., Measured], readings: Iterable[Reading], nothing: str) -> FileReading:
     listed = list(readings)
     found = [reading for reading in listed if isinstance(reading, Measured)]
     if found:

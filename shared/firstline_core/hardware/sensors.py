@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 from firstline_core.hardware.catalogue import HIGHEST_COUNT
 from firstline_core.hardware.kernel_files import (
-    FileReading,
     Tree,
     add_reading,
     control_groups,
@@ -25,7 +24,7 @@ from firstline_core.hardware.kernel_files import (
     read_in_time,
 )
 from firstline_core.hardware.power import Rapl, device_power_w, rails_w, supply
-from firstline_core.hardware.readings import Absent, Measured, Reading, Snapshot
+from firstline_core.hardware.readings import Absent, FileReading, Measured, Reading, Snapshot, least, most
 from firstline_core.routing.account import Tariff
 
 _LOW_C, _HIGH_C = -40.0, 200.0  # a sensor that is switched off reads as anything
@@ -217,10 +216,10 @@ class Throttling:
                 cause = kind.rstrip("0123456789").rstrip("-")
                 by_type.setdefault(cause, []).append(self._tree.number(f"{device}/cur_state", low=0))
         for cause, states in by_type.items():
-            read = [state for state in states if isinstance(state, Measured)]
-            slowest = max(read, key=lambda state: state.value, default=None)
-            reading = states[0] if slowest is None else Measured(float(slowest.value > 0), slowest.source)
-            add_reading(found, cause, reading)
+            slowest = most(states, cause)
+            if isinstance(slowest, Measured):
+                slowest = Measured(float(slowest.value > 0), slowest.source)
+            add_reading(found, cause, slowest)
 
     def _has_risen(self, files: list[str]) -> FileReading:
         """Compares each file with itself, because cores come and go."""
@@ -237,23 +236,17 @@ class Throttling:
 
 def available_memory(tree: Tree) -> FileReading:
     """Reads only the available bytes, which is quick enough to repeat often."""
-    return _tighter(machine_memory(tree, "MemAvailable"), memory_left(tree))
+    return least((machine_memory(tree, "MemAvailable"), memory_left(tree)), "memory")
 
 
 def total_memory(tree: Tree) -> FileReading:
     """Reads the bytes that this process may use: of the machine, or of the control group if that is tighter."""
-    return _tighter(machine_memory(tree, "MemTotal"), memory_limit(tree))
+    return least((machine_memory(tree, "MemTotal"), memory_limit(tree)), "memory")
 
 
 def machine_memory(tree: Tree, name: str) -> FileReading:
     """Reads the bytes of one line of /proc/meminfo."""
     return tree.entry("proc/meminfo", name, 1024.0, high=HIGHEST_COUNT)
-
-
-def _tighter(machine: FileReading, group: FileReading) -> FileReading:
-    if isinstance(machine, Measured) and isinstance(group, Measured):
-        return min(machine, group, key=lambda reading: reading.value)
-    return machine if isinstance(machine, Measured) or isinstance(group, Absent) else group
 
 
 def stalled_share(tree: Tree) -> FileReading:

@@ -195,7 +195,7 @@ def thermal_zones(tree: Tree) -> tuple[catalogue.ThermalZone, ...]:
         trips: dict[str, float] = {}
         for file in tree.names(zone, "trip_point_*_type"):
             which = _TRIPS.get(tree.word(file))
-            at_c = tree.value(file.replace("_type", "_temp"), 0.001, low=0, high=200)
+            at_c = measured(tree.number(file.replace("_type", "_temp"), 0.001, low=0, high=200))
             if which is not None and at_c is not None:
                 trips[which] = min(at_c, trips.get(which, at_c))
         found.append(catalogue.ThermalZone(tree.word(f"{zone}/type", printable_name(zone.rpartition("/")[2])), **trips))

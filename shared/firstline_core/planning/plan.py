@@ -16,7 +16,7 @@ from firstline_core.bundle.manifest import Manifest, Model, valid_certificate
 from firstline_core.hardware.catalogue import Catalogue
 from firstline_core.hardware.readings import Absent, Reading
 from firstline_core.planning.split import Splits, Stretch, Surroundings, Way, best, stretches, ways
-from firstline_core.profile.profile import Key, Point, Profile, sweet_spot
+from firstline_core.profile.profile import Key, Point, Profile, of_one_row, sweet_spot
 
 _AS_GOOD = 1.05
 """More threads have to be faster by more than this, because other models need threads too."""
@@ -190,11 +190,7 @@ def _candidate(manifest: Manifest, model: Model, point: Point, full_ms: float | 
 def _ranked(manifest: Manifest, points: Sequence[Point], full_ms: float | None, notes: list[str]) -> list[Candidate]:
     """Best first: by expected time if it is known for every variant, else by the bundle's order."""
     each = {
-        model.id: [
-            _candidate(manifest, model, point, full_ms)
-            for point in points
-            if point.key.model_digest == model.digest and point.key.of_one_row
-        ]
+        model.id: [_candidate(manifest, model, point, full_ms) for point in of_one_row(points, model.digest)]
         for model in manifest.edge
     }
     leaders = [quickest(some, lambda one: (one.row_ms, one.threads)) for some in each.values() if some]
@@ -221,12 +217,6 @@ def _batch(manifest: Manifest, own: Sequence[Point], notes: list[str]) -> int | 
     return None
 
 
-def _full_point(manifest: Manifest, points: Iterable[Point]) -> Point | None:
-    digest = manifest.full_digest
-    of = [point for point in points if point.key.model_digest == digest and point.key.of_one_row]
-    return min(of, key=lambda point: point.query.p50_ms, default=None)
-
-
 def _full(
     manifest: Manifest, points: Sequence[Point], splits: Splits | None, link: Link, notes: list[str]
 ) -> FullModel | None:
@@ -236,13 +226,14 @@ def _full(
         missing = "Splits of the full model were not measured: firstline profile split."
         notes.append(missing if splits is None else "The splits are of another full model: they are ignored.")
         return None
-    point, slowdown = _full_point(manifest, points), 1.0
-    if point is None:
+    slowdown = 1.0
+    measured_ms = [point.query.p50_ms for point in of_one_row(points, manifest.full.digest)]
+    if measured_ms:
+        slowdown = min(measured_ms) / (splits.prepare_ms + splits.model_ms)
+    else:
         notes.append(
             "The full model was not measured here: the device is assumed to be as fast as the one it was split on."
         )
-    else:
-        slowdown = point.query.p50_ms / (splits.prepare_ms + splits.model_ms)
     if link.round_trip_ms is None:
         notes.append("The round trip to the gateway is not stated: 0 ms is assumed, which favours the gateway.")
     of = ways(splits, Surroundings(link.round_trip_ms or 0.0, slowdown))

@@ -3,8 +3,7 @@
     profile         the document: points, distributions, and what they were measured on
     files           reads profiles, finds the one of a machine, updates it
     measure         measures the missing points of a profile, for the agent and the command lines
-    point_process   measures a point in a process of its own
-    measure_point   that process: scenarios, memory, energy
+    measure_point   the process that measures one point: scenarios, memory, energy
     scenarios       arrival of queries, after MLPerf
     meters          energy, peak memory, waiting time
     predict         response times of a mixed load, simulated

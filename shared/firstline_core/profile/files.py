@@ -11,9 +11,9 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from firstline_core.errors import ConfigError, ProtocolError
+from firstline_core.errors import ProtocolError
 from firstline_core.profile.profile import LIMIT_BYTES, POINTS, Point, Profile, Refused, decode, encode
-from firstline_core.storage.files import read_limited, set_aside, unreadable, unwritable, write_whole
+from firstline_core.storage.files import naming, read_limited, set_aside, unreadable, write_whole
 
 FOLDER = "profiles"
 _MOST_FILES = 64
@@ -76,15 +76,12 @@ def update_profile(path: Path, change: Callable[[Profile | None], Profile], warn
     Raises:
         ConfigError: the file cannot be written.
     """
-    try:
-        with _locked(path.parent):
-            before = _readable(path, warn)
-            found = change(before)
-            if found != before and (found.points or found.refused):
-                write_whole(path, encode(found) + b"\n")
-            return found
-    except OSError as error:
-        raise ConfigError(f"{path} {unwritable(error)}") from error
+    with naming(path, "written"), _locked(path.parent):
+        before = _readable(path, warn)
+        found = change(before)
+        if found != before and (found.points or found.refused):
+            write_whole(path, encode(found) + b"\n")
+        return found
 
 
 def with_result(profile: Profile, result: Point | Refused) -> Profile:

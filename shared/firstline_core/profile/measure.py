@@ -12,21 +12,21 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Protocol
 
+import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
 from firstline_core.bundle.manifest import Manifest, Model
 from firstline_core.bundle.store import Bundle
-from firstline_core.errors import ConfigError, listed
+from firstline_core.errors import ConfigError
 from firstline_core.hardware.kernel_files import Tree, read_in_time
 from firstline_core.hardware.readings import measured
 from firstline_core.hardware.survey import describe_device
 from firstline_core.profile.files import update_profile, with_result
 from firstline_core.profile.measure_point import Job
-from firstline_core.profile.point_process import measure_in_process
 from firstline_core.profile.profile import POINTS, REASON_CHARACTERS, Key, Point, Profile, Refused
 from firstline_core.profile.summary import accuracies
-from firstline_core.runtime.child import Interrupted
+from firstline_core.runtime.child import ChildFailed, Interrupted, run_python
 from firstline_core.runtime.select import CPU
 from firstline_core.storage.files import system_reason
 from firstline_core.telemetry.logs import logger
@@ -45,6 +45,7 @@ _PROCESS_S = 1.0
 _SHORTEST_S, _LONGEST_S = 0.3, 5.0
 _MAX_HEAT_S = 3600.0
 _MAX_JOULES_PER_CORE_S = 1e4
+_LIMIT_S = 120.0
 _TRIES = 3
 """Of a point that the gate interrupts."""
 
@@ -168,16 +169,13 @@ def profile_keys(manifest: Manifest, options: ProfileOptions, cores: float) -> l
     if not 0 <= options.joules_per_core_s <= _MAX_JOULES_PER_CORE_S:
         stated = f"{options.joules_per_core_s:g}"
         raise ConfigError(f"A core takes from 0 to {_MAX_JOULES_PER_CORE_S:g} joules in a second, not {stated}.")
-    models: list[Model] = list(manifest.models)
-    if unknown := sorted(set(options.variants) - {model.id for model in models}):
-        known = listed(unknown[0], (model.id for model in models), "it has:")
-        raise ConfigError(f"Bundle '{manifest.name}' has no model '{unknown[0]}'{known}")
+    wanted = {manifest.model(id_).id for id_ in options.variants}
     threads = list(dict.fromkeys(options.threads or (1, max(int(cores), 1))))
     batches = list(dict.fromkeys(options.batches or (QUICK_BATCHES if options.quick else BATCHES)))
     keys = [
         Key(model.id, model.digest, provider, count, batch)
-        for model in models
-        if not options.variants or model.id in options.variants
+        for model in manifest.models
+        if not wanted or model.id in wanted
         for provider in (options.providers if model.runtime == "onnx" else ("tflite",))
         for count in threads
         for batch in (batches if model.batch is None else (model.batch,))
@@ -238,7 +236,7 @@ def measure_profile(
         hardware=hardware,
         accuracy=accuracies(manifest),
     )
-    cores, models = hardware.processor.usable_cores, {model.id: model for model in manifest.models}
+    cores = hardware.processor.usable_cores
     keys = profile_keys(manifest, options, cores)
     profile = update_profile(path, lambda before: _begun(empty, before, manifest), warn)
     known = {} if options.again else {point.key: point.heated_s for point in profile.points}
@@ -247,7 +245,7 @@ def measure_profile(
         progress(done, len(left), f"{key.variant}, {key.describe()}")
         costs = options.joules_per_core_s
         job = Job(str(bundle.path), key, seconds, costs, str(options.root), options.alone, options.heat_s(key))
-        result = _result(job, need(key, models[key.variant], profile, cores), gate)
+        result = _result(job, need(key, manifest.model(key.variant), profile, cores), gate)
         made = replace(empty, made_s=round(time.time(), 3), agent_version=version("firstline"))
         profile = update_profile(path, partial(_extended, made, result=result, manifest=manifest), warn)
     progress(len(left), len(left), "")
@@ -274,13 +272,39 @@ def _extended(made: Profile, before: Profile | None, *, result: Point | Refused,
 
 def _result(job: Job, needed: Need, gate: Gate) -> Point | Refused:
     """Measures a point; one that is interrupted is repeated, and after the last try it is refused."""
-    reason = ""
+    why_not = ""
     for _ in range(_TRIES):
         if why_not := gate.wait(needed):
-            return Refused(job.key, why_not[:REASON_CHARACTERS])
+            break
         try:
             return measure_in_process(job, gate.must_end)
+        except ChildFailed as error:
+            why_not = str(error)
+            break
         except Interrupted as error:
-            reason = str(error)
-            log.info("profile point interrupted", variant=job.key.variant, point=job.key.describe(), why=reason)
-    return Refused(job.key, f"It was ended {_TRIES} times: {reason}."[:REASON_CHARACTERS])
+            log.info("profile point interrupted", variant=job.key.variant, point=job.key.describe(), why=str(error))
+            why_not = f"It was ended {_TRIES} times: {error}."
+    return Refused(job.key, why_not[:REASON_CHARACTERS])
+
+
+def measure_in_process(job: Job, must_end: Callable[[], str]) -> Point:
+    """Measures one point in a process of its own; blocks.
+
+    Args:
+        job: the point.
+        must_end: see `run_python`.
+
+    Raises:
+        ChildFailed: it could not be measured.
+        Interrupted: it had to end.
+    """
+    output = run_python(
+        ("-m", "firstline_core.profile.measure_point"),
+        msgspec.json.encode(job),
+        limit_s=_LIMIT_S + 10 * job.seconds + job.heat_s,
+        must_end=must_end,
+    )
+    try:
+        return msgspec.json.decode(output, type=Point)
+    except msgspec.MsgspecError as error:
+        raise ChildFailed(f"The output of its process is no point: {error}.") from error

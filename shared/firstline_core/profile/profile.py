@@ -234,6 +234,11 @@ class Profile(Struct, frozen=True):
             raise ValueError("a profile has each point once")
 
 
+def of_one_row(points: Iterable[Point], model_digest: str) -> list[Point]:
+    """Returns the points of a model (`Model.digest`) with one row a query, on a machine that is not hot."""
+    return [point for point in points if point.key.model_digest == model_digest and point.key.of_one_row]
+
+
 def sweet_spot(points: Iterable[Point], share: float = 0.95) -> Point | None:
     """Returns the smallest batch that is nearly as fast as the best one: a larger batch only adds latency.
 

@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from firstline_core.bundle.manifest import Manifest
-from firstline_core.hardware.readings import Absent, Modelled, Reading
+from firstline_core.hardware.readings import Absent, Reading, short
 from firstline_core.profile.profile import Key, Moved, Point, Profile, sweet_spot
 from firstline_core.telemetry.wording import counted
 from firstline_core.types import Sha256
@@ -99,19 +99,13 @@ def _row(point: Point, best: bool) -> tuple[str, ...]:
         f"{point.prepare_ms:.3f}",
         f"{point.rested.p50_ms:.3f}",
         f"{point.offline_per_s:,.0f}",
-        _reading(point.peak_memory_bytes, 1e-6),
-        _reading(point.energy_mj, 1.0),
+        short(point.peak_memory_bytes, 1e-6),
+        short(point.energy_mj),
     )
 
 
 def _right(share: float | None, worth: bool) -> str:
     return "-" if share is None else f"{100 * share:.2f} %{' +' if worth else '  '}"
-
-
-def _reading(reading: Reading, scale: float) -> str:
-    if isinstance(reading, Absent):
-        return "absent"
-    return f"{reading.value * scale:.3g}{' (modelled)' if isinstance(reading, Modelled) else ''}"
 
 
 def _moves(moved: Moved) -> str:

@@ -21,7 +21,6 @@ from firstline_core.hardware.catalogue import (
     catalogue_facts,
     catalogue_lines,
     decode,
-    encode,
     sensor_lines,
 )
 from firstline_core.hardware.engine_trial import trial
@@ -80,13 +79,13 @@ def test_a_control_group_limits_memory_and_cores(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", BOARDS)
 def test_every_board_is_encoded_and_described(tmp_path: Path, name: str) -> None:
     found = described(name, tmp_path)
-    assert decode(encode(found), "it") == found
+    assert decode(msgspec.json.encode(found), "it") == found
     assert not found.measured
     assert "--measure" in catalogue_lines(found)[-1]
     empty = tmp_path / "empty"
     for file in [file for file in tmp_path.rglob("*") if file.is_file()]:
         file.write_bytes(b"\xff")
-    decode(encode(survey.describe_device(Tree(tmp_path), tmp_path)), "it")
+    decode(msgspec.json.encode(survey.describe_device(Tree(tmp_path), tmp_path)), "it")
     assert ("memory", "unknown") in catalogue_facts(survey.describe_device(Tree(empty), empty))
 
 

@@ -114,6 +114,15 @@ def test_a_slow_device_sends_its_input() -> None:
     assert quick.full.way.kind == "device"
 
 
+def test_the_measured_full_model_counts_for_every_task() -> None:
+    """The digest of the full model that certificates and escalations name covers the task, that of a point does not."""
+    manifest = structs.replace(_MANIFEST, task=structs.replace(_MANIFEST.task, independent=True))
+    assert manifest.full_digest != _MANIFEST.full_digest
+    found = plan(manifest, _profile(_point("full", 1500.0)), splits=_splits(), link=Link(1e6, 1.0))
+    assert found.full.way.kind == "input"
+    assert not any("full model was not measured" in sentence for sentence in found.open)
+
+
 def test_missing_measurements_are_listed_as_open() -> None:
     found = plan(_MANIFEST, None)
     assert found.chosen is None

@@ -18,9 +18,16 @@ from firstline_core.errors import ConfigError
 from firstline_core.hardware.readings import Absent, Measured, Modelled, Snapshot
 from firstline_core.profile import measure
 from firstline_core.profile.files import profile_path, read_profile
-from firstline_core.profile.measure import Need, OpenGate, ProfileOptions, measure_profile, need, profile_keys
+from firstline_core.profile.measure import (
+    Need,
+    OpenGate,
+    ProfileOptions,
+    measure_in_process,
+    measure_profile,
+    need,
+    profile_keys,
+)
 from firstline_core.profile.meters import joules
-from firstline_core.profile.point_process import measure_in_process
 from firstline_core.profile.profile import POINTS, Key, Profile, Refused
 from firstline_core.profile.summary import profile_lines
 

@@ -9,19 +9,30 @@ import msgspec
 import pytest
 from support.executor import ExecutorWithoutFiles
 
+from firstline_core.bundle.store import open_bundle
 from firstline_core.errors import ConfigError
 from firstline_core.hardware.readings import Absent, Measured, Reading
 from firstline_core.profile.profile import Key, Moved, Point, Profile, distribution, encode
+from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.types import ModelKey
 from firstline_gateway.executors.dispatch.member import Attempt, Forecast, Member
+from firstline_gateway.executors.factory import open_executors
 from firstline_gateway.executors.profiles import batch_seconds, profiles_near, read
+from firstline_gateway.models.repository import Repository, ServedModel
+from firstline_gateway.settings.settings import ExecutorOf, Settings
 
-DIGEST = "a" * 64
+MANIFEST = open_bundle(Path(__file__).parents[4] / "models/digits/bundle").manifest
 CPU = "CPUExecutionProvider"
 
 
 def point(batch: int, seconds: float, peak_mb: float, energy: Reading, **key: Any) -> Point:
-    said = {"variant": "full", "model_digest": DIGEST, "provider": CPU, "threads": 1, "batch": batch} | key
+    said = {
+        "variant": "full",
+        "model_digest": MANIFEST.full.digest,
+        "provider": CPU,
+        "threads": 1,
+        "batch": batch,
+    } | key
     took = distribution([seconds])
     return Point(
         key=Key(**said),
@@ -53,16 +64,26 @@ def test_a_profile_gives_seconds_by_rows(tmp_path: Path) -> None:
         point(1, 9.0, 50, Absent("no"), condition="sustained"),
     )
     (tmp_path / "m.json").write_bytes(encode(made))
-    seconds = batch_seconds(read((str(tmp_path / "m.json"),)), DIGEST, CPU)
+    seconds = batch_seconds(read((str(tmp_path / "m.json"),)), MANIFEST.full, CPU)
     assert seconds == {1: 0.01, 8: 0.04}
     forecast = Forecast(seconds)
     assert (forecast.seconds(1), forecast.seconds(8)) == (pytest.approx(0.01), pytest.approx(0.04))
 
 
+def test_a_profile_counts_for_every_task(tmp_path: Path) -> None:
+    """The digest that a full model is served under covers the task, that of a point does not."""
+    manifest = msgspec.structs.replace(MANIFEST, task=msgspec.structs.replace(MANIFEST.task, independent=True))
+    served = ServedModel(ModelKey("digits", 1), tmp_path, manifest, None, manifest.full_digest)
+    (tmp_path / "m.json").write_bytes(encode(profile(point(1, 0.01, 50, Absent("no")))))
+    settings = Settings(executors={"near": ExecutorOf(profiles=(str(tmp_path / "m.json"),))})
+    (member,) = open_executors(settings, Repository({}), RuntimeOptions()).members
+    assert member.profiled(served) == {1: 0.01}
+
+
 def test_points_without_a_time_and_missing_profiles_give_no_seconds() -> None:
     points = point(1, 1e-9, 50, Absent("no")), point(2, 0.0, 50, Absent("no"))
-    assert batch_seconds([profile(*points)], DIGEST, "").keys() == {1}
-    assert batch_seconds([], DIGEST, "") == {}
+    assert batch_seconds([profile(*points)], MANIFEST.full, "").keys() == {1}
+    assert batch_seconds([], MANIFEST.full, "") == {}
 
 
 def observe(forecast: Forecast, rows: int, took_s: float, now_s: float, wait_s: float = 0.0) -> None:
