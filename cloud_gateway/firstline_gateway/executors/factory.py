@@ -21,7 +21,7 @@ from firstline_gateway.executors.dispatch.dispatcher import Dispatcher
 from firstline_gateway.executors.dispatch.member import Member, OpensMember
 from firstline_gateway.executors.local import LocalExecutor
 from firstline_gateway.executors.oip.dialects import FirstlineModel, RemoteModel, V2Model
-from firstline_gateway.executors.oip.members import open_servers
+from firstline_gateway.executors.oip.server import open_servers
 from firstline_gateway.executors.profiles import batch_seconds, profiles_near, read
 from firstline_gateway.executors.ray.deployment import deployment_of
 from firstline_gateway.executors.ray.executor import RayExecutor

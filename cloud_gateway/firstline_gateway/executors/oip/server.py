@@ -1,18 +1,25 @@
-"""One server behind the gateway as an executor: whether it takes requests, which models it has, and its batches."""
+"""The servers behind the gateway as executors: whether each takes requests, which models it has, and its batches.
+
+The pool chooses, retries, hedges and ejects them like any other executor. Batches are made here because only here all
+waiting requests are seen; the servers may put them together further.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from time import perf_counter
 from typing import Protocol
 
 from firstline_core.bundle.loading import LoadedModel
-from firstline_core.clock import Clock, end_tasks
+from firstline_core.clock import SYSTEM_CLOCK, Clock, end_tasks, first_of
 from firstline_core.errors import (
     CapacityError,
+    DeadlineExceededError,
     EngineUnavailableError,
     FirstlineError,
     ForbiddenError,
@@ -27,14 +34,19 @@ from firstline_core.errors import (
     UnauthorizedError,
     UnknownModelError,
 )
+from firstline_core.ids import new_request_id
+from firstline_core.protocol.http import headers_for
 from firstline_core.protocol.http_client import HttpReply
 from firstline_core.telemetry.logs import logger
 from firstline_core.telemetry.statistics import OverheadTimes
-from firstline_core.types import Arrays, ModelKey
-from firstline_gateway.executors.base import ExecutionReport, Outcome
-from firstline_gateway.executors.oip.batch import RemoteBatch
+from firstline_core.telemetry.trace import CURRENT
+from firstline_core.types import Arrays, ModelKey, join_rows, row_count, slice_rows
+from firstline_gateway.executors.base import Deadlines, ExecutionReport, Inputs, Outcome
+from firstline_gateway.executors.dispatch.member import HedgeBudget, Member, OpensMember
+from firstline_gateway.executors.local import Group, Prepared, joined_rows, prepare_batch, split_results
 from firstline_gateway.executors.oip.dialects import RemoteModel
 from firstline_gateway.models.repository import ServedModel
+from firstline_gateway.settings.settings import Oip
 
 _EVERY_S = 2.0
 _WHILE_AWAY_S = 0.5
@@ -47,6 +59,8 @@ _SILENCES = 5
 _MODELS_EVERY_S = 10.0
 _START_S = 5.0
 _RETRY_AFTER_S = 1.0
+# A server reports itself that a deadline has passed; one that does not has failed.
+_GRACE_S = 0.25
 _CLOSING = "This gateway is shutting down; send the request again."
 
 log = logger(__name__)
@@ -90,6 +104,7 @@ class ServerGroup:
     clock: Clock
 
 
+@dataclass(eq=False)
 class OipServer:
     """Runs batches on one server, which it checks regularly; implements `Executor`.
 
@@ -106,12 +121,13 @@ class OipServer:
         problem: why it does not, as a sentence; "" if it does.
     """
 
-    def __init__(self, url: str, transport: Transport, group: ServerGroup) -> None:
-        self.url = url
+    url: str
+    transport: Transport
+    group: ServerGroup
+
+    def __post_init__(self) -> None:
         self.answers = False
-        self.problem = f"{url} was not checked yet."
-        self._transport = transport
-        self._group = group
+        self.problem = f"{self.url} was not checked yet."
         self._model_problems: dict[ModelKey, str] = {}
         self._overhead: defaultdict[ModelKey, OverheadTimes] = defaultdict(OverheadTimes)
         self._running: set[asyncio.Task[object]] = set()
@@ -122,17 +138,14 @@ class OipServer:
 
     @property
     def slots(self) -> int:
-        return self._group.in_flight
+        return self.group.in_flight
 
     async def start(self) -> None:
         """Starts the readiness checks; returns after the first one, or after a time limit."""
         checked = asyncio.Event()
         self._checking = asyncio.create_task(self._check_regularly(checked))
-        try:
-            async with asyncio.timeout(_START_S):
-                await checked.wait()
-        except TimeoutError:
-            pass  # it is checked all the same, and is unavailable until then
+        # It is checked all the same after that, and is unavailable until then.
+        await first_of(checked.wait(), asyncio.sleep(_START_S))
 
     def problem_with(self, key: ModelKey) -> str:
         return self.problem or self._model_problems.get(key, "")
@@ -141,11 +154,11 @@ class OipServer:
         return ExecutionReport(overhead=self._overhead)
 
     def loaded_model(self, key: ModelKey) -> LoadedModel | None:
-        return model.loaded if (model := self._group.models.get(key)) is not None else None
+        return model.loaded if (model := self.group.models.get(key)) is not None else None
 
     async def put(self, served: ServedModel) -> None:
-        if served.key not in self._group.models:  # else another server of the group was given it before
-            self._group.models[served.key] = self._group.make(served)
+        if served.key not in self.group.models:  # else another server of the group was given it before
+            self.group.models[served.key] = self.group.make(served)
         if self.answers:
             try:
                 await self._look_for_models()
@@ -153,7 +166,7 @@ class OipServer:
                 self._mark_unavailable(f"{self.url} is away: {error.message}.")
 
     async def drop(self, key: ModelKey) -> None:
-        self._group.models.pop(key, None)
+        self.group.models.pop(key, None)
         self._model_problems.pop(key, None)
 
     async def close(self, timeout_s: float) -> bool:
@@ -162,39 +175,25 @@ class OipServer:
         await end_tasks(self._checking)
         self._mark_unavailable(_CLOSING)
         await end_tasks(*self._running)
-        await self._transport.close()
-        self._group.threads.shutdown(wait=False, cancel_futures=True)
+        await self.transport.close()
+        self.group.threads.shutdown(wait=False, cancel_futures=True)
         return True
 
-    async def run(self, key: ModelKey, inputs: Sequence[Arrays], deadlines_s: Sequence[float | None]) -> list[Outcome]:
+    async def run(self, key: ModelKey, inputs: Inputs, deadlines_s: Deadlines) -> list[Outcome]:
         return await self._run(key, inputs, deadlines_s, may_split=True)
 
-    async def run_whole(
-        self, key: ModelKey, inputs: Sequence[Arrays], deadlines_s: Sequence[float | None]
-    ) -> list[Outcome]:
+    async def run_whole(self, key: ModelKey, inputs: Inputs, deadlines_s: Deadlines) -> list[Outcome]:
         return await self._run(key, inputs, deadlines_s, may_split=False)
 
-    async def _run(
-        self, key: ModelKey, inputs: Sequence[Arrays], deadlines_s: Sequence[float | None], *, may_split: bool
-    ) -> list[Outcome]:
+    async def _run(self, key: ModelKey, inputs: Inputs, deadlines_s: Deadlines, *, may_split: bool) -> list[Outcome]:
         if self._is_closed:
             raise NotReadyError(_CLOSING)
+        batch = RemoteBatch(self, key, inputs, deadlines_s, may_split)
         task = asyncio.current_task()
         assert task is not None  # noqa: S101 (a coroutine runs in a task)
         self._running.add(task)
-        group = self._group
-        batch = RemoteBatch(
-            group.models[key],
-            inputs,
-            deadlines_s,
-            exchange=self._transport.exchange,
-            translated=lambda error: self._translated(key, error),
-            timeout_s=group.timeout_s,
-            max_rows=group.max_batch_rows,
-            clock=group.clock,
-        )
         try:
-            outcomes = await batch.run(group.threads, may_split=may_split)
+            outcomes = await batch.run()
         except asyncio.CancelledError:
             if self._is_closed:
                 raise NotReadyError(_CLOSING) from None
@@ -204,7 +203,7 @@ class OipServer:
         self._overhead[key].add(len(inputs), batch.rows, batch.input_s, batch.output_s)
         return outcomes
 
-    def _translated(self, key: ModelKey, error: FirstlineError) -> FirstlineError:
+    def translated(self, key: ModelKey, error: FirstlineError) -> FirstlineError:
         """Returns the error of a batch for one of the server, and records what that says about the server."""
         match error:
             case UnknownModelError() | ModelMismatchError() | UnauthorizedError() | ForbiddenError():
@@ -225,7 +224,7 @@ class OipServer:
         )
 
     def _mark_away(self, key: ModelKey, problem: str) -> str:
-        if self._group.has_peer(self, key):  # else only a readiness check decides
+        if self.group.has_peer(self, key):  # else only a readiness check decides
             self._mark_unavailable(problem)
         return problem
 
@@ -244,7 +243,7 @@ class OipServer:
         return sentence
 
     async def _check_regularly(self, checked: asyncio.Event) -> None:
-        clock, failures, models_at_s = self._group.clock, 0.0, float("-inf")
+        clock, failures, models_at_s = self.group.clock, 0.0, float("-inf")
         while True:
             try:
                 before, known, now_s = self.answers, self.problem, clock.monotonic_s()
@@ -282,7 +281,7 @@ class OipServer:
 
     async def _look_for_models(self) -> None:
         replies: dict[str, HttpReply] = {}
-        for key, model in tuple(self._group.models.items()):
+        for key, model in tuple(self.group.models.items()):
             for question in model.questions:
                 if question not in replies:
                     replies[question] = await self._get(question)
@@ -292,4 +291,160 @@ class OipServer:
                 self._model_problems.pop(key, None)
 
     async def _get(self, path: str) -> HttpReply:
-        return await self._transport.exchange("GET", path, {}, b"", _TIMEOUT_S)
+        return await self.transport.exchange("GET", path, {}, b"", _TIMEOUT_S)
+
+
+@dataclass(eq=False)
+class RemoteBatch:
+    """A batch for one server: prepared here, sent, and handed out to its requests.
+
+    Args:
+        server: that runs it.
+        key: of the model.
+        inputs: see `Executor.run`.
+        deadlines_s: see `Executor.run`.
+        may_split: whether the requests of a failed batch are repeated one by one; see `SplitsBatches`.
+
+    Attributes:
+        rows: of the batch.
+        input_s: processing time of this process before sending, in seconds.
+        output_s: the same after the answer.
+    """
+
+    server: OipServer
+    key: ModelKey
+    inputs: Inputs
+    deadlines_s: Deadlines
+    may_split: bool
+
+    def __post_init__(self) -> None:
+        self._group = self.server.group
+        self._model = self._group.models[self.key]
+        self.rows = sum([row_count(each) for each in self.inputs])
+        self.input_s = self.output_s = 0.0
+
+    async def run(self) -> list[Outcome]:
+        """Runs it; see `Executor.run` and `SplitsBatches.run_whole`."""
+        if self._model.needs_thread:
+            prepared = await asyncio.get_running_loop().run_in_executor(self._group.threads, self._prepare)
+        else:
+            prepared = self._prepare()
+        outcomes = prepared.outcomes
+        for found in await asyncio.gather(*(self._run_group(each) for each in prepared.groups)):
+            outcomes |= found
+        return [outcomes[position] for position in range(len(self.inputs))]
+
+    def _prepare(self) -> Prepared:
+        started_s = perf_counter()
+        found = prepare_batch(self._model.prepare, self.inputs, self.deadlines_s, self._group.clock)
+        self.input_s = perf_counter() - started_s
+        return found
+
+    async def _run_group(self, group: Group) -> dict[int, Outcome]:
+        """Sends a group as one request, by the deadline of its most urgent member."""
+        due_s = [self.deadlines_s[position] for position, _ in group]
+        first_s = min((each for each in due_s if each is not None), default=None)
+        try:
+            rows, size = joined_rows(group), self._model.batch or self._group.max_batch_rows
+            steps = [slice_rows(rows, at, at + size) for at in range(0, row_count(rows), size)]
+            return split_results(group, join_rows([await self._send(step, first_s) for step in steps]))
+        except DeadlineExceededError as error:
+            late = [member for member, each in zip(group, due_s, strict=True) if each == first_s]
+            others = [member for member, each in zip(group, due_s, strict=True) if each != first_s]
+            outcomes: dict[int, Outcome] = {position: error for position, _ in late}
+            if others:
+                outcomes |= await self._run_group(others)
+            return outcomes
+        except (RequestError, RuntimeFailure) as error:
+            if len(group) == 1 or (isinstance(error, RuntimeFailure) and not self.may_split):
+                return {position: error for position, _ in group}
+            # One request's rows may be at fault: alone, the others still get their answers.
+            alone = await asyncio.gather(*(self._run_group([member]) for member in group))
+            return {position: outcome for each in alone for position, outcome in each.items()}
+        except FirstlineError as error:
+            return {position: error for position, _ in group}
+
+    async def _send(self, rows: Arrays, deadline_s: float | None) -> Arrays:
+        """Sends one request.
+
+        Raises:
+            DeadlineExceededError: the deadline passed before an answer.
+            FirstlineError: see `OipServer.translated`.
+        """
+        now_s, timeout_s = self._group.clock.monotonic_s(), self._group.timeout_s
+        if deadline_s is not None:
+            timeout_s = min(timeout_s, max(0.0, deadline_s - now_s) + _GRACE_S)
+        try:
+            started_s = perf_counter()
+            request_id = new_request_id()
+            encoded = self._model.encode(rows, request_id, deadline_s, now_s)
+            encoding_s = perf_counter() - started_s
+            headers, trace = headers_for(encoded), CURRENT.get()
+            if trace is not None:
+                headers |= trace.headers()
+            reply = await self.server.transport.exchange("POST", self._model.path, headers, encoded.body, timeout_s)
+            started_s = perf_counter()
+            found = self._model.read(reply, request_id, rows)
+        except FirstlineError as error:
+            if deadline_s is not None and deadline_s <= self._group.clock.monotonic_s():
+                raise DeadlineExceededError(
+                    "The request's deadline passed before a server answered; allow more time."
+                ) from error
+            raise self.server.translated(self.key, error) from error
+        self.input_s += encoding_s
+        self.output_s += perf_counter() - started_s
+        return found
+
+
+def open_servers(
+    models: Iterable[ServedModel],
+    transports: Mapping[str, Transport],
+    settings: Oip,
+    open_member: OpensMember,
+    *,
+    sessions: int,
+    threads: int,
+    max_batch_rows: int,
+    make: Callable[[ServedModel], RemoteModel],
+    clock: Clock = SYSTEM_CLOCK,
+) -> list[Member]:
+    """Returns a member for each server of one executor.
+
+    Args:
+        models: that the servers should have.
+        transports: sends requests to each server, by its URL.
+        settings: how many batches, for how long.
+        open_member: opens a member with the name of the executor, which its servers share.
+        sessions: batches that really run at the same moment on all servers together; 0 if that is unknown.
+        threads: that prepare inputs side by side.
+        max_batch_rows: the most rows in one request to a server.
+        make: returns a model as the servers have it.
+        clock: for deadlines.
+    """
+    members: list[Member] = []
+
+    def has_peer(server: OipServer, key: ModelKey) -> bool:
+        return any(member.takes_now(key) for member in members if member.executor is not server)
+
+    group = ServerGroup(
+        {served.key: make(served) for served in models},
+        make,
+        has_peer,
+        ThreadPoolExecutor(threads, thread_name_prefix="prepare"),
+        in_flight=settings.in_flight,
+        timeout_s=settings.timeout_s,
+        max_batch_rows=max_batch_rows,
+        clock=clock,
+    )
+    hedges = HedgeBudget(settings.hedge_share)
+    for url, transport in transports.items():
+        members.append(
+            open_member(
+                OipServer(url, transport, group),
+                sessions=math.ceil(sessions / len(transports)),
+                url=url,
+                hedges=hedges,
+                is_shared=len(transports) > 1,
+            )
+        )
+    return members

@@ -36,7 +36,7 @@ from firstline_gateway.executors.base import Outcome
 from firstline_gateway.executors.dispatch.dispatcher import Dispatcher
 from firstline_gateway.executors.dispatch.member import Member
 from firstline_gateway.executors.oip.dialects import FirstlineModel
-from firstline_gateway.executors.oip.members import open_servers
+from firstline_gateway.executors.oip.server import open_servers
 from firstline_gateway.settings.settings import Oip
 
 T = TypeVar("T")
