@@ -64,11 +64,10 @@ from firstline_gateway.models.repository import Repository, ServedModel
 from firstline_gateway.models.residency import UNLOADING, Residency
 from firstline_gateway.serving.deliveries.deliveries import Deliveries
 from firstline_gateway.serving.response_cache import ResponseCache, key_of
+from firstline_gateway.serving.request_digest import hashed
 from firstline_gateway.serving.scheduling.batcher import Batcher
 
 _RETRY_WHILE_DRAINING_S = 1.0
-# Half a millisecond of hashing, which holds up the event loop; larger inputs are hashed in a thread.
-_HASHED_HERE_BYTES = 256 * 1024
 _BATCH_ROWS_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096)
 
 
@@ -345,11 +344,8 @@ class GatewayDataPlane:
         self, cache: ResponseCache, request: InferRequest, served: ServedModel, inputs: Arrays
     ) -> tuple[Arrays, ServedModel]:
         """Returns a cached output, for which no model is loaded, or that of the model, which is then cached."""
-        started_s, statistics = self._clock.monotonic_s(), self._statistics.of(served.key)
-        if request.size_bytes <= _HASHED_HERE_BYTES:
-            key = key_of(request, served)
-        else:
-            key = await asyncio.to_thread(key_of, request, served)
+        started_s, statistics = self.clock.monotonic_s(), self.counts.of(served.key)
+        key = await hashed(request.size_bytes, partial(key_of, request, served))
         if key is None:
             return await self._run(request, served, inputs)
         cached = cache.get(key)

@@ -6,15 +6,13 @@ everything that can change the answer, and of the principal: the time of an answ
 
 from __future__ import annotations
 
-import hashlib
 from collections import OrderedDict
 from operator import attrgetter
 
-import numpy as np
-
 from firstline_core import processing
-from firstline_core.types import Arrays, InferRequest, Tensor, payload_bytes
+from firstline_core.types import Arrays, InferRequest, payload_bytes
 from firstline_gateway.models.repository import ServedModel
+from firstline_gateway.serving.request_digest import request_digest
 
 _NAME = attrgetter("name")
 
@@ -64,26 +62,9 @@ def key_of(request: InferRequest, served: ServedModel) -> bytes | None:
     """
     if request.audit is not None or request.promised:
         return None
-    digest = hashlib.sha256()
     read = sorted([tensor for tensor in request.inputs if tensor.name in served.input_names], key=_NAME)
-    parts = [str(processing.GENERATION), served.digest, request.principal]
-    for tensor in read:
-        parts += [tensor.name, tensor.datatype, repr(tensor.shape)]
-    for part in parts:
-        encoded = part.encode("utf-8", "surrogatepass")
-        digest.update(len(encoded).to_bytes(4, "little") + encoded)
-    for tensor in read:  # the parts before tell how many bytes each has
-        _add(digest, tensor)
-    return digest.digest()
+    return request_digest((str(processing.GENERATION), served.digest, request.principal), read)
 
 
 def _size_bytes(answer: Arrays) -> int:
     return payload_bytes(answer.values()) + _ENTRY_BYTES
-
-
-def _add(digest: hashlib._Hash, tensor: Tensor) -> None:
-    if not tensor.array.dtype.hasobject:
-        digest.update(np.ascontiguousarray(tensor.array).data)
-        return
-    for element in tensor.array.flat:
-        digest.update(len(element).to_bytes(8, "little") + element)

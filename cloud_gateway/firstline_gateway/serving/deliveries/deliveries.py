@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import InitVar, dataclass
+from functools import partial
 
 from msgspec.structs import replace
 from sqlalchemy import Connection
@@ -24,6 +26,7 @@ from firstline_core.types import InferRequest, InferResponse
 from firstline_gateway.identity.principals import device_of
 from firstline_gateway.serving.deliveries import records
 from firstline_gateway.serving.deliveries.records import DeliveryKey, Record
+from firstline_gateway.serving.request_digest import hashed
 from firstline_gateway.settings.settings import Store as StoreSettings
 from firstline_gateway.store.service_clock import ServiceClock, advance
 from firstline_gateway.store.store import PATIENCE_S, Readers, Store, unresponsive
@@ -31,7 +34,6 @@ from firstline_gateway.store.store import PATIENCE_S, Readers, Store, unresponsi
 # After a refusal the store is not used for so long, and no model runs for deliveries that could not be recorded.
 _REST_S = 1.0
 _RETRY_AFTER_S = 5.0
-_HASHED_AT_ONCE_BYTES = 256 * 1024  # in less time than a thread takes to hand over
 
 Run = Callable[[], Awaitable[InferResponse]]
 
@@ -84,7 +86,7 @@ class Deliveries:
             FirstlineError: the error of `run`, which is not recorded.
         """
         key = DeliveryKey(device_of(request.principal) or "", request.request_id)
-        content = await self._content(request)
+        content = await hashed(request.size_bytes, partial(records.content_of, request))
         running = self._under_way.get(key)
         if running is None:
             task = asyncio.ensure_future(self._answer(key, content, run))
@@ -138,11 +140,6 @@ class Deliveries:
                 f"Device '{key.device}' delivered something else under request_id {key.request_id}; mint an id of its "
                 "own for each request."
             )
-
-    async def _content(self, request: InferRequest) -> bytes:
-        if request.size_bytes <= _HASHED_AT_ONCE_BYTES:
-            return records.content_of(request)
-        return await asyncio.to_thread(records.content_of, request)
 
     async def _find(self, key: DeliveryKey) -> Record | None:
         return await self._ask(lambda: self._readers.read(lambda connection: records.find(connection, key)))

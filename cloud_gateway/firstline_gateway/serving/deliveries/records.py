@@ -6,7 +6,6 @@ answer as that of the full model. A damaged record counts as missing.
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -33,6 +32,7 @@ from firstline_core.protocol.oip import decode_response, encode_response
 from firstline_core.storage.seals import ChecksumSeal
 from firstline_core.telemetry.logs import logger
 from firstline_core.types import InferRequest, InferResponse
+from firstline_gateway.serving.request_digest import request_digest
 from firstline_gateway.store.schema import METADATA, SEQUENCE, insert
 
 log = logger(__name__)
@@ -91,22 +91,7 @@ class Record:
 
 def content_of(request: InferRequest) -> bytes:
     """Returns the SHA-256 of a request: its model and the exact inputs, without its deadline."""
-    digest = hashlib.sha256()
-
-    def add(part: bytes) -> None:
-        digest.update(len(part).to_bytes(8, "little"))
-        digest.update(part)
-
-    for text in (request.model, request.version, request.full_model_digest):
-        add(text.encode())
-    for tensor in request.inputs:
-        add(f"{tensor.name}\0{tensor.datatype}\0{tensor.shape}".encode())
-        if tensor.array.dtype.hasobject:
-            for element in tensor.array.flat:
-                add(element)
-        else:
-            add(tensor.array.tobytes())
-    return digest.digest()
+    return request_digest((request.model, request.version, request.full_model_digest), request.inputs)
 
 
 def recorded(content: bytes, response: InferResponse) -> Record:
