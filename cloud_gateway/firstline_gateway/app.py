@@ -128,12 +128,7 @@ class Gateway:
     """
 
     def __init__(
-        self,
-        settings: Settings,
-        repository: Repository,
-        dispatcher: Dispatcher,
-        *,
-        load: Load | None = None,
+        self, settings: Settings, repository: Repository, dispatcher: Dispatcher, *, load: Load | None = None
     ) -> None:
         self.settings = settings
         self.repository = repository
@@ -145,14 +140,7 @@ class Gateway:
         service = ServiceClock(self.store.database, self.clock)
         self.identity = Identity(settings, self.store, clock=self.clock)
         self._build_serving(service, load)
-        self.jobs = Jobs(
-            self.plane,
-            self.store,
-            settings.jobs,
-            metrics=self.metrics,
-            clock=self.clock,
-            service=service,
-        )
+        self.jobs = Jobs(self.plane, self.store, settings.jobs, metrics=self.metrics, clock=self.clock, service=service)
         # In the order of their starts.
         self._services: list[_Service] = [self.residency, self.identity, self.jobs]
         self._build_mqtt()
@@ -192,12 +180,7 @@ class Gateway:
         executor_metrics.register(self.metrics, dispatcher.report)
         scheduling.register_metrics(self.metrics, batcher)
         self.contracts = ContractMonitor(
-            self.store,
-            repository,
-            settings.contracts,
-            metrics=self.metrics,
-            clock=clock,
-            service=service,
+            self.store, repository, settings.contracts, metrics=self.metrics, clock=clock, service=service
         )
         self.decoding = FileDecoding(settings.sessions, settings.decoding.total_memory_bytes, clock)
         self.deliveries = Deliveries(self.store, settings.store, metrics=self.metrics, clock=clock, service=service)
@@ -208,7 +191,7 @@ class Gateway:
             self.contracts,
             self.deliveries,
             dispatcher=dispatcher,
-            statistics=statistics,
+            counts=statistics,
             residency=self.residency,
             cache=ResponseCache(settings.cache.limit_bytes) if settings.cache.limit_bytes else None,
             clock=clock,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 
 from firstline_core.clock import Clock, end_tasks
 from firstline_core.errors import FirstlineError
@@ -12,6 +13,7 @@ from firstline_core.telemetry.logs import logger
 log = logger(__name__)
 
 
+@dataclass(eq=False)
 class PeriodicTask:
     """Runs an action at once, then after every interval or when it is woken. Belongs to one event loop.
 
@@ -25,20 +27,13 @@ class PeriodicTask:
         wake: starts the next round early when it is set; cleared here.
     """
 
-    def __init__(
-        self,
-        name: str,
-        action: Callable[[], Awaitable[object]],
-        *,
-        interval_s: float,
-        clock: Clock,
-        wake: asyncio.Event | None = None,
-    ) -> None:
-        self._name = name
-        self._action = action
-        self._interval_s = interval_s
-        self._clock = clock
-        self._wake = wake if wake is not None else asyncio.Event()
+    name: str
+    action: Callable[[], Awaitable[object]]
+    interval_s: float
+    clock: Clock
+    wake: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __post_init__(self) -> None:
         self._failure = ""
         self._task: asyncio.Task[None] | None = None
 
@@ -54,15 +49,15 @@ class PeriodicTask:
     async def _run(self) -> None:
         while True:
             try:
-                await self._action()
+                await self.action()
                 self._failure = ""
             except FirstlineError as error:
                 if error.message != self._failure:
-                    log.error("background task failed", task=self._name, error=error.message)
+                    log.error("background task failed", task=self.name, error=error.message)
                 self._failure = error.message
             except Exception:
-                log.exception("background task failed", task=self._name)
-            timer = self._clock.call_at(self._clock.monotonic_s() + self._interval_s, self._wake.set)
-            await self._wake.wait()
+                log.exception("background task failed", task=self.name)
+            timer = self.clock.call_at(self.clock.monotonic_s() + self.interval_s, self.wake.set)
+            await self.wake.wait()
             timer.cancel()
-            self._wake.clear()
+            self.wake.clear()

@@ -17,6 +17,7 @@ import math
 import secrets
 import socket
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -39,6 +40,7 @@ from firstline_core.storage.secrets import read_secret
 from firstline_core.telemetry import logs
 from firstline_core.telemetry.metrics import RequestMetrics
 from firstline_core.types import TraceContext
+from firstline_gateway.serving.data_plane import InFlight
 from firstline_gateway.settings.settings import Mqtt
 from firstline_gateway.telemetry.journal import record
 
@@ -52,6 +54,7 @@ _ANSWER_EXPIRY_S = 60
 log = logs.logger(__name__)
 
 
+@dataclass(eq=False)
 class MqttConsumer:
     """Takes requests from the broker, has the data plane answer them, and acknowledges after answering.
 
@@ -67,27 +70,19 @@ class MqttConsumer:
         ConfigError: the password file or a topic is invalid.
     """
 
-    def __init__(
-        self,
-        plane: DataPlane,
-        settings: Mqtt,
-        *,
-        metrics: RequestMetrics,
-        clock: Clock,
-        admit: Callable[[str], Awaitable[None]],
-    ) -> None:
-        self._plane = plane
-        self._settings = settings
-        self._metrics = metrics
-        self._clock = clock
-        self._admit = admit
-        self.connection = connection_settings(settings, plane.limits.body_bytes)
+    plane: DataPlane
+    settings: Mqtt
+    metrics: RequestMetrics
+    clock: Clock
+    admit: Callable[[str], Awaitable[None]]
+
+    def __post_init__(self) -> None:
+        settings = self.settings
+        self.connection = connection_settings(settings, self.plane.limits.body_bytes)
         self._filter = mqtt_messages.shared_requests(_group(settings.group, self.connection.password), settings.prefix)
-        self._in_work = 0
-        self._idle = asyncio.Event()
-        self._idle.set()
+        self._in_work = InFlight()
         self._client = MqttClient(self.connection, manual_ack=True)
-        metrics.gauge("mqtt_connected", "1 while the broker is connected.", lambda: float(self._client.connected))
+        self.metrics.gauge("mqtt_connected", "1 while the broker is connected.", lambda: float(self._client.connected))
 
     @property
     def connected(self) -> bool:
@@ -111,33 +106,27 @@ class MqttConsumer:
 
     async def drain(self) -> None:
         """Returns once every request taken from the broker is answered."""
-        await self._idle.wait()
+        await self._in_work.end()
 
     async def close(self) -> None:
         await self._client.close()
 
     async def _handle(self, message: mqtt_messages.Message) -> None:
-        self._in_work += 1
-        self._idle.clear()
-        try:
+        with self._in_work:
             await self._answer(message)
-        finally:
-            self._in_work -= 1
-            if not self._in_work:
-                self._idle.set()
 
     async def _answer(self, message: mqtt_messages.Message) -> None:
         trace = mqtt_messages.trace_of(message)
         if trace is not None:
             logs.FACTS.set(trace.facts)  # until the request is decoded
         try:
-            device, model = mqtt_messages.parse_request(message.topic, self._settings.prefix)
-            own = mqtt_messages.Topics(device, self._settings.prefix).response
+            device, model = mqtt_messages.parse_request(message.topic, self.settings.prefix)
+            own = mqtt_messages.Topics(device, self.settings.prefix).response
         except (ProtocolError, ConfigError) as fault:
             self._drop(message, fault)
             return
         try:
-            await self._admit(device)
+            await self.admit(device)
         except FirstlineError as refusal:
             self._drop(message, refusal)
             return
@@ -145,15 +134,15 @@ class MqttConsumer:
             asked = f"'{message.response_topic}'" if message.response_topic else "none"
             self._drop(message, RequestError(f"A request's response topic must be '{own}', and it names {asked}."))
             return
-        started_s = self._clock.monotonic_s()
+        started_s = self.clock.monotonic_s()
         principal = device_principal(device)
         publication, error = await self._work(message, model, own, principal, trace)
         record(
-            self._metrics,
+            self.metrics,
             transport="mqtt",
             model=model,
             principal=principal,
-            seconds=self._clock.monotonic_s() - started_s,
+            seconds=self.clock.monotonic_s() - started_s,
             error=error,
         )
         try:
@@ -184,16 +173,16 @@ class MqttConsumer:
     ) -> tuple[mqtt_messages.Publication, FirstlineError | None]:
         """Returns the answer to publish, and its error if it failed."""
         expiry_s = _ANSWER_EXPIRY_S
-        origin = Origin(self._clock.monotonic_s(), principal, limits=self._plane.limits, trace=trace)
+        origin = Origin(self.clock.monotonic_s(), principal, limits=self.plane.limits, trace=trace)
         read = partial(mqtt_messages.read_request, message, model, origin)
         try:
             request = await run_decoder(read, mqtt_messages.json_bytes(message))
             if request.deadline_s is not None:
-                expiry_s = max(1, math.ceil(request.deadline_s - self._clock.monotonic_s()))
+                expiry_s = max(1, math.ceil(request.deadline_s - self.clock.monotonic_s()))
             return (
                 mqtt_messages.response_publication(
                     request,
-                    await self._plane.infer(request),
+                    await self.plane.infer(request),
                     topic=response_topic,
                     correlation_data=message.correlation_data,
                     expiry_s=expiry_s,
@@ -202,18 +191,14 @@ class MqttConsumer:
             )
         except FirstlineError as error:
             publication = mqtt_messages.error_publication(
-                error,
-                topic=response_topic,
-                correlation_data=message.correlation_data,
-                expiry_s=expiry_s,
-                trace=trace,
+                error, topic=response_topic, correlation_data=message.correlation_data, expiry_s=expiry_s, trace=trace
             )
             # Its traceback leads to frames that refer to the error: only the garbage collector would free the message.
             return publication, error.with_traceback(None)
 
     def _drop(self, message: mqtt_messages.Message, error: FirstlineError) -> None:
         """Acknowledges a message that gets no answer."""
-        self._metrics.count_error(error)
+        self.metrics.count_error(error)
         log.warning("mqtt request dropped", topic=ascii(message.topic), error=error.message)
         message.ack()
 

@@ -35,7 +35,7 @@ class House:
 
     @property
     def waiting(self) -> int:
-        return self.gateway.plane._batcher.depth
+        return self.gateway.plane.batcher.depth
 
     async def busy(self) -> asyncio.Task[object]:
         task = asyncio.create_task(self.link.infer(asked(), 20.0))
@@ -84,7 +84,7 @@ async def test_remaining_time_reaches_the_gateway(house: House) -> None:
     busy = await house.busy()
     waits = asyncio.create_task(house.link.infer(asked(), 75.0))
     await until(lambda: house.waiting == 1)
-    (item,) = house.gateway.plane._batcher._queue
+    (item,) = house.gateway.plane.batcher._queue
     assert item.request.deadline_s is not None
     assert 60 < item.request.deadline_s - time.monotonic() <= 75
     house.executor.release()

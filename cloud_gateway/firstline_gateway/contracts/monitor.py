@@ -14,6 +14,7 @@ import threading
 from collections.abc import Iterable
 from concurrent.futures import Future
 from contextlib import suppress
+from dataclasses import InitVar, dataclass
 from functools import partial
 
 from sqlalchemy import Connection
@@ -54,6 +55,7 @@ _Alarms = dict[tuple[str, ModelKey], dict[str, DeviceAlarm]]
 """The alarms of each device about each version, by edge variant. They are replaced, never changed in place."""
 
 
+@dataclass(eq=False)
 class ContractMonitor:
     """Counts audits and answers questions about contracts. Belongs to one event loop; keeps the order of calls.
 
@@ -66,27 +68,20 @@ class ContractMonitor:
         service: clock for the limits on repeated, frequent and close audits.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        repository: Repository,
-        settings: Contracts,
-        *,
-        metrics: RequestMetrics,
-        clock: Clock,
-        service: ServiceClock,
-    ) -> None:
-        self._store = store
-        self._repository = repository
-        self._settings = settings
-        self.delta = settings.delta
-        self._clock = clock
-        self._service = service
-        with store.database.reading() as connection:
+    store: Store
+    repository: Repository
+    settings: Contracts
+    metrics: InitVar[RequestMetrics]
+    clock: Clock
+    service: ServiceClock
+
+    def __post_init__(self, metrics: RequestMetrics) -> None:
+        self.delta = self.settings.delta
+        with self.store.database.reading() as connection:
             self._pools = {pool.key: pool for pool in records.pools(connection)}
             self._contributors = records.devices(connection)
             contributed = {key: records.contributions(connection, key) for key in self._pools}
-            self._device_alarms = _by_device(alarms.listed(connection, service.now_s()))
+            self._device_alarms = _by_device(alarms.listed(connection, self.service.now_s()))
         self._alarms: dict[ModelKey, dict[str, str]] = {}  # the broken event of each edge variant that alarms
         self._activity = DeviceActivity()
         # The writes about alarms that go on or began in the last _RETRY_S, with their service time, in order.
@@ -94,14 +89,14 @@ class ContractMonitor:
         self._logged: set[tuple[ModelKey, Skipped]] = set()  # errors that are logged already
         self._promising: dict[ModelKey, tuple[Manifest, bool]] = {}  # whether audits can test anything of a version
         self._note_alarms()
-        self._activity.restore(contributed, service_s=service.now_s(), now_s=clock.monotonic_s())
+        self._activity.restore(contributed, service_s=self.service.now_s(), now_s=self.clock.monotonic_s())
         self._metrics = ContractMetrics(metrics, self.pools, self.device_alarms)
         self._closed = False
         self._room = threading.BoundedSemaphore(_WAITING)
 
     def adopt(self, settings: Contracts) -> None:
         """Counts audits and shares escalations by other settings from now on, which have the same `delta`."""
-        self._settings = settings
+        self.settings = settings
 
     def close(self) -> None:
         """Stops counting later answers; earlier audits are counted until the store is closed."""
@@ -109,16 +104,16 @@ class ContractMonitor:
 
     def settled(self) -> Future[None]:
         """Completes when earlier answers are counted; fails with CapacityError if the store refuses."""
-        return self._store.submit_then(lambda _: None, lambda _: None, writes=False)
+        return self.store.submit_then(lambda _: None, lambda _: None, writes=False)
 
     def refresh(self) -> Future[None]:
         """Reads the changes of other replicas; fails with CapacityError if the store refuses."""
 
         def read(connection: Connection) -> _Stored:
-            device_alarms = alarms.listed(connection, self._service.now_s())
+            device_alarms = alarms.listed(connection, self.service.now_s())
             return records.pools(connection), records.devices(connection), device_alarms
 
-        return self._store.submit_then(read, self._take_up, writes=False)
+        return self.store.submit_then(read, self._take_up, writes=False)
 
     async def refreshed(self) -> None:
         """Returns once `refresh` is done."""
@@ -138,7 +133,7 @@ class ContractMonitor:
         Raises:
             CapacityError: the store refuses.
         """
-        with self._store.database.reading() as connection:
+        with self.store.database.reading() as connection:
             return {key: records.contributions(connection, key, limit) for key in keys}
 
     def evidence(self, keys: Iterable[PoolKey]) -> dict[PoolKey, list[Evidence]]:
@@ -147,12 +142,12 @@ class ContractMonitor:
         Raises:
             CapacityError: the store refuses.
         """
-        with self._store.database.reading() as connection:
+        with self.store.database.reading() as connection:
             return {key: records.evidence(connection, key) for key in keys}
 
     def devices_last_hour(self, model: ModelKey) -> int:
         """Returns the number of devices that requested a version within the last hour."""
-        return self._activity.active_devices([model], self._clock.monotonic_s())
+        return self._activity.active_devices([model], self.clock.monotonic_s())
 
     def device_alarms(self) -> list[DeviceAlarm]:
         """Returns the alarms of devices as of the latest refresh, by rank; see `alarms.listed`."""
@@ -161,7 +156,7 @@ class ContractMonitor:
 
     def monitors(self, model: ModelKey) -> bool:
         """Returns whether this gateway serves a version, or counts its audits."""
-        return model in self._repository.models or any(model_of(key) == model for key in self._pools)
+        return model in self.repository.models or any(model_of(key) == model for key in self._pools)
 
     def notice(self, request: InferRequest, served: ServedModel) -> ContractNotice | None:
         """Returns the notice for the device that sent this request; None if there is nothing to say."""
@@ -169,7 +164,7 @@ class ContractMonitor:
         if device is None:
             return None
         model = served.key
-        self._activity.requested(model, device, self._clock.monotonic_s())
+        self._activity.requested(model, device, self.clock.monotonic_s())
         variant = self._activity.variant(model, device)
         broken = self._alarms.get(model, {})
         alarm = variant in broken if variant is not None else bool(broken)
@@ -184,8 +179,8 @@ class ContractMonitor:
         """Returns a device's share of the capacity for alarms, in escalations per hour; None without an alarm."""
         if model not in self._alarms:
             return None
-        devices = self._activity.active_devices(self._alarms, self._clock.monotonic_s())
-        return self._settings.escalations_per_hour / max(1, devices)
+        devices = self._activity.active_devices(self._alarms, self.clock.monotonic_s())
+        return self.settings.escalations_per_hour / max(1, devices)
 
     def answered(self, request: InferRequest, served: ServedModel, outputs: Arrays) -> ContractNotice | None:
         """Notes the alarm of the device that sent an answered request, and counts the request if it is an audit.
@@ -230,7 +225,7 @@ class ContractMonitor:
         Returns:
             The number of deleted pools; fails with CapacityError if the store refuses, and deletes nothing.
         """
-        return self._store.submit_then(
+        return self.store.submit_then(
             lambda connection: records.delete_pools(connection, model), partial(self._forget, model)
         )
 
@@ -239,7 +234,7 @@ class ContractMonitor:
 
         A failed write is not logged here: the store logs it once, and the device's next requests try again.
         """
-        key, now_s = (device, model), self._service.now_s()
+        key, now_s = (device, model), self.service.now_s()
         known = self._device_alarms.get(key, {})
         if alarm is None:
             is_stored = all(each.ended_s is not None for each in known.values())
@@ -249,7 +244,7 @@ class ContractMonitor:
         self._forget_tried(now_s)
         if is_stored or key in self._tried:
             return
-        wall_s = self._clock.wall_s()
+        wall_s = self.clock.wall_s()
 
         def store(connection: Connection) -> list[alarms.Change]:
             return alarms.take_request(connection, device, model, alarm, now_s=wall_s, service_s=now_s)
@@ -262,7 +257,7 @@ class ContractMonitor:
                 change.log()
 
         with suppress(CapacityError):  # other writes wait already; the next request tries again
-            self._tried[key] = now_s, self._store.submit_then(store, note)
+            self._tried[key] = now_s, self.store.submit_then(store, note)
 
     def _forget_tried(self, now_s: float) -> None:
         while self._tried:
@@ -279,9 +274,9 @@ class ContractMonitor:
                 self._skip(Skipped.DISK, one.model, one.device, str(error))
 
         try:
-            counting = self._store.submit_then(
+            counting = self.store.submit_then(
                 lambda connection: count(
-                    connection, one, self._settings, service_s=self._service.now_s(), now_s=self._clock.wall_s()
+                    connection, one, self.settings, service_s=self.service.now_s(), now_s=self.clock.wall_s()
                 ),
                 partial(self._note, one),
             )

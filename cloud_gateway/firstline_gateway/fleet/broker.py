@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import msgspec
@@ -45,6 +46,7 @@ class DeviceTopic(NamedTuple):
     leaf: str
 
 
+@dataclass(eq=False)
 class FleetBroker:
     """Follows the devices of a broker, and publishes their desired documents.
 
@@ -58,32 +60,29 @@ class FleetBroker:
         clock: paces the look-ups of documents that another replica has changed.
     """
 
-    def __init__(
-        self,
-        fleet: Fleet,
-        connection: MqttSettings,
-        prefix: str,
-        admit: Callable[[str], Awaitable[None]],
-        due: asyncio.Event,
-        *,
-        metrics: RequestMetrics,
-        clock: Clock,
-    ) -> None:
-        self._fleet = fleet
-        self._prefix = prefix
-        self._admit = admit
-        self._client = MqttClient(connection)
-        metrics.gauge(
+    fleet: Fleet
+    connection: MqttSettings
+    prefix: str
+    admit: Callable[[str], Awaitable[None]]
+    due: asyncio.Event
+    metrics: RequestMetrics
+    clock: Clock
+
+    def __post_init__(self) -> None:
+        self._client = MqttClient(self.connection)
+        self.metrics.gauge(
             "fleet_mqtt_connected",
             "1 while the fleet's connection to the broker is established.",
             lambda: float(self._client.connected),
         )
-        self._publishing = PeriodicTask("desired state", self._publish, interval_s=_LOOK_S, clock=clock, wake=due)
+        self._publishing = PeriodicTask(
+            "desired state", self._publish, interval_s=_LOOK_S, clock=self.clock, wake=self.due
+        )
 
     async def start(self) -> None:
         """Connects in the background, retries until it succeeds, and reconnects when the connection is lost."""
         for leaf in _LEAVES:
-            await self._client.subscribe(f"{self._prefix}/+/{leaf}", self._hear)
+            await self._client.subscribe(f"{self.prefix}/+/{leaf}", self._hear)
         self._client.start()
         await self._publishing.start()
 
@@ -94,8 +93,8 @@ class FleetBroker:
     async def _hear(self, message: Message) -> None:
         """Handles one message; an unreadable message is logged and dropped, as no sender waits for an answer."""
         try:
-            topic = parse_topic(message.topic, self._prefix)
-            await self._admit(topic.device)
+            topic = parse_topic(message.topic, self.prefix)
+            await self.admit(topic.device)
             await self._take(topic, message.payload)
         except UnauthorizedError as error:
             log.info("device message refused", topic=ascii(message.topic), error=error.message)
@@ -107,13 +106,13 @@ class FleetBroker:
     async def _take(self, topic: DeviceTopic, payload: bytes) -> None:
         where = f"The {topic.leaf} message of {topic.device}"
         if topic.leaf == "reported":
-            await self._fleet.report(topic.device, read_document(payload, Reported, where))
+            await self.fleet.report(topic.device, read_document(payload, Reported, where))
         elif topic.leaf == "telemetry":
             if b'"session"' in payload[:LIMIT_BYTES]:  # else it is another fact, such as an alarm
-                await self._fleet.take_telemetry(topic.device, read_document(payload, Telemetry, where))
+                await self.fleet.take_telemetry(topic.device, read_document(payload, Telemetry, where))
         else:
             state = read_document(payload, State, where)
-            await self._fleet.presence(topic.device, state.session_id, online=state.state == "online")
+            await self.fleet.presence(topic.device, state.session_id, online=state.state == "online")
 
     async def _publish(self) -> None:
         """Publishes the due documents while there is a connection.
@@ -128,17 +127,17 @@ class FleetBroker:
 
     async def _publish_some(self) -> bool:
         """Publishes some of the due documents; returns whether there may be more."""
-        due = await self._fleet.unpublished(_AT_ONCE)
+        due = await self.fleet.unpublished(_AT_ONCE)
         done: dict[str, int] = {}
         for device, desired in due:
             try:
-                topic = Topics(device, self._prefix).desired
+                topic = Topics(device, self.prefix).desired
                 await self._client.publish(Publication(topic, msgspec.json.encode(desired), retain=True))
             except ConfigError as error:  # a name that no topic can carry
                 log.error("device name not usable over MQTT", device=ascii(device), error=error.message)
             done[device] = desired.revision
         if done:
-            await self._fleet.mark_published(done)
+            await self.fleet.mark_published(done)
         return len(due) == _AT_ONCE
 
 

@@ -72,15 +72,7 @@ class FleetGauges:
 
     def __post_init__(self) -> None:
         self._latest = FleetState()
-        self._register(self.metrics, self.activity)
-
-    async def refresh(self) -> None:
-        """Reads the fleet from the store."""
-        now_s, tag = self.clock.wall_s(), self.fleet_settings.metrics_tag
-        expiring_s = self.certificate_days * 86_400 * _EXPIRING_SHARE
-        self._latest = await self.store.read(lambda on: fleet_state(on, now_s, tag=tag, expiring_s=expiring_s))
-
-    def _register(self, metrics: RequestMetrics, activity: Callable[[], Mapping[str, float]]) -> None:
+        metrics, activity = self.metrics, self.activity
         metrics.readings(
             "fleet_devices",
             "Accepted devices by presence (online, late, asleep, revoked) and value of fleet.metrics_tag.",
@@ -129,6 +121,12 @@ class FleetGauges:
             lambda: {(): activity()["payload_bytes"]},
             counts=True,
         )
+
+    async def refresh(self) -> None:
+        """Reads the fleet from the store."""
+        now_s, tag = self.clock.wall_s(), self.fleet_settings.metrics_tag
+        expiring_s = self.certificate_days * 86_400 * _EXPIRING_SHARE
+        self._latest = await self.store.read(lambda on: fleet_state(on, now_s, tag=tag, expiring_s=expiring_s))
 
     def _extreme(self, name: str) -> dict[tuple[str, ...], float]:
         value = self._latest.extremes.get(name)

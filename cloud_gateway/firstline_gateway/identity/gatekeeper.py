@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from sqlalchemy import Connection
 
@@ -98,6 +99,7 @@ class TlsConnections:
         return len(connections)
 
 
+@dataclass(eq=False)
 class Gatekeeper:
     """Authenticates the callers of one gateway. Used on its event loop, except for the constructor.
 
@@ -117,27 +119,21 @@ class Gatekeeper:
         ConfigError: the folder cannot be used.
     """
 
-    def __init__(
-        self,
-        readers: Readers,
-        folder: AuthorityFolder,
-        *,
-        refresh_s: float,
-        grace_s: float,
-        clock: Clock = SYSTEM_CLOCK,
-    ) -> None:
+    readers: Readers
+    folder: AuthorityFolder
+    refresh_s: float
+    grace_s: float
+    clock: Clock = SYSTEM_CLOCK
+
+    def __post_init__(self) -> None:
         self.connections = TlsConnections()
         self.credentials = Credentials()
-        self._readers = readers
-        self._grace_s = grace_s
-        self._folder = folder
-        self._clock = clock
         self._buckets = TokenBuckets()
         self._lock = asyncio.Lock()
         self._next: asyncio.Task[None] | None = None
         self._began_s = -_SPACING_S
-        self._task = PeriodicTask("revocations", self._keep_fresh, interval_s=refresh_s, clock=clock)
-        with readers.database.reading() as connection:
+        self._task = PeriodicTask("revocations", self._keep_fresh, interval_s=self.refresh_s, clock=self.clock)
+        with self.readers.database.reading() as connection:
             self.credentials.apply(self._read(connection))
         self._revoke_listed()
 
@@ -168,13 +164,13 @@ class Gatekeeper:
                 "This API key is not valid here: it is unknown, revoked or expired. Ask the gateway's operator for "
                 "another."
             )
-        if key.expires_s is not None and key.expires_s <= self._clock.wall_s():
+        if key.expires_s is not None and key.expires_s <= self.clock.wall_s():
             raise UnauthorizedError(
                 f"The API key '{key.name}' expired on {iso_time(key.expires_s)}; ask the gateway's operator for a "
                 "new one."
             )
         if (rate := key.requests_per_s) is not None:
-            wait_s = self._buckets.take(key.sha256, self._clock.monotonic_s(), per_s=rate, burst=max(1.0, rate))
+            wait_s = self._buckets.take(key.sha256, self.clock.monotonic_s(), per_s=rate, burst=max(1.0, rate))
             if wait_s:
                 raise RateLimitedError(
                     f"The API key '{key.name}' may be used {rate:g} times a second.", retry_after_s=wait_s
@@ -184,7 +180,7 @@ class Gatekeeper:
     def holds(self, text: str) -> bool:
         """Returns whether the API key with this text is known and has not expired; does not count as a use."""
         key = self.credentials.key(key_hash(text))
-        return key is not None and (key.expires_s is None or key.expires_s > self._clock.wall_s())
+        return key is not None and (key.expires_s is None or key.expires_s > self.clock.wall_s())
 
     async def authenticate_certificate(self, certificate: ClientCertificate, *, renewing: bool = False) -> str:
         """Returns the device of a certificate.
@@ -214,14 +210,14 @@ class Gatekeeper:
                 f"The certificate of '{device}' was revoked on {iso_time(issued.revoked_s)}; to let the device in "
                 "again, enrol it with a new join token."
             )
-        now_s = self._clock.wall_s()
+        now_s = self.clock.wall_s()
         if now_s < certificate.not_before_s:
             raise UnauthorizedError(
                 f"The certificate of '{device}' is valid from {iso_time(certificate.not_before_s)} on, and here it is "
                 f"{iso_time(now_s)}; is the gateway's clock right?"
             )
-        if now_s > certificate.not_after_s + (self._grace_s if renewing else 0):
-            late = now_s > certificate.not_after_s + self._grace_s
+        if now_s > certificate.not_after_s + (self.grace_s if renewing else 0):
+            late = now_s > certificate.not_after_s + self.grace_s
             raise UnauthorizedError(
                 f"The certificate of '{device}' expired on {iso_time(certificate.not_after_s)}; "
                 + ("enrol the device with a new join token." if late else "renew it.")
@@ -235,11 +231,11 @@ class Gatekeeper:
             UnauthorizedError: the device is not known, was revoked, or its certificate or key is not valid any more.
             CapacityError: it is not known here, and the store cannot be read.
         """
-        if self.credentials.admits(device, self._clock.wall_s()):
+        if self.credentials.admits(device, self.clock.wall_s()):
             return
         if not self.credentials.is_revoked(device):
             await self.refreshed()
-        if not self.credentials.admits(device, self._clock.wall_s()):
+        if not self.credentials.admits(device, self.clock.wall_s()):
             raise UnauthorizedError(
                 f"The device '{device}' has no certificate or key that is valid here; enrol it with a new join token."
             )
@@ -257,30 +253,30 @@ class Gatekeeper:
         await asyncio.shield(self._next)
 
     async def _refresh_next(self) -> None:
-        await asyncio.sleep(max(0.0, self._began_s + _SPACING_S - self._clock.monotonic_s()))
+        await asyncio.sleep(max(0.0, self._began_s + _SPACING_S - self.clock.monotonic_s()))
         async with self._lock:
             self._next = None  # only here: all callers that come while this waits get its result
             await self._refresh()
 
     async def _refresh(self) -> None:
         """Applies changes; one call at a time."""
-        self._began_s = self._clock.monotonic_s()
-        revoked = self.credentials.apply(await self._readers.read(self._read))
+        self._began_s = self.clock.monotonic_s()
+        revoked = self.credentials.apply(await self.readers.read(self._read))
         if revoked:
             aborted = self.connections.abort(revoked)
             log.info("certificates revoked", certificates=len(revoked), connections=aborted)
-            await asyncio.to_thread(self._folder.write_revocations, self.credentials.revoked_certificates())
+            await asyncio.to_thread(self.folder.write_revocations, self.credentials.revoked_certificates())
 
     def _revoke_listed(self) -> None:
         """Revokes the certificates that are on the list of revoked ones and valid in the store, which has lost that."""
-        listed = self._folder.listed()
+        listed = self.folder.listed()
         lost = {
             serial: when_s
             for serial, when_s in listed.items()
             if (issued := self.credentials.certificate(serial)) is not None and issued.revoked_s is None
         }
         if lost:
-            with self._readers.database.begin() as connection:
+            with self.readers.database.begin() as connection:
                 enrolment.revoke_listed(connection, lost)
                 self.credentials.apply(self._read(connection))
             log.error("revocations restored from the list that the store has lost", certificates=len(lost))
@@ -292,4 +288,4 @@ class Gatekeeper:
         """Applies changes; while the store is away, the known credentials stay valid."""
         async with self._lock:
             await self._refresh()
-        self.credentials.remove_expired(self._clock.wall_s(), self._grace_s + REMEMBERED_S)
+        self.credentials.remove_expired(self.clock.wall_s(), self.grace_s + REMEMBERED_S)

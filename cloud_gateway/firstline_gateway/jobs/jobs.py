@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import math
 from collections.abc import Callable
+from dataclasses import InitVar, dataclass
 from functools import partial
 from typing import TypeVar
 
@@ -58,6 +59,7 @@ _RETRY_S = 1.0
 T = TypeVar("T")
 
 
+@dataclass(eq=False)
 class Jobs:
     """The jobs of one gateway. Used on one event loop.
 
@@ -73,23 +75,16 @@ class Jobs:
         waiters: the callers that wait for jobs.
     """
 
-    def __init__(
-        self,
-        plane: GatewayDataPlane,
-        store: Store,
-        settings: JobSettings,
-        *,
-        metrics: RequestMetrics,
-        clock: Clock,
-        service: ServiceClock,
-    ) -> None:
-        self._plane = plane
-        self._store = store
-        self._settings = settings
-        self._clock = clock
-        self._service = service
+    plane: GatewayDataPlane
+    store: Store
+    settings: JobSettings
+    metrics: InitVar[RequestMetrics]
+    clock: Clock
+    service: ServiceClock
+
+    def __post_init__(self, metrics: RequestMetrics) -> None:
         self._counter = metrics.counter("jobs_total", "Jobs, by what became of them.", ("event",))
-        self.waiters = JobWaiters(store, clock, settings.waiting_limit)
+        self.waiters = JobWaiters(self.store, self.clock, self.settings.waiting_limit)
         self._holder = new_request_id()
         self._running: dict[str, asyncio.Task[None]] = {}
         # Jobs whose earlier attempt had no result. One runs at a time, so that a job that crashes gateways is the only
@@ -97,16 +92,16 @@ class Jobs:
         self._suspects: set[str] = set()
         self._wake = asyncio.Event()
         self._tasks = (
-            PeriodicTask("jobs", self._claim, interval_s=_LOOK_S, clock=clock, wake=self._wake),
-            PeriodicTask("job leases", self._renew, interval_s=_RENEW_S, clock=clock),
+            PeriodicTask("jobs", self._claim, interval_s=_LOOK_S, clock=self.clock, wake=self._wake),
+            PeriodicTask("job leases", self._renew, interval_s=_RENEW_S, clock=self.clock),
         )
         self._started = False
 
     async def start(self) -> None:
         """Starts to run waiting jobs, including those that the previous process left."""
-        if self._store.database.dialect == "sqlite":  # no other gateway uses this store
+        if self.store.database.dialect == "sqlite":  # no other gateway uses this store
             with contextlib.suppress(CapacityError):  # the writer logs it; the jobs' leases expire later
-                await self._store.write(records.release_all)
+                await self.store.write(records.release_all)
         for task in self._tasks:
             await task.start()
         self._started = True
@@ -121,7 +116,7 @@ class Jobs:
         if self._started:
             self._started = False
             with contextlib.suppress(FirstlineError):
-                await self._store.write(partial(records.release, holder=self._holder))
+                await self.store.write(partial(records.release, holder=self._holder))
 
     async def submit(self, request: InferRequest) -> None:
         """Stores a request under its id, to be run when there is room.
@@ -132,10 +127,10 @@ class Jobs:
             StoreUnavailableError: the store refuses or does not answer; the job may or may not be run.
             InvalidTensorError: its inputs cannot be stored as they are.
         """
-        service_s = self._service.now_s()
+        service_s = self.service.now_s()
         due_service_s = None
         if request.deadline_s is not None:
-            due_service_s = service_s + request.deadline_s - self._clock.monotonic_s()
+            due_service_s = service_s + request.deadline_s - self.clock.monotonic_s()
         stored = replace(
             request,
             deadline_s=None,
@@ -157,14 +152,14 @@ class Jobs:
             due_service_s=due_service_s,
             service_s=service_s,
         )
-        limit_bytes = self._settings.bytes_limit
+        limit_bytes = self.settings.bytes_limit
         if 2 * len(job.content) > limit_bytes:  # see `records.add`
             raise PayloadTooLargeError(
                 f"The request has {len(job.content)} bytes, and a job may have {limit_bytes // 2}, half of "
                 "jobs.bytes_limit; send it without Prefer: respond-async."
             )
         priority = request.priority or _DEFAULT_PRIORITY
-        refusal = await self._write(lambda connection: records.add(connection, job, priority, self._settings))
+        refusal = await self._write(lambda connection: records.add(connection, job, priority, self.settings))
         if refusal is not None:
             raise refusal
         self._counter.labels("submitted").inc()
@@ -178,7 +173,7 @@ class Jobs:
             StoreUnavailableError: the store refuses or does not answer.
         """
         try:
-            job = await self._store.read(lambda connection: records.find(connection, job_id, principal))
+            job = await self.store.read(lambda connection: records.find(connection, job_id, principal))
         except IntegrityError as error:
             raise UnknownAnswerError(f"What was kept under {shown(job_id)} cannot be read: {error.message}") from error
         if job is None:
@@ -199,19 +194,19 @@ class Jobs:
     async def _write(self, operation: Callable[[Connection], T]) -> T:
         try:
             async with asyncio.timeout(PATIENCE_S):
-                return await self._store.write(operation)
+                return await self.store.write(operation)
         except TimeoutError as error:
-            raise unresponsive(self._store.database) from error
+            raise unresponsive(self.store.database) from error
 
     async def _claim(self) -> None:
         """Claims as many jobs as may run now, and starts them."""
-        free = self._settings.in_flight - len(self._running)
+        free = self.settings.in_flight - len(self._running)
         if free <= 0:
             return
-        now_s = self._service.now_s()
+        now_s = self.service.now_s()
         # A gateway that cannot run models ends the jobs that have waited for too long, with the reason.
-        submitted_by_s = math.inf if self._plane.ready() else now_s - self._settings.age_s
-        if not await self._store.read(partial(records.any_unclaimed, service_s=now_s, submitted_by_s=submitted_by_s)):
+        submitted_by_s = math.inf if self.plane.ready() else now_s - self.settings.age_s
+        if not await self.store.read(partial(records.any_unclaimed, service_s=now_s, submitted_by_s=submitted_by_s)):
             return
         claim = partial(
             records.claim,
@@ -222,7 +217,7 @@ class Jobs:
             submitted_by_s=submitted_by_s,
             lease_s=_LEASE_S,
         )
-        for job in await self._store.write(claim):
+        for job in await self.store.write(claim):
             if isinstance(job, str):
                 await self._end(
                     job, _failed(job, FirstlineError("The disk has damaged what was asked; hand it in again."))
@@ -245,16 +240,16 @@ class Jobs:
             await self._end(job.job_id, await self._result(job))
             return
         except (CapacityError, LinkError) as error:
-            now_s = self._service.now_s()
-            if now_s - job.service_s < self._settings.age_s:
+            now_s = self.service.now_s()
+            if now_s - job.service_s < self.settings.age_s:
                 until_service_s = now_s + max(_RETRY_S, error.retry_after_s or 0.0)
                 with contextlib.suppress(CapacityError):
-                    await self._store.write(
+                    await self.store.write(
                         lambda connection: records.release(connection, self._holder, job.job_id, until_service_s)
                     )
                 return
             failure: FirstlineError = DeadlineExceededError(
-                f"The job could not be run within {self._settings.age_s:g} s (jobs.age_s). {error.message}"
+                f"The job could not be run within {self.settings.age_s:g} s (jobs.age_s). {error.message}"
             )
         except Exception:  # the outermost loop of a job
             log.exception("job failed unexpectedly", request_id=job.job_id)
@@ -270,7 +265,7 @@ class Jobs:
         """
         try:
             request, response = await self._infer(job)
-            encoded = encode_response(request, response, class_labels(self._plane, request, response))
+            encoded = encode_response(request, response, class_labels(self.plane, request, response))
             return JobResult(200, encoded.body, encoded.header_length)
         except (CapacityError, LinkError) as error:
             if isinstance(error, DeadlineExceededError) and job.due_service_s is not None:
@@ -293,32 +288,32 @@ class Jobs:
             job.model,
             job.content,
             job.header,
-            Origin(principal=job.principal, trust_request_id=True, limits=self._plane.limits),
+            Origin(principal=job.principal, trust_request_id=True, limits=self.plane.limits),
             version=job.version,
         )
         if job.due_service_s is not None:
-            left_s = job.due_service_s - self._service.now_s()
+            left_s = job.due_service_s - self.service.now_s()
             if left_s <= 0:
                 raise DeadlineExceededError("The job's deadline passed before there was room for it; allow more time.")
-            request = replace(request, deadline_s=self._clock.monotonic_s() + left_s)
-        return request, await self._plane.infer(request)
+            request = replace(request, deadline_s=self.clock.monotonic_s() + left_s)
+        return request, await self.plane.infer(request)
 
     async def _end(self, job_id: str, result: JobResult) -> None:
-        service_s = self._service.now_s()
-        if await self._store.write(lambda connection: records.end(connection, job_id, result, service_s)):
+        service_s = self.service.now_s()
+        if await self.store.write(lambda connection: records.end(connection, job_id, result, service_s)):
             self._counter.labels("answered" if result.status == 200 else "failed").inc()
             log.info("job ended", request_id=job_id, status=result.status)
         self.waiters.notify(job_id)
 
     async def _renew(self) -> None:
         """Renews the leases of running jobs, and deletes old results."""
-        await self._store.write(partial(self._renewed, list(self._running)))
+        await self.store.write(partial(self._renewed, list(self._running)))
 
     def _renewed(self, running: list[str], connection: Connection) -> None:
-        now_s = self._service.now_s()
+        now_s = self.service.now_s()
         if running:
             records.renew(connection, self._holder, running, now_s, _LEASE_S)
-        records.remove_ended(connection, now_s - self._settings.age_s)
+        records.remove_ended(connection, now_s - self.settings.age_s)
 
 
 def _failed(job_id: str, error: FirstlineError) -> JobResult:

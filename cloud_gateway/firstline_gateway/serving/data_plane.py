@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, Self
 
@@ -63,8 +64,8 @@ from firstline_gateway.identity.principals import device_of
 from firstline_gateway.models.repository import Repository, ServedModel
 from firstline_gateway.models.residency import UNLOADING, Residency
 from firstline_gateway.serving.deliveries.deliveries import Deliveries
-from firstline_gateway.serving.response_cache import ResponseCache, key_of
 from firstline_gateway.serving.request_digest import hashed
+from firstline_gateway.serving.response_cache import ResponseCache, key_of
 from firstline_gateway.serving.scheduling.batcher import Batcher
 
 _RETRY_WHILE_DRAINING_S = 1.0
@@ -175,6 +176,7 @@ class InFlight:
             await self._none.wait()
 
 
+@dataclass(eq=False)
 class GatewayDataPlane:
     """Implements `firstline_core.protocol.data_plane.DataPlane`. Belongs to one event loop.
 
@@ -184,7 +186,7 @@ class GatewayDataPlane:
         contracts: learn of every answer.
         deliveries: make requests of devices take effect once.
         dispatcher: knows which models the executors can run.
-        statistics: counts answers.
+        counts: of answers, batches and late requests.
         residency: which models are in memory.
         limits: of requests.
         clock: for durations and deadlines.
@@ -201,35 +203,21 @@ class GatewayDataPlane:
     server_version = __version__
     extensions = EXTENSIONS
 
-    def __init__(
-        self,
-        repository: Repository,
-        batcher: Batcher,
-        contracts: AnswerObserver,
-        deliveries: Deliveries,
-        *,
-        dispatcher: Dispatcher,
-        statistics: ServingStatistics,
-        residency: Residency,
-        limits: Limits,
-        clock: Clock,
-        decoding: FileDecoding,
-        cache: ResponseCache | None = None,
-        looks_after_fleet: bool = False,
-    ) -> None:
-        self._repository = repository
-        self._batcher = batcher
-        self._dispatcher = dispatcher
-        self._contracts = contracts
-        self._deliveries = deliveries
-        self._statistics = statistics
-        self._residency = residency
-        self._memory = residency.memory
-        self._clock = clock
-        self._cache = cache
-        self._decoding = decoding
-        self._looks_after_fleet = looks_after_fleet
-        self.limits = limits
+    repository: Repository
+    batcher: Batcher
+    contracts: AnswerObserver
+    deliveries: Deliveries
+    dispatcher: Dispatcher
+    counts: ServingStatistics
+    residency: Residency
+    limits: Limits
+    clock: Clock
+    decoding: FileDecoding
+    cache: ResponseCache | None = None
+    looks_after_fleet: bool = False
+
+    def __post_init__(self) -> None:
+        self._memory = self.residency.memory
         self.draining = False
         self.under_way = InFlight()
 
@@ -247,7 +235,7 @@ class GatewayDataPlane:
         if tracing.active and request.trace is None and (trace := tracing.begin()) is not None:
             request = replace(request, trace=trace)
         logs.FACTS.set(partial(facts_of, request))
-        started_s = self._clock.monotonic_s()
+        started_s = self.clock.monotonic_s()
         try:
             if self.draining:
                 raise _shutting_down()
@@ -267,7 +255,7 @@ class GatewayDataPlane:
         return response
 
     def _trace(self, request: InferRequest, started_s: float, error: str) -> None:
-        seconds, request_id, model = self._clock.monotonic_s() - started_s, request.request_id, request.model
+        seconds, request_id, model = self.clock.monotonic_s() - started_s, request.request_id, request.model
         tracing.record("request", request.trace, seconds, own=True, request_id=request_id, model=model, error=error)
 
     def check(self, request: InferRequest) -> None:
@@ -276,28 +264,28 @@ class GatewayDataPlane:
         Raises:
             RequestError: as `infer`.
         """
-        check(request, self._repository.resolve(request.model, request.version))
+        check(request, self.repository.resolve(request.model, request.version))
 
     async def _deliver(self, request: InferRequest) -> InferResponse:
         """Returns the recorded answer of a delivery, or a new one, with the present state of the contract."""
-        response = await self._deliveries.once(request, lambda: self._answer(request, self._clock.monotonic_s()))
-        served = self._repository.models.get(ModelKey(response.model, int(response.version)))
+        response = await self.deliveries.once(request, lambda: self._answer(request, self.clock.monotonic_s()))
+        served = self.repository.models.get(ModelKey(response.model, int(response.version)))
         if served is None or response.answer is None:  # the version was removed since
             return response
-        return replace(response, answer=replace(response.answer, contract=self._contracts.notice(request, served)))
+        return replace(response, answer=replace(response.answer, contract=self.contracts.notice(request, served)))
 
     async def _answer(self, request: InferRequest, started_s: float) -> InferResponse:
-        served = self._repository.resolve(request.model, request.version)
+        served = self.repository.resolve(request.model, request.version)
         try:
             inputs = check(request, served)
-            if self._cache is None:
+            if self.cache is None:
                 outputs, served = await self._run(request, served, inputs)
             else:
-                outputs, served = await self._cached_or_run(self._cache, request, served, inputs)
+                outputs, served = await self._cached_or_run(self.cache, request, served, inputs)
         except FirstlineError:
-            self._statistics.of(served.key).fail.add(self._clock.monotonic_s() - started_s)
+            self.counts.of(served.key).fail.add(self.clock.monotonic_s() - started_s)
             raise
-        seconds = self._clock.monotonic_s() - started_s
+        seconds = self.clock.monotonic_s() - started_s
         response = InferResponse(
             model=served.key.name,
             version=str(served.key.version),
@@ -314,10 +302,10 @@ class GatewayDataPlane:
                 confidence=None,
                 model_digest=served.digest,
                 attempts=(Attempt(Tier.CLOUD, "ok", round(seconds * 1000, 3)),),
-                contract=self._contracts.answered(request, served, outputs),
+                contract=self.contracts.answered(request, served, outputs),
             ),
         )
-        self._statistics.answered(served.key, response, seconds, request.trace)
+        self.counts.answered(served.key, response, seconds, request.trace)
         return response
 
     async def _run(self, request: InferRequest, served: ServedModel, inputs: Arrays) -> tuple[Arrays, ServedModel]:
@@ -326,17 +314,17 @@ class GatewayDataPlane:
         The request runs in a batch, after its inputs are prepared if that takes much memory or time.
         """
         key, principal = served.key, request.principal
-        place = self._memory.hold(key) or await self._residency.loaded(key, request.deadline_s)
+        place = self._memory.hold(key) or await self.residency.loaded(key, request.deadline_s)
         try:
             if place.served is not served:
                 served = place.served
                 inputs = check(request, served)
-            model = self._dispatcher.loaded_model(key)
+            model = self.dispatcher.loaded_model(key)
             if model is None or not model.has_costs:
-                return await self._batcher.submit(key, request, inputs), served
-            cost = await self._decoding.cost(model, inputs, request.size_bytes, principal)
-            async with self._decoding.prepared(model, inputs, cost, principal, request.deadline_s) as prepared:
-                return await self._batcher.submit(key, request, prepared), served
+                return await self.batcher.submit(key, request, inputs), served
+            cost = await self.decoding.cost(model, inputs, request.size_bytes, principal)
+            async with self.decoding.prepared(model, inputs, cost, principal, request.deadline_s) as prepared:
+                return await self.batcher.submit(key, request, prepared), served
         finally:
             self._memory.release(place)
 
@@ -349,7 +337,7 @@ class GatewayDataPlane:
         if key is None:
             return await self._run(request, served, inputs)
         cached = cache.get(key)
-        lookup_s = self._clock.monotonic_s() - started_s
+        lookup_s = self.clock.monotonic_s() - started_s
         if cached is not None:
             tracing.record("cache", request.trace, lookup_s)
             statistics.cache_hit.add(lookup_s)
@@ -369,7 +357,7 @@ class GatewayDataPlane:
 
     def abandon(self) -> None:
         """Answers what is still in flight with the advice to send it again."""
-        self._batcher.abandon(_shutting_down())
+        self.batcher.abandon(_shutting_down())
 
     # State and metadata.
 
@@ -381,58 +369,55 @@ class GatewayDataPlane:
 
         A gateway that looks after a fleet is useful before its first model comes.
         """
-        served = self._repository
-        waits = self._looks_after_fleet and not served.models and not served.away and not served.refused
+        served = self.repository
+        waits = self.looks_after_fleet and not served.models and not served.away and not served.refused
         usable = waits or any(map(self._usable, served.models))
-        return not self.draining and self._residency.complete and usable
+        return not self.draining and self.residency.complete and usable
 
     def model_ready(self, model: str, version: str) -> bool:
-        return not self.draining and self._usable(self._repository.resolve(model, version).key)
+        return not self.draining and self._usable(self.repository.resolve(model, version).key)
 
     def _usable(self, key: ModelKey) -> bool:
-        return not self._dispatcher.problem_with(key) and self._residency.ready(key)
-
-    def problem_with(self, key: ModelKey) -> str:
-        """Returns why the executors cannot run a model at the moment, as a sentence, or "" if they can."""
-        return self._dispatcher.problem_with(key)
+        return not self.dispatcher.problem_with(key) and self.residency.ready(key)
 
     def metadata(self, model: str, version: str) -> ModelMetadata:
-        return self._repository.metadata(model, version)
+        return self.repository.metadata(model, version)
 
     def task(self, model: str, version: str = "") -> Task | None:
         """Returns the task of a model; None if it is not served, or not any more."""
         try:
-            return self._repository.resolve(model, version).manifest.task
+            return self.repository.resolve(model, version).manifest.task
         except (UnknownModelError, EngineUnavailableError):
             return None
 
     def index(self) -> list[ModelState]:
+        stops = "shutting down" if self.draining else ""
         found = {
-            each.key: self._residency.state(each, "shutting down" if self.draining else self.problem_with(each.key))
-            for each in self._repository
+            each.key: self.residency.state(each, stops or self.dispatcher.problem_with(each.key))
+            for each in self.repository
         }
-        for key, why in self._repository.away.items():
+        for key, why in self.repository.away.items():
             passing = "UNLOADING" if why == UNLOADING else ""
             found[key] = ModelState(key.name, str(key.version), ready=False, reason=why, passing=passing)
         return [found[key] for key in sorted(found)]
 
     def statistics(self) -> list[ModelStatistics]:
-        found, overhead = [], self._dispatcher.report().overhead
-        for served in self._repository:
-            statistics = self._statistics.of(served.key)
+        found, overhead = [], self.dispatcher.report().overhead
+        for served in self.repository:
+            statistics = self.counts.of(served.key)
             statistics.overhead = overhead.get(served.key, statistics.overhead)
             found.append(statistics)
         return found
 
     def config(self, model: str, version: str) -> dict[str, Any]:
-        batching = self._repository.resolve(model, version).full.batch is None
+        batching = self.repository.resolve(model, version).full.batch is None
         return config_json(self.metadata(model, version), self.limits, batching=batching)
 
     async def load(self, model: str) -> None:
-        await self._residency.orders.load(model)
+        await self.residency.orders.load(model)
 
     async def unload(self, model: str) -> None:
-        await self._residency.orders.unload(model)
+        await self.residency.orders.unload(model)
 
 
 def facts_of(request: InferRequest, response: InferResponse | None = None) -> Mapping[str, object]:

@@ -128,7 +128,7 @@ class Cloud:
             contracts,
             deliveries,
             dispatcher=dispatcher,
-            statistics=statistics,
+            counts=statistics,
             residency=residency,
             decoding=decoding,
             clock=self._clock,

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
-from firstline_core.clock import SYSTEM_CLOCK, Clock, end_tasks
+from firstline_core.clock import SYSTEM_CLOCK, Clock, end_tasks, first_of
 from firstline_core.errors import (
     DeadlineExceededError,
     EngineUnavailableError,
@@ -42,6 +43,7 @@ _RETRY_AFTER_S = 1.0
 log = logger(__name__)
 
 
+@dataclass(eq=False)
 class RayExecutor:
     """Runs batches on a cluster's replicas.
 
@@ -54,22 +56,14 @@ class RayExecutor:
         clock: for deadlines.
     """
 
-    def __init__(
-        self,
-        models: Mapping[ModelKey, Deployment],
-        cluster: Cluster,
-        *,
-        in_flight: int,
-        timeout_s: float,
-        make: Callable[[ServedModel], Deployment] | None = None,
-        clock: Clock = SYSTEM_CLOCK,
-    ) -> None:
-        self._models = dict(models)
-        self._cluster = cluster
-        self._in_flight = in_flight
-        self._timeout_s = timeout_s
-        self._make = make
-        self._clock = clock
+    models: dict[ModelKey, Deployment]
+    cluster: Cluster
+    in_flight: int
+    timeout_s: float
+    make: Callable[[ServedModel], Deployment] | None = None
+    clock: Clock = SYSTEM_CLOCK
+
+    def __post_init__(self) -> None:
         self._replicas: dict[str, int] = {}
         self._problems: dict[str, str] = {}
         self._away = "The Ray cluster was not contacted yet."
@@ -84,20 +78,17 @@ class RayExecutor:
 
     @property
     def slots(self) -> int:
-        return self._in_flight * max(1, sum(self._replicas.values()))
+        return self.in_flight * max(1, sum(self._replicas.values()))
 
     async def start(self) -> None:
         """Begins to follow the cluster; returns once it was answered, or takes its time."""
         answered = asyncio.Event()
         self._following = asyncio.create_task(self._follow(answered))
-        try:
-            async with asyncio.timeout(_START_S):
-                await answered.wait()
-        except TimeoutError:
-            pass  # it is contacted all the same, and until then nothing runs
+        # It is contacted all the same after that, and until then nothing runs.
+        await first_of(answered.wait(), asyncio.sleep(_START_S))
 
     def problem_with(self, key: ModelKey) -> str:
-        name = self._models[key].name
+        name = self.models[key].name
         if self._away:
             return self._away
         if self._replicas.get(name, 0):
@@ -106,7 +97,7 @@ class RayExecutor:
 
     def report(self) -> ExecutionReport:
         return ExecutionReport(
-            up={(each.name,): float(self._replicas.get(each.name, 0)) for each in self._models.values()},
+            up={(each.name,): float(self._replicas.get(each.name, 0)) for each in self.models.values()},
             batches={labels: float(count) for labels, count in self._outcomes.items()},
             repeats={("retry",): float(self._retries)},
         )
@@ -121,16 +112,16 @@ class RayExecutor:
             self._batches.discard(task)
 
     async def _run(self, key: ModelKey, inputs: Sequence[Arrays], deadlines_s: Sequence[float | None]) -> list[Outcome]:
-        name, problem = self._models[key].name, ""
+        name, problem = self.models[key].name, ""
         for attempt in range(_ATTEMPTS):
             if problem := self.problem_with(key):
                 raise _unavailable(key, problem)
             if attempt:
                 self._retries += 1
-                await self._clock.sleep(_PAUSE_S * attempt)
-            now_s = self._clock.monotonic_s()
+                await self.clock.sleep(_PAUSE_S * attempt)
+            now_s = self.clock.monotonic_s()
             left_s = [None if due is None else due - now_s for due in deadlines_s]
-            longest_s = min(self._timeout_s, max((self._timeout_s if left is None else left) for left in left_s))
+            longest_s = min(self.timeout_s, max((self.timeout_s if left is None else left) for left in left_s))
             if longest_s <= 0:
                 raise DeadlineExceededError("The request's deadline passed on the Ray cluster; allow more time.")
             try:
@@ -146,7 +137,7 @@ class RayExecutor:
     async def _call(
         self, name: str, inputs: Sequence[Arrays], left_s: Sequence[float | None], timeout_s: float
     ) -> list[Outcome]:
-        call = asyncio.ensure_future(self._cluster.run(name, [*map(as_sent, inputs)], left_s, timeout_s))
+        call = asyncio.ensure_future(self.cluster.run(name, [*map(as_sent, inputs)], left_s, timeout_s))
         self._calls[name].add(call)
         call.add_done_callback(self._calls[name].discard)
         try:
@@ -159,22 +150,22 @@ class RayExecutor:
 
     async def put(self, served: ServedModel) -> None:
         """See `Executor.put`; returns once a replica is up, or takes its time."""
-        assert self._make is not None  # noqa: S101 (only tests give none, and put nothing in)
-        self._models[served.key] = self._make(served)
-        until_s = self._clock.monotonic_s() + _PUT_S
-        while self.problem_with(served.key) and self._clock.monotonic_s() < until_s:
-            await self._clock.sleep(_WHILE_AWAY_S)
+        assert self.make is not None  # noqa: S101 (only tests give none, and put nothing in)
+        self.models[served.key] = self.make(served)
+        until_s = self.clock.monotonic_s() + _PUT_S
+        while self.problem_with(served.key) and self.clock.monotonic_s() < until_s:
+            await self.clock.sleep(_WHILE_AWAY_S)
 
     async def drop(self, key: ModelKey) -> None:
         """See `Executor.drop`; its deployment stays, for other gateways use it."""
-        self._models.pop(key, None)
+        self.models.pop(key, None)
 
     async def close(self, timeout_s: float) -> bool:
         """See `Executor.close`; cuts off longer batches, because they are not in this process."""
         await end_tasks(self._following)
         if self._batches:
             await asyncio.wait(self._batches, timeout=timeout_s)
-        await self._cluster.close()
+        await self.cluster.close()
         return True
 
     async def _follow(self, answered: asyncio.Event) -> None:
@@ -182,13 +173,13 @@ class RayExecutor:
             try:
                 await self._look()
             except LinkError as error:
-                if self._clock.monotonic_s() - self._answered_s > _BELIEVED_S:
+                if self.clock.monotonic_s() - self._answered_s > _BELIEVED_S:
                     self._lost(f"{error.message[:1].upper()}{error.message[1:]}.")
             except Exception:  # the outermost loop of a task that must never end
                 log.exception("Ray cluster not observed")
             answered.set()
-            whole = not self._away and all(self._replicas.get(each.name) for each in self._models.values())
-            await self._clock.sleep(_EVERY_S if whole else _WHILE_AWAY_S)
+            whole = not self._away and all(self._replicas.get(each.name) for each in self.models.values())
+            await self.clock.sleep(_EVERY_S if whole else _WHILE_AWAY_S)
 
     def _lost(self, problem: str) -> None:
         if problem != self._away:
@@ -197,13 +188,13 @@ class RayExecutor:
 
     async def _look(self) -> None:
         """Learns what runs, and has run what does not."""
-        await self._cluster.connect()
-        states = await self._cluster.states()
-        self._answered_s = self._clock.monotonic_s()
+        await self.cluster.connect()
+        states = await self.cluster.states()
+        self._answered_s = self.clock.monotonic_s()
         if self._away:
             log.info("Ray cluster answers")
         self._away = ""
-        for deployment in tuple(self._models.values()):
+        for deployment in tuple(self.models.values()):
             name, state = deployment.name, states.get(deployment.name)
             replicas = state.replicas if state is not None else 0
             if replicas != self._replicas.get(name, 0):
@@ -220,14 +211,14 @@ class RayExecutor:
                 if self._answered_s - self._deployed_s.get(name, float("-inf")) >= _DEPLOY_AGAIN_S:
                     await self._deploy(deployment)
             elif replicas and name not in self._checked:
-                if await self._cluster.fingerprint(name) != deployment.fingerprint:
+                if await self.cluster.fingerprint(name) != deployment.fingerprint:
                     await self._deploy(deployment)  # replaced one replica after the other, and answers meanwhile
                 self._checked.add(name)
 
     async def _deploy(self, deployment: Deployment) -> None:
         log.info("deploying on the Ray cluster", deployment=deployment.name, bundle=deployment.bundle)
         self._deployed_s[deployment.name] = self._answered_s
-        await self._cluster.deploy(deployment)
+        await self.cluster.deploy(deployment)
         self._checked.add(deployment.name)
 
 

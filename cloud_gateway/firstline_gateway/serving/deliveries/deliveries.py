@@ -38,6 +38,7 @@ _RETRY_AFTER_S = 5.0
 Run = Callable[[], Awaitable[InferResponse]]
 
 
+@dataclass(eq=False)
 class Deliveries:
     """Belongs to one event loop.
 
@@ -49,24 +50,18 @@ class Deliveries:
         service: the clock by which they age.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        settings: StoreSettings,
-        *,
-        metrics: RequestMetrics,
-        clock: Clock,
-        service: ServiceClock,
-    ) -> None:
-        self._store = store
-        self._settings = settings
+    store: Store
+    settings: StoreSettings
+    metrics: InitVar[RequestMetrics]
+    clock: Clock
+    service: ServiceClock
+
+    def __post_init__(self, metrics: RequestMetrics) -> None:
         self._results = metrics.counter("deliveries_total", "Requests that keep a device's promise.", ("result",))
-        self._clock = clock
-        self._service = service
         self._under_way: dict[DeliveryKey, tuple[bytes, asyncio.Task[InferResponse]]] = {}
         self._rests_until_s = 0.0
         self._refusal = ""
-        self._readers = Readers(store.database)
+        self._readers = Readers(self.store.database)
 
     def close(self, timeout_s: float | None = None) -> bool:
         """Ends the threads that read; returns False if the database held one for longer than the timeout."""
@@ -104,14 +99,14 @@ class Deliveries:
         Returns:
             Nothing; it fails with StoreUnavailableError if nothing was deleted.
         """
-        here_s = self._service.now_s()
+        here_s = self.service.now_s()
 
         def forward(connection: Connection) -> float:
             now_s = advance(connection, here_s)
-            records.forget(connection, now_s - self._settings.deliveries_age_s)
+            records.forget(connection, now_s - self.settings.deliveries_age_s)
             return now_s
 
-        return asyncio.wrap_future(self._store.submit_then(forward, self._service.take_up))
+        return asyncio.wrap_future(self.store.submit_then(forward, self.service.take_up))
 
     async def _answer(self, key: DeliveryKey, content: bytes, run: Run) -> InferResponse:
         found = await self._find(key)
@@ -145,26 +140,26 @@ class Deliveries:
         return await self._ask(lambda: self._readers.read(lambda connection: records.find(connection, key)))
 
     async def _put(self, key: DeliveryKey, record: Record) -> Record | None:
-        service_s, limit = self._service.now_s(), self._settings.deliveries_limit
+        service_s, limit = self.service.now_s(), self.settings.deliveries_limit
 
         def put(connection: Connection) -> Record | None:
             return records.put(connection, key, record, service_s=service_s, limit=limit)
 
-        return await self._ask(lambda: asyncio.wrap_future(self._store.submit(put)))
+        return await self._ask(lambda: asyncio.wrap_future(self.store.submit(put)))
 
     async def _ask(self, ask: Callable[[], Awaitable[Record | None]]) -> Record | None:
         """Returns the reply of the store, unless it refused a moment ago."""
-        if self._clock.monotonic_s() < self._rests_until_s:
+        if self.clock.monotonic_s() < self._rests_until_s:
             self._results.labels("refused").inc()
             raise StoreUnavailableError(self._refusal, retry_after_s=_RETRY_AFTER_S)
         try:
             async with asyncio.timeout(PATIENCE_S):  # a device repeats a request without an answer
                 return await ask()
         except TimeoutError:
-            refused = unresponsive(self._store.database)
+            refused = unresponsive(self.store.database)
         except StoreUnavailableError as error:
             refused = error
         self._results.labels("refused").inc()
         self._refusal = refused.message
-        self._rests_until_s = self._clock.monotonic_s() + _REST_S
+        self._rests_until_s = self.clock.monotonic_s() + _REST_S
         raise refused

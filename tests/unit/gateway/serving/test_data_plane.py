@@ -98,7 +98,7 @@ class Bench:
             self.contracts,
             self.deliveries,
             dispatcher=dispatcher,
-            statistics=statistics,
+            counts=statistics,
             residency=residency,
             clock=self.clock,
             limits=Limits(),
