@@ -30,7 +30,7 @@ from firstline_gateway.api.fleet import devices, profiles, registry, rollouts
 from firstline_gateway.api.infer import InferenceApp
 from firstline_gateway.api.overload import OverloadGuard, overloaded
 from firstline_gateway.background import PeriodicTask
-from firstline_gateway.broker.files import broker_folder
+from firstline_gateway.broker.files import BrokerFolder
 from firstline_gateway.broker.updater import BrokerUpdater
 from firstline_gateway.contracts.monitor import ContractMonitor
 from firstline_gateway.executors import metrics as executor_metrics
@@ -206,7 +206,7 @@ class Gateway:
         settings, clock = self.settings, self.clock
         if settings.broker.directory:
             updater = BrokerUpdater(
-                broker_folder(settings),
+                BrokerFolder(settings),
                 self.identity.folder,
                 self.identity.gatekeeper.credentials,
                 partial(mqtt.connection_settings, settings.mqtt, self.plane.limits.body_bytes),

@@ -4,7 +4,7 @@ import os
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +12,7 @@ from support.broker import find_mosquitto
 from support.mosquitto import PREFIX, GeneratedBroker, Issuer, Peer
 
 from firstline_gateway.broker import config
-from firstline_gateway.broker.config import Plan
+from firstline_gateway.settings.settings import Broker, Settings
 
 pytestmark = pytest.mark.mosquitto
 
@@ -52,9 +52,8 @@ def connect(broker: GeneratedBroker) -> Iterator[Connect]:
 
 
 def test_shipped_files_equal_generated_ones() -> None:
-    folder = PurePosixPath("/mosquitto/config")
-    plan = Plan(folder=folder, data_folder=folder / "data")
-    assert (SHIPPED / "mosquitto.conf").read_text() == config.configuration(plan)
+    settings = Settings(broker=Broker(directory="/mosquitto/config"))
+    assert (SHIPPED / "mosquitto.conf").read_text() == config.configuration(settings)
     assert (SHIPPED / "acl").read_text() == config.access_list(PREFIX)
 
 
@@ -176,7 +175,7 @@ def test_containerised_broker_waits_for_files_and_reloads(tmp_path: Path, issuer
         assert process.poll() is None
         conf.write_text(text)
         a = _eventually(lambda: written.device(issuer.folder / "a.pem"), lambda peer: peer.is_in)
-        Path(written.plan.pid_file).unlink()  # without a signal: the script has to notice
+        Path(written.settings.pid_file).unlink()  # without a signal: the script has to notice
         written.revoke("a")
         _eventually(lambda: a.publish(f"{PREFIX}/a/state"), lambda reason: reason == "Not authorized")
         process.terminate()

@@ -43,7 +43,7 @@ def device(broker: GeneratedBroker, name: str, **options: str) -> Peer:
 def gateways(broker: GeneratedBroker) -> MqttSettings:
     return MqttSettings(
         HOST,
-        broker.plan.gateway_port,
+        broker.settings.gateway_port,
         client_id="gateway",
         username=BROKER_USER,
         password=broker.files.password_file.read_text().strip(),

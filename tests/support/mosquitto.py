@@ -15,11 +15,13 @@ import paho.mqtt.client as paho
 from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
 from support.broker import HOST, Broker, free_port
 
-from firstline_gateway.broker.config import CONFIGURATION, Plan
+from firstline_core.protocol.limits import DEFAULT_LIMITS
+from firstline_gateway.broker.config import CONFIGURATION
 from firstline_gateway.broker.files import BrokerFolder
 from firstline_gateway.identity import ca
 from firstline_gateway.identity.authorities import Authorities
 from firstline_gateway.identity.credentials import RevokedCertificate
+from firstline_gateway.settings import settings
 from firstline_gateway.settings.settings import BROKER_AUTHORITIES_FILE, BROKER_USER
 
 PREFIX = "firstline/v1"
@@ -69,25 +71,28 @@ class Revocations:
 class GeneratedBroker:
     """A broker on generated files; `revoke` rewrites them and signals the broker, as a gateway does."""
 
-    def __init__(self, folder: Path, issuer: Issuer, **plan: Any) -> None:
+    def __init__(
+        self, folder: Path, issuer: Issuer, *, body_bytes: int = DEFAULT_LIMITS.body_bytes, connections: int = 10_000
+    ) -> None:
         self.folder = folder
         self.issuer = issuer
         files = folder / "broker"
-        self.plan = Plan(
-            folder=files,
-            data_folder=files / "data",
+        self.settings = settings.Broker(
+            directory=str(files),
+            hosts=(HOST,),
             port=free_port(),
             gateway_port=free_port(),
+            connections=connections,
             pid_file=str(folder / "pid"),
-            **plan,
         )
-        self.files = BrokerFolder(files, self.plan, PREFIX, (HOST,))
+        api, mqtt = settings.Api(body_limit_bytes=body_bytes), settings.Mqtt(prefix=PREFIX)
+        self.files = BrokerFolder(settings.Settings(broker=self.settings, api=api, mqtt=mqtt))
         self._revocations = Revocations()
         self.refresh()
         config = folder / "mosquitto.conf"
         # Only so that it can read a test's folder where the tests run as root; ignored for others.
         config.write_text((files / CONFIGURATION).read_text() + ("user root\n" if os.geteuid() == 0 else ""))
-        self.broker = Broker(folder, config=config, port=self.plan.gateway_port)  # the one that it opens last
+        self.broker = Broker(folder, config=config, port=self.settings.gateway_port)  # the one that it opens last
 
     def refresh(self) -> set[str]:
         return self.files.refresh(Authorities(self.issuer.authority), self._revocations, time.time())
@@ -110,16 +115,16 @@ class GeneratedBroker:
 
     def device(self, certificate: Path | None, **options: Any) -> Peer:
         """A client on the devices' listener."""
-        return Peer(self.plan.port, self._context(certificate), **options)
+        return Peer(self.settings.port, self._context(certificate), **options)
 
     def gateway(self, **options: Any) -> Peer:
         """A client on the gateways' listener, with their password."""
         options.setdefault("user", (BROKER_USER, self.files.password_file.read_text().strip()))
-        return Peer(self.plan.gateway_port, self._context(None), **options)
+        return Peer(self.settings.gateway_port, self._context(None), **options)
 
     def stranger_at_gateways(self, certificate: Path | None, **options: Any) -> Peer:
         """A client on the gateways' listener, without."""
-        return Peer(self.plan.gateway_port, self._context(certificate), **options)
+        return Peer(self.settings.gateway_port, self._context(certificate), **options)
 
     def _context(self, certificate: Path | None) -> ssl.SSLContext:
         context = ssl.create_default_context(cafile=self.files.path / BROKER_AUTHORITIES_FILE)

@@ -18,11 +18,9 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections.abc import Iterable
-from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import PurePath
 
-from firstline_gateway.settings.settings import BROKER_AUTHORITIES_FILE, BROKER_USER
+from firstline_gateway.settings.settings import BROKER_AUTHORITIES_FILE, BROKER_USER, Settings
 
 ACCESS_LIST = "acl"
 CERTIFICATE = "broker.pem"
@@ -42,38 +40,13 @@ _DEVICE_READS = ("res", "desired")
 _DEVICE_WRITES = ("birth", "state", "req/+", "results", "reported", "telemetry")
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """The configuration of one broker.
-
-    Args:
-        folder: where its files are, as the broker sees it.
-        data_folder: where it keeps sessions and retained facts, as the broker sees it.
-        port: TLS, for devices.
-        gateway_port: TLS, for gateways.
-        body_bytes: the largest payload.
-        concurrency: requests that one gateway works on at once.
-        connections: devices at once.
-        pid_file: where it notes its process id; "" for nowhere.
-    """
-
-    folder: PurePath
-    data_folder: PurePath
-    port: int = 8883
-    gateway_port: int = 8884
-    body_bytes: int = 64 * 1024 * 1024
-    concurrency: int = 64
-    connections: int = 10_000
-    pid_file: str = ""
-
-
-def configuration(plan: Plan) -> str:
+def configuration(settings: Settings) -> str:
     """mosquitto.conf."""
-    folder = plan.folder
+    broker, folder = settings.broker, settings.broker.seen_folder
     tls = f"certfile {folder / CERTIFICATE}\nkeyfile {folder / KEY}\ntls_version tlsv1.2"
-    packet_bytes = plan.body_bytes + _PACKET_OVERHEAD_BYTES
+    packet_bytes = settings.limits.body_bytes + _PACKET_OVERHEAD_BYTES
     pid_file = (
-        f"\n# By it the gateway tells of revocations (SIGHUP).\npid_file {plan.pid_file}\n" if plan.pid_file else ""
+        f"\n# By it the gateway tells of revocations (SIGHUP).\npid_file {broker.pid_file}\n" if broker.pid_file else ""
     )
     return f"""\
 # Written by the gateway from [broker] in gateway.toml: change it there.
@@ -83,8 +56,8 @@ allow_anonymous false
 acl_file {folder / ACCESS_LIST}
 {pid_file}
 # Devices: the certificate's name is the user and the client id, whatever the device says.
-listener {plan.port}
-max_connections {plan.connections}
+listener {broker.port}
+max_connections {broker.connections}
 {tls}
 cafile {folder / BROKER_AUTHORITIES_FILE}
 crlfile {folder / REVOCATIONS}
@@ -93,7 +66,7 @@ use_identity_as_username true
 use_username_as_clientid true
 
 # Gateways: a password, and client ids of their own choice. Let only gateways reach this port.
-listener {plan.gateway_port}
+listener {broker.gateway_port}
 {tls}
 password_file {folder / PASSWORDS}
 
@@ -103,7 +76,7 @@ set_tcp_nodelay true
 # The broker tells clients the largest packet, and disconnects those that send a larger one.
 max_packet_size {packet_bytes}
 # As many as a gateway works on at once.
-max_inflight_messages {plan.concurrency}
+max_inflight_messages {settings.mqtt.concurrency}
 # What waits for a client that is slow or away; more is dropped, and asked again by the device.
 max_queued_messages 20000
 max_queued_bytes 268435456
@@ -113,7 +86,7 @@ max_keepalive 120
 # Sessions and retained facts outlive a restart; inference payloads are never retained. A power cut loses what came
 # within the last minute: devices publish their facts at each connection, and the outbox sends again.
 persistence true
-persistence_location {plan.data_folder}/
+persistence_location {broker.data_folder}/
 autosave_interval 60
 persistent_client_expiration 14d
 

@@ -9,15 +9,13 @@ import os
 import secrets
 import signal
 import stat
-from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from firstline_core.errors import ConfigError
 from firstline_core.storage.files import system_reason
 from firstline_core.telemetry.logs import logger
 from firstline_gateway.broker import config
-from firstline_gateway.broker.config import Plan
 from firstline_gateway.identity import ca
 from firstline_gateway.identity.authorities import (
     Authorities,
@@ -28,12 +26,7 @@ from firstline_gateway.identity.authorities import (
     write,
 )
 from firstline_gateway.identity.credentials import Credentials, RevokedCertificate
-from firstline_gateway.settings.settings import (
-    BROKER_AUTHORITIES_FILE,
-    BROKER_PASSWORD_FILE,
-    BROKER_USER,
-    Settings,
-)
+from firstline_gateway.settings.settings import BROKER_AUTHORITIES_FILE, BROKER_PASSWORD_FILE, BROKER_USER, Settings
 
 _SALT_BYTES = 12
 
@@ -45,16 +38,10 @@ class BrokerFolder:
     """The folder of one broker.
 
     Args:
-        path: where this gateway sees it.
-        plan: the broker's configuration.
-        prefix: first levels of every topic.
-        hosts: names and addresses by which the broker is reached; its certificate bears them.
+        settings: of the gateway.
     """
 
-    path: Path
-    plan: Plan
-    prefix: str
-    hosts: Sequence[str]
+    settings: Settings
 
     def refresh(self, authorities: Authorities, credentials: Credentials, now_s: float) -> set[str]:
         """Writes missing and changed files, and makes the broker reload them. Blocks.
@@ -77,17 +64,22 @@ class BrokerFolder:
         denied = credentials.revoked_devices | {device for device in denied_before if not credentials.knows(device)}
         before = parse_lists(self._text(config.REVOCATIONS), authorities)
         changed = [
-            self._put(config.ACCESS_LIST, config.access_list(self.prefix, denied)),
+            self._put(config.ACCESS_LIST, config.access_list(self.settings.mqtt.prefix, denied)),
             self._put(BROKER_AUTHORITIES_FILE, authorities.pem),
             self._revocations(authorities, listed, before, now_s),
             self._certificate(authorities, now_s),
             self._password(),
         ]
-        self._put(config.CONFIGURATION, config.configuration(self.plan))
+        self._put(config.CONFIGURATION, config.configuration(self.settings))
         if any(changed):
             self._reload()
         lost = {one.device for one in listed if one.serial not in before.revoked}
         return lost | (denied - denied_before)
+
+    @property
+    def path(self) -> Path:
+        """Where this gateway sees it."""
+        return self.settings.broker.folder
 
     @property
     def password_file(self) -> Path:
@@ -95,14 +87,14 @@ class BrokerFolder:
         return self.path / BROKER_PASSWORD_FILE
 
     def _make(self) -> None:
+        broker = self.settings.broker
         try:
             self.path.mkdir(mode=0o750, parents=True, exist_ok=True)
-            Path(self.plan.data_folder).relative_to(self.plan.folder)
         except OSError as error:
             raise ConfigError(f"broker.directory {self.path} cannot be made: {system_reason(error)}.") from error
-        except ValueError:
+        if not broker.data_folder.is_relative_to(broker.seen_folder):
             return  # the data lies elsewhere, and is the broker's own matter
-        data = self.path / Path(self.plan.data_folder).relative_to(self.plan.folder)
+        data = self.path / broker.data_folder.relative_to(broker.seen_folder)
         data.mkdir(mode=0o750, exist_ok=True)
         if self._has_group:
             self._hand_on(data, 0o2770)  # the broker writes here
@@ -118,17 +110,18 @@ class BrokerFolder:
         return self._put(config.REVOCATIONS, revocation_lists(authorities, dated, before, now_s))
 
     def _certificate(self, authorities: Authorities, now_s: float) -> bool:
-        if not self.hosts:
+        hosts = self.settings.broker.hosts
+        if not hosts:
             raise ConfigError("broker.hosts is empty; name the broker as devices and gateways reach it.")
         if self._has_certificate(authorities, now_s):
             return False
-        certificate, key = ca.issue_server(authorities.active, self.hosts, now_s)
+        certificate, key = ca.issue_server(authorities.active, hosts, now_s)
         self._put(config.KEY, ca.key_pem(key).decode(), private=True)
         return self._put(config.CERTIFICATE, ca.pem_of(certificate) + authorities.active.pem)
 
     def _has_certificate(self, authorities: Authorities, now_s: float) -> bool:
         certificate = self._text(config.CERTIFICATE).encode()
-        if not is_current(certificate, authorities.active, self.hosts, now_s):
+        if not is_current(certificate, authorities.active, self.settings.broker.hosts, now_s):
             return False
         try:
             key = ca.load_key(self._text(config.KEY).encode())
@@ -179,29 +172,12 @@ class BrokerFolder:
 
     def _reload(self) -> None:
         """Makes a broker on this machine reload its files (SIGHUP); others watch them, see `mosquitto/run.sh`."""
-        if not self.plan.pid_file:
+        pid_file = self.settings.broker.pid_file
+        if not pid_file:
             return
         try:
-            number = int(Path(self.plan.pid_file).read_text())
-            os.kill(number, signal.SIGHUP)
+            os.kill(int(Path(pid_file).read_text()), signal.SIGHUP)
         except FileNotFoundError:
-            log.info("broker not running; it reads its files at its start", pid_file=self.plan.pid_file)
+            log.info("broker not running; it reads its files at its start", pid_file=pid_file)
         except (OSError, ValueError) as error:
-            log.error("broker reload failed", pid_file=self.plan.pid_file, error=str(error))
-
-
-def broker_folder(settings: Settings) -> BrokerFolder:
-    """Returns the folder that `broker.directory` names."""
-    broker = settings.broker
-    folder = PurePosixPath(broker.seen_as or broker.folder.resolve())
-    plan = Plan(
-        folder=folder,
-        data_folder=PurePosixPath(broker.data_directory) if broker.data_directory else folder / "data",
-        port=broker.port,
-        gateway_port=broker.gateway_port,
-        body_bytes=settings.limits.body_bytes,
-        concurrency=settings.mqtt.concurrency,
-        connections=broker.connections,
-        pid_file=broker.pid_file,
-    )
-    return BrokerFolder(broker.folder, plan, settings.mqtt.prefix, broker.hosts)
+            log.error("broker reload failed", pid_file=pid_file, error=str(error))

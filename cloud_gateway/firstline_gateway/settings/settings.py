@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-import os
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Annotated, Literal
 
 from msgspec import Meta, Struct, field
@@ -291,6 +290,16 @@ class Broker(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Path of that folder inside the broker's container; "" is the same path."""
     data_directory: str = ""
     """Folder for sessions and retained messages, as the broker sees it; "" is `data` in its folder."""
+    @property
+    def seen_folder(self) -> PurePosixPath:
+        """The folder as the broker sees it."""
+        return PurePosixPath(self.seen_as or self.folder.resolve())
+
+    @property
+    def data_folder(self) -> PurePosixPath:
+        """The folder for sessions and retained messages, as the broker sees it."""
+        return PurePosixPath(self.data_directory) if self.data_directory else self.seen_folder / "data"
+
     hosts: tuple[str, ...] = ()
     """Names and addresses of the broker; empty means `identity.broker_host` and `mqtt.host`."""
     port: Port = 8883

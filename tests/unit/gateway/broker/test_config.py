@@ -13,16 +13,10 @@ from hypothesis import strategies as st
 
 from firstline_core.errors import ConfigError
 from firstline_core.types import NAME_PATTERN, Name
-from firstline_gateway.broker.config import (
-    Plan,
-    access_list,
-    configuration,
-    denied_devices,
-    password_line,
-)
-from firstline_gateway.broker.files import broker_folder
+from firstline_gateway.broker.config import access_list, configuration, denied_devices, password_line
+from firstline_gateway.broker.files import BrokerFolder
 from firstline_gateway.settings.load import load
-from firstline_gateway.settings.settings import BROKER_USER
+from firstline_gateway.settings.settings import BROKER_USER, Api, Broker, Mqtt, Settings
 
 NAMES = st.from_regex(NAME_PATTERN, fullmatch=True)
 FOLDER = PurePosixPath("/mosquitto/config")
@@ -54,15 +48,14 @@ def test_a_password_is_hashed_as_mosquitto_does() -> None:
     assert base64.b64decode(digest) == hashlib.pbkdf2_hmac("sha512", b"secret", bytes(12), int(iterations))
 
 
-def test_limits_come_from_the_plan() -> None:
-    text = configuration(
-        Plan(FOLDER, FOLDER / "data", body_bytes=1000, concurrency=7, connections=5, pid_file="/run/p")
-    )
+def test_limits_come_from_the_settings() -> None:
+    broker = Broker(directory=str(FOLDER), connections=5, pid_file="/run/p")
+    text = configuration(Settings(broker=broker, api=Api(body_limit_bytes=1000), mqtt=Mqtt(concurrency=7)))
     assert f"max_packet_size {1000 + 65_536}\n" in text
     assert "max_inflight_messages 7\n" in text
     assert "max_connections 5\n" in text
     assert "pid_file /run/p\n" in text
-    assert "pid_file" not in configuration(Plan(FOLDER, FOLDER / "data"))
+    assert "pid_file" not in configuration(Settings(broker=Broker(directory=str(FOLDER))))
 
 
 def test_a_gateway_with_the_brokers_folder_needs_no_credentials_beside(tmp_path: Path) -> None:
@@ -77,11 +70,11 @@ def test_a_gateway_with_the_brokers_folder_needs_no_credentials_beside(tmp_path:
     assert (found.mqtt.username, found.mqtt.password_file) == (BROKER_USER, str(folder / "gateway_password"))
     assert found.mqtt.tls_ca_file == str(folder / "ca.pem")
     assert found.broker.hosts == ("broker.example.com", "127.0.0.1")
-    made = broker_folder(found)
-    assert (made.path, made.plan.folder, made.plan.data_folder) == (folder, FOLDER, FOLDER / "data")
-    assert made.plan.body_bytes == found.api.body_limit_bytes
+    assert BrokerFolder(found).path == folder
+    assert (found.broker.seen_folder, found.broker.data_folder) == (FOLDER, FOLDER / "data")
+    assert f"max_packet_size {found.api.body_limit_bytes + 65_536}\n" in configuration(found)
     assert (found.identity.broker_port, found.mqtt.port) == (28883, 28884), "what is said once is not asked again"
-    assert made.plan.pid_file == str(tmp_path / "broker.pid")
+    assert found.broker.pid_file == str(tmp_path / "broker.pid")
     mapped = load(file, environ={}, overrides={"identity.broker_port": 443, "mqtt.port": 28885})
     assert (mapped.identity.broker_port, mapped.mqtt.port) == (443, 28885)
 

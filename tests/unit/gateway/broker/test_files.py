@@ -5,17 +5,17 @@ from __future__ import annotations
 import base64
 import os
 import stat
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from firstline_gateway.broker.config import ACCESS_LIST, REVOCATIONS, Plan, denied_devices, password_line
+from firstline_gateway.broker.config import ACCESS_LIST, REVOCATIONS, denied_devices, password_line
 from firstline_gateway.broker.files import BrokerFolder
 from firstline_gateway.identity.authorities import Authorities, open_authorities, parse_lists
 from firstline_gateway.identity.credentials import Changes, Credentials
-from firstline_gateway.settings.settings import BROKER_USER
+from firstline_gateway.settings.settings import BROKER_USER, Broker, Settings
 
 NOW_S = 1_800_000_000.0
 NO_CREDENTIALS = Credentials()
@@ -23,8 +23,8 @@ NO_CREDENTIALS = Credentials()
 
 def refreshed(path: Path, credentials: Credentials = NO_CREDENTIALS) -> dict[str, int]:
     authorities: Authorities = open_authorities(path.parent / "identity", NOW_S)
-    plan = Plan(PurePosixPath(path), PurePosixPath(path) / "data")
-    BrokerFolder(path, plan, "firstline/v1", ("127.0.0.1",)).refresh(authorities, credentials, NOW_S)
+    settings = Settings(broker=Broker(directory=str(path), hosts=("127.0.0.1",)))
+    BrokerFolder(settings).refresh(authorities, credentials, NOW_S)
     return {one.name: stat.S_IMODE(one.stat().st_mode) for one in path.iterdir()}
 
 
