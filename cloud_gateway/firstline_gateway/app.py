@@ -292,16 +292,13 @@ class Gateway:
         self.full_models: FullModels | None = None
         if settings.blobs:
             # Imported here: a gateway without a registry does not load python-tuf.
-            from firstline_gateway.registry.registry import open_registry
+            from firstline_gateway.registry.files import Files
+            from firstline_gateway.registry.registry import Registry, open_blobs
             from firstline_gateway.rollouts.full_models import FullModels
 
-            self.registry = open_registry(
-                settings,
-                self.store,
-                self.identity.folder,
-                in_use=reason_to_keep,
-                clock=clock,
-            )
+            blobs = open_blobs(settings.blobs, endpoint=settings.s3_endpoint, region=settings.s3_region)
+            files = Files(blobs, settings, clock=clock)
+            self.registry = Registry(self.store, files, self.identity.folder, in_use=reason_to_keep, clock=clock)
             maintain = self.registry.maintain
             self._services.append(
                 PeriodicTask("registry maintenance", maintain, interval_s=_MAINTENANCE_INTERVAL_S, clock=clock)

@@ -9,10 +9,10 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 from firstline_core.bundle.manifest import MANIFEST_NAME
-from firstline_core.errors import ConfigError, IntegrityError, StoreUnavailableError
+from firstline_core.errors import IntegrityError, StoreUnavailableError
 from firstline_core.fleet.target import FULL, ListedBundle, files_for, target_path
 from firstline_core.storage.artefact import SignedFile
-from firstline_core.storage.files import make_folder, sync_folder, system_reason, unwritable
+from firstline_core.storage.files import make_folder, naming, sync_folder, system_reason
 from firstline_core.types import ModelKey
 
 _RETRY_S = 30.0
@@ -35,10 +35,8 @@ class FetchedBundles:
     def __init__(self, folder: Path, read: Read) -> None:
         self.folder = folder
         self._read = read
-        try:
+        with naming(f"registry.full_models {folder}", "written"):
             make_folder(folder)
-        except OSError as error:
-            raise ConfigError(f"registry.full_models {folder} {unwritable(error)}") from error
 
     def path(self, key: ModelKey) -> Path:
         """Where a version is, or would be."""

@@ -16,16 +16,9 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple, Protocol
 
 from firstline_core.clock import Clock
-from firstline_core.errors import (
-    ConfigError,
-    NoRoomError,
-    NotFoundError,
-    PayloadTooLargeError,
-    RequestError,
-    StoreUnavailableError,
-)
+from firstline_core.errors import NoRoomError, NotFoundError, PayloadTooLargeError, RequestError, StoreUnavailableError
 from firstline_core.storage.artefact import SignedFile
-from firstline_core.storage.files import make_folder, sync_folder, system_reason, unwritable
+from firstline_core.storage.files import make_folder, naming, sync_folder, system_reason
 from firstline_gateway.settings.settings import Registry as RegistrySettings
 
 PART_BYTES = 1 << 20
@@ -67,28 +60,6 @@ class Blobs(Protocol):
         ...
 
 
-async def checked(parts: AsyncIterable[bytes], sha256: str, limit_bytes: int) -> AsyncIterator[bytes]:
-    """Yields the parts of a file, and verifies them at the end.
-
-    Raises:
-        PayloadTooLargeError: more than `limit_bytes`.
-        RequestError: the content has another sha256.
-    """
-    digest, size_bytes = hashlib.sha256(), 0
-    async for part in parts:
-        size_bytes += len(part)
-        if size_bytes > limit_bytes:
-            raise PayloadTooLargeError(
-                f"The file has more than {limit_bytes} bytes, the most that registry.blob_limit_bytes allows."
-            )
-        digest.update(part)
-        yield part
-    if digest.hexdigest() != sha256:
-        raise RequestError(
-            f"What came has {size_bytes} bytes and the sha256 {digest.hexdigest()}, not {sha256}; send the file again."
-        )
-
-
 class LocalBlobs:
     """A folder on this machine, or one that replicas share, with 256 subfolders so that no folder is huge.
 
@@ -98,10 +69,8 @@ class LocalBlobs:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        try:
+        with naming(f"registry.blobs {folder}", "written"):
             make_folder(folder / _INCOMING)
-        except OSError as error:
-            raise ConfigError(f"registry.blobs {folder} {unwritable(error)}") from error
 
     async def put(self, sha256: str, parts: AsyncIterable[bytes]) -> None:
         """See `Blobs`."""
@@ -232,7 +201,7 @@ class Files:
             return False
         if self._counted_s is None or self._clock.monotonic_s() - self._counted_s >= _COUNT_S:
             await self.all()
-        await self.blobs.put(digest, self._within_limit(checked(parts, digest, self.blob_limit_bytes)))
+        await self.blobs.put(digest, self._checked(digest, parts))
         return True
 
     async def blob(self, digest: str) -> Blob:
@@ -286,20 +255,35 @@ class Files:
                     "before what is signed of it."
                 )
 
-    async def _within_limit(self, parts: AsyncIterable[bytes]) -> AsyncIterator[bytes]:
-        """Yields the parts of a file while there is room for them and for other uploads in progress."""
-        size_bytes = 0
+    async def _checked(self, sha256: str, parts: AsyncIterable[bytes]) -> AsyncIterator[bytes]:
+        """Yields the parts of a file while there is room for them and for other uploads, and verifies them at the end.
+
+        Raises:
+            PayloadTooLargeError, NoRoomError, RequestError: as `put`.
+        """
+        digest, size_bytes = hashlib.sha256(), 0
         try:
             async for part in parts:
                 size_bytes += len(part)
                 self._incoming_bytes += len(part)
+                if size_bytes > self.blob_limit_bytes:
+                    raise PayloadTooLargeError(
+                        f"The file has more than {self.blob_limit_bytes} bytes, the most that "
+                        "registry.blob_limit_bytes allows."
+                    )
                 if self._stored_bytes + self._incoming_bytes > self.limit_bytes:
                     raise NoRoomError(
                         f"The registry has {self._stored_bytes} of the {self.limit_bytes} bytes that "
                         "registry.limit_bytes allows, and no room for this file; remove old versions "
                         "(`firstline model delete`: their files go a day later), or raise the limit."
                     )
+                digest.update(part)
                 yield part
+            if digest.hexdigest() != sha256:
+                raise RequestError(
+                    f"What came has {size_bytes} bytes and the sha256 {digest.hexdigest()}, not {sha256}; send the "
+                    "file again."
+                )
             self._stored_bytes += size_bytes
         finally:
             self._incoming_bytes -= size_bytes

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -25,13 +27,13 @@ from firstline_gateway.identity.authorities import AuthorityFolder
 from firstline_gateway.registry import records, signing
 from firstline_gateway.registry.aliases import Aliases
 from firstline_gateway.registry.bundle_use import CONFIGURATION, MODEL, BundleUse, SignedVersion
-from firstline_gateway.registry.catalogue import Catalogue, CatalogueReader, catalogue_of, check_listed, names
+from firstline_gateway.registry.catalogue import Catalogue, CatalogueReader, catalogue_of, check_listed
 from firstline_gateway.registry.files import Blobs, Files, LocalBlobs
 from firstline_gateway.registry.records import Document, Head
-from firstline_gateway.settings.settings import Registry as RegistrySettings
 from firstline_gateway.store.store import Store
 
 _ROLES = ("root", "targets", "snapshot", "timestamp")
+_METADATA_NAME = re.compile(rf"(?:([1-9][0-9]{{0,17}})\.)?({'|'.join(_ROLES)})\.json")
 # Half of their life: a gateway that is away for less than the other half leaves no gap.
 _RENEW_BEFORE_S = signing.ONLINE_LIFE.total_seconds() / 2
 # A push may take a day over a slow link before it lists the files that it has sent.
@@ -79,15 +81,11 @@ class Registry:
         Raises:
             NotFoundError: there is none of this name.
         """
-        stem, _, rest = name.partition(".")
-        role, number = (rest.removesuffix(".json"), stem) if rest != "json" else (stem, "")
         document = None
-        if role in _ROLES and name.endswith(".json"):
-            if not number:
-                document = await self._newest(role)
-            elif number.isascii() and number.isdigit() and len(number) <= 18 and number[0] != "0":
-                version = int(number)
-                document = await self.store.read(lambda connection: records.numbered(connection, role, version))
+        if named := _METADATA_NAME.fullmatch(name):
+            number, role = named.groups()
+            numbered = partial(records.numbered, role=role, version=int(number or 0))
+            document = await (self.store.read(numbered) if number else self._newest(role))
         if document is None:
             raise NotFoundError(
                 f"The registry has no metadata {name[:80]!a}; ask for ROLE.json or NUMBER.ROLE.json, where ROLE is one "
@@ -117,14 +115,13 @@ class Registry:
         before = await self.catalogue.current()
         await self.files.check(after.files, before.files)
         signer = await asyncio.to_thread(signing.signer_for, self.folder.directory, signing.online_keys(accepted.root))
-        removed = _versions(before) - _versions(after)
-        names_before, names_after = names(before), names(after)
+        removed, added = _versions(before) - _versions(after), _versions(after) - _versions(before)
         details = {
             "metadata": {
                 f"{one.role} {one.version}": hashlib.sha256(one.content).hexdigest() for one in accepted.fresh
             },
-            "added": sorted(names_after - names_before),
-            "removed": sorted(names_before - names_after),
+            "added": sorted(map(_words, added)),
+            "removed": sorted(map(_words, removed)),
         }
 
         def put(connection: Connection) -> dict[str, int]:
@@ -249,6 +246,11 @@ def _versions(catalogue: Catalogue) -> set[SignedVersion]:
     return models | others
 
 
+def _words(signed: SignedVersion) -> str:
+    """Returns a version as the audit log has it."""
+    return f"{'' if signed.kind == MODEL else 'configuration '}{signed.name} {signed.version}"
+
+
 def open_blobs(where: str, *, endpoint: str = "", region: str = "") -> Blobs:
     """Opens the setting `registry.blobs`: a folder, or s3://BUCKET/PREFIX.
 
@@ -267,20 +269,3 @@ def open_blobs(where: str, *, endpoint: str = "", region: str = "") -> Blobs:
             "registry.blobs names an S3 store, and its library is missing: pip install 'firstline[s3]'."
         ) from error
     return S3Blobs(parts.hostname, parts.path.strip("/"), endpoint=endpoint, region=region)
-
-
-def open_registry(
-    settings: RegistrySettings,
-    store: Store,
-    folder: AuthorityFolder,
-    *,
-    in_use: BundleUse,
-    clock: Clock,
-) -> Registry:
-    """Opens the registry that the settings name.
-
-    Raises:
-        ConfigError: its files cannot be opened.
-    """
-    blobs = open_blobs(settings.blobs, endpoint=settings.s3_endpoint, region=settings.s3_region)
-    return Registry(store, Files(blobs, settings, clock=clock), folder, in_use=in_use, clock=clock)

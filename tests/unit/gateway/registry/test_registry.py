@@ -38,7 +38,7 @@ from firstline_gateway.identity.authorities import AuthorityFolder
 from firstline_gateway.registry import records, signing
 from firstline_gateway.registry.aliases import Aliases
 from firstline_gateway.registry.catalogue import Catalogue, catalogue_of, check_listed, entry_of
-from firstline_gateway.registry.files import Blobs, Files, LocalBlobs, checked
+from firstline_gateway.registry.files import Blobs, Files, LocalBlobs
 from firstline_gateway.registry.records import Head
 from firstline_gateway.registry.registry import Registry, open_blobs
 from firstline_gateway.registry.s3 import S3Blobs
@@ -242,7 +242,7 @@ async def test_a_file_is_stored_and_read_in_any_part(blobs: Blobs, size_bytes: i
     content = os.urandom(size_bytes)
     digest = hashlib.sha256(content).hexdigest()
     assert await blobs.find(digest) is None
-    await blobs.put(digest, checked(_parts(content), digest, 1 << 30))
+    await blobs.put(digest, _parts(content))
     found = await blobs.find(digest)
     assert found.size_bytes == size_bytes
     assert abs(found.stored_s - time.time()) < 60
@@ -260,21 +260,23 @@ async def test_a_file_is_stored_and_read_in_any_part(blobs: Blobs, size_bytes: i
 async def test_wrong_oversized_or_truncated_uploads_are_not_stored(blobs: Blobs) -> None:
     content = os.urandom(12_000_000)  # more than S3's parts
     digest = hashlib.sha256(content).hexdigest()
+    files = Files(blobs, RegistrySettings(blob_limit_bytes=12_000_000), clock=SimulatedClock())
+    small = Files(blobs, RegistrySettings(blob_limit_bytes=11_000_000), clock=SimulatedClock())
     with pytest.raises(RequestError, match="send the file again"):
-        await blobs.put("0" * 64, checked(_parts(content), "0" * 64, 1 << 30))
+        await files.put("0" * 64, _parts(content))
     with pytest.raises(PayloadTooLargeError):
-        await blobs.put(digest, checked(_parts(content), digest, 11_000_000))
+        await small.put(digest, _parts(content))
     with pytest.raises((ConnectionResetError, StoreUnavailableError)):
-        await blobs.put(digest, checked(_parts(content, cut=True), digest, 1 << 30))
+        await files.put(digest, _parts(content, cut=True))
     assert await blobs.all() == []
-    await blobs.put(digest, checked(_parts(content), digest, 1 << 30))
+    assert await files.put(digest, _parts(content))
     assert await _read(blobs, digest, 0, 10) == content[:10]
 
 
 async def test_concurrent_uploads_of_one_file_succeed(blobs: Blobs) -> None:
     content = os.urandom(2_000_000)
     digest = hashlib.sha256(content).hexdigest()
-    await asyncio.gather(*(blobs.put(digest, checked(_parts(content), digest, 1 << 30)) for _ in range(3)))
+    await asyncio.gather(*(blobs.put(digest, _parts(content)) for _ in range(3)))
     assert [one.sha256 for one in await blobs.all()] == [digest]
 
 
