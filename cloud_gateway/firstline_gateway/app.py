@@ -46,7 +46,7 @@ from firstline_gateway.identity.identity import Identity
 from firstline_gateway.jobs.jobs import Jobs
 from firstline_gateway.models import residency
 from firstline_gateway.models.fetched_bundles import FetchedBundles
-from firstline_gateway.models.folder import load_full, load_repository, named, read_bundle
+from firstline_gateway.models.folder import ModelsFolder, load_full
 from firstline_gateway.models.memory import Load
 from firstline_gateway.models.repository import Repository
 from firstline_gateway.models.residency import Residency
@@ -136,6 +136,7 @@ class Gateway:
         self.metrics = RequestMetrics("gateway")
         self.bodies = BodyBudget(settings.api.bodies_limit_bytes, fair=True)
         self._dispatcher = dispatcher
+        self._folder = models_folder(settings, must_be_whole=load is not None)
         self.store = Store(_open_store(settings))
         service = ServiceClock(self.store.database, self.clock)
         self.identity = Identity(settings, self.store, clock=self.clock)
@@ -144,7 +145,7 @@ class Gateway:
         # In the order of their starts.
         self._services: list[_Service] = [self.residency, self.identity, self.jobs]
         self._build_mqtt()
-        self._build_fleet(service, must_be_whole=load is not None)
+        self._build_fleet(service)
 
     def _build_serving(self, service: ServiceClock, load: Load | None) -> None:
         settings, clock, repository, dispatcher = self.settings, self.clock, self.repository, self._dispatcher
@@ -163,13 +164,7 @@ class Gateway:
             repository,
             dispatcher,
             load=load,
-            find=partial(
-                named,
-                Path(settings.models.directory),
-                must_be_whole=load is not None,
-                fetched=settings.fetched_models,
-                copies_of=settings.copies_of,
-            ),
+            find=self._folder.find,
             budget_bytes=settings.models.memory_budget_mb << 20,
             patience_s=settings.execution.queue_s,
             background=not settings.models.wait,
@@ -221,7 +216,7 @@ class Gateway:
             else None
         )
 
-    def _build_fleet(self, service: ServiceClock, *, must_be_whole: bool) -> None:
+    def _build_fleet(self, service: ServiceClock) -> None:
         settings, clock = self.settings, self.clock
         desired_changed = asyncio.Event()
         self.fleet = Fleet(
@@ -260,7 +255,7 @@ class Gateway:
             )
         )
         self._services.append(self.rollout_driver)
-        self._build_registry(must_be_whole=must_be_whole)
+        self._build_registry()
         self.rollouts = Rollouts(
             self.store,
             clock=clock,
@@ -286,7 +281,7 @@ class Gateway:
         if self._mqtt is not None:
             self._services.append(self._mqtt)
 
-    def _build_registry(self, *, must_be_whole: bool) -> None:
+    def _build_registry(self) -> None:
         settings, clock = self.settings.registry, self.clock
         self.registry: Registry | None = None
         self.full_models: FullModels | None = None
@@ -311,7 +306,7 @@ class Gateway:
                     self.residency.orders,
                     self.store,
                     retire_after_s=settings.retire_after_s,
-                    read=partial(read_bundle, must_be_whole=must_be_whole, copies_of=self.settings.copies_of),
+                    read=self._folder.read,
                     clock=clock,
                 )
                 self._services.append(self.full_models)
@@ -496,12 +491,8 @@ def open_gateway(settings: Settings) -> Gateway:
     check_files(settings)
     options = runtime_options(settings)
     here = settings.loads_here
-    repository = load_repository(
-        Path(settings.models.directory),
-        options if here and settings.models.wait else None,
-        budget_bytes=settings.models.memory_budget_mb << 20 if here else 0,
-        fetched=settings.fetched_models,
-        copies_of=settings.copies_of,
+    repository = models_folder(settings).load(
+        options if here and settings.models.wait else None, settings.models.memory_budget_mb << 20 if here else 0
     )
     load = partial(load_full, options=options) if here else None
     dispatcher = open_executors(settings, repository, options)
@@ -515,6 +506,12 @@ def open_gateway(settings: Settings) -> Gateway:
             "no API key and no device yet, so no caller can authenticate", create="firstline-gateway key create NAME"
         )
     return gateway
+
+
+def models_folder(settings: Settings, *, must_be_whole: bool = True) -> ModelsFolder:
+    """Returns the bundles that the settings name; see `ModelsFolder`."""
+    directory = Path(settings.models.directory)
+    return ModelsFolder(directory, settings.fetched_models, must_be_whole, settings.copies_of)
 
 
 def runtime_options(settings: Settings) -> RuntimeOptions:

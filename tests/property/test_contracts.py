@@ -19,7 +19,7 @@ from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.telemetry.metrics import RequestMetrics
 from firstline_core.types import PROBABILITIES
 from firstline_gateway.contracts.monitor import ContractMonitor
-from firstline_gateway.models.folder import load_repository
+from firstline_gateway.models.folder import ModelsFolder
 from firstline_gateway.models.repository import Repository
 from firstline_gateway.settings.settings import Contracts
 from firstline_gateway.store.service_clock import ServiceClock
@@ -38,7 +38,7 @@ audits = st.tuples(
 
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Repository]:
-    found = load_repository(certified_digits(tmp_path_factory.mktemp("bundles")), RuntimeOptions())
+    found = ModelsFolder(certified_digits(tmp_path_factory.mktemp("bundles"))).load(RuntimeOptions())
     yield found
     for served in found:
         served.loaded.close()

@@ -31,7 +31,7 @@ from firstline_gateway.api import sockets
 from firstline_gateway.app import Gateway, open_gateway
 from firstline_gateway.executors.base import Executor, Outcome
 from firstline_gateway.executors.dispatch.dispatcher import Dispatcher
-from firstline_gateway.models.folder import load_repository
+from firstline_gateway.models.folder import ModelsFolder
 from firstline_gateway.models.repository import Repository, ServedModel
 from firstline_gateway.settings.load import load
 from firstline_gateway.settings.settings import Settings, Store
@@ -158,7 +158,7 @@ def gateway_settings(folder: Path, *, broker: Broker | None = None, **overrides:
 @cache
 def digits_repository() -> Repository:
     """The digits, loaded once for all gateways of this process that run no model."""
-    return load_repository(DIGITS, RuntimeOptions())
+    return ModelsFolder(DIGITS).load(RuntimeOptions())
 
 
 def gateway_of(settings: Settings, executor: Executor, repository: Repository | None = None) -> Gateway:

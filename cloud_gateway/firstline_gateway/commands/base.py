@@ -31,30 +31,28 @@ def add_action(
     return command
 
 
-def settings_of(arguments: argparse.Namespace, **overrides: object) -> Settings:
+def settings_of(arguments: argparse.Namespace, flags: Mapping[str, object] | None = None) -> Settings:
     """The settings that the command line names.
 
     Args:
         arguments: with `config`.
-        overrides: flags, as SECTION__KEY.
+        flags: by the setting that each replaces, as SECTION.KEY.
 
     Raises:
         ConfigError: they make no sense.
     """
     from firstline_gateway.settings.load import load
 
-    return load(arguments.config, environ=os.environ, overrides=_dotted(overrides))
+    return load(arguments.config, environ=os.environ, overrides=flags)
 
 
-def naming_sources(arguments: argparse.Namespace, **overrides: object) -> AbstractContextManager[None]:
+def naming_sources(
+    arguments: argparse.Namespace, flags: Mapping[str, object] | None = None
+) -> AbstractContextManager[None]:
     """Adds the source of a setting to an error that names the setting; with the arguments of `settings_of`."""
     from firstline_gateway.settings.load import naming_sources
 
-    return naming_sources(arguments.config, os.environ, _dotted(overrides))
-
-
-def _dotted(overrides: Mapping[str, object]) -> dict[str, object]:
-    return {key.replace("__", "."): value for key, value in overrides.items()}
+    return naming_sources(arguments.config, os.environ, flags or {})
 
 
 def show(arguments: argparse.Namespace, text: str, value: object) -> None:

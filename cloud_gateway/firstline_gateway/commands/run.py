@@ -8,7 +8,6 @@ import logging
 import os
 import sys
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from firstline_gateway.commands.base import add_action, naming_sources, settings_of, show
@@ -39,15 +38,15 @@ def _run(arguments: argparse.Namespace) -> int:
     finally:
         gc.freeze()
         gc.enable()
-    flags = {"api__host": arguments.host, "api__port": arguments.port}
-    read = partial(settings_of, arguments, **flags)
+    flags = {"api.host": arguments.host, "api.port": arguments.port}
+    read = partial(settings_of, arguments, flags)
     settings = read()
     logs.configure(settings.log.level, settings.log.format)
     tracing.configure("firstline-gateway", settings.tracing.endpoint, settings.tracing.sample)
     bound = sockets.bind(settings.api.host, settings.api.port)
     url = sockets.url_of(bound, tls=settings.tls.enabled)
     sockets.raise_descriptor_limit()
-    with naming_sources(arguments, **flags):
+    with naming_sources(arguments, flags):
         ended = uvloop.run(
             run_gateway(
                 open_gateway(settings),
@@ -68,8 +67,7 @@ def _run(arguments: argparse.Namespace) -> int:
 def _check(arguments: argparse.Namespace) -> int:
     from firstline_core.errors import ModelLoadError, did_you_mean
     from firstline_core.telemetry import logs
-    from firstline_gateway.app import check_files, runtime_options
-    from firstline_gateway.models.folder import load_repository
+    from firstline_gateway.app import check_files, models_folder, runtime_options
     from firstline_gateway.models.repository import check_size
 
     settings = settings_of(arguments)
@@ -78,9 +76,7 @@ def _check(arguments: argparse.Namespace) -> int:
     with naming_sources(arguments):
         check_files(settings)
         options = runtime_options(settings) if here else None
-        repository = load_repository(
-            Path(settings.models.directory), options, fetched=settings.fetched_models, copies_of=settings.copies_of
-        )
+        repository = models_folder(settings).load(options)
     served_well, refused = [], [(bundle.path, bundle.error) for bundle in repository.refused]
     for served in repository:
         try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -28,113 +28,117 @@ BUDGET_S = 0.1
 _RUNS = 5
 
 
-def _one(_name: str) -> int:
-    return 1
-
-
-def load_repository(
-    directory: Path,
-    options: RuntimeOptions | None,
-    *,
-    budget_bytes: int = 0,
-    fetched: Path | None = None,
-    copies_of: Callable[[str], int] = _one,
-) -> Repository:
-    """Opens every bundle in a folder and loads its full model; logs and skips invalid ones.
+@dataclass(frozen=True, slots=True)
+class ModelsFolder:
+    """The bundles that a gateway can serve.
 
     Args:
         directory: its subfolders, or their subfolders, are bundles; or it is a bundle itself.
-        options: how the models run; None where they are only declared, because they run elsewhere, or load later.
-        budget_bytes: memory of all models, or 0 for no limit; if they do not fit together newer versions come first,
-            and one that does not fit alone is refused.
         fetched: a folder of bundles that came from the registry; one that `directory` has too is not looked at.
+        must_be_whole: whether `find` and `read` refuse a bundle without the files of its full model.
         copies_of: returns how many times this process loads a model, by its name.
-
-    Raises:
-        ConfigError: there is no such folder, or it cannot be read.
     """
-    paths = [*find_bundles(directory), *_fetched(fetched)]
-    models, refused = _read(
-        paths,
-        must_be_whole=options is not None,
-        budget_bytes=budget_bytes,
-        fetched=fetched,
-        copies_of=copies_of,
-    )
-    taken_bytes = 0
-    for served in in_loading_order(models.values()):
-        taken_bytes += served.memory_bytes
-        if options is None or 0 < budget_bytes < taken_bytes:
-            taken_bytes -= served.memory_bytes
-            log.info("model declared", model=served.key.name, version=served.key.version, digest=served.digest)
-            continue
-        try:
-            models[served.key] = replace(served, loaded=load_full(served, options))
-        except FirstlineError as error:
-            taken_bytes -= served.memory_bytes
-            del models[served.key]
-            refused.append(_refused(served.path, error, served.key))
-        else:
-            log.info("model loaded", model=served.key.name, version=served.key.version, digest=served.digest)
-    return Repository(models, tuple(refused))
 
+    directory: Path
+    fetched: Path | None = None
+    must_be_whole: bool = True
+    copies_of: Callable[[str], int] = lambda _: 1
 
-def _read(
-    paths: Iterable[Path],
-    *,
-    must_be_whole: bool,
-    budget_bytes: int,
-    fetched: Path | None,
-    copies_of: Callable[[str], int],
-) -> tuple[dict[ModelKey, ServedModel], list[RefusedBundle]]:
-    """Returns the bundles in these folders, and those that are refused; see `load_repository`."""
-    found: dict[ModelKey, ServedModel] = {}
-    refused: list[RefusedBundle] = []
-    for path in paths:
-        try:
-            served = read_bundle(path, must_be_whole=must_be_whole, copies_of=copies_of)
-            if served.key in found and path.parent == fetched:
+    def load(self, options: RuntimeOptions | None, budget_bytes: int = 0) -> Repository:
+        """Opens every bundle and loads its full model; logs and skips invalid ones.
+
+        Args:
+            options: how the models run; None where they are only declared, because they run elsewhere, or load later.
+            budget_bytes: memory of all models, or 0 for no limit; if they do not fit together newer versions come
+                first, and one that does not fit alone is refused.
+
+        Raises:
+            ConfigError: there is no such folder, or it cannot be read.
+        """
+        models, refused = self._read(self._paths(), must_be_whole=options is not None, budget_bytes=budget_bytes)
+        taken_bytes = 0
+        for served in in_loading_order(models.values()):
+            taken_bytes += served.memory_bytes
+            if options is None or 0 < budget_bytes < taken_bytes:
+                taken_bytes -= served.memory_bytes
+                log.info("model declared", model=served.key.name, version=served.key.version, digest=served.digest)
                 continue
-            check_size(served, budget_bytes)
-            if served.key in found:
-                other = found[served.key].path
-                raise ConfigError(
-                    f"{path} and {other} are both version {served.key.version} of '{served.key.name}'; remove one of "
-                    "them."
-                )
-        except FirstlineError as error:
-            refused.append(_refused(path, error, _key_at(path)))
-        else:
-            found[served.key] = served
-    return found, refused
+            try:
+                models[served.key] = replace(served, loaded=load_full(served, options))
+            except FirstlineError as error:
+                taken_bytes -= served.memory_bytes
+                del models[served.key]
+                refused.append(_refused(served.path, error, served.key))
+            else:
+                log.info("model loaded", model=served.key.name, version=served.key.version, digest=served.digest)
+        return Repository(models, tuple(refused))
+
+    def find(self, name: str) -> tuple[list[ServedModel], list[RefusedBundle]]:
+        """Returns all versions of one bundle, and what should have been one; blocks. See `load`.
+
+        Raises:
+            ConfigError: there is no such folder, or it cannot be read.
+        """
+        paths = [
+            path
+            for path in self._paths()
+            if (key.name == name if (key := _key_at(path)) is not None else name in path.parts[-2:])
+        ]
+        found, refused = self._read(paths, must_be_whole=self.must_be_whole)
+        return list(found.values()), refused
+
+    def read(self, path: Path) -> ServedModel:
+        """Returns a bundle of which nothing is loaded yet.
+
+        Raises:
+            IntegrityError: the folder is not a bundle, or a file differs from its manifest.
+            ModelLoadError: it has no full model.
+        """
+        return self._bundle(path, must_be_whole=self.must_be_whole)
+
+    def _paths(self) -> list[Path]:
+        fetched = self.fetched
+        return [*find_bundles(self.directory), *(find_bundles(fetched) if fetched and fetched.is_dir() else ())]
+
+    def _read(
+        self, paths: Iterable[Path], *, must_be_whole: bool, budget_bytes: int = 0
+    ) -> tuple[dict[ModelKey, ServedModel], list[RefusedBundle]]:
+        """Returns the bundles in these folders, and those that are refused; see `load`."""
+        found: dict[ModelKey, ServedModel] = {}
+        refused: list[RefusedBundle] = []
+        for path in paths:
+            try:
+                served = self._bundle(path, must_be_whole=must_be_whole)
+                if served.key in found and path.parent == self.fetched:
+                    continue
+                check_size(served, budget_bytes)
+                if served.key in found:
+                    other = found[served.key].path
+                    raise ConfigError(
+                        f"{path} and {other} are both version {served.key.version} of '{served.key.name}'; remove one "
+                        "of them."
+                    )
+            except FirstlineError as error:
+                refused.append(_refused(path, error, _key_at(path)))
+            else:
+                found[served.key] = served
+        return found, refused
+
+    def _bundle(self, path: Path, *, must_be_whole: bool) -> ServedModel:
+        bundle = open_bundle(path)
+        manifest = bundle.manifest
+        if manifest.full is None:
+            raise ModelLoadError(f"The bundle {path} has no full model, and a gateway runs nothing else.")
+        if must_be_whole and (missing := bundle.missing(manifest.full)):
+            raise ModelLoadError(f"Model '{manifest.full.id}' cannot be loaded: {path} has no {', '.join(missing)}.")
+        key = ModelKey(manifest.name, manifest.version)
+        return ServedModel(key, path, manifest, None, manifest.full_digest, self.copies_of(key.name))
 
 
 def _refused(path: Path, error: FirstlineError, key: ModelKey | None) -> RefusedBundle:
     """Logs a refusal at once: to load the other models may take minutes."""
     log.error("bundle refused", path=str(path), error=error.message)
     return RefusedBundle(path, error, key)
-
-
-def read_bundle(path: Path, *, must_be_whole: bool, copies_of: Callable[[str], int] = _one) -> ServedModel:
-    """A bundle of which nothing is loaded yet.
-
-    Args:
-        path: its folder.
-        must_be_whole: whether the full model's files have to be there.
-        copies_of: returns how many times this process loads a model, by its name.
-
-    Raises:
-        IntegrityError: the folder is not a bundle, or a file differs from its manifest.
-        ModelLoadError: it has no full model.
-    """
-    bundle = open_bundle(path)
-    manifest = bundle.manifest
-    if manifest.full is None:
-        raise ModelLoadError(f"The bundle {path} has no full model, and a gateway runs nothing else.")
-    if must_be_whole and (missing := bundle.missing(manifest.full)):
-        raise ModelLoadError(f"Model '{manifest.full.id}' cannot be loaded: {path} has no {', '.join(missing)}.")
-    key = ModelKey(manifest.name, manifest.version)
-    return ServedModel(key, path, manifest, None, manifest.full_digest, copies_of(key.name))
 
 
 def load_full(served: ServedModel, options: RuntimeOptions) -> LoadedModel:
@@ -154,32 +158,6 @@ def load_full(served: ServedModel, options: RuntimeOptions) -> LoadedModel:
     loaded = load_model(bundle, full, options)
     loaded.batch_s, loaded.row_s = measure(loaded), measure_row(loaded)
     return loaded
-
-
-def named(
-    directory: Path,
-    name: str,
-    *,
-    must_be_whole: bool,
-    fetched: Path | None = None,
-    copies_of: Callable[[str], int] = _one,
-) -> tuple[list[ServedModel], list[RefusedBundle]]:
-    """All versions of one bundle in a folder, and what should have been one; blocks. See `load_repository`.
-
-    Raises:
-        ConfigError: there is no such folder, or it cannot be read.
-    """
-    paths = [
-        path
-        for path in [*find_bundles(directory), *_fetched(fetched)]
-        if (key.name == name if (key := _key_at(path)) is not None else name in path.parts[-2:])
-    ]
-    found, refused = _read(paths, must_be_whole=must_be_whole, budget_bytes=0, fetched=fetched, copies_of=copies_of)
-    return list(found.values()), refused
-
-
-def _fetched(folder: Path | None) -> list[Path]:
-    return find_bundles(folder) if folder is not None and folder.is_dir() else []
 
 
 def _key_at(path: Path) -> ModelKey | None:

@@ -51,7 +51,7 @@ class ServedModel:
     @property
     def full(self) -> Model:
         """The full model; a bundle without one is not served."""
-        assert self.manifest.full is not None  # noqa: S101 (see `folder.read_bundle`)
+        assert self.manifest.full is not None  # noqa: S101 (see `ModelsFolder.read`)
         return self.manifest.full
 
     @property

@@ -40,7 +40,7 @@ from firstline_gateway.contracts.monitor import ContractMonitor
 from firstline_gateway.contracts.records import POOLS, Contribution, Skipped
 from firstline_gateway.fleet import alarms
 from firstline_gateway.fleet.fleet import Fleet
-from firstline_gateway.models.folder import load_repository
+from firstline_gateway.models.folder import ModelsFolder
 from firstline_gateway.models.repository import Repository, ServedModel
 from firstline_gateway.serving.data_plane import check
 from firstline_gateway.settings.settings import Contracts, Store
@@ -57,7 +57,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Repository]
     folder = tmp_path_factory.mktemp("bundles")
     for version in (1, 2):
         certified_digits(folder, version)
-    found = load_repository(folder, RuntimeOptions())
+    found = ModelsFolder(folder).load(RuntimeOptions())
     yield found
     for served in found:
         served.loaded.close()

@@ -14,7 +14,7 @@ from firstline_core.fleet.rest import AuditResult
 from firstline_core.routing import audit
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_gateway.contracts.pool import Pool, PoolKey, new_pool, promises_of, with_audit, with_recent
-from firstline_gateway.models.folder import load_repository
+from firstline_gateway.models.folder import ModelsFolder
 from firstline_gateway.models.repository import ServedModel
 
 KEY = PoolKey("digits", 1, "0" * 64, THRESHOLD, EPSILON)
@@ -22,7 +22,7 @@ KEY = PoolKey("digits", 1, "0" * 64, THRESHOLD, EPSILON)
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedModel]:
-    repository = load_repository(certified_digits(tmp_path_factory.mktemp("bundles")), RuntimeOptions())
+    repository = ModelsFolder(certified_digits(tmp_path_factory.mktemp("bundles"))).load(RuntimeOptions())
     (found,) = repository
     yield found
     found.loaded.close()

@@ -17,7 +17,7 @@ from firstline_core.runtime.batch_times import WINDOW, LoopTimes
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.types import Arrays, ModelKey
 from firstline_gateway.executors.local import LocalExecutor
-from firstline_gateway.models.folder import load_repository
+from firstline_gateway.models.folder import ModelsFolder
 from firstline_gateway.serving.scheduling.admission import Bounds
 from firstline_gateway.serving.scheduling.batcher import Batcher
 
@@ -70,7 +70,7 @@ async def test_closing_waits_for_its_timeout_and_reports_running_batches() -> No
 
 
 async def test_a_real_bundle_answers_each_request_with_its_own_rows(tmp_path: Path) -> None:
-    repository = load_repository(DIGITS, RuntimeOptions())
+    repository = ModelsFolder(DIGITS).load(RuntimeOptions())
     executor = LocalExecutor({served.key: served.loaded for served in repository}, sessions=2, max_batch_rows=3)
     file = tmp_path / "blank.png"
     Image.new("L", (8, 8), 128).save(file)

@@ -14,7 +14,7 @@ from firstline_core.errors import ConfigError, IntegrityError, ModelLoadError, U
 from firstline_core.runtime.batch_times import BatchTimes
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.types import ModelKey
-from firstline_gateway.models.folder import BUDGET_S, LARGEST_ROWS, calibrate, load_repository
+from firstline_gateway.models.folder import BUDGET_S, LARGEST_ROWS, ModelsFolder, calibrate
 
 
 def put(folder: Path, **changes: object) -> Path:
@@ -29,7 +29,7 @@ def test_every_version_is_served_and_the_highest_is_current(tmp_path: Path) -> N
     put(tmp_path / "digits" / "2", version=2)
     put(tmp_path / "digits" / "10", version=10)
     put(tmp_path / "other", name="other")
-    repository = load_repository(tmp_path, RuntimeOptions())
+    repository = ModelsFolder(tmp_path).load(RuntimeOptions())
     assert [served.key for served in repository] == [("digits", 2), ("digits", 10), ("other", 1)]
     assert repository.versions("digits") == (2, 10)
     assert repository.resolve("digits", "").key == ModelKey("digits", 10)
@@ -50,7 +50,7 @@ def test_every_version_is_served_and_the_highest_is_current(tmp_path: Path) -> N
 )
 def test_an_unknown_model_is_refused_with_the_served_ones(name: str, version: str, said: str) -> None:
     with pytest.raises(UnknownModelError, match=said):
-        load_repository(DIGITS, RuntimeOptions()).resolve(name, version)
+        ModelsFolder(DIGITS).load(RuntimeOptions()).resolve(name, version)
 
 
 def test_a_bad_bundle_does_not_stop_the_others(tmp_path: Path) -> None:
@@ -62,7 +62,7 @@ def test_a_bad_bundle_does_not_stop_the_others(tmp_path: Path) -> None:
     put(tmp_path / ".hidden", name="hidden")
     (tmp_path / "no-bundle").mkdir()
     (tmp_path / "a-file").touch()
-    repository = load_repository(tmp_path, RuntimeOptions())
+    repository = ModelsFolder(tmp_path).load(RuntimeOptions())
     assert [served.key.name for served in repository] == ["digits"]
     refused = {bundle.path.name: bundle.error for bundle in repository.refused}
     assert {name: type(error) for name, error in refused.items()} == {
@@ -79,17 +79,17 @@ def test_a_refusal_is_logged_before_models_are_loaded(tmp_path: Path) -> None:
     put(tmp_path / "good")
     put(tmp_path / "edge-only", name="edge-only", full=None)
     with captured_lines() as lines:
-        load_repository(tmp_path, RuntimeOptions())
+        ModelsFolder(tmp_path).load(RuntimeOptions())
     assert [line["event"] for line in lines] == ["bundle refused", "model loaded"]
 
 
 def test_a_model_that_never_fits_is_refused(tmp_path: Path) -> None:
     put(tmp_path / "digits")
-    repository = load_repository(tmp_path, None, budget_bytes=1 << 20)
+    repository = ModelsFolder(tmp_path).load(None, budget_bytes=1 << 20)
     assert list(repository) == []
     (refused,) = repository.refused
     assert "takes 3 MiB of memory, more than models.memory_budget_mb allows for all (1 MiB)" in refused.error.message
-    assert [served.key.name for served in load_repository(tmp_path, None, budget_bytes=3 << 20)] == ["digits"]
+    assert [served.key.name for served in ModelsFolder(tmp_path).load(None, budget_bytes=3 << 20)] == ["digits"]
 
 
 def test_the_budget_counts_each_copy_of_a_model(tmp_path: Path) -> None:
@@ -98,7 +98,9 @@ def test_the_budget_counts_each_copy_of_a_model(tmp_path: Path) -> None:
     copies = {"digits": 2, "other": 1}
 
     def loaded(budget_mb: int) -> list[str]:
-        found = load_repository(tmp_path, RuntimeOptions(), budget_bytes=budget_mb << 20, copies_of=copies.__getitem__)
+        found = ModelsFolder(tmp_path, copies_of=copies.__getitem__).load(
+            RuntimeOptions(), budget_bytes=budget_mb << 20
+        )
         return [served.key.name for served in found if served.loaded is not None]
 
     assert [loaded(budget_mb) for budget_mb in (3, 5, 8)] == [["other"], ["digits"], ["digits", "other"]]
@@ -135,7 +137,7 @@ def test_a_folder_that_fails_to_be_read_is_refused_alone(tmp_path: Path, monkeyp
 
 
 def _refused_alone(root: Path, closed: list[Path]) -> None:
-    repository = load_repository(root, RuntimeOptions())
+    repository = ModelsFolder(root).load(RuntimeOptions())
     assert [served.key.name for served in repository] == ["digits"]
     assert sorted(bundle.path for bundle in repository.refused) == sorted(closed)
     for bundle in repository.refused:
@@ -143,15 +145,15 @@ def _refused_alone(root: Path, closed: list[Path]) -> None:
 
 
 def test_an_execution_provider_that_is_absent_is_an_error_and_not_the_cpu() -> None:
-    repository = load_repository(DIGITS, RuntimeOptions(providers=("NoSuchExecutionProvider",)))
+    repository = ModelsFolder(DIGITS).load(RuntimeOptions(providers=("NoSuchExecutionProvider",)))
     assert not repository.models
     assert "NoSuchExecutionProvider" in repository.refused[0].error.message
 
 
 def test_a_models_folder_that_is_not_there_is_a_wrong_setting(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"models\.directory: the folder .* does not exist"):
-        load_repository(tmp_path / "models", RuntimeOptions())
-    assert not load_repository(tmp_path, RuntimeOptions()).models
+        ModelsFolder(tmp_path / "models").load(RuntimeOptions())
+    assert not ModelsFolder(tmp_path).load(RuntimeOptions()).models
 
 
 class Timed:
@@ -199,5 +201,5 @@ def test_the_first_run_is_not_measured() -> None:
 
 
 def test_an_image_model_is_not_measured() -> None:
-    (served,) = load_repository(DIGITS, RuntimeOptions())
+    (served,) = ModelsFolder(DIGITS).load(RuntimeOptions())
     assert not served.loaded.batch_s

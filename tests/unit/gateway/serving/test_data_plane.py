@@ -42,7 +42,7 @@ from firstline_core.types import (
     Tier,
 )
 from firstline_gateway.contracts.monitor import ContractMonitor
-from firstline_gateway.models.folder import load_repository
+from firstline_gateway.models.folder import ModelsFolder
 from firstline_gateway.models.repository import Repository
 from firstline_gateway.models.residency import Residency
 from firstline_gateway.serving.data_plane import GatewayDataPlane, InFlight, ServingStatistics
@@ -61,7 +61,7 @@ ANSWER = Answer("r", Status.FINAL, True, False, Tier.CLOUD, Reason.REQUESTED, No
 
 @pytest.fixture(scope="module")
 def repository() -> Repository:
-    return load_repository(DIGITS, RuntimeOptions())
+    return ModelsFolder(DIGITS).load(RuntimeOptions())
 
 
 class Bench:

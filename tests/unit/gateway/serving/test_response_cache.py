@@ -14,9 +14,9 @@ from firstline_core.processing import GENERATION
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.types import PROBABILITIES, AuditNote, InferRequest, Tensor
 from firstline_gateway.app import Gateway, open_gateway
-from firstline_gateway.models.folder import load_repository
+from firstline_gateway.models.folder import ModelsFolder
 from firstline_gateway.models.repository import ServedModel
-from firstline_gateway.serving import data_plane
+from firstline_gateway.serving import data_plane, request_digest
 from firstline_gateway.serving.response_cache import ResponseCache, key_of
 from firstline_gateway.settings.load import load
 
@@ -25,7 +25,7 @@ ANSWER = {PROBABILITIES: np.array([[0.25, 0.75]], np.float32)}
 
 @pytest.fixture(scope="module")
 def served() -> ServedModel:
-    (found,) = load_repository(DIGITS, RuntimeOptions())
+    (found,) = ModelsFolder(DIGITS).load(RuntimeOptions())
     return found
 
 
@@ -115,7 +115,7 @@ async def test_a_gateway_with_a_cache_runs_an_input_once(
 
     monkeypatch.setattr(data_plane, "key_of", hashed)
     if size == "large":
-        monkeypatch.setattr(data_plane, "_HASHED_HERE_BYTES", 63)
+        monkeypatch.setattr(request_digest, "_HASHED_HERE_BYTES", 63)
     gateway = gateway_of(tmp_path)
     await gateway.start()
     while not gateway.plane.ready():  # noqa: ASYNC110 (it says so when asked)

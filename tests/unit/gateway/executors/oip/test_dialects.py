@@ -26,7 +26,7 @@ from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.types import PROBABILITIES, Array, InferRequest, InferResponse, Tensor
 from firstline_gateway.executors.local import run_batch
 from firstline_gateway.executors.oip.dialects import FirstlineModel, V2Model
-from firstline_gateway.models.folder import load_repository
+from firstline_gateway.models.folder import ModelsFolder
 from firstline_gateway.models.repository import ServedModel
 
 INFER = "/v2/models/digits/versions/1"
@@ -39,7 +39,7 @@ METADATA = {
 
 @pytest.fixture
 def served() -> ServedModel:
-    return next(iter(load_repository(DIGITS, None)))
+    return next(iter(ModelsFolder(DIGITS).load(None)))
 
 
 ROW = {"pixels": np.zeros((1, 1), np.float32)}
@@ -200,6 +200,6 @@ def test_a_server_that_joins_requests_is_refused_for_a_model_that_runs_row_by_ro
 
 def test_models_that_run_elsewhere_need_no_files_here(tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_bytes((DIGITS / "manifest.json").read_bytes())
-    (only,) = load_repository(tmp_path, None)
+    (only,) = ModelsFolder(tmp_path).load(None)
     assert only.loaded is None
     assert only.digest == only.full.digest
