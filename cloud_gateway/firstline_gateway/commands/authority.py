@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,23 +16,19 @@ if TYPE_CHECKING:
     from firstline_core.command_line import Commands
     from firstline_gateway.identity.ca import Authority
 
-Action = Callable[[argparse.Namespace, Path], None]
-
 
 def add_commands(commands: Commands) -> None:
     """Adds the commands to a parser."""
     actions = add_group(commands, "ca", "create, show and replace the certificate authority")
 
-    def add(name: str, action: Action, purpose: str, options: str = "") -> argparse.ArgumentParser:
-        return add_action(actions, name, lambda arguments: _run(arguments, action), purpose, f"ca {name}{options}")
+    def add(name: str, purpose: str, options: str = "") -> argparse.ArgumentParser:
+        return add_action(actions, name, partial(_run, name), purpose, f"ca {name}{options}")
 
-    _add_files(add("init", _init, "create the authority now, instead of when it is first needed"))
-    add("get", _check_exists, "show the trusted authorities and their expiry")
-    _add_files(
-        add("prepare", _prepare, "add a trusted authority that will sign later", " --certificate ca.pem --key ca.key")
-    )
-    add("switch", _switch, "sign with the next authority from now on")
-    add("retire", _retire, "stop trusting the previous authority")
+    _add_files(add("init", "create the authority now, instead of when it is first needed"))
+    add("get", "show the trusted authorities and their expiry")
+    _add_files(add("prepare", "add a trusted authority that will sign later", " --certificate ca.pem --key ca.key"))
+    add("switch", "sign with the next authority from now on")
+    add("retire", "stop trusting the previous authority")
 
 
 def _add_files(parser: argparse.ArgumentParser) -> None:
@@ -42,13 +38,13 @@ def _add_files(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--key", type=Path, metavar="FILE", help="its key (PEM, EC, not encrypted)")
 
 
-def _run(arguments: argparse.Namespace, action: Action) -> int:
-    """Runs an action, and prints the authorities."""
+def _run(verb: str, arguments: argparse.Namespace) -> int:
+    """Carries out a command, and prints the authorities."""
     from firstline_core.protocol.enrolment import public_key_hash
     from firstline_gateway.identity import authorities
 
     directory = Path(settings_of(arguments).identity.directory)
-    action(arguments, directory)
+    _change(verb, arguments, directory)
     trusted = authorities.open_authorities(directory, time.time())
     rows = [
         {
@@ -66,43 +62,28 @@ def _run(arguments: argparse.Namespace, action: Action) -> int:
     return 0
 
 
-def _init(arguments: argparse.Namespace, directory: Path) -> None:
-    from firstline_gateway.identity import authorities
-
-    imported = _imported(arguments)
-    if imported is not None:
-        authorities.import_authority(directory, imported)
-
-
-def _check_exists(_arguments: argparse.Namespace, directory: Path) -> None:
-    from firstline_gateway.identity import authorities
-
-    if not (directory / authorities.BUNDLE_FILE).exists():
-        raise ConfigError(
-            f"There is no certificate authority in the folder {directory} yet; `firstline-gateway ca init` with the "
-            "same --config creates it."
-        )
-
-
-def _prepare(arguments: argparse.Namespace, directory: Path) -> None:
+def _change(verb: str, arguments: argparse.Namespace, directory: Path) -> None:
     from firstline_gateway.identity import authorities, ca
 
-    now_s = time.time()
-    authorities.open_authorities(directory, now_s)
-    authority = _imported(arguments) or ca.create_authority(ca.new_key(), now_s)
-    authorities.prepare_next(directory, authority, now_s)
-
-
-def _switch(_arguments: argparse.Namespace, directory: Path) -> None:
-    from firstline_gateway.identity import authorities
-
-    authorities.switch(directory)
-
-
-def _retire(_arguments: argparse.Namespace, directory: Path) -> None:
-    from firstline_gateway.identity import authorities
-
-    authorities.retire(directory)
+    match verb:
+        case "init":
+            if (imported := _imported(arguments)) is not None:
+                authorities.import_authority(directory, imported)
+        case "get":
+            if not (directory / authorities.BUNDLE_FILE).exists():
+                raise ConfigError(
+                    f"There is no certificate authority in the folder {directory} yet; `firstline-gateway ca init` "
+                    "with the same --config creates it."
+                )
+        case "prepare":
+            now_s = time.time()
+            authorities.open_authorities(directory, now_s)
+            authority = _imported(arguments) or ca.create_authority(ca.new_key(), now_s)
+            authorities.prepare_next(directory, authority, now_s)
+        case "switch":
+            authorities.switch(directory)
+        case "retire":
+            authorities.retire(directory)
 
 
 def _imported(arguments: argparse.Namespace) -> Authority | None:
