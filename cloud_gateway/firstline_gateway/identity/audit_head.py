@@ -7,12 +7,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 from firstline_core.clock import Clock
-from firstline_core.errors import ConfigError
 from firstline_core.fleet.audit_log import Head
 from firstline_core.fleet.rollout import AuditPage
 from firstline_gateway import audit_log
@@ -82,13 +80,7 @@ def open_key(directory: Path) -> Ed25519PrivateKey:
             fresh = Ed25519PrivateKey.generate()
             content = fresh.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
             authorities.write(path, content, private=True)
-    try:
-        key = load_pem_private_key(authorities.read(path), None)
-    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
-        raise ConfigError(f"{path} cannot be used to sign the audit log: {error}.") from error
-    if not isinstance(key, Ed25519PrivateKey):
-        raise ConfigError(f"{path} holds no Ed25519 key; move it away, and a new one is made.")
-    return key
+    return authorities.read_signing_key(path)
 
 
 def sign(last: tuple[int, str], key: Ed25519PrivateKey, now_s: float, first: int = 1) -> Head:

@@ -22,10 +22,12 @@ from pathlib import Path
 
 from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 from firstline_core.clock import Clock
 from firstline_core.errors import ConfigError
-from firstline_core.storage.files import sync_folder, system_reason, unreadable, unwritable, write_whole
+from firstline_core.storage.files import naming, sync_folder, system_reason, write_whole
 from firstline_core.telemetry.logs import logger
 from firstline_gateway.identity import ca
 from firstline_gateway.identity.ca import Authority
@@ -279,10 +281,8 @@ def write(path: Path, content: bytes, *, private: bool = False) -> None:
     Raises:
         ConfigError: it cannot be written.
     """
-    try:
+    with naming(path, "written"):
         write_whole(path, content, folder_owners_mode=0o600 if private else 0o644)
-    except OSError as error:
-        raise ConfigError(f"{path} {unwritable(error)}") from error
 
 
 def read(path: Path) -> bytes:
@@ -291,10 +291,24 @@ def read(path: Path) -> bytes:
     Raises:
         ConfigError: it cannot be read.
     """
-    try:
+    with naming(path):
         return path.read_bytes()
-    except OSError as error:
-        raise ConfigError(f"{path} {unreadable(error)}") from error
+
+
+def read_signing_key(file: Path) -> Ed25519PrivateKey:
+    """Returns the key in a file of the folder, which signs the audit log or the registry's metadata.
+
+    Raises:
+        ConfigError: it cannot be read, or is not such a key.
+    """
+    advice = "Restore it from a backup, or put it aside, and a new one is made."
+    try:
+        key = load_pem_private_key(read(file), None)
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+        raise ConfigError(f"{file} holds no private key and cannot be used to sign: {error}. {advice}") from error
+    if not isinstance(key, Ed25519PrivateKey):
+        raise ConfigError(f"{file} holds no Ed25519 key. {advice}")
+    return key
 
 
 def _load(file: Path) -> Authority:
@@ -322,15 +336,13 @@ def _rename(old: Path, new: Path) -> None:
 @contextmanager
 def locked(directory: Path) -> Iterator[None]:
     """Locks the folder of the authorities, which is created if missing; other processes wait."""
-    try:
+    with naming(f"identity.directory {directory}", "written"):
         if not directory.exists():
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             if os.geteuid() == 0:
                 owner = directory.parent.stat()
                 os.chown(directory, owner.st_uid, owner.st_gid)
         descriptor = os.open(directory / ".lock", os.O_CREAT | os.O_RDWR, 0o600)
-    except OSError as error:
-        raise ConfigError(f"identity.directory {directory} {unwritable(error)}") from error
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield

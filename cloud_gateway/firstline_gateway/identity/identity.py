@@ -10,7 +10,6 @@ from pathlib import Path
 from firstline_core.clock import Clock
 from firstline_core.errors import UnauthorizedError
 from firstline_core.protocol.enrolment import BrokerAddress
-from firstline_core.telemetry.logs import logger
 from firstline_gateway.identity import authorities, ca, client_certificate, tls
 from firstline_gateway.identity.authorities import AuthorityFolder
 from firstline_gateway.identity.client_certificate import ClientCertificate
@@ -21,8 +20,6 @@ from firstline_gateway.settings.settings import Settings
 from firstline_gateway.store.store import Readers, Store
 
 _DAY_S = 86_400.0
-
-log = logger(__name__)
 
 
 class Identity:

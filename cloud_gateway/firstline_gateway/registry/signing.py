@@ -12,16 +12,12 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cryptography.exceptions import UnsupportedAlgorithm
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from securesystemslib.signer import CryptoSigner
 from tuf.api.exceptions import RepositoryError, UnsignedMetadataError
 from tuf.api.metadata import Metadata, MetaFile, Root, Snapshot, Targets, Timestamp
 
 from firstline_core.bundle.trust import LIMITS_BYTES, duplicate_key
 from firstline_core.errors import (
-    ConfigError,
     ConflictError,
     MetadataExpiredError,
     NotReadyError,
@@ -249,7 +245,7 @@ def signers(directory: Path) -> list[CryptoSigner]:
     if not directory.exists():
         return []
     files = sorted(directory.glob(f"{_KEY_PREFIX}*{_KEY_SUFFIX}"), key=lambda file: file.stat().st_mtime_ns)
-    return [_load(file) for file in files]
+    return [CryptoSigner(authorities.read_signing_key(file)) for file in files]
 
 
 def signer_for(directory: Path, keyids: set[str]) -> CryptoSigner:
@@ -290,13 +286,3 @@ def _create_key(directory: Path) -> CryptoSigner:
     file = directory / f"{_KEY_PREFIX}{signer.public_key.keyid[:_ID_LETTERS]}{_KEY_SUFFIX}"
     authorities.write(file, signer.private_bytes, private=True)
     return signer
-
-
-def _load(file: Path) -> CryptoSigner:
-    try:
-        key = load_pem_private_key(authorities.read(file), None)
-    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
-        raise ConfigError(f"{file} holds no private key: {error}. Restore it from a backup.") from error
-    if not isinstance(key, Ed25519PrivateKey):
-        raise ConfigError(f"{file} holds no Ed25519 key; restore it from a backup.")
-    return CryptoSigner(key)
