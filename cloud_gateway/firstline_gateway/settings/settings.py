@@ -13,22 +13,6 @@ from firstline_core.protocol.limits import DEFAULT_DECODING_LIMITS, DEFAULT_LIMI
 from firstline_core.storage.settings import AuthoritiesPath, FilePath
 from firstline_core.types import Name
 
-
-def usable_cores(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
-    """Returns the cores that this process may use; the cpuset and the CPU quota of a container limit them.
-
-    Args:
-        cgroup: where a container sees its own control group (version 2).
-    """
-    cores = len(os.sched_getaffinity(0))
-    try:
-        # "QUOTA PERIOD", in microseconds, or "max PERIOD": docs.kernel.org/admin-guide/cgroup-v2.html
-        quota, period = map(int, (cgroup / "cpu.max").read_text().split())
-    except (OSError, ValueError):
-        return cores
-    return max(1, min(cores, math.ceil(quota / period))) if period else cores
-
-
 Port = Annotated[int, Meta(ge=0, le=65535)]
 Count = Annotated[int, Meta(ge=1)]
 Seconds = Annotated[float, Meta(ge=0, le=86_400)]
@@ -290,16 +274,6 @@ class Broker(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Path of that folder inside the broker's container; "" is the same path."""
     data_directory: str = ""
     """Folder for sessions and retained messages, as the broker sees it; "" is `data` in its folder."""
-    @property
-    def seen_folder(self) -> PurePosixPath:
-        """The folder as the broker sees it."""
-        return PurePosixPath(self.seen_as or self.folder.resolve())
-
-    @property
-    def data_folder(self) -> PurePosixPath:
-        """The folder for sessions and retained messages, as the broker sees it."""
-        return PurePosixPath(self.data_directory) if self.data_directory else self.seen_folder / "data"
-
     hosts: tuple[str, ...] = ()
     """Names and addresses of the broker; empty means `identity.broker_host` and `mqtt.host`."""
     port: Port = 8883
@@ -315,6 +289,16 @@ class Broker(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     def folder(self) -> Path:
         """The folder as this gateway sees it."""
         return Path(self.directory)
+
+    @property
+    def seen_folder(self) -> PurePosixPath:
+        """The folder as the broker sees it."""
+        return PurePosixPath(self.seen_as or self.folder.resolve())
+
+    @property
+    def data_folder(self) -> PurePosixPath:
+        """The folder for sessions and retained messages, as the broker sees it."""
+        return PurePosixPath(self.data_directory) if self.data_directory else self.seen_folder / "data"
 
 
 class Registry(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -403,9 +387,7 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         """The limits on one message."""
         body_bytes = self.api.body_limit_bytes
         return Limits(
-            body_bytes=body_bytes,
-            json_bytes=min(DEFAULT_LIMITS.json_bytes, body_bytes),
-            rows=self.api.rows_limit,
+            body_bytes=body_bytes, json_bytes=min(DEFAULT_LIMITS.json_bytes, body_bytes), rows=self.api.rows_limit
         )
 
     @property
@@ -436,5 +418,8 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def sessions(self) -> int:
-        """Concurrent batches."""
-        return self.execution.sessions or usable_cores()
+        """Concurrent batches; without a number of them, the cores that the cpuset and the CPU quota leave."""
+        from firstline_core.hardware.kernel_files import Tree
+        from firstline_core.hardware.survey import usable_cores  # which most commands do not need
+
+        return self.execution.sessions or max(1, math.ceil(usable_cores(Tree())[0]))
