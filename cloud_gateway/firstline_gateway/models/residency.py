@@ -14,7 +14,7 @@ from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any
 
-from firstline_core.clock import Clock, end_tasks
+from firstline_core.clock import Clock, end_tasks, first_of
 from firstline_core.errors import (
     ConfigError,
     FirstlineError,
@@ -140,14 +140,9 @@ class Residency:
 
     async def _wait(self, place: Place, work: asyncio.Task[None], seconds: float) -> None:
         place.waiting += 1
-        ended = asyncio.Event()
-        work.add_done_callback(wake := lambda _: ended.set())
-        timer = self._clock.call_at(self._clock.monotonic_s() + seconds, ended.set)
         try:
-            await ended.wait()
+            await first_of(asyncio.shield(work), self._clock.sleep(seconds))
         finally:
-            timer.cancel()
-            work.remove_done_callback(wake)
             place.waiting -= 1
             self.memory.changed.set()
 

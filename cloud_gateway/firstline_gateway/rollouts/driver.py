@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from sqlalchemy import Connection
 
-from firstline_core.clock import Clock
+from firstline_core.clock import Clock, first_of
 from firstline_core.errors import CapacityError, FirstlineError
 from firstline_core.ids import new_request_id
 from firstline_core.telemetry import tracing
@@ -75,9 +75,8 @@ class RolloutDriver:
     async def close(self) -> None:
         """Stops, and releases the lease for another replica."""
         await self._task.close()
-        with contextlib.suppress(TimeoutError):  # the database may hold the thread for long
-            async with asyncio.timeout(_CLOSE_S):
-                await asyncio.to_thread(self._thread.shutdown, cancel_futures=True)
+        # The database may hold the thread for long.
+        await first_of(asyncio.to_thread(self._thread.shutdown, cancel_futures=True), asyncio.sleep(_CLOSE_S))
         with contextlib.suppress(FirstlineError):
             await self.store.write(lambda connection: records.release(connection, self._holder))
 
