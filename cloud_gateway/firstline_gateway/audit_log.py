@@ -57,11 +57,6 @@ def add(connection: sa.Connection, at_s: float, actor: str, action: str, subject
     return entry
 
 
-def lock(connection: sa.Connection) -> None:
-    """Waits for the transactions that add entries; others wait for this one."""
-    connection.execute(sa.select(HEAD.c.number).with_for_update()).one()
-
-
 def last(connection: sa.Connection) -> tuple[int, str]:
     """Returns the number and hash of the last entry; (0, `FIRST`) if the log is empty."""
     row = connection.execute(sa.select(HEAD.c.number, HEAD.c.sha256)).one()

@@ -6,8 +6,7 @@ no other replica sends for it. If it dies, the claim expires and another replica
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import sqlalchemy as sa
 
@@ -59,12 +58,9 @@ def find(connection: sa.Connection, webhook: str) -> Position | None:
     return None if row is None else Position(*row)
 
 
-def add(connection: sa.Connection, webhooks: Mapping[str, int]) -> None:
-    """Stores new webhooks, which receive what comes after the given numbers; others stay as they are."""
-    new = {"holder": "", "due_service_s": 0.0, "failures": 0, "problem": "", "delivered": False}
-    insert_missing(
-        connection, POSITIONS, *({"webhook": name, "number": number, **new} for name, number in webhooks.items())
-    )
+def add(connection: sa.Connection, webhook: str, number: int) -> None:
+    """Stores a new webhook, which receives what comes after the number; one that is stored already stays as it is."""
+    insert_missing(connection, POSITIONS, {"webhook": webhook, "holder": "", **asdict(Position(number))})
 
 
 def claim(connection: sa.Connection, webhook: str, holder: str, service_s: float, for_s: float) -> Position | None:
@@ -77,6 +73,5 @@ def claim(connection: sa.Connection, webhook: str, holder: str, service_s: float
 
 def release(connection: sa.Connection, webhook: str, holder: str, after: Position) -> bool:
     """Stores the state after some attempts, and ends the claim; returns False if another replica has claimed since."""
-    values = {name: getattr(after, name) for name in Position.__dataclass_fields__}
     mine = (_P.webhook == webhook, _P.holder == holder)
-    return connection.execute(sa.update(POSITIONS).where(*mine).values(holder="", **values)).rowcount > 0
+    return connection.execute(sa.update(POSITIONS).where(*mine).values(holder="", **asdict(after))).rowcount > 0

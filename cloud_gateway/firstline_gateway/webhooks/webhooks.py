@@ -160,7 +160,7 @@ class _Sender:
 
     def begin(self, connection: Connection) -> None:
         """Begins at the end of the queue, if it has no position yet."""
-        records.add(connection, {self.key: self.queue.last(connection)})
+        records.add(connection, self.key, self.queue.last(connection))
 
     async def send(self) -> None:
         """Sends what waits, until an attempt fails or the round has taken long."""

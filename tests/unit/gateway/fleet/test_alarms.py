@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Iterator
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import select, text
 from support.databases import OpenStore, PostgreSql
 from support.logs import captured_lines
 from support.waiting import until
@@ -211,7 +211,8 @@ async def test_a_request_and_telemetry_on_two_replicas_do_not_deadlock(postgresq
     counts = tuple(ModelCounts(*model, device_alarm=alarm) for model in (N, M))
     one, other = Replica(found), Replica(found)
     with one.opened, other.opened, OpenStore(found) as third, third.database.begin() as connection:
-        audit_log.lock(connection)  # so that both wait, with the locks that they have already
+        # The lock under which entries are added: both wait for it, with the locks that they have already.
+        connection.execute(select(audit_log.HEAD.c.number).with_for_update()).one()
         telemetry = asyncio.create_task(one.fleet.take_telemetry("cam", Telemetry("s", 1, models=counts)))
         await until(lambda: connection.execute(_WAITING).scalar_one() == 1)
         request = asyncio.create_task(asyncio.to_thread(other.raised, 10, model=N))
