@@ -100,12 +100,6 @@ def entry_of(catalogue: Catalogue, key: tuple[str, int], aliases: tuple[str, ...
     )
 
 
-def names(catalogue: Catalogue) -> set[str]:
-    """Returns all signed versions in words, for the audit log."""
-    bundled = {f"{name} {version}" for name, version in catalogue.bundles}
-    return bundled | {f"configuration {entry.name} {entry.version}" for entry in catalogue.configurations}
-
-
 class CatalogueReader:
     """Reads the bundles and configurations that the current targets list. Used on one event loop.
 
