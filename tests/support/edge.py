@@ -338,6 +338,10 @@ class Scene:
         self.workers.close()
 
 
+MakeScene = Callable[..., Scene]
+"""The fixture `make_scene`: a `Scene` with these arguments, which is closed after the test."""
+
+
 def request(*values: float, **fields: Any) -> InferRequest:
     """One row for each value, the probability that the edge model will give "yes"."""
     tensor = Tensor("x", np.array(values, np.float32).reshape(-1, 1))

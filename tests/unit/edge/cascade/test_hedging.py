@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
-from support.edge import SURE, UNSURE, Scene, answer_of, outcomes, request, tiers, yes
+from support.edge import SURE, UNSURE, MakeScene, Scene, answer_of, outcomes, request, tiers, yes
 from support.escalations import settle
 
 from firstline_core.clock import SimulatedClock
@@ -17,6 +17,7 @@ from firstline_core.errors import LinkDownError
 from firstline_core.types import InferRequest, InferResponse, Privacy, Reason, Route, Status, Tier, Wait
 from firstline_edge.settings.settings import HedgeSection
 
+OFTEN_UNSURE = (0.51, 0.52, 0.53, 0.54, 0.55)
 OFTEN = HedgeSection(share=0.0, burst=3.0, min_escalation_rate=0.25)
 
 
@@ -34,16 +35,17 @@ async def until(holds: Callable[[], object]) -> None:
 class Stage:
     """A slow edge model whose answers escalate often, and a link of known pace."""
 
-    def __init__(self, hedge: HedgeSection | None = OFTEN) -> None:
+    def __init__(self, make_scene: MakeScene, hedge: HedgeSection | None = OFTEN) -> None:
         self.clock = SimulatedClock()
-        self.scene = Scene(clock=self.clock, row_ms=300.0, hedge=hedge)
+        self.scene = make_scene(clock=self.clock, row_ms=300.0, hedge=hedge)
 
-    async def practise(self, *values: float) -> None:
+    async def practise(self, *values: float) -> Stage:
         """Requests with time enough, from which is learnt how often such are escalated."""
         for value in values:
             await self.scene.infer(value, deadline_s=100.0)
         self.scene.cloud.p95_s = 0.5
         self.scene.cloud.requests.clear()
+        return self
 
     async def begin(self, *values: float, **fields: Any) -> asyncio.Task[InferResponse]:
         """A request whose edge model runs until `scene.echo.gate` is set."""
@@ -62,11 +64,8 @@ class Stage:
 
 
 @pytest.fixture
-async def stage() -> AsyncIterator[Stage]:
-    built = Stage()
-    await built.practise(0.51, 0.52, 0.53, 0.54, 0.55)
-    yield built
-    await built.scene.close()
+async def stage(make_scene: MakeScene) -> Stage:
+    return await Stage(make_scene).practise(*OFTEN_UNSURE)
 
 
 async def test_an_answer_that_came_meanwhile_is_the_escalations(stage: Stage) -> None:
@@ -131,15 +130,14 @@ class TestSeveralInputs:
     """The edge model reads x, the full model y."""
 
     @pytest.fixture
-    async def scene(self) -> AsyncIterator[Scene]:
-        built = Scene(clock=SimulatedClock(), row_ms=300.0, hedge=OFTEN, full_reads=("y",))
-        for value in (0.51, 0.52, 0.53, 0.54, 0.55):
+    async def scene(self, make_scene: MakeScene) -> Scene:
+        built = make_scene(clock=SimulatedClock(), row_ms=300.0, hedge=OFTEN, full_reads=("y",))
+        for value in OFTEN_UNSURE:
             await built.answer(with_y((value, value), deadline_s=100.0))
         built.cloud.p95_s = 0.5
         built.cloud.requests.clear()
         built.echo.gate.clear()
-        yield built
-        await built.close()
+        return built
 
     async def begin(self, scene: Scene, asked: InferRequest) -> asyncio.Task[InferResponse]:
         task = asyncio.create_task(scene.answer(asked))
@@ -241,13 +239,12 @@ async def test_no_more_than_the_budget_allows(stage: Stage) -> None:
     assert len(stage.scene.cloud.requests) == 5  # on this clock no time passes, so that all are asked in the end
 
 
-async def test_a_share_of_the_traffic_earns_more() -> None:
-    stage = Stage(HedgeSection(share=0.25, burst=1.0, min_escalation_rate=0.0))
-    await stage.practise(0.51, 0.52, 0.53, 0.54, 0.55)
+async def test_a_share_of_the_traffic_earns_more(make_scene: MakeScene) -> None:
+    hedge = HedgeSection(share=0.25, burst=1.0, min_escalation_rate=0.0)
+    stage = await Stage(make_scene, hedge).practise(*OFTEN_UNSURE)
     for count in range(9):
         await stage.end(await stage.begin(0.6 + count / 1000))
     assert stage.counts[0] == 3  # the saved one, and one for each four requests
-    await stage.scene.close()
 
 
 @pytest.mark.parametrize(
@@ -274,29 +271,23 @@ async def test_never_where_the_link_is_down_or_unknown(stage: Stage) -> None:
     await stage.end(task)
 
 
-@pytest.mark.parametrize("seen", [(0.51, 0.52), (0.91, 0.92, 0.93, 0.94, 0.95, 0.96, 0.51)])
-async def test_never_for_a_model_without_a_high_escalation_rate(seen: tuple[float, ...]) -> None:
-    stage = Stage()
-    await stage.practise(*seen)
+@pytest.mark.parametrize(
+    ("hedge", "seen"),
+    [(OFTEN, (0.51, 0.52)), (OFTEN, (0.91, 0.92, 0.93, 0.94, 0.95, 0.96, 0.51)), (None, OFTEN_UNSURE)],
+    ids=["few escalations", "a low escalation rate", "switched off"],
+)
+async def test_never_without_a_high_escalation_rate_or_if_switched_off(
+    make_scene: MakeScene, hedge: HedgeSection | None, seen: tuple[float, ...]
+) -> None:
+    stage = await Stage(make_scene, hedge).practise(*seen)
     task = await stage.begin(UNSURE)
     assert stage.scene.cloud.requests == []
     await stage.end(task)
-    await stage.scene.close()
 
 
-async def test_never_where_it_is_switched_off() -> None:
-    stage = Stage(hedge=None)
-    await stage.practise(0.51, 0.52, 0.53, 0.54, 0.55)
-    task = await stage.begin(UNSURE)
-    assert stage.scene.cloud.requests == []
-    await stage.end(task)
-    await stage.scene.close()
-
-
-async def test_waiting_for_a_thread_counts_as_run_time() -> None:
-    clock = SimulatedClock()
-    scene = Scene(clock=clock, row_ms=50.0, hedge=OFTEN)
-    for value in (0.51, 0.52, 0.53, 0.54, 0.55):
+async def test_waiting_for_a_thread_counts_as_run_time(make_scene: MakeScene) -> None:
+    scene = make_scene(clock=SimulatedClock(), row_ms=50.0, hedge=OFTEN)
+    for value in OFTEN_UNSURE:
         await scene.infer(value, deadline_s=100.0)
     scene.cloud.p95_s = 0.5
     scene.cloud.requests.clear()
@@ -308,12 +299,11 @@ async def test_waiting_for_a_thread_counts_as_run_time() -> None:
         assert scene.sent_rows == ([[0.64]] if value == 0.64 else [])
     scene.echo.gate.set()
     await asyncio.gather(*asked)
-    await scene.close()
 
 
-async def test_a_run_whose_deadline_passes_in_the_queue_does_not_start() -> None:
+async def test_a_run_whose_deadline_passes_in_the_queue_does_not_start(make_scene: MakeScene) -> None:
     clock = SimulatedClock()
-    scene = Scene(clock=clock, row_ms=50.0)
+    scene = make_scene(clock=clock, row_ms=50.0)
     scene.echo.gate.clear()
     running = asyncio.create_task(scene.infer(SURE, deadline_s=10.0))
     await until(lambda: scene.echo.runs)
@@ -326,12 +316,11 @@ async def test_a_run_whose_deadline_passes_in_the_queue_does_not_start() -> None
     with pytest.raises(Exception, match="deadline"):
         await late
     assert scene.echo.runs == [[SURE], [0.93]]
-    await scene.close()
 
 
-async def test_an_equal_request_with_more_time_gets_its_own_run() -> None:
+async def test_an_equal_request_with_more_time_gets_its_own_run(make_scene: MakeScene) -> None:
     clock = SimulatedClock()
-    scene = Scene(clock=clock, row_ms=50.0)
+    scene = make_scene(clock=clock, row_ms=50.0)
     scene.echo.gate.clear()
     running = asyncio.create_task(scene.infer(SURE, deadline_s=10.0))
     await until(lambda: scene.echo.runs)
@@ -344,14 +333,13 @@ async def test_an_equal_request_with_more_time_gets_its_own_run() -> None:
     with pytest.raises(Exception, match="deadline"):
         await hurried
     await running
-    await scene.close()
 
 
 @pytest.mark.parametrize("seed", range(8))
-async def test_no_row_is_accepted_and_escalated_or_sent_twice(seed: int) -> None:
+async def test_no_row_is_accepted_and_escalated_or_sent_twice(make_scene: MakeScene, seed: int) -> None:
     rng = random.Random(seed)
-    stage = Stage(HedgeSection(share=1.0, burst=3.0, min_escalation_rate=0.0))
-    await stage.practise(0.51, 0.52, 0.53, 0.54, 0.55)
+    stage = Stage(make_scene, HedgeSection(share=1.0, burst=3.0, min_escalation_rate=0.0))
+    await stage.practise(*OFTEN_UNSURE)
     fresh = iter(rng.sample(range(600, 1000), 60))
     for _ in range(12):
         values = [next(fresh) / 1000 for _ in range(rng.randint(1, 4))]
@@ -372,4 +360,3 @@ async def test_no_row_is_accepted_and_escalated_or_sent_twice(seed: int) -> None
         assert len(travelled) == len(set(travelled))
         assert ("cloud", "hedge") not in outcomes(response) or all(row.tier is Tier.EDGE for row in rows)
     assert sum(stage.counts) > 0
-    await stage.scene.close()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support.edge import SURE, UNSURE, Scene, answer_of
+from support.edge import SURE, UNSURE, MakeScene, answer_of
 
 from firstline_core.routing import policy
 from firstline_core.types import Reason, Tier
@@ -23,11 +23,12 @@ from firstline_edge.settings.settings import PolicySection
         (policy.make_policy("value", least_value=0.2), SURE, Tier.EDGE, Reason.CONFIDENT),
     ],
 )
-async def test_the_policy_chosen_decides(chosen: policy.Policy, value: float, tier: Tier, reason: Reason) -> None:
-    scene = Scene(chosen=chosen)
+async def test_the_policy_chosen_decides(
+    make_scene: MakeScene, chosen: policy.Policy, value: float, tier: Tier, reason: Reason
+) -> None:
+    scene = make_scene(chosen=chosen)
     answer = answer_of(await scene.infer(value))
     assert (answer.tier, answer.reason) == (tier, reason)
-    await scene.close()
 
 
 @pytest.mark.parametrize(
@@ -40,18 +41,18 @@ async def test_the_policy_chosen_decides(chosen: policy.Policy, value: float, ti
         (policy.make_policy("edge_only"), False),
     ],
 )
-async def test_only_firstlines_own_policies_are_covered(chosen: policy.Policy, *, covered: bool) -> None:
-    scene = Scene(chosen=chosen, certified=0.7)
+async def test_only_firstlines_own_policies_are_covered(
+    make_scene: MakeScene, chosen: policy.Policy, *, covered: bool
+) -> None:
+    scene = make_scene(chosen=chosen, certified=0.7)
     answer = answer_of(await scene.infer(0.75))
     assert (answer.tier, answer.certified) == (Tier.EDGE, covered)
-    await scene.close()
 
 
-async def test_a_pause_after_an_escalation_leaves_answers_uncertified() -> None:
-    scene = Scene(chosen=policy.make_policy("groundlight", pause_s=60.0))
+async def test_a_pause_after_an_escalation_leaves_answers_uncertified(make_scene: MakeScene) -> None:
+    scene = make_scene(chosen=policy.make_policy("groundlight", pause_s=60.0))
     first, held = answer_of(await scene.infer(UNSURE)), answer_of(await scene.infer(UNSURE - 0.05))
     assert (first.tier, held.tier, held.reason, held.certified) == (Tier.CLOUD, Tier.EDGE, Reason.BUDGET, False)
-    await scene.close()
 
 
 def test_settings_name_parameters_as_their_policies_do() -> None:

@@ -1,0 +1,20 @@
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from support.edge import MakeScene, Scene
+
+
+@pytest.fixture
+async def make_scene() -> AsyncIterator[MakeScene]:
+    made: list[Scene] = []
+
+    def make(**arguments: Any) -> Scene:
+        made.append(Scene(**arguments))
+        return made[-1]
+
+    yield make
+    for scene in made:
+        await scene.close()
