@@ -34,7 +34,11 @@ from firstline_core.processing.steps import InputSpec, ModelInput, Softmax
 from firstline_core.storage.artefact import SignedFile
 from firstline_core.tasks.classification import Classification
 from firstline_edge.fleet.configuration.configurator import Configurator
-from firstline_edge.fleet.configuration.installed_configuration import open_configuration, usable_settings
+from firstline_edge.fleet.configuration.installed_configuration import (
+    SignedConfiguration,
+    open_configuration,
+    usable_settings,
+)
 from firstline_edge.fleet.updater import Updater
 from firstline_edge.fleet.updates.installation import Installer
 from firstline_edge.fleet.updates.installed import Installed
@@ -381,6 +385,11 @@ class ConfigurationDevice:
         return await self.configurator.step()
 
     @property
+    def installed(self) -> Installed[SignedConfiguration, DesiredConfiguration]:
+        """What the device has, and the state of its update."""
+        return self.file.state
+
+    @property
     def version(self) -> int:
         """Returns the version that `publish` signed; 1 for the device's own settings."""
         return self.bytes_per_day // 100 or 1
@@ -391,7 +400,7 @@ class ConfigurationDevice:
 
     @property
     def state(self) -> tuple[UpdateState, str]:
-        record = self.file.state.record
+        record = self.installed.record
         return record.state, record.reason
 
     async def run(self, desired: DesiredConfiguration, until: frozenset[UpdateState] = ENDED) -> None:

@@ -237,7 +237,7 @@ def device(request: pytest.FixtureRequest, tmp_path: Path) -> Device | Configura
     if request.param == "configuration":
         return ConfigurationDevice(tmp_path)
     clock = HastyClock()
-    device = Device(tmp_path / "device", Registry(random.Random(5), clock), clock)
+    device = Device(tmp_path / "device", Registry(random.Random(5), clock), clock, tries=2)
     bundle_at(device.setup, 1)
     device.start()
     return device
@@ -249,12 +249,40 @@ async def stage(device: Device | ConfigurationDevice, version: int) -> None:
     await run_update(device, desired, frozenset({S.STAGED}))
 
 
+async def test_an_update_is_tried_committed_and_survives_a_restart(device: Device | ConfigurationDevice) -> None:
+    desired = device.publish(2)
+    await run_update(device, desired, frozenset({S.TRIAL}))
+    assert device.version == 2
+    await run_update(device, desired)
+    assert device.state == (S.COMMITTED, "")
+    sent_bytes = device.registry.sent_bytes
+    device.start()
+    await run_update(device, desired)
+    assert device.version == 2 and device.registry.sent_bytes == sent_bytes  # nothing is done twice
+
+
+async def test_too_many_starts_end_a_trial_without_a_network(device: Device | ConfigurationDevice) -> None:
+    desired = device.publish(2)
+    await run_update(device, desired, frozenset({S.TRIAL}))
+    device.registry.error = LinkDownError("away")
+    for tries in (1, 2):
+        device.start()
+        assert device.version == 2 and device.installed.record.tries == tries
+    device.start()
+    assert device.version == 1 and device.state == (S.ROLLED_BACK, "tries")
+    device.registry.error = None
+    await run_update(device, desired)
+    assert device.version == 1  # it is not tried again by itself
+    await run_update(device, replace(desired, attempt=2))
+    assert device.state == (S.COMMITTED, "") and device.version == 2
+
+
 @pytest.mark.parametrize("error", [LinkDownError("away"), MetadataExpiredError("ended")])
 async def test_temporary_errors_are_retried(device: Device | ConfigurationDevice, error: FirstlineError) -> None:
     desired = device.publish(2)
     device.registry.error = error
     device.receive(desired)  # type: ignore[arg-type]
-    for _ in range(3):
+    for _ in range(50):
         pause_s = await device.step()
         assert pause_s > 0
         device.clock.pass_by(pause_s)
@@ -334,10 +362,13 @@ async def test_a_rollback_on_request_happens_once(device: Device | Configuration
     assert device.version == 1
 
 
-async def test_an_undone_update_is_rolled_back_without_a_download(device: Device | ConfigurationDevice) -> None:
+@pytest.mark.parametrize("reached", [S.TRIAL, S.COMMITTED])
+async def test_an_undone_update_is_rolled_back_without_a_download(
+    device: Device | ConfigurationDevice, reached: UpdateState
+) -> None:
     await run_update(device, device.publish(2))
     desired = device.publish(3)
-    await run_update(device, desired)
+    await run_update(device, desired, frozenset({reached}))
     sent_bytes = device.registry.sent_bytes
     await run_update(device, replace(desired, undone=True))
     assert device.state == (S.ROLLED_BACK, "undone") and device.version == 2
