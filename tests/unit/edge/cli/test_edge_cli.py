@@ -13,7 +13,7 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 import pytest
@@ -30,6 +30,7 @@ from firstline_edge.cli import doctor, doctor_device
 from firstline_edge.cli.explain import describe
 from firstline_edge.cli.findings import Severity
 from firstline_edge.cli.status import describe as describe_status
+from firstline_edge.settings.load import load
 from firstline_edge.state import StateDirectory
 
 Findings: TypeAlias = Callable[[], tuple[int, dict[str, dict[str, str]]]]
@@ -71,9 +72,27 @@ def _restore_signals() -> Iterator[None]:
         signal.signal(number, handler)
 
 
-def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
-    monkeypatch.setattr(sys, "argv", ["edge-agent", *arguments])
-    return main()
+class Ended(NamedTuple):
+    """A command that has ended."""
+
+    code: int
+    out: str
+    err: str
+
+
+Run: TypeAlias = Callable[..., Ended]
+
+
+@pytest.fixture
+def run(config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Runs a command with the configuration."""
+
+    def run(*arguments: str) -> Ended:
+        monkeypatch.setattr(sys, "argv", ["edge-agent", *arguments, "--config", str(config)])
+        code = main()
+        return Ended(code, *capsys.readouterr())
+
+    return run
 
 
 def test_explain_describes_a_request() -> None:
@@ -140,49 +159,37 @@ def test_explain_states_the_certificate_of_an_edge_answer() -> None:
     assert "the full model's own" in describe(full)[-1]
 
 
-def test_explain_of_an_unknown_request(
-    config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(monkeypatch, "explain", "nobody", "--config", str(config)) == 1
-    assert "has no request nobody" in capsys.readouterr().err
+def test_explain_plan_lists_unknown_figures(run: Run) -> None:
+    unknown = run("plan", "explain", "digits")
+    assert unknown.code == 0
+    assert "open      No profile" in unknown.out and "open      No agent of this configuration answers" in unknown.out
+    known = run("plan", "explain", "digits", "--bandwidth", "8", "--round-trip", "4")
+    assert known.code == 0
+    assert "agent" not in known.out  # nothing of it is needed
+    absent = run("plan", "explain", "cats")
+    assert absent.code == 2 and "no model 'cats'" in absent.err
 
 
-def test_explain_plan_lists_unknown_figures(
-    config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(monkeypatch, "plan", "explain", "digits", "--config", str(config)) == 0
-    output = capsys.readouterr().out
-    assert "open      No profile" in output and "open      No agent of this configuration answers" in output
-    flags = ("--bandwidth", "8", "--round-trip", "4")
-    assert run(monkeypatch, "plan", "explain", "digits", *flags, "--config", str(config)) == 0
-    assert "agent" not in capsys.readouterr().out  # nothing of it is needed
-    assert run(monkeypatch, "plan", "explain", "cats", "--config", str(config)) == 2
-    assert "no model 'cats'" in capsys.readouterr().err
-    assert run(monkeypatch, "plan", "explain", "digit", "--config", str(config)) == 2
-    assert "did you mean 'digits'?" in capsys.readouterr().err
-
-
-def test_explain_plan_uses_measured_splits(
-    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_explain_plan_uses_measured_splits(tmp_path: Path, run: Run) -> None:
     digest = open_bundle(DIGITS).manifest.full_digest
     file = tmp_path / "split.json"
     file.write_bytes(encode(Splits("digits", 1, "full", digest, "onnx", 1, 1.0, 9.0, 100.0, 5, 0)))
-    arguments = ["plan", "explain", "--splits", str(file), "--round-trip", "4", "--config", str(config)]
-    assert run(monkeypatch, *arguments, "--bandwidth", "8", "-o", "json") == 0
-    [found] = json.loads(capsys.readouterr().out)
+    arguments = ["plan", "explain", "--splits", str(file), "--round-trip", "4"]
+    explained = run(*arguments, "--bandwidth", "8", "-o", "json")
+    assert explained.code == 0
+    [found] = json.loads(explained.out)
     assert (found["full"]["way"]["kind"], found["full"]["latency_ms"]) == ("device", 10)
     assert found["full"]["by_bandwidth"][0]["to_bytes_per_s"] is None
     file.write_text("{}")
-    assert run(monkeypatch, *arguments) == 1
-    assert "does not say how a model splits" in capsys.readouterr().err
+    refused = run(*arguments)
+    assert refused.code == 1
+    assert "does not say how a model splits" in refused.err
 
 
-def test_status_without_an_agent(
-    config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(monkeypatch, "status", "--config", str(config)) == 1
-    assert "start it with `edge-agent run`" in capsys.readouterr().err
+def test_status_without_an_agent(run: Run) -> None:
+    ended = run("status")
+    assert ended.code == 1
+    assert "start it with `edge-agent run`" in ended.err
 
 
 @pytest.mark.parametrize(
@@ -194,36 +201,28 @@ def test_status_without_an_agent(
         (("status",), 1),
     ],
 )
-def test_an_address_that_is_not_a_url(
-    command: tuple[str, ...],
-    code: int,
-    config: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_an_address_that_is_not_a_url(command: tuple[str, ...], code: int, config: Path, run: Run) -> None:
     with contextlib.closing(StateDirectory(config.parent / "state")) as state:  # as if an agent ran
         state.publish_url("http://a..b:1")
-        assert run(monkeypatch, *command, "--config", str(config)) == code
-    assert "The URL 'http://a..b:1' cannot be used" in capsys.readouterr().err
+        ended = run(*command)
+    assert ended.code == code
+    assert "The URL 'http://a..b:1' cannot be used" in ended.err
 
 
-def test_run_refuses_a_provider_that_is_absent(
-    config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_run_refuses_a_provider_that_is_absent(config: Path, monkeypatch: pytest.MonkeyPatch, run: Run) -> None:
     monkeypatch.setenv("FIRSTLINE_EDGE_MODELS__PROVIDERS", '["CUDAExecutionProvider"]')
-    assert run(monkeypatch, "run", "--config", str(config)) == 2
-    error = capsys.readouterr().err
-    assert "models.providers names CUDAExecutionProvider, but this onnxruntime has: " in error
+    ended = run("run")
+    assert ended.code == 2
+    assert "models.providers names CUDAExecutionProvider, but this onnxruntime has: " in ended.err
     assert not (config.parent / "state" / "url").exists()
 
 
 @pytest.mark.parametrize("body", [b"<html>hello</html>", b"[]", b'{"ready": true}'])
-def test_status_of_another_server_fails(
-    body: bytes, config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_status_of_another_server_fails(body: bytes, run: Run) -> None:
     with answering(lambda *_: (200, {}, body)) as url:
-        assert run(monkeypatch, "status", "--config", str(config), "--url", url) == 1
-    assert "is not an edge agent" in capsys.readouterr().err
+        ended = run("status", "--url", url)
+    assert ended.code == 1
+    assert "is not an edge agent" in ended.err
 
 
 def test_status_as_text() -> None:
@@ -269,21 +268,19 @@ def test_status_as_text() -> None:
 
 
 @pytest.mark.parametrize("command", [["run"], ["status"], ["explain", "r"], ["doctor"]])
-def test_a_bad_configuration_is_exit_code_2(
-    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file = tmp_path / "edge.toml"
-    file.write_text("[api]\nprot = 1\n")
-    assert run(monkeypatch, *command, "--config", str(file)) == 2
-    assert "edge.toml:2" in capsys.readouterr().err
+def test_a_bad_configuration_is_exit_code_2(command: list[str], config: Path, run: Run) -> None:
+    config.write_text("[api]\nprot = 1\n")
+    ended = run(*command)
+    assert ended.code == 2
+    assert "edge.toml:2" in ended.err
 
 
 class TestDoctor:
     @pytest.fixture
-    def findings(self, config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Findings:
+    def findings(self, run: Run) -> Findings:
         def findings() -> tuple[int, dict[str, dict[str, str]]]:
-            code = run(monkeypatch, "doctor", "-o", "json", "--config", str(config))
-            return code, {found["subject"]: found for found in json.loads(capsys.readouterr().out)}
+            ended = run("doctor", "-o", "json")
+            return ended.code, {found["subject"]: found for found in json.loads(ended.out)}
 
         return findings
 
@@ -315,16 +312,15 @@ class TestDoctor:
         assert found[f"links[1] mqtt 127.0.0.1:{mqtt}"]["advice"].startswith("start mosquitto")
         assert found["links[0].token_file"]["advice"] == f"chmod 600 {token}"
 
-    @pytest.mark.parametrize(("mode", "severity"), [(0o600, "ok"), (0o640, "warning"), (0o604, "error")])
-    def test_a_secret_that_every_user_may_read_is_an_error(
-        self, config: Path, tmp_path: Path, findings: Findings, mode: int, severity: str
-    ) -> None:
-        token = tmp_path / "tokens"
+    @pytest.mark.parametrize(
+        ("mode", "severity"), [(0o600, Severity.OK), (0o640, Severity.WARNING), (0o604, Severity.ERROR)]
+    )
+    def test_a_secret_that_every_user_may_read_is_an_error(self, config: Path, mode: int, severity: Severity) -> None:
+        token = config.parent / "tokens"
         token.write_text("camera:0123456789abcdef\n")
         token.chmod(mode)
-        config.write_text(config.read_text() + 'token_file = "tokens"\n')
-        code, found = findings()
-        assert (code, found["api.token_file"]["severity"]) == (1 if severity == "error" else 0, severity)
+        (found,) = doctor_device.secret_findings(load(config, overrides={"api.token_file": str(token)}))
+        assert (found.subject, found.severity) == ("api.token_file", severity)
 
     def test_settings_that_run_would_refuse_are_missing(self, config: Path, tmp_path: Path, findings: Findings) -> None:
         tokens = tmp_path / "tokens"
@@ -345,27 +341,25 @@ class TestDoctor:
         [(errno.ENOSPC, "free space"), (errno.EROFS, "remount,rw"), (errno.EACCES, "sudo install -d")],
     )
     def test_a_disk_error_has_advice(
-        self, number: int, advice: str, monkeypatch: pytest.MonkeyPatch, findings: Findings
+        self, number: int, advice: str, config: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         def refuse(_folder: Path) -> float:
             raise OSError(number, os.strerror(number))
 
         monkeypatch.setattr(doctor_device, "_fsync_ms", refuse)
-        _, found = findings()
-        assert found["state directory"]["severity"] == "error" and advice in found["state directory"]["advice"]
+        (found,) = doctor_device.state_findings(load(config))
+        assert (found.subject, found.severity) == ("state directory", Severity.ERROR) and advice in found.advice
 
-    def test_stored_bytes_reduce_the_needed_space(self, tmp_path: Path, findings: Findings) -> None:
-        outbox = tmp_path / "state" / "outbox"
+    def test_stored_bytes_reduce_the_needed_space(self, config: Path) -> None:
+        outbox, settings = config.parent / "state" / "outbox", load(config)
         outbox.mkdir(parents=True, mode=0o700)
-        _, before = findings()
-        assert before["disk space"]["detail"].endswith("may grow by 576")
+        assert "outbox and cache may grow by 576" in str(doctor_device.state_findings(settings))
         with (outbox / "outbox.db").open("wb") as file:
             file.truncate(100 << 20)
-        _, after = findings()
-        assert after["disk space"]["detail"].endswith("may grow by 476")
+        assert "outbox and cache may grow by 476" in str(doctor_device.state_findings(settings))
 
-    def test_a_damaged_outbox_is_reported(self, tmp_path: Path, findings: Findings) -> None:
-        aside = tmp_path / "state" / "outbox" / "outbox.db.damaged"
+    def test_a_damaged_outbox_is_reported(self, config: Path, findings: Findings) -> None:
+        aside = config.parent / "state" / "outbox" / "outbox.db.damaged"
         aside.parent.mkdir(parents=True, mode=0o700)
         aside.touch()
         _, found = findings()

@@ -42,19 +42,9 @@ def test_environment_and_flags_win() -> None:
     assert load(None, environ={"FIRSTLINE_EDGE_API__PORT": "9000"}, overrides={"api.port": 1}).api.port == 1
 
 
-def test_a_misspelt_key_is_named_with_its_line(tmp_path: Path) -> None:
-    file = tmp_path / "edge.toml"
-    file.write_text("[api]\nhots = '127.0.0.1'\n")
-    with pytest.raises(ConfigError, match=r"edge.toml:2 .*'api.hots'; did you mean 'api.host'\?"):
-        load(file, environ={})
-
-
 @pytest.mark.parametrize(
     ("values", "sentence"),
     [
-        ({"api.host": "0.0.0.0"}, "api.host is 0.0.0.0.*api.token_file is empty"),
-        ({"links": [{"kind": "http"}]}, r"links\[0\].url is ''"),
-        ({"links": [{"kind": "http", "url": "http://h:99999"}]}, "which has port 99999; use 1 to 65535"),
         *(
             ({"links": [{"kind": "http", "url": url}]}, r"links\[0\].url is '.*'; an http link needs a URL such as")
             for url in ("http://127.0.0.1:abc", "http://:80", "https://", "http://[::1", "ftp://h")
@@ -64,8 +54,6 @@ def test_a_misspelt_key_is_named_with_its_line(tmp_path: Path) -> None:
             for url in ("http://h/a b", "http://h?a=b", "http://h#a", "http://h:0")
         ),
         ({"links": [{"kind": "http", "url": "http://h", "proxy": "h:80"}]}, r"links\[0\].proxy is not a URL"),
-        ({"links": [{"kind": "http", "url": "http://me:secret@h"}]}, r"links\[0\].url names a user(?!.*secret)"),
-        ({"links": [{"kind": "mqtt"}]}, r"links\[0\].host is empty"),
         (
             {"links": [{"kind": "mqtt", "host": "h", "tls_certificate_file": "c", "tls_key_file": "k"}]},
             r"links\[0\].tls_certificate_file is named but tls_ca_file is empty",
@@ -74,12 +62,7 @@ def test_a_misspelt_key_is_named_with_its_line(tmp_path: Path) -> None:
             {"links": [{"kind": "mqtt", "host": "h", "tls_ca_file": "system", "tls_key_file": "k"}]},
             r"links\[0\].tls_key_file is named without its tls_certificate_file",
         ),
-        ({"links": [{"kind": "carrier pigeon"}]}, "carrier pigeon"),
-        ({"agent.device_id": "a/b"}, "device_id"),
         ({"policy.min_threshold": math.nan}, "policy.min_threshold is not a number"),
-        ({"policy.kind": "value"}, "policy.kind is value, but nothing has a price"),
-        ({"policy.kind": "oracle"}, "oracle"),
-        ({"budget.bytes_per_day": -1}, "bytes_per_day"),
         ({"api.bodies_limit_bytes": 1000}, "api.bodies_limit_bytes is 1000, less than one body may take"),
     ],
 )
