@@ -42,6 +42,18 @@ def opened(directory: Path, limit_bytes: int = 1 << 24) -> DiskCache:
     return DiskCache(directory, limit_bytes=limit_bytes, ttl_s=60, clock=SimulatedClock())
 
 
+@pytest.fixture
+def cache(directory: Path) -> Iterator[DiskCache]:
+    cache = opened(directory)
+    yield cache
+    cache.close()
+
+
+def value_of(cache: DiskCache, key: bytes) -> bytes | None:
+    found = cache.get(key)
+    return found[0] if found is not None else None
+
+
 def written(cache: DiskCache) -> None:
     """Waits until the disk has accepted, or refused, the group that is being written."""
     while (writing := cache._writing) is not None:
@@ -86,8 +98,7 @@ def plant(directory: Path, sql: str, values: tuple[Any, ...]) -> None:
 
 
 @pytest.mark.parametrize("planted", ["text", 1, 1.5, b"bytes that no seal closed"])
-def test_foreign_entries_are_removed(directory: Path, planted: object) -> None:
-    cache = opened(directory)
+def test_foreign_entries_are_removed(directory: Path, cache: DiskCache, planted: object) -> None:
     cache.put(KEY, b"good")
     written(cache)
     plant(directory, "UPDATE Cache SET value = ?", (planted,))
@@ -95,9 +106,7 @@ def test_foreign_entries_are_removed(directory: Path, planted: object) -> None:
     sweep(cache)
     assert rows_on_disk(directory) == 0
     cache.put(KEY, b"good again")
-    found = cache.get(KEY)
-    assert found[0] == b"good again"
-    cache.close()
+    assert value_of(cache, KEY) == b"good again"
 
 
 class Planted:
@@ -131,8 +140,7 @@ def test_a_planted_pickle_is_not_executed(directory: Path, tmp_path: Path, where
     assert cache.get(KEY) is None
     sweep(cache)
     cache.put(KEY, b"good again")
-    found = cache.get(KEY)
-    assert found[0] == b"good again"
+    assert value_of(cache, KEY) == b"good again"
     cache.close()
     assert not proof.exists()
     if not compressed:
@@ -174,8 +182,7 @@ def test_a_damaged_database_is_moved_aside(directory: Path, damage: bytes | None
     cache = opened(directory)
     assert cache.get(KEY) is None
     cache.put(KEY, b"new")
-    found = cache.get(KEY)
-    assert found[0] == b"new"
+    assert value_of(cache, KEY) == b"new"
     cache.close()
     if damage:
         assert (directory.with_name("cache.damaged") / "cache.db").read_bytes()[:24] == damage[:24]
@@ -227,8 +234,7 @@ def test_damage_is_a_miss_or_an_empty_cache(directory: Path) -> None:
             missed += found is None
             assert found is None or found[0] == value
         cache.put(KEY, b"fresh")
-        found = cache.get(KEY)
-        assert found[0] == b"fresh"
+        assert value_of(cache, KEY) == b"fresh"
         cache.close()
         for file in (*directory.iterdir(), directory.with_name("cache.damaged")):
             if file.name != "cache.db":
@@ -239,7 +245,7 @@ def test_damage_is_a_miss_or_an_empty_cache(directory: Path) -> None:
 
 def test_a_clock_that_is_set_back_prolongs_no_life(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = time.time()
-    cache = DiskCache(directory, limit_bytes=1 << 24, ttl_s=60, clock=SimulatedClock())
+    cache = opened(directory)
     cache.put(KEY, b"v")
     for wall_s, left_s in ((now_s + 30, 30), (now_s - 3600, None), (5.0, None), (now_s + 20, 40), (now_s + 70, None)):
         monkeypatch.setattr(time, "time", lambda wall_s=wall_s: wall_s)
@@ -249,8 +255,7 @@ def test_a_clock_that_is_set_back_prolongs_no_life(directory: Path, monkeypatch:
     cache.close()
 
 
-def test_expired_entries_leave_the_disk(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    cache = DiskCache(directory, limit_bytes=1 << 24, ttl_s=60, clock=SimulatedClock())
+def test_expired_entries_leave_the_disk(directory: Path, cache: DiskCache, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(150):
         cache.put(b"%d" % number, b"v")
     now_s = time.time()
@@ -262,11 +267,9 @@ def test_expired_entries_leave_the_disk(directory: Path, monkeypatch: pytest.Mon
     assert rows_on_disk(directory) == 1
     assert cache.get(KEY) is not None
     monkeypatch.undo()
-    cache.close()
 
 
-def test_a_cache_works_on_after_its_erasure(directory: Path) -> None:
-    cache = DiskCache(directory, limit_bytes=1 << 24, ttl_s=60, clock=SimulatedClock())
+def test_a_cache_works_on_after_its_erasure(directory: Path, cache: DiskCache) -> None:
     cache.put(KEY, b"v")
     given_up = cache.clear()
     assert cache.get(KEY) is None
@@ -285,8 +288,7 @@ def test_results_are_encrypted_with_a_key_and_another_one_misses(directory: Path
     other = DiskCache(directory, limit_bytes=1 << 24, ttl_s=60, seal=KeySeal([b"o" * 32]))
     assert other.get(KEY) is None
     other.put(KEY, b"again")
-    found = other.get(KEY)
-    assert found[0] == b"again"
+    assert value_of(other, KEY) == b"again"
     other.close()
 
 
@@ -302,8 +304,8 @@ def keys_on_disk(directory: Path) -> set[bytes]:
     return found
 
 
-def test_puts_share_a_commit_and_can_be_read_before_it(directory: Path) -> None:
-    cache, keys = opened(directory), [number.to_bytes(32) for number in range(64)]
+def test_puts_share_a_commit_and_can_be_read_before_it(directory: Path, cache: DiskCache) -> None:
+    keys = [number.to_bytes(32) for number in range(64)]
     for number, key in enumerate(keys):
         cache.put(key, b"v%d" % number)
         written(cache)
@@ -334,8 +336,9 @@ def test_a_put_waits_a_minute_for_others_at_most(directory: Path) -> None:
     cache.close()
 
 
-def test_a_group_that_the_disk_refuses_is_a_miss_and_the_next_put_tries_alone(directory: Path) -> None:
-    cache = opened(directory)
+def test_a_group_that_the_disk_refuses_is_a_miss_and_the_next_put_tries_alone(
+    directory: Path, cache: DiskCache
+) -> None:
     cache.put(KEY, b"kept")
     written(cache)
     with refusing(directory):
@@ -344,13 +347,11 @@ def test_a_group_that_the_disk_refuses_is_a_miss_and_the_next_put_tries_alone(di
         written(cache)
     assert "The disk refuses the result cache" in cache.problem
     assert [cache.get(number.to_bytes(32)) for number in range(64)] == [None] * 64
-    found = cache.get(KEY)
-    assert found[0] == b"kept"
+    assert value_of(cache, KEY) == b"kept"
     cache.put(b"n" * 32, b"taken again")
     written(cache)
     assert cache.problem == ""
     assert rows_on_disk(directory) == 2
-    cache.close()
 
 
 def test_a_disk_that_reads_slowly_is_left_alone_for_a_while_and_then_used_again(
@@ -373,7 +374,7 @@ def test_a_disk_that_reads_slowly_is_left_alone_for_a_while_and_then_used_again(
     for number in range(100):
         cache.put(b"later%d" % number, b"waits")
         assert cache.get(KEY) is None
-        assert (cache.get(b"later%d" % number) or (b"",))[0] == b"waits"
+        assert value_of(cache, b"later%d" % number) == b"waits"
     assert calls == 1
     takes_s = 0.0
     clock._now_s += 2.1
@@ -450,15 +451,14 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("patient")
-def test_a_slow_disk_delays_no_reads_and_writes(directory: Path) -> None:
-    cache = opened(directory)
+def test_a_slow_disk_delays_no_reads_and_writes(directory: Path, cache: DiskCache) -> None:
     cache.put(KEY, b"on disk")
     written(cache)
     with Held(directory):
         for number in range(200):  # one group is being written, and all others wait together
             cache.put(number.to_bytes(32), b"v%d" % number)
-            assert (cache.get(KEY) or (b"",))[0] == b"on disk"
-        assert [(cache.get(number.to_bytes(32)) or (b"",))[0] for number in range(200)] == [
+            assert value_of(cache, KEY) == b"on disk"
+        assert [value_of(cache, number.to_bytes(32)) for number in range(200)] == [
             b"v%d" % number for number in range(200)
         ]
         cache.expire()
@@ -466,12 +466,10 @@ def test_a_slow_disk_delays_no_reads_and_writes(directory: Path) -> None:
     written(cache)
     assert rows_on_disk(directory) == 201
     assert cache.problem == ""
-    cache.close()
 
 
 @pytest.mark.usefixtures("patient")
-def test_a_sweep_while_the_disk_is_slow_writes_the_rest_afterwards(directory: Path) -> None:
-    cache = opened(directory)
+def test_a_sweep_while_the_disk_is_slow_writes_the_rest_afterwards(directory: Path, cache: DiskCache) -> None:
     cache.put(KEY, b"alone")
     written(cache)
     with Held(directory):
@@ -482,12 +480,10 @@ def test_a_sweep_while_the_disk_is_slow_writes_the_rest_afterwards(directory: Pa
         assert rows_on_disk(directory) == 1
     written(cache)
     assert rows_on_disk(directory) == 1 + 64 + 5
-    cache.close()
 
 
 @pytest.mark.usefixtures("patient")
-def test_the_queue_for_a_slow_disk_is_bounded_and_keeps_the_newest(directory: Path) -> None:
-    cache = opened(directory)
+def test_the_queue_for_a_slow_disk_is_bounded_and_keeps_the_newest(directory: Path, cache: DiskCache) -> None:
     cache.put(KEY, b"on disk")
     written(cache)
     with Held(directory):
@@ -515,8 +511,7 @@ def test_the_database_stays_within_its_limit_after_a_slow_disk(directory: Path) 
 
 
 @pytest.mark.usefixtures("patient")
-def test_it_is_closed_when_all_is_written(directory: Path) -> None:
-    cache = opened(directory)
+def test_it_is_closed_when_all_is_written(directory: Path, cache: DiskCache) -> None:
     with Held(directory):
         for number in range(100):
             cache.put(number.to_bytes(32), b"v")
@@ -530,8 +525,7 @@ def test_it_is_closed_when_all_is_written(directory: Path) -> None:
 
 
 @pytest.mark.usefixtures("patient")
-def test_nothing_is_written_after_an_erasure(directory: Path) -> None:
-    cache = opened(directory)
+def test_nothing_is_written_after_an_erasure(directory: Path, cache: DiskCache) -> None:
     with Held(directory):
         for number in range(100):
             cache.put(number.to_bytes(32), b"what is to be erased")
@@ -548,8 +542,9 @@ def test_nothing_is_written_after_an_erasure(directory: Path) -> None:
 
 
 @pytest.mark.usefixtures("patient")
-def test_expired_entries_are_removed_under_steady_load(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    cache = opened(directory)
+def test_expired_entries_are_removed_under_steady_load(
+    directory: Path, cache: DiskCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
     now_s = time.time()
     monkeypatch.setattr(time, "time", lambda: now_s - 61)
     cache.put(KEY, b"has ended")
@@ -560,7 +555,6 @@ def test_expired_entries_are_removed_under_steady_load(directory: Path, monkeypa
         cache.expire()
     wait([waited_for(cache)])
     assert KEY not in keys_on_disk(directory)
-    cache.close()
 
 
 @pytest.mark.usefixtures("patient")
@@ -573,26 +567,27 @@ def test_a_dropped_write_leaves_no_older_value(directory: Path) -> None:
         put_group(cache, 0, puts=63)
         cache.put(KEY, b"newer")
         cache.put(early, b"newer")
-        assert [(cache.get(key) or (b"",))[0] for key in (KEY, early)] == [b"newer"] * 2
+        assert [value_of(cache, key) for key in (KEY, early)] == [b"newer"] * 2
         for group in range(1, 17):
             put_group(cache, group)
-        assert [(cache.get(key) or (b"",))[0] for key in (KEY, early)] == [b"", b"newer"]
+        assert [value_of(cache, key) for key in (KEY, early)] == [None, b"newer"]
     wait([waited_for(cache)])  # it has written the older value of `early`
     _ = cache.problem
-    assert [(cache.get(key) or (b"",))[0] for key in (KEY, early)] == [b"", b"newer"]
+    assert [value_of(cache, key) for key in (KEY, early)] == [None, b"newer"]
     written(cache)
-    assert [(cache.get(key) or (b"",))[0] for key in (KEY, early)] == [b"", b"newer"]
+    assert [value_of(cache, key) for key in (KEY, early)] == [None, b"newer"]
     assert {KEY, early} & keys_on_disk(directory) == {early}
     cache.put(KEY, b"newest")
     cache.close()
     again = opened(directory)
-    assert [(again.get(key) or (b"",))[0] for key in (KEY, early)] == [b"newest", b"newer"]
+    assert [value_of(again, key) for key in (KEY, early)] == [b"newest", b"newer"]
     again.close()
 
 
 @pytest.mark.parametrize("goes", ["with the next group", "when the cache is closed"])
-def test_a_group_that_the_disk_refuses_leaves_no_older_value_behind(directory: Path, goes: str) -> None:
-    cache = opened(directory)
+def test_a_group_that_the_disk_refuses_leaves_no_older_value_behind(
+    directory: Path, cache: DiskCache, goes: str
+) -> None:
     cache.put(KEY, b"older")
     written(cache)
     with refusing(directory):
@@ -652,8 +647,7 @@ def test_too_many_outdated_entries_cost_the_whole_cache(directory: Path, monkeyp
     cache.close()
 
 
-def test_damage_that_the_writer_finds_begins_a_fresh_cache(directory: Path) -> None:
-    cache = opened(directory)
+def test_damage_that_the_writer_finds_begins_a_fresh_cache(directory: Path, cache: DiskCache) -> None:
     cache.put(KEY, b"good")
     written(cache)
     plant(directory, "DROP TABLE Cache", ())
@@ -692,5 +686,5 @@ def test_a_process_killed_while_writing_leaves_a_valid_file(directory: Path) -> 
     keys = [key for (key,) in connection.execute("SELECT key FROM Cache")]
     connection.close()
     assert keys
-    assert all((cache.get(key) or (b"",))[0] == b"v%d" % int.from_bytes(key, "big") for key in keys)
+    assert all(value_of(cache, key) == b"v%d" % int.from_bytes(key, "big") for key in keys)
     cache.close()

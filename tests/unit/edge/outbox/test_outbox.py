@@ -3,11 +3,11 @@ import contextlib
 import logging
 import sqlite3
 import threading
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import pytest
 from msgspec import structs
@@ -32,6 +32,15 @@ def item(asked: InferRequest | None = None, *, created_wall_s: float = 1_800_000
     return OutboxItem(asked, (0, 2), response(asked, Status.PROVISIONAL, rows=3), created_wall_s)
 
 
+def ids_of(items: Iterable[OutboxItem]) -> list[str]:
+    return [one.request.request_id for one in items]
+
+
+async def end(outbox: Outbox, promise: OutboxItem) -> None:
+    """Ends a promise with its provisional answer."""
+    await outbox.finish(promise.request.request_id, promise.provisional)
+
+
 def overwrite(path: Path, offset: int, damage: bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     content = bytearray(path.read_bytes() if path.exists() else b"")
@@ -49,11 +58,25 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "state" / "outbox.db"
 
 
+Open: TypeAlias = Callable[..., Outbox]
+
+
 @pytest.fixture
-async def outbox(path: Path, clock: SimulatedClock) -> AsyncIterator[Outbox]:
-    opened = Outbox(path, OutboxSection(limit_items=5), clock=clock)
-    yield opened
-    opened.close()
+async def open_outbox(path: Path, clock: SimulatedClock) -> AsyncIterator[Open]:
+    """Opens the outbox with some limits, and closes it after the test."""
+    with contextlib.ExitStack() as all_opened:
+
+        def open_(clock: SimulatedClock = clock, announcing: Sequence[Receiver] = (), **limits: Any) -> Outbox:
+            outbox = Outbox(path, OutboxSection(**limits), announcing=lambda: announcing, clock=clock)
+            all_opened.callback(outbox.close)
+            return outbox
+
+        yield open_
+
+
+@pytest.fixture
+def outbox(open_outbox: Open) -> Outbox:
+    return open_outbox(limit_items=5)
 
 
 async def test_promises_come_out_oldest_first(outbox: Outbox) -> None:
@@ -61,7 +84,7 @@ async def test_promises_come_out_oldest_first(outbox: Outbox) -> None:
     for one in put:
         await outbox.put(one)
     found = await outbox.pending(2)
-    assert [one.request.request_id for one in found] == [one.request.request_id for one in put[:2]]
+    assert ids_of(found) == ids_of(put[:2])
     first, original = found[0], put[0]
     assert first.rows == (0, 2)
     assert first.created_wall_s == original.created_wall_s
@@ -95,38 +118,36 @@ async def test_a_full_outbox_refuses_and_evicts_nothing(outbox: Outbox) -> None:
     await asyncio.gather(*(outbox.put(one) for one in put))
     with pytest.raises(QueueFullError, match="5 requests"):
         await outbox.put(item())
-    assert [one.request.request_id for one in await outbox.pending(9)] == [one.request.request_id for one in put]
-    await outbox.finish(put[0].request.request_id, put[0].provisional)
+    assert ids_of(await outbox.pending(9)) == ids_of(put)
+    await end(outbox, put[0])
     await outbox.put(item())
 
 
-async def test_bytes_are_bounded_too_even_within_one_group(path: Path, clock: SimulatedClock) -> None:
-    outbox = Outbox(path, OutboxSection(limit_bytes=10_000), clock=clock)
+async def test_bytes_are_bounded_too_even_within_one_group(open_outbox: Open) -> None:
+    outbox = open_outbox(limit_bytes=10_000)
     outcomes = await asyncio.gather(*(outbox.put(item()) for _ in range(50)), return_exceptions=True)
     assert {type(outcome) for outcome in outcomes} == {type(None), QueueFullError}
     assert outbox.depth == outcomes.count(None)
     assert 0 < outbox.size_bytes <= 10_000
     outbox.close()
-    again = Outbox(path, clock=clock)
+    again = open_outbox()
     assert again.depth == outcomes.count(None)
-    again.close()
 
 
-async def test_counters_survive_reopening(path: Path, clock: SimulatedClock) -> None:
-    first = Outbox(path, clock=clock)
+async def test_counters_survive_reopening(open_outbox: Open) -> None:
+    first = open_outbox()
     put = [item() for _ in range(3)]
     for one in put:
         await first.put(one)
-    await first.finish(put[1].request.request_id, put[1].provisional)
+    await end(first, put[1])
     counted = (first.depth, first.size_bytes)
     first.close()
-    second = Outbox(path, clock=clock)
+    second = open_outbox()
     assert (second.depth, second.size_bytes) == counted
     await asyncio.wait_for(second.wait_pending(), 1)
     for one in await second.pending(9):
-        await second.finish(one.request.request_id, one.provisional)
+        await end(second, one)
     assert (second.depth, second.size_bytes) == (0, 0)
-    second.close()
 
 
 async def test_the_same_request_again_changes_nothing(outbox: Outbox) -> None:
@@ -142,14 +163,14 @@ async def test_the_same_request_again_changes_nothing(outbox: Outbox) -> None:
     assert found.answer.status is Status.FINAL
 
 
-async def test_answers_make_room_by_bytes_but_promises_never_do(path: Path, clock: SimulatedClock) -> None:
-    outbox = Outbox(path, OutboxSection(answers_limit_bytes=3000), clock=clock)
+async def test_answers_make_room_by_bytes_but_promises_never_do(open_outbox: Open) -> None:
+    outbox = open_outbox(answers_limit_bytes=3000)
     waiting = item()
     await outbox.put(waiting)
     ended = [item() for _ in range(10)]
     for one in ended:
         await outbox.put(one)
-        await outbox.finish(one.request.request_id, one.provisional)
+        await end(outbox, one)
     kept = []
     for one in ended:
         try:
@@ -161,18 +182,15 @@ async def test_answers_make_room_by_bytes_but_promises_never_do(path: Path, cloc
     assert kept == ended[-len(kept) :]
     await outbox.answer(waiting.request.request_id, "local")
     assert outbox.depth == 1
-    outbox.close()
 
 
-async def test_unannounced_answers_make_room_last(path: Path, clock: SimulatedClock) -> None:
-    outbox = Outbox(
-        path, OutboxSection(answers_limit_bytes=3000), announcing=lambda: [Receiver.APPLICATIONS], clock=clock
-    )
+async def test_unannounced_answers_make_room_last(open_outbox: Open) -> None:
+    outbox = open_outbox(announcing=[Receiver.APPLICATIONS], answers_limit_bytes=3000)
     ended = [item() for _ in range(10)]
-    ids = [one.request.request_id for one in ended]
+    ids = ids_of(ended)
     for number, one in enumerate(ended):
         await outbox.put(one)
-        await outbox.finish(one.request.request_id, one.provisional)
+        await end(outbox, one)
         if number == 1:
             await outbox.mark_announced(Receiver.APPLICATIONS, ids[1:2])
         if outbox._database.totals.answers < number + 1:
@@ -185,37 +203,34 @@ async def test_unannounced_answers_make_room_last(path: Path, clock: SimulatedCl
     ]
     for one in ended[number + 1 :]:
         await outbox.put(one)
-        await outbox.finish(one.request.request_id, one.provisional)
+        await end(outbox, one)
     waiting = [request_id for request_id, _ in await outbox.unannounced(Receiver.APPLICATIONS, 100)]
     assert 0 < len(waiting) < 9 and waiting == ids[-len(waiting) :]  # the limit holds
-    outbox.close()
 
 
-async def test_old_answers_are_deleted(path: Path, clock: SimulatedClock) -> None:
-    outbox = Outbox(path, OutboxSection(answers_age_s=DAY_S), clock=clock)
+async def test_old_answers_are_deleted(open_outbox: Open, clock: SimulatedClock) -> None:
+    outbox = open_outbox(answers_age_s=DAY_S)
     old, new = item(), item()
     for one in (old, new):
         await outbox.put(one)
-    await outbox.finish(old.request.request_id, old.provisional)
+    await end(outbox, old)
     await clock.advance(DAY_S + 1)
-    await outbox.finish(new.request.request_id, new.provisional)
+    await end(outbox, new)
     with pytest.raises(UnknownAnswerError):
         await outbox.answer(old.request.request_id, "local")
     await outbox.answer(new.request.request_id, "local")
-    outbox.close()
 
 
-async def test_old_answers_are_deleted_without_new_ones(path: Path, clock: SimulatedClock) -> None:
-    outbox = Outbox(path, OutboxSection(answers_age_s=60.0), clock=clock)
+async def test_old_answers_are_deleted_without_new_ones(open_outbox: Open, clock: SimulatedClock) -> None:
+    outbox = open_outbox(answers_age_s=60.0)
     await outbox.put(one := item(created_wall_s=clock.wall_s()))
-    await outbox.finish(one.request.request_id, one.provisional)
+    await end(outbox, one)
     for later_s in (59.0, 2.0):
         assert (await outbox.answer(one.request.request_id, "local")).answer is not None
         await clock.advance(later_s)
         await outbox.delete_old_answers()
     with pytest.raises(UnknownAnswerError):
         await outbox.answer(one.request.request_id, "local")
-    outbox.close()
 
 
 async def test_local_only_is_never_queued(outbox: Outbox) -> None:
@@ -229,13 +244,13 @@ async def test_wait_pending_returns_while_a_promise_waits(outbox: Outbox) -> Non
     one = item()
     await outbox.put(one)
     await asyncio.wait_for(waiting, 1)
-    await outbox.finish(one.request.request_id, one.provisional)
+    await end(outbox, one)
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(outbox.wait_pending(), 0.01)
 
 
-async def test_a_cancelled_put_that_is_refused_leaves_nothing_behind(path: Path, clock: SimulatedClock) -> None:
-    outbox = Outbox(path, OutboxSection(limit_items=0), clock=clock)
+async def test_a_cancelled_put_that_is_refused_leaves_nothing_behind(open_outbox: Open, clock: SimulatedClock) -> None:
+    outbox = open_outbox(limit_items=0)
     task = asyncio.create_task(outbox.put(item()))
     await asyncio.sleep(0)
     task.cancel()
@@ -245,7 +260,6 @@ async def test_a_cancelled_put_that_is_refused_leaves_nothing_behind(path: Path,
         await outbox.put(item())
     await clock.advance(5.0)
     assert outbox.oldest_s == 0.0
-    outbox.close()
 
 
 async def test_a_cancelled_put_is_stored_whole_or_not_at_all(outbox: Outbox) -> None:
@@ -271,36 +285,21 @@ async def test_ages_are_monotonic_while_the_process_runs(outbox: Outbox, clock: 
 
 
 @pytest.mark.parametrize(("away_s", "age_s"), [(3 * DAY_S, 3 * DAY_S), (-3 * DAY_S, 0.0), (-1_800_000_000.0, 0.0)])
-async def test_an_earlier_process_left_its_age_in_wall_time(path: Path, away_s: float, age_s: float) -> None:
-    first = Outbox(path, clock=SimulatedClock(wall_start_s=1_800_000_000.0))
+async def test_an_earlier_process_left_its_age_in_wall_time(open_outbox: Open, away_s: float, age_s: float) -> None:
+    first = open_outbox(SimulatedClock(wall_start_s=1_800_000_000.0))
     one = item()
     await first.put(one)
     first.close()
     clock = SimulatedClock(start_s=500.0, wall_start_s=1_800_000_000.0 + away_s)
-    second = Outbox(path, clock=clock)
+    second = open_outbox(clock)
     assert second.age_s(one) == pytest.approx(age_s, abs=0.01)  # from the future, or before all time: new
     await clock.advance(10.0)
     assert second.age_s(one) == pytest.approx(age_s + 10.0, abs=0.01)
-    second.close()
 
 
-async def test_a_boot_in_1970_does_not_make_items_half_a_century_old(path: Path) -> None:
-    yesterday = Outbox(path, clock=SimulatedClock(wall_start_s=1_800_000_000.0))
-    await yesterday.put(item(created_wall_s=1_800_000_000.0))
-    yesterday.close()
-    unset = SimulatedClock(wall_start_s=5.0)
-    booted = Outbox(path, clock=unset)
-    late = item(created_wall_s=unset.wall_s())
-    await booted.put(late)
-    booted.close()
-    tomorrow = Outbox(path, clock=SimulatedClock(wall_start_s=1_800_000_000.0 + DAY_S))
-    assert tomorrow.age_s(late) == pytest.approx(DAY_S)
-    tomorrow.close()
-
-
-async def test_wall_time_never_goes_back(path: Path) -> None:
+async def test_wall_time_never_goes_back(open_outbox: Open) -> None:
     clock = SimulatedClock(wall_start_s=1_800_000_000.0 + DAY_S)
-    outbox = Outbox(path, clock=clock)
+    outbox = open_outbox(clock)
     await outbox.put(item())
     clock.set_wall_s(1_800_000_000.0)
     await clock.advance(10.0)
@@ -308,20 +307,19 @@ async def test_wall_time_never_goes_back(path: Path) -> None:
     set_back = [1_800_000_000.0 + DAY_S, 1_800_000_000.0 + DAY_S + 10.0]
     assert [one.created_wall_s for one in await outbox.pending(9)] == pytest.approx(set_back, rel=0, abs=0.01)
     outbox.close()
-    again = Outbox(path, clock=SimulatedClock(wall_start_s=1_800_000_000.0))
+    again = open_outbox(SimulatedClock(wall_start_s=1_800_000_000.0))
     await again.put(item())
     assert (await again.pending(9))[-1].created_wall_s == pytest.approx(set_back[1], rel=0, abs=0.01)
-    again.close()
 
 
-async def test_a_clock_set_ahead_ages_only_records_of_earlier_processes(path: Path) -> None:
+async def test_a_clock_set_ahead_ages_only_records_of_earlier_processes(open_outbox: Open) -> None:
     """Off for days, and up with the time at which it was switched off; then the clock is set."""
     off_s, long_ago = 10 * DAY_S, item()
-    before = Outbox(path, clock=SimulatedClock())
+    before = open_outbox(SimulatedClock())
     await before.put(long_ago)
     before.close()
     clock = SimulatedClock()
-    outbox = Outbox(path, clock=clock)
+    outbox = open_outbox(clock)
     made = [item() for _ in range(100)]
     for one in made:
         await clock.advance(0.1)
@@ -329,31 +327,30 @@ async def test_a_clock_set_ahead_ages_only_records_of_earlier_processes(path: Pa
     clock.set_wall_s(clock.wall_s() + off_s)
     assert outbox.age_s(long_ago) == pytest.approx(10.0, abs=0.01)  # the correct time is not known yet
     overdue = await outbox.overdue(DAY_S, 9)
-    assert [one.request.request_id for one in overdue] == [long_ago.request.request_id]
+    assert ids_of(overdue) == [long_ago.request.request_id]
     assert outbox.age_s(made[0]) == pytest.approx(9.9)
     await until_restamped(outbox)
     outbox.close()
 
-    again = Outbox(path, clock=SimulatedClock(wall_start_s=clock.wall_s() + 60.0))
+    again = open_outbox(SimulatedClock(wall_start_s=clock.wall_s() + 60.0))
     assert again.age_s(long_ago) == pytest.approx(off_s + 70.0, abs=0.01)
     for number, one in enumerate(made):
         assert again.age_s(one) == pytest.approx(70.0 - 0.1 * (number + 1), abs=0.01)
     read = await again.pending(200)
-    assert [one.request.request_id for one in read] == [one.request.request_id for one in (long_ago, *made)]
+    assert ids_of(read) == ids_of((long_ago, *made))
     assert again.damage == ""
-    again.close()
 
 
-async def test_many_times_are_corrected_in_small_commits(path: Path) -> None:
+async def test_many_times_are_corrected_in_small_commits(open_outbox: Open) -> None:
     clock = SimulatedClock()
-    outbox = Outbox(path, clock=clock)
+    outbox = open_outbox(clock)
     made = [item() for _ in range(300)]
     for one in made:
         await clock.advance(1.0)  # so that corrected times of old promises equal uncorrected ones of new promises
         await outbox.put(one)
     for one in made[::3]:
         await clock.advance(0.01)
-        await outbox.finish(one.request.request_id, one.provisional)
+        await end(outbox, one)
     writer, changes = outbox._database.connection, []
     writer.set_trace_callback(lambda sql: changes.append(writer.total_changes) if sql == "COMMIT" else None)
     changes.append(writer.total_changes)
@@ -363,29 +360,28 @@ async def test_many_times_are_corrected_in_small_commits(path: Path) -> None:
     assert changes[-1] - changes[0] >= 300
     assert max(after - before for before, after in pairwise(changes)) <= database.SHIFTED_AT_ONCE
     outbox.close()
-    again = Outbox(path, clock=SimulatedClock(wall_start_s=clock.wall_s()))
+    again = open_outbox(SimulatedClock(wall_start_s=clock.wall_s()))
     ages = [again.age_s(one) for number, one in enumerate(made) if number % 3]
     assert ages == pytest.approx([300.0 - number for number in range(300) if number % 3], abs=0.01)
-    again.close()
 
 
-async def test_a_clock_jump_deletes_no_recent_answer(path: Path) -> None:
-    limits, off_s = OutboxSection(answers_age_s=DAY_S), 10 * DAY_S
+async def test_a_clock_jump_deletes_no_recent_answer(open_outbox: Open) -> None:
+    off_s = 10 * DAY_S
     long_ago, waiting, lately, new = item(), item(), item(), item()
-    before = Outbox(path, limits, clock=SimulatedClock())
+    before = open_outbox(answers_age_s=DAY_S, clock=SimulatedClock())
     for one in (long_ago, waiting):
         await before.put(one)
-    await before.finish(long_ago.request.request_id, long_ago.provisional)
+    await end(before, long_ago)
     before.close()
     clock = SimulatedClock()
-    outbox = Outbox(path, limits, clock=clock)
+    outbox = open_outbox(answers_age_s=DAY_S, clock=clock)
     await outbox.put(lately)
     for one in (waiting, lately):  # an answer to an earlier process's promise is this one's
         await clock.advance(60.0)
-        await outbox.finish(one.request.request_id, one.provisional)
+        await end(outbox, one)
     clock.set_wall_s(clock.wall_s() + off_s)
     await outbox.put(new)
-    await outbox.finish(new.request.request_id, new.provisional)
+    await end(outbox, new)
     await until_restamped(outbox)
     await outbox.delete_old_answers()
     kept = (waiting, lately, new)
@@ -393,18 +389,17 @@ async def test_a_clock_jump_deletes_no_recent_answer(path: Path) -> None:
     outbox.close()
 
     later = SimulatedClock(wall_start_s=clock.wall_s() + DAY_S - 30.0)
-    again = Outbox(path, limits, clock=later)
+    again = open_outbox(answers_age_s=DAY_S, clock=later)
     await again.delete_old_answers()
     await expect_answers(again, kept=kept[1:], gone=[waiting])
     await later.advance(31.0)
     await again.delete_old_answers()
     await expect_answers(again, kept=(), gone=kept)
-    again.close()
 
 
-async def test_a_clock_set_ahead_and_back_expires_nothing(path: Path) -> None:
+async def test_a_clock_set_ahead_and_back_expires_nothing(open_outbox: Open) -> None:
     clock = SimulatedClock()
-    outbox = Outbox(path, clock=clock)
+    outbox = open_outbox(clock)
     first, amid, last = item(), item(), item()
     await outbox.put(first)
     clock.set_wall_s(clock.wall_s() + 10 * DAY_S)
@@ -416,14 +411,13 @@ async def test_a_clock_set_ahead_and_back_expires_nothing(path: Path) -> None:
     assert [outbox.age_s(one) for one in (first, amid, last)] == pytest.approx([200.0, 100.0, 0.0])
     await until_restamped(outbox)
     outbox.close()
-    again = Outbox(path, clock=SimulatedClock(wall_start_s=clock.wall_s()))
+    again = open_outbox(SimulatedClock(wall_start_s=clock.wall_s()))
     assert [again.age_s(one) for one in (first, amid, last)] == pytest.approx([200.0, 100.0, 0.0], abs=0.01)
-    again.close()
 
 
-async def test_clock_jumps_add_up(path: Path) -> None:
+async def test_clock_jumps_add_up(open_outbox: Open) -> None:
     clock = SimulatedClock(wall_start_s=5.0)
-    outbox = Outbox(path, clock=clock)
+    outbox = open_outbox(clock)
     made = [item() for _ in range(3)]
     for one in made:
         await outbox.put(one)
@@ -432,18 +426,17 @@ async def test_clock_jumps_add_up(path: Path) -> None:
         await outbox.overdue(DAY_S, 9)  # another leap may come while the last is under way
     await until_restamped(outbox)
     outbox.close()
-    again = Outbox(path, clock=SimulatedClock(wall_start_s=clock.wall_s()))
+    again = open_outbox(SimulatedClock(wall_start_s=clock.wall_s()))
     assert [again.age_s(one) for one in made] == pytest.approx([30.0, 20.0, 10.0], abs=0.01)
-    again.close()
 
 
 async def test_a_clock_jump_the_disk_refuses_is_applied_later(
-    path: Path, clock: SimulatedClock, monkeypatch: pytest.MonkeyPatch
+    open_outbox: Open, clock: SimulatedClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    outbox = Outbox(path, OutboxSection(answers_age_s=DAY_S), clock=clock)
+    outbox = open_outbox(answers_age_s=DAY_S)
     one = item()
     await outbox.put(one)
-    await outbox.finish(one.request.request_id, one.provisional)
+    await end(outbox, one)
     clock.set_wall_s(clock.wall_s() + 10 * DAY_S)
 
     def refuse(*_: Any, **__: Any) -> Any:
@@ -460,14 +453,13 @@ async def test_a_clock_jump_the_disk_refuses_is_applied_later(
     await until_restamped(outbox)
     await outbox.delete_old_answers()
     await outbox.answer(one.request.request_id, "local")
-    outbox.close()
 
 
-async def test_unannounced_answers_are_not_deleted_by_age(path: Path, clock: SimulatedClock) -> None:
-    outbox = Outbox(path, OutboxSection(answers_age_s=DAY_S), announcing=lambda: [Receiver.APPLICATIONS], clock=clock)
+async def test_unannounced_answers_are_not_deleted_by_age(open_outbox: Open, clock: SimulatedClock) -> None:
+    outbox = open_outbox(announcing=[Receiver.APPLICATIONS], answers_age_s=DAY_S)
     one = item()
     await outbox.put(one)
-    await outbox.finish(one.request.request_id, one.provisional)
+    await end(outbox, one)
     await clock.advance(10 * DAY_S)
     await outbox.delete_old_answers()
     assert [request_id for request_id, _ in await outbox.unannounced(Receiver.APPLICATIONS, 9)] == [
@@ -476,7 +468,6 @@ async def test_unannounced_answers_are_not_deleted_by_age(path: Path, clock: Sim
     await outbox.mark_announced(Receiver.APPLICATIONS, [one.request.request_id])
     await outbox.delete_old_answers()
     await expect_answers(outbox, kept=(), gone=[one])
-    outbox.close()
 
 
 async def until_restamped(outbox: Outbox) -> None:
@@ -493,23 +484,22 @@ async def expect_answers(outbox: Outbox, *, kept: Sequence[OutboxItem], gone: Se
             await outbox.answer(one.request.request_id, "local")
 
 
-async def test_overdue_promises_are_found(path: Path) -> None:
+async def test_overdue_promises_are_found(open_outbox: Open) -> None:
     wall_s = 1_800_000_000.0
     begins = SimulatedClock(wall_start_s=wall_s)
-    first = Outbox(path, clock=begins)
+    first = open_outbox(begins)
     for days in (1, 2, 0):
         await begins.advance(days * DAY_S)
         await first.put(item())
     first.close()
     clock = SimulatedClock(wall_start_s=wall_s + 4 * DAY_S)
-    second = Outbox(path, clock=clock)
+    second = open_outbox(clock)
     await second.put(item(created_wall_s=clock.wall_s()))
     assert second.oldest_s == pytest.approx(3 * DAY_S)
     assert len(await second.overdue(DAY_S + 1, 9)) == 1
     await clock.advance(2.0)
     assert len(await second.overdue(DAY_S + 1, 9)) == 3
     assert len(await second.overdue(DAY_S + 1, 2)) == 2
-    second.close()
 
 
 # Choosing
@@ -519,7 +509,7 @@ async def test_ids_and_models_can_be_skipped(outbox: Outbox) -> None:
     put = [item(request(2, model=model, version=version)) for model, version in (("a", "1"), ("a", "2"), ("b", "1"))]
     for one in put:
         await outbox.put(one)
-    ids = [one.request.request_id for one in put]
+    ids = ids_of(put)
 
     async def found(**skipped: Any) -> list[int]:
         return [ids.index(one.request.request_id) for one in await outbox.pending(9, **skipped)]
@@ -573,9 +563,11 @@ def test_files_are_private(path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [b"this is no database at all" * 100, b"SQLite format 3\0" + b"\xff" * 8000])
-async def test_a_damaged_file_is_moved_aside_and_the_agent_answers(path: Path, damage: bytes) -> None:
+async def test_a_damaged_file_is_moved_aside_and_the_agent_answers(
+    path: Path, open_outbox: Open, damage: bytes
+) -> None:
     overwrite(path, 0, damage)
-    outbox = Outbox(path, clock=SimulatedClock())
+    outbox = open_outbox(SimulatedClock())
     assert "set aside as outbox.db.damaged" in outbox.damage
     await outbox.put(item())
     assert outbox.depth == 1
@@ -583,8 +575,8 @@ async def test_a_damaged_file_is_moved_aside_and_the_agent_answers(path: Path, d
     assert path.with_name("outbox.db.damaged").read_bytes() == damage
 
 
-async def test_a_damaged_page_is_found_at_the_next_start(path: Path, clock: SimulatedClock) -> None:
-    outbox = Outbox(path, clock=clock)
+async def test_a_damaged_page_is_found_at_the_next_start(path: Path, open_outbox: Open) -> None:
+    outbox = open_outbox()
     for _ in range(50):
         await outbox.put(item())
     outbox.close()
@@ -592,7 +584,7 @@ async def test_a_damaged_page_is_found_at_the_next_start(path: Path, clock: Simu
         roots = connection.execute("SELECT rootpage FROM sqlite_schema WHERE type = 'index'").fetchall()
     for (root,) in roots:
         overwrite(path, (root - 1) * PAGE_BYTES, b"\xa5" * PAGE_BYTES)
-    again = Outbox(path, clock=clock)
+    again = open_outbox()
     assert again.depth == 50  # rows are found without indexes
     assert "50 promised corrections and 0 answers" in again.damage
     again.close()
@@ -608,7 +600,7 @@ async def test_an_unreadable_promise_ends_and_blocks_no_other(outbox: Outbox) ->
     spoil("UPDATE items SET provisional = x'00' WHERE sequence = 2")
     spoil("UPDATE items SET rows = 'x' WHERE sequence = 3")
     spoil("UPDATE items SET rows = '[0, true]' WHERE sequence = 4")
-    assert [one.request.request_id for one in await outbox.pending(9)] == [good.request.request_id]
+    assert ids_of(await outbox.pending(9)) == [good.request.request_id]
     assert outbox.depth == 1
     for lost in (request_lost, rows_lost, rows_wrong):
         found = await outbox.answer(lost.request.request_id, "local")
@@ -625,7 +617,7 @@ async def test_a_column_of_another_type_costs_its_promise_only(outbox: Outbox, c
     for one in (lost, good):
         await outbox.put(one)
     outbox._database.connection.execute(f"UPDATE items SET {column} = {value} WHERE sequence = 1")
-    assert [one.request.request_id for one in await outbox.pending(9)] == [good.request.request_id]
+    assert ids_of(await outbox.pending(9)) == [good.request.request_id]
     assert outbox.depth == 1
 
 
@@ -641,11 +633,9 @@ def test_a_newer_format_is_left_alone(path: Path) -> None:
     assert path.read_bytes() == before
 
 
-async def test_a_refusing_disk_is_reported_and_recovers(
-    path: Path, clock: SimulatedClock, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_refusing_disk_is_reported_and_recovers(open_outbox: Open, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    outbox = Outbox(path, clock=clock)
+    outbox = open_outbox()
     await outbox.put(item())
     writer = outbox._database.connection
     pages = writer.execute("PRAGMA page_count").fetchone()[0]
@@ -667,7 +657,6 @@ async def test_a_refusing_disk_is_reported_and_recovers(
     assert len(told) == 2, told  # one line a change, not one a request
     assert "database refuses writes" in told[0]
     assert "database accepts writes again" in told[1]
-    outbox.close()
 
 
 async def test_a_folder_that_cannot_be_made_is_reported(tmp_path: Path) -> None:
@@ -676,8 +665,8 @@ async def test_a_folder_that_cannot_be_made_is_reported(tmp_path: Path) -> None:
         Outbox(tmp_path / "file" / "outbox.db").check()
 
 
-async def test_many_puts_share_few_commits(path: Path, clock: SimulatedClock) -> None:
-    outbox = Outbox(path, clock=clock)
+async def test_many_puts_share_few_commits(open_outbox: Open) -> None:
+    outbox = open_outbox()
     commits = 0
 
     def count(statement: str) -> None:
@@ -689,11 +678,10 @@ async def test_many_puts_share_few_commits(path: Path, clock: SimulatedClock) ->
     assert outbox.depth == 200
     assert commits < 50
     assert outbox._database.connection.execute("PRAGMA synchronous").fetchone() == (2,)
-    outbox.close()
 
 
-async def test_a_purge_does_not_wait_for_other_readers(path: Path, clock: SimulatedClock) -> None:
-    outbox = Outbox(path, clock=clock)
+async def test_a_purge_does_not_wait_for_other_readers(path: Path, open_outbox: Open, clock: SimulatedClock) -> None:
+    outbox = open_outbox()
     await outbox.put(purged := item())
     with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as reader:
         reader.executescript("BEGIN; SELECT * FROM items;")
@@ -704,12 +692,11 @@ async def test_a_purge_does_not_wait_for_other_readers(path: Path, clock: Simula
     assert outbox.age_s(purged) == outbox.depth == 0
     await outbox.put(item())
     assert outbox.depth == 1
-    outbox.close()
 
 
 @pytest.mark.parametrize("meanwhile", ["another purge", "a cancellation", "another try to open"])
 async def test_promises_made_after_a_disturbed_purge_are_kept(
-    path: Path, clock: SimulatedClock, monkeypatch: pytest.MonkeyPatch, meanwhile: str
+    open_outbox: Open, clock: SimulatedClock, monkeypatch: pytest.MonkeyPatch, meanwhile: str
 ) -> None:
     started, may_erase, erased = threading.Event(), threading.Semaphore(0), threading.Event()
 
@@ -720,7 +707,7 @@ async def test_promises_made_after_a_disturbed_purge_are_kept(
         erased.set()
 
     monkeypatch.setattr("firstline_edge.outbox.outbox.erase", erase_slowly)
-    outbox = Outbox(path, clock=clock)
+    outbox = open_outbox()
     await outbox.put(item())
     tasks = [asyncio.create_task(outbox.purge())]
     assert await asyncio.to_thread(started.wait, 5)
@@ -744,25 +731,23 @@ async def test_promises_made_after_a_disturbed_purge_are_kept(
             with contextlib.suppress(CapacityError):  # a cancelled purge has not opened the file yet
                 await outbox.put(kept[outbox.depth])
     outbox.close()
-    reopened = Outbox(path, clock=clock)
-    assert [each.request.request_id for each in await reopened.pending(9)] == [each.request.request_id for each in kept]
-    reopened.close()
+    reopened = open_outbox()
+    assert ids_of(await reopened.pending(9)) == ids_of(kept)
 
 
-async def test_a_closed_outbox_leaves_its_file_to_others(path: Path, clock: SimulatedClock) -> None:
-    outbox = Outbox(path, clock=clock)
+async def test_a_closed_outbox_leaves_its_file_to_others(open_outbox: Open) -> None:
+    outbox = open_outbox()
     await outbox.put(item())
     purging = asyncio.create_task(outbox.purge())
     await asyncio.sleep(0)
     outbox.close()
-    other = Outbox(path, clock=clock)
+    other = open_outbox()
     await other.put(item())
     await asyncio.gather(purging, return_exceptions=True)
     depth = other.depth
     other.close()
-    reopened = Outbox(path, clock=clock)
+    reopened = open_outbox()
     assert reopened.depth == depth > 0
-    reopened.close()
 
 
 async def purge_and_lose_the_file(outbox: Outbox, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -791,9 +776,9 @@ async def until_open(outbox: Outbox, clock: SimulatedClock) -> None:
 
 
 async def test_a_file_that_a_purge_could_not_open_is_opened_later(
-    path: Path, clock: SimulatedClock, monkeypatch: pytest.MonkeyPatch
+    path: Path, open_outbox: Open, clock: SimulatedClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    outbox = Outbox(path, clock=clock)
+    outbox = open_outbox()
     await outbox.put(purged := item())
     with outbox.completions.watch(purged.request.request_id) as completion:
         await purge_and_lose_the_file(outbox, path, monkeypatch)
@@ -801,14 +786,13 @@ async def test_a_file_that_a_purge_could_not_open_is_opened_later(
         assert await asyncio.wait_for(completion, 5) is None
     await outbox.put(item())
     assert outbox.depth == 1
-    outbox.close()
 
 
 @pytest.mark.parametrize("opened", [True, False])
 async def test_nothing_of_erased_files_is_reported(
-    path: Path, clock: SimulatedClock, monkeypatch: pytest.MonkeyPatch, opened: bool
+    path: Path, open_outbox: Open, clock: SimulatedClock, monkeypatch: pytest.MonkeyPatch, opened: bool
 ) -> None:
-    outbox = Outbox(path, clock=clock)
+    outbox = open_outbox()
     await outbox.put(item())
     outbox._database.connection.execute("UPDATE items SET request = x'00'")
     await outbox.pending(9)
@@ -823,29 +807,26 @@ async def test_nothing_of_erased_files_is_reported(
     else:
         await outbox.purge()
     assert (outbox.damage, outbox.problem) == ("", "")
-    outbox.close()
 
 
-async def test_a_closed_outbox_refuses(path: Path) -> None:
-    outbox = Outbox(path)
+async def test_a_closed_outbox_refuses(outbox: Outbox) -> None:
     outbox.close()
     with pytest.raises(CapacityError, match="closed"):
         await outbox.put(item())
 
 
-async def test_a_promise_keeps_its_trace_over_a_restart(path: Path, clock: SimulatedClock) -> None:
+async def test_a_promise_keeps_its_trace_over_a_restart(open_outbox: Open) -> None:
     trace = received("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "a=1,b=2")
     assert trace is not None
-    first = Outbox(path, clock=clock)
+    first = open_outbox()
     await first.put(item(request(2, trace=trace)))
     await first.put(item())
     first.close()
-    again = Outbox(path, clock=clock)
+    again = open_outbox()
     for _ in range(3):  # a head that came before is read from memory
         kept, untraced = await again.pending(2)
         assert kept.request.trace == structs.replace(trace, parent_id=""), "the same span: it is the same request"
         assert untraced.request.trace is None
-    again.close()
 
 
 # Waiting callers
@@ -864,8 +845,7 @@ async def test_every_waiting_caller_gets_the_answer_once() -> None:
     assert len(completions) == 0
 
 
-async def test_waiting_callers_wake_after_the_answer_is_stored(path: Path) -> None:
-    outbox = Outbox(path)
+async def test_waiting_callers_wake_after_the_answer_is_stored(outbox: Outbox) -> None:
     completions = outbox.completions
     asked = request()
     with completions.watch(asked.request_id) as completion:
@@ -876,11 +856,9 @@ async def test_waiting_callers_wake_after_the_answer_is_stored(path: Path) -> No
         final = completion.result()
         stored = await outbox.answer(asked.request_id, "local")
         assert final.answer == stored.answer
-    outbox.close()
 
 
-async def test_waiting_callers_wake_when_a_promise_is_given_up(path: Path) -> None:
-    outbox = Outbox(path)
+async def test_waiting_callers_wake_when_a_promise_is_given_up(outbox: Outbox) -> None:
     completions = outbox.completions
     asked = request()
     await outbox.put(OutboxItem(asked, (0,), response(asked, Status.PROVISIONAL), 0.0))
@@ -890,4 +868,3 @@ async def test_waiting_callers_wake_when_a_promise_is_given_up(path: Path) -> No
     with completions.watch(asked.request_id) as completion:
         assert await outbox.pending(1) == []
         assert completion.result() is None
-    outbox.close()
