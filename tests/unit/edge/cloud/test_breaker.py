@@ -81,36 +81,6 @@ async def test_a_real_success_ends_the_trial() -> None:
     assert breaker.allows_requests
 
 
-async def test_one_probe_at_a_time_also_while_closed() -> None:
-    breaker = CircuitBreaker(SimulatedClock(), random.Random(1), SETTINGS)
-    assert breaker.try_probe()
-    assert not breaker.try_probe()
-    breaker.probe_succeeded()
-    assert breaker.try_probe()
-
-
-async def test_a_success_during_a_probe_outweighs_its_failure() -> None:
-    clock = SimulatedClock()
-    breaker = await opened(clock)
-    await clock.advance(breaker.retry_in_s)
-    assert breaker.try_probe()
-    breaker.succeeded()
-    breaker.probe_failed()
-    assert breaker.allows_requests
-    assert breaker.try_probe()
-    breaker.probe_failed()  # this one began after it
-    assert not breaker.allows_requests
-
-
-async def test_a_probe_from_before_the_opening_does_not_close() -> None:
-    breaker = CircuitBreaker(SimulatedClock(), random.Random(1), SETTINGS)
-    assert breaker.try_probe()
-    for _ in range(3):
-        breaker.failed()
-    breaker.probe_succeeded()
-    assert breaker.state is State.OPEN
-
-
 async def test_late_failures_of_older_requests_change_nothing() -> None:
     clock = SimulatedClock()
     breaker = await opened(clock)
