@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -83,22 +84,33 @@ def elapse(scene: Scene, seconds: float) -> None:
     scene.clock._now_s += seconds  # type: ignore[attr-defined]
 
 
+async def turns_until(holds: Callable[[], object]) -> None:
+    """Waits for the thread that writes the records."""
+    async with asyncio.timeout(5):
+        while not holds():  # noqa: ASYNC110 (it gives no signal)
+            await asyncio.sleep(0.001)
+
+
+@asynccontextmanager
+async def saving(scene: Scene) -> AsyncIterator[None]:
+    """Keeps saving the records, as the agent does."""
+    task = asyncio.create_task(states_of(scene).keep_saving())
+    yield
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
 async def restarted(scene: Scene, make_scene: MakeScene, **arguments: Any) -> Scene:
     await states_of(scene).close()
     return make_scene(**arguments)
-
-
-async def test_while_the_audits_agree_nothing_changes(make_scene: MakeScene) -> None:
-    scene = make_scene()
-    assert feed(scene, *[(SURE, 1)] * 200) == 0
-    answer = answer_of(await scene.infer(SURE))
-    assert (answer.certified, answer.reason) == (True, Reason.CONFIDENT)
 
 
 async def test_graded_losses_are_tested_by_their_mean(make_scene: MakeScene) -> None:
     """Each answer differs a little; the certificate bounds the mean loss, here by 5 %."""
     scene = make_scene()
     assert feed(scene, *[(SURE, 0.97)] * 300) == 0
+    answer = answer_of(await scene.infer(SURE))
+    assert (answer.certified, answer.reason) == (True, Reason.CONFIDENT)
     monitored = monitored_in(scene)
     assert (monitored.record.agreed, monitored.record.disagreed) == (0, 300)
     monitored.certificate = msgspec.structs.replace(monitored.certificate, graded=True)
@@ -243,7 +255,7 @@ async def test_the_gateways_alarm_names_the_event(make_scene: MakeScene) -> None
     states_of(scene).apply_notice(scene.held, notice)
     assert monitored_in(scene).record.cause.startswith("missed a: the audits of all devices")
     assert monitored_in(scene).threshold == 0.9
-    assert states_of(scene).alarm_of(scene.held) is None
+    assert states_of(scene).alarm_of(scene.held) is None  # it is not reported back
 
 
 async def test_the_gateways_alarm_is_as_good_as_ones_own(make_scene: MakeScene) -> None:
@@ -321,13 +333,6 @@ async def test_the_devices_own_alarm_is_sent_with_each_request(make_scene: MakeS
     assert [sent.alarm for sent in fresh.cloud.requests] == [None]
 
 
-async def test_a_fleet_alarm_is_not_reported_back(make_scene: MakeScene) -> None:
-    scene = make_scene()
-    states_of(scene).apply_notice(scene.held, ContractNotice(alarm=True, escalations_per_hour=None))
-    assert monitored_in(scene).record.alarmed
-    assert states_of(scene).alarm_of(scene.held) is None
-
-
 async def test_an_alarm_and_the_evidence_survive_a_restart(make_scene: MakeScene) -> None:
     scene = make_scene()
     feed(scene, (0.85, 0), (0.97, 1))
@@ -395,63 +400,37 @@ async def test_a_lost_record_is_not_forgotten_by_a_process_that_dies_before_it_h
         assert states_of(scene).problem
         assert not answer_of(await scene.infer(SURE)).certified
     assert not (tmp_path / "certificates.json").exists()
-    saving = asyncio.create_task(states_of(scene).keep_saving())
-    async with asyncio.timeout(5):
-        while not (tmp_path / "certificates.json").exists():  # noqa: ASYNC110 (a thread writes it)
-            await asyncio.sleep(0.001)
-    saving.cancel()
-    await asyncio.gather(saving, return_exceptions=True)
+    async with saving(scene):
+        await turns_until((tmp_path / "certificates.json").exists)
     again = make_scene()
     assert (states_of(again).problem, monitored_in(again).record.alarmed) == ("", True)
 
 
-async def test_a_refused_write_is_retried_without_another_audit(make_scene: MakeScene, tmp_path: Path) -> None:
-    scene = make_scene()
-    (tmp_path / "certificates.json").mkdir()  # in its place
-    saving = asyncio.create_task(states_of(scene).keep_saving())
-    feed(scene, *[(SURE, 0)] * 20)
-    clock = scene.clock
-    assert isinstance(clock, SimulatedClock)
-    async with asyncio.timeout(5):
-        while not clock.sleepers:  # noqa: ASYNC110 (a thread writes it)
-            await asyncio.sleep(0.001)
-    assert "cannot be written" in states_of(scene).problem
-    (tmp_path / "certificates.json").rmdir()
-    await clock.advance(30)
-    async with asyncio.timeout(5):
-        while not (tmp_path / "certificates.json").exists():  # noqa: ASYNC110 (a thread writes it)
-            await asyncio.sleep(0.001)
-    (found,) = records.read(tmp_path / "certificates.json").values()
-    assert found.alarmed
-    saving.cancel()
-    await asyncio.gather(saving, return_exceptions=True)
-    await states_of(scene).close()
-    assert states_of(scene).problem == ""
-
-
-async def test_a_missing_thread_is_retried(
-    make_scene: MakeScene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("lacks", "problem"), [("room", "cannot be written"), ("threads", "can't start new thread")])
+async def test_a_refused_write_is_retried_without_another_audit(
+    make_scene: MakeScene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lacks: str, problem: str
 ) -> None:
     async def refuse(*_: object) -> None:
         raise RuntimeError("can't start new thread")
 
-    scene = make_scene()
+    scene, path = make_scene(), tmp_path / "certificates.json"
     clock = scene.clock
     assert isinstance(clock, SimulatedClock)
-    saving = asyncio.create_task(states_of(scene).keep_saving())
-    with monkeypatch.context() as patched:
-        patched.setattr(asyncio, "to_thread", refuse)
-        feed(scene, (SURE, 1))
-        async with asyncio.timeout(5):
-            while not clock.sleepers:  # noqa: ASYNC110 (it has not been refused yet)
-                await asyncio.sleep(0.001)
-        assert "can't start new thread" in states_of(scene).problem
-    await clock.advance(30)
-    async with asyncio.timeout(5):
-        while not (tmp_path / "certificates.json").exists():  # noqa: ASYNC110 (a thread writes it)
-            await asyncio.sleep(0.001)
-    saving.cancel()
-    await asyncio.gather(saving, return_exceptions=True)
+    async with saving(scene):
+        with monkeypatch.context() as patched:
+            if lacks == "threads":
+                patched.setattr(asyncio, "to_thread", refuse)
+            else:
+                path.mkdir()  # in its place
+            feed(scene, *[(SURE, 0)] * 20)
+            await turns_until(lambda: clock.sleepers)
+            assert problem in states_of(scene).problem
+        if path.exists():
+            path.rmdir()
+        await clock.advance(30)
+        await turns_until(path.exists)
+        (found,) = records.read(path).values()
+        assert found.alarmed
     await states_of(scene).close()
     assert states_of(scene).problem == ""
 
@@ -475,15 +454,11 @@ async def test_records_are_saved_soon_and_a_refusal_is_logged_once(
     make_scene: MakeScene, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     scene = make_scene()
-    saving = asyncio.create_task(states_of(scene).keep_saving())
-    feed(scene, (SURE, 1))
-    async with asyncio.timeout(5):
-        while not (tmp_path / "certificates.json").exists():  # noqa: ASYNC110 (a thread writes it)
-            await asyncio.sleep(0.001)
+    async with saving(scene):
+        feed(scene, (SURE, 1))
+        await turns_until((tmp_path / "certificates.json").exists)
     (found,) = records.read(tmp_path / "certificates.json").values()
     assert found.agreed == 1
-    saving.cancel()
-    await asyncio.gather(saving, return_exceptions=True)
     (tmp_path / "certificates.json").unlink()
     (tmp_path / "certificates.json").mkdir()  # in its place
     for _ in range(2):
@@ -509,15 +484,10 @@ def test_only_the_latest_records_are_kept() -> None:
     assert list(kept) == [f"{number}" for number in range(36, 100)]
 
 
-@pytest.mark.parametrize("field", ["edge_digest", "full_digest", "score_digest", "threshold"])
-def test_a_changed_digest_always_makes_another_key(field: str, make_scene: MakeScene) -> None:
-    scene = make_scene()
-    certificate = monitored_in(scene).certificate
-    other = msgspec.structs.replace(certificate, **{field: 0.81 if field == "threshold" else "9" * 64})
-    assert records.key_of("m", "3", certificate) != records.key_of("m", "3", other)
-    assert records.key_of("m", "3", certificate) != records.key_of(
-        "m", "3", msgspec.structs.replace(certificate, audit_epsilon=0.06)
-    )
+def test_another_promise_makes_another_key(make_scene: MakeScene) -> None:
+    certificate = monitored_in(make_scene()).certificate
+    others = [msgspec.structs.replace(certificate, **{name: 0.81}) for name in ("threshold", "audit_epsilon")]
+    assert len({records.key_of("m", "3", each) for each in (certificate, *others)}) == 3
 
 
 def test_damage_to_the_records_is_found_wherever_it_is(tmp_path: Path) -> None:

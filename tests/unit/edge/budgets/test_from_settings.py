@@ -60,11 +60,6 @@ def test_spending_continues_after_a_restart(opened: Path) -> None:
         assert spent(spending) == expected
 
 
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    return tmp_path
-
-
 def found(root: Path) -> Conditions:
     return conditions_of(Sensors(Tree(root)).read(1.0), heat_limit_c=80.0)
 
@@ -78,52 +73,47 @@ def zone(root: Path, name: str, milli_c: str) -> None:
     say(root, f"sys/class/thermal/{name}/temp", milli_c)
 
 
-def test_without_sensors_conditions_are_neutral(root: Path) -> None:
-    assert found(root) == Conditions()
+def test_without_sensors_conditions_are_neutral(tmp_path: Path) -> None:
+    assert found(tmp_path) == Conditions()
 
 
-def test_a_battery_that_runs_down(root: Path) -> None:
-    supply(root, "AC", type="Mains", online="0")
-    supply(root, "BAT0", type="Battery", capacity="42", status="Discharging")
-    assert (found(root).battery, found(root).charging) == (0.42, False)
+@pytest.mark.parametrize(
+    ("online", "status", "charging"),
+    [
+        ("0", "Discharging", False),
+        ("1", "Full", True),
+        ("1", "Unknown", True),
+        ("0", "Charging", True),
+        ("0", "Full", True),
+        ("1", "Discharging", False),  # the charger is too weak
+        (None, "Unknown", False),
+    ],
+)
+def test_a_battery_charges_unless_it_drains(tmp_path: Path, online: str | None, status: str, charging: bool) -> None:
+    if online is not None:
+        supply(tmp_path, "AC", type="Mains", online=online)
+    supply(tmp_path, "BAT0", type="Battery", capacity="42", status=status)
+    assert (found(tmp_path).battery, found(tmp_path).charging) == (0.42, charging)
 
 
-@pytest.mark.parametrize(("online", "status"), [("1", "Full"), ("1", "Unknown"), ("0", "Charging"), ("0", "Full")])
-def test_a_battery_with_power(root: Path, online: str, status: str) -> None:
-    supply(root, "AC", type="Mains", online=online)
-    supply(root, "BAT0", type="Battery", capacity="42", status=status)
-    assert found(root).charging
+def test_a_mouses_battery_is_not_the_devices(tmp_path: Path) -> None:
+    supply(tmp_path, "hid-mouse", type="Battery", capacity="3", status="Discharging", scope="Device")
+    assert found(tmp_path) == Conditions()
 
 
-def test_a_battery_that_drains_beside_a_weak_charger_has_no_power(root: Path) -> None:
-    supply(root, "AC", type="Mains", online="1")
-    supply(root, "BAT0", type="Battery", capacity="42", status="Discharging")
-    assert not found(root).charging
-
-
-def test_a_battery_of_unknown_state_counts_as_draining(root: Path) -> None:
-    supply(root, "BAT0", type="Battery", capacity="42", status="Unknown")
-    assert not found(root).charging
-
-
-def test_a_mouses_battery_is_not_the_devices(root: Path) -> None:
-    supply(root, "hid-mouse", type="Battery", capacity="3", status="Discharging", scope="Device")
-    assert found(root) == Conditions()
-
-
-def test_an_empty_slot_is_no_empty_battery(root: Path) -> None:
-    supply(root, "BAT0", type="Battery", capacity="0", status="Unknown", present="0")
-    assert found(root).battery is None
+def test_an_empty_slot_is_no_empty_battery(tmp_path: Path) -> None:
+    supply(tmp_path, "BAT0", type="Battery", capacity="0", status="Unknown", present="0")
+    assert found(tmp_path).battery is None
 
 
 @pytest.mark.parametrize("nonsense", ["unknown", "", "nan", "inf"])
-def test_implausible_readings_are_ignored(root: Path, nonsense: str) -> None:
-    supply(root, "BAT0", type="Battery", capacity=nonsense, status="Unknown")
-    zone(root, "thermal_zone0", nonsense)
-    assert found(root) == Conditions()
+def test_implausible_readings_are_ignored(tmp_path: Path, nonsense: str) -> None:
+    supply(tmp_path, "BAT0", type="Battery", capacity=nonsense, status="Unknown")
+    zone(tmp_path, "thermal_zone0", nonsense)
+    assert found(tmp_path) == Conditions()
 
 
-def test_the_hottest_plausible_zone_counts(root: Path) -> None:
+def test_the_hottest_plausible_zone_counts(tmp_path: Path) -> None:
     for name, milli_c in (("thermal_zone0", "51000"), ("thermal_zone1", "78500"), ("thermal_zone2", "-274000")):
-        zone(root, name, milli_c)
-    assert found(root).heat_c == pytest.approx(-1.5)
+        zone(tmp_path, name, milli_c)
+    assert found(tmp_path).heat_c == pytest.approx(-1.5)
