@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from support.agent import edge_settings
+from support.agent import adapting_settings
 from support.logs import captured_lines
 from support.sample_bundles import variant_bundle
 from support.waiting import until
@@ -25,7 +25,6 @@ from firstline_core.types import InferRequest, InferResponse, Privacy, Reason, T
 from firstline_edge.adaptation.variants import Variants
 from firstline_edge.app import EdgeAgent
 from firstline_edge.cli.explain import describe
-from firstline_edge.settings.settings import EdgeSettings
 from firstline_edge.state import StatePaths
 
 SURE, UNSURE = (9.0, 0.0), (0.1, 0.0)
@@ -89,16 +88,10 @@ def request(row: tuple[float, float], **fields: Any) -> InferRequest:
     return InferRequest("small", (tensor,), **known)
 
 
-def settings(folder: Path, **more: Any) -> EdgeSettings:
-    known = {"models__directories": [str(folder / "bundle")], "adaptation__enabled": True, "hardware__survey": False}
-    known |= {"hardware__root": str(folder / "no sensors"), "hardware__period_s": 3600.0, "cache__disk_limit_bytes": 0}
-    return edge_settings(folder / "state", **(known | more))
-
-
 @pytest.fixture
 async def device(tmp_path: Path) -> AsyncIterator[Device]:
     variant_bundle(tmp_path / "bundle")
-    async with EdgeAgent(settings(tmp_path)) as agent:
+    async with EdgeAgent(adapting_settings(tmp_path)) as agent:
 
         async def looked() -> bool:
             return agent.sampler.latest is not NOTHING_READ
@@ -119,7 +112,7 @@ async def test_the_ladder_is_ordered_by_kept_share_and_time(device: Device) -> N
 
 async def test_without_adaptation_there_is_one_variant(tmp_path: Path) -> None:
     variant_bundle(tmp_path / "bundle")
-    async with EdgeAgent(settings(tmp_path, adaptation__enabled=False)) as agent:
+    async with EdgeAgent(adapting_settings(tmp_path, adaptation__enabled=False)) as agent:
         held = agent.models.find("small")
         assert held.variants is None and held.every == (held,)
         assert agent.switcher is None
@@ -130,14 +123,14 @@ async def test_without_adaptation_there_is_one_variant(tmp_path: Path) -> None:
 
 async def test_a_bundle_of_one_variant_has_no_ladder(tmp_path: Path) -> None:
     variant_bundle(tmp_path / "bundle", "small")
-    async with EdgeAgent(settings(tmp_path)) as agent:
+    async with EdgeAgent(adapting_settings(tmp_path)) as agent:
         held = agent.models.find("small")
         assert held.variants is None and held.edge is not None
 
 
 async def test_the_best_and_the_cheapest_variants_are_held(tmp_path: Path) -> None:
     variant_bundle(tmp_path / "bundle")
-    async with EdgeAgent(settings(tmp_path, adaptation__variants_limit=2)) as agent:
+    async with EdgeAgent(adapting_settings(tmp_path, adaptation__variants_limit=2)) as agent:
         assert Device(agent).loaded == ["large", "small"]
 
 
@@ -288,7 +281,7 @@ async def test_an_uncertified_variant_never_replaces_a_certified_one(tmp_path: P
     edge = (*bundle.manifest.edge[:2], msgspec.structs.replace(bundle.manifest.edge[2], certificate=None))
     manifest = msgspec.structs.replace(bundle.manifest, edge=edge)
     (tmp_path / "bundle" / MANIFEST_NAME).write_bytes(encode_manifest(manifest))
-    async with EdgeAgent(settings(tmp_path)) as agent:
+    async with EdgeAgent(adapting_settings(tmp_path)) as agent:
         assert Device(agent).loaded == ["large", "medium"]
 
 

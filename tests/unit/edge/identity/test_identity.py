@@ -60,6 +60,12 @@ def joined(folder: Path, authority: Authority, *, days: float = 90) -> tuple[Ide
     return files, identity
 
 
+def credentials_at(wall_s: float, folder: Path, authority: Authority) -> Credentials:
+    """Of a device that has joined, by its clock."""
+    files, identity = joined(folder, authority)
+    return Credentials(files, identity, files.revision(), SimulatedClock(wall_start_s=wall_s))
+
+
 async def no_links() -> None:
     """Adopts nothing."""
 
@@ -76,6 +82,15 @@ class TestJoinAgain:
             adopted.append(credentials.identity)
 
         return CredentialRenewal(credentials, apply_to_links, clock, random.Random(1)), adopted
+
+    @pytest.fixture
+    def gateway(self, authority: Authority, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A gateway that renews."""
+
+        async def answer(_url: str, csr: str, _context: ssl.SSLContext, *, proxy: str = "") -> EnrolAnswer:
+            return authority.answer(csr, days=30)
+
+        monkeypatch.setattr(enrolment, "renew", answer)
 
     async def test_a_certificate_of_the_same_second_is_taken_up(self, tmp_path: Path, authority: Authority) -> None:
         renewal, adopted = self.renewal(*joined(tmp_path, authority))
@@ -97,6 +112,7 @@ class TestJoinAgain:
         assert adopted == [again]
         assert renewal.rejoin_problem == ""
 
+    @pytest.mark.usefixtures("gateway")
     async def test_a_join_right_after_a_renewal_is_taken_up(
         self, tmp_path: Path, authority: Authority, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -109,15 +125,12 @@ class TestJoinAgain:
             again.append(joined(tmp_path, authority)[1])
             return written
 
-        async def answer(_url: str, csr: str, _context: ssl.SSLContext, *, proxy: str = "") -> EnrolAnswer:
-            return authority.answer(csr, days=30)
-
-        monkeypatch.setattr(enrolment, "renew", answer)
         monkeypatch.setattr(IdentityFiles, "save", save_and_join)
         await renewal.renew()
         await renewal.check_files()
         assert adopted[1:] == again == [renewal.credentials.identity]
 
+    @pytest.mark.usefixtures("gateway")
     async def test_a_join_right_before_a_renewal_is_not_overwritten(
         self, tmp_path: Path, authority: Authority, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -129,10 +142,6 @@ class TestJoinAgain:
             again.append(joined(tmp_path, authority)[1])
             return save(files, *what)
 
-        async def answer(_url: str, csr: str, _context: ssl.SSLContext, *, proxy: str = "") -> EnrolAnswer:
-            return authority.answer(csr, days=30)
-
-        monkeypatch.setattr(enrolment, "renew", answer)
         monkeypatch.setattr(IdentityFiles, "save", join_and_save)
         with pytest.raises(ConfigError, match="joined again meanwhile"):
             await renewal.renew()
@@ -390,8 +399,7 @@ class Handshake:
 
 @pytest.mark.parametrize("wall_s", [0.0, NOW_S, 4_102_444_800.0], ids=["1970", "now", "2100"])
 def test_a_valid_server_is_trusted_with_any_clock(tmp_path: Path, authority: Authority, wall_s: float) -> None:
-    files, identity = joined(tmp_path, authority)
-    credentials = Credentials(files, identity, files.revision(), SimulatedClock(wall_start_s=wall_s))
+    credentials = credentials_at(wall_s, tmp_path, authority)
     assert credentials.problem == ""
     Handshake(authority, tmp_path, made_s=NOW_S).make(credentials.context)
 
@@ -406,15 +414,13 @@ def test_a_server_with_an_expired_certificate_is_refused(tmp_path: Path, authori
 
 
 def test_a_clock_years_ahead_refuses_and_names_its_time(tmp_path: Path, authority: Authority) -> None:
-    files, identity = joined(tmp_path, authority)
-    credentials = Credentials(files, identity, files.revision(), SimulatedClock(wall_start_s=NOW_S + 4 * 365 * DAY_S))
+    credentials = credentials_at(NOW_S + 4 * 365 * DAY_S, tmp_path, authority)
     with pytest.raises(ssl.SSLCertVerificationError, match="by this device's clock it is"):
         Handshake(authority, tmp_path, made_s=NOW_S).make(credentials.context)
 
 
 def test_a_later_certificate_raises_the_floor(tmp_path: Path, authority: Authority) -> None:
-    files, identity = joined(tmp_path, authority)
-    credentials = Credentials(files, identity, files.revision(), SimulatedClock(wall_start_s=0.0))
+    credentials = credentials_at(0.0, tmp_path, authority)
     Handshake(authority, tmp_path, made_s=NOW_S + 300 * DAY_S).make(credentials.context)
     assert credentials.floor.now_s() == pytest.approx(NOW_S + 299 * DAY_S, abs=2)
     with pytest.raises(ssl.SSLCertVerificationError):  # now it is known to be over
@@ -422,8 +428,7 @@ def test_a_later_certificate_raises_the_floor(tmp_path: Path, authority: Authori
 
 
 def test_another_authority_and_another_name_are_refused(tmp_path: Path, authority: Authority) -> None:
-    files, identity = joined(tmp_path, authority)
-    credentials = Credentials(files, identity, files.revision(), SimulatedClock(wall_start_s=0.0))
+    credentials = credentials_at(0.0, tmp_path, authority)
     with pytest.raises(ssl.SSLCertVerificationError):
         Handshake(Authority(), tmp_path, made_s=NOW_S).make(credentials.context)
     with pytest.raises(ssl.SSLCertVerificationError):
@@ -431,8 +436,7 @@ def test_another_authority_and_another_name_are_refused(tmp_path: Path, authorit
 
 
 def test_an_invalid_date_is_ignored(tmp_path: Path, authority: Authority) -> None:
-    files, identity = joined(tmp_path, authority)
-    credentials = Credentials(files, identity, files.revision(), SimulatedClock(wall_start_s=0.0))
+    credentials = credentials_at(0.0, tmp_path, authority)
     before_s = credentials.floor.floor_s
     for date in ("", "yesterday", "Mon, 01 Jan 2026 00:00:00 +99999999999999999999", "Mon, 01 Jan 0001 00:00:00 -0000"):
         credentials.observe_date(date)
@@ -466,10 +470,12 @@ class Renewing:
             await self.clock.advance(3600)
 
 
-async def test_a_certificate_is_renewed_at_two_thirds_of_its_life(
-    tmp_path: Path, authority: Authority, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    renewing = Renewing(tmp_path, authority, monkeypatch)
+@pytest.fixture
+def renewing(tmp_path: Path, authority: Authority, monkeypatch: pytest.MonkeyPatch) -> Renewing:
+    return Renewing(tmp_path, authority, monkeypatch)
+
+
+async def test_a_certificate_is_renewed_at_two_thirds_of_its_life(renewing: Renewing) -> None:
     before = renewing.credentials.files.device.read_text()
     task = asyncio.create_task(renewing.renewal.run())
     assert not renewing.asked_s
@@ -483,10 +489,7 @@ async def test_a_certificate_is_renewed_at_two_thirds_of_its_life(
     assert renewing.renewal.renewal_problem == ""
 
 
-async def test_a_failed_renewal_is_retried_with_backoff(
-    tmp_path: Path, authority: Authority, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    renewing = Renewing(tmp_path, authority, monkeypatch)
+async def test_a_failed_renewal_is_retried_with_backoff(renewing: Renewing) -> None:
     renewing.error = LinkDownError("The gateway is away.")
     before = renewing.credentials.files.device.read_text()
     task = asyncio.create_task(renewing.renewal.run())
@@ -501,10 +504,7 @@ async def test_a_failed_renewal_is_retried_with_backoff(
     assert renewing.credentials.files.device.read_text() != before
 
 
-async def test_a_renewal_does_not_overwrite_a_new_identity(
-    tmp_path: Path, authority: Authority, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    renewing = Renewing(tmp_path, authority, monkeypatch)
+async def test_a_renewal_does_not_overwrite_a_new_identity(tmp_path: Path, renewing: Renewing) -> None:
     files, anew = joined(tmp_path, Authority(), days=30)
     before = files.device.read_text()
     with pytest.raises(ConfigError, match="joined again"):

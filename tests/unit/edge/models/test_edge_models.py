@@ -41,6 +41,14 @@ def workers() -> Iterator[Workers]:
     found.close()
 
 
+@pytest.fixture
+def held(workers: Workers) -> Iterator[DeviceModel]:
+    """The digits, loaded."""
+    models = open_models([DIGITS], here(workers))
+    yield models.find("digits")
+    models.close()
+
+
 def test_the_digits_are_loaded_and_measured(workers: Workers) -> None:
     models = open_models([DIGITS], here(workers))
     held = models.find("digits")
@@ -89,9 +97,7 @@ def test_a_score_without_bounds_leaves_the_value_to_the_likeliest_class(tmp_path
     models.close()
 
 
-def test_other_load_does_not_count_as_model_time(workers: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
-    models = open_models([DIGITS], here(workers))
-    held = models.find("digits")
+def test_other_load_does_not_count_as_model_time(held: DeviceModel, monkeypatch: pytest.MonkeyPatch) -> None:
     assert held.edge is not None
     now_s, taken_s = 0.0, iter([0.9, 0.8, 0.005, 0.004, 0.0004, 0.007, 0.006])  # the first two warm up
     monkeypatch.setattr(loading, "time", SimpleNamespace(perf_counter=lambda: now_s))
@@ -102,12 +108,9 @@ def test_other_load_does_not_count_as_model_time(workers: Workers, monkeypatch: 
 
     measured = quickest_ms(held.edge.loaded, run, 5)
     assert measured[0] == pytest.approx(0.4)
-    models.close()
 
 
-def test_small_work_is_quick_and_large_work_is_not(workers: Workers) -> None:
-    models = open_models([DIGITS], here(workers))
-    held = models.find("digits")
+def test_small_work_is_quick_and_large_work_is_not(held: DeviceModel) -> None:
     assert held.edge is not None
     edge = replace(held.edge, row_ms=0.1, sample_bytes=100)
 
@@ -118,12 +121,9 @@ def test_small_work_is_quick_and_large_work_is_not(workers: Workers) -> None:
     assert not edge.quick(asked(*[100] * 20))  # many rows
     assert not edge.quick(asked(2000))  # a picture that takes long to decode
     assert not replace(edge, row_ms=math.inf).quick(asked(1))
-    models.close()
 
 
-def test_a_model_that_has_become_slow_leaves_the_event_loop_until_it_is_quick_again(workers: Workers) -> None:
-    models = open_models([DIGITS], here(workers))
-    held = models.find("digits")
+def test_a_model_that_has_become_slow_leaves_the_event_loop_until_it_is_quick_again(held: DeviceModel) -> None:
     assert held.edge is not None
     edge = replace(held.edge, row_ms=0.1, sample_bytes=100)
     asked = InferRequest("digits", (images(b"x" * 100),), "")
@@ -140,7 +140,6 @@ def test_a_model_that_has_become_slow_leaves_the_event_loop_until_it_is_quick_ag
     for _ in range(100):
         edge.run(sample, measured_s=9.0)
     assert edge.expected_ms(asked, 1) == 0.1  # not quicker than it was ever measured
-    models.close()
 
 
 def test_a_line_that_was_expected_to_be_quicker_teaches_the_pace_once() -> None:
@@ -187,14 +186,11 @@ def test_the_newest_version_is_the_current_one() -> None:
     assert models.find("m", "9") is not None
 
 
-def test_rows_are_scored_one_by_one(workers: Workers) -> None:
-    models = open_models([DIGITS], here(workers))
-    held = models.find("digits")
+def test_rows_are_scored_one_by_one(held: DeviceModel) -> None:
     sample = held.edge.loaded.typical_inputs()
     one, two = held.edge.run(take_rows(sample, [0, 0]))
     np.testing.assert_array_equal(one.outputs[PROBABILITIES], two.outputs[PROBABILITIES])
     assert one.score == two.score and one.score is not None and 0 <= one.score <= 1
-    models.close()
 
 
 def test_a_folder_without_a_bundle_is_warned_of(workers: Workers, tmp_path: Path) -> None:
