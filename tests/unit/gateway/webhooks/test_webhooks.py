@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from support.broker import free_port
 from support.identities import server_tls
 from support.logs import captured_lines
 from support.waiting import until
-from support.webhook_receiver import receiver, secret_file
+from support.webhook_receiver import Receiver, receiver, secret_file
 
 from firstline_core.clock import SimulatedClock
 from firstline_core.errors import NotFoundError
@@ -25,6 +26,8 @@ from firstline_gateway.store.service_clock import ServiceClock, advance
 from firstline_gateway.store.store import Store
 from firstline_gateway.webhooks import records
 from firstline_gateway.webhooks.webhooks import GIVE_UP_S, Webhooks
+
+ON_SQLITE = pytest.mark.parametrize("store_settings", ["sqlite"], indirect=True)
 
 
 class SharedClock(SimulatedClock):
@@ -90,38 +93,54 @@ async def eventually(site: Site, count: int, arrived: list[object], step_s: floa
     await until(enough)
 
 
-async def test_messages_are_signed_and_say_what_happened(database: Database, tmp_path: Path) -> None:
+@pytest.fixture
+def found() -> Iterator[Receiver]:
     with receiver() as found:
-        settings = Webhook(url=found.url, events=("alarms", "rollouts"), secret_file=secret_file(tmp_path))
-        async with site(database, settings, SharedClock()) as made:
-            made.note("rollout.create", "device.enrol", "profile.put", "contract.alarm")
-            await eventually(made, 2, found.ids)
-            assert found.types == ["rollout.create", "contract.alarm"]
-            assert found.messages[0] == {
-                "type": "rollout.create",
-                "timestamp": "2027-01-15T08:00:00Z",
-                "data": {
-                    "number": 1,
-                    "actor": "rule:order",
-                    "subject": "rollout:r1",
-                    "details": {"sentence": "why"},
-                },
-            }
-            assert len(set(found.ids)) == 2
-            assert await made.problem() == ""
-            await until(lambda: made.count("delivered") == 2)  # counted after the receiver's answer
-            assert made.count("failed") == 0
+        yield found
 
 
-async def test_a_new_webhook_receives_nothing_old(database: Database, tmp_path: Path) -> None:
-    with receiver() as found:
-        settings = Webhook(url=found.url, secret_file=secret_file(tmp_path))
-        with database.begin() as connection:
-            audit_log.add(connection, 1.0, "a", "rollout.old", "s")
-        async with site(database, settings, SharedClock()) as made:
-            made.note("rollout.new")
-            await eventually(made, 1, found.ids)
-            assert found.types == ["rollout.new"]
+@pytest.fixture
+def settings(found: Receiver, tmp_path: Path) -> Webhook:
+    return Webhook(url=found.url, secret_file=secret_file(tmp_path))
+
+
+@pytest.fixture
+async def made(database: Database, settings: Webhook) -> AsyncIterator[Site]:
+    async with site(database, settings, SharedClock()) as made:
+        yield made
+
+
+async def test_messages_are_signed_and_say_what_happened(
+    database: Database, settings: Webhook, found: Receiver
+) -> None:
+    settings = replace(settings, events=("alarms", "rollouts"))
+    async with site(database, settings, SharedClock()) as made:
+        made.note("rollout.create", "device.enrol", "profile.put", "contract.alarm")
+        await eventually(made, 2, found.ids)
+        assert found.types == ["rollout.create", "contract.alarm"]
+        assert found.messages[0] == {
+            "type": "rollout.create",
+            "timestamp": "2027-01-15T08:00:00Z",
+            "data": {
+                "number": 1,
+                "actor": "rule:order",
+                "subject": "rollout:r1",
+                "details": {"sentence": "why"},
+            },
+        }
+        assert len(set(found.ids)) == 2
+        assert await made.problem() == ""
+        await until(lambda: made.count("delivered") == 2)  # counted after the receiver's answer
+        assert made.count("failed") == 0
+
+
+async def test_a_new_webhook_receives_nothing_old(database: Database, settings: Webhook, found: Receiver) -> None:
+    with database.begin() as connection:
+        audit_log.add(connection, 1.0, "a", "rollout.old", "s")
+    async with site(database, settings, SharedClock()) as made:
+        made.note("rollout.new")
+        await eventually(made, 1, found.ids)
+        assert found.types == ["rollout.new"]
 
 
 async def test_a_receiver_that_was_down_gets_everything_in_order(database: Database, tmp_path: Path) -> None:
@@ -155,84 +174,73 @@ async def _is_up(made: Site) -> bool:
     return not await made.problem()
 
 
+@ON_SQLITE
 @pytest.mark.parametrize("status", [302, 404, 500])
-async def test_other_answers_are_failures_and_never_followed(database: Database, tmp_path: Path, status: int) -> None:
-    with receiver() as found:
-        found.status = status
-        settings = Webhook(url=found.url, secret_file=secret_file(tmp_path))
-        async with site(database, settings, SharedClock()) as made:
-            made.note("rollout.create")
-            await eventually(made, 3, found.refused)
-            assert len(set(found.refused)) == 1
-            assert await made.problem() == f"it answered with status {status}"
-            found.status = 200
-            await eventually(made, 1, found.ids)
-            assert found.ids == found.refused[:1]
+async def test_other_answers_are_failures_and_never_followed(made: Site, found: Receiver, status: int) -> None:
+    found.status = status
+    made.note("rollout.create")
+    await eventually(made, 3, found.refused)
+    assert len(set(found.refused)) == 1
+    assert await made.problem() == f"it answered with status {status}"
+    found.status = 200
+    await eventually(made, 1, found.ids)
+    assert found.ids == found.refused[:1]
 
 
-async def test_delays_grow_and_a_message_is_skipped_after_a_day(database: Database, tmp_path: Path) -> None:
-    with receiver() as found:
-        found.status = 400
-        settings = Webhook(url=found.url, secret_file=secret_file(tmp_path))
-        clock = SharedClock()
-        async with site(database, settings, clock) as made:
-            made.note("rollout.poison", "rollout.next")
+@ON_SQLITE
+async def test_delays_grow_and_a_message_is_skipped_after_a_day(made: Site, found: Receiver) -> None:
+    found.status = 400
+    made.note("rollout.poison", "rollout.next")
 
-            async def is_skipped() -> bool:
-                if not made.count("skipped"):
-                    await made.pass_by(600.0)
-                return made.count("skipped") > 0
+    async def is_skipped() -> bool:
+        if not made.count("skipped"):
+            await made.pass_by(600.0)
+        return made.count("skipped") > 0
 
-            await until(is_skipped)
-            assert clock.monotonic_s() >= GIVE_UP_S
-            assert len(set(found.refused)) == 1
-            assert 10 < len(found.refused) < 60
-            found.status = 200
-            await eventually(made, 1, found.ids, 600.0)
-            assert found.types == ["rollout.next"]
+    await until(is_skipped)
+    assert made.clock.monotonic_s() >= GIVE_UP_S
+    assert len(set(found.refused)) == 1
+    assert 10 < len(found.refused) < 60
+    found.status = 200
+    await eventually(made, 1, found.ids, 600.0)
+    assert found.types == ["rollout.next"]
 
 
-async def test_replicas_share_the_work(database: Database, tmp_path: Path) -> None:
-    with receiver() as found:
-        settings = Webhook(url=found.url, secret_file=secret_file(tmp_path))
-        clock = SharedClock()
-        async with site(database, settings, clock) as one, site(database, settings, clock) as two:
-            actions = [f"rollout.{number}" for number in range(30)]
-            one.note(*actions)
-            await eventually(one, 30, found.ids)
-            assert found.types == actions
-            await until(lambda: one.count("delivered") + two.count("delivered") == 30)
+async def test_replicas_share_the_work(database: Database, settings: Webhook, found: Receiver) -> None:
+    clock = SharedClock()
+    async with site(database, settings, clock) as one, site(database, settings, clock) as two:
+        actions = [f"rollout.{number}" for number in range(30)]
+        one.note(*actions)
+        await eventually(one, 30, found.ids)
+        assert found.types == actions
+        await until(lambda: one.count("delivered") + two.count("delivered") == 30)
 
 
-async def test_another_replica_takes_over_after_a_crash(database: Database, tmp_path: Path) -> None:
-    with receiver() as found:
-        settings = Webhook(url=found.url, secret_file=secret_file(tmp_path))
-        async with site(database, settings, SharedClock()) as made:
-            with database.begin() as connection:
-                assert records.claim(connection, "ops", "crashed", made.service.now_s(), 30.0) is not None
-            made.note("rollout.create")
-            await eventually(made, 1, found.ids)
-            assert found.types == ["rollout.create"]
-            assert made.service.now_s() >= 30
-            with database.begin() as connection:  # the crashed one was only slow
-                assert not records.release(connection, "ops", "crashed", records.Position(0))
+async def test_another_replica_takes_over_after_a_crash(made: Site, found: Receiver) -> None:
+    with made.database.begin() as connection:
+        assert records.claim(connection, "ops", "crashed", made.service.now_s(), 30.0) is not None
+    made.note("rollout.create")
+    await eventually(made, 1, found.ids)
+    assert found.types == ["rollout.create"]
+    assert made.service.now_s() >= 30
+    with made.database.begin() as connection:  # the crashed one was only slow
+        assert not records.release(connection, "ops", "crashed", records.Position(0))
 
 
-async def test_a_test_message_is_signed_and_changes_no_state(database: Database, tmp_path: Path) -> None:
-    with receiver() as found:
-        settings = Webhook(url=found.url, secret_file=secret_file(tmp_path))
-        async with site(database, settings, SharedClock()) as made:
-            tested = await made.webhooks.test("ops")
-            assert (tested.name, tested.status, tested.problem, tested.remedy) == ("ops", 200, "", "")
-            assert found.ids == [tested.message_id]
-            (message,) = found.messages
-            assert (message["type"], message["data"]["webhook"]) == ("webhook.test", "ops")
-            assert await made.webhooks.states() == [WebhookState("ops", "", delivered=False)]
-            assert made.count("delivered") == 0
-            with pytest.raises(NotFoundError, match=r"has no webhook 'shop' in its settings; it has: ops"):
-                await made.webhooks.test("shop")
+@ON_SQLITE
+async def test_a_test_message_is_signed_and_changes_no_state(made: Site, found: Receiver) -> None:
+    tested = await made.webhooks.test("ops")
+    assert (tested.name, tested.status, tested.problem, tested.remedy) == ("ops", 200, "", "")
+    assert found.ids == [tested.message_id]
+    (message,) = found.messages
+    assert (message["type"], message["data"]["webhook"]) == ("webhook.test", "ops")
+    assert await made.webhooks.states() == [WebhookState("ops", "", delivered=False)]
+    assert made.count("delivered") == 0
+    with pytest.raises(NotFoundError, match=r"has no webhook 'shop' in its settings; it has: ops"):
+        await made.webhooks.test("shop")
 
 
+@ON_SQLITE
 @pytest.mark.parametrize(
     ("status", "remedy"),
     [
@@ -242,18 +250,15 @@ async def test_a_test_message_is_signed_and_changes_no_state(database: Database,
         (500, "Look into the receiver's log."),
     ],
 )
-async def test_a_failed_test_says_what_to_do(database: Database, tmp_path: Path, status: int, remedy: str) -> None:
-    with receiver() as found:
-        found.status = status
-        settings = Webhook(url=found.url, secret_file=secret_file(tmp_path))
-        async with site(database, settings, SharedClock()) as made:
-            tested = await made.webhooks.test("ops")
-            assert (tested.status, tested.problem) == (status, f"it answered with status {status}")
-            assert tested.remedy.startswith(remedy)
-            assert await made.problem() == ""
+async def test_a_failed_test_says_what_to_do(made: Site, found: Receiver, status: int, remedy: str) -> None:
+    found.status = status
+    tested = await made.webhooks.test("ops")
+    assert (tested.status, tested.problem) == (status, f"it answered with status {status}")
+    assert tested.remedy.startswith(remedy)
+    assert await made.problem() == ""
 
 
-@pytest.mark.parametrize("store_settings", ["sqlite"], indirect=True)
+@ON_SQLITE
 async def test_a_test_without_an_answer_says_what_to_do(
     database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

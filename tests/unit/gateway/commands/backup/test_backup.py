@@ -24,6 +24,7 @@ from firstline_gateway.store.database import Database
 from firstline_gateway.tables import open_database
 
 ROWS = 2500  # of several batches
+ON_SQLITE = pytest.mark.parametrize("store_settings", ["sqlite"], indirect=True)
 AWKWARD = 'Zoë\'s "cam"\n\\'
 
 
@@ -113,6 +114,7 @@ def test_a_backup_restores_everything_on_either_database(filled: Settings, new: 
     assert contents(new.store)["deliveries"][-1][:3] == (6, "cam", "99")
 
 
+@ON_SQLITE
 def test_the_authority_alone_is_restored_next_to_an_existing_store(filled: Settings, tmp_path: Path) -> None:
     path, identity = tmp_path / "gateway.backup", Path(filled.identity.directory)
     back_up(filled, path)
@@ -126,6 +128,7 @@ def test_the_authority_alone_is_restored_next_to_an_existing_store(filled: Setti
     assert contents(filled.store) == before
 
 
+@ON_SQLITE
 def test_the_store_alone_is_restored_next_to_an_existing_authority(filled: Settings, tmp_path: Path) -> None:
     path, identity, store = tmp_path / "gateway.backup", Path(filled.identity.directory), filled.store
     back_up(filled, path)
@@ -181,6 +184,7 @@ def test_a_missing_store_cannot_be_backed_up(tmp_path: Path) -> None:
     assert not (tmp_path / "gateway.backup").exists()
 
 
+@ON_SQLITE
 def test_a_missing_folder_is_named(filled: Settings, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be written: there is no such file or folder"):
         back_up(filled, tmp_path / "none" / "gateway.backup")
