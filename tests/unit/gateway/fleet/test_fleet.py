@@ -52,7 +52,7 @@ async def test_promises_on_replicas_do_not_deadlock(postgresql: PostgreSql) -> N
         async with asyncio.TaskGroup() as group:  # one transaction that locks "cam" and stores a promise of "door"
             group.create_task(first.desired("cam"))
             await asyncio.sleep(0)
-            one.store.submit(wait_for_the_other)
+            one.store.submit_then(wait_for_the_other, lambda result: result, key="cat")  # after "cam", before "door"
             group.create_task(first.take_telemetry("door", report("a")))
             await asyncio.sleep(0)
             gate.set()
