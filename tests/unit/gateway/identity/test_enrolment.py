@@ -88,14 +88,6 @@ def test_secrets_are_not_stored(database: Database) -> None:
     assert "secret" not in map(str, row)
 
 
-def test_a_later_token_takes_the_place_of_one_that_was_not_used(
-    database: Database, issue: Callable[[str], Issued]
-) -> None:
-    first, second = invited(database, "a", "first"), invited(database, "a", "second")
-    assert redeemed(database, first, issue) is None
-    assert redeemed(database, second, issue) is not None
-
-
 def test_enrolling_again_revokes_earlier_certificates(database: Database, issue: Callable[[str], Issued]) -> None:
     redeemed(database, invited(database, "a", "first"), issue)
     redeemed(database, invited(database, "b", "other"), issue)
@@ -163,14 +155,6 @@ def test_renewal_leaves_the_present_certificate(database: Database, issue: Calla
         assert enrolment.renew(on, "b", "1", issue, NOW_S) is None, "not its own"
         assert enrolment.renew(on, "a", "99", issue, NOW_S) is None
     assert known(database).revoked_certificates() == []
-
-
-def test_an_invitation_that_was_not_used_can_be_taken_back(database: Database, issue: Callable[[str], Issued]) -> None:
-    sha256 = invited(database, "a", "first")
-    with database.begin() as on:
-        assert enrolment.revoke(on, "a", "ops", NOW_S)
-        assert not enrolment.revoke(on, "a", "ops", NOW_S)
-    assert redeemed(database, sha256, issue) is None
 
 
 def test_revoking_a_device_revokes_its_key(database: Database) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Any
 
@@ -43,10 +42,8 @@ async def test_a_good_model_comes_to_every_device(tmp_path: Path) -> None:
     ("rule", "effect"),
     [
         ("installations", Effect(failing=1.0)),
-        ("latency", Effect(latency=math.log(2))),
         ("crashes", Effect(crashes=6.0)),
         ("disagreement", Effect(disagreement=0.06)),
-        ("escalations", Effect(escalations=2.0)),
     ],
 )
 async def test_a_bad_model_is_stopped_in_the_first_stage_and_every_device_runs_the_old_one(

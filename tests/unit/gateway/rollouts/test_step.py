@@ -6,6 +6,7 @@ import math
 import random
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -94,15 +95,28 @@ class SimulatedFleet:
             self.devices[name] = replace(self.devices[name], audited=audited)
         self.notes += [action for action, _, _ in changes.notes]
 
-    def advance(self, seconds: float = 0.0) -> Changes:
-        """Steps until no step is due at once."""
-        self.now_s += seconds
-        more = True
-        while more:
-            changes = step(self.rollout, self.assignments, self, Now(self.now_s, 1.7e9 + self.now_s))
-            self.take(changes)
-            more = changes.more
+    def advance(self, seconds: float = 0.0, times: int = 1) -> Changes:
+        """Steps until no step is due at once, after each of some times."""
+        for _ in range(times):
+            self.now_s += seconds
+            more = True
+            while more:
+                changes = step(self.rollout, self.assignments, self, Now(self.now_s, 1.7e9 + self.now_s))
+                self.take(changes)
+                more = changes.more
         return changes
+
+    def install(self) -> None:
+        """Steps, and all devices install what they are offered."""
+        self.advance()
+        self.report_all(UpdateState.COMMITTED)
+
+    def change(self, name: str, **changes: Any) -> None:
+        self.devices[name] = replace(self.devices[name], **changes)
+
+    def change_all(self, **changes: Any) -> None:
+        for name in self.devices:
+            self.change(name, **changes)
 
     def command(self, command: Command, by: str = "application:ops") -> None:
         self.take(command_changes(command, self.rollout, self.assignments, by, Now(self.now_s, 1.7e9)))
@@ -151,8 +165,8 @@ def test_a_stage_is_offered_at_its_pace() -> None:
 
 def test_a_device_that_is_away_at_the_offer_neither_fails_nor_delays_the_stage() -> None:
     fleet = simulated_fleet()
-    fleet.devices["d03"] = replace(fleet.devices["d03"], online=False)
-    fleet.devices["d04"] = replace(fleet.devices["d04"], age_s=math.inf)
+    fleet.change("d03", online=False)
+    fleet.change("d04", age_s=math.inf)
     fleet.advance()
     assert fleet.states() == {S.OFFERED: 18, S.AWAY: 2} and not fleet.assignments["d03"].reachable
     fleet.report_all(UpdateState.COMMITTED)
@@ -167,8 +181,7 @@ def test_a_device_that_is_away_at_the_offer_neither_fails_nor_delays_the_stage()
 
 def test_a_device_that_falls_silent_after_the_offer_has_failed_until_it_returns() -> None:
     fleet = simulated_fleet()
-    fleet.advance()
-    fleet.report_all(UpdateState.COMMITTED)
+    fleet.install()
     fleet.report("d05", UpdateState.DOWNLOADING, age_s=10_000)
     fleet.advance(60)
     assert fleet.assignments["d05"].state is S.SILENT and fleet.rollout.phase is Phase.OBSERVING
@@ -215,10 +228,8 @@ def test_slow_installations_pause_the_rollout() -> None:
 
 def test_an_unclear_stage_is_held_then_paused_and_can_be_promoted_by_a_person() -> None:
     fleet = simulated_fleet(20, Stage(1.0, soak_s=800, patience_s=300), rules=Rules())
-    fleet.advance()
-    fleet.report_all(UpdateState.COMMITTED)
-    for _ in range(13):
-        fleet.advance(100)
+    fleet.install()
+    fleet.advance(100, times=13)
     assert fleet.rollout.state is RolloutState.PAUSED and "too little" in fleet.rollout.sentence
     fleet.command(Command.PROMOTE)
     fleet.advance()
@@ -238,7 +249,7 @@ def test_an_abort_stops_devices_under_way_and_leaves_those_that_are_done() -> No
     fleet.command(Command.ROLLBACK)
     fleet.advance()
     assert fleet.rollout.state is RolloutState.ROLLING_BACK
-    fleet.devices["d01"] = replace(fleet.devices["d01"], version=1, update=None)
+    fleet.change("d01", version=1, update=None)
     fleet.advance(1)
     assert fleet.rollout.state is RolloutState.ROLLED_BACK
     assert fleet.devices["d01"].desired == BACK
@@ -246,7 +257,7 @@ def test_an_abort_stops_devices_under_way_and_leaves_those_that_are_done() -> No
 
 def test_a_rollback_without_an_earlier_desired_version_undoes_the_new_one() -> None:
     fleet = simulated_fleet()
-    fleet.devices["d01"] = replace(fleet.devices["d01"], desired=None)
+    fleet.change("d01", desired=None)
     fleet.advance()
     fleet.command(Command.ROLLBACK)
     fleet.advance()
@@ -257,7 +268,7 @@ def test_a_rollback_without_an_earlier_desired_version_undoes_the_new_one() -> N
 def test_versions_withdrawn_while_a_device_is_away_stay_in_its_desired_state() -> None:
     undone = DesiredModel("cameras", 3, "3" * 64, "aborted", undone=True, withdrawn=("4" * 64,))
     fleet = simulated_fleet(2)
-    fleet.devices["d01"] = replace(fleet.devices["d01"], desired=undone, online=False)
+    fleet.change("d01", desired=undone, online=False)
     fleet.advance()
     offered = fleet.devices["d01"].desired
     assert offered.withdrawn == ("4" * 64, "3" * 64) and not offered.undone
@@ -270,9 +281,8 @@ def test_versions_withdrawn_while_a_device_is_away_stay_in_its_desired_state() -
 
 def test_a_device_that_ran_the_version_before_keeps_it_in_a_rollback() -> None:
     fleet = simulated_fleet()
-    fleet.devices["d01"] = replace(fleet.devices["d01"], version=2)
-    fleet.advance()
-    fleet.report_all(UpdateState.COMMITTED)
+    fleet.change("d01", version=2)
+    fleet.install()
     fleet.advance(1)
     fleet.command(Command.ROLLBACK)
     fleet.advance()
@@ -281,18 +291,17 @@ def test_a_device_that_ran_the_version_before_keeps_it_in_a_rollback() -> None:
 
 def test_a_report_from_before_a_retry_does_not_count() -> None:
     fleet = simulated_fleet()
-    fleet.advance()
-    fleet.report_all(UpdateState.COMMITTED)
+    fleet.install()
     fleet.report("d01", UpdateState.FAILED)
     fleet.advance(1)
     assert fleet.assignments["d01"].state is S.FAILED
     fleet.command(Command.RETRY)
-    fleet.devices["d01"] = replace(fleet.devices["d01"], up_to_date=False)
+    fleet.change("d01", up_to_date=False)
     fleet.advance(1)
     desired = fleet.devices["d01"].desired
     assert desired.attempt == 2
     assert fleet.assignments["d01"].state is S.OFFERED and fleet.rollout.phase is Phase.INSTALLING
-    fleet.devices["d01"] = replace(fleet.devices["d01"], up_to_date=True)
+    fleet.change("d01", up_to_date=True)
     fleet.report("d01", UpdateState.COMMITTED)
     fleet.advance(1)
     assert fleet.assignments["d01"].state is S.DONE and fleet.rollout.phase is Phase.OBSERVING
@@ -300,7 +309,7 @@ def test_a_report_from_before_a_retry_does_not_count() -> None:
 
 def test_a_plan_has_the_devices_of_each_stage_and_the_detectable_effects() -> None:
     fleet = simulated_fleet(40, Stage(0.25, per_minute=2), Stage(1.0), held_back=0.2)
-    fleet.devices["d00"] = replace(fleet.devices["d00"], online=False)
+    fleet.change("d00", online=False)
     planned = plan(fleet.rollout.definition, fleet, 1000, Now(0.0, 1.7e9), delta=0.05, contracts=1)
     assert planned.devices == 40 and planned.bytes == 40_000
     assert sum(stage.devices for stage in planned.stages) + planned.rest == 40
@@ -373,8 +382,7 @@ def test_a_retry_in_the_middle_of_a_stage_keeps_its_pace() -> None:
 
 def test_a_pause_within_a_stages_time_does_not_use_up_its_patience() -> None:
     fleet = simulated_fleet(20, Stage(1.0, soak_s=8000, patience_s=300), rules=Rules())
-    fleet.advance()
-    fleet.report_all(UpdateState.COMMITTED)
+    fleet.install()
     fleet.advance(60)
     fleet.command(Command.PAUSE)
     fleet.command(Command.RESUME)
@@ -386,8 +394,7 @@ def test_a_pause_within_a_stages_time_does_not_use_up_its_patience() -> None:
 
 def test_a_stage_that_is_held_for_weeks_is_evaluated_some_dozens_of_times() -> None:
     fleet = simulated_fleet(20, Stage(1.0, soak_s=480, patience_s=30 * 86_400), rules=Rules())
-    fleet.advance()
-    fleet.report_all(UpdateState.COMMITTED)
+    fleet.install()
     fleet.advance(60)
     for _ in range(30 * 24 * 6 + 3):
         fleet.advance(600)
@@ -397,12 +404,11 @@ def test_a_stage_that_is_held_for_weeks_is_evaluated_some_dozens_of_times() -> N
 
 def test_devices_that_fall_silent_with_the_model_abort_the_rollout() -> None:
     fleet = simulated_fleet(80, Stage(0.5, soak_s=8000), rules=Rules(promote_unseen=True))
-    fleet.advance()
-    fleet.report_all(UpdateState.COMMITTED)
+    fleet.install()
     fleet.advance(60)
     treated = [name for name, each in fleet.assignments.items() if each.treated]
     for name in treated[:30]:
-        fleet.devices[name] = replace(fleet.devices[name], age_s=5000.0)
+        fleet.change(name, age_s=5000.0)
     changes = fleet.advance(1000)
     assert fleet.rollout.state is RolloutState.ROLLING_BACK, fleet.rollout.sentence
     assert changes.look is None and "silence" in fleet.rollout.sentence
@@ -410,18 +416,17 @@ def test_devices_that_fall_silent_with_the_model_abort_the_rollout() -> None:
 
 def test_stranded_devices_are_reported_and_do_not_delay_a_rollback() -> None:
     fleet = simulated_fleet(4, Stage(1.0, soak_s=0))
-    fleet.advance()
-    fleet.report_all(UpdateState.COMMITTED)
+    fleet.install()
     fleet.advance(60)
     fleet.command(Command.ROLLBACK)
     fleet.advance()
     assert fleet.states() == {S.RETURNING: 4}
     for name in ("d00", "d01", "d02"):
-        fleet.devices[name] = replace(fleet.devices[name], version=1, update=None)
+        fleet.change(name, version=1, update=None)
     fleet.advance(10)
     assert fleet.rollout.state is RolloutState.ROLLING_BACK
     refused = Update("cameras", 1, UpdateState.REJECTED, rollout=OLD.rollout, reason="not_found")
-    fleet.devices["d03"] = replace(fleet.devices["d03"], update=refused)
+    fleet.change("d03", update=refused)
     fleet.advance(10)
     assert fleet.rollout.state is RolloutState.ROLLED_BACK
     assert fleet.assignments["d03"].state is S.STRANDED and fleet.assignments["d03"].reason == "not_found"
@@ -447,8 +452,7 @@ def test_a_plan_warns_that_no_device_is_selected() -> None:
 @pytest.mark.parametrize("rules", [Rules(promote_unseen=True), Rules(ignored=tuple(FIGURES)), UNSEEN])
 def test_an_alarm_aborts_and_rolls_back_at_any_fleet_size_and_with_any_flags(devices: int, rules: Rules) -> None:
     fleet = simulated_fleet(devices, Stage(1.0, soak_s=800), rules=rules)
-    fleet.advance()
-    fleet.report_all(UpdateState.COMMITTED)
+    fleet.install()
     fleet.advance(60)
     fleet.alarm = "The contract is broken."
     fleet.advance(5)
@@ -494,7 +498,7 @@ def test_nothing_is_promoted_after_an_alarm_at_any_moment() -> None:
 @pytest.mark.parametrize("command", [None, Command.ABORT, Command.ROLLBACK])
 def test_both_groups_audit_their_answers_until_the_rollout_ends(command: Command | None) -> None:
     fleet = simulated_fleet(20, Stage(0.5, soak_s=800), held_back=0.2)
-    fleet.devices["d03"] = replace(fleet.devices["d03"], online=False)
+    fleet.change("d03", online=False)
     fleet.advance()
     assert all(each.audited for each in fleet.devices.values()) and fleet.states()[S.CONTROL] == 10
     fleet.report_all(UpdateState.COMMITTED)
@@ -505,7 +509,7 @@ def test_both_groups_audit_their_answers_until_the_rollout_ends(command: Command
         fleet.report_all(UpdateState.COMMITTED)
         for name, assignment in fleet.assignments.items():
             if assignment.state is S.RETURNING:
-                fleet.devices[name] = replace(fleet.devices[name], version=1, update=None)
+                fleet.change(name, version=1, update=None)
     assert fleet.rollout.state not in (RolloutState.RUNNING, RolloutState.ROLLING_BACK), fleet.rollout.sentence
     assert not any(each.audited for each in fleet.devices.values()) and not fleet.rollout.unsettled
     away = {None: S.AWAY, Command.ABORT: S.WITHDRAWN, Command.ROLLBACK: S.RETURNED}
@@ -515,10 +519,8 @@ def test_both_groups_audit_their_answers_until_the_rollout_ends(command: Command
 def test_a_stage_without_audits_waits_and_names_the_reason() -> None:
     rules = Rules(limits={name: Limit(1e9, 2e9 if name == "disagreement" else None) for name in FIGURES})
     fleet = simulated_fleet(20, Stage(0.5, soak_s=800), rules=rules)
-    fleet.advance()
-    fleet.report_all(UpdateState.COMMITTED)
-    for _ in range(12):
-        fleet.advance(100)
+    fleet.install()
+    fleet.advance(100, times=12)
     assert fleet.rollout.state is RolloutState.RUNNING and "rollout.promote" not in fleet.notes
     assert "No edge answer on devices with or without the model was audited" in fleet.rollout.sentence
 
@@ -526,8 +528,7 @@ def test_a_stage_without_audits_waits_and_names_the_reason() -> None:
 @pytest.mark.parametrize("rules", [Rules(promote_unseen=True, ignored=("disagreement",)), UNSEEN])
 def test_a_promotion_without_audits_says_so(rules: Rules) -> None:
     fleet = simulated_fleet(1, Stage(1.0, soak_s=60), rules=rules)
-    fleet.advance()
-    fleet.report_all(UpdateState.COMMITTED)
+    fleet.install()
     fleet.advance(1)
     look = step(fleet.rollout, fleet.assignments, fleet, Now(61.0, 1.7e9 + 61.0)).look
     assert look is not None
@@ -537,16 +538,15 @@ def test_a_promotion_without_audits_says_so(rules: Rules) -> None:
 def test_audits_of_the_version_before_do_not_count_for_the_one_that_a_device_installs_late() -> None:
     fleet = simulated_fleet(2, Stage(1.0, soak_s=600, patience_s=300), rules=Rules(promote_unseen=True))
     fleet.audited = (1,)
-    fleet.devices = {name: replace(each, online=False) for name, each in fleet.devices.items()}
+    fleet.change_all(online=False)
     fleet.advance()
     assert fleet.rollout.phase is Phase.OBSERVING and fleet.states() == {S.AWAY: 2}
     model = RunningModel("cameras", 2, "edge-int8", full_digest="f" * 64)
-    fleet.devices = {name: replace(each, online=True, model=model) for name, each in fleet.devices.items()}
+    fleet.change_all(online=True, model=model)
     for _ in range(4):  # version 1 answers and is audited while version 2 is downloaded
         fleet.advance(60)
     fleet.report_all(UpdateState.COMMITTED)
-    for _ in range(9):
-        fleet.advance(60)
+    fleet.advance(60, times=9)
     assert fleet.states() == {S.DONE: 2} and fleet.rollout.state is RolloutState.RUNNING
     assert "No edge answer of edge-int8 was audited" in fleet.rollout.sentence
     fleet.audited = (2,)
@@ -580,7 +580,7 @@ def test_the_promotion_of_a_configuration_says_nothing_about_audits() -> None:
     for name, each in fleet.assignments.items():
         if each.treated:
             update = Update("cameras", 2, UpdateState.COMMITTED, rollout="r", what=Subject.CONFIGURATION)
-            fleet.devices[name] = replace(fleet.devices[name], update=update, version=2)
+            fleet.change(name, update=update, version=2)
     fleet.advance(1)
     look = step(fleet.rollout, fleet.assignments, fleet, Now(61.0, 1.7e9 + 61.0)).look
     assert look is not None and look.decision == "promote"
@@ -599,15 +599,13 @@ def test_a_stage_that_nobody_audited_waits_for_a_person(
     audits_off: str, model: RunningModel | None, reason: str
 ) -> None:
     fleet = simulated_fleet(2, Stage(1.0, soak_s=60, patience_s=300), rules=Rules(promote_unseen=True))
-    for name, each in fleet.devices.items():
-        fleet.devices[name] = replace(each, audits_off=audits_off, model=model)
-    fleet.devices["d00"] = replace(fleet.devices["d00"], online=False)  # it is not compared, and counts here
+    fleet.change_all(audits_off=audits_off, model=model)
+    fleet.change("d00", online=False)  # it is not compared, and counts here
     fleet.advance()
-    fleet.devices["d00"] = replace(fleet.devices["d00"], online=True)
+    fleet.change("d00", online=True)
     fleet.advance(1)
     fleet.report_all(UpdateState.COMMITTED)
-    for _ in range(4):
-        fleet.advance(60)
+    fleet.advance(60, times=4)
     assert fleet.rollout.state is RolloutState.RUNNING and "rollout.promote" not in fleet.notes
     assert reason in fleet.rollout.sentence and "`--ignore disagreement`" in fleet.rollout.sentence
     fleet.advance(300)
@@ -620,10 +618,8 @@ def test_a_stage_that_nobody_audited_waits_for_a_person(
 def test_a_stage_with_audits_is_promoted_unseen() -> None:
     fleet = simulated_fleet(1, Stage(1.0, soak_s=60), rules=Rules(promote_unseen=True))
     fleet.audited = (1, 2)
-    fleet.advance()
-    fleet.report_all(UpdateState.COMMITTED)
-    for _ in range(3):
-        fleet.advance(60)
+    fleet.install()
+    fleet.advance(60, times=3)
     assert fleet.rollout.state is RolloutState.COMPLETED, fleet.rollout.sentence
 
 
@@ -647,14 +643,9 @@ def test_a_plan_counts_the_audits_in_which_an_event_can_occur() -> None:
 def test_a_stage_whose_audits_hold_no_object_is_held_and_says_so() -> None:
     fleet = simulated_fleet(1, Stage(1.0, soak_s=60), rules=Rules(promote_unseen=True))
     fleet.audited, fleet.empty = (1, 2), True
-    fleet.devices = {
-        name: replace(each, model=RunningModel("cameras", 2, "edge", full_digest="f" * 64))
-        for name, each in fleet.devices.items()
-    }
-    fleet.advance()
-    fleet.report_all(UpdateState.COMMITTED)
-    for _ in range(3):
-        fleet.advance(60)
+    fleet.change_all(model=RunningModel("cameras", 2, "edge", full_digest="f" * 64))
+    fleet.install()
+    fleet.advance(60, times=3)
     assert fleet.rollout.state is RolloutState.RUNNING
     assert "No edge answer of edge was audited: neither model reported an object in " in fleet.rollout.sentence
 
@@ -670,7 +661,7 @@ def test_a_plan_names_what_prevents_audits() -> None:
     definition = fleet.rollout.definition
     assert unaudited(definition) == ""
     assert "cameras version 2 has no full model" in unaudited(definition, has_full_model=False)
-    fleet.devices["d01"] = replace(fleet.devices["d01"], audits_off="audit.per_hour")
+    fleet.change("d01", audits_off="audit.per_hour")
     assert "is held, and audit.per_hour is 0 on 1 device." in unaudited(definition)
     assert unaudited(replace(definition, rules=Rules(ignored=("disagreement",)))) == ""
     assert unaudited(replace(definition, what=Subject.CONFIGURATION)) == ""
@@ -710,7 +701,7 @@ def test_a_stage_without_devices_waits_and_is_never_promoted() -> None:
         assert fleet.states() == {} and "Stage 1 of 2 has no device" in fleet.rollout.sentence
     assert fleet.rollout.state is RolloutState.PAUSED and "rollout.promote" not in fleet.notes
     fleet.command(Command.RESUME)
-    fleet.devices["d01"] = replace(fleet.devices["d01"], tags={"site": "paris"})
+    fleet.change("d01", tags={"site": "paris"})
     fleet.advance(5)
     assert fleet.states() == {S.OFFERED: 1} and fleet.rollout.phase is Phase.INSTALLING
 
@@ -718,11 +709,10 @@ def test_a_stage_without_devices_waits_and_is_never_promoted() -> None:
 def test_a_stage_on_which_no_device_runs_the_model_is_not_promoted() -> None:
     rules = Rules(promote_unseen=True, ignored=("disagreement",))
     fleet = simulated_fleet(4, Stage(1.0, soak_s=60, patience_s=300), rules=rules)
-    fleet.devices = {name: replace(each, online=False) for name, each in fleet.devices.items()}
-    for _ in range(3):
-        fleet.advance(60)
+    fleet.change_all(online=False)
+    fleet.advance(60, times=3)
     assert fleet.rollout.state is RolloutState.RUNNING and "No device of the stage runs" in fleet.rollout.sentence
-    fleet.devices = {name: replace(each, online=True) for name, each in fleet.devices.items()}
+    fleet.change_all(online=True)
     fleet.advance(1)
     fleet.report_all(UpdateState.COMMITTED)
     fleet.advance(60)

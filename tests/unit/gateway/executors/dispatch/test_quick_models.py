@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from typing import TypeVar, cast
 
 import pytest
@@ -96,15 +96,19 @@ class Site:
         return self.dispatcher.report().executors[0].models[M]
 
 
+@pytest.fixture
+async def site() -> AsyncIterator[Site]:
+    site = Site()
+    yield site
+    await site.dispatcher.close(1)
+
+
 def told_of_being_left_alone(caplog: pytest.LogCaptureFixture) -> list[str]:
     """Of each line what was said last."""
     return [text.split(" last=")[1] for text in caplog.messages if text.startswith("executor ejected executor=here")]
 
 
-async def test_a_local_failure_is_retried_elsewhere_and_ejects(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    site = Site()
+async def test_a_local_failure_is_retried_elsewhere_and_ejects(site: Site, caplog: pytest.LogCaptureFixture) -> None:
     assert (await site.ask(2.0))["probabilities"].tolist() == [[4.0]]
     assert site.batches("here") == {"answered": 1}
     site.model.error = InferenceError("CUDA error 700: an illegal memory access was encountered")
@@ -114,20 +118,16 @@ async def test_a_local_failure_is_retried_elsewhere_and_ejects(
     assert "It failed; it is tried again in" in site.here.problem
     assert site.far.batches == 20
     assert told_of_being_left_alone(caplog) == [site.model.error.message]
-    await site.dispatcher.close(1)
 
 
-async def test_a_wrong_request_is_refused_without_a_retry() -> None:
-    site = Site()
+async def test_a_wrong_request_is_refused_without_a_retry(site: Site) -> None:
     with pytest.raises(InvalidTensorError):
         await site.ask(-1.0)
     assert site.batches("here") == {"refused": 1}
     assert site.far.batches == 0
-    await site.dispatcher.close(1)
 
 
-async def test_a_retried_batch_is_answered_by_its_deadline_and_at_abandon() -> None:
-    site = Site()
+async def test_a_retried_batch_is_answered_by_its_deadline_and_at_abandon(site: Site) -> None:
     site.model.error = InferenceError("no kernel")
     site.far.goes_on.clear()
     with pytest.raises(DeadlineExceededError):
@@ -140,11 +140,9 @@ async def test_a_retried_batch_is_answered_by_its_deadline_and_at_abandon() -> N
     with pytest.raises(NotReadyError):
         await waits
     site.far.goes_on.set()
-    await site.dispatcher.close(1)
 
 
-async def test_an_unexpected_error_reaches_the_caller_and_counts(caplog: pytest.LogCaptureFixture) -> None:
-    site = Site()
+async def test_an_unexpected_error_reaches_the_caller_and_counts(site: Site, caplog: pytest.LogCaptureFixture) -> None:
     site.model.error = ValueError("dimensions")
     for _ in range(3):
         with pytest.raises(ValueError, match="dimensions"):
@@ -152,4 +150,3 @@ async def test_an_unexpected_error_reaches_the_caller_and_counts(caplog: pytest.
     assert site.batches("here") == {"failed": 3}
     assert told_of_being_left_alone(caplog) == ["dimensions"]
     assert (await site.ask(2.0))["probabilities"].tolist() == [[4.0]]
-    await site.dispatcher.close(1)

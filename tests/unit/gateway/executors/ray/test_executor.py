@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -112,8 +112,14 @@ class Site:
         return await self.until(self.executor.run(M, inputs, [due_s] * len(values)))
 
 
-async def test_it_deploys_once_and_answers() -> None:
+@pytest.fixture
+async def site() -> AsyncIterator[Site]:
     site = Site()
+    yield site
+    await site.executor.close(1.0)
+
+
+async def test_it_deploys_once_and_answers(site: Site) -> None:
     assert "not contacted yet" in site.executor.problem_with(M)
     await site.up()
     assert site.cluster.deployed == {WANTED.name: WANTED}
@@ -139,8 +145,7 @@ async def test_a_running_deployment_stays_unless_its_settings_change() -> None:
     await site.executor.close(1.0)
 
 
-async def test_a_batch_whose_replica_dies_runs_on_another() -> None:
-    site = Site()
+async def test_a_batch_whose_replica_dies_runs_on_another(site: Site) -> None:
     await site.up()
     site.cluster.dying = 3
     (answer,) = await site.ask(1.0)
@@ -150,11 +155,9 @@ async def test_a_batch_whose_replica_dies_runs_on_another() -> None:
     with pytest.raises(EngineUnavailableError, match="A replica died"):
         await site.ask(1.0)
     assert site.executor.report().batches[WANTED.name, "failed"] == 7
-    await site.executor.close(1.0)
 
 
-async def test_deadlines_travel_as_what_is_left_and_end_retries() -> None:
-    site = Site()
+async def test_deadlines_travel_as_what_is_left_and_end_retries(site: Site) -> None:
     await site.up()
     await site.ask(1.0, timeout_s=2.0)
     await site.ask(1.0)
@@ -162,21 +165,17 @@ async def test_deadlines_travel_as_what_is_left_and_end_retries() -> None:
     site.cluster.seconds = 60.0
     with pytest.raises(DeadlineExceededError):
         await site.ask(1.0, timeout_s=0.5)
-    await site.executor.close(1.0)
 
 
-async def test_a_failed_run_on_the_cluster_is_not_retried() -> None:
-    site = Site()
+async def test_a_failed_run_on_the_cluster_is_not_retried(site: Site) -> None:
     await site.up()
     site.cluster.breaks = InferenceError("it broke")
     with pytest.raises(InferenceError):
         await site.ask(1.0)
     assert len(site.cluster.lefts) == 1
-    await site.executor.close(1.0)
 
 
-async def test_replicas_that_do_not_start_are_reported_and_retried() -> None:
-    site = Site()
+async def test_replicas_that_do_not_start_are_reported_and_retried(site: Site) -> None:
     site.cluster.starts = False
     await site.up()
     assert site.executor.problem_with(M) == "The bundle is another."
@@ -189,11 +188,9 @@ async def test_replicas_that_do_not_start_are_reported_and_retried() -> None:
     site.cluster.starts = True
     await site.clock.advance(2.0)
     assert site.executor.problem_with(M) == ""
-    await site.executor.close(1.0)
 
 
-async def test_batches_do_not_wait_for_replicas_that_are_gone() -> None:
-    site = Site()
+async def test_batches_do_not_wait_for_replicas_that_are_gone(site: Site) -> None:
     await site.up()
     site.cluster.seconds = 25.0
     asked = asyncio.ensure_future(site.ask(1.0))
@@ -203,11 +200,9 @@ async def test_batches_do_not_wait_for_replicas_that_are_gone() -> None:
     with pytest.raises(EngineUnavailableError):
         await asked
     assert site.clock.monotonic_s() - began_s < 5
-    await site.executor.close(1.0)
 
 
-async def test_a_model_that_is_put_in_later_is_deployed_before_it_is_ready() -> None:
-    site = Site()
+async def test_a_model_that_is_put_in_later_is_deployed_before_it_is_ready(site: Site) -> None:
     other = ModelKey("other", 1)
     served = replace(SERVED, key=other, path=WHERE.parent / "other")
     site.executor = RayExecutor(
@@ -224,11 +219,9 @@ async def test_a_model_that_is_put_in_later_is_deployed_before_it_is_ready() -> 
     assert len(site.cluster.deployed) == 2
     await site.executor.drop(other)
     assert len(site.cluster.deployed) == 2, "other gateways may use it"
-    await site.executor.close(1.0)
 
 
-async def test_the_last_state_of_a_silent_cluster_holds_for_a_while() -> None:
-    site = Site()
+async def test_the_last_state_of_a_silent_cluster_holds_for_a_while(site: Site) -> None:
     await site.up()
     site.cluster.there = False
     await site.clock.advance(5.0)
@@ -238,7 +231,6 @@ async def test_the_last_state_of_a_silent_cluster_holds_for_a_while() -> None:
     site.cluster.there = True
     await site.clock.advance(2.0)
     assert site.executor.problem_with(M) == ""
-    await site.executor.close(1.0)
 
 
 def test_the_bundle_path_is_that_of_the_cluster_and_the_limits_are_the_gateways() -> None:

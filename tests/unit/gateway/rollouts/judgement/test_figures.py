@@ -47,6 +47,16 @@ def test_a_silent_device_differs_from_an_idle_one() -> None:
     assert {name for name, figure in FIGURES.items() if figure(silent.after)} == {"silence"}
 
 
+def test_escalations_and_latency_are_those_of_the_period() -> None:
+    start = Totals((ModelCounts("m", 1, rows=100, escalated=90, latency=(100, 0, 0)),), 3600)
+    end = Totals((ModelCounts("m", 1, rows=200, escalated=100, latency=(100, 0, 100)),), 7200)
+    period = between("m", start, end)
+    assert period is not None
+    assert FIGURES["escalations"](period) == {ALL: (0.1, 100 / 150)}
+    p95_ms = 2 * 2.5**0.95  # between 2 and 5 ms
+    assert FIGURES["latency"](period) == {ALL: (pytest.approx(math.log(p95_ms)), 100 / 150)}
+
+
 def test_more_errors_than_rows_are_a_share_of_one() -> None:
     period = between("m", Totals(), Totals((ModelCounts("m", 1, rows=1, errors=2**53),), 1e5))
     assert period is not None

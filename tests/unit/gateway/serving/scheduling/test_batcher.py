@@ -78,8 +78,12 @@ async def settled() -> None:
         await asyncio.sleep(0)
 
 
-async def test_a_lone_request_on_an_idle_server_starts_at_once_without_a_timer() -> None:
-    bench = Bench()
+@pytest.fixture
+def bench() -> Bench:
+    return Bench()
+
+
+async def test_a_lone_request_on_an_idle_server_starts_at_once_without_a_timer(bench: Bench) -> None:
     task = await bench.submit(request_of(1, 2))
     assert bench.batches == [[[1, 2]]]
     assert bench.clock.sleepers == 0
@@ -137,8 +141,7 @@ async def test_every_session_is_used_and_never_more() -> None:
     assert bench.executor.most_running == 2
 
 
-async def test_an_expired_request_is_dropped_before_it_runs() -> None:
-    bench = Bench()
+async def test_an_expired_request_is_dropped_before_it_runs(bench: Bench) -> None:
     await bench.warm(1)
     await bench.submit(request_of(0))
     late = await bench.submit(request_of(1, deadline_s=1.0))
@@ -156,8 +159,7 @@ async def test_an_expired_request_is_dropped_before_it_runs() -> None:
     assert bench.late == 1  # it was never admitted
 
 
-async def test_an_admitted_request_is_answered_by_its_deadline() -> None:
-    bench = Bench()
+async def test_an_admitted_request_is_answered_by_its_deadline(bench: Bench) -> None:
     await bench.warm(1)
     running = await bench.submit(request_of(0, deadline_s=0.5))
     late = await bench.submit(request_of(1, deadline_s=1.0))
@@ -179,8 +181,7 @@ async def test_an_admitted_request_is_answered_by_its_deadline() -> None:
     assert bench.batches == [[[0]], [[2]]]
 
 
-async def test_a_request_that_cannot_complete_in_time_is_not_started() -> None:
-    bench = Bench()
+async def test_a_request_that_cannot_complete_in_time_is_not_started(bench: Bench) -> None:
     first = await bench.submit(request_of(0))
     await bench.clock.advance(1.0)
     await bench.release()
@@ -195,8 +196,7 @@ async def test_a_request_that_cannot_complete_in_time_is_not_started() -> None:
     assert bench.late == 1
 
 
-async def test_a_leaving_caller_cancels_its_timer() -> None:
-    bench = Bench()
+async def test_a_leaving_caller_cancels_its_timer(bench: Bench) -> None:
     await bench.submit(request_of(0))
     leaving = await bench.submit(request_of(1, deadline_s=5.0))
     assert bench.clock.sleepers == 1
@@ -205,8 +205,7 @@ async def test_a_leaving_caller_cancels_its_timer() -> None:
     assert bench.clock.sleepers == 0
 
 
-async def test_abandon_answers_at_once_without_waiting_for_batches() -> None:
-    bench = Bench()
+async def test_abandon_answers_at_once_without_waiting_for_batches(bench: Bench) -> None:
     tasks = [await bench.submit(request_of(float(n), deadline_s=9.0), key) for n, key in enumerate((M, M, N))]
     bench.batcher.abandon(NotReadyError("Shutting down."))
     outcomes = await asyncio.gather(*tasks, return_exceptions=True)
@@ -216,8 +215,7 @@ async def test_abandon_answers_at_once_without_waiting_for_batches() -> None:
     assert bench.batches == [[[0]]]
 
 
-async def test_a_new_request_starts_after_all_waiting_ones_expired() -> None:
-    bench = Bench()
+async def test_a_new_request_starts_after_all_waiting_ones_expired(bench: Bench) -> None:
     await bench.submit(request_of(0))
     late = [await bench.submit(request_of(1, deadline_s=1.0), key) for key in (M, N)]
     await bench.clock.advance(2)
@@ -319,8 +317,7 @@ async def test_the_queue_is_bounded_in_bytes_over_all_models() -> None:
     await bench.submit(request_of(1), N)
 
 
-async def test_a_bad_request_fails_alone_in_its_batch() -> None:
-    bench = Bench()
+async def test_a_bad_request_fails_alone_in_its_batch(bench: Bench) -> None:
     await bench.warm(1, 2, 4)
     await bench.submit(request_of(0))
     tasks = [await bench.submit(request_of(value)) for value in (1.0, -1.0, 3.0)]
@@ -332,8 +329,7 @@ async def test_a_bad_request_fails_alone_in_its_batch() -> None:
     assert np.array_equal(also_good["probabilities"], [[6]])  # type: ignore[arg-type]
 
 
-async def test_a_failing_engine_fails_its_batch_and_not_the_next() -> None:
-    bench = Bench()
+async def test_a_failing_engine_fails_its_batch_and_not_the_next(bench: Bench) -> None:
     first = await bench.submit(request_of(0))
     second = await bench.submit(request_of(1))
     await bench.release(error=OSError("gone"))
@@ -343,8 +339,7 @@ async def test_a_failing_engine_fails_its_batch_and_not_the_next() -> None:
     assert (await second)["probabilities"].tolist() == [[2]]
 
 
-async def test_a_caller_that_leaves_takes_its_request_along() -> None:
-    bench = Bench()
+async def test_a_caller_that_leaves_takes_its_request_along(bench: Bench) -> None:
     await bench.submit(request_of(0))
     leaving = await bench.submit(request_of(1))
     staying = await bench.submit(request_of(2))
@@ -357,8 +352,7 @@ async def test_a_caller_that_leaves_takes_its_request_along() -> None:
     assert (await staying)["probabilities"].tolist() == [[4]]
 
 
-async def test_a_caller_may_leave_while_its_request_runs() -> None:
-    bench = Bench()
+async def test_a_caller_may_leave_while_its_request_runs(bench: Bench) -> None:
     leaving = await bench.submit(request_of(0))
     leaving.cancel()
     staying = await bench.submit(request_of(2))

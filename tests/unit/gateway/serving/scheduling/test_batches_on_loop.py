@@ -115,8 +115,12 @@ async def settled() -> None:
         await asyncio.sleep(0)
 
 
-async def test_a_lone_request_is_answered_within_the_turn_of_the_loop() -> None:
-    bench = Bench()
+@pytest.fixture
+def bench() -> Bench:
+    return Bench()
+
+
+async def test_a_lone_request_is_answered_within_the_turn_of_the_loop(bench: Bench) -> None:
     asked = asyncio.create_task(bench.batcher.submit(M, request_of(3.0)))
     await asyncio.sleep(0)  # it asks
     await asyncio.sleep(0)  # and runs
@@ -144,8 +148,7 @@ async def test_a_batch_is_as_large_as_the_limit_of_the_loop_allows_although_rows
     assert [len(rows) for _, rows in bench.executor.here] == [8, 4]
 
 
-async def test_a_wrong_request_fails_alone() -> None:
-    bench = Bench()
+async def test_a_wrong_request_fails_alone(bench: Bench) -> None:
     good, bad = await asyncio.gather(
         *(bench.batcher.submit(M, request_of(value)) for value in (1.0, -1.0)), return_exceptions=True
     )
@@ -207,8 +210,7 @@ async def test_other_work_of_the_loop_has_its_turn_between_batches() -> None:
     assert max(steps) <= 2
 
 
-async def test_a_late_request_is_refused() -> None:
-    bench = Bench()
+async def test_a_late_request_is_refused(bench: Bench) -> None:
     bench.executor.takes_s = 0.5
     asked = bench.batcher.submit(M, request_of(1.0, deadline_s=bench.clock.monotonic_s() + 0.1))
     with pytest.raises(DeadlineExceededError):
@@ -216,8 +218,7 @@ async def test_a_late_request_is_refused() -> None:
     assert bench.late == 1
 
 
-async def test_a_model_that_becomes_slow_leaves_the_loop_and_is_tried_again_later() -> None:
-    bench = Bench()
+async def test_a_model_that_becomes_slow_leaves_the_loop_and_is_tried_again_later(bench: Bench) -> None:
     bench.executor.takes_s = 0.1
     for _ in range(40):
         await bench.ask()
@@ -230,8 +231,7 @@ async def test_a_model_that_becomes_slow_leaves_the_loop_and_is_tried_again_late
     assert len(bench.executor.here) > slow
 
 
-async def test_a_batch_that_blocks_the_loop_is_the_last_for_a_while() -> None:
-    bench = Bench()
+async def test_a_batch_that_blocks_the_loop_is_the_last_for_a_while(bench: Bench) -> None:
     bench.executor.takes_s = 0.5
     await bench.batcher.submit(M, request_of(1.0))
     asked = asyncio.create_task(bench.batcher.submit(M, request_of(1.0)))
@@ -256,8 +256,7 @@ async def test_an_audit_gives_way_on_the_loop_too() -> None:
     await asyncio.gather(*asked)
 
 
-async def test_a_caller_that_leaves_takes_its_request_along() -> None:
-    bench = Bench()
+async def test_a_caller_that_leaves_takes_its_request_along(bench: Bench) -> None:
     asked = asyncio.create_task(bench.batcher.submit(M, request_of(1.0)))
     await asyncio.sleep(0)
     asked.cancel()
@@ -274,8 +273,7 @@ async def test_an_unexpected_error_reaches_its_requests() -> None:
             await bench.batcher.submit(M, request_of(1.0))
 
 
-async def test_abandon_answers_waiting_requests() -> None:
-    bench = Bench()
+async def test_abandon_answers_waiting_requests(bench: Bench) -> None:
     asked = asyncio.create_task(bench.batcher.submit(M, request_of(1.0)))
     await asyncio.sleep(0)
     bench.batcher.abandon(NotReadyError("ends"))
@@ -283,8 +281,7 @@ async def test_abandon_answers_waiting_requests() -> None:
         await asked
 
 
-async def test_while_requests_come_one_at_a_time_each_runs_at_once() -> None:
-    bench = Bench()
+async def test_while_requests_come_one_at_a_time_each_runs_at_once(bench: Bench) -> None:
     await bench.batcher.submit(M, request_of(1.0))  # nothing was known of the turn before
     await asyncio.sleep(0)
     alone = bench.batcher.submit(M, request_of(2.0))
@@ -298,8 +295,7 @@ async def test_while_requests_come_one_at_a_time_each_runs_at_once() -> None:
     assert bench.executor.here[-1][1] == [6.0, 7.0]  # they had come together the last time
 
 
-async def test_a_request_expires_though_its_placement_failed() -> None:
-    bench = Bench()
+async def test_a_request_expires_though_its_placement_failed(bench: Bench) -> None:
     errors: list[object] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context["exception"]))
     late = asyncio.create_task(bench.batcher.submit(M, request_of(1.0, deadline_s=5.0)))

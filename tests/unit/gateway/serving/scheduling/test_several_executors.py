@@ -170,7 +170,7 @@ def p99(took_s: Sequence[float]) -> float:
 
 
 @pytest.mark.parametrize("knows", [True, False])
-@pytest.mark.parametrize("rate_per_s", [60.0, 150.0, 300.0])
+@pytest.mark.parametrize("rate_per_s", [60.0, 300.0])
 async def test_two_executors_are_not_slower_than_the_better_one(rate_per_s: float, knows: bool) -> None:
     alone = await Bench(1.0).load(rate_per_s, 5.0)
     both = await Bench(1.0, 0.5, knows=knows).load(rate_per_s, 5.0)
