@@ -7,8 +7,7 @@ most the last `SAVE_EVERY_S`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -61,17 +60,11 @@ class EscalationLimiter:
         """Returns a budget gate that checks the brake first."""
 
         def gate(request: InferRequest, link: str) -> AbstractContextManager[None]:
-            return self._limited(request, link, inner) if self.brake is not None else inner(request, link)
+            if (brake := self.active_brake) is not None:
+                self._use(request.rows, brake)
+            return inner(request, link)
 
         return gate
-
-    @contextmanager
-    def _limited(self, request: InferRequest, link: str, inner: BudgetGate) -> Iterator[None]:
-        brake = self.active_brake
-        if brake is not None:
-            self._use(request.rows, brake)
-        with inner(request, link):
-            yield
 
     def _use(self, rows: int, brake: Brake) -> None:
         now_s = self._clock.wall_s()
