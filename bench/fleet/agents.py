@@ -89,8 +89,8 @@ class Line:
 class _Serving(AgentServing):
     """Notes when another model begins to answer."""
 
-    def __init__(self, agent: Agent, *arguments: Any, **named: Any) -> None:
-        super().__init__(*arguments, **named)
+    def __init__(self, agent: Agent, **named: Any) -> None:
+        super().__init__(**named)
         self._agent = agent
 
     async def exchange(self, name: str, prepared: DeviceModel | None) -> None:
@@ -169,18 +169,14 @@ class Agent:
             reloading.replacements[BUNDLE] = path
         serving = _Serving(
             self,
-            reloading,
-            self._load_bundle,
+            reloading=reloading,
+            load_bundle=self._load_bundle,
             running=self.models.find,
             answered=self._answered,
-            hardware=lambda: _HARDWARE,
+            read_hardware=lambda: _HARDWARE,
         )
-        return Updater(
-            self.store,
-            Installer(self._line, self._clock, self._rng, jitter_s=30.0),
-            serving,
-            UpdateServices(self._clock, self._clock.wall_s, self._rng),
-        )
+        services = UpdateServices(self._clock, self._clock.wall_s, self._rng)
+        return Updater(self.store, Installer(self._line, services), serving, services)
 
     def _answered(self, held: DeviceModel) -> tuple[int, int]:
         counted = self.habits.models.get(held.manifest.version)

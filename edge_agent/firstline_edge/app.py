@@ -72,7 +72,6 @@ from firstline_edge.telemetry.background import Background, Work
 
 if TYPE_CHECKING:  # these are imported only if the settings enable them
     from firstline_edge.adaptation.switching import VariantSwitcher
-    from firstline_edge.fleet.configuration.configurator import Configurator
     from firstline_edge.fleet.fleet_state import FleetState
     from firstline_edge.fleet.http_client import FleetHttp
     from firstline_edge.fleet.member import FleetMember
@@ -379,7 +378,6 @@ class EdgeAgent:
     def _open_fleet(self, opened: AsyncExitStack) -> None:
         self.fleet: FleetMember | None = None
         self._updater: Updater | None = None
-        self._configurator: Configurator | None = None
         if self._fleet_state is None or self._counts is None:
             return
         from firstline_edge.fleet.http_client import fleet_http, upload_profile
@@ -393,7 +391,7 @@ class EdgeAgent:
         http = fleet_http(settings.links, self.identity.credentials)
         if http is not None:
             opened.push_async_callback(http.close)
-        self._updater, self._configurator = self._fleet_updates(fleet, self._counts, http, rng)
+        self._updater = self._fleet_updates(fleet, self._counts, http, rng)
         measurement = BundleMeasurement(settings, self.models, lambda: self.sampler.latest, has_http=http is not None)
         profiler = Profiler(
             measurement.measure, partial(upload_profile, http), clock=clock, rng=rng, on_change=fleet.changes.set
@@ -421,8 +419,8 @@ class EdgeAgent:
 
     def _fleet_updates(
         self, fleet: FleetState, counts: FleetCounts, http: FleetHttp | None, rng: random.Random
-    ) -> tuple[Updater, Configurator]:
-        """Returns all updates of the device, and those of its configuration."""
+    ) -> Updater:
+        """Returns the updates of the device's models and configuration."""
         from firstline_edge.fleet.configuration.configurator import Configurator
         from firstline_edge.fleet.configuration.settings_changes import SettingsAdoption
         from firstline_edge.fleet.report import device_hardware
@@ -437,17 +435,15 @@ class EdgeAgent:
         registry = GatewayRegistry(http, self.state.path / "metadata", section.root_file, now_s)
         services = UpdateServices(clock, now_s, rng, section, fleet.changes.set)
         serving = AgentServing(
-            self.reloading,
-            self._load_bundle,
+            reloading=self.reloading,
+            load_bundle=self._load_bundle,
             running=self.models.find,
             answered=counts.answered_of,
-            hardware=partial(device_hardware, self.state.path, several=self.settings.adaptation.enabled),
+            read_hardware=partial(device_hardware, self.state.path, several=self.settings.adaptation.enabled),
         )
-        jitter_s = section.download_jitter_s
-        installer = Installer(registry, clock, rng, bytes_per_s=section.download_bytes_per_s, jitter_s=jitter_s)
         adoption = SettingsAdoption(models=self.models, live=self.live_settings, answered=counts.answered_of)
-        configurator = Configurator(fleet.configuration, self.settings, registry, adoption, services, jitter_s=jitter_s)
-        return Updater(fleet.models, installer, serving, services, configurator), configurator
+        configurator = Configurator(fleet.configuration, self.settings, registry, adoption, services)
+        return Updater(fleet.models, Installer(registry, services), serving, services, configurator)
 
     def _open_api(self) -> None:
         self.data_plane = EdgeDataPlane(
@@ -534,8 +530,8 @@ class EdgeAgent:
             check(settings)
             files = [settings.api.token_file] if isinstance(access, TokenAccess) else []
             tokens = [await asyncio.to_thread(parse_tokens, file, "api.token_file") for file in files]
-            if self._configurator is not None:
-                self._configurator.adopt_own(settings)
+            if self._updater is not None and self._updater.configurator is not None:
+                self._updater.configurator.adopt_own(settings)
             else:
                 self.live_settings.exchange(settings)
             if isinstance(access, TokenAccess):

@@ -218,8 +218,8 @@ class Device:
                 break
             except IntegrityError as error:
                 store.file(NAME).roll_back("damaged", error.message, self.clock.wall_s())
-        installer = Installer(self.registry, self.clock, random.Random(1), off_loop=here)
-        self.updater = Updater(store, installer, self.serving, services(self.clock, self.tries))
+        shared = services(self.clock, self.tries)
+        self.updater = Updater(store, Installer(self.registry, shared), self.serving, shared)
 
     @property
     def installed(self) -> Installed[Slot, DesiredModel]:
@@ -328,9 +328,8 @@ class Adoption:
 
 def services(clock: HastyClock, tries: int) -> UpdateServices:
     """What the updates of a device share."""
-    return UpdateServices(
-        clock, clock.wall_s, random.Random(1), FleetSection(trial_tries=tries, trial_s=60.0), off_loop=here
-    )
+    limits = FleetSection(trial_tries=tries, trial_s=60.0, download_jitter_s=0.0)
+    return UpdateServices(clock, clock.wall_s, random.Random(1), limits, off_loop=here)
 
 
 class ConfigurationDevice:

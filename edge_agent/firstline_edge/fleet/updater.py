@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from firstline_core.errors import RequestError
 from firstline_core.fleet.twin import UPDATES, DesiredConfiguration, DesiredModel, Update
@@ -15,6 +16,7 @@ from firstline_edge.fleet.updates.state_machine import UpdateServices
 from firstline_edge.fleet.updates.trial import AgentServing
 
 
+@dataclass(eq=False)
 class Updater:
     """The updates of one device.
 
@@ -26,29 +28,23 @@ class Updater:
         configurator: the updates of the configuration; None in a simulation without one.
     """
 
-    def __init__(
-        self,
-        store: ModelStore,
-        installer: Installer,
-        serving: AgentServing,
-        services: UpdateServices,
-        configurator: Configurator | None = None,
-    ) -> None:
-        self._store = store
-        self._installer = installer
-        self._serving = serving
-        self._services = services
-        self._configurator = configurator
-        self._models: dict[str, ModelUpdates] = {}
-        self._added = asyncio.Event()
-        for name in store.names:
+    store: ModelStore
+    installer: Installer
+    serving: AgentServing
+    services: UpdateServices
+    configurator: Configurator | None = None
+    _models: dict[str, ModelUpdates] = field(default_factory=dict, init=False)
+    _added: asyncio.Event = field(default_factory=asyncio.Event, init=False)
+
+    def __post_init__(self) -> None:
+        for name in self.store.names:
             self.model(name)
 
     def model(self, name: str) -> ModelUpdates:
         """Returns the updates of a model, which may have none yet."""
         updates = self._models.get(name)
         if updates is None:
-            updates = ModelUpdates(name, self._store, self._installer, self._serving, self._services)
+            updates = ModelUpdates(name, self.store, self.installer, self.serving, self.services)
             self._models[name] = updates
             self._added.set()
         return updates
@@ -58,13 +54,13 @@ class Updater:
         desired = {model.name: model for model in models}
         for name in sorted({*desired, *self._models}):
             self.model(name).receive(desired.get(name))
-        if self._configurator is not None:
-            self._configurator.receive(configuration)
+        if self.configurator is not None:
+            self.configurator.receive(configuration)
 
     def updates(self) -> tuple[Update, ...]:
         """Returns the state of the latest update of each model and of the configuration, at most `UPDATES`."""
         models = [update for name in sorted(self._models) if (update := self._models[name].update()) is not None]
-        configuration = self._configurator.update() if self._configurator is not None else None
+        configuration = self.configurator.update() if self.configurator is not None else None
         last = (configuration,) if configuration is not None else ()
         return (*models[: UPDATES - len(last)], *last)
 
@@ -75,7 +71,7 @@ class Updater:
             UnknownModelError: the fleet never updated such a model.
             RequestError: there is no previous version.
         """
-        self._store.known(name)
+        self.store.known(name)
         await self.model(name).roll_back()
 
     async def roll_back_configuration(self) -> None:
@@ -84,16 +80,16 @@ class Updater:
         Raises:
             RequestError: there is no previous version.
         """
-        if self._configurator is None:
+        if self.configurator is None:
             raise RequestError("This device takes no configuration.")
-        await self._configurator.roll_back()
+        await self.configurator.roll_back()
 
     async def run(self) -> None:
         """Works until it is cancelled."""
         started: set[str] = set()
         async with asyncio.TaskGroup() as tasks:
-            if self._configurator is not None:
-                tasks.create_task(self._configurator.run(), name="updates of the configuration")
+            if self.configurator is not None:
+                tasks.create_task(self.configurator.run(), name="updates of the configuration")
             while True:
                 self._added.clear()
                 for name in self._models.keys() - started:

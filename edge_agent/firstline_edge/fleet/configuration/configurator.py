@@ -39,7 +39,6 @@ class Configurator(UpdateStateMachine[SignedConfiguration, DesiredConfiguration]
         registry: of the signed files.
         adoption: applies settings to the agent.
         services: of the device.
-        jitter_s: longest random delay before the metadata is fetched; it prevents a thundering herd.
     """
 
     def __init__(
@@ -49,15 +48,12 @@ class Configurator(UpdateStateMachine[SignedConfiguration, DesiredConfiguration]
         registry: Registry,
         adoption: SettingsAdoption,
         services: UpdateServices,
-        *,
-        jitter_s: float = 0.0,
     ) -> None:
         super().__init__("The configuration", file, services)
         self._lack = "This device has no previous configuration"
         self._own = own
         self._registry = registry
         self._adoption = adoption
-        self._jitter_s = jitter_s
 
     def adopt_own(self, own: EdgeSettings) -> None:
         """Uses other settings of the device itself, with the configuration that runs on top of them.
@@ -83,8 +79,8 @@ class Configurator(UpdateStateMachine[SignedConfiguration, DesiredConfiguration]
 
     async def _install(self, record: Record[DesiredConfiguration], desired: DesiredConfiguration) -> None:
         """Fetches and stores it, verified, and allowed by this device's own settings."""
-        if record.state is _S.OFFERED and self._jitter_s:
-            jitter_s = self._services.rng.uniform(0, self._jitter_s)
+        if record.state is _S.OFFERED:
+            jitter_s = self._services.rng.uniform(0, self._limits.download_jitter_s)
             await self._inbox.while_desired(self._clock.sleep(jitter_s), desired)
         file = await self._inbox.while_desired(find_file(self._registry, desired), desired)
         if record.state is _S.OFFERED:

@@ -6,16 +6,14 @@ also in another process, and files that are on the device already are copied.
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import os
-import random
 import shutil
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from firstline_core.bundle.manifest import MANIFEST_LIMIT_BYTES, MANIFEST_NAME
 from firstline_core.bundle.store import open_bundle
@@ -27,10 +25,12 @@ from firstline_core.protocol.backoff import full_jitter_s
 from firstline_core.storage.artefact import SignedFile
 from firstline_core.storage.files import copy_whole, make_folder, read_limited, sync_folder
 from firstline_core.telemetry.logs import logger
-from firstline_edge.fleet.updates.model_store import Slot
-from firstline_edge.fleet.updates.state_machine import TEMPORARY
+from firstline_edge.fleet.updates.state_machine import TEMPORARY, UpdateServices
 
 log = logger(__name__)
+
+UNFINISHED = "fetch"
+"""Name of the folder of unfinished downloads, next to the slots of a model."""
 
 _RETRY_S, _RETRY_MAX_S = 2.0, 600.0
 _RESERVE_BYTES = 16 << 20
@@ -145,88 +145,91 @@ def required_files(bundle: ListedBundle, desired: DesiredModel, device: Hardware
     return RequiredFiles(desired.name, desired.version, (*inside, (MANIFEST_NAME, manifest)))
 
 
+@dataclass(eq=False)
 class SlotFiles:
-    """The slots of one model on the disk. Calls block.
+    """The files of one bundle in a slot on the disk, and the progress of their download. Calls block.
 
     Args:
-        folder: of the model: `a`, `b`, and `fetch` for unfinished downloads.
+        path: of the slot, next to the folder of unfinished downloads; nothing else relies on the slot.
+        required: the files that belong in it.
+
+    Attributes:
+        received_bytes: of all required files.
+        problem: why the download is interrupted; "" if it is not.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._partial = folder / "fetch"
+    path: Path
+    required: RequiredFiles
+    received_bytes: int = field(default=0, init=False)
+    problem: str = field(default="", init=False)
 
-    def path(self, slot: Slot) -> Path:
-        """Returns the folder of a slot."""
-        return self._folder / slot
+    @property
+    def _unfinished(self) -> Path:
+        return self.path.with_name(UNFINISHED)
 
-    def partial(self, sha256: str) -> Path:
+    def partial(self, file: SignedFile) -> Path:
         """Returns the path of an unfinished download."""
-        return self._partial / sha256
+        return self._unfinished / file.sha256
 
     def partial_bytes(self) -> int:
         """Returns the size of the unfinished downloads."""
         try:
-            return sum(path.stat().st_size for path in self._partial.iterdir())
+            return sum(path.stat().st_size for path in self._unfinished.iterdir())
         except OSError:
             return 0
 
-    def begin(self, slot: Slot, files: Sequence[tuple[str, SignedFile]]) -> int:
-        """Removes the manifest first, then all files that the next bundle does not need.
+    def count(self, size_bytes: int) -> None:
+        """Adds received bytes."""
+        self.received_bytes += size_bytes
 
-        Args:
-            slot: to be filled.
-            files: of the next bundle, with their paths in it.
-
-        Returns:
-            Freed bytes.
+    def begin(self) -> int:
+        """Removes the manifest first, then all files that the bundle does not need; returns the freed bytes.
 
         Raises:
             OSError: the disk refuses.
         """
-        path = self.path(slot)
-        make_folder(path)
-        freed_bytes = _remove(path, lambda inside: inside != MANIFEST_NAME)
-        sync_folder(path)
-        needed, digests = dict(files), {file.sha256 for _, file in files}
-        freed_bytes += _remove(path, lambda inside: inside in needed and is_intact(path / inside, needed[inside]))
-        make_folder(self._partial)
-        freed_bytes += _remove(self._partial, lambda inside: inside in digests)
-        sync_folder(path)
+        make_folder(self.path)
+        freed_bytes = _remove(self.path, lambda inside: inside != MANIFEST_NAME)
+        sync_folder(self.path)
+        needed = dict(self.required.files)
+        digests = {file.sha256 for file in needed.values()}
+        freed_bytes += _remove(
+            self.path, lambda inside: inside in needed and is_intact(self.path / inside, needed[inside])
+        )
+        make_folder(self._unfinished)
+        freed_bytes += _remove(self._unfinished, lambda inside: inside in digests)
+        sync_folder(self.path)
         return freed_bytes
 
-    def missing(self, slot: Slot, files: Sequence[tuple[str, SignedFile]], elsewhere: Iterable[Path]) -> set[str]:
-        """Returns the paths of files that must be downloaded; copies those of other bundles on this device.
+    def missing(self, elsewhere: Sequence[Path]) -> list[tuple[str, SignedFile]]:
+        """Returns the files that must be downloaded; copies those of other bundles on this device.
 
         Args:
-            slot: to be filled.
-            files: with their paths in the bundle.
             elsewhere: folders of other bundles.
 
         Raises:
             OSError: the disk refuses.
         """
-        folders = list(elsewhere)
-        return {inside for inside, file in files if not self._has(slot, inside, file, folders)}
+        return [(inside, file) for inside, file in self.required.files if not self._has(inside, file, elsewhere)]
 
-    def _has(self, slot: Slot, inside: str, file: SignedFile, folders: Sequence[Path]) -> bool:
-        if inside != MANIFEST_NAME and is_intact(self.path(slot) / inside, file):
+    def _has(self, inside: str, file: SignedFile, elsewhere: Sequence[Path]) -> bool:
+        if inside != MANIFEST_NAME and is_intact(self.path / inside, file):
             return True
-        original = next((folder / inside for folder in folders if is_intact(folder / inside, file)), None)
+        original = next((folder / inside for folder in elsewhere if is_intact(folder / inside, file)), None)
         if original is None:
             return False
-        copy_whole(original, self.partial(file.sha256))
-        self.place(slot, inside, file)
+        copy_whole(original, self.partial(file))
+        self.place(inside, file)
         return True
 
-    def place(self, slot: Slot, inside: str, file: SignedFile) -> None:
+    def place(self, inside: str, file: SignedFile) -> None:
         """Moves a complete download into the slot.
 
         Raises:
             IntegrityError: it differs from the signed file, and was deleted.
             OSError: the disk refuses.
         """
-        partial, target = self.partial(file.sha256), self.path(slot) / inside
+        partial, target = self.partial(file), self.path / inside
         if not is_intact(partial, file):
             partial.unlink(missing_ok=True)
             raise IntegrityError(f"{inside} is not what was signed: another sha256 than {file.sha256}.")
@@ -236,93 +239,39 @@ class SlotFiles:
         partial.replace(target)
         sync_folder(target.parent)
 
-    def finish(self, slot: Slot) -> None:
+    def finish(self) -> None:
         """Removes the folder for downloads after the bundle is complete.
 
         Raises:
             OSError: the disk refuses.
         """
-        self.delete_partial()
-        sync_folder(self.path(slot))
-
-    def delete_partial(self) -> None:
-        """Deletes unfinished downloads."""
-        shutil.rmtree(self._partial, ignore_errors=True)
-
-    def clear(self, slot: Slot) -> None:
-        """Deletes the content of a slot."""
-        shutil.rmtree(self.path(slot), ignore_errors=True)
+        shutil.rmtree(self._unfinished, ignore_errors=True)
+        sync_folder(self.path)
 
 
-@dataclass(slots=True)
-class Progress:
-    """The progress of one installation.
-
-    Args:
-        received_bytes: of all required files.
-        problem: why the download is interrupted; "" if it is not.
-    """
-
-    received_bytes: int = 0
-    problem: str = ""
-
-    def count(self, size_bytes: int) -> None:
-        """Adds received bytes."""
-        self.received_bytes += size_bytes
-
-
+@dataclass(eq=False)
 class Installer:
     """Fills slots with signed bundles; all models of a device share its download speed.
 
     Args:
         registry: of the files.
-        clock: for waits.
-        rng: for jitter.
-        bytes_per_s: download speed of all models together; 0 means no limit.
-        jitter_s: longest random delay before a download; it prevents a thundering herd.
-        off_loop: runs a blocking call; `asyncio.to_thread` except in simulations.
+        services: of the device; their limits have the speed, and the longest random delay before a download.
     """
 
-    def __init__(
-        self,
-        registry: Registry,
-        clock: Clock,
-        rng: random.Random,
-        *,
-        bytes_per_s: float = 0.0,
-        jitter_s: float = 0.0,
-        off_loop: Callable[..., Awaitable[Any]] = asyncio.to_thread,
-    ) -> None:
-        self._registry = registry
-        self._clock = clock
-        self._rng = rng
-        self._rate = RateLimit(bytes_per_s, clock)
-        self._jitter_s = jitter_s
-        self._off_loop = off_loop
+    registry: Registry
+    services: UpdateServices
+    _rate: RateLimit = field(init=False)
 
-    async def files(self) -> dict[str, SignedFile]:
-        """Returns all signed files by path; see `Registry.files`."""
-        return await self._registry.files()
+    def __post_init__(self) -> None:
+        self._rate = RateLimit(self.services.limits.download_bytes_per_s, self.services.clock)
 
-    async def fill(
-        self,
-        slots: SlotFiles,
-        slot: Slot,
-        required: RequiredFiles,
-        *,
-        elsewhere: Sequence[Path],
-        free_bytes: int | None,
-        progress: Progress,
-    ) -> None:
+    async def fill(self, slot: SlotFiles, *, elsewhere: Sequence[Path], free_bytes: int | None) -> None:
         """Returns when the slot holds the signed bundle.
 
         Args:
-            slots: of the model.
-            slot: to be filled; nothing else relies on it.
-            required: the files that belong in it.
+            slot: to be filled.
             elsewhere: bundles on this device, whose files may be copied.
             free_bytes: on the disk; None if unknown.
-            progress: updated on the way.
 
         Raises:
             NoRoomError: it does not fit.
@@ -330,49 +279,48 @@ class Installer:
             FirstlineError: a permanent refusal.
             OSError: the disk refuses.
         """
-        files = required.files
-        freed_bytes = await self._off_loop(slots.begin, slot, files)
-        missing = await self._off_loop(slots.missing, slot, files, elsewhere)
-        missing_bytes = sum(file.size_bytes for inside, file in files if inside in missing)
-        progress.received_bytes = required.size_bytes - missing_bytes + slots.partial_bytes()
+        required, services = slot.required, self.services
+        freed_bytes = await services.off_loop(slot.begin)
+        missing = await services.off_loop(slot.missing, elsewhere)
+        missing_bytes = sum(file.size_bytes for _, file in missing)
+        slot.received_bytes = required.size_bytes - missing_bytes + slot.partial_bytes()
         if free_bytes is not None:
-            _check_room(missing_bytes - slots.partial_bytes(), free_bytes + freed_bytes)
+            _check_room(missing_bytes - slot.partial_bytes(), free_bytes + freed_bytes)
         if missing:
-            await self._clock.sleep(self._rng.uniform(0, self._jitter_s))
-        for inside, file in files:
-            if inside in missing:
-                await self._fetch(slots, slot, inside, file, progress)
-        progress.received_bytes = required.size_bytes
-        await self._off_loop(slots.finish, slot)
-        manifest = (await self._off_loop(open_bundle, slots.path(slot))).manifest
+            await services.clock.sleep(services.rng.uniform(0, services.limits.download_jitter_s))
+        for inside, file in missing:
+            await self._fetch(slot, inside, file)
+        slot.received_bytes = required.size_bytes
+        await services.off_loop(slot.finish)
+        manifest = (await services.off_loop(open_bundle, slot.path)).manifest
         if (manifest.name, manifest.version) != (required.name, required.version):
             raise IntegrityError(
                 f"What is signed as {required.name} version {required.version} says that it is "
                 f"{manifest.name} version {manifest.version}; sign it as what it is."
             )
 
-    async def _fetch(self, slots: SlotFiles, slot: Slot, inside: str, file: SignedFile, progress: Progress) -> None:
+    async def _fetch(self, slot: SlotFiles, inside: str, file: SignedFile) -> None:
         """Downloads one file and moves it into the slot; retries temporary errors without an end."""
         failures = mismatches = 0
         while True:
-            before_bytes = progress.received_bytes
+            before_bytes = slot.received_bytes
             try:
-                await download(self._registry, file, slots.partial(file.sha256), self._rate, progress.count)
-                await self._off_loop(slots.place, slot, inside, file)
-                progress.problem = ""
+                await download(self.registry, file, slot.partial(file), self._rate, slot.count)
+                await self.services.off_loop(slot.place, inside, file)
+                slot.problem = ""
                 return
             except IntegrityError:
                 mismatches += 1
-                progress.received_bytes = max(0, progress.received_bytes - file.size_bytes)
+                slot.received_bytes = max(0, slot.received_bytes - file.size_bytes)
                 if mismatches == _MISMATCH_LIMIT:
                     raise
             except TEMPORARY as error:
-                failures = 0 if progress.received_bytes > before_bytes else failures + 1
-                if progress.problem == "":
+                failures = 0 if slot.received_bytes > before_bytes else failures + 1
+                if slot.problem == "":
                     log.warning("download interrupted; resuming", file=file.path, error=error.message)
-                progress.problem = error.message
-                pause_s = full_jitter_s(self._rng, failures, base_s=_RETRY_S, max_s=_RETRY_MAX_S)
-                await self._clock.sleep(max(pause_s, min(error.retry_after_s or 0.0, _RETRY_MAX_S)))
+                slot.problem = error.message
+                pause_s = full_jitter_s(self.services.rng, failures, base_s=_RETRY_S, max_s=_RETRY_MAX_S)
+                await self.services.clock.sleep(max(pause_s, min(error.retry_after_s or 0.0, _RETRY_MAX_S)))
 
 
 def _check_room(missing_bytes: int, free_bytes: int) -> None:

@@ -8,6 +8,8 @@ before the model is loaded.
 
 from __future__ import annotations
 
+import shutil
+from functools import partial
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -17,7 +19,7 @@ from firstline_core.fleet.target import find_bundle
 from firstline_core.fleet.twin import DesiredModel, Update
 from firstline_core.fleet.update import UpdateState
 from firstline_core.telemetry.logs import logger
-from firstline_edge.fleet.updates.installation import Installer, Progress, SlotFiles, manifest_sha256, required_files
+from firstline_edge.fleet.updates.installation import UNFINISHED, Installer, SlotFiles, manifest_sha256, required_files
 from firstline_edge.fleet.updates.installed import Record
 from firstline_edge.fleet.updates.model_store import ModelStore, Slot
 from firstline_edge.fleet.updates.state_machine import UpdateServices, UpdateStateMachine
@@ -27,6 +29,7 @@ log = logger(__name__)
 
 _S = UpdateState
 _COMPLETE = (_S.VERIFIED, _S.STAGED)
+_delete = partial(shutil.rmtree, ignore_errors=True)
 
 
 class ModelUpdates(UpdateStateMachine[Slot, DesiredModel]):
@@ -48,21 +51,25 @@ class ModelUpdates(UpdateStateMachine[Slot, DesiredModel]):
         self._store_of_models = store
         self._installer = installer
         self._serving = serving
-        self._files = SlotFiles(store.folder / name)
-        self._progress: Progress | None = None
+        self._filling: SlotFiles | None = None
 
     def update(self) -> Update | None:
         """See `UpdateStateMachine`; a download in progress adds its bytes and its problem."""
-        record, progress = self.record, self._progress
-        if record is None or progress is None:
+        record, filling = self.record, self._filling
+        if record is None or filling is None:
             return super().update()
-        return replace(record, message=progress.problem).update(progress.received_bytes)
+        return replace(record, message=filling.problem).update(filling.received_bytes)
 
     @property
     def _slot(self) -> Slot:
         """The slot that an update fills: the staged one, or the spare one."""
         state = self._file.state
         return state.staged or ("b" if state.running == "a" else "a")
+
+    @property
+    def _folder(self) -> Path:
+        """The folder with the slots of the model."""
+        return self._store_of_models.folder / self._name
 
     @property
     def _running(self) -> Path | None:
@@ -76,26 +83,20 @@ class ModelUpdates(UpdateStateMachine[Slot, DesiredModel]):
     async def _install(self, record: Record[DesiredModel], desired: DesiredModel) -> None:
         """Fills the spare slot and verifies it; stopped if the fleet desires something else meanwhile."""
         name, slot = self._name, self._slot
-        files = await self._inbox.while_desired(self._installer.files(), desired)
+        files = await self._inbox.while_desired(self._installer.registry.files(), desired)
         device = await self._serving.hardware()
         required = required_files(find_bundle(files, name, desired.version), desired, device)
         if record.state is not _S.DOWNLOADING:
             begun = replace(record, state=_S.DOWNLOADING, total_bytes=required.size_bytes, reason="", message="")
             await self._store(self._file.state.begin_install(slot, replace(begun, since_s=self._now_s())))
         elsewhere = (self._store_of_models.path(name, "a" if slot == "b" else "b"), self._serving.place(name))
-        self._progress = progress = Progress()
-        filling = self._installer.fill(
-            self._files,
-            slot,
-            required,
-            elsewhere=[path for path in elsewhere if path is not None],
-            free_bytes=device.free_bytes,
-            progress=progress,
-        )
+        others = [path for path in elsewhere if path is not None]
+        self._filling = filling = SlotFiles(self._folder / slot, required)
         try:
-            await self._inbox.while_desired(filling, desired)
+            work = self._installer.fill(filling, elsewhere=others, free_bytes=device.free_bytes)
+            await self._inbox.while_desired(work, desired)
         finally:
-            self._progress = None
+            self._filling = None
         await self._note(_S.VERIFIED)
 
     async def _begin_trial(self) -> None:
@@ -116,7 +117,7 @@ class ModelUpdates(UpdateStateMachine[Slot, DesiredModel]):
         tested = replace(before, record=replace(record, tries=record.tries + 1))
         await self._services.off_loop(write, tested)
         try:
-            prepared = await self._serving.prepare(self._files.path(self._slot), trial=True)
+            prepared = await self._serving.prepare(self._folder / self._slot, trial=True)
         except Exception:  # the process lives
             await self._services.off_loop(write, before)
             raise
@@ -153,6 +154,6 @@ class ModelUpdates(UpdateStateMachine[Slot, DesiredModel]):
 
     async def _free_space(self, state: UpdateState) -> None:
         """Deletes unfinished downloads, and the filled slot of an update that failed."""
-        await self._services.off_loop(self._files.delete_partial)
+        await self._services.off_loop(_delete, self._folder / UNFINISHED)
         if state is _S.FAILED and self._slot != self._file.state.previous:
-            await self._services.off_loop(self._files.clear, self._slot)
+            await self._services.off_loop(_delete, self._folder / self._slot)

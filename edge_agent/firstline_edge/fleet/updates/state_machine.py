@@ -64,7 +64,8 @@ class UpdateServices:
         clock: for durations.
         now_s: returns the wall time in seconds, for windows and expiry.
         rng: for jitter.
-        limits: of trials: `trial_tries` starts, and `trial_s` seconds in one process.
+        limits: of trials (`trial_tries` starts, and `trial_s` seconds in one process) and of downloads (average speed,
+            longest random delay, which prevents a thundering herd).
         changed: called whenever the state of an update changes.
         off_loop: runs a blocking call; `asyncio.to_thread` except in simulations.
     """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from firstline_core.bundle.golden import deviation, inputs_of, read_golden, to_compare
@@ -24,6 +25,7 @@ LEAST_ROWS, FAILED_SHARE = 20, 0.5
 """The share of rows without an answer that fails a trial of at least so many rows."""
 
 
+@dataclass(eq=False, kw_only=True)
 class AgentServing:
     """The models of this agent: those that answer, and those that are tried.
 
@@ -32,28 +34,19 @@ class AgentServing:
         load_bundle: opens, loads and measures one bundle; blocks.
         running: returns the model that answers for a name now.
         answered: returns the rows of a version so far, and those of them without an answer.
-        hardware: returns the device's runtimes and capacity; blocks.
+        read_hardware: returns the device's runtimes and capacity; blocks.
     """
 
-    def __init__(
-        self,
-        reloading: Reloading,
-        load_bundle: Callable[[Path], DeviceModel],
-        *,
-        running: Callable[[str], DeviceModel | None],
-        answered: Callable[[DeviceModel], tuple[int, int]],
-        hardware: Callable[[], Hardware],
-    ) -> None:
-        self._reloading = reloading
-        self._load_bundle = load_bundle
-        self._running = running
-        self._answered = answered
-        self._hardware = hardware
-        self._before: dict[str, tuple[int, int]] = {}
+    reloading: Reloading
+    load_bundle: Callable[[Path], DeviceModel]
+    running: Callable[[str], DeviceModel | None]
+    answered: Callable[[DeviceModel], tuple[int, int]]
+    read_hardware: Callable[[], Hardware]
+    _before: dict[str, tuple[int, int]] = field(default_factory=dict, init=False)
 
     def place(self, name: str) -> Path | None:
         """Returns the folder of the bundle that the device was set up with; None if there is none."""
-        return self._reloading.place(name)
+        return self.reloading.place(name)
 
     async def prepare(self, path: Path, *, trial: bool) -> DeviceModel:
         """Returns a loaded bundle; with `trial`, after its self-test against the running one.
@@ -61,9 +54,9 @@ class AgentServing:
         Raises:
             UpdateError: it must not, or cannot, run here; SelfTestError if its answers differ from the expected ones.
         """
-        device_model = await asyncio.to_thread(self._load_bundle, path)
+        device_model = await asyncio.to_thread(self.load_bundle, path)
         if trial:
-            await asyncio.to_thread(self_test, device_model, self._running(device_model.manifest.name))
+            await asyncio.to_thread(self_test, device_model, self.running(device_model.manifest.name))
         elif device_model.edge is None and device_model.manifest.edge:
             raise SelfTestError(
                 f"{device_model.manifest.name} version {device_model.version} does not run here: {device_model.problem}"
@@ -75,18 +68,18 @@ class AgentServing:
         if prepared is not None:
             if prepared.manifest.name != name:
                 raise IntegrityError(f"What is to answer as {name} calls itself {prepared.manifest.name}.")
-            self._before[name] = self._answered(prepared)
+            self._before[name] = self.answered(prepared)
         own = prepared is None or prepared.bundle.path == self.place(name)
-        await self._reloading.exchange(name, prepared, None if own or prepared is None else prepared.bundle.path)
+        await self.reloading.exchange(name, prepared, None if own or prepared is None else prepared.bundle.path)
 
     def failed(self, name: str) -> bool:
         """Returns whether the running model has failed so often since the exchange that it must be rolled back."""
-        device_model = self._running(name)
-        return device_model is not None and has_failed(self._before.get(name, (0, 0)), self._answered(device_model))
+        device_model = self.running(name)
+        return device_model is not None and has_failed(self._before.get(name, (0, 0)), self.answered(device_model))
 
     async def hardware(self) -> Hardware:
         """Returns the runtimes and the capacity of this device."""
-        return await asyncio.to_thread(self._hardware)
+        return await asyncio.to_thread(self.read_hardware)
 
 
 def has_failed(before: tuple[int, int], now: tuple[int, int]) -> bool:
