@@ -30,7 +30,6 @@ from firstline_core.storage.artefact import SignedFile
 from firstline_edge.audits.certificate_states import CertificateStates
 from firstline_edge.fleet.fleet_state import note_start
 from firstline_edge.fleet.report import running_models
-from firstline_edge.fleet.twin import read_desired
 from firstline_edge.fleet.updater import Updater
 from firstline_edge.fleet.updates.installation import Installer, manifest_sha256
 from firstline_edge.fleet.updates.model_store import ModelStore
@@ -41,7 +40,7 @@ from firstline_edge.models.loading import load_bundle
 from firstline_edge.models.models import DeviceModel, Models
 from firstline_edge.models.reloading import Reloading
 from firstline_edge.models.workers import Workers
-from firstline_edge.state import store
+from firstline_edge.state import read_stored, store
 
 _HOUR_S = 3600.0
 _TRIP_S, _TRIP_SPREAD, _PART_BYTES, _BYTES_PER_S = 0.1, 0.5, 512, 20_000.0
@@ -138,7 +137,7 @@ class Agent:
         self._session, self._sequence = f"process-{self.processes}", 0
         self._started_s = self._lived_to_s = self._clock.monotonic_s()
         self._starts = note_start(self._folder / "fleet")
-        self._desired = read_desired(self._folder / "fleet" / "desired")
+        self._desired = read_stored(self._folder / "fleet" / "desired", Desired, "desired state")
         self.store = ModelStore(self._folder / "models")
         self.store.start(self._clock.wall_s())
         self.models = Models([self._held()])

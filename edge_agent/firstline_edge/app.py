@@ -276,7 +276,6 @@ class EdgeAgent:
         self.surveyor = Surveyor(
             tree,
             state.path,
-            state.hardware_path,
             clock=clock,
             measures=settings.hardware.survey,
             on_change=self._fleet_state.changes.set if self._fleet_state is not None else lambda: None,

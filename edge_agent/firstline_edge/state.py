@@ -171,21 +171,21 @@ class StateFile:
         put_aside(self.path)
 
 
-def read_or(path: Path, default: T, content: str) -> T:
-    """Returns what `store` wrote; `default` if there is no file, or it cannot be used, which is logged.
+def read_stored(path: Path, kind: type[T], content: str) -> T | None:
+    """Returns what `store` wrote; None if there is no file, or it cannot be used, which is logged.
 
     Args:
         path: of the file.
-        default: of the type that the file holds.
+        kind: type of the value.
         content: name of the content for log events.
     """
     try:
-        return read_struct(path, type(default))
+        return read_struct(path, kind)
     except FileNotFoundError:
-        return default
+        return None
     except (OSError, IntegrityError) as error:
         log.warning(f"{content} lost", error=str(error))
-        return default
+        return None
 
 
 def store(path: Path, value: Struct, content: str) -> bool:

@@ -27,7 +27,7 @@ async def test_a_device_is_measured_only_once(tmp_path: Path) -> None:
     assert measured_here.engines
     assert measured_here.engine("onnx", "CPUExecutionProvider")
     news: list[bool] = []
-    keeper = Surveyor(Tree(), tmp_path, tmp_path / "hardware.json", on_change=lambda: news.append(True))
+    keeper = Surveyor(Tree(), tmp_path, on_change=lambda: news.append(True))
     keeper.store(measured_here)
     await keeper.run()  # it would take half a minute if it measured again
     assert news == [True]
@@ -42,14 +42,14 @@ async def test_a_device_is_measured_only_once(tmp_path: Path) -> None:
 
 async def test_a_damaged_catalogue_is_measured_again(tmp_path: Path) -> None:
     (tmp_path / "hardware.json").write_text('{"format": 1}\nbroken\n')
-    keeper = Surveyor(Tree(), tmp_path, tmp_path / "hardware.json", measures=False)
+    keeper = Surveyor(Tree(), tmp_path, measures=False)
     assert keeper.read_stored() is None
     await keeper.run()
     assert not keeper.catalogue.measured
 
 
 async def test_a_missing_state_directory_has_no_storage(tmp_path: Path) -> None:
-    keeper = Surveyor(Tree(), tmp_path / "absent", tmp_path / "hardware.json", measures=False)
+    keeper = Surveyor(Tree(), tmp_path / "absent", measures=False)
     await keeper.run()
     assert keeper.catalogue.storage is None
 

@@ -198,10 +198,8 @@ def _fsync_ms(folder: Path) -> float:
 
 def hardware_findings(settings: EdgeSettings) -> list[Finding]:
     """Returns the findings of two sensor readings, because counters need two, and of the stored catalogue."""
-    tree, folder = Tree(Path(settings.hardware.root)), settings.state_dir
-    engines = engine_findings(
-        Surveyor(tree, folder, StatePaths(folder).hardware_path).read_stored(), settings.models.providers
-    )
+    tree = Tree(Path(settings.hardware.root))
+    engines = engine_findings(Surveyor(tree, settings.state_dir).read_stored(), settings.models.providers)
     if absent := missing_kernel_files(tree):
         return [problem("hardware.root", absent), *engines]
     return [*_sensor_findings(settings, tree), *engines]

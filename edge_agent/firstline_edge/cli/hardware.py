@@ -19,7 +19,6 @@ from firstline_edge.cli.output import print_progress, show
 from firstline_edge.cli.parser import OK, load_settings
 from firstline_edge.hardware.surveyor import Surveyor
 from firstline_edge.settings.settings import EdgeSettings
-from firstline_edge.state import StatePaths
 
 _BETWEEN_S = 1.0  # two readings, because counters need two
 
@@ -40,8 +39,8 @@ def command(arguments: argparse.Namespace) -> int:
 
 
 def _catalogue(settings: EdgeSettings, *, measure: bool) -> Catalogue:
-    tree, folder = Tree(Path(settings.hardware.root)), settings.state_dir
-    surveyor = Surveyor(tree, folder, StatePaths(folder).hardware_path)
+    folder = settings.state_dir
+    surveyor = Surveyor(Tree(Path(settings.hardware.root)), folder)
     if not measure:
         return surveyor.known()
     try:

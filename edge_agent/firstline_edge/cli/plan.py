@@ -43,8 +43,8 @@ def command(arguments: argparse.Namespace) -> int:
         ProtocolError: a file is not such a document.
     """
     settings = load_settings(arguments)
-    tree, folder = Tree(Path(settings.hardware.root)), settings.state_dir
-    catalogue = Surveyor(tree, folder, StatePaths(folder).hardware_path).known()  # nothing is measured for a plan
+    surveyor = Surveyor(Tree(Path(settings.hardware.root)), settings.state_dir)
+    catalogue = surveyor.known()  # nothing is measured for a plan
     link, assumed = link_for_plan(arguments.bandwidth, arguments.round_trip, settings)
     plans = []
     for bundle in _bundles(settings, arguments.model):

@@ -18,7 +18,7 @@ from firstline_core.errors import BudgetExceededError
 from firstline_core.fleet.twin import Brake
 from firstline_core.types import InferRequest
 from firstline_edge.cloud.chain import BudgetGate
-from firstline_edge.state import read_or, store
+from firstline_edge.state import read_stored, store
 
 SAVE_EVERY_S = 5.0
 _HOUR_S = 3600
@@ -45,7 +45,7 @@ class EscalationLimiter:
     def __init__(self, path: Path, clock: Clock) -> None:
         self._path = path
         self._clock = clock
-        self._used = self._saved = read_or(path, Used(), "escalations under the brake")
+        self._used = self._saved = read_stored(path, Used, "escalations under the brake") or Used()
         self.brake: Brake | None = None
 
     @property

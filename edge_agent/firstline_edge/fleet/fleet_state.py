@@ -14,7 +14,7 @@ from firstline_edge.fleet.configuration.installed_configuration import open_conf
 from firstline_edge.fleet.escalation_limiter import EscalationLimiter
 from firstline_edge.fleet.updates.model_store import ModelStore
 from firstline_edge.settings.settings import EdgeSettings
-from firstline_edge.state import StatePaths, read_or, store
+from firstline_edge.state import StatePaths, read_stored, store
 
 
 class Starts(Struct, frozen=True):
@@ -76,7 +76,7 @@ class FleetState:
 
 def note_start(folder: Path) -> Starts:
     """Notes that a process starts; returns the new counts."""
-    before = read_or(folder / "starts", Starts(), "start count")
+    before = read_stored(folder / "starts", Starts, "start count") or Starts()
     now = Starts(before.starts + 1, before.unclean + before.running, running=True)
     store(folder / "starts", now, "start count")
     return now

@@ -15,14 +15,13 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from firstline_core.clock import Clock, first_of
-from firstline_core.errors import FirstlineError, IntegrityError, ProtocolError
+from firstline_core.errors import FirstlineError
 from firstline_core.fleet.telemetry import EndedPromise, Telemetry
-from firstline_core.fleet.twin import Desired, Reported, read_document
+from firstline_core.fleet.twin import Desired, Reported
 from firstline_core.protocol.backoff import full_jitter_s
-from firstline_core.storage.files import read_checked
 from firstline_core.telemetry.logs import logger
 from firstline_edge.fleet.transports import TwinTransport
-from firstline_edge.state import store
+from firstline_edge.state import read_stored, store
 
 log = logger(__name__)
 
@@ -31,26 +30,12 @@ _RETRY_S, _RETRY_MAX_S = 5.0, 600.0
 _REPEAT_S = 900.0
 
 
-def read_desired(path: Path) -> Desired | None:
-    """Returns the latest desired state; None if there is none, or the file cannot be used.
-
-    The gateway sends it again in that case.
-    """
-    try:
-        return read_document(read_checked(path), Desired, str(path))
-    except FileNotFoundError:
-        return None
-    except (OSError, IntegrityError, ProtocolError) as error:
-        log.warning("desired state lost", error=str(error))
-        return None
-
-
 @dataclass(kw_only=True)
 class Twin:
     """The twin of one device.
 
     Args:
-        path: stores the desired state.
+        path: stores the desired state; the gateway sends it again if the file cannot be used.
         transport: to the gateway.
         apply: receives the desired state; called at once with the stored one.
         describe: returns the actual state; its session, sequence and revision are filled in here.
@@ -79,7 +64,7 @@ class Twin:
     _sequence: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
-        self.desired = read_desired(self.path)
+        self.desired = read_stored(self.path, Desired, "desired state")
         if self.desired is not None:
             self.apply(self.desired)
 

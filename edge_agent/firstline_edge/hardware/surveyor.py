@@ -9,14 +9,12 @@ from functools import partial
 from pathlib import Path
 
 from firstline_core.clock import SYSTEM_CLOCK, Clock
-from firstline_core.errors import IntegrityError, ProtocolError
-from firstline_core.hardware.catalogue import Catalogue, decode
+from firstline_core.hardware.catalogue import Catalogue
 from firstline_core.hardware.kernel_files import Tree, read_in_time
 from firstline_core.hardware.survey import describe_device, measure_device, with_measurements
 from firstline_core.runtime.threads import REFUSED, in_daemon_thread, in_stoppable_thread
-from firstline_core.storage.files import read_checked
-from firstline_core.storage.structs import write_struct
 from firstline_core.telemetry.logs import logger
+from firstline_edge.state import StatePaths, read_stored, store
 
 log = logger(__name__)
 
@@ -30,8 +28,7 @@ class Surveyor:
 
     Args:
         tree: the kernel's files.
-        folder: the state directory, whose disk is described.
-        path: of the stored catalogue.
+        folder: the state directory, which stores the catalogue, and whose disk is described.
         clock: the agent's clock.
         measures: whether to measure; otherwise only files are read.
         on_change: called when the catalogue changes.
@@ -42,7 +39,6 @@ class Surveyor:
 
     tree: Tree
     folder: Path
-    path: Path
     _: KW_ONLY
     clock: Clock = SYSTEM_CLOCK
     measures: bool = True
@@ -91,20 +87,11 @@ class Surveyor:
 
     def read_stored(self) -> Catalogue | None:
         """Returns the stored catalogue; None if there is none or it is damaged."""
-        try:
-            return decode(read_checked(self.path), str(self.path))
-        except FileNotFoundError:
-            return None
-        except (OSError, IntegrityError, ProtocolError) as error:
-            log.warning("stored catalogue unreadable; measuring hardware again", error=str(error))
-            return None
+        return read_stored(StatePaths(self.folder).hardware_path, Catalogue, "catalogue")
 
     def store(self, measured: Catalogue) -> None:
         """Stores the catalogue; if the disk refuses, the device is measured again at the next start."""
-        try:
-            write_struct(self.path, measured)
-        except OSError as error:
-            log.warning("catalogue not stored", path=str(self.path), error=str(error))
+        store(StatePaths(self.folder).hardware_path, measured, "catalogue")
 
     def _publish(self, found: Catalogue) -> None:
         self.catalogue = found

@@ -12,15 +12,19 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
+from msgspec import Struct
+
 from firstline_core.clock import Clock
-from firstline_core.errors import IntegrityError
-from firstline_core.storage.files import read_checked, with_checksum, write_whole
-from firstline_core.telemetry.logs import logger
+from firstline_edge.state import read_stored, store
 
 # The file is written after the floor has risen by this much, to spare flash memory.
 _SAVED_EVERY_S = 6 * 3600.0
 
-log = logger(__name__)
+
+class StoredFloor(Struct, frozen=True):
+    """The floor when it was stored (wall time, seconds)."""
+
+    floor_s: float = 0.0
 
 
 class TimeFloor:
@@ -37,8 +41,9 @@ class TimeFloor:
         self._path = path
         self._clock = clock
         self._most_s = most_s
-        self._saved_s = _read(path)
-        self._floor_s = max(least_s, min(self._saved_s, most_s))
+        # A lost floor is as 1970: a damaged, higher one could never be lowered again.
+        self._saved = read_stored(path, StoredFloor, "gateway time") or StoredFloor()
+        self._floor_s = max(least_s, min(self._saved.floor_s, most_s))
         self._since_s = clock.monotonic_s()
 
     @property
@@ -73,20 +78,6 @@ class TimeFloor:
 
     def save(self) -> None:
         """Stores the floor after it has risen by hours; if the disk refuses, a restart forgets the rise."""
-        now_s = self.floor_s
-        if now_s - self._saved_s < _SAVED_EVERY_S:
-            return
-        try:
-            write_whole(self._path, with_checksum(b"%.0f" % now_s))
-        except OSError as error:
-            log.warning("gateway time not stored", error=str(error))
-        else:
-            self._saved_s = now_s
-
-
-def _read(path: Path) -> float:
-    try:
-        saved_s = float(read_checked(path))
-    except (OSError, ValueError, IntegrityError):  # a damaged, higher floor could never be lowered again
-        return 0.0
-    return saved_s if math.isfinite(saved_s) else 0.0
+        now = StoredFloor(self.floor_s)
+        if now.floor_s - self._saved.floor_s >= _SAVED_EVERY_S and store(self._path, now, "gateway time"):
+            self._saved = now

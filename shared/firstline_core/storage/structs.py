@@ -80,13 +80,16 @@ def read_struct(path: Path, kind: type[S]) -> S:
 
     Raises:
         FileNotFoundError: there is no such file.
-        IntegrityError: the file is damaged, or holds something else.
+        IntegrityError: the file is damaged, holds something else, or is of another format.
         OSError: the disk refuses.
     """
     try:
-        return msgspec.json.decode(read_checked(path), type=kind)
+        found = msgspec.json.decode(read_checked(path), type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise IntegrityError(f"{path} is damaged: {fault_of(error)}.") from error
+    if (number := getattr(found, "format", FORMAT)) != FORMAT:
+        raise IntegrityError(f"{path} has format {number}; this version of Firstline reads format {FORMAT}.")
+    return found
 
 
 def write_struct(path: Path, value: Struct) -> os.stat_result:

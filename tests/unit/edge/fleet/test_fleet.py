@@ -32,6 +32,7 @@ from firstline_core.fleet.telemetry import DeviceHealth, Telemetry
 from firstline_core.fleet.twin import Brake, Desired, Reported
 from firstline_core.hardware.readings import NOTHING_READ, Absent, Measured, Snapshot
 from firstline_core.protocol.mqtt_messages import Message, Topics
+from firstline_core.storage.files import with_checksum
 from firstline_core.types import ContractAlarm
 from firstline_edge.cloud.chain import no_budget
 from firstline_edge.cloud.link import LinkReport, LinkStatus
@@ -39,8 +40,8 @@ from firstline_edge.fleet.escalation_limiter import EscalationLimiter
 from firstline_edge.fleet.fleet_state import note_end, note_start
 from firstline_edge.fleet.report import FleetCounts, health_of
 from firstline_edge.fleet.transports import MqttTransport
-from firstline_edge.fleet.twin import Twin, read_desired
-from firstline_edge.state import store
+from firstline_edge.fleet.twin import Twin
+from firstline_edge.state import read_stored, store
 
 OWN = ContractAlarm("a" * 64, "missed yes")
 
@@ -114,15 +115,17 @@ def test_starts_and_unclean_ends_are_counted(tmp_path: Path) -> None:
     assert note_start(folder).starts == 1
 
 
-@pytest.mark.parametrize("content", [b"", b"[]", b'{"revision": -1}', b'{"revision": 1, "format": 2}', b"\xff"])
-def test_the_desired_state_is_stored_and_damage_is_detected(tmp_path: Path, content: bytes) -> None:
+@pytest.mark.parametrize(
+    "content", [b"", b"[]", b'{"revision": -1}', b"\xff", with_checksum(b'{"revision": 1, "format": 2}')]
+)
+def test_a_stored_state_is_read_and_damage_is_detected(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "fleet" / "desired"
-    assert read_desired(path) is None
+    assert read_stored(path, Desired, "desired state") is None
     desired = Desired(7, brake=Brake(1.0, "why"))
     assert store(path, desired, "desired state")
-    assert read_desired(path) == desired
+    assert read_stored(path, Desired, "desired state") == desired
     path.write_bytes(content)
-    assert read_desired(path) is None
+    assert read_stored(path, Desired, "desired state") is None
 
 
 async def test_rows_are_counted_by_the_tier_of_the_final_answer() -> None:

@@ -33,7 +33,7 @@ class Hanging(Tree):
 
 async def main():
     folder = Path(sys.argv[1])
-    task = asyncio.create_task(Surveyor(Hanging(folder / "dev"), folder, folder / "hardware.json").run())
+    task = asyncio.create_task(Surveyor(Hanging(folder / "dev"), folder).run())
     await asyncio.to_thread(begun.wait)
     task.cancel()
 
@@ -51,7 +51,7 @@ async def test_a_refused_process_is_retried(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(subprocess, "Popen", refuse)
     clock = SimulatedClock()
     with board("raspberry-pi-5", tmp_path / "dev") as root, captured_lines() as lines:
-        surveyor = Surveyor(Tree(root), tmp_path, tmp_path / "hardware.json", clock=clock)
+        surveyor = Surveyor(Tree(root), tmp_path, clock=clock)
         task = asyncio.create_task(surveyor.run())
 
         async def asked_thrice() -> None:
