@@ -213,7 +213,7 @@ async def test_a_reload_keeps_the_fleets_configuration_on_top(
 
             await until(reported, 60)
             assert agent.router.threshold(held) == 1.5
-            await agent.operations.roll_back_configuration()
+            await agent.operations.roll_back(None)
             assert agent.router.threshold(held) == 1.2
     (refused,) = (line for line in lines if line["event"] == "configuration not reloaded")
     assert refused["why"].startswith("The fleet's configuration does not fit the new settings. It sets policy.min_th")

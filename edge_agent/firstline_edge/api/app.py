@@ -8,8 +8,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from functools import lru_cache, partial
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 from firstline_core.errors import FirstlineError, NotReadyError, RequestError
@@ -42,24 +42,7 @@ from firstline_edge.api.streams import Render, Streams, wants_events
 from firstline_edge.outbox.outbox import Outbox
 from firstline_edge.telemetry.version import VERSION as AGENT_VERSION
 
-_REMEMBERED_PATHS, _REMEMBERED_CHARACTERS = 1024, 256
 _SHOWN_CHARACTERS = 200
-
-
-class NoRouteError(Exception):
-    """Raised when no endpoint has this path and method.
-
-    Args:
-        sentence: the reason.
-        allowed: the methods of this path; empty if the path does not exist.
-    """
-
-    def __init__(self, sentence: str, allowed: Sequence[str]) -> None:
-        super().__init__(sentence)
-        self.sentence = sentence
-        self.allowed = allowed
-
-
 # Bodies of requests to load or unload a model.
 _SMALL = Limits(body_bytes=65_536, json_bytes=65_536)
 
@@ -113,11 +96,12 @@ class App:
 
     async def _reply(self, request: Request) -> Reply | Streamed:
         try:
-            route, request.parameters = find_route(request.method, request.path)
+            found = find_route(request.method, request.path)
+            if isinstance(found, Reply):
+                return found
+            route, request.parameters = found
             principal = "" if route.open_to_all else self._access.principal(request.headers)
             return await route.handler(self, request, principal)
-        except NoRouteError as error:
-            return _no_route(error)
         except FirstlineError as error:
             return http.error_reply(_logged(error))
         except ClientDisconnectedError:
@@ -174,14 +158,11 @@ class App:
             return http.response_reply(plane, inference, await plane.infer(inference))
 
     async def roll_back(self, request: Request, _principal: str) -> Reply:
+        """Rolls back the model that the path names, or the configuration."""
         check_local(request.peer)
-        await self.operations.roll_back(request.parameters["model"])
-        return http.json_reply({"rolled_back": request.parameters["model"]})
-
-    async def roll_back_configuration(self, request: Request, _principal: str) -> Reply:
-        check_local(request.peer)
-        await self.operations.roll_back_configuration()
-        return http.json_reply({"rolled_back": "configuration"})
+        model = request.parameters.get("model")
+        await self.operations.roll_back(model)
+        return http.json_reply({"rolled_back": model or "configuration"})
 
     async def status(self, _request: Request, _principal: str) -> Reply:
         return http.json_reply(self.operations.status())
@@ -247,13 +228,6 @@ def _model(request: Request) -> tuple[str, str]:
     return request.parameters.get("model", ""), request.parameters.get("version", "")
 
 
-def _no_route(error: NoRouteError) -> Reply:
-    headers = {http.CONTENT_TYPE: http.JSON_TYPE}
-    if error.allowed:  # RFC 9110, section 15.5.6
-        headers["Allow"] = ", ".join(error.allowed)
-    return Reply(405 if error.allowed else 404, headers, http.error_body(_logged(RequestError(error.sentence))))
-
-
 def _logged(error: FirstlineError) -> FirstlineError:
     """Logs a refusal under an id, unless the data plane has recorded it."""
     if not error.request_id:
@@ -305,7 +279,7 @@ ROUTES = (
     Route("/firstline/v1/answers/{request_id}/events", App.events, openapi.EVENTS),
     Route("/firstline/v1/status", App.status, openapi.STATUS),
     Route("/firstline/v1/updates/{model}/rollback", App.roll_back, openapi.ROLL_BACK, "POST"),
-    Route("/firstline/v1/configuration/rollback", App.roll_back_configuration, openapi.ROLL_BACK_CONFIGURATION, "POST"),
+    Route("/firstline/v1/configuration/rollback", App.roll_back, openapi.ROLL_BACK_CONFIGURATION, "POST"),
     Route("/firstline/v1/purge", App.purge, openapi.PURGE, "POST"),
     Route("/metrics", App.metrics, get("health", "Prometheus metrics.", content="text/plain")),
     Route("/openapi.json", App.describe, get("health", "This description.")),
@@ -313,20 +287,13 @@ ROUTES = (
 _PATTERNS = [(re.compile(re.sub(r"\\{(\w+)\\}", r"(?P<\1>[^/]+)", re.escape(route.path))), route) for route in ROUTES]
 
 
-def find_route(method: str, path: str) -> tuple[Route, Mapping[str, str]]:
-    """Returns the endpoint of a request, and the parameters of its path by name.
+def find_route(method: str, path: str) -> tuple[Route, Mapping[str, str]] | Reply:
+    """Returns the endpoint of a request, and the parameters of its path by name; a refusal if there is none.
 
     Args:
         method: of the request.
-        path: unquoted; the latest short ones are remembered.
-
-    Raises:
-        NoRouteError: there is none.
+        path: unquoted.
     """
-    return (_find_route if len(path) > _REMEMBERED_CHARACTERS else _find_remembered)(method, path)
-
-
-def _find_route(method: str, path: str) -> tuple[Route, Mapping[str, str]]:
     wanted = "GET" if method == "HEAD" else method
     allowed: list[str] = []
     for pattern, route in _PATTERNS:
@@ -334,13 +301,12 @@ def _find_route(method: str, path: str) -> tuple[Route, Mapping[str, str]]:
             if route.method == wanted:
                 return route, match.groupdict()
             allowed += ("GET", "HEAD") if route.method == "GET" else (route.method,)
-    place = path[:_SHOWN_CHARACTERS]
+    place, headers = path[:_SHOWN_CHARACTERS], {http.CONTENT_TYPE: http.JSON_TYPE}
+    sentence = f"There is no endpoint {place}; GET /openapi.json lists the endpoints."
     if allowed:
-        raise NoRouteError(f"{place} does not take {method}; use {' or '.join(allowed)}.", allowed)
-    raise NoRouteError(f"There is no endpoint {place}; GET /openapi.json lists the endpoints.", allowed)
-
-
-_find_remembered = lru_cache(_REMEMBERED_PATHS)(_find_route)
+        headers["Allow"] = ", ".join(allowed)  # RFC 9110, section 15.5.6
+        sentence = f"{place} does not take {method}; use {' or '.join(allowed)}."
+    return Reply(405 if allowed else 404, headers, http.error_body(_logged(RequestError(sentence))))
 
 
 def description() -> dict[str, Any]:

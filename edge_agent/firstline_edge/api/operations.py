@@ -86,28 +86,21 @@ class Operations:
         self.recorder.flush()
         return self.metrics.render(accept)
 
-    async def roll_back(self, model: str) -> None:
-        """Rolls a model back to the one before the fleet's latest update.
+    async def roll_back(self, model: str | None) -> None:
+        """Rolls back to what ran before the fleet's latest update of a model, or of the configuration.
+
+        Args:
+            model: name of the model; None for the configuration.
 
         Raises:
-            RequestError: this device is not a member of a fleet, or there is no previous model.
+            RequestError: this device is not a member of a fleet, or there is no previous version.
         """
-        await self._of_fleet("models").roll_back(model)
-
-    async def roll_back_configuration(self) -> None:
-        """Rolls the settings back to those before the fleet's latest configuration.
-
-        Raises:
-            RequestError: this device is not a member of a fleet, or there is no previous configuration.
-        """
-        await self._of_fleet("configuration").roll_back_configuration()
-
-    def _of_fleet(self, what: str) -> Updater:
         if self.updater is None:
+            what = "configuration" if model is None else "models"
             raise RequestError(
                 f"This device takes no {what} from a fleet, so there is no previous version to roll back to."
             )
-        return self.updater
+        await self.updater.roll_back(model)
 
     def status(self) -> dict[str, Any]:
         """Returns what `GET /firstline/v1/status` says."""

@@ -64,25 +64,20 @@ class Updater:
         last = (configuration,) if configuration is not None else ()
         return (*models[: UPDATES - len(last)], *last)
 
-    async def roll_back(self, name: str) -> None:
-        """Rolls a model back on request.
+    async def roll_back(self, model: str | None) -> None:
+        """Rolls a model back on request, or the configuration if no model is named.
 
         Raises:
             UnknownModelError: the fleet never updated such a model.
             RequestError: there is no previous version.
         """
-        self.store.known(name)
-        await self.model(name).roll_back()
-
-    async def roll_back_configuration(self) -> None:
-        """Rolls the configuration back on request.
-
-        Raises:
-            RequestError: there is no previous version.
-        """
-        if self.configurator is None:
+        if model is not None:
+            self.store.known(model)
+            await self.model(model).roll_back()
+        elif self.configurator is not None:
+            await self.configurator.roll_back()
+        else:
             raise RequestError("This device takes no configuration.")
-        await self.configurator.roll_back()
 
     async def run(self) -> None:
         """Works until it is cancelled."""
