@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import deque
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 from msgspec.structs import replace
@@ -128,6 +129,7 @@ class AdmissionQueue:
         )
 
 
+@dataclass(eq=False)
 class EdgeDataPlane:
     """Answers requests; implements `firstline_core.protocol.data_plane.DataPlane`.
 
@@ -145,28 +147,20 @@ class EdgeDataPlane:
     server_version = VERSION
     extensions = EXTENSIONS
 
-    def __init__(
-        self,
-        settings: EdgeSettings,
-        *,
-        models: Models,
-        reloading: Reloading,
-        cascade: Cascade,
-        links: Links,
-        recorder: Recorder,
-        clock: Clock,
-    ) -> None:
-        self.settings = settings
-        self.limits = request_limits(settings.api)
-        self._clock = clock
-        self._models = models
-        self._cascade = cascade
-        self._links = links
-        self._recorder = recorder
-        self._reloading = reloading
-        self._default_timeout_s = settings.policy.default_timeout_ms / 1000
-        self._admission = AdmissionQueue(settings.api.waiting_limit, clock)
-        self._stopping = False
+    settings: EdgeSettings
+    _: KW_ONLY
+    models: Models
+    reloading: Reloading
+    cascade: Cascade
+    links: Links
+    recorder: Recorder
+    clock: Clock
+    _stopping: bool = field(default=False, init=False)
+
+    def __post_init__(self) -> None:
+        self.limits = request_limits(self.settings.api)
+        self._default_timeout_s = self.settings.policy.default_timeout_ms / 1000
+        self._admission = AdmissionQueue(self.settings.api.waiting_limit, self.clock)
 
     def stop(self) -> None:
         """Refuses all further requests."""
@@ -178,21 +172,21 @@ class EdgeDataPlane:
             raise NotReadyError("The agent is starting or stopping; try again in a moment.", retry_after_s=1.0)
         if tracing.active and request.trace is None and (trace := tracing.begin()) is not None:
             request = replace(request, trace=trace)
-        started_s = self._clock.monotonic_s()
+        started_s = self.clock.monotonic_s()
         deadline_s = started_s + self._default_timeout_s if request.deadline_s is None else request.deadline_s
         context = RequestContext(request, deadline_s)
         try:
             await self._admission.take(deadline_s)
-            response = await self._cascade.infer(context)
+            response = await self.cascade.infer(context)
         except FirstlineError as error:
             # Callers whose equal rows were computed once may share the error: each reads the id before it awaits again.
             error.request_id = request.request_id
-            device_model = self._models.find(request.model, request.version)
-            seconds = self._clock.monotonic_s() - started_s
-            self._recorder.refused(context, device_model.version if device_model is not None else None, error, seconds)
+            device_model = self.models.find(request.model, request.version)
+            seconds = self.clock.monotonic_s() - started_s
+            self.recorder.refused(context, device_model.version if device_model is not None else None, error, seconds)
             raise
-        seconds = self._clock.monotonic_s() - started_s
-        self._recorder.answered(request, response, seconds, context.log_record(), context.rows)
+        seconds = self.clock.monotonic_s() - started_s
+        self.recorder.answered(request, response, seconds, context.log_record(), context.rows)
         return response
 
     async def infer_file(
@@ -206,7 +200,7 @@ class EdgeDataPlane:
             trace: that it belongs to (`telemetry.trace.received`).
             preferences: `route`, `privacy`, `wait`, and `timeout` in microseconds, as over HTTP.
         """
-        origin = Origin(self._clock.monotonic_s(), LOCAL_PRINCIPAL, limits=self.limits, trace=trace)
+        origin = Origin(self.clock.monotonic_s(), LOCAL_PRINCIPAL, limits=self.limits, trace=trace)
         content_type = ""  # because the body is not a multipart form
         return await self.infer(
             file_inference.request_from_file(
@@ -219,19 +213,19 @@ class EdgeDataPlane:
 
     def ready(self) -> bool:
         """Returns whether any request could be answered: by an edge model, or over a link."""
-        runs = any(device_model.edge is not None for device_model in self._models.all)
-        return not self._stopping and (runs or self._links.chain.linked)
+        runs = any(device_model.edge is not None for device_model in self.models.all)
+        return not self._stopping and (runs or self.links.chain.linked)
 
     def model_ready(self, model: str, version: str) -> bool:
-        device_model = self._models.find(model, version)
+        device_model = self.models.find(model, version)
         if device_model is None:
-            raise self._models.unknown(model, version)
-        return device_model.edge is not None or self._links.chain.available
+            raise self.models.unknown(model, version)
+        return device_model.edge is not None or self.links.chain.available
 
     def metadata(self, model: str, version: str) -> ModelMetadata:
-        device_model = self._models.find(model, version)
+        device_model = self.models.find(model, version)
         if device_model is None:
-            raise self._models.unknown(model, version)
+            raise self.models.unknown(model, version)
         return device_model.metadata
 
     def index(self) -> list[ModelState]:
@@ -239,29 +233,29 @@ class EdgeDataPlane:
             ModelState(
                 device_model.manifest.name,
                 device_model.version,
-                ready=device_model.edge is not None or self._links.chain.available,
+                ready=device_model.edge is not None or self.links.chain.available,
                 reason=device_model.problem,
             )
             for device_model in self._sorted_models()
         ] + [
             ModelState(name, str(version), ready=False, reason=why)
-            for (name, version), why in sorted(self._models.away.items())
+            for (name, version), why in sorted(self.models.away.items())
         ]
 
     async def load(self, model: str) -> None:
-        await self._reloading.load(model)
+        await self.reloading.load(model)
 
     async def unload(self, model: str) -> None:
-        await self._reloading.unload(model)
+        await self.reloading.unload(model)
 
     def statistics(self) -> list[ModelStatistics]:
-        return [self._recorder.statistics(model.manifest.name, model.version) for model in self._sorted_models()]
+        return [self.recorder.statistics(model.manifest.name, model.version) for model in self._sorted_models()]
 
     def config(self, model: str, version: str) -> dict[str, Any]:
         return config_json(self.metadata(model, version), self.limits, batching=False)
 
     def _sorted_models(self) -> list[DeviceModel]:
-        return sorted(self._models.all, key=lambda each: (each.manifest.name, each.manifest.version))
+        return sorted(self.models.all, key=lambda each: (each.manifest.name, each.manifest.version))
 
     def short_metadata(self, model: str) -> ModelMetadata:
         """Returns how a body at the file address is read.
@@ -272,15 +266,15 @@ class EdgeDataPlane:
         Raises:
             UnknownModelError: unknown here, and no gateway to ask.
         """
-        device_model = self._models.find(model)
+        device_model = self.models.find(model)
         if device_model is not None:
             return device_model.metadata
-        if not self._links.chain.linked:
-            raise self._models.unknown(model, "")
+        if not self.links.chain.linked:
+            raise self.models.unknown(model, "")
         image = TensorSpec(PASSED_ON_INPUT, "BYTES", (-1,))
         return ModelMetadata(model, (), "", (image,), (), files=(PASSED_ON_INPUT,))
 
     def task(self, model: str, version: str = "") -> Task | None:
         """Returns the task of a model; None if this device does not hold it."""
-        device_model = self._models.find(model, version)
+        device_model = self.models.find(model, version)
         return device_model.manifest.task if device_model is not None else None

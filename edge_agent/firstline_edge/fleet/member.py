@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import random
 from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 import msgspec
@@ -31,6 +32,7 @@ log = logger(__name__)
 _LAST_REPORT_S = 2.0
 
 
+@dataclass(eq=False)
 class FleetMember:
     """Keeps the device's twin: passes on what the fleet desires, and reports the actual state.
 
@@ -45,34 +47,28 @@ class FleetMember:
         rng: for jitter.
     """
 
-    def __init__(
-        self,
-        state: FleetState,
-        updater: Updater,
-        profiler: Profiler,
-        auditor: Auditor,
-        *,
-        report: FleetReport,
-        transport: TwinTransport,
-        clock: Clock,
-        rng: random.Random,
-    ) -> None:
-        self._state = state
-        self._updater = updater
-        self._profiler = profiler
-        self._auditor = auditor
-        self._report = report
-        self._clock = clock
+    state: FleetState
+    updater: Updater
+    profiler: Profiler
+    auditor: Auditor
+    _: KW_ONLY
+    report: FleetReport
+    transport: TwinTransport
+    clock: Clock
+    rng: random.Random
+    _twin: Twin = field(init=False)
+
+    def __post_init__(self) -> None:
         self._twin = Twin(
-            path=state.folder / "desired",
-            transport=transport,
+            path=self.state.folder / "desired",
+            transport=self.transport,
             apply=self._receive,
             describe=self._describe,
-            count=report.telemetry,
-            changes=state.changes,
-            telemetry_s=state.own.fleet.telemetry_s,
-            clock=clock,
-            rng=rng,
+            count=self.report.telemetry,
+            changes=self.state.changes,
+            telemetry_s=self.state.own.fleet.telemetry_s,
+            clock=self.clock,
+            rng=self.rng,
         )
 
     async def run(self) -> None:
@@ -80,8 +76,8 @@ class FleetMember:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._twin.run(), name="twin")
             tasks.create_task(self._save_limiter(), name="escalation limiter")
-            tasks.create_task(self._updater.run(), name="updates")
-            tasks.create_task(self._profiler.run(), name="profiling")
+            tasks.create_task(self.updater.run(), name="updates")
+            tasks.create_task(self.profiler.run(), name="profiling")
 
     async def report_ended(self, answers: Sequence[InferResponse]) -> None:
         """Reports promises that have ended, if the fleet asks for them.
@@ -92,7 +88,7 @@ class FleetMember:
         Raises:
             FirstlineError: the report did not arrive.
         """
-        if self._state.reporting.is_set():
+        if self.state.reporting.is_set():
             await self._twin.send_telemetry(ended_promises(answers))
 
     async def close(self) -> None:
@@ -102,41 +98,41 @@ class FleetMember:
                 async with asyncio.timeout(_LAST_REPORT_S):
                     await self._twin.send_telemetry()
         try:
-            await asyncio.to_thread(self._state.close)
+            await asyncio.to_thread(self.state.close)
         except REFUSED:  # no thread; a missing end would count as a crash
-            self._state.close()
+            self.state.close()
 
     def status(self) -> dict[str, Any]:
         """Returns the fleet's section of `GET /firstline/v1/status`."""
-        desired, starts = self._twin.desired, self._state.starts
+        desired, starts = self._twin.desired, self.state.starts
         return {
             "revision": desired.revision if desired is not None else None,
-            "brake": self._state.limiter.status(),
+            "brake": self.state.limiter.status(),
             "starts": starts.starts,
             "unclean_ends": starts.unclean,
-            "configuration": described(self._state.configuration),
-            "profiles": [msgspec.to_builtins(one) for one in self._profiler.progress()],
-            "updates": [msgspec.to_builtins(update) for update in self._updater.updates()],
+            "configuration": described(self.state.configuration),
+            "profiles": [msgspec.to_builtins(one) for one in self.profiler.progress()],
+            "updates": [msgspec.to_builtins(update) for update in self.updater.updates()],
             "problem": self._twin.problem or None,
         }
 
     def _receive(self, desired: Desired) -> None:
-        self._state.limiter.brake = desired.brake
-        self._updater.receive(desired.models, desired.configuration)
-        self._profiler.receive(desired.profiles)
-        self._auditor.audit_for_rollouts(desired.audits)
+        self.state.limiter.brake = desired.brake
+        self.updater.receive(desired.models, desired.configuration)
+        self.profiler.receive(desired.profiles)
+        self.auditor.audit_for_rollouts(desired.audits)
         if desired.answers:
-            self._state.reporting.set()
+            self.state.reporting.set()
         else:
-            self._state.reporting.clear()
+            self.state.reporting.clear()
 
     def _describe(self) -> Reported:
-        return self._report.reported(self._updater.updates(), self._profiler.progress())
+        return self.report.reported(self.updater.updates(), self.profiler.progress())
 
     async def _save_limiter(self) -> None:
         while True:
-            await self._clock.sleep(SAVE_EVERY_S)
+            await self.clock.sleep(SAVE_EVERY_S)
             try:
-                await asyncio.to_thread(self._state.limiter.save)
+                await asyncio.to_thread(self.state.limiter.save)
             except REFUSED as error:  # no thread, no memory; the next time is soon
                 log.warning("escalations under the brake not stored", error=str(error))

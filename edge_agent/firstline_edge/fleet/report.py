@@ -7,13 +7,12 @@ import shutil
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from msgspec import Struct, convert, field
-from msgspec.structs import asdict
+import msgspec
 
 from firstline_core.clock import Clock
 from firstline_core.errors import FirstlineError, ModelMismatchError, RequestError, UnknownModelError
@@ -209,7 +208,7 @@ def ended_promises(answers: Sequence[InferResponse]) -> tuple[EndedPromise, ...]
     )
 
 
-class _Sums(Struct, eq=False):
+class _Sums(msgspec.Struct, eq=False):
     """The counts of one version of a model, with the names of `ModelCounts`."""
 
     rows: int = 0
@@ -223,13 +222,14 @@ class _Sums(Struct, eq=False):
     audited_empty: int = 0
     disagreed: int = 0
     losses: float = 0.0
-    objects: Counter[str] = field(default_factory=Counter)
-    event_audits: Counter[str] = field(default_factory=Counter)
-    event_losses: Counter[str] = field(default_factory=Counter)
+    objects: Counter[str] = msgspec.field(default_factory=Counter)
+    event_audits: Counter[str] = msgspec.field(default_factory=Counter)
+    event_losses: Counter[str] = msgspec.field(default_factory=Counter)
     saved_bytes: int = 0
     saved_mj: float = 0.0
 
 
+@dataclass(eq=False)
 class FleetCounts:
     """Counts the answers of each model since the process started; a `recorder.Listener`, without local_only requests.
 
@@ -240,22 +240,15 @@ class FleetCounts:
         escalation_mj: returns the stated energy of sending a row, by its bytes.
     """
 
-    def __init__(
-        self,
-        models: Models,
-        alarmed: Callable[[DeviceModel], bool],
-        alarm_of: Callable[[DeviceModel], ContractAlarm | None],
-        escalation_mj: Callable[[float], float],
-    ) -> None:
-        self._models = models
-        self._alarmed = alarmed
-        self._alarm_of = alarm_of
-        self._escalation_mj = escalation_mj
-        self._sums: dict[_Key, _Sums] = {}
+    models: Models
+    alarmed: Callable[[DeviceModel], bool]
+    alarm_of: Callable[[DeviceModel], ContractAlarm | None]
+    escalation_mj: Callable[[float], float]
+    _sums: dict[_Key, _Sums] = field(default_factory=dict, init=False)
 
     def answered(self, request: InferRequest, response: InferResponse, seconds: float, rows: Sequence[Row]) -> None:
         """See `recorder.Listener`."""
-        device_model = self._models.find(response.model, response.version)
+        device_model = self.models.find(response.model, response.version)
         answer = response.answer
         if device_model is None or answer is None:
             return
@@ -269,7 +262,7 @@ class FleetCounts:
             if _is_accepted(row, device_model.manifest.full_digest):
                 sums.kept += 1
                 sums.saved_bytes += row_bytes
-                sums.saved_mj += self._escalation_mj(row_bytes)
+                sums.saved_mj += self.escalation_mj(row_bytes)
             else:
                 sums.escalated += 1
             if edges is not None and row.confidence is not None and len(sums.scores) == len(edges) + 1:
@@ -293,7 +286,7 @@ class FleetCounts:
             sums.audited += 1
             sums.disagreed += finding.outcome == "disagreed"
             sums.losses += finding.loss
-            device_model = self._models.find(finding.model, finding.version)
+            device_model = self.models.find(finding.model, finding.version)
             task = device_model.manifest.task if device_model is not None else None
             if task is not None and task.events and not finding.events:
                 sums.audited_empty += 1
@@ -308,22 +301,22 @@ class FleetCounts:
 
     def counts(self) -> tuple[ModelCounts, ...]:
         """Returns the counts of every version that received requests; loaded ones come first if there are too many."""
-        loaded = {(model.manifest.name, model.version): model for model in self._models.all}
+        loaded = {(model.manifest.name, model.version): model for model in self.models.all}
         keys = sorted(self._sums, key=lambda key: key not in loaded)
         return tuple(self._counts_of(key, self._sums[key], loaded.get(key)) for key in keys[:_LIMIT])
 
     def _counts_of(self, key: _Key, sums: _Sums, device_model: DeviceModel | None) -> ModelCounts:
-        alarm = device_model is not None and self._alarmed(device_model)
-        found = {**asdict(sums), "name": key[0], "version": int(key[1]), "alarm": alarm}
+        alarm = device_model is not None and self.alarmed(device_model)
+        found = {**msgspec.structs.asdict(sums), "name": key[0], "version": int(key[1]), "alarm": alarm}
         if device_model is not None:
-            found["device_alarm"] = self._alarm_of(device_model)
-        return convert(found, ModelCounts)
+            found["device_alarm"] = self.alarm_of(device_model)
+        return msgspec.convert(found, ModelCounts)
 
     def _sums_of(self, name: str, version: str) -> _Sums:
         key = name, version
         sums = self._sums.get(key)
         if sums is None:
-            device_model = self._models.find(name, version)
+            device_model = self.models.find(name, version)
             edges = _score_edges(device_model) if device_model is not None else None
             sums = self._sums[key] = _Sums(
                 latency=[0] * (len(LATENCY_BOUNDS_MS) + 1),

@@ -152,6 +152,7 @@ _SHORTEST_WAIT_S = 0.05  # a promise may be overdue and still on its way to the 
 _PACE = RateSettings()
 
 
+@dataclass(eq=False)
 class Delivery:
     """Sends the outbox's promises: the oldest first, those of failing models last.
 
@@ -166,29 +167,22 @@ class Delivery:
         on_correction: receives each answer that ended a promise, expired ones included.
     """
 
-    def __init__(
-        self,
-        outbox: Outbox,
-        client: CorrectionClient,
-        links: LinkChain,
-        *,
-        clock: Clock,
-        rng: random.Random,
-        max_age_s: float,
-        pace: RateSettings = _PACE,
-        on_correction: OnCorrection = lambda _answer, _cause, _trace: None,
-    ) -> None:
-        self._outbox = outbox
-        self._client = client
-        self._links = links
-        self._clock = clock
-        self._rng = rng
-        self._max_age_s = max_age_s
-        self._on_correction = on_correction
-        self._recoveries = links.recoveries
-        self._order = RetryQueue(outbox, links.retries, clock, rng)
-        self._pace = DeliveryRate(clock, rng, pace)
-        self._waiting_for: dict[tuple[str, str], str] = {}  # by model, the code of what its corrections wait for
+    outbox: Outbox
+    client: CorrectionClient
+    links: LinkChain
+    _: KW_ONLY
+    clock: Clock
+    rng: random.Random
+    max_age_s: float
+    pace: RateSettings = _PACE
+    on_correction: OnCorrection = lambda _answer, _cause, _trace: None
+    # By model, the code of what its corrections wait for.
+    _waiting_for: dict[tuple[str, str], str] = field(default_factory=dict, init=False)
+
+    def __post_init__(self) -> None:
+        self._recoveries = self.links.recoveries
+        self._order = RetryQueue(self.outbox, self.links.retries, self.clock, self.rng)
+        self._rate = DeliveryRate(self.clock, self.rng, self.pace)
         self._priority = PriorityDelivery(self._deliver)
 
     async def run(self) -> None:
@@ -196,16 +190,16 @@ class Delivery:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._keep_working())
             while True:
-                item = await self._outbox.stored.get()
+                item = await self.outbox.stored.get()
                 answer, model = item.provisional.answer, (item.request.model, item.request.version)
                 waited_for = answer is not None and answer.reason is Reason.REQUESTED
-                if waited_for and self._links.available and not self._order.is_failing(model):
+                if waited_for and self.links.available and not self._order.is_failing(model):
                     self._priority.send(item, tasks)
 
     async def _keep_working(self) -> None:
         failures = 0
         while True:
-            await self._outbox.wait_pending()
+            await self.outbox.wait_pending()
             try:
                 await self._work()
             except FirstlineError as error:  # the disk
@@ -215,41 +209,41 @@ class Delivery:
             else:
                 failures = 0
                 continue
-            await self._clock.sleep(full_jitter_s(self._rng, failures, base_s=BACKOFF_S, max_s=BACKOFF_MAX_S))
+            await self.clock.sleep(full_jitter_s(self.rng, failures, base_s=BACKOFF_S, max_s=BACKOFF_MAX_S))
             failures += 1
 
     async def _work(self) -> None:
         """One step: ends overdue promises, or sends some, or waits."""
-        arrival = self._outbox.arrival()
+        arrival = self.outbox.arrival()
         self._priority.begin_step()
-        overdue = await self._outbox.overdue(self._max_age_s, AT_ONCE)
+        overdue = await self.outbox.overdue(self.max_age_s, AT_ONCE)
         ending = self._priority.without_sent(overdue)
         for item in ending:
             await self._end(item, expire(item.provisional))
         if ending:
             return
-        if self._links.recoveries != self._recoveries:
-            self._recoveries = self._links.recoveries
+        if self.links.recoveries != self._recoveries:
+            self._recoveries = self.links.recoveries
             self._order.release()
-            self._pace.begin()
-            await self._clock.sleep(self._rng.uniform(0, _SPREAD_S))
-        if not self._links.available:
+            self._rate.begin()
+            await self.clock.sleep(self.rng.uniform(0, _SPREAD_S))
+        if not self.links.available:
             await self._wait()
             return
-        if (pause_s := self._pace.wait_s) > 0:
+        if (pause_s := self._rate.wait_s) > 0:
             await self._wait(retry_in_s=pause_s)
             return
         pending, others_in_s = await self._order.next(self._priority.sent_in_step)
         items = self._priority.without_sent(pending)
         if not items:
-            await self._wait(arrival, min(others_in_s, self._max_age_s))
+            await self._wait(arrival, min(others_in_s, self.max_age_s))
             return
         chosen: list[OutboxItem] = []
         for item in items:
-            if self._pace.wait_s > 0:
+            if self._rate.wait_s > 0:
                 break
             if self._order.may_send(item):
-                self._pace.sent()
+                self._rate.sent()
                 chosen.append(item)
         await self._send(chosen)
 
@@ -262,7 +256,7 @@ class Delivery:
         for sent, task in tasks:
             failures.setdefault((sent.model, sent.version), []).append(task.result())
         if any(isinstance(task.result(), CapacityError | RemoteTimeoutError) for _, task in tasks):
-            self._pace.refused()  # once, however many went together; a model that fails is not made well by waiting
+            self._rate.refused()  # once, however many went together; a model that fails is not made well by waiting
         for model, errors in failures.items():
             self._order.note(model, errors)
 
@@ -271,10 +265,10 @@ class Delivery:
 
         It waits until the next check of the wall clock at most.
         """
-        expires_in_s = self._max_age_s - self._outbox.oldest_s
+        expires_in_s = self.max_age_s - self.outbox.oldest_s
         waits: list[Awaitable[object]] = [
-            self._clock.sleep(max(_SHORTEST_WAIT_S, min(expires_in_s, retry_in_s, CHECK_CLOCK_EVERY_S))),
-            self._links.wait_recovery(self._recoveries),
+            self.clock.sleep(max(_SHORTEST_WAIT_S, min(expires_in_s, retry_in_s, CHECK_CLOCK_EVERY_S))),
+            self.links.wait_recovery(self._recoveries),
             self._priority.ended.wait(),
         ]
         if arrival is not None:
@@ -283,11 +277,11 @@ class Delivery:
 
     async def _deliver(self, item: OutboxItem) -> FirstlineError | None:
         """Delivers one promise and ends it; or makes it wait, and returns the error."""
-        request_id, began_s = item.request.request_id, self._clock.monotonic_s()
+        request_id, began_s = item.request.request_id, self.clock.monotonic_s()
         try:
-            final, cause = await self._client.correct(item)
-            seconds = self._clock.monotonic_s() - began_s
-            self._pace.answered(seconds)
+            final, cause = await self.client.correct(item)
+            seconds = self.clock.monotonic_s() - began_s
+            self._rate.answered(seconds)
             tracing.record("correction", item.request.trace, seconds, request_id=request_id)
             await self._end(item, final, cause)
         except FirstlineError as error:
@@ -304,16 +298,16 @@ class Delivery:
         model = (item.request.model, item.request.version)
         write = log.debug if self._waiting_for.get(model) == error.code else log.warning
         self._waiting_for[model] = error.code
-        write("corrections wait", model=item.request.model, waiting=self._outbox.depth, error=error.message)
+        write("corrections wait", model=item.request.model, waiting=self.outbox.depth, error=error.message)
 
     async def _end(self, item: OutboxItem, final: InferResponse, cause: str = "") -> None:
         request_id = item.request.request_id
-        await self._outbox.finish(request_id, final)
+        await self.outbox.finish(request_id, final)
         self._order.ended(request_id)
-        self._client.ended(request_id)
-        waited_s = max(0.0, self._clock.wall_s() - item.created_wall_s)
+        self.client.ended(request_id)
+        waited_s = max(0.0, self.clock.wall_s() - item.created_wall_s)
         tracing.record("outbox", item.request.trace, waited_s, request_id=request_id)
-        self._on_correction(final, cause, item.request.trace)
+        self.on_correction(final, cause, item.request.trace)
 
 
 async def deliver_corrections(

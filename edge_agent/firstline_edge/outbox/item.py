@@ -11,12 +11,13 @@ import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated
 
+import msgspec
 import orjson
-from msgspec import structs
+from msgspec import Meta, structs
 
-from firstline_core.errors import IntegrityError, LinkDownError, ProtocolError
+from firstline_core.errors import IntegrityError, LinkDownError
 from firstline_core.protocol.limits import Limits
 from firstline_core.protocol.oip import (
     Encoded,
@@ -129,7 +130,10 @@ def unpack(stored: StoredItem, created_wall_s: float, seal: Seal) -> OutboxItem:
         version=stored.version,
     )
     provisional = unpack_provisional(stored.provisional, request_id, principal, seal)
-    return OutboxItem(request, _positions(stored.rows, request.rows), provisional, created_wall_s)
+    rows = msgspec.json.decode(stored.rows, type=tuple[Annotated[int, Meta(ge=0)], ...])
+    if len(rows) != request.rows:
+        raise IntegrityError(f"It has {len(rows)} positions for {request.rows} rows.")
+    return OutboxItem(request, rows, provisional, created_wall_s)
 
 
 @_decoding()
@@ -169,16 +173,6 @@ def _framed(encoded: Encoded) -> bytes:
 def _unframed(framed: bytes) -> tuple[int | None, bytes]:
     (length,) = _HEADER_LENGTH.unpack_from(framed)
     return None if length < 0 else length, framed[_HEADER_LENGTH.size :]
-
-
-def _positions(text: str, count: int) -> tuple[int, ...]:
-    try:
-        rows: Any = orjson.loads(text)
-    except orjson.JSONDecodeError as error:
-        raise ProtocolError(f"The positions of its rows are not JSON: {error}.") from error
-    if not isinstance(rows, list) or len(rows) != count or not all(type(row) is int and row >= 0 for row in rows):
-        raise ProtocolError(f"The positions of its rows are not {count} whole numbers.")
-    return tuple(rows)
 
 
 def pack_response(response: InferResponse) -> bytes:

@@ -11,6 +11,7 @@ import random
 import shutil
 import threading
 from collections.abc import Awaitable, Callable
+from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,7 @@ class _Stopped(Exception):  # noqa: N818 (not a fault)
     """Raised in a measurement that was cancelled."""
 
 
+@dataclass(eq=False)
 class BundleMeasurement:
     """Measures one bundle of this device in a thread.
 
@@ -58,13 +60,11 @@ class BundleMeasurement:
         has_http: whether a link to the gateway takes profiles.
     """
 
-    def __init__(
-        self, settings: EdgeSettings, models: Models, latest: Callable[[], Snapshot], *, has_http: bool
-    ) -> None:
-        self._settings = settings
-        self._models = models
-        self._latest = latest
-        self._has_http = has_http
+    settings: EdgeSettings
+    models: Models
+    latest: Callable[[], Snapshot]
+    _: KW_ONLY
+    has_http: bool
 
     async def measure(self, request: DesiredProfile, on_progress: Callable[..., None]) -> Profile:
         """Measures what is missing; cancelling ends the process that measures.
@@ -88,14 +88,14 @@ class BundleMeasurement:
                 if stopped.wait(seconds):
                     raise _Stopped
 
-            gate = DeviceGate(self._latest, bounds_of(self._settings), lambda why: tell(message=why), pause)
+            gate = DeviceGate(self.latest, bounds_of(self.settings), lambda why: tell(message=why), pause)
             bundle = open_bundle(path)
             present = tuple(model.id for model in bundle.manifest.models if bundle.has(model))  # often not the full one
             return measure_profile(
                 bundle,
-                StatePaths(self._settings.state_dir).device_profile_path(request.bundle),
+                StatePaths(self.settings.state_dir).device_profile_path(request.bundle),
                 options(variants=present),
-                machine=self._settings.device_id,
+                machine=self.settings.device_id,
                 gate=gate,
                 progress=lambda done, total, _: tell(done=done, total=total),
             )
@@ -107,17 +107,17 @@ class BundleMeasurement:
         return profile
 
     def _order(self, request: DesiredProfile) -> tuple[Path, Callable[..., ProfileOptions]]:
-        settings = self._settings
+        settings = self.settings
         if not settings.fleet.profiling:
             raise ConfigError("This device measures nothing for the fleet: its settings say fleet.profiling = false.")
-        if not self._has_http:
+        if not self.has_http:
             raise ConfigError(
                 "Profiles go to the gateway over HTTP, and this device has no HTTP link; add [[links]] with kind = "
                 '"http" below the MQTT one.'
             )
-        found = self._models.find(request.bundle, str(request.version) if request.version else "")
+        found = self.models.find(request.bundle, str(request.version) if request.version else "")
         if found is None:
-            known = ", ".join(f"{one.manifest.name} {one.version}" for one in self._models.all) or "none"
+            known = ", ".join(f"{one.manifest.name} {one.version}" for one in self.models.all) or "none"
             version = f" version {request.version}" if request.version else ""
             raise ConfigError(f"This device does not have the bundle {request.bundle}{version}; it has: {known}.")
         try:
@@ -138,6 +138,7 @@ class BundleMeasurement:
         )
 
 
+@dataclass(eq=False)
 class Profiler:
     """Works through the requests of one device.
 
@@ -149,24 +150,16 @@ class Profiler:
         on_change: called when the progress of a request changes.
     """
 
-    def __init__(
-        self,
-        measure: Callable[[DesiredProfile, Callable[..., None]], Awaitable[Profile]],
-        upload: Callable[[Profile], Awaitable[None]],
-        *,
-        clock: Clock,
-        rng: random.Random,
-        on_change: Callable[[], None] = lambda: None,
-    ) -> None:
-        self._measure = measure
-        self._upload = upload
-        self._clock = clock
-        self._rng = rng
-        self._on_change = on_change
-        self._requests: dict[str, DesiredProfile] = {}
-        self._progress: dict[str, Profiling] = {}
-        self._news = asyncio.Event()
-        self._reported_s = float("-inf")
+    measure: Callable[[DesiredProfile, Callable[..., None]], Awaitable[Profile]]
+    upload: Callable[[Profile], Awaitable[None]]
+    _: KW_ONLY
+    clock: Clock
+    rng: random.Random
+    on_change: Callable[[], None] = lambda: None
+    _requests: dict[str, DesiredProfile] = field(default_factory=dict, init=False)
+    _progress: dict[str, Profiling] = field(default_factory=dict, init=False)
+    _news: asyncio.Event = field(default_factory=asyncio.Event, init=False)
+    _reported_s: float = field(default=float("-inf"), init=False)
 
     def receive(self, wanted: tuple[DesiredProfile, ...]) -> None:
         """Sets the requests that the fleet makes now."""
@@ -200,7 +193,7 @@ class Profiler:
         note = partial(self._note, request.id)
         note(state=_S.MEASURING)
         try:
-            profile = await self._measure(request, note)
+            profile = await self.measure(request, note)
             note(state=_S.UPLOADING, version=profile.version, message="")
             await self._deliver(note, profile)
             note(state=_S.DONE, message="")
@@ -215,14 +208,14 @@ class Profiler:
         failures = 0
         while True:
             try:
-                return await self._upload(profile)
+                return await self.upload(profile)
             except _TEMPORARY as error:
                 if not failures:
                     log.warning("profile not delivered yet", bundle=profile.bundle, error=error.message)
                 note(message=error.message[:500])
                 failures += 1
-                pause_s = full_jitter_s(self._rng, failures, base_s=_RETRY_S, max_s=_RETRY_MAX_S)
-                await self._clock.sleep(max(pause_s, min(error.retry_after_s or 0.0, _RETRY_MAX_S)))
+                pause_s = full_jitter_s(self.rng, failures, base_s=_RETRY_S, max_s=_RETRY_MAX_S)
+                await self.clock.sleep(max(pause_s, min(error.retry_after_s or 0.0, _RETRY_MAX_S)))
 
     def _note(self, id_: str, **fields: Any) -> None:
         """Notes progress; a new state or message is reported at once, the number of points now and then."""
@@ -230,10 +223,10 @@ class Profiler:
         if before is None:  # no longer wanted
             return
         after = self._progress[id_] = replace(before, **fields)
-        now_s = self._clock.monotonic_s()
+        now_s = self.clock.monotonic_s()
         if after.state is not before.state:
             log.info("profile state changed", bundle=after.bundle, state=after.state.value, why=after.message or None)
         elif after.message == before.message and before.total and now_s < self._reported_s + _REPORT_S:
             return
         self._reported_s = now_s
-        self._on_change()
+        self.on_change()
