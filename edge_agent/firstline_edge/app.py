@@ -98,7 +98,7 @@ async def run_agent(
 
     Raises:
         ConfigError: the settings make no sense on this machine.
-        AddressError: an address is not available.
+        CapacityError: an address is not available.
     """
     access, stop, hangup = access_of(settings.api), asyncio.Event(), asyncio.Event()
     with bound_sockets(settings.api) as (listeners, url):
@@ -376,7 +376,6 @@ class EdgeAgent:
 
     def _open_fleet(self, opened: AsyncExitStack) -> None:
         self.fleet: FleetMember | None = None
-        self._updater: Updater | None = None
         if self._fleet_state is None or self._counts is None:
             return
         from firstline_edge.fleet.http_client import fleet_http, upload_profile
@@ -390,7 +389,7 @@ class EdgeAgent:
         http = fleet_http(settings.links, self.identity.credentials)
         if http is not None:
             opened.push_async_callback(http.close)
-        self._updater = self._fleet_updates(fleet, self._counts, http, rng)
+        updater = self._fleet_updates(fleet, self._counts, http, rng)
         measurement = BundleMeasurement(settings, self.models, lambda: self.sampler.latest, has_http=http is not None)
         profiler = Profiler(
             measurement.measure, partial(upload_profile, http), clock=clock, rng=rng, on_change=fleet.changes.set
@@ -412,7 +411,7 @@ class EdgeAgent:
         )
         transport = twin_transport(self.links, http, settings.fleet.poll_s, clock, rng)
         self.fleet = FleetMember(
-            fleet, self._updater, profiler, self.auditor, report=report, transport=transport, clock=clock, rng=rng
+            fleet, updater, profiler, self.auditor, report=report, transport=transport, clock=clock, rng=rng
         )
         opened.push_async_callback(self.fleet.close)
 
@@ -475,8 +474,7 @@ class EdgeAgent:
             spending=self.spending,
             sampler=self.sampler,
             background=self.background,
-            fleet=self.fleet.status if self.fleet is not None else None,
-            updater=self._updater,
+            fleet=self.fleet,
             clock=self._clock,
         )
 
@@ -529,8 +527,8 @@ class EdgeAgent:
             check(settings)
             files = [settings.api.token_file] if isinstance(access, TokenAccess) else []
             tokens = [await asyncio.to_thread(parse_tokens, file, "api.token_file") for file in files]
-            if self._updater is not None and self._updater.configurator is not None:
-                self._updater.configurator.adopt_own(settings)
+            if self.fleet is not None and self.fleet.updater.configurator is not None:
+                self.fleet.updater.configurator.adopt_own(settings)
             else:
                 self.live_settings.exchange(settings)
             if isinstance(access, TokenAccess):

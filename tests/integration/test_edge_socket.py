@@ -14,8 +14,8 @@ from support.agent import DIGITS
 from support.processes import TierProcess
 
 from firstline import AsyncClient, Client
-from firstline_core.errors import LinkDownError
-from firstline_edge.api.server import AddressError, listen_unix
+from firstline_core.errors import CapacityError, LinkDownError
+from firstline_edge.api.server import listen_unix
 
 
 def test_agent_serves_a_unix_socket_and_a_port(tmp_path: Path) -> None:
@@ -52,7 +52,7 @@ def test_socket_of_a_killed_process_is_replaced(tmp_path: Path) -> None:
     with listen_unix(path, 0o660) as listener:
         listener.listen()
         assert stat.S_IMODE(path.stat().st_mode) == 0o660
-        with pytest.raises(AddressError, match="another program listens"), listen_unix(path, 0o660):
+        with pytest.raises(CapacityError, match="another program listens"), listen_unix(path, 0o660):
             pass
     assert not path.exists()
 
@@ -64,7 +64,7 @@ def test_unusable_socket_path_is_an_error(tmp_path: Path) -> None:
         (file, "which is a file but not a socket"),
         (tmp_path / "nowhere" / "agent.sock", "no such folder"),
     ):
-        with pytest.raises(AddressError, match=said), contextlib.ExitStack() as opened:
+        with pytest.raises(CapacityError, match=said), contextlib.ExitStack() as opened:
             opened.enter_context(listen_unix(path, 0o660))
     assert file.read_text() == "precious"
 
@@ -80,6 +80,6 @@ def test_socket_of_a_busy_program_is_not_replaced(tmp_path: Path) -> None:
                 caller = opened.enter_context(contextlib.closing(socket.socket(socket.AF_UNIX)))
                 caller.setblocking(False)
                 caller.connect(str(path))
-        with pytest.raises(AddressError, match="another program listens"):
+        with pytest.raises(CapacityError, match="another program listens"):
             opened.enter_context(listen_unix(path, 0o660))
     assert path.exists()

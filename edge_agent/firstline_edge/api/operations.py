@@ -37,7 +37,7 @@ from firstline_edge.telemetry.background import Background
 from firstline_edge.telemetry.version import VERSION
 
 if TYPE_CHECKING:  # httpx takes time and memory to import
-    from firstline_edge.fleet.updater import Updater
+    from firstline_edge.fleet.member import FleetMember
 
 
 @dataclass(eq=False, kw_only=True)
@@ -49,8 +49,7 @@ class Operations:
         recorder: brings the metrics up to date.
         spending: None if nothing has a price.
         renewal: None on a device that has not joined.
-        fleet: returns the fleet's section of the status; None on a device that is not a member of a fleet.
-        updater: takes back what the fleet installed; None on a device that is not a member of a fleet.
+        fleet: None on a device that is not a member of a fleet.
         clock: for the time since the start.
     """
 
@@ -73,8 +72,7 @@ class Operations:
     spending: Spending | None
     sampler: Sampler
     background: Background
-    fleet: Callable[[], dict[str, Any]] | None
-    updater: Updater | None
+    fleet: FleetMember | None
     clock: Clock
     _started_s: float = field(init=False)
 
@@ -95,12 +93,12 @@ class Operations:
         Raises:
             RequestError: this device is not a member of a fleet, or there is no previous version.
         """
-        if self.updater is None:
+        if self.fleet is None:
             what = "configuration" if model is None else "models"
             raise RequestError(
                 f"This device takes no {what} from a fleet, so there is no previous version to roll back to."
             )
-        await self.updater.roll_back(model)
+        await self.fleet.updater.roll_back(model)
 
     def status(self) -> dict[str, Any]:
         """Returns what `GET /firstline/v1/status` says."""
@@ -124,7 +122,7 @@ class Operations:
             "budgets": spending.status() if spending is not None else [],
             "conditions": asdict(spending.conditions) if spending is not None else None,
             "hardware": msgspec.to_builtins(limited(self.sampler.latest)),
-            "fleet": self.fleet() if self.fleet is not None else None,
+            "fleet": self.fleet.status() if self.fleet is not None else None,
         }
 
     def _describe_model(self, model: DeviceModel) -> dict[str, object]:

@@ -11,7 +11,7 @@ import stat
 from collections.abc import AsyncIterator, Iterable, Iterator
 from pathlib import Path
 
-from firstline_core.errors import ConfigError, FirstlineError
+from firstline_core.errors import CapacityError, ConfigError
 from firstline_core.protocol.cors import with_cors
 from firstline_core.protocol.http import BodyBudget
 from firstline_core.protocol.http_server import HttpServer, ServerLimits, connections_within_descriptors
@@ -39,7 +39,7 @@ def bound_sockets(section: ApiSection) -> Iterator[tuple[list[socket.socket], st
         The sockets, and the URL of the first.
 
     Raises:
-        AddressError: an address is not available.
+        CapacityError: an address is not available.
     """
     with contextlib.ExitStack() as bound:
         listener = bound.enter_context(contextlib.closing(listen(section.host, section.port)))
@@ -108,16 +108,12 @@ _TCP_PROBLEMS = {
 }
 
 
-class AddressError(FirstlineError):
-    """Raised when the address to listen on is not available."""
-
-
 def listen(host: str, port: int) -> socket.socket:
     """Returns a bound TCP socket.
 
     Raises:
         ConfigError: the host is not an address.
-        AddressError: the port is in use or may not be bound.
+        CapacityError: the port is in use or may not be bound.
     """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
@@ -132,7 +128,7 @@ def listen(host: str, port: int) -> socket.socket:
         listener.bind(address)
     except OSError as error:
         listener.close()
-        raise AddressError(
+        raise CapacityError(
             _TCP_PROBLEMS.get(error.errno or 0, "{} cannot be used: {}.").format(f"{host}:{port}", system_reason(error))
         ) from error
     return listener
@@ -161,12 +157,12 @@ def listen_unix(path: Path, mode: int) -> Iterator[socket.socket]:
         mode: of the file; users who may write to it may send requests.
 
     Raises:
-        AddressError: the path is in use, or cannot be used.
+        CapacityError: the path is in use, or cannot be used.
     """
     if _is_file(path):
-        raise AddressError(f"api.socket is {path}, which is a file but not a socket; choose another path.")
+        raise CapacityError(f"api.socket is {path}, which is a file but not a socket; choose another path.")
     if _answers(path):
-        raise AddressError(f"api.socket is {path}, where another program listens; stop it, or choose another path.")
+        raise CapacityError(f"api.socket is {path}, where another program listens; stop it, or choose another path.")
     with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as listener:
         before = os.umask(0o777)  # no client may connect before the mode is set
         try:
@@ -175,7 +171,7 @@ def listen_unix(path: Path, mode: int) -> Iterator[socket.socket]:
             path.chmod(mode)
         except OSError as error:
             message = _UNIX_PROBLEMS.get(error.errno or 0, "api.socket is {}, which cannot be used: {}.")
-            raise AddressError(message.format(path, system_reason(error))) from error
+            raise CapacityError(message.format(path, system_reason(error))) from error
         finally:
             os.umask(before)
         try:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 
 from msgspec.structs import replace
@@ -80,6 +81,7 @@ class MemoryThresholds:
         return max(SHORTEST_PAUSE_S, min(above) / FASTEST_BYTES_PER_S) if above else math.inf
 
 
+@dataclass(eq=False)
 class Sampler:
     """Reads the sensors of one device.
 
@@ -94,29 +96,23 @@ class Sampler:
         latest: the latest snapshot; everything in it is absent if that is too long ago.
     """
 
-    def __init__(
-        self,
-        sensors: Sensors,
-        period_s: float,
-        clock: Clock,
-        *,
-        thresholds: MemoryThresholds | None = None,
-        on_reading: Callable[[Snapshot], None] = lambda snapshot: None,
-    ) -> None:
-        self._sensors = sensors
-        self._period_s = period_s
-        self._clock = clock
-        self._thresholds = thresholds or MemoryThresholds()
-        self._on_reading = on_reading
-        self._limit_s = max(_SILENT_S, _SILENT_PERIODS * period_s)
-        self._silent_since_s = clock.monotonic_s()
-        self._error = _HANGS
-        self.latest: Snapshot = NOTHING_READ
+    sensors: Sensors
+    period_s: float
+    clock: Clock
+    _: KW_ONLY
+    thresholds: MemoryThresholds = field(default_factory=MemoryThresholds)
+    on_reading: Callable[[Snapshot], None] = lambda snapshot: None
+    latest: Snapshot = field(default=NOTHING_READ, init=False)
+    _error: str = field(default=_HANGS, init=False)
+
+    def __post_init__(self) -> None:
+        self._limit_s = max(_SILENT_S, _SILENT_PERIODS * self.period_s)
+        self._silent_since_s = self.clock.monotonic_s()
 
     @property
     def tree(self) -> Tree:
         """The kernel's files that are read."""
-        return self._sensors.tree
+        return self.sensors.tree
 
     async def run(self) -> None:
         """Reads until it is cancelled."""
@@ -129,38 +125,38 @@ class Sampler:
 
     async def _keep_reading(self) -> None:
         while True:
-            began_s = self._clock.monotonic_s()
+            began_s = self.clock.monotonic_s()
             if self._error == _HANGS:
                 self._silent_since_s = began_s
             try:
-                snapshot = await in_daemon_thread(partial(self._sensors.read, began_s))
+                snapshot = await in_daemon_thread(partial(self.sensors.read, began_s))
             except Exception as error:  # noqa: BLE001 (of one reading; the guards must survive any of them)
                 self._note_failure(error)
             else:
                 self._error, self._silent_since_s = _HANGS, began_s
-                if self._clock.monotonic_s() - began_s >= self._limit_s:
+                if self.clock.monotonic_s() - began_s >= self._limit_s:
                     continue  # it was reported absent meanwhile, and is outdated
                 self._publish(snapshot)
-            await self._rest(self._clock.monotonic_s() + self._period_s)
+            await self._rest(self.clock.monotonic_s() + self.period_s)
 
     async def _rest(self, until_s: float) -> None:
         """Returns when the next reading is due, or as soon as memory falls below a threshold."""
         available_bytes = measured(self.latest.memory_available_bytes)
-        before = self._thresholds.passed(available_bytes)
+        before = self.thresholds.passed(available_bytes)
         while True:
-            pause_s, rest_s = self._thresholds.pause_s(available_bytes), until_s - self._clock.monotonic_s()
+            pause_s, rest_s = self.thresholds.pause_s(available_bytes), until_s - self.clock.monotonic_s()
             if pause_s >= rest_s:
-                await self._clock.sleep(max(0.0, rest_s))
+                await self.clock.sleep(max(0.0, rest_s))
                 return
-            await self._clock.sleep(pause_s)
+            await self.clock.sleep(pause_s)
             try:
-                available = await in_daemon_thread(self._sensors.memory_available)
+                available = await in_daemon_thread(self.sensors.memory_available)
             except Exception:  # noqa: BLE001 (the reading that follows reports it)
                 return
             available_bytes = measured(available)
-            if self._thresholds.passed(available_bytes) > before:
+            if self.thresholds.passed(available_bytes) > before:
                 # At once: the other sensors may wait for a slow driver.
-                now_s = self._clock.monotonic_s()
+                now_s = self.clock.monotonic_s()
                 self._publish(replace(self.latest, at_s=now_s, memory_available_bytes=available))
                 return
 
@@ -175,23 +171,23 @@ class Sampler:
     async def _expire_readings(self) -> None:
         warned = False
         while True:
-            now_s = self._clock.monotonic_s()
+            now_s = self.clock.monotonic_s()
             silent_s = now_s - self._silent_since_s
             silent = silent_s >= self._limit_s
             if silent:
-                file = self._sensors.tree.reading if self._error == _HANGS else ""
+                file = self.sensors.tree.reading if self._error == _HANGS else ""
                 why = f"{self._error} (/{file})" if file else self._error
                 if not warned:
                     log.warning("sensors not answering", seconds=round(silent_s), why=why)
                 absent = absent_snapshot(f"The sensors have not answered for {silent_s:.0f} s: {why}.")
                 self._publish(replace(absent, at_s=now_s))
             warned = silent
-            await self._clock.sleep(max(self._limit_s - silent_s, self._period_s))
+            await self.clock.sleep(max(self._limit_s - silent_s, self.period_s))
 
     def _publish(self, snapshot: Snapshot) -> None:
         self.latest = snapshot
         try:
-            self._on_reading(snapshot)
+            self.on_reading(snapshot)
         except Exception:
             log.exception("sensor reading not handled")
 
@@ -221,9 +217,9 @@ def add_sensor_gauges(metrics: RequestMetrics, latest: Callable[[], Snapshot]) -
         metrics: the agent's metrics.
         latest: returns the snapshot to show.
     """
-    for name, (field, label, description) in _GAUGES.items():
+    for name, (attribute, label, description) in _GAUGES.items():
         labels = (label,) if label else ()
-        metrics.readings(f"device_{name}", description, labels, partial(_measured, latest, field, labels))
+        metrics.readings(f"device_{name}", description, labels, partial(_measured, latest, attribute, labels))
     metrics.readings("device_watts", "Power of the whole device.", ("kind",), lambda: _power(latest().device_power_w))
     metrics.readings(
         "device_joules_total",

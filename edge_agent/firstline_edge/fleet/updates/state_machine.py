@@ -233,13 +233,20 @@ class UpdateStateMachine(ABC, Generic[Version, Target]):
         if self._inbox.rollback is not None:
             await self._roll_back_on_request(self._inbox.rollback)
             return 0.0
-        if desired is not None and desired.undone:
-            if record is not None and is_withdrawn(record.target, desired):
-                return await self._undo(record)
-            desired = None  # another update's, which never reached the device
-        if record is not None and desired is not None and self._was_withdrawn(record, desired):
+        # The running version may also be withdrawn by a new update, which would otherwise roll back to it.
+        withdrawn: Record[Target] | None = None
+        if record is not None and desired is not None and is_withdrawn(record.target, desired):
+            withdrawn = record
+        if withdrawn is not None and withdrawn.installed_what_runs and self._file.state.can_roll_back:
             await self._roll_back("undone", "The fleet withdrew it.")
             return 0.0
+        if desired is not None and desired.undone:
+            if withdrawn is not None:
+                await self._retry_write()
+                if not withdrawn.ended:
+                    await self._end(_S.CANCELLED, "undone", "The fleet withdrew it.")
+                return _IDLE_S
+            desired = None  # another update's, which never reached the device
         if record is not None and record.state is _S.TRIAL:
             return await self._check_trial()
         await self._retry_write()
@@ -272,13 +279,6 @@ class UpdateStateMachine(ABC, Generic[Version, Target]):
             await self._end(*self._outcome(error))
         return 0.0
 
-    def _was_withdrawn(self, record: Record[Target], desired: Target) -> bool:
-        """Returns whether the running version was withdrawn while this device was away.
-
-        A new update would otherwise roll back to it.
-        """
-        return is_withdrawn(record.target, desired) and record.installed_what_runs and self._file.state.can_roll_back
-
     async def _roll_back_on_request(self, request: asyncio.Future[None]) -> None:
         self._inbox.rollback = None
         try:
@@ -290,16 +290,6 @@ class UpdateStateMachine(ABC, Generic[Version, Target]):
         finally:
             if not request.done():
                 request.set_exception(NotReadyError("The rollback was interrupted; see `edge-agent update list`."))
-
-    async def _undo(self, record: Record[Target]) -> float:
-        """Undoes an update that the fleet withdrew: stops it if it is in progress, and rolls back."""
-        if record.installed_what_runs and self._file.state.can_roll_back:
-            await self._roll_back("undone", "The fleet withdrew it.")
-            return 0.0
-        await self._retry_write()
-        if not record.ended:
-            await self._end(_S.CANCELLED, "undone", "The fleet withdrew it.")
-        return _IDLE_S
 
     async def _offer(self, desired: Target) -> Record[Target]:
         """Begins an update; one to the version that runs already is committed at once."""

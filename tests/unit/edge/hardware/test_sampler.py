@@ -72,7 +72,7 @@ class Listener:
 async def running(
     driver: Driver,
     clock: SimulatedClock,
-    thresholds: MemoryThresholds | None = None,
+    thresholds: MemoryThresholds = MemoryThresholds(),  # noqa: B008 (it has no state)
     listener: Callable[[Snapshot], None] = lambda _: None,
 ) -> AsyncIterator[Sampler]:
     sampler = Sampler(cast(Sensors, driver), 5.0, clock, thresholds=thresholds, on_reading=listener)
