@@ -167,19 +167,16 @@ async def _unreachable(subject: str, section: LinkSection, host: str, port: int)
     """Returns why a TCP connection fails: the name, or the address."""
     if section.proxy:
         return None
-    loop = asyncio.get_running_loop()
-    try:
-        async with asyncio.timeout(_TIMEOUT_S):
-            await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except (OSError, TimeoutError) as error:
-        return problem(subject, f"the name {host} has no address: {error}", f"getent hosts {host}")
     server = "the gateway" if section.kind == "http" else "mosquitto"
+    limit_s = 2 * _TIMEOUT_S  # for the name and the connection
     try:
-        async with asyncio.timeout(_TIMEOUT_S):
+        async with asyncio.timeout(limit_s):
             _, writer = await asyncio.open_connection(host, port, happy_eyeballs_delay=DELAY_S)
             writer.close()
+    except socket.gaierror as error:
+        return problem(subject, f"the name {host} has no address: {error}", f"getent hosts {host}")
     except (OSError, TimeoutError) as error:
-        why = str(error) or f"nothing answered within {_TIMEOUT_S:.0f} s"
+        why = str(error) or f"nothing answered within {limit_s:.0f} s"
         return problem(
             subject, f"no connection: {why}", f"start {server}, or let the firewall pass: nc -vz {host} {port}"
         )

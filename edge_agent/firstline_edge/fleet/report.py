@@ -27,7 +27,9 @@ from firstline_core.fleet.telemetry import (
     latency_bin,
 )
 from firstline_core.fleet.twin import Profiling, Reported, RunningModel, Update
+from firstline_core.hardware.kernel_files import Tree
 from firstline_core.hardware.readings import Snapshot, measured
+from firstline_core.hardware.sensors import machine_memory
 from firstline_core.tasks.base import Task
 from firstline_core.tasks.field import field_occurrences
 from firstline_core.types import Answer, ContractAlarm, InferRequest, InferResponse, RowAnswer, Status, Tier
@@ -80,7 +82,9 @@ def device_hardware(state_dir: Path, *, several: bool = False) -> Hardware:
         free_bytes: int | None = shutil.disk_usage(state_dir).free
     except OSError:
         free_bytes = None
-    return Hardware(runtimes, platform.machine(), _memory_mb(), free_bytes, several)
+    memory_bytes = measured(machine_memory(Tree(), "MemTotal"))
+    memory_mb = None if memory_bytes is None else int(memory_bytes) // _MIB
+    return Hardware(runtimes, platform.machine(), memory_mb, free_bytes, several)
 
 
 def capabilities(hardware: Hardware) -> dict[str, Any]:
@@ -91,15 +95,6 @@ def capabilities(hardware: Hardware) -> dict[str, Any]:
     if hardware.free_bytes is not None:
         reported["free_gib"] = hardware.free_bytes >> 30
     return reported
-
-
-def _memory_mb() -> int | None:
-    try:
-        with Path("/proc/meminfo").open() as lines:
-            total = next(line for line in lines if line.startswith("MemTotal:"))
-        return int(total.split()[1]) * 1024 // _MIB
-    except (OSError, StopIteration, ValueError, IndexError):
-        return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
