@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass
 from urllib.parse import quote
 
 import orjson
@@ -191,6 +192,7 @@ class _Pool:
         await self._client.close()
 
 
+@dataclass(eq=False)
 class HttpLink:
     """Asks the gateway over HTTP/1.1.
 
@@ -208,38 +210,31 @@ class HttpLink:
 
     in_turn = False
 
-    def __init__(
-        self,
-        section: LinkSection,
-        credentials: Credentials | None = None,
-        *,
-        name: str = "http",
-        clock: Clock = SYSTEM_CLOCK,
-        limits: Limits = DEFAULT_LIMITS,
-        connections: int = _CONNECTIONS,
-    ) -> None:
-        self.name = name
-        self._section = section
-        self._credentials = credentials if section.shows_identity else None
-        self._clock = clock
-        self._limits = limits
-        self._connections = connections
-        self._token = token_of(section)
-        self._tls = tls_context(section, credentials)
+    section: LinkSection
+    credentials: Credentials | None = None
+    _: KW_ONLY
+    name: str = "http"
+    clock: Clock = SYSTEM_CLOCK
+    limits: Limits = DEFAULT_LIMITS
+    connections: int = _CONNECTIONS
+
+    def __post_init__(self) -> None:
+        self._token = token_of(self.section)
+        self._tls = tls_context(self.section, self.credentials)
         self._pool, self._probing_pool = self._make_pool(), self._make_pool(probing=True)
         self.probe_wanted = asyncio.Event()
 
     @property
     def address(self) -> str:
         """Where it leads, for people."""
-        return self._section.url
+        return self.section.url
 
     async def start(self) -> None:
         """Does nothing: connections are made on demand, and their loss is not reported."""
 
     async def infer(self, request: InferRequest, timeout_s: float) -> InferResponse:
         """See `Link.infer`."""
-        now_s = self._clock.monotonic_s()
+        now_s = self.clock.monotonic_s()
         # The gateway gets the time that is granted here as the deadline, and answers in binary.
         granted = replace(request, deadline_s=now_s + timeout_s, binary_output=True, outputs=())
         encoded = encode_request(granted, binary=True, now_s=now_s)
@@ -255,7 +250,7 @@ class HttpLink:
         sent_token = self._token
         reply = await send(timeout_s)
         if reply.status in _REFUSES_DEVICE and self._has_other_token(sent_token):
-            left_s = timeout_s - (self._clock.monotonic_s() - now_s)
+            left_s = timeout_s - (self.clock.monotonic_s() - now_s)
             if left_s > 0:
                 reply = await send(left_s)
         if reply.status != 200:
@@ -264,7 +259,7 @@ class HttpLink:
             length = header_length(reply.headers)
         except RequestError as error:
             raise ProtocolError(error.message) from error
-        return decode_response(reply.body, length, self._limits)
+        return decode_response(reply.body, length, self.limits)
 
     async def probe(self, timeout_s: float) -> None:
         """Requests `GET /v2/health/live`; the page of a captive portal is not an answer."""
@@ -275,7 +270,7 @@ class HttpLink:
             live = None
         if reply.status != 200 or not isinstance(live, dict) or live.get("live") is not True:
             raise ProtocolError(
-                f"{self._section.url} does not answer as a Firstline gateway (HTTP status {reply.status})."
+                f"{self.section.url} does not answer as a Firstline gateway (HTTP status {reply.status})."
             )
 
     async def reconnect(self) -> None:
@@ -295,18 +290,19 @@ class HttpLink:
         await self._probing_pool.close()
 
     def _make_pool(self, *, probing: bool = False) -> _Pool:
-        connections, idle_s = (1, SHORTEST_IDLE_S) if probing else (self._connections, _IDLE_S)
-        client = client_settings(self._section, self._tls, connections, idle_s)
-        return _Pool(client, connections, self._limits, self._credentials)
+        connections, idle_s = (1, SHORTEST_IDLE_S) if probing else (self.connections, _IDLE_S)
+        client = client_settings(self.section, self._tls, connections, idle_s)
+        credentials = self.credentials if self.section.shows_identity else None
+        return _Pool(client, connections, self.limits, credentials)
 
     def _authorization(self) -> dict[str, str]:
         return {"Authorization": f"Bearer {self._token}"} if self._token else {}
 
     def _has_other_token(self, refused: str) -> bool:
         """Returns whether there is another token than the refused one: the file may have a new one."""
-        if self._token == refused and self._section.token_file:
+        if self._token == refused and self.section.token_file:
             try:
-                self._token = token_of(self._section)
+                self._token = token_of(self.section)
             except ConfigError as error:
                 log.warning("token not reread", link=self.name, error=error.message)
         return self._token != refused

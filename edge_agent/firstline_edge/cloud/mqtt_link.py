@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import secrets
 from collections.abc import Callable, Mapping
+from dataclasses import KW_ONLY, dataclass
 
 import orjson
 from msgspec.structs import replace
@@ -36,6 +37,7 @@ _QUIET_S = 60.0
 _RENEWAL_S = 2.0
 
 
+@dataclass(eq=False)
 class MqttLink:
     """Asks the gateway through a broker; all responses to this device come on one topic.
 
@@ -54,22 +56,15 @@ class MqttLink:
 
     in_turn = True
 
-    def __init__(
-        self,
-        settings: MqttSettings,
-        topics: Topics,
-        *,
-        name: str = "mqtt",
-        birth: Callable[[], Mapping[str, object]] = dict,
-        clock: Clock = SYSTEM_CLOCK,
-        limits: Limits = DEFAULT_LIMITS,
-    ) -> None:
-        self.name = name
-        self._address = settings.address
-        self.topics = topics
-        self._birth = birth
-        self._clock = clock
-        self._limits = limits
+    settings: MqttSettings
+    topics: Topics
+    _: KW_ONLY
+    name: str = "mqtt"
+    birth: Callable[[], Mapping[str, object]] = dict
+    clock: Clock = SYSTEM_CLOCK
+    limits: Limits = DEFAULT_LIMITS
+
+    def __post_init__(self) -> None:
         # Distinguishes the "offline" of an old process from the "online" of a new one.
         self.session_id = new_request_id()
         self.connections = 0
@@ -82,13 +77,13 @@ class MqttLink:
         self.probe_wanted = asyncio.Event()
         # The broker keeps no session: an answer to a lost connection is useless, because the request is sent again.
         self._client = MqttClient(
-            settings, will=self._state("offline"), on_connected=self._introduce, on_lost=self._connection_lost
+            self.settings, will=self._state("offline"), on_connected=self._introduce, on_lost=self._connection_lost
         )
 
     @property
     def address(self) -> str:
         """The broker's host and port."""
-        return self._address
+        return self.settings.address
 
     @property
     def connected(self) -> bool:
@@ -105,7 +100,7 @@ class MqttLink:
 
     async def infer(self, request: InferRequest, timeout_s: float) -> InferResponse:
         """See `Link.infer`."""
-        now_s = self._clock.monotonic_s()
+        now_s = self.clock.monotonic_s()
         correlation_data = secrets.token_bytes(16)
         publication = mqtt_messages.request_publication(
             replace(request, deadline_s=now_s + timeout_s, binary_output=True, outputs=()),
@@ -123,10 +118,10 @@ class MqttLink:
                 await self._publish_to_gateway(publication)
                 message = await answer
                 count(self.name, received=_size_bytes(message))
-                return mqtt_messages.read_response(message, self._limits)
+                return mqtt_messages.read_response(message, self.limits)
         except TimeoutError as error:
             raise RemoteTimeoutError(
-                f"No answer came through the MQTT broker at {self._address} within {timeout_s:.3g} s."
+                f"No answer came through the MQTT broker at {self.address} within {timeout_s:.3g} s."
             ) from error
         finally:
             # A later answer is ignored.
@@ -146,7 +141,7 @@ class MqttLink:
                 await self._client.publish(self._state("online"))
         except TimeoutError as error:
             await self._client.reconnect()
-            raise RemoteTimeoutError(f"The MQTT broker at {self._address} is silent.") from error
+            raise RemoteTimeoutError(f"The MQTT broker at {self.address} is silent.") from error
 
     async def publish_correction(self, response: InferResponse) -> None:
         """Publishes a corrected answer for applications near the device; JSON where its outputs allow.
@@ -245,14 +240,14 @@ class MqttLink:
         if not self._client.connected:
             error = self._client.last_error
             why = f": {error.message}" if error is not None else "."
-            raise LinkDownError(f"Not connected to the MQTT broker at {self._address}{why}")
+            raise LinkDownError(f"Not connected to the MQTT broker at {self.address}{why}")
         count(self.name, sent=_size_bytes(publication))  # bytes that were sent in vain count as well
         try:
             heard = await self._client.publish(publication)
         except ProtocolError as refusal:
             raise MessageRefusedError(refusal.message) from refusal
         if not heard:
-            raise LinkDownError(f"No gateway listens at the MQTT broker at {self._address}.")
+            raise LinkDownError(f"No gateway listens at the MQTT broker at {self.address}.")
 
     def _on_response(self, message: Message) -> None:
         answer = self._pending.get(message.correlation_data)
@@ -264,7 +259,7 @@ class MqttLink:
         for answer in self._pending.values():
             if not answer.done():
                 answer.set_exception(
-                    LinkDownError(f"The connection to the MQTT broker at {self._address} was lost before the answer.")
+                    LinkDownError(f"The connection to the MQTT broker at {self.address} was lost before the answer.")
                 )
         if self._open.is_set():
             self.probe_wanted.set()
@@ -279,7 +274,7 @@ class MqttLink:
         self._introduced.set()
 
     def _introduction(self) -> Publication:
-        birth = {"session_id": self.session_id, **self._birth()}
+        birth = {"session_id": self.session_id, **self.birth()}
         return Publication(self.topics.birth, orjson.dumps(birth), retain=True)
 
     def _state(self, state: str) -> Publication:

@@ -13,6 +13,7 @@ import sqlite3
 import threading
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -106,6 +107,7 @@ class Completions:
         return len(self._watched)
 
 
+@dataclass(eq=False)
 class Outbox:
     """Promises and answers in one SQLite file, which is opened as soon as the disk permits.
 
@@ -128,34 +130,26 @@ class Outbox:
         ConfigError: a newer version wrote the file.
     """
 
-    _database: Database
-    _writer: Writer
-    _reader: sqlite3.Connection
-    _seal: Seal
+    path: Path
+    limits: OutboxSection = _DEFAULTS
+    _: KW_ONLY
+    announcing: Callable[[], Collection[Receiver]] = tuple
+    seal: Callable[[], Seal] = ChecksumSeal
+    clock: Clock = SYSTEM_CLOCK
+    writer: MakeWriter = make_writer
+    _database: Database = field(init=False)
+    _writer: Writer = field(init=False)
+    _reader: sqlite3.Connection = field(init=False)
+    _seal: Seal = field(init=False)
 
-    def __init__(
-        self,
-        path: Path,
-        limits: OutboxSection = _DEFAULTS,
-        *,
-        announcing: Callable[[], Collection[Receiver]] = tuple,
-        seal: Callable[[], Seal] = ChecksumSeal,
-        clock: Clock = SYSTEM_CLOCK,
-        writer: MakeWriter = make_writer,
-    ) -> None:
-        self._path = path
-        self._limits = limits
-        self._make_seal = seal
-        self._announcing = announcing
-        self._clock = clock
-        self._make_writer = writer
+    def __post_init__(self) -> None:
         self.completions = Completions()
         self.stored: asyncio.Queue[OutboxItem] = asyncio.Queue(_STORED)
         self._pending = asyncio.Event()
         self._arrival = asyncio.Event()
         self._to_announce = {receiver: asyncio.Event() for receiver in Receiver}
         self._note_unannounced()  # what an earlier process left
-        self._ages = Timeline(clock)
+        self._ages = Timeline(self.clock)
         self._jumps: list[ClockJump] = []  # of the wall clock, which stored times are still to be corrected by
         self._shifting = False
         self._unreadable: set[str] = set()  # ids of damaged records
@@ -208,7 +202,7 @@ class Outbox:
             ConfigError: a newer version wrote it.
         """
         while not self._is_open:
-            await self._clock.sleep(_RETRY_S)
+            await self.clock.sleep(_RETRY_S)
             await self._reopen(self._try_open)
 
     async def put(self, item: OutboxItem) -> None:
@@ -229,7 +223,7 @@ class Outbox:
         existed = request_id in self._ages
 
         def insert(transaction: Transaction) -> bool | QueueFullError:
-            limit_items, limit_bytes = self._limits.limit_items, self._limits.limit_bytes
+            limit_items, limit_bytes = self.limits.limit_items, self.limits.limit_bytes
             return database.insert_promise(
                 transaction, stored, created_wall_s, limit_items=limit_items, limit_bytes=limit_bytes
             )
@@ -317,7 +311,7 @@ class Outbox:
                 request_id=request_id,
                 principal=principal,
                 wall_s=now_wall_s,
-                receivers=self._announcing(),
+                receivers=self.announcing(),
             )
             self._evict(transaction, now_wall_s)
             return True
@@ -429,7 +423,7 @@ class Outbox:
         """
         while True:
             await self.opened()
-            await self._clock.sleep(_RETRY_S)
+            await self.clock.sleep(_RETRY_S)
 
     async def keep_expiring(self) -> None:
         """Deletes old answers every hour, also while no promise is made, until it is cancelled.
@@ -441,7 +435,7 @@ class Outbox:
                 await self.delete_old_answers()
             with contextlib.suppress(CapacityError):
                 await self.pending(1)
-            await self._clock.sleep(_EXPIRE_EVERY_S)
+            await self.clock.sleep(_EXPIRE_EVERY_S)
 
     def close(self) -> None:
         """Closes the outbox after everything that was put is on the disk; the file can then be opened again."""
@@ -466,7 +460,7 @@ class Outbox:
                 self._open()
             except CapacityError as error:
                 if not self._unopened_problem:
-                    self._unopened_counts = count_promises(self._path)
+                    self._unopened_counts = count_promises(self.path)
                     log.error("outbox unavailable; no correction promised", error=error.message)
                 # An error about a setting says itself what to do; all other errors come from the disk.
                 disk = (
@@ -481,12 +475,12 @@ class Outbox:
 
     def _open(self) -> None:
         with contextlib.ExitStack() as undo:
-            self._seal = self._make_seal()
-            opened = open_or_recover(self._path, self._seal, self._clock.wall_s())
+            self._seal = self.seal()
+            opened = open_or_recover(self.path, self._seal, self.clock.wall_s())
             undo.callback(opened.connection.close)
             undo.callback(opened.mark.close)
             try:
-                self._reader = undo.enter_context(contextlib.closing(open_reader(self._path)))
+                self._reader = undo.enter_context(contextlib.closing(open_reader(self.path)))
                 newest_wall_s, created = database.read_times(opened.connection)
                 counts = database.count_records(opened.connection)
                 # Last: the next start must report damage and missing records again if this one fails.
@@ -495,14 +489,14 @@ class Outbox:
                 if opened.damage:
                     store_damage(opened.connection, "")
             except SQLITE_ERRORS as error:
-                raise CapacityError(f"The outbox {self._path} cannot be read: {error}. Is the disk failing?") from error
+                raise CapacityError(f"The outbox {self.path} cannot be read: {error}. Is the disk failing?") from error
             undo.pop_all()
         self._damage, self._read_problem = opened.damage, ""  # the latter may be of a file that a purge replaced
         self._ages.load(newest_wall_s, created)
         if created:
             self._pending.set()
         self._database = Database(opened.connection, Totals(*counts, opened.newest), opened.mark)
-        self._writer = self._make_writer(self._database)
+        self._writer = self.writer(self._database)
 
     def _replace_files(self) -> None:
         """Erases the files and makes new ones in the room that they leave; until then the outbox refuses.
@@ -516,7 +510,7 @@ class Outbox:
             if self._closed:
                 self.check()
             try:
-                erase(self._path)
+                erase(self.path)
                 self._damage = ""
                 self._unreadable.clear()
             finally:
@@ -582,9 +576,9 @@ class Outbox:
 
     def _evict(self, transaction: Transaction, now_wall_s: float) -> None:
         if not self._jumps:  # otherwise the next call deletes old answers
-            oldest_s = now_wall_s - self._limits.answers_age_s
-            database.delete_old_answers(transaction, oldest_s, self._announcing())
-        database.make_room_for_answers(transaction, self._limits.answers_limit_bytes)
+            oldest_s = now_wall_s - self.limits.answers_age_s
+            database.delete_old_answers(transaction, oldest_s, self.announcing())
+        database.make_room_for_answers(transaction, self.limits.answers_limit_bytes)
 
     def _submit(self, operation: Callable[[Transaction], _T | FirstlineError]) -> asyncio.Future[_T]:
         """Queues an operation, which is committed even if its caller is cancelled."""
