@@ -135,12 +135,12 @@ class Spending:
         return all(meter.price(now_s, demanded=False) == 0 for meter in self.account.meters.values())
 
     @contextmanager
-    def paid(self, request: InferRequest, link: str | None = None) -> Iterator[None]:
+    def paid(self, request: InferRequest, link: str) -> Iterator[None]:
         """Pays for one attempt over one link.
 
         Args:
             request: as the link sends it.
-            link: its name; None for the link that `_link_and_cost` chooses.
+            link: its name.
 
         Raises:
             BudgetExceededError: too little is left; for an audit, too little beyond the needs of the contract.
@@ -149,10 +149,7 @@ class Spending:
         size_bytes = request.size_bytes
         around_rows_bytes = _ROW_BYTES * (request.rows - 1)
         asked_bytes = size_bytes + around_rows_bytes
-        if link is None:
-            _, reserved = self._link_and_cost(asked_bytes, now_s)
-        else:
-            reserved = self._estimate(asked_bytes, self.tariff.of_link(link))
+        reserved = self._estimate(asked_bytes, self.tariff.of_link(link))
         if (audit and not account.can_spare(reserved, now_s)) or not account.take(reserved, now_s, priced=not audit):
             short = account.short(reserved, now_s)
             raise BudgetExceededError(

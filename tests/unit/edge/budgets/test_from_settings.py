@@ -54,7 +54,7 @@ def test_spending_continues_after_a_restart(opened: Path) -> None:
     settings = EdgeSettings(budget=BudgetSection(bytes_per_day=5000))
     for expected in (400, 800):
         spending = open_spending(settings, opened, SimulatedClock(), links=list, sampler=SAMPLER)
-        with spending.paid(request(UNSURE)):
+        with spending.paid(request(UNSURE), "http"):
             count("http", sent=400)
         spending.save()
         assert spent(spending) == expected

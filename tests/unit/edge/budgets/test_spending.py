@@ -29,33 +29,33 @@ class TestPaid:
 
     def test_counted_bytes_replace_the_estimate(self) -> None:
         spending = limited_spending()
-        with spending.paid(self.asked):
+        with spending.paid(self.asked, "http"):
             assert spent(spending) > 100
             count("http", sent=304, received=96)
         assert spent(spending) == 400
 
     def test_every_try_counts(self) -> None:
         spending = limited_spending()
-        with spending.paid(self.asked):
+        with spending.paid(self.asked, "http"):
             count("http", sent=300)
             count("mqtt", sent=250, received=50)
         assert spent(spending) == 600
 
     def test_a_link_that_counts_nothing_is_taken_at_the_estimate(self) -> None:
         spending = limited_spending()
-        with spending.paid(self.asked):
+        with spending.paid(self.asked, "http"):
             estimated = spent(spending)
         assert spent(spending) == estimated > 0
 
     def test_a_failure_before_sending_costs_nothing(self) -> None:
         spending = limited_spending(tariff=Tariff(money_per_request=5.0))
-        with pytest.raises(LinkDownError), spending.paid(self.asked):
+        with pytest.raises(LinkDownError), spending.paid(self.asked, "http"):
             raise LinkDownError("gone")
         assert spent(spending) == 0
 
     def test_bytes_of_a_failed_call_are_spent(self) -> None:
         spending = limited_spending()
-        with pytest.raises(LinkDownError), spending.paid(self.asked):
+        with pytest.raises(LinkDownError), spending.paid(self.asked, "http"):
             count("http", sent=304)
             raise LinkDownError("gone")
         assert spent(spending) == 304
@@ -64,7 +64,7 @@ class TestPaid:
         spending, turns = limited_spending(), asyncio.Event()
 
         async def call(sent: int) -> None:
-            with spending.paid(self.asked):
+            with spending.paid(self.asked, "http"):
                 await turns.wait()
                 count("http", sent=sent)
 
@@ -76,11 +76,11 @@ class TestPaid:
 
     def test_an_empty_budget_refuses_with_retry_after(self) -> None:
         spending = limited_spending(2200.0)
-        with spending.paid(self.asked):
+        with spending.paid(self.asked, "http"):
             count("http", sent=300, received=200)
         with (
             pytest.raises(BudgetExceededError, match="budget for bytes/day") as refused,
-            spending.paid(self.asked),
+            spending.paid(self.asked, "http"),
         ):
             pytest.fail("it was paid")
         assert refused.value.retry_after_s is not None and 0 < refused.value.retry_after_s <= DAY_S
@@ -88,19 +88,19 @@ class TestPaid:
 
     def test_the_estimate_learns_the_overhead_of_a_payload(self) -> None:
         spending = limited_spending(100_000.0)
-        with spending.paid(self.asked):
+        with spending.paid(self.asked, "http"):
             count("http", sent=3000, received=1004)
-        with spending.paid(self.asked):
+        with spending.paid(self.asked, "http"):
             assert spent(spending) == 4004 + 4004
 
     def test_a_retransmission_does_not_change_the_estimate(self) -> None:
         spending = limited_spending(100_000.0)
-        with spending.paid(self.asked):
+        with spending.paid(self.asked, "http"):
             count("http", sent=30_000)  # over a connection that had been closed
             count("http", sent=30_000)
             count("http", received=1004)
         assert spent(spending) == 61_004
-        with spending.paid(self.asked):
+        with spending.paid(self.asked, "http"):
             assert spent(spending) == 61_004 + 31_004
 
     def test_each_link_has_its_own_price(self) -> None:
@@ -115,27 +115,27 @@ class TestPaid:
     def test_costs_are_those_of_the_link_that_was_taken(self) -> None:
         links = {"http": LinkTariff(0.5, 0.25), "mqtt": LinkTariff(2.0, 1.0)}
         spending = limited_spending(resource="joules/day", tariff=Tariff(links))
-        with spending.paid(self.asked):
+        with spending.paid(self.asked, "http"):
             count("mqtt", sent=100, received=10)
         assert spent(spending) == 210
 
     def test_money_is_spent_per_answer_and_metered_byte(self) -> None:
         links = {"http": LinkTariff(money_per_byte=0.5, metered=True)}
         spending = limited_spending(resource="money/day", tariff=Tariff(links, money_per_request=7.0))
-        with spending.paid(self.asked):
+        with spending.paid(self.asked, "http"):
             count("http", sent=100, received=10)
         assert spent(spending) == 55 + 7
 
     def test_audits_leave_room_for_demanded_escalations(self) -> None:
         audit = replace(self.asked, audit=AUDIT)
         spending = limited_spending(10_000.0, prices=(0.01, 0.01))  # short
-        with spending.paid(self.asked):
+        with spending.paid(self.asked, "http"):
             pass
-        with pytest.raises(BudgetExceededError, match="audits"), spending.paid(audit):
+        with pytest.raises(BudgetExceededError, match="audits"), spending.paid(audit, "http"):
             pytest.fail("it was paid")
-        with limited_spending(10_000.0).paid(audit):
+        with limited_spending(10_000.0).paid(audit, "http"):
             pass
-        with limited_spending(100_000.0, prices=(0.01, 0.01)).paid(audit):  # a small share is always theirs
+        with limited_spending(100_000.0, prices=(0.01, 0.01)).paid(audit, "http"):  # a small share is always theirs
             pass
 
     def test_runs_do_not_use_up_the_budget_of_audits(self) -> None:
@@ -143,9 +143,9 @@ class TestPaid:
         spending = limited_spending(1000.0, resource="joules/day", tariff=tariff, prices=(0.01, 0.01))
         spending.charge_runs(900)
         for _ in range(2):  # of 20 joules, and 50 are theirs
-            with spending.paid(audit):
+            with spending.paid(audit, "http"):
                 count("http", sent=2000)
-        with pytest.raises(BudgetExceededError, match="audits"), spending.paid(audit):
+        with pytest.raises(BudgetExceededError, match="audits"), spending.paid(audit, "http"):
             pytest.fail("it was paid")
 
     def test_a_budget_with_a_price_is_not_ample(self) -> None:
@@ -173,7 +173,7 @@ class TestKeep:
         clock, file = SimulatedClock(), SpendingFile(tmp_path / "spending.json")
         spending = limited_spending(file=file, clock=clock)
         async with running(spending):
-            with spending.paid(TestPaid.asked):
+            with spending.paid(TestPaid.asked, "http"):
                 count("http", sent=300, received=100)
             await settled(clock)
             await clock.advance(SAVE_EVERY_S)
@@ -202,7 +202,7 @@ class TestKeep:
         (tmp_path / "missing").touch()  # not a directory
         spending = limited_spending(file=file, clock=clock)
         async with running(spending):
-            with spending.paid(TestPaid.asked):
+            with spending.paid(TestPaid.asked, "http"):
                 count("http", sent=300)
             await settled(clock)
             await clock.advance(SAVE_EVERY_S)
@@ -232,7 +232,7 @@ class TestKeep:
         spending = limited_spending(clock=clock, file=file)
         spending.sense = sense
         async with running(spending):
-            with spending.paid(TestPaid.asked):
+            with spending.paid(TestPaid.asked, "http"):
                 count("http", sent=300)
             await settled(clock)
             with monkeypatch.context() as patched:
