@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,24 @@ def write_graph(
     path.parent.mkdir(parents=True, exist_ok=True)
     save(model, path)
     return path
+
+
+def float_graph(
+    path: Path,
+    nodes: list[Any],
+    inputs: Mapping[str, Sequence[int | str]],
+    outputs: Mapping[str, Sequence[int | str]],
+    *,
+    opset: int = OPSET,
+    **constants: NDArray[Any],
+) -> Path:
+    """Inputs and outputs are FP32 tensors of these shapes; the nodes read the constants by name."""
+    taken, given = (
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in of.items()]
+        for of in (inputs, outputs)
+    )
+    weights = [numpy_helper.from_array(array, name) for name, array in constants.items()]
+    return write_graph(path, nodes, taken, given, weights, opset=opset)
 
 
 def linear(

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from bench.support.onnx_models import write_graph
+from bench.support.onnx_models import float_graph
 
 _WEIGHTS = np.array([[3, 0, 0], [0, 3, 0], [0, 0, 3], [1, 1, 1]], np.float32)
 
@@ -117,14 +117,7 @@ def _product() -> Any:
 
 def _write(file: Path, nodes: list[Any], *, opset: int = 17, **constants: NDArray[Any]) -> Path:
     """`x` FP32 [n, 4] to `y` FP32 [n, 3]."""
-    return write_graph(
-        file,
-        nodes,
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 4])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 3])],
-        [numpy_helper.from_array(array, name) for name, array in constants.items()],
-        opset=opset,
-    )
+    return float_graph(file, nodes, {"x": ["n", 4]}, {"y": ["n", 3]}, opset=opset, **constants)
 
 
 def noisy_tflite(file: Path) -> Path:

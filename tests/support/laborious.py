@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper
 
-from bench.support.onnx_models import write_graph
+from bench.support.onnx_models import float_graph
 
 
 def laborious(path: Path, classes: int = 2, *, rounds: int = 0, width: int = 256) -> Path:
@@ -29,11 +29,5 @@ def laborious(path: Path, classes: int = 2, *, rounds: int = 0, width: int = 256
         helper.make_node("Add", ["x", "zeros"], ["logits"]),
         helper.make_node("Softmax", ["logits"], ["probabilities"], axis=-1),
     ]
-    used = ["in", "out", *(["round"] if rounds else [])]
-    return write_graph(
-        path,
-        nodes,
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", classes])],
-        [helper.make_tensor_value_info("probabilities", TensorProto.FLOAT, ["n", classes])],
-        [numpy_helper.from_array(weights[name].astype(np.float32), name) for name in used],
-    )
+    used = {name: weights[name].astype(np.float32) for name in ("in", "out", *(["round"] if rounds else []))}
+    return float_graph(path, nodes, {"x": ["n", classes]}, {"probabilities": ["n", classes]}, **used)

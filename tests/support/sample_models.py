@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from bench.support.onnx_models import write_graph
+from bench.support.onnx_models import float_graph, write_graph
 
 
 def average_colours(path: Path, *, dtype: int = TensorProto.FLOAT, size: int | str = "side") -> Path:
@@ -38,16 +38,9 @@ def one_box(path: Path, *, size: tuple[int | str, int | str] = (8, 16), white: f
         helper.make_node("Mul", ["mean", "score"], ["scored"]),
         helper.make_node("Add", ["scored", "box"], ["rows"]),
     ]
-    return write_graph(
-        path,
-        nodes,
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 3, *size])],
-        [helper.make_tensor_value_info("rows", TensorProto.FLOAT, ["n", 1, 6])],
-        [
-            numpy_helper.from_array(np.array([[[4, 2, 8, 6, 0, 1]]], np.float32), "box"),
-            numpy_helper.from_array(np.array([[[0, 0, 0, 0, 1 / white, 0]]], np.float32), "score"),
-        ],
-    )
+    box = np.array([[[4, 2, 8, 6, 0, 1]]], np.float32)
+    score = np.array([[[0, 0, 0, 0, 1 / white, 0]]], np.float32)
+    return float_graph(path, nodes, {"x": ["n", 3, *size]}, {"rows": ["n", 1, 6]}, box=box, score=score)
 
 
 def bright_cells(path: Path) -> Path:
@@ -65,13 +58,7 @@ def bright_cells(path: Path) -> Path:
         "column": np.array([[[0, 0, 0, 0, 1, 0]]], np.float32),
         "corners": np.array([corners], np.float32),
     }
-    return write_graph(
-        path,
-        nodes,
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 1, 8, 8])],
-        [helper.make_tensor_value_info("rows", TensorProto.FLOAT, ["n", 16, 6])],
-        [numpy_helper.from_array(array, name) for name, array in constants.items()],
-    )
+    return float_graph(path, nodes, {"x": ["n", 1, 8, 8]}, {"rows": ["n", 16, 6]}, **constants)
 
 
 def linear_model(
@@ -82,24 +69,14 @@ def linear_model(
     names = ["scores", *(f"scores_{n}" for n in range(1, outputs))]
     nodes = [helper.make_node("MatMul", ["image", "weights"], ["product"])]
     nodes += [helper.make_node("Softmax" if softmax else "Identity", ["product"], [name]) for name in names]
-    return write_graph(
-        file,
-        nodes,
-        [_floats("image", pixels)],
-        [_floats(name, classes) for name in names],
-        [numpy_helper.from_array(weights, "weights")],
-    )
+    shapes = {name: ["n", classes] for name in names}
+    return float_graph(file, nodes, {"image": ["n", pixels]}, shapes, weights=weights)
 
 
 def two_inputs(file: Path) -> Path:
     """`a` and `b` FP32 [n, 2] to their sum."""
-    return write_graph(
-        file,
-        [helper.make_node("Add", ["a", "b"], ["sum"])],
-        [_floats("a", 2), _floats("b", 2)],
-        [_floats("sum", 2)],
-        [],
-    )
+    nodes = [helper.make_node("Add", ["a", "b"], ["sum"])]
+    return float_graph(file, nodes, {"a": ["n", 2], "b": ["n", 2]}, {"sum": ["n", 2]})
 
 
 def reversing_graph(file: Path, classes: int) -> Path:
@@ -113,17 +90,8 @@ def first_column_graph(file: Path, classes: int) -> Path:
 
 
 def _product_graph(file: Path, given: str, weights: NDArray[np.float32], made: str) -> Path:
-    return write_graph(
-        file,
-        [helper.make_node("MatMul", [given, "weights"], [made])],
-        [_floats(given, weights.shape[0])],
-        [_floats(made, weights.shape[1])],
-        [numpy_helper.from_array(weights, "weights")],
-    )
-
-
-def _floats(name: str, width: int) -> Any:
-    return helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", width])
+    nodes, (before, after) = [helper.make_node("MatMul", [given, "weights"], [made])], weights.shape
+    return float_graph(file, nodes, {given: ["n", before]}, {made: ["n", after]}, weights=weights)
 
 
 def beep_model(file: Path, samples: int = 8000) -> Path:
@@ -132,18 +100,14 @@ def beep_model(file: Path, samples: int = 8000) -> Path:
     waves = np.stack([np.cos(angles), np.sin(angles)], axis=1) / samples
     waves[samples:] = 0
     constants: dict[str, Any] = {"waves": waves, "gains": [[0, 400]], "offsets": [2, 0]}
-    return write_graph(
-        file,
-        [
-            helper.make_node("MatMul", ["waveform", "waves"], ["parts"]),
-            helper.make_node("ReduceSumSquare", ["parts"], ["energy"], axes=[1]),
-            helper.make_node("MatMul", ["energy", "gains"], ["scaled"]),
-            helper.make_node("Add", ["scaled", "offsets"], ["logits"]),
-        ],
-        [_floats("waveform", 8000)],
-        [_floats("logits", 2)],
-        [numpy_helper.from_array(np.array(array, np.float32), name) for name, array in constants.items()],
-    )
+    nodes = [
+        helper.make_node("MatMul", ["waveform", "waves"], ["parts"]),
+        helper.make_node("ReduceSumSquare", ["parts"], ["energy"], axes=[1]),
+        helper.make_node("MatMul", ["energy", "gains"], ["scaled"]),
+        helper.make_node("Add", ["scaled", "offsets"], ["logits"]),
+    ]
+    weights = {name: np.array(array, np.float32) for name, array in constants.items()}
+    return float_graph(file, nodes, {"waveform": ["n", 8000]}, {"logits": ["n", 2]}, **weights)
 
 
 def word_model(file: Path, words: int, *, tokens: int | str = "tokens") -> Path:
@@ -162,7 +126,7 @@ def word_model(file: Path, words: int, *, tokens: int | str = "tokens") -> Path:
             helper.make_tensor_value_info(name, TensorProto.INT64, ["n", tokens])
             for name in ("input_ids", "attention_mask")
         ],
-        [_floats("logits", 2)],
+        [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["n", 2])],
         [
             numpy_helper.from_array(weights, "weights"),
             numpy_helper.from_array(np.array([2]), "last"),

@@ -9,7 +9,7 @@ import numpy as np
 from onnx import TensorProto, helper, numpy_helper
 
 from bench.support.bundles import model, write_manifest
-from bench.support.onnx_models import write_graph
+from bench.support.onnx_models import linear, write_graph
 from firstline_core.bundle.store import Bundle
 from firstline_core.processing.steps import InputSpec, ModelInput, Softmax
 
@@ -23,20 +23,11 @@ INPUTS = (
 def table_bundle(folder: Path, **fields: Any) -> Bundle:
     """The logit of "yes" is a for the edge model, and a + b + (1 if c is "red") for the full one."""
     folder.mkdir(parents=True, exist_ok=True)
-    edge = model(_edge(folder / "edge.onnx"), folder, id="edge", inputs=(ModelInput("a"),), postprocess=(Softmax(),))
+    path = linear(folder / "edge.onnx", np.array([[0, 1]], np.float32))
+    edge = model(path, folder, id="edge", inputs=(ModelInput("a"),), postprocess=(Softmax(),))
     fed = tuple(ModelInput(spec.name, f"column_{spec.name}") for spec in INPUTS)
     full = model(_full(folder / "full.onnx"), folder, id="full", inputs=fed, postprocess=(Softmax(),))
     return write_manifest(folder, [edge], ("no", "yes"), **{"name": "table", "full": full, "inputs": INPUTS} | fields)
-
-
-def _edge(path: Path) -> Path:
-    return write_graph(
-        path,
-        [helper.make_node("MatMul", ["x", "weights"], ["logits"])],
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 1])],
-        [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["n", 2])],
-        [numpy_helper.from_array(np.array([[0, 1]], np.float32), "weights")],
-    )
 
 
 def _full(path: Path) -> Path:

@@ -14,7 +14,7 @@ from support.images import encode, images
 from support.sample_bundles import NUMBERS, detector_bundle, number_bundle
 
 from bench.support.bundles import artefact, model, write_manifest
-from bench.support.onnx_models import linear, write_graph
+from bench.support.onnx_models import float_graph, linear, write_graph
 from firstline_core.bundle.loading import load_model
 from firstline_core.bundle.manifest import Policy, Score
 from firstline_core.bundle.store import Bundle
@@ -61,13 +61,8 @@ def _regression(root: Path) -> Bundle:
 
 def _segmentation(root: Path) -> Bundle:
     """Pixels [n, 3, 32, 64] are their own logits: the label is the brightest channel."""
-    path = write_graph(
-        root / "m.onnx",
-        [helper.make_node("Identity", ["x"], ["logits"])],
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 3, 32, 64])],
-        [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["n", 3, 32, 64])],
-        [],
-    )
+    shape, nodes = ["n", 3, 32, 64], [helper.make_node("Identity", ["x"], ["logits"])]
+    path = float_graph(root / "m.onnx", nodes, {"x": shape}, {"logits": shape})
     steps = (Decode(), Resize(64, 32), Scale(), Layout("NCHW"))
     task = Segmentation(("red", "green", "blue"), width=64, height=32)
     return _with_full(root, path, task, preprocess=steps, postprocess=(Softmax(), Argmax("NCHW")))
@@ -116,19 +111,12 @@ def _text(root: Path) -> Bundle:
     """Five steps of four symbols, the blank among them; one symbol has two bytes in UTF-8."""
     symbols = root / "symbols.txt"
     symbols.write_text("a\nb\n\u00fc\n", encoding="utf-8")
-    path = write_graph(
-        root / "m.onnx",
-        [
-            helper.make_node("MatMul", ["x", "weights"], ["flat"]),
-            helper.make_node("Reshape", ["flat", "shape"], ["logits"]),
-        ],
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 2])],
-        [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["n", 5, 4])],
-        [
-            numpy_helper.from_array(np.random.default_rng(0).normal(size=(2, 20)).astype(np.float32), "weights"),
-            numpy_helper.from_array(np.array([0, 5, 4]), "shape"),
-        ],
-    )
+    nodes = [
+        helper.make_node("MatMul", ["x", "weights"], ["flat"]),
+        helper.make_node("Reshape", ["flat", "shape"], ["logits"]),
+    ]
+    weights, shape = np.random.default_rng(0).normal(size=(2, 20)).astype(np.float32), np.array([0, 5, 4])
+    path = float_graph(root / "m.onnx", nodes, {"x": ["n", 2]}, {"logits": ["n", 5, 4]}, weights=weights, shape=shape)
     steps = (Softmax(), Ctc(artefact(symbols, root)))
     return _with_full(root, path, Text(), inputs=(NUMBERS,), postprocess=steps)
 

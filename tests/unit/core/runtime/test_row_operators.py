@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from bench.support.onnx_models import write_graph
+from bench.support.onnx_models import float_graph
 from firstline_core.runtime.row_operators import find_row_operator
 
 
@@ -16,9 +16,8 @@ def node(kind: str, *inputs: str, outputs: tuple[str, ...] = ("y",), **attribute
 
 
 def written(file: Path, nodes: list[Any], opset: int = 17, **constants: Any) -> Path:
-    ports = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", 3]) for name in ("x", "y")]
-    weights = [numpy_helper.from_array(np.array(value), name) for name, value in constants.items()]
-    return write_graph(file, nodes, ports[:1], ports[1:], weights, opset=opset)
+    arrays = {name: np.array(value) for name, value in constants.items()}
+    return float_graph(file, nodes, {"x": ["n", 3]}, {"y": ["n", 3]}, opset=opset, **arrays)
 
 
 @pytest.mark.parametrize(
