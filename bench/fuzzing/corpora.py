@@ -37,12 +37,14 @@ from firstline_core.types import (
     Attempt,
     AuditNote,
     ContractAlarm,
+    ContractNotice,
     InferRequest,
     InferResponse,
     Privacy,
     Reason,
     RequestedOutput,
     Route,
+    RowAnswer,
     Status,
     Tensor,
     Tier,
@@ -105,6 +107,8 @@ ANSWER = Answer(
     confidence=0.5,
     model_digest="d" * 64,
     attempts=(Attempt(Tier.CLOUD, "link_down", 3.5),),
+    rows=(RowAnswer(Tier.CACHE, Reason.CONFIDENT, Status.FINAL, True, 0.75, "d" * 64),) * 2,
+    contract=ContractNotice(True, 12.5),
 )
 RESPONSES = (
     InferResponse("digits", "3", (Tensor("probabilities", np.full((1, 10), 0.1, np.float32)),), answer=ANSWER),

@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from firstline_core.bundle.manifest import Manifest, Model, Policy, Score, encode_manifest, parse_manifest
-from firstline_core.errors import IntegrityError
 from firstline_core.processing.steps import (
     CenterCrop,
     Decode,
@@ -79,17 +78,8 @@ def manifests(draw: st.DrawFn) -> Manifest:
     return Manifest(draw(NAMES), draw(st.integers(1, 2**53)), draw(TASKS), tuple(inputs), tuple(edge), policy=policy)
 
 
-MANIFESTS = manifests()
-
-
-@given(MANIFESTS, st.data())
-def test_survives_its_file_form_and_damage_never_crashes(manifest: Manifest, data: st.DataObject) -> None:
-    text = bytearray(encode_manifest(manifest))
-    found = parse_manifest(bytes(text))
+@given(manifests())
+def test_survives_its_file_form(manifest: Manifest) -> None:
+    found = parse_manifest(encode_manifest(manifest))
     assert found == manifest
     assert [model.digest for model in found.models] == [model.digest for model in manifest.models]
-    text[data.draw(st.integers(0, len(text) - 1))] = data.draw(st.integers(0, 255))
-    try:
-        parse_manifest(bytes(text))
-    except IntegrityError as error:
-        assert error.message

@@ -1,4 +1,4 @@
-"""The codec: every tensor comes back as it went, and no body, however broken, raises anything unforeseen."""
+"""The codec: every tensor comes back as it went; test_fuzzing.py sends it broken bodies."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from firstline_core.errors import ProtocolError, RequestError
+from firstline_core.errors import RequestError
 from firstline_core.protocol.answer import from_parameters, to_parameters
-from firstline_core.protocol.limits import Limits
 from firstline_core.protocol.oip import Origin, decode_request, decode_response, encode_request, encode_response
 from firstline_core.types import (
     DATATYPES,
@@ -36,7 +35,6 @@ from firstline_core.types import (
 )
 
 REQUEST_ID = "01890a5d-ac96-774b-bcce-b302099a8057"
-SMALL = Limits(body_bytes=4096, json_bytes=2048, elements=512, byte_elements=64, rows=8, tensors=4, dimensions=4)
 
 printable = st.characters(codec="utf-8", exclude_categories=["C", "Z"], include_characters=" ")
 names = st.text(printable, min_size=1, max_size=8).filter(lambda name: not name.startswith("edge/"))
@@ -135,7 +133,8 @@ def test_responses_survive_a_round_trip(data: st.DataObject, binary: bool) -> No
     outputs = data.draw(tensor_lists(binary, None))
     asked = InferRequest("m", outputs, REQUEST_ID, binary_output=binary)
     encoded = encode_response(asked, InferResponse("m", "1", outputs, id="x"))
-    assert same(decode_response(encoded.body, encoded.header_length).outputs, outputs)
+    got = decode_response(encoded.body, encoded.header_length)
+    assert (got.model, got.version, got.id, same(got.outputs, outputs)) == ("m", "1", "x", True)
 
 
 @given(st.data())
@@ -195,105 +194,3 @@ def test_answers_survive_a_round_trip(answer: Answer) -> None:
     parameters = to_parameters(answer)
     assert all(isinstance(value, str | int | float | bool) for value in parameters.values())
     assert from_parameters(orjson.loads(orjson.dumps(parameters))) == answer
-
-
-def survives(body: bytes, header_length: int | None) -> None:
-    """Read by both decoders: an answer or one of the errors that they promise."""
-    try:
-        decode_request("m", body, header_length, Origin(trust_request_id=True, limits=SMALL))
-    except RequestError as error:
-        assert error.message
-    try:
-        decode_response(body, header_length, SMALL)
-    except ProtocolError as error:
-        assert error.message
-
-
-@given(st.binary(max_size=200), st.none() | st.integers(-5, 300))
-def test_arbitrary_bytes_are_refused(body: bytes, header_length: int | None) -> None:
-    survives(body, header_length)
-
-
-@given(st.data(), st.booleans())
-def test_mutated_bodies_are_read_or_refused(data: st.DataObject, binary: bool) -> None:
-    sent = InferRequest("m", data.draw(tensor_lists(binary, 2)), REQUEST_ID, deadline_s=1.0)
-    encoded = encode_request(sent, binary=binary)
-    body = bytearray(encoded.body)
-    for _ in range(data.draw(st.integers(1, 4))):
-        position = data.draw(st.integers(0, len(body)))
-        body[position : position + data.draw(st.integers(0, 3))] = data.draw(st.binary(max_size=3))
-    shift = data.draw(st.integers(-3, 3))
-    survives(bytes(body), None if encoded.header_length is None else encoded.header_length + shift)
-    survives(bytes(body[: data.draw(st.integers(0, len(body)))]), encoded.header_length)
-
-
-json_values = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers(-(2**63), 2**64 - 1)
-    | st.floats(allow_nan=False, allow_infinity=False)
-    | st.text(max_size=4),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
-    max_leaves=8,
-)
-
-
-def or_anything(likely: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
-    return likely | json_values
-
-
-entries = st.fixed_dictionaries(
-    {"name": or_anything(names)},
-    optional={
-        "datatype": or_anything(st.sampled_from([*DATATYPES, "BF16"])),
-        "shape": or_anything(st.lists(st.integers(0, 4), max_size=3)),
-        "data": or_anything(st.lists(st.integers(0, 1), max_size=4)),
-        "parameters": or_anything(
-            st.fixed_dictionaries({}, optional={"binary_data_size": or_anything(st.integers(0, 16))})
-        ),
-    },
-)
-parameters = st.fixed_dictionaries(
-    {},
-    optional=dict.fromkeys(
-        (
-            "route",
-            "privacy",
-            "wait",
-            "timeout",
-            "full_model_digest",
-            "request_id",
-            "binary_data_output",
-            "tier",
-            "status",
-            "attempts",
-            "rows",
-            "audit_propensity",
-            "audit_epsilon",
-            "audit_threshold",
-            "audit_edge_digest",
-            "contract_alarm",
-            "escalations_per_hour",
-            "alarm_edge_digest",
-            "contract_devices",
-        ),
-        json_values,
-    ),
-)
-heads = st.fixed_dictionaries(
-    {},
-    optional={
-        "inputs": or_anything(st.lists(or_anything(entries), max_size=3)),
-        "outputs": or_anything(st.lists(or_anything(entries), max_size=3)),
-        "parameters": or_anything(parameters),
-        "id": json_values,
-        "model_name": json_values,
-        "model_version": json_values,
-    },
-)
-
-
-@given(heads, st.binary(max_size=40), st.booleans())
-def test_altered_json_is_read_or_refused(head: dict[str, Any], tail: bytes, binary: bool) -> None:
-    text = orjson.dumps(head)
-    survives(text + tail if binary else text, len(text) if binary else None)
