@@ -11,16 +11,18 @@ from support.boards import board
 
 from firstline_core.hardware.catalogue import decode
 from firstline_core.hardware.kernel_files import Tree
+from firstline_core.hardware.readings import Snapshot
 from firstline_core.hardware.sensors import Sensors
 from firstline_core.hardware.survey import describe_device
 
-NONSENSE = ("9" * 5000, "9" * 19, "9" * 9 + "G", "-1", "nan", "")
+NONSENSE = ("9" * 5000, "9" * 19, "9" * 9 + "G", "-1", "nan", "", "\x00\x01", "\udcff\udcfe")
 
 
 def check(root: Path) -> None:
     sensors = Sensors(Tree(root))
     for now_s in (1.0, 2.0):
-        sensors.read(now_s)
+        snapshot = sensors.read(now_s)
+        assert msgspec.json.decode(msgspec.json.encode(snapshot), type=Snapshot) == snapshot
     catalogue = describe_device(Tree(root), root)
     assert decode(msgspec.json.encode(catalogue), "it") == catalogue
 
@@ -33,11 +35,15 @@ def test_a_nonsensical_file_affects_only_its_own_reading(tmp_path: Path, name: s
             content = file.read_text()
             with_wrong_numbers = {re.sub("[0-9]+", nonsense, content.strip()) for nonsense in NONSENSE}
             for wrong in {*NONSENSE, *with_wrong_numbers} - {content.strip()}:
-                file.write_text(wrong)
+                file.write_text(wrong, errors="surrogateescape")
                 try:
                     check(tmp_path)
                 except Exception as error:
                     raise AssertionError(f"{file.relative_to(tmp_path)} says {wrong[:80]!a}") from error
+            file.unlink()
+            file.mkdir()  # reading it is an error of the kernel's
+            check(tmp_path)
+            file.rmdir()
             file.write_text(content)
 
 

@@ -37,6 +37,8 @@ def test_a_number_is_in_the_wanted_unit(tree: Tree) -> None:
         (b"1_000\n", "no whole number"),
         (b"12 34\n", "no whole number"),
         (b"9" * 30, "no whole number"),
+        (b"1e3\n", "no whole number"),
+        ("٣\n".encode(), "no whole number"),
         (b"\xff\xfe", "holds no text"),
         (b"201000\n", "says 201000, which cannot be"),
     ],
@@ -163,12 +165,7 @@ def test_version_1_means_unlimited_by_a_large_number(tmp_path: Path, unlimited: 
     say(tmp_path, "sys/fs/cgroup/cpu/cpu.cfs_quota_us", "-1")
     say(tmp_path, "sys/fs/cgroup/cpu/cpu.cfs_period_us", "100000")
     tree = Tree(tmp_path)
-    for found in (
-        memory_limit(tree),
-        memory_left(tree),
-        cpu_quota(tree),
-        cpu_used_s(tree),
-    ):
+    for found in (memory_limit(tree), memory_left(tree), cpu_quota(tree), cpu_used_s(tree)):
         assert isinstance(found, Absent) and found.reason.startswith("No control group")
 
 

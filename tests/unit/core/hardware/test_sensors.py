@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
-import msgspec
 import pytest
 from support.boards import BOARDS, board, say
 
@@ -231,27 +230,6 @@ def test_configured_rails_are_the_whole_device(tmp_path: Path, opened: ExitStack
 def test_the_queue_is_counted_by_the_agent(tmp_path: Path) -> None:
     assert Bench(tmp_path, queue=lambda: 3).read().queue_items == Measured(3.0, "the agent")
     assert "No agent" in reason(Bench(tmp_path).read().queue_items)
-
-
-@pytest.mark.parametrize("name", BOARDS)
-@pytest.mark.parametrize("nonsense", ["", "unknown", "-99999999999999999", "9" * 200, "nan", "1e3", "٣", "\x00\x01"])
-def test_any_file_content_is_a_reading_or_absent(tmp_path: Path, opened: ExitStack, name: str, nonsense: str) -> None:
-    root = opened.enter_context(board(name, tmp_path))
-    bench = Bench(root, tariff=Tariff(joules_per_core_s=1.0))
-    bench.read()
-    files = [file for file in root.rglob("*") if file.is_file() and file.name not in ("type", "name")]
-    for file in files:
-        file.write_text(nonsense + "\n")
-    found = bench.read()
-    assert msgspec.json.decode(msgspec.json.encode(found), type=Snapshot) == found
-    assert not [name for name, reading in found.temperature_c.items() if isinstance(reading, Measured)]
-    for file in files:
-        file.write_bytes(b"\xff\xfe")
-    bench.read()
-    for file in files:
-        file.unlink()
-        file.mkdir()  # reading it is an error of the kernel's
-    bench.read()
 
 
 @pytest.mark.parametrize("name", BOARDS)
