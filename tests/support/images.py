@@ -13,10 +13,17 @@ from PIL import Image
 from firstline_core.types import Arrays, Tensor
 
 
-def encode(pixels: NDArray[Any], kind: str = "PNG") -> bytes:
+def encode(pixels: NDArray[Any], kind: str = "PNG", **options: Any) -> bytes:
     file = io.BytesIO()
-    Image.fromarray(pixels).save(file, kind)
+    Image.fromarray(pixels).save(file, kind, **options)
     return file.getvalue()
+
+
+def turned(pixels: NDArray[Any], orientation: int = 6, kind: str = "JPEG") -> bytes:
+    """An image whose EXIF data say how it lies; with 6 its upright form is as wide as these pixels are high."""
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    return encode(pixels, kind, exif=exif)
 
 
 def grey(shade: int = 100, side: int = 8) -> bytes:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from support.answers import answer
-from support.images import encode, images
+from support.images import encode, images, turned
 
 from firstline_core.clock import SYSTEM_CLOCK
 from firstline_core.errors import (
@@ -58,11 +58,7 @@ def response(box: tuple[float, ...]) -> InferResponse:
 
 def sideways() -> bytes:
     """A black JPEG of 40 x 30 pixels, which is upright as 30 x 40."""
-    file, image = BytesIO(), Image.new("RGB", (40, 30))
-    exif = image.getexif()
-    exif[0x0112] = 6
-    image.save(file, "JPEG", exif=exif)
-    return file.getvalue()
+    return turned(np.zeros((30, 40, 3), np.uint8))
 
 
 @pytest.mark.parametrize(
@@ -119,12 +115,7 @@ def asking_for(accept: str, query: bytes = b"") -> Request:
     return Request(scope, asyncio.Queue().get)
 
 
-async def drawn(
-    decoding: FileDecoding,
-    content: bytes,
-    box: tuple[float, ...],
-    query: bytes = b"",
-) -> Reply:
+async def drawn(decoding: FileDecoding, content: bytes, box: tuple[float, ...], query: bytes = b"") -> Reply:
     route = FileRoute(Plane(response(box)), decoding, DEFAULT_DECODING_LIMITS)  # type: ignore[arg-type]
     return await route.answer(request(content), asking_for("image/jpeg", query))
 
@@ -260,10 +251,7 @@ def test_labels_may_be_repeated_and_hold_commas(query: str, wanted: tuple[str, .
         ({"max_objects": "1e1"}, "use 1 to 1000"),
         ({"max_objects": "²"}, "use 1 to 1000"),
         ({"max_objects": "9" * 5000}, "use 1 to 1000"),
-        (
-            {"masks": "png"},
-            "'masks' does not apply to detection, the task of 'pets'; use min_score, classes,",
-        ),
+        ({"masks": "png"}, "'masks' does not apply to detection, the task of 'pets'; use min_score, classes,"),
     ],
 )
 def test_wrong_view_is_refused(query: dict[str, str], says: str) -> None:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import io
-
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from PIL import Image
-from support.images import encode, images
+from support.images import encode, images, turned
 
 from firstline_core.processing.geometry import ImageStep, geometry, placed, to_original
 from firstline_core.processing.images import ImageProcessing
@@ -70,12 +67,7 @@ def test_the_picture_is_where_geometry_says(letterbox: str, width: int, height: 
 
 
 def test_geometry_refers_to_the_upright_image() -> None:
-    picture = Image.new("RGB", (40, 20))
-    exif = picture.getexif()
-    exif[0x0112] = 6
-    with io.BytesIO() as file:
-        picture.save(file, "JPEG", exif=exif)
-        tensor = images(file.getvalue())
+    tensor = images(turned(np.zeros((20, 40, 3), np.uint8)))
     processing = ImageProcessing(Decode(), (Resize(10, 10),))
     assert processing.geometry(tensor, processing.checked_cost(tensor)).tolist() == [[20, 40, 0.5, 0.25, 0, 0]]
 

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import base64
-import io
 import struct
 import zlib
 
@@ -9,7 +8,6 @@ import numpy as np
 import pytest
 from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
-from PIL import Image
 from support.images import encode, images
 
 from firstline_core.errors import FirstlineError, InvalidTensorError, PayloadTooLargeError
@@ -20,10 +18,7 @@ from firstline_core.protocol.limits import DEFAULT_DECODING_LIMITS, DecodingLimi
 
 
 def encoded(kind: str, side: int = 64, **options: object) -> bytes:
-    noise = np.random.default_rng(0).integers(0, 256, (side, side, 3), np.uint8)
-    with io.BytesIO() as file:
-        Image.fromarray(noise).save(file, kind, **options)  # type: ignore[arg-type]
-        return file.getvalue()
+    return encode(np.random.default_rng(0).integers(0, 256, (side, side, 3), np.uint8), kind, **options)
 
 
 def segment(marker: int, content: bytes) -> bytes:
