@@ -62,13 +62,6 @@ def place(position: LadderPosition) -> int:
     return position.rung + position.shedding
 
 
-@given(RUNGS, days())
-def test_a_share_is_between_two_existing_rungs(rungs: list[Rung], day: list[Snapshot]) -> None:
-    for position in lived(rungs, day):
-        assert 0 <= position.next_share < 1
-        assert not position.next_share or (position.rung < len(rungs) - 1 and not position.shedding)
-
-
 def lived(rungs: list[Rung], day: list[Snapshot]) -> list[LadderPosition]:
     controller = Controller(rungs, LIMITS, PATIENCE)
     return [controller.update(snapshot) for snapshot in day]
@@ -95,30 +88,22 @@ def test_steps_keep_the_configured_pauses(rungs: list[Rung], day: list[Snapshot]
 
 
 @given(RUNGS, days())
-def test_a_forbidden_rung_is_left_at_once(rungs: list[Rung], day: list[Snapshot]) -> None:
-    for position, snapshot in zip(lived(rungs, day), day, strict=True):
-        verdicts = [heat_guard(snapshot, 0.0, LIMITS), memory_guard(snapshot, 0, LIMITS)]
-        if min(verdict.advice for verdict in verdicts) <= Advice.CHEAPEST:
-            assert position.rung == len(rungs) - 1
-
-
-@given(RUNGS, days())
-def test_a_device_sheds_only_after_the_cheapest_variant(rungs: list[Rung], day: list[Snapshot]) -> None:
+def test_each_position_obeys_the_guards(rungs: list[Rung], day: list[Snapshot]) -> None:
     """It sheds only if a guard requires it, and only after `settle_s` on the last rung."""
-    positions = [LadderPosition(), *lived(rungs, day)]
+    last, positions = len(rungs) - 1, [LadderPosition(), *lived(rungs, day)]
+    assert lived(rungs, day) == positions[1:], "a replay gives the same positions"
     since_s = float("-inf") if len(rungs) == 1 else None
     for (before, after), snapshot in zip(pairwise(positions), day, strict=True):
+        assert after.next_share == 0 or (0 < after.next_share < 1 and after.rung < last and not after.shedding)
+        verdicts = [heat_guard(snapshot, 0.0, LIMITS), memory_guard(snapshot, 0, LIMITS)]
+        if min(verdict.advice for verdict in verdicts) <= Advice.CHEAPEST:
+            assert after.rung == last, "a forbidden rung is left at once"
         if after.shedding and not before.shedding:
             assert since_s is not None
             assert snapshot.at_s - since_s >= PATIENCE.settle_s
             assert after.verdict.advice is Advice.SHED
         if place(after) != place(before):
-            since_s = snapshot.at_s if place(after) == len(rungs) - 1 else None
-
-
-@given(RUNGS, days())
-def test_a_replay_gives_the_same_positions(rungs: list[Rung], day: list[Snapshot]) -> None:
-    assert lived(rungs, day) == lived(rungs, day)
+            since_s = snapshot.at_s if place(after) == last else None
 
 
 @given(st.floats(20, 100), st.floats(0, 30), st.floats(-1, 1), st.floats(0, 1))

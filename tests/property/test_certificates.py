@@ -79,7 +79,9 @@ def test_certificate_survives_unrelated_changes(manifest: Manifest) -> None:
     found = parse_manifest(encode_manifest(certified(manifest)))
     assert found == certified(manifest)
     assert valid_certificate(found, found.edge[0]) == found.edge[0].certificate
-    moved = msgspec.structs.replace(found, version=found.version + 1, task=Classification(("c", "d")))
+    policy = msgspec.structs.replace(found.policy, threshold=0.5)
+    changes: Any = {"version": found.version + 1, "task": Classification(("c", "d")), "policy": policy}
+    moved = msgspec.structs.replace(found, **changes)
     assert valid_certificate(moved, moved.edge[0]) is not None
 
 

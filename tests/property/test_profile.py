@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from firstline_core.errors import ProtocolError
 from firstline_core.hardware.readings import Absent, Measured, Modelled, Reading
 from firstline_core.profile.profile import (
-    FORMAT,
     LIMIT_BYTES,
     QUANTILES,
     Distribution,
@@ -87,19 +86,6 @@ def test_unknown_fields_are_ignored(profile: Profile) -> None:
 def test_other_bytes_are_refused(content: bytes) -> None:
     with pytest.raises(ProtocolError, match="a file is not a profile"):
         decode(content, "a file")
-
-
-@given(PROFILES, st.data())
-def test_a_truncated_profile_is_refused(profile: Profile, data: st.DataObject) -> None:
-    content = encode(profile)
-    with pytest.raises(ProtocolError):
-        decode(content[: data.draw(st.integers(0, len(content) - 1))], "a file")
-
-
-@given(PROFILES)
-def test_a_newer_format_is_refused(profile: Profile) -> None:
-    with pytest.raises(ProtocolError, match="reads format"):
-        decode(encode(msgspec.structs.replace(profile, format=FORMAT + 1)), "a file")
 
 
 def test_a_huge_file_is_refused() -> None:

@@ -75,9 +75,7 @@ def test_a_larger_share_takes_no_less(seen: list[tuple[float, float, bool]], ask
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_changes_are_learned_quickly(
-    seed: int,
-) -> None:
+def test_changes_are_learned_quickly(seed: int) -> None:
     rng = random.Random(seed)
     found = DecayedQuantiles()
 

@@ -14,7 +14,6 @@ from hypothesis.extra import numpy as arrays
 from firstline.workbench.splitting.checkpoint import Checkpoint
 from firstline_core.errors import ProtocolError
 from firstline_core.planning.split import (
-    FORMAT,
     LIMIT_BYTES,
     Cut,
     Form,
@@ -116,13 +115,6 @@ def test_an_encoded_document_is_decoded_equally(splits: Splits) -> None:
 def test_other_documents_are_refused(content: bytes, message: str) -> None:
     with pytest.raises(ProtocolError, match=message):
         decode(content, "a file")
-
-
-def test_a_newer_format_is_refused() -> None:
-    splits = Splits("digits", 1, "full", "a" * 64, "onnx", 1, 0.0, 0.0, 1.0, 1, 0)
-    newer = encode(splits).replace(f'"format": {FORMAT}'.encode(), f'"format": {FORMAT + 1}'.encode())
-    with pytest.raises(ProtocolError, match="format 2"):
-        decode(newer, "a file")
 
 
 @given(_IMAGES)

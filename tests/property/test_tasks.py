@@ -316,6 +316,7 @@ def test_the_json_form_gives_the_task_again(case: Answers) -> None:
 def test_a_row_is_scored_alone_as_in_a_batch(case: Answers, seed: int, rows: int) -> None:
     rng = np.random.default_rng(seed)
     (edge, evidence), (full, _) = case.make(rng, rows), case.make(rng, rows)
+    assert case.task.features(edge, evidence).shape == (rows, case.task.feature_count)
     for name, function in _functions(case.task):
         together = function(edge, evidence, full)
         alone = [function(*(slice_rows(each, row, row + 1) for each in (edge, evidence, full))) for row in range(rows)]

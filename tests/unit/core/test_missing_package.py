@@ -11,6 +11,14 @@ import pytest
 from firstline_core.errors import missing_package
 
 
+def run(module: str, argument: str, absent: str) -> subprocess.CompletedProcess[str]:
+    code = (
+        f"import sys; sys.modules[{absent!r}] = None; sys.argv = ['x', {argument!r}]; "
+        f"from {module}.__main__ import main; sys.exit(main())"
+    )
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+
+
 @pytest.mark.parametrize(
     ("module", "arguments", "absent", "sentence"),
     [
@@ -30,11 +38,7 @@ def test_missing_package_is_reported_with_its_extra(module: str, arguments: str,
     extra = {"firstline_edge": "edge", "firstline_gateway": "gateway"}.get(module, "workbench")
     if arguments == "console":
         extra = "console"
-    code = (
-        f"import sys; sys.modules[{absent!r}] = None; sys.argv = ['x', {arguments!r}]; "
-        f"from {module}.__main__ import main; sys.exit(main())"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    done = run(module, arguments, absent)
     assert (done.returncode, done.stdout) == (2, ""), done.stderr
     [line] = done.stderr.splitlines()
     assert sentence.format(f"'firstline[{extra}]'") in line
@@ -42,11 +46,7 @@ def test_missing_package_is_reported_with_its_extra(module: str, arguments: str,
 
 
 def test_the_client_alone_prints_its_version() -> None:
-    code = (
-        "import sys; sys.modules['typer'] = None; sys.argv = ['x', '--version']; "
-        "from firstline.__main__ import main; sys.exit(main())"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    done = run("firstline", "--version", "typer")
     assert (done.returncode, done.stdout) == (0, f"firstline {version('firstline')}\n"), done.stderr
 
 

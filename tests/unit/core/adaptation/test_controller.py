@@ -25,6 +25,11 @@ def drained(charge: float, at_s: float = 0.0) -> Snapshot:
     return Snapshot(at_s=at_s, battery_share=Measured(charge, "/sys/capacity"), powered=Measured(0, "/sys/online"))
 
 
+def pressed(celsius: float, left_mb: float, at_s: float) -> Snapshot:
+    left = Measured(left_mb * MB, "/proc/meminfo")
+    return Snapshot(at_s=at_s, temperature_c={"soc": Measured(celsius, "")}, memory_available_bytes=left)
+
+
 def free(available_bytes: float, at_s: float = 0.0) -> Snapshot:
     return Snapshot(at_s=at_s, memory_available_bytes=Measured(available_bytes, "/proc/meminfo"))
 
@@ -172,8 +177,11 @@ def test_a_silent_sensor_ends_shedding() -> None:
 
 
 def test_a_step_up_names_the_guard_of_the_step_down() -> None:
-    controller, charge = Controller(RUNGS, LIMITS), 0.2
-    assert controller.update(drained(charge)).rung
+    controller = Controller(RUNGS, LIMITS)
+    assert controller.update(hot(79.5)).rung == 2
+    assert controller.update(hot(60, 5)).verdict.guard == "heat"
+    controller = Controller(RUNGS, LIMITS)
+    assert controller.update(drained(0.2)).rung
     charged = [controller.update(drained(0.9, 5.0 * at)) for at in range(1, 30)]
     assert charged[-1].rung == 0
     assert {position.verdict.guard for position in charged if position.verdict is not None} == {"battery"}
@@ -182,27 +190,11 @@ def test_a_step_up_names_the_guard_of_the_step_down() -> None:
 def test_warmth_does_not_block_another_guards_step_up() -> None:
     """At 75 C it is below where heat settles: nothing keeps it from its best variant but the timing."""
     controller = Controller(RUNGS, LIMITS)
-
-    def at(left_mb: float, at_s: float) -> Snapshot:
-        left = Measured(left_mb * MB, "")
-        return Snapshot(at_s=at_s, temperature_c={"soc": Measured(75, "")}, memory_available_bytes=left)
-
-    assert controller.update(at(60, 0)).rung == 2
-    assert [controller.update(at(4000, 5.0 * at_)) for at_ in range(1, 30)][-1].rung == 0
-
-
-def test_the_return_from_heat_names_heat() -> None:
-    controller = Controller(RUNGS, LIMITS)
-    assert controller.update(hot(79.5)).rung == 2
-    verdict = controller.update(hot(60, 5)).verdict
-    assert verdict.guard == "heat"
+    assert controller.update(pressed(75, 60, 0)).rung == 2
+    assert [controller.update(pressed(75, 4000, 5.0 * at)) for at in range(1, 30)][-1].rung == 0
 
 
 def test_memory_unloads_variants_whatever_heat_decides() -> None:
-    def pressed(celsius: float, left_mb: float, at_s: float) -> Snapshot:
-        left = Measured(left_mb * MB, "")
-        return Snapshot(at_s=at_s, temperature_c={"soc": Measured(celsius, "")}, memory_available_bytes=left)
-
     controller = Controller(RUNGS, LIMITS)
     assert not controller.update(pressed(79.5, 500, 0)).unload
     assert controller.update(pressed(79.5, 50, 5)).unload
@@ -210,16 +202,10 @@ def test_memory_unloads_variants_whatever_heat_decides() -> None:
 
 
 def test_heat_shares_only_if_no_guard_requires_less() -> None:
-    controller = Controller(RUNGS, LIMITS)
-
-    def at(celsius: float, left_mb: float, at_s: float) -> Snapshot:
-        left = Measured(left_mb * MB, "/proc/meminfo")
-        return Snapshot(at_s=at_s, temperature_c={"soc": Measured(celsius, "")}, memory_available_bytes=left)
-
-    short = controller.update(at(77, 60, 0))
+    short = Controller(RUNGS, LIMITS).update(pressed(77, 60, 0))
     assert short.rung == len(RUNGS) - 1 and short.next_share == 0
     assert short.verdict.guard == "memory"
-    shared = Controller(RUNGS, LIMITS).update(at(77, 500, 0))
+    shared = Controller(RUNGS, LIMITS).update(pressed(77, 500, 0))
     assert shared.rung == 0 and 0 < shared.next_share < 1
     assert shared.verdict.guard == "heat"
 
@@ -265,11 +251,8 @@ THRIFTY = EnergyPrices((15.0, 6.0, 2.0), (0.0, 0.2, 0.4), 10.0)
     ("left_ms", "link_ms", "rung"),
     [
         (300, 10, 2),
-        (
-            300,
-            200,
-            1,
-        ),  # of the 270 and 295 ms left, a quarter and a third are to spare: so many times as dear is asking
+        # Of the 270 and 295 ms left, a quarter and a third are to spare: so many times as dear is asking.
+        (300, 200, 1),
         (300, 235, 0),  # a seventh and a fifth
         (300, 262, 2),  # the best has no time for it, and the next one hardly any
         (54, 50, 1),  # as without prices: none has, so only a variant that is sure is in time
@@ -285,10 +268,8 @@ def test_expected_energy_includes_escalations() -> None:
     dear = EnergyPrices((18.0, 6.0, 2.0), (0.0, 0.2, 0.4), 100.0)
     assert choose_rung([60, 30, 5], 0.0, 0.0, 500, 10, prices=dear) == 0
     assert dear.expected_mj(1, 0.0, 100.0) == 26.0 and dear.expected_mj(1, 50.0, 100.0) == 46.0
-    assert (
-        dear.expected_mj(1, 100.0, 100.0) == dear.expected_mj(1, 0.0, 0.0) == math.inf
-        and dear.expected_mj(0, 100.0, 100.0) == 18.0
-    )
+    assert dear.expected_mj(1, 100.0, 100.0) == dear.expected_mj(1, 0.0, 0.0) == math.inf
+    assert dear.expected_mj(0, 100.0, 100.0) == 18.0
 
 
 @pytest.mark.parametrize(

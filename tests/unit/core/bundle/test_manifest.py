@@ -110,17 +110,10 @@ def test_every_file_is_listed_once() -> None:
         ),
         ({"policy": {"score": {"kind": "learned"}}}, "goes with kind 'learned'"),
         ({"policy": {"score": {"learned": {"weights": [1], "bias": 0}}}}, "goes with kind 'learned'"),
-        (
-            {"policy": {"score": {"kind": "learned", "learned": LEARNED}}},
-            "score.learned has 2 weights, but its task",
-        ),
+        ({"policy": {"score": {"kind": "learned", "learned": LEARNED}}}, "score.learned has 2 weights, but its task"),
         ({"policy": {"value": LEARNED}}, "policy.value has 2 weights, but its task gives 6 features"),
         ({"policy": {"score": {"kind": "energy"}}, "edge": [BARE]}, "'energy' of 'bare' needs logits"),
-        ({"policy": {"score": {"temperature": 0}}}, "temperature"),
-        (
-            {"policy": {"score": {"temperature": 1e-40}}},
-            r"temperature' has to be a number of at least 0\.01",
-        ),
+        ({"policy": {"score": {"temperature": 1e-40}}}, r"temperature' has to be a number of at least 0\.01"),
         ({"policy": {"score": {"temperature": 101}}}, r"'policy.score.temperature' has to be a number of at most 100"),
         (
             {"inputs": [{"name": "", "datatype": "BYTES", "shape": [-1]}]},
@@ -208,15 +201,7 @@ def test_a_certificate_of_the_full_model_is_refused() -> None:
         msgspec.structs.replace(MANIFEST, full=with_certificate(FULL, MANIFEST))
 
 
-@pytest.mark.parametrize(
-    ("event", "says"),
-    [
-        ("", "names no event"),
-        ("missed c", "names the event 'missed c', which the task does not have"),
-        ("missed b", ""),
-    ],
-)
-def test_a_certificate_of_a_detector_names_its_events(event: str, says: str) -> None:
+def test_a_certificate_of_a_detector_names_its_events() -> None:
     detector = msgspec.structs.replace(MANIFEST, task=Detection(("a", "b")), policy=Policy(Score("minimum_confidence")))
     certificate = with_certificate(EDGE, detector).certificate
     promise = EventPromise(certificate.epsilon, certificate.delta, 9, 0.5, certificate.risk_upper)

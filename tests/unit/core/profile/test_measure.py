@@ -22,16 +22,14 @@ from firstline_core.profile.measure import (
     Need,
     OpenGate,
     ProfileOptions,
-    measure_in_process,
     measure_profile,
     need,
     profile_keys,
 )
 from firstline_core.profile.meters import joules
 from firstline_core.profile.profile import POINTS, Key, Profile, Refused
-from firstline_core.profile.summary import profile_lines
 
-ONE = ProfileOptions(threads=(1,), batches=(1,), variants=("small",), total_s=0.3, joules_per_core_s=2.0)
+ONE = ProfileOptions(threads=(1,), batches=(1,), variants=("small",), total_s=0.05, joules_per_core_s=2.0)
 
 
 class Refusing(OpenGate):
@@ -78,11 +76,14 @@ def measured(bundle: Bundle, path: Path) -> Profile:
     return measure_profile(bundle, path, ONE, machine="bench")
 
 
-class TestMeasuring:
-    @pytest.fixture(autouse=True)
-    def _further_points_are_measured_here(self, measured: Profile, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(measure, "measure_in_process", measure_here)
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Points are measured in this process."""
+    monkeypatch.setattr(measure, "measure_in_process", measure_here)
 
+
+@pytest.mark.usefixtures("measured", "here")
+class TestMeasuring:
     def test_a_point_has_the_times_of_a_query_and_its_parts(self, measured: Profile) -> None:
         (point,) = measured.points
         assert (point.key.variant, point.key.threads, point.key.batch) == ("small", 1, 1)
@@ -159,37 +160,28 @@ class TestMeasuring:
         found = read_profile(own)  # the largest number of points is within the limit of bytes
         assert [one.key.batch for one in found.points] == [*range(3, POINTS + 2), 1]
 
+
+class TestProcess:
     @pytest.mark.parametrize(("ends", "points"), [(1, ["small"]), (3, [])])
     def test_an_interrupted_point_is_repeated_or_left_out(
-        self, bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: int, points: list[str]
+        self, bundle: Bundle, tmp_path: Path, ends: int, points: list[str]
     ) -> None:
-        monkeypatch.setattr(measure, "measure_in_process", measure_in_process)
         found = measure_profile(bundle, tmp_path / "p.json", ONE, gate=Ending(ends))
         assert [one.key.variant for one in found.points] == points
         reasons = [one.reason for one in found.refused]
         assert reasons == ([] if points else ["It was ended 3 times: memory became short."])
 
-    def test_a_stopped_measurement_ends_its_process(
-        self, bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(measure, "measure_in_process", measure_in_process)
+    def test_a_stopped_measurement_ends_its_process(self, bundle: Bundle, tmp_path: Path) -> None:
         with pytest.raises(KeyboardInterrupt):
             measure_profile(bundle, tmp_path / "p.json", ONE, gate=Stopping())
         assert read_profile(tmp_path / "p.json") is None
 
-    def test_a_model_that_does_not_run_is_refused_with_the_reason(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(measure, "measure_in_process", measure_in_process)
+    def test_a_model_that_does_not_run_is_refused_with_the_reason(self, tmp_path: Path) -> None:
         bundle = variant_bundle(tmp_path / "bundle", "small")
         bundle.file(bundle.manifest.edge[0].artefact).unlink()
         found = measure_profile(bundle, tmp_path / "p.json", ONE)
         assert found.points == ()
         assert "has no" in found.refused[0].reason
-
-    def test_the_text_names_every_point(self, measured: Profile) -> None:
-        lines = "\n".join(profile_lines(measured))
-        assert "small" in lines and "p99 ms" in lines
 
 
 class TestKeys:
@@ -208,24 +200,19 @@ class TestKeys:
             profile_keys(bundle.manifest, ProfileOptions(variants=("other",)), cores=1.0)
 
 
+@pytest.mark.usefixtures("here")
 class TestSustained:
     def test_hot_points_are_single_samples_after_warm_ones(self, bundle: Bundle) -> None:
         wanted = ProfileOptions(threads=(1,), batches=(4, 8), variants=("small",), sustained_s=60)
         found = [(key.condition, key.batch) for key in profile_keys(bundle.manifest, wanted, 1.0)]
         assert found == [("warm", 4), ("warm", 8), ("sustained", 1)]
 
-    def test_a_hot_point_is_measured_after_full_load(
-        self, bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(measure, "measure_in_process", measure_here)
+    def test_a_hot_point_is_measured_after_full_load(self, bundle: Bundle, tmp_path: Path) -> None:
         began_s = time.monotonic()
         _, hot = measure_profile(bundle, tmp_path / "p.json", dataclasses.replace(ONE, sustained_s=0.5)).points
         assert hot.key.condition == "sustained" and time.monotonic() - began_s > 0.5
 
-    def test_another_time_at_full_load_measures_again(
-        self, bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(measure, "measure_in_process", measure_here)
+    def test_another_time_at_full_load_measures_again(self, bundle: Bundle, tmp_path: Path) -> None:
         told: list[int] = []
         for sustained_s in (0.1, 0.1, 0.2):
             wanted = dataclasses.replace(ONE, sustained_s=sustained_s)

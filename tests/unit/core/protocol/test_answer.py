@@ -90,12 +90,10 @@ def test_parameters_of_another_server() -> None:
     [
         {"status": "done"},
         {"status": None},
-        {"status": []},
         {"certified": "true"},
         {"durable": 1},
         {"tier": 3},
         {"reason": "because"},
-        {"confidence": "high"},
         {"confidence": True},
         {"confidence": float("nan")},
         {"confidence": float("inf")},

@@ -10,12 +10,7 @@ import orjson
 import pytest
 from support.answers import answer
 
-from firstline_core.errors import (
-    InferenceError,
-    InvalidTensorError,
-    PayloadTooLargeError,
-    RequestError,
-)
+from firstline_core.errors import InferenceError, InvalidTensorError, PayloadTooLargeError, RequestError
 from firstline_core.protocol import file_body, oip
 from firstline_core.protocol.file_inference import answer_json, read_request, request_from_file
 from firstline_core.protocol.limits import Limits
@@ -51,10 +46,11 @@ VECTOR = model(TensorSpec("x", "FP32", (-1, 2)))
 PAIR = model(TensorSpec("x", "FP32", (-1, 2)), TensorSpec("n", "INT32", (-1,)))
 
 
+SMALL = Origin(now_s=3.0, principal="app", limits=Limits(body_bytes=1000, rows=3))
+
+
 def short(metadata: ModelMetadata, body: bytes, content_type: str = "", **query: str) -> InferRequest:
-    return request_from_file(
-        "m", metadata, body, content_type, query, origin=Origin(limits=Limits(body_bytes=1000, rows=3))
-    )
+    return request_from_file("m", metadata, body, content_type, query, origin=SMALL)
 
 
 @pytest.mark.parametrize("shape", [(-1,), (-1, 1), (1,)])
@@ -114,21 +110,8 @@ def test_over_a_limit() -> None:
 
 
 def test_the_query() -> None:
-    request = request_from_file(
-        "m",
-        IMAGE,
-        b"a",
-        "",
-        {
-            "route": "edge",
-            "privacy": "local_only",
-            "wait": "first",
-            "timeout": "500000",
-            "priority": "1",
-            "source": "gate",
-        },
-        origin=Origin(now_s=3.0, principal="app"),
-    )
+    wishes = {"route": "edge", "privacy": "local_only", "wait": "first"}
+    request = short(IMAGE, b"a", **wishes, timeout="500000", priority="1", source="gate")
     assert (request.route, request.privacy, request.wait) == (Route.EDGE, Privacy.LOCAL_ONLY, Wait.FIRST)
     assert (request.deadline_s, request.priority, request.source, request.principal) == (3.5, 1, "gate", "app")
     assert short(IMAGE, b"a", timeout="0").deadline_s is None
@@ -219,19 +202,11 @@ def test_a_model_that_gives_nan(name: str) -> None:
 
 
 async def test_body_query_and_headers_make_a_request() -> None:
-    request = await read_request(
-        "m", VECTOR, {}, {"timeout": "1000000"}, b"[1, 2]", origin=Origin(principal="app", limits=Limits(), now_s=10.0)
-    )
+    origin = Origin(principal="app", now_s=10.0)
+    request = await read_request("m", VECTOR, {}, {"timeout": "1000000"}, b"[1, 2]", origin=origin)
     assert (request.model, request.principal, request.deadline_s) == ("m", "app", 11.0)
     with pytest.raises(InvalidTensorError, match="form has no boundary"):
-        await read_request(
-            "m",
-            IMAGE,
-            {"content-type": "Multipart/form-data"},
-            {},
-            b"a",
-            origin=Origin(principal="", limits=Limits(), now_s=0.0),
-        )
+        await read_request("m", IMAGE, {"content-type": "Multipart/form-data"}, {}, b"a", origin=Origin())
 
 
 @pytest.mark.parametrize(("zeros", "aside"), [(1, False), (200_000, True)])
@@ -246,12 +221,5 @@ async def test_long_decoding_leaves_the_event_loop_to_others(
 
     monkeypatch.setattr(file_body, "parse_json", parse_json)
     with pytest.raises(InvalidTensorError, match="shape"):
-        await read_request(
-            "m",
-            VECTOR,
-            {},
-            {},
-            orjson.dumps([0] * (zeros + 2)),
-            origin=Origin(principal="", limits=Limits(), now_s=0.0),
-        )
+        await read_request("m", VECTOR, {}, {}, orjson.dumps([0] * (zeros + 2)), origin=Origin())
     assert (threads != [threading.get_ident()]) is aside

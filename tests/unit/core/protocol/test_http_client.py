@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from typing import Any
 
 import httpx
 import pytest
@@ -35,17 +36,19 @@ Says = Callable[[int, int], bytes | None]  # number of the connection and of the
 Connect = Callable[[str], HttpClient]
 
 
-def over_httpx(url: str) -> HttpClient:
-    settings = ClientSettings(url, headers={"Authorization": "Bearer secret"}, tls=False)
-    return HttpClient(settings, limit_bytes=1000)
+def connecting(over: str = "httpx", *, doubts_idle: bool = False, **settings: Any) -> Connect:
+    def connect(url: str) -> HttpClient:
+        transport = Transport(tls=False) if over == "aiohttp" else None
+        client = ClientSettings(url, headers={"Authorization": "Bearer secret"}, tls=False, **settings)
+        return HttpClient(client, limit_bytes=1000, transport=transport, doubts_idle=doubts_idle)
+
+    return connect
 
 
-def over_aiohttp(url: str) -> HttpClient:
-    settings = ClientSettings(url, headers={"Authorization": "Bearer secret"}, tls=False)
-    return HttpClient(settings, limit_bytes=1000, transport=Transport(tls=False))
+over_httpx, over_aiohttp = connecting(), connecting("aiohttp")
 
 
-@pytest.fixture(params=[over_httpx, over_aiohttp])
+@pytest.fixture(params=[over_httpx, over_aiohttp], ids=["httpx", "aiohttp"])
 def connect(request: pytest.FixtureRequest) -> Connect:
     made: Connect = request.param
     return made
@@ -333,10 +336,7 @@ async def test_a_timeout_discards_every_idle_connection(connect: Connect) -> Non
 
 
 async def test_an_idle_connection_is_closed() -> None:
-    def connect(url: str) -> HttpClient:
-        return HttpClient(ClientSettings(url, tls=False, idle_s=0.05), limit_bytes=1000)
-
-    async with serving(connect, lambda *_: OK) as (server, client), asyncio.timeout(5):
+    async with serving(connecting(idle_s=0.05), lambda *_: OK) as (server, client), asyncio.timeout(5):
         await post(client)
         while not server.ended:  # noqa: ASYNC110 (streams give no signal)
             await asyncio.sleep(0.005)
@@ -350,11 +350,8 @@ async def test_connections_that_a_network_forgets_are_not_used_again(
     """The network forgets a connection that was idle, as a NAT does, and the client gives one only half of its time."""
     monkeypatch.setattr(http_client, "SHORTEST_IDLE_S", 0.02)
 
-    def connect(url: str) -> HttpClient:
-        transport = None if over == "httpx" else Transport(tls=False)
-        return HttpClient(ClientSettings(url, tls=False), limit_bytes=1000, transport=transport, doubts_idle=True)
-
-    async with serving(connect, lambda _, count: b"" if count else OK) as (server, client):
+    doubting = connecting(over, doubts_idle=True)
+    async with serving(doubting, lambda _, count: b"" if count else OK) as (server, client):
         await post(client)
         await asyncio.sleep(0.06)
         started_s = time.monotonic()
@@ -372,10 +369,8 @@ async def test_connections_that_a_network_forgets_are_not_used_again(
 async def test_a_long_upload_does_not_count_as_silence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_client, "SHORTEST_IDLE_S", 0.02)
 
-    def connect(url: str) -> HttpClient:
-        return HttpClient(ClientSettings(url, tls=False), limit_bytes=1000, doubts_idle=True)
-
-    async with serving(connect, lambda _, count: b"" if count else OK) as (_, client):
+    doubting = connecting(doubts_idle=True)
+    async with serving(doubting, lambda _, count: b"" if count else OK) as (_, client):
         await post(client)
         await asyncio.sleep(0.06)
         with pytest.raises(RemoteTimeoutError, match=r"within 0\.2 s") as raised:
@@ -394,8 +389,7 @@ async def test_a_slow_answer_over_a_new_connection_has_all_the_time() -> None:
 
     ended = asyncio.Event()
     async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
-        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        client = HttpClient(ClientSettings(url, tls=False), limit_bytes=1000, doubts_idle=True)
+        client = connecting(doubts_idle=True)(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
         assert await post(client, timeout_s=0.5) == (200, b"hi")
         await client.close()
         await asyncio.wait_for(ended.wait(), 5)

@@ -6,21 +6,20 @@ import asyncio
 import contextlib
 import contextvars
 import gc
-import inspect
 import re
 import resource
 import socket
 import time
 import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from typing import Any, cast
+from typing import Any
 
 import httptools
 import pytest
 import uvicorn
 from uvicorn.protocols.http import httptools_impl
 from uvicorn.protocols.http.flow_control import FlowControl
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from firstline_core.protocol.asgi import (
@@ -494,69 +493,31 @@ async def test_a_request_knows_its_trace() -> None:
 
 
 # --- What uvicorn does not document ----------------------------------------------------------------------------------
-
-
-def made() -> Connection:
-    async def app(scope: Scope, receive: Receive, send: Send) -> None: ...
-
-    return Connection(HttpServer(app), socket.socket())
-
-
-@pytest.mark.parametrize(
-    ("owner", "attribute"),
-    [
-        *((HttpToolsProtocol, name) for name in ("_unset_keepalive_if_required", "_start_asgi_task")),
-        *((HttpToolsProtocol, name) for name in ("timeout_keep_alive_handler", "on_response_complete", "shutdown")),
-        *((HttpToolsProtocol, f"on_{name}") for name in ("message_begin", "url", "header", "headers_complete")),
-        *((HttpToolsProtocol, f"on_{name}") for name in ("body", "message_complete")),
-        *((FlowControl, name) for name in ("pause_reading", "resume_reading", "drain")),
-        *((RequestResponseCycle, name) for name in ("run_asgi", "send", "receive")),
-        *((uvicorn.Config, name) for name in ("load", "asgi_version")),
-        (httptools.HttpRequestParser, "set_dangerous_leniencies"),
-        (httptools_impl, "RequestResponseCycle"),
-        (httptools_impl.HEADER_RE, "search"),
-        (httptools_impl.HEADER_VALUE_RE, "search"),
-        (httptools_impl.STATUS_LINE, "__getitem__"),
-    ],
-)
-def test_uvicorn_has_a_method_that_the_server_relies_on(owner: Any, attribute: str) -> None:
-    assert callable(getattr(owner, attribute)) or isinstance(inspect.getattr_static(owner, attribute), property)
-
-
-@pytest.mark.parametrize(
-    "attribute",
-    [
-        *("parser", "transport", "flow", "pipeline", "scope", "headers", "url", "cycle", "tasks", "server_state"),
-        *("expect_100_continue", "timeout_keep_alive_task", "loop"),
-    ],
-)
-async def test_a_connection_has_an_attribute_that_the_server_relies_on(attribute: str) -> None:
-    connection = made()
-    connection.on_message_begin()
-    assert hasattr(connection, attribute)
-    connection._socket.close()
-
-
-@pytest.mark.parametrize(
-    "attribute",
-    [
-        *("scope", "transport", "flow", "message_event", "disconnected", "keep_alive", "response_started"),
-        *("response_complete", "body", "default_headers", "waiting_for_100_continue", "on_response"),
-    ],
-)
-async def test_a_cycle_has_an_attribute_that_the_server_relies_on(attribute: str) -> None:
+async def test_uvicorn_has_what_the_server_relies_on() -> None:
     async with served(echo) as (server, port), connected(port) as (reader, writer):
         writer.write(asking(b"x"))
         await answered(reader)
         (connection,) = connections(server)
-        assert hasattr(connection.cycle, attribute)
-
-
-def test_flow_control_has_the_attribute_that_the_server_relies_on() -> None:
-    transport = cast(asyncio.Transport, object())
-    assert FlowControl(transport).write_paused is False
-
-
-@pytest.mark.parametrize("attribute", ["connections", "tasks", "default_headers"])
-def test_uvicorns_state_has_an_attribute_that_the_server_relies_on(attribute: str) -> None:
-    assert hasattr(ServerState(), attribute)
+        owners: dict[str, tuple[Any, tuple[str, ...]]] = {
+            "protocol": (HttpToolsProtocol, (
+                *("_unset_keepalive_if_required", "_start_asgi_task", "timeout_keep_alive_handler", "shutdown"),
+                *("on_message_begin", "on_url", "on_header", "on_headers_complete", "on_body", "on_message_complete"),
+                "on_response_complete",
+            )),
+            "connection": (connection, (
+                *("parser", "transport", "flow", "pipeline", "scope", "headers", "url", "cycle", "tasks", "loop"),
+                *("server_state", "expect_100_continue", "timeout_keep_alive_task"),
+            )),
+            "cycle": (connection.cycle, (
+                *("scope", "transport", "flow", "message_event", "disconnected", "keep_alive", "response_started"),
+                *("response_complete", "body", "default_headers", "waiting_for_100_continue", "on_response"),
+                *("run_asgi", "send", "receive"),
+            )),
+            "flow": (FlowControl(connection.transport), ("pause_reading", "resume_reading", "drain", "write_paused")),
+            "configuration": (uvicorn.Config, ("load", "asgi_version")),
+            "state": (ServerState(), ("connections", "tasks", "default_headers")),
+            "module": (httptools_impl, ("RequestResponseCycle", "HEADER_RE", "HEADER_VALUE_RE", "STATUS_LINE")),
+            "parser": (httptools.HttpRequestParser, ("set_dangerous_leniencies",)),
+        }  # fmt: skip
+        for kind, (owner, names) in owners.items():
+            assert [name for name in names if not hasattr(owner, name)] == [], kind

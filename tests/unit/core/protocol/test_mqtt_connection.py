@@ -23,10 +23,19 @@ CONNACK = b"\x20\x03\0\0\0"
 PUBLISH, PUBACK, SUBSCRIBE, SUBACK = 0x30, 0x40, 0x82, 0x90
 
 
-def message(topic: bytes, payload: bytes, *, qos: int = 1, number: int = 7) -> bytes:
-    """A PUBLISH packet without properties, at most 127 bytes."""
-    rest = len(topic).to_bytes(2, "big") + topic + (number.to_bytes(2, "big") if qos else b"") + b"\0" + payload
-    return bytes((PUBLISH | qos << 1, len(rest))) + rest
+def length(value: int) -> bytes:
+    """Returns a variable byte integer (MQTT 5, section 1.5.5)."""
+    found = b""
+    while value >= 0x80:
+        found, value = found + bytes([value & 0x7F | 0x80]), value >> 7
+    return found + bytes([value])
+
+
+def message(topic: bytes, payload: bytes, *, qos: int = 1, number: int = 7, properties: bytes = b"") -> bytes:
+    """A PUBLISH packet."""
+    head = len(topic).to_bytes(2, "big") + topic + (number.to_bytes(2, "big") if qos else b"")
+    rest = head + length(len(properties)) + properties + payload
+    return bytes((PUBLISH | qos << 1,)) + length(len(rest)) + rest
 
 
 class Broker:
@@ -154,8 +163,7 @@ async def test_a_message_of_an_unsubscribed_qos_ends_the_connection() -> None:
 )
 async def test_properties_that_a_message_cannot_have_end_the_connection(properties: bytes) -> None:
     async with connected(lambda _: None) as (connection, broker):
-        rest = b"\0\1t\0\7" + bytes((len(properties),)) + properties
-        broker.writer.write(bytes((PUBLISH | 1 << 1, len(rest))) + rest)
+        broker.writer.write(message(b"t", b"", properties=properties))
         assert re.search("not MQTT 5|Protocol error", await connection.lost)
 
 
@@ -163,9 +171,7 @@ async def test_a_message_with_a_byte_order_mark_is_dropped() -> None:
     """MQTT 5 allows U+FEFF (1.5.4), and paho does not: a device that may publish must not end the connection."""
     heard: list[Message] = []
     async with connected(heard.append) as (connection, broker):
-        properties = b"\x26\0\3\xef\xbb\xbf\0\1b"
-        rest = b"\0\1t\0\7" + bytes((len(properties),)) + properties
-        broker.writer.write(bytes((PUBLISH | 1 << 1, len(rest))) + rest)
+        broker.writer.write(message(b"t", b"", properties=b"\x26\0\3\xef\xbb\xbf\0\1b"))
         head, answer = await broker.packet()
         assert (head, answer[:2], heard) == (PUBACK, b"\0\7", [])
         assert connection.alive
@@ -175,9 +181,7 @@ async def test_message_with_too_many_properties_is_acknowledged_unread() -> None
     """Fails where paho no longer decodes messages in the method that `mqtt_connection.py` overrides."""
     heard: list[Message] = []
     async with connected(heard.append) as (_, broker):
-        properties = b"\x26\0\1a\0\1b" * 1500
-        rest = b"\0\1t\0\7" + bytes((len(properties) & 0x7F | 0x80, len(properties) >> 7)) + properties
-        broker.writer.write(bytes((PUBLISH | 1 << 1, len(rest) & 0x7F | 0x80, len(rest) >> 7)) + rest)
+        broker.writer.write(message(b"t", b"", properties=b"\x26\0\1a\0\1b" * 1500))
         head, answer = await broker.packet()
         assert (head, answer[:2], heard) == (PUBACK, b"\0\7", [])
 
@@ -222,14 +226,6 @@ async def test_a_subscription_that_a_lost_connection_interrupts_is_made_by_the_n
             assert await heard == b"x"
         finally:
             await client.close()
-
-
-def length(value: int) -> bytes:
-    """Returns a variable byte integer (MQTT 5, section 1.5.5)."""
-    found = b""
-    while value >= 0x80:
-        found, value = found + bytes([value & 0x7F | 0x80]), value >> 7
-    return found + bytes([value])
 
 
 @given(st.binary(max_size=300), st.integers(0, 2), st.binary(max_size=20_000), st.binary(max_size=50))

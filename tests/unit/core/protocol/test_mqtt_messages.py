@@ -27,6 +27,7 @@ from firstline_core.protocol.mqtt_messages import (
 )
 from firstline_core.protocol.oip import Origin
 from firstline_core.telemetry.trace import received
+from firstline_core.types import InferRequest
 
 
 def test_the_password_file_is_read_for_each_connection(tmp_path: Path) -> None:
@@ -158,6 +159,10 @@ def published(asked: object = None, now_s: float = 100.0) -> Publication:
     )
 
 
+def read_back(message: Message) -> InferRequest:
+    return mqtt_messages.read_request(message, "digits", Origin(now_s=7.0, principal="cam"))
+
+
 def test_a_request_is_read_back() -> None:
     asked = request(2, deadline_s=100.25, priority=1, full_model_digest="ab" * 32)
     publication = published(asked)
@@ -166,7 +171,7 @@ def test_a_request_is_read_back() -> None:
     assert publication.properties["deadline-ms"] == "250"
     assert publication.expiry_s == 1  # whole seconds, rounded up
     assert not publication.retain
-    read = mqtt_messages.read_request(delivered(publication), "digits", Origin(now_s=7.0, principal="cam"))
+    read = read_back(delivered(publication))
     assert (read.request_id, read.model, read.version) == (asked.request_id, "digits", "1")
     assert read.principal == "cam"
     assert read.full_model_digest == "ab" * 32
@@ -200,7 +205,7 @@ def test_request_and_answer_carry_the_trace_in_user_properties() -> None:
 def test_time_spent_with_the_broker_counts() -> None:
     publication = published(request(deadline_s=110.0))
     assert publication.expiry_s == 10
-    read = mqtt_messages.read_request(delivered(publication, expiry_s=3), "digits", Origin(now_s=7.0, principal="cam"))
+    read = read_back(delivered(publication, expiry_s=3))
     assert read.deadline_s == 10.0
 
 
@@ -208,7 +213,7 @@ def test_time_spent_with_the_broker_counts() -> None:
 def test_a_huge_deadline_fits_the_expiry_field(deadline_s: float) -> None:
     publication = published(request(deadline_s=deadline_s))
     assert publication.expiry_s == 2**32 - 1
-    read = mqtt_messages.read_request(delivered(publication), "digits", Origin(now_s=7.0, principal="cam"))
+    read = read_back(delivered(publication))
     assert read.deadline_s is not None
 
 
@@ -216,19 +221,13 @@ def test_a_request_without_a_deadline_has_no_expiry() -> None:
     publication = published(request())
     assert publication.expiry_s is None
     assert "deadline-ms" not in publication.properties
-    assert (
-        mqtt_messages.read_request(delivered(publication), "digits", Origin(now_s=7.0, principal="cam")).deadline_s
-        is None
-    )
+    assert read_back(delivered(publication)).deadline_s is None
 
 
 def test_a_deadline_that_has_passed_still_travels_as_one() -> None:
     publication = published(request(deadline_s=99.0))
     assert (publication.properties["deadline-ms"], publication.expiry_s) == ("0", 1)
-    assert (
-        mqtt_messages.read_request(delivered(publication), "digits", Origin(now_s=7.0, principal="cam")).deadline_s
-        == 7.0
-    )
+    assert read_back(delivered(publication)).deadline_s == 7.0
 
 
 @pytest.mark.parametrize("name", ["deadline-ms", "inference-header-content-length"])
@@ -237,7 +236,7 @@ def test_an_invalid_number_in_a_property_is_refused(name: str, text: str) -> Non
     publication = published()
     broken = delivered(publication, properties=publication.properties | {name: text})
     with pytest.raises(errors.InvalidTensorError, match=name):
-        mqtt_messages.read_request(broken, "digits", Origin(now_s=0.0, principal="cam"))
+        read_back(broken)
 
 
 def test_an_answer_is_read_back() -> None:
@@ -280,4 +279,4 @@ def test_another_message_is_a_protocol_error(message: Message) -> None:
 def test_an_invalid_request_id_is_refused() -> None:
     publication = published(replace(request(), request_id="../../etc"))
     with pytest.raises(errors.RequestError, match="request_id"):
-        mqtt_messages.read_request(delivered(publication), "digits", Origin(now_s=0.0, principal="cam"))
+        read_back(delivered(publication))

@@ -5,25 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import orjson
 import pytest
 from msgspec.structs import replace
 
 from firstline_core.errors import InvalidTensorError, RequestError
-from firstline_core.protocol.answer import from_dict, from_parameters, to_dict, to_parameters
+from firstline_core.protocol.answer import from_dict, to_dict, to_parameters
 from firstline_core.protocol.oip import Origin, decode_request, encode_request
 from firstline_core.protocol.parameters import alarm_parameters, note_parameters, read_alarm, read_note
-from firstline_core.types import (
-    Answer,
-    AuditNote,
-    ContractAlarm,
-    ContractNotice,
-    InferRequest,
-    Reason,
-    Status,
-    Tensor,
-    Tier,
-)
+from firstline_core.types import Answer, AuditNote, ContractAlarm, InferRequest, Reason, Status, Tensor, Tier
 
 NOTE = AuditNote(propensity=0.5, epsilon=0.05, threshold=0.9, edge_digest="0a" * 32)
 ANSWER = Answer("id", Status.FINAL, True, False, Tier.CLOUD, Reason.REQUESTED, None, "d")
@@ -122,14 +111,6 @@ def test_an_answer_without_a_notice_is_as_it_was() -> None:
     assert set(to_parameters(ANSWER)) == {
         *("request_id", "status", "certified", "durable", "tier", "reason", "model_digest", "attempts")
     }
-
-
-@pytest.mark.parametrize(
-    "notice", [ContractNotice(True, None), ContractNotice(False, 0.0), ContractNotice(True, 12.5, devices=9)]
-)
-def test_a_notice_is_decoded_as_encoded(notice: ContractNotice) -> None:
-    said = replace(ANSWER, contract=notice)
-    assert from_parameters(orjson.loads(orjson.dumps(to_parameters(said)))) == said
 
 
 @pytest.mark.parametrize(

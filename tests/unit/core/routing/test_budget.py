@@ -77,10 +77,6 @@ def test_the_unit_of_worth_does_not_matter() -> None:
     assert day == pytest.approx(rescaled)
 
 
-def test_an_ample_budget_has_no_price() -> None:
-    assert simulate(1.6, loads=(1, 1))[1] == pytest.approx((1.0, 1.0, 1.0))
-
-
 def test_unspent_amounts_are_not_carried_over() -> None:
     meter = Meter(Budget(10.0, HOUR_S), Ledger())
     now_s = START_DAY * DAY_S
@@ -102,11 +98,6 @@ class TestClock:
         meter = self.spent()
         assert meter.left(wall_s) == 1.0
         assert meter.left(wall_s + 5) == 1.0
-
-    def test_a_boot_in_1970_gives_no_fresh_budget(self) -> None:
-        meter = self.spent()
-        assert meter.left(0.0) == 1.0
-        assert meter.left(self.now_s + 60) == 1.0
 
     def test_a_clock_that_was_years_ahead_is_corrected(self) -> None:
         meter = self.spent()
@@ -136,6 +127,13 @@ class TestClock:
 
 
 class TestForecast:
+    def after_an_even_day(self) -> Demand:
+        demand = Demand()
+        for slot in range(SLOTS):
+            demand.add(1.0, slot / SLOTS)
+        demand.begin()
+        return demand
+
     def test_a_first_day_goes_on_as_it_began(self) -> None:
         demand = Demand()
         for slot in range(12):
@@ -157,19 +155,13 @@ class TestForecast:
         assert demand.forecast(0.5).remaining == pytest.approx(5.0, rel=0.1)
 
     def test_a_busier_start_raises_the_forecast(self) -> None:
-        demand = Demand()
-        for slot in range(SLOTS):
-            demand.add(1.0, slot / SLOTS)
-        demand.begin()
+        demand = self.after_an_even_day()
         usual = demand.forecast(0.25).remaining
         demand.add(12.0, 0.1)
         assert 1.4 * usual < demand.forecast(0.25).remaining < 3 * SLOTS
 
     def test_one_odd_day_is_not_a_habit(self) -> None:
-        demand = Demand()
-        for slot in range(SLOTS):
-            demand.add(1.0, slot / SLOTS)
-        demand.begin()
+        demand = self.after_an_even_day()
         demand.add(100.0, 0.8)
         demand.begin()
         assert max(demand.usual) < 2

@@ -70,14 +70,6 @@ def seen(
     return RowEvidence(score, value, 0.8, certified, outputs, now_s)
 
 
-@pytest.mark.parametrize(
-    ("score", "expected"),
-    [(0.9, KEPT), (0.8, KEPT), (math.nextafter(0.8, 0), ESCALATED), (math.nan, ESCALATED)],
-)
-def test_certified_keeps_from_the_threshold_on(score: float, expected: Decision) -> None:
-    assert make_policy("certified").decide(seen(score, certified=True), PolicyState()) == expected
-
-
 class TestValue:
     def test_the_contract_takes_precedence_over_the_price(self) -> None:
         assert make_policy("value").decide(seen(0.7, value=0.0, certified=True), PolicyState()) == ESCALATED

@@ -83,11 +83,7 @@ def test_an_absent_file_is_refused(load: Load, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "dtype", "said"),
     [
-        (
-            np.array([[1.0, -1e6]], np.float32),
-            np.float16,
-            r"float16, up to 65504, but was fed values up to 1e\+06",
-        ),
+        (np.array([[1.0, -1e6]], np.float32), np.float16, r"float16, up to 65504, but was fed values up to 1e\+06"),
         (np.array([[1e300]]), np.float32, r"takes float32, up to 3\.40282e\+38, but was fed values up to 1e\+300"),
         (np.array([[np.nan, 1e300]]), np.float32, r"up to 1e\+300"),
         (np.array([[70_000]], np.int64), np.float16, "up to 70000"),

@@ -28,20 +28,24 @@ def test_a_file_of_the_other_runtime_is_refused(tmp_path: Path) -> None:
         load_runtime(linear(tmp_path / "m.onnx", np.ones((2, 2), np.float32)), "tflite", RuntimeOptions())
 
 
-def test_options_reach_onnx_runtime(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("providers", "says"),
+    [
+        (
+            ("NoSuchExecutionProvider", "CPUExecutionProvider"),
+            "names NoSuchExecutionProvider, but .* has: .*CPUExecutionProvider",
+        ),
+        ((), "names no execution provider"),
+    ],
+)
+def test_an_unknown_provider_is_a_wrong_setting_and_loads_no_model(
+    tmp_path: Path, providers: tuple[str, ...], says: str
+) -> None:
     path = linear(tmp_path / "m.onnx", np.ones((2, 2), np.float32))
-    with pytest.raises(ModelLoadError, match="NoSuchExecutionProvider"):
-        load_runtime(path, "onnx", RuntimeOptions(providers=("NoSuchExecutionProvider",)))
-
-
-def test_an_unknown_provider_is_a_wrong_setting() -> None:
-    wanted = ("NoSuchExecutionProvider", "CPUExecutionProvider")
-    with pytest.raises(
-        ConfigError, match=r"models\.providers names NoSuchExecutionProvider, but .* has: .*CPUExecutionProvider"
-    ):
-        check_options(RuntimeOptions(providers=wanted), "models.providers")
-    with pytest.raises(ConfigError, match="names no execution provider"):
-        check_options(RuntimeOptions(providers=()), "models.providers")
+    with pytest.raises(ModelLoadError, match=says):
+        load_runtime(path, "onnx", RuntimeOptions(providers=providers))
+    with pytest.raises(ConfigError, match=rf"models\.providers {says}"):
+        check_options(RuntimeOptions(providers=providers), "models.providers")
 
 
 def test_the_cpu_needs_no_onnxruntime_and_another_provider_does(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,8 @@ from firstline_core.storage import group_writer as module
 from firstline_core.storage.group_writer import GroupWriter
 from firstline_core.telemetry.logs import logger
 
+Writer = GroupWriter[sqlite3.Connection]
+
 
 class Store:
     """One table in SQLite; `down` makes it refuse."""
@@ -51,8 +53,15 @@ def store(tmp_path: Path) -> Iterator[Store]:
     found.connection.close()
 
 
-def writer_of(store: Store) -> GroupWriter[sqlite3.Connection]:
+def writer_of(store: Store) -> Writer:
     return GroupWriter(store.begin, name="store", refusal=StoreUnavailableError, log=logger(__name__))
+
+
+@pytest.fixture
+def writer(store: Store) -> Iterator[Writer]:
+    made = writer_of(store)
+    yield made
+    assert made.close()
 
 
 def insert(connection: sqlite3.Connection, key: str) -> int:
@@ -60,7 +69,7 @@ def insert(connection: sqlite3.Connection, key: str) -> int:
 
 
 @contextmanager
-def one_group(writer: GroupWriter[sqlite3.Connection]) -> Iterator[None]:
+def one_group(writer: Writer) -> Iterator[None]:
     """What is submitted within the block makes one group."""
     held, gate = threading.Event(), threading.Event()
 
@@ -76,30 +85,23 @@ def one_group(writer: GroupWriter[sqlite3.Connection]) -> Iterator[None]:
         gate.set()
 
 
-def test_operations_share_a_commit(store: Store) -> None:
-    writer = writer_of(store)
+def test_operations_share_a_commit(store: Store, writer: Writer) -> None:
     with one_group(writer):
         done = [writer.submit(lambda connection, key=key: insert(connection, f"{key:02}")) for key in range(40)]
     assert [one.result(10) for one in done] == [1] * 40
-    assert writer.close()
     assert (len(store.keys()), store.commits) == (40, 2)
 
 
-def test_a_group_is_written_in_the_order_of_keys(store: Store) -> None:
-    writer, order = writer_of(store), list[str]()
-
-    def write(name: str, key: str) -> None:
-        writer.submit_then(lambda _: order.append(name), lambda result: result, key=key)
-
+def test_a_group_is_written_in_the_order_of_keys(writer: Writer) -> None:
+    order = list[str]()
     with one_group(writer):
         for name, key in (("c1", "c"), ("a1", "a"), ("c2", "c"), ("first", ""), ("b", "b"), ("a2", "a")):
-            write(name, key)
+            writer.submit_then(lambda _, name=name: order.append(name), lambda result: result, key=key)
     assert writer.close()
     assert order == ["first", "a1", "a2", "b", "c1", "c2"]
 
 
-def test_an_operation_that_raises_fails_alone(store: Store) -> None:
-    writer = writer_of(store)
+def test_an_operation_that_raises_fails_alone(store: Store, writer: Writer) -> None:
     with one_group(writer):
         first = writer.submit(lambda connection: insert(connection, "a"))
         twice = writer.submit(lambda connection: insert(connection, "a"))
@@ -107,31 +109,25 @@ def test_an_operation_that_raises_fails_alone(store: Store) -> None:
     assert first.result(10) == other.result(10) == 1
     with pytest.raises(sqlite3.IntegrityError):
         twice.result(10)
-    assert writer.close()
     assert store.keys() == ["a", "b"]
 
 
-def test_an_operation_that_returns_an_error_undoes_nothing(store: Store) -> None:
-    writer = writer_of(store)
+def test_an_operation_that_returns_an_error_undoes_nothing(store: Store, writer: Writer) -> None:
     with one_group(writer):
         refused: Future[int] = writer.submit(lambda _: RequestError("No."))
         other = writer.submit(lambda connection: insert(connection, "b"))
     assert other.result(10) == 1
     with pytest.raises(RequestError):
         refused.result(10)
-    assert writer.close()
     assert store.commits == 2  # the group was committed once
 
 
-def test_a_callback_runs_after_the_commit(store: Store) -> None:
-    writer = writer_of(store)
+def test_a_callback_runs_after_the_commit(store: Store, writer: Writer) -> None:
     done = writer.submit_then(lambda connection: insert(connection, "a"), lambda _: store.connection.in_transaction)
     assert done.result(10) is False
-    assert writer.close()
 
 
-def test_a_refusing_store_fails_the_whole_group(store: Store) -> None:
-    writer = writer_of(store)
+def test_a_refusing_store_fails_the_whole_group(store: Store, writer: Writer) -> None:
     store.down = True
     for _ in range(2):
         with pytest.raises(StoreUnavailableError):
@@ -140,7 +136,6 @@ def test_a_refusing_store_fails_the_whole_group(store: Store) -> None:
     store.down = False
     assert writer.submit(lambda connection: insert(connection, "a")).result(10) == 1
     assert writer.problem == ""
-    assert writer.close()
 
 
 def test_operations_submitted_during_shutdown_are_refused(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,7 +156,7 @@ def test_every_submission_gets_an_outcome(store: Store) -> None:
     taken: list[Future[int]] = []
     begun = threading.Barrier(5)
 
-    def submit(writer: GroupWriter[sqlite3.Connection]) -> None:
+    def submit(writer: Writer) -> None:
         begun.wait()
         with suppress(NotReadyError):
             while True:

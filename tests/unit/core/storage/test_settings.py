@@ -58,11 +58,6 @@ def test_each_source_wins_over_the_one_before(tmp_path: Path) -> None:
     assert load(Settings, overrides={"api.port": None}).api.port == 8080
 
 
-def test_a_byte_order_mark_is_not_part_of_the_text(tmp_path: Path) -> None:
-    file = written(tmp_path, "\ufeff[api]\nport = 1\n")
-    assert load(Settings, file=file).api.port == 1
-
-
 @pytest.mark.parametrize("start", [b"", b"\xef\xbb\xbf"])
 def test_a_file_of_windows_has_lines(tmp_path: Path, start: bytes) -> None:
     (tmp_path / "c.toml").write_bytes(start + b'[api]\r\nhost = "::1"\r\nprot = 1\r\n')
@@ -98,10 +93,7 @@ def test_lists_in_the_environment_are_json() -> None:
         ),
         ("[run]\nproviders = [\n 'a',\n 3,\n]\n", "agent.toml:2, 'run.providers[1]', is 3; use text."),
         ('# [api]\n[api]\nhost = """\nport = \'x\'\n"""\nport = \'y\'\n', "agent.toml:6, 'api.port'"),
-        (
-            "[run]\n[run.measured]\nedge = 'x'\n",
-            "agent.toml:3, 'run.measured.edge', is 'x'; use a number.",
-        ),
+        ("[run]\n[run.measured]\nedge = 'x'\n", "agent.toml:3, 'run.measured.edge', is 'x'; use a number."),
         (
             "sizes = { a = 1 }\n[peers.b]\nkind = 'x'\n[peers.c]\nkind = 'y'\nulr = 1\n",
             "agent.toml:6 has an unknown key 'peers.c.ulr'; did you mean 'peers.c.url'?",

@@ -17,7 +17,6 @@ from firstline_core.tasks.base import ModelOutputs, Postprocess, check_outputs
 from firstline_core.types import Array, TensorSpec
 
 TASK = Anomaly()
-NAN = float("nan")
 
 
 def decisions(*anomalous: int, score: float = 1.0) -> dict[str, Array]:
@@ -44,7 +43,6 @@ def test_scores_follow_the_distance_from_the_operating_score() -> None:
     assert TASK.score("decisiveness", decisions(0, 1, 1), evidence).tolist() == [0.75, 0, 0.5]
     assert TASK.score("normality", decisions(0, 1, 1), evidence).tolist() == [0.875, 0.5, 0.25]
     assert TASK.supposed_losses(decisions(0, 1, 1), evidence).tolist() == [0.125, 0.5, 0.25]
-    assert TASK.features(decisions(0, 1, 1), evidence).shape == (3, TASK.feature_count)
     assert TASK.unscored("decisiveness", ()) == ""
     with pytest.raises(InvalidTensorError, match="distance from the operating score"):
         TASK.score("normality", decisions(0), {})
@@ -87,16 +85,10 @@ def test_an_answer_for_people() -> None:
 
 
 @pytest.mark.parametrize(
-    ("actual", "expected"),
-    [(decisions(1, score=101), 0.01), (decisions(1, 1, score=100), np.inf), (decisions(1, score=NAN), np.inf)],
+    ("actual", "expected"), [(decisions(1, score=101), 0.01), (decisions(1, 1, score=100), np.inf)]
 )
 def test_difference_is_relative_to_large_scores(actual: dict[str, Array], expected: float) -> None:
     assert TASK.difference(decisions(1, score=100), actual) == pytest.approx(expected)
-
-
-def test_nan_is_refused() -> None:
-    with pytest.raises(InferenceError, match="NaN or infinity in 'score'"):
-        check_outputs(TASK.declared(rounded=False, cut=False), decisions(0, score=NAN), 1)
 
 
 def compiled(*steps: Any) -> Postprocess:

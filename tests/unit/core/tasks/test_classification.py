@@ -179,9 +179,6 @@ class TestClassification:
     def test_supposed_losses_are_the_missing_probability(self) -> None:
         np.testing.assert_allclose(TASK.supposed_losses(answers([0.5, 0.3, 0.2]), {}), [0.5])
 
-    def test_features_have_the_declared_number(self) -> None:
-        assert TASK.features(answers([0.5, 0.3, 0.2]), {}).shape == (1, TASK.feature_count)
-
     def test_the_difference_is_that_of_a_probability(self) -> None:
         expected = answers([0.5, 0.3, 0.2], [0.1, 0.2, 0.7])
         assert TASK.difference(expected, answers([0.5, 0.3, 0.2], [0.1, 0.3, 0.6])) == pytest.approx(0.1)
@@ -303,7 +300,6 @@ def test_scores_of_independent_labels_are_of_the_least_certain_one() -> None:
     assert TAGS.score("margin", found, {}, temperature=2) == pytest.approx([0.2087, 0], abs=1e-3)
     assert TAGS.score("entropy", tags([0.5, 0.5, 0.5], [1, 0, 1]), {}) == pytest.approx([0, 1], abs=1e-5)
     assert TAGS.supposed_losses(found, {}) == pytest.approx([1 - 0.9 * 0.7 * 0.98, 0.5], abs=1e-5)
-    assert TAGS.features(found, {}).shape == (2, TAGS.feature_count)
     assert "labels that exclude each other" in TAGS.unscored("energy", (Softmax(),))
     with pytest.raises(InvalidTensorError, match="labels that exclude each other"):
         TAGS.score("energy", found, {})

@@ -167,26 +167,18 @@ def _served(folder: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize("tier", ["agent", "gateway"])
-async def test_both_tiers_answer_although_functions_of_the_task_fail(
-    tier: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("kind", "entry"), [("triage", "triage = triage_task:Triage"), ("failing", "failing = triage_task:Failing")]
+)
+async def test_both_tiers_answer_with_an_installed_task(
+    tier: str, kind: str, entry: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    install(tmp_path / "site", monkeypatch, "failing = triage_task:Failing")
-    _served(tmp_path / "models" / "triage", "failing")
+    """Also with one whose functions fail, which only leaves the confidence out."""
+    install(tmp_path / "site", monkeypatch, entry)
+    _served(tmp_path / "models" / "triage", kind)
     async with either_tier(tier, tmp_path) as (url, _), httpx.AsyncClient(base_url=url, trust_env=False) as client:
         found = await client.post("/firstline/v1/models/triage/infer", json={NUMBERS.name: [[0, 2]]})
         assert (found.status_code, found.json()["label"]) == (200, "b"), found.text
-        assert found.json().get("confidence") is None
-
-
-@pytest.mark.parametrize("tier", ["agent", "gateway"])
-async def test_both_tiers_answer_with_an_installed_task(
-    tier: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    install(tmp_path / "site", monkeypatch)
-    _served(tmp_path / "models" / "triage", "triage")
-    async with either_tier(tier, tmp_path) as (url, _), httpx.AsyncClient(base_url=url, trust_env=False) as client:
-        row = {NUMBERS.name: [[0, 2]]}
-        found = await client.post("/firstline/v1/models/triage/infer", json=row)
-        assert (found.status_code, found.json()["label"]) == (200, "b"), found.text
+        assert kind == "triage" or found.json().get("confidence") is None
         metadata = (await client.get("/v2/models/triage")).json()
-        assert metadata["task"]["kind"] == "triage"
+        assert metadata["task"]["kind"] == kind

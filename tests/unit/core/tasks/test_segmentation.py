@@ -172,7 +172,6 @@ def test_groups_and_difference() -> None:
     assert TASK.difference(masks(HALF), masks(QUARTER)) == 0.25
     assert TASK.difference(masks(HALF), masks(HALF, confidence=0.25)) == 0.25
     assert TASK.difference(masks(HALF), masks(HALF, HALF)) == np.inf
-    assert TASK.difference(masks(HALF), masks(HALF, confidence=np.nan)) == np.inf
 
 
 @pytest.mark.parametrize(
