@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from asyncio import to_thread, wrap_future
+from asyncio import wrap_future
 from collections.abc import Sequence
 from typing import Any
 
@@ -78,17 +78,15 @@ async def _bundle(contracts: ContractMonitor, repository: Repository, bundle: st
     pools = [pool for pool in contracts.pools() if pool.key.bundle == bundle]
     if not pools:
         repository.versions(bundle)  # raises if the bundle is not served either
-    keys = [pool.key for pool in pools]
-    contributions = await to_thread(contracts.contributions, keys, _DEVICES_SHOWN)
-    evidence = await to_thread(contracts.evidence, keys)
+    details = await contracts.details([pool.key for pool in pools], _DEVICES_SHOWN)
     alarms = [alarm for alarm in contracts.device_alarms() if alarm.model.name == bundle]
-    named = {one.device for of_pool in contributions.values() for one in of_pool} | {one.device for one in alarms}
+    named = {one.device for of_pool, _ in details.values() for one in of_pool} | {one.device for one in alarms}
     shown = {name for name in named if await sees(name)}
     described = [
         _described(contracts, repository, pool)
         | {
-            "contributions": [_contribution(one) for one in contributions[pool.key] if one.device in shown],
-            "evidence": [asdict(one) for one in evidence[pool.key]],
+            "contributions": [_contribution(one) for one in details[pool.key][0] if one.device in shown],
+            "evidence": [asdict(one) for one in details[pool.key][1]],
         }
         for pool in pools
     ]

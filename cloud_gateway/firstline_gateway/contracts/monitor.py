@@ -127,23 +127,17 @@ class ContractMonitor:
         """Returns the number of devices with audits in a pool, as of the latest refresh."""
         return self._contributors.get(key, 0)
 
-    def contributions(self, keys: Iterable[PoolKey], limit: int) -> dict[PoolKey, list[Contribution]]:
-        """Returns the contributors to each pool, most disagreements first; blocks.
+    async def details(
+        self, keys: Iterable[PoolKey], limit: int
+    ) -> dict[PoolKey, tuple[list[Contribution], list[Evidence]]]:
+        """Returns the contributors to each pool, most disagreements first, and the pool over time.
 
         Raises:
-            CapacityError: the store refuses.
+            StoreUnavailableError: the store refuses, or does not answer.
         """
-        with self.store.database.reading() as connection:
-            return {key: records.contributions(connection, key, limit) for key in keys}
-
-    def evidence(self, keys: Iterable[PoolKey]) -> dict[PoolKey, list[Evidence]]:
-        """Returns each pool over time; blocks.
-
-        Raises:
-            CapacityError: the store refuses.
-        """
-        with self.store.database.reading() as connection:
-            return {key: records.evidence(connection, key) for key in keys}
+        return await self.store.read(
+            lambda on: {key: (records.contributions(on, key, limit), records.evidence(on, key)) for key in keys}
+        )
 
     def devices_last_hour(self, model: ModelKey) -> int:
         """Returns the number of devices that requested a version within the last hour."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import itertools
 import threading
@@ -109,7 +110,7 @@ class Bench:
     def shares(self, limit: int) -> list[Contribution]:
         """Of the one pool."""
         (pool,) = self.monitor.pools()
-        return self.monitor.contributions([pool.key], limit)[pool.key]
+        return asyncio.run(self.monitor.details([pool.key], limit))[pool.key][0]
 
     def counted(self) -> int:
         return sum(pool.state.audits for pool in self.monitor.pools())
