@@ -8,9 +8,10 @@ import math
 import zipfile
 import zlib
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -19,7 +20,7 @@ from firstline_core.errors import ConfigError
 from firstline_core.storage.files import naming, read_limited, unreadable
 from firstline_core.storage.structs import fault_of
 from firstline_core.telemetry.wording import counted
-from firstline_core.types import DATATYPES, Array
+from firstline_core.types import DATATYPES, Array, object_array
 
 TABLE_LIMIT_BYTES = 256 * 1024 * 1024
 """Largest file of text."""
@@ -30,73 +31,45 @@ COLUMN_LIMIT_BYTES = 2 * 1024 * 1024 * 1024
 SUFFIXES = (".csv", ".jsonl", ".ndjson", ".npz", ".parquet")
 
 
-class Table(Protocol):
+@dataclass(frozen=True, slots=True, eq=False)
+class Table:
     """Rows with named columns.
 
     Attributes:
         path: of the file.
         columns: their names.
+        rows: number of rows.
+        column: returns the values of a column by its name, one for each row. A cell of text, as in CSV, is a `str`; it
+            may hold a number or a JSON array. None is a value that is absent. A column that cannot be read is a
+            `ConfigError`.
+        lines: line of each row; () for a file without lines, whose rows are counted from 1 in messages.
         unused: names of arrays that are no columns, because they do not have the rows.
     """
 
-    @property
-    def path(self) -> Path: ...
+    path: Path
+    columns: tuple[str, ...]
+    rows: int
+    column: Callable[[str], Sequence[Any]]
+    lines: Sequence[int] = ()
+    unused: tuple[str, ...] = ()
 
-    @property
-    def columns(self) -> Sequence[str]: ...
-
-    @property
-    def unused(self) -> Sequence[str]: ...
-
-    def __len__(self) -> int: ...
+    def __len__(self) -> int:
+        return self.rows
 
     def where(self, row: int) -> str:
         """Returns the file and the line or row, for messages."""
+        return f"{self.path}:{self.lines[row]}" if self.lines else f"{self.path} row {row + 1}"
 
     def line(self, row: int) -> int:
         """Returns the row's line in the file; 0 in a file without lines."""
-
-    def column(self, name: str) -> Sequence[Any]:
-        """Returns the values of a column, one for each row.
-
-        A cell of text, as in CSV, is a `str`; it may hold a number or a JSON array. None is a value that is absent.
-
-        Raises:
-            ConfigError: the column cannot be read.
-        """
+        return self.lines[row] if self.lines else 0
 
 
-class TextTable:
-    """Rows of a text file, each with its line.
-
-    Attributes:
-        path: of the file.
-        columns: their names.
-        unused: nothing.
-    """
-
-    unused = ()
-
-    def __init__(
-        self, path: Path, columns: Sequence[str], rows: Sequence[dict[str, Any]], lines: Sequence[int]
-    ) -> None:
-        self.path, self.columns = path, tuple(columns)
-        self._rows, self._lines = rows, lines
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def where(self, row: int) -> str:
-        return f"{self.path}:{self._lines[row]}"
-
-    def line(self, row: int) -> int:
-        return self._lines[row]
-
-    def column(self, name: str) -> Sequence[Any]:
-        return [row.get(name) for row in self._rows]
+def _text_table(path: Path, columns: Iterable[str], rows: Sequence[dict[str, Any]], lines: Sequence[int]) -> Table:
+    return Table(path, tuple(columns), len(rows), lambda name: [row.get(name) for row in rows], lines)
 
 
-def read_csv(path: Path) -> TextTable:
+def read_csv(path: Path) -> Table:
     """Reads a CSV file; see `parse_csv`.
 
     Raises:
@@ -105,7 +78,7 @@ def read_csv(path: Path) -> TextTable:
     return parse_csv(_content(path), path)
 
 
-def parse_csv(content: bytes, path: Path | str) -> TextTable:
+def parse_csv(content: bytes, path: Path | str) -> Table:
     """Reads CSV whose first line names the columns; spaces around these names and before cells are ignored.
 
     Args:
@@ -141,7 +114,7 @@ def parse_csv(content: bytes, path: Path | str) -> TextTable:
         if str(error) == "unexpected end of data":
             raise ConfigError(f"{path}:{line} opens a quote that is not closed; close it.") from error
         raise ConfigError(f"{path}:{line} is not CSV ({error}); save it as CSV again.") from error
-    return TextTable(Path(path), columns, rows, lines)
+    return _text_table(Path(path), columns, rows, lines)
 
 
 def one_column(columns: Sequence[str]) -> str:
@@ -151,7 +124,7 @@ def one_column(columns: Sequence[str]) -> str:
     return ""
 
 
-def read_json_lines(path: Path) -> TextTable:
+def read_json_lines(path: Path) -> Table:
     """Reads a file with one JSON object a line; the columns are the keys of all.
 
     Raises:
@@ -172,7 +145,7 @@ def read_json_lines(path: Path) -> TextTable:
         rows.append(row)
         lines.append(number)
         columns |= dict.fromkeys(row)
-    return TextTable(path, tuple(columns), rows, lines)
+    return _text_table(path, columns, rows, lines)
 
 
 def _content(path: Path) -> bytes:
@@ -180,24 +153,8 @@ def _content(path: Path) -> bytes:
         return read_limited(path, TABLE_LIMIT_BYTES)
 
 
-class _Rows:
-    """A file without lines: its rows are counted from 1 in messages."""
-
-    def __init__(self, path: Path, columns: Sequence[str], count: int, unused: Sequence[str] = ()) -> None:
-        self.path, self.columns, self.unused, self._count = path, tuple(columns), tuple(unused), count
-
-    def __len__(self) -> int:
-        return self._count
-
-    def where(self, row: int) -> str:
-        return f"{self.path} row {row + 1}"
-
-    def line(self, row: int) -> int:
-        return 0
-
-
-class NpzTable(_Rows):
-    """Arrays of an NPZ file, whose first axes are the rows.
+def read_npz(path: Path, named: Collection[str] = ()) -> Table:
+    """Opens the arrays of an NPZ file, whose first axes are the rows.
 
     The arrays that are named say how many rows there are. Other arrays are columns if they have equally many.
 
@@ -209,44 +166,40 @@ class NpzTable(_Rows):
         ConfigError: the file cannot be read, or an array that is named is too large, holds Python objects, has no rows,
             or has another number of them.
     """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            members = {
+                info.filename.removesuffix(".npy"): info.filename
+                for info in archive.infolist()
+                if info.filename.endswith(".npy")
+            }
+            wanted = {name for name in members if name in named} or set(members)
+            shapes = {name: _npy_header(archive, members[name], path) for name in wanted}
+            others = {name: _shape(archive, members[name], path) for name in members if name not in wanted}
+    except (*_DAMAGED, OSError) as error:
+        raise ConfigError(
+            f"{path} cannot be read as an NPZ file ({fault_of(error)}); save it with numpy.savez(FILE, NAME=ARRAY)."
+        ) from error
+    counts = {name: shapes[name][0] for name in members if shapes.get(name)}
+    if not counts:
+        raise ConfigError(f"{path} holds no array of rows; save it with numpy.savez(FILE, NAME=ARRAY).")
+    if len(set(counts.values())) > 1:
+        lengths = ", ".join(f"'{name}' {length}" for name, length in counts.items())
+        raise ConfigError(f"The arrays of {path} have different numbers of rows: {lengths}; save equally many of each.")
+    rows = next(iter(counts.values()))
+    columns = tuple(name for name in members if name in counts or others.get(name, ())[:1] == (rows,))
 
-    def __init__(self, path: Path, named: Collection[str] = ()) -> None:
+    def column(name: str) -> Sequence[Any]:
         try:
             with zipfile.ZipFile(path) as archive:
-                members = {
-                    info.filename.removesuffix(".npy"): info.filename
-                    for info in archive.infolist()
-                    if info.filename.endswith(".npy")
-                }
-                wanted = {name for name in members if name in named} or set(members)
-                shapes = {name: _npy_header(archive, members[name], path) for name in wanted}
-                others = {name: _shape(archive, members[name], path) for name in members if name not in wanted}
-        except (*_DAMAGED, OSError) as error:
-            raise ConfigError(
-                f"{path} cannot be read as an NPZ file ({fault_of(error)}); save it with numpy.savez(FILE, NAME=ARRAY)."
-            ) from error
-        counts = {name: shapes[name][0] for name in members if shapes.get(name)}
-        if not counts:
-            raise ConfigError(f"{path} holds no array of rows; save it with numpy.savez(FILE, NAME=ARRAY).")
-        if len(set(counts.values())) > 1:
-            lengths = ", ".join(f"'{name}' {length}" for name, length in counts.items())
-            raise ConfigError(
-                f"The arrays of {path} have different numbers of rows: {lengths}; save equally many of each."
-            )
-        rows = next(iter(counts.values()))
-        columns = [name for name in members if name in counts or others.get(name, ())[:1] == (rows,)]
-        super().__init__(path, columns, rows, [name for name in members if name not in columns])
-        self._members = members
-
-    def column(self, name: str) -> Sequence[Any]:
-        try:
-            with zipfile.ZipFile(self.path) as archive:
-                _npy_header(archive, self._members[name], self.path)
-                with archive.open(self._members[name]) as stream:
+                _npy_header(archive, members[name], path)
+                with archive.open(members[name]) as stream:
                     array: Array = np.lib.format.read_array(stream, allow_pickle=False)
         except (*_DAMAGED, OSError) as error:
-            raise ConfigError(f"Array '{name}' of {self.path} cannot be read: {error}.") from error
+            raise ConfigError(f"Array '{name}' of {path} cannot be read: {error}.") from error
         return array  # type: ignore[return-value]  # an array is a sequence of its rows
+
+    return Table(path, columns, rows, column, unused=tuple(name for name in members if name not in columns))
 
 
 _DAMAGED = (
@@ -290,48 +243,50 @@ def _shape(archive: zipfile.ZipFile, member: str, path: Path) -> tuple[int, ...]
         return ()
 
 
-class ParquetTable(_Rows):
-    """Columns of a Parquet file, read by pyarrow."""
+def read_parquet(path: Path) -> Table:
+    """Opens a Parquet file; pyarrow reads its columns.
 
-    def __init__(self, path: Path) -> None:
-        try:
-            import pyarrow
-            import pyarrow.parquet
-        except ImportError as error:
-            raise ConfigError("Parquet files are read by pyarrow: pip install 'firstline[data]'.") from error
-        self._errors = (
-            pyarrow.ArrowException,
-            OSError,
-            ValueError,
-            TypeError,
-            NotImplementedError,
-            IndexError,
-            OverflowError,
-        )
-        try:
-            with pyarrow.parquet.ParquetFile(path) as opened:
-                super().__init__(path, opened.schema_arrow.names, opened.metadata.num_rows)
-        except self._errors as error:
-            raise ConfigError(
-                f"{path} cannot be read as a Parquet file: it is empty, damaged or not Parquet; write it again."
-            ) from error
+    Raises:
+        ConfigError: it cannot be read, or pyarrow is not installed.
+    """
+    try:
+        import pyarrow
+        from pyarrow.parquet import ParquetFile
+    except ImportError as error:
+        raise ConfigError("Parquet files are read by pyarrow: pip install 'firstline[data]'.") from error
+    damaged = (
+        pyarrow.ArrowException,
+        OSError,
+        ValueError,
+        TypeError,
+        NotImplementedError,
+        IndexError,
+        OverflowError,
+    )
+    try:
+        with ParquetFile(path) as opened:
+            columns, rows = tuple(opened.schema_arrow.names), opened.metadata.num_rows
+    except damaged as error:
+        raise ConfigError(
+            f"{path} cannot be read as a Parquet file: it is empty, damaged or not Parquet; write it again."
+        ) from error
 
-    def column(self, name: str) -> Sequence[Any]:
-        import pyarrow.parquet
-
+    def column(name: str) -> Sequence[Any]:
         values, size_bytes = list[Any](), 0
         try:
-            with pyarrow.parquet.ParquetFile(self.path) as opened:
+            with ParquetFile(path) as opened:
                 for batch in opened.iter_batches(columns=[name]):
                     size_bytes += batch.nbytes
                     if size_bytes > COLUMN_LIMIT_BYTES:
-                        raise ConfigError(f"Column '{name}' of {self.path} has more than {COLUMN_LIMIT_BYTES} bytes.")
+                        raise ConfigError(f"Column '{name}' of {path} has more than {COLUMN_LIMIT_BYTES} bytes.")
                     values += batch.column(0).to_pylist()
-        except self._errors as error:
-            raise ConfigError(f"Column '{name}' of {self.path} cannot be read: {str(error).rstrip('.')}.") from error
-        if len(values) != len(self):
-            raise ConfigError(f"Column '{name}' of {self.path} has {len(values)} rows instead of {len(self)}.")
+        except damaged as error:
+            raise ConfigError(f"Column '{name}' of {path} cannot be read: {str(error).rstrip('.')}.") from error
+        if len(values) != rows:
+            raise ConfigError(f"Column '{name}' of {path} has {len(values)} rows instead of {rows}.")
         return values
+
+    return Table(path, columns, rows, column)
 
 
 def read_table(path: Path, named: Collection[str] = ()) -> Table:
@@ -339,7 +294,7 @@ def read_table(path: Path, named: Collection[str] = ()) -> Table:
 
     Args:
         path: of the file.
-        named: see `NpzTable`.
+        named: see `read_npz`.
 
     Raises:
         ConfigError: it cannot be read.
@@ -348,9 +303,9 @@ def read_table(path: Path, named: Collection[str] = ()) -> Table:
         case ".csv":
             return read_csv(path)
         case ".npz":
-            return NpzTable(path, named)
+            return read_npz(path, named)
         case ".parquet":
-            return ParquetTable(path)
+            return read_parquet(path)
         case _:
             return read_json_lines(path)
 
@@ -433,9 +388,8 @@ def _texts(given: Array, value: Any, where: str) -> Array:
     listed = values if isinstance(values, list) else [values]
     if not all(isinstance(one, str | bytes) for one in listed):
         raise ConfigError(f"{where} is {_short(value)}, and the model takes text.")
-    array = np.empty(len(listed), object)
     try:
-        array[:] = [one.encode() if isinstance(one, str) else one for one in listed]
+        array = object_array([one.encode() if isinstance(one, str) else one for one in listed])
     except UnicodeEncodeError as error:
         raise ConfigError(f"{where} is not text in UTF-8: {error}.") from error
     return array if given.ndim else array.reshape(())
