@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import repeat
 from pathlib import Path
 from typing import Literal
 
@@ -222,106 +221,86 @@ def _certify_events(bundle: Bundle, evidence: Evidence, terms: Terms, placing: E
         counting = np.logical_or.reduce([event.counts for event in events.values()])
         enough = default_fraction(len(evidence.units(every[counting], seed)))
         fraction = SELECT_FRACTION if len(promises) > 1 else enough
-    selection = select(
-        evidence.edge,
-        np.maximum.reduce([event.loss for event in events.values()]),
-        own=bundle.manifest.policy.score,
-        own_scores=evidence.scores,
-        targets=_targets(evidence, labelled=False),
-        clusters=evidence.clusters,
-        name=terms.score,
-        fraction=fraction,
-        seed=seed,
-    )
-    _require_confidence(evidence, selection)
-    scores, rest, part = selection.scores, selection.rest, _selection_rows(selection)
-    places: list[NDArray[np.float64]] | None = None
+    losses = np.maximum.reduce([event.loss for event in events.values()])
+    selection = _select(bundle, evidence, replace(terms, select_fraction=fraction), "disagreement", losses)
+    scores, rest, part = selection.scores, selection.rest, selection.part
+    places: dict[str, NDArray[np.float64]] | None = None
     if placing is not None and len(promises) > 1:
         placed = task.events_of(promises, placing.edge.outputs, placing.full)
         placed_scores = scores_by(placing.edge, selection.score, bundle.manifest.policy.score, placing.scores)
-        places = [placed_scores[event.counts] for event in placed.values()]
+        places = {name: placed_scores[event.counts] for name, event in placed.items()}
     elif len(part):
-        places = [scores[part[event.counts[part]]] for event in events.values()]
-    losses = {name: event.loss for name, event in events.items()}
-    rows = {name: evidence.units(rest[event.counts[rest]], seed) for name, event in events.items()}
-    found = _prove_promises(promises, scores, losses, rows, places, seed=seed)
-
-    def broken_by(name: str, place: NDArray[np.floating] | None) -> BrokenPromise:
-        def is_proved(bound: EventBound) -> bool:
-            starts = None if place is None else [place]
-            return _prove_promises({name: bound}, scores, losses, rows, starts, seed=seed).certified
-
-        return broken_promise(scores[rows[name]], losses[name][rows[name]], promises[name], is_proved)
-
-    broken = {
-        name: broken_by(name, place)
-        for name, place in zip(promises, places or repeat(None, len(promises)), strict=True)
-        if found.events[name].risk_upper is None and name not in found.alone
-    }
+        places = {name: scores[part[event.counts[part]]] for name, event in events.items()}
+    test = _EventsTest(
+        scores,
+        {name: event.loss for name, event in events.items()},
+        {name: evidence.units(rest[event.counts[rest]], seed) for name, event in events.items()},
+        places,
+        seed,
+    )
+    found = test.prove(promises)
     kept = 0.0 if found.threshold is None else float((scores[rest] >= found.threshold).mean())
-    result = replace(found, kept=kept, n=len(evidence.units(rest, seed)))
     certification = Certification(
         evidence.variant,
         selection,
-        result,
+        replace(found, kept=kept, n=len(evidence.units(rest, seed))),
         terms,
         sequences=evidence.sequences,
         unpromised=unpromised(evidence, rest, promises, seed),
-        broken=broken,
+        broken={
+            name: test.broken(name, bound)
+            for name, bound in promises.items()
+            if found.events[name].risk_upper is None and name not in found.alone
+        },
     )
     return _with_certificate(bundle, certification, audit_epsilon=None, contract="events")
 
 
-def _prove_promises(
-    promises: Mapping[str, EventBound],
-    scores: NDArray[np.floating],
-    losses: Mapping[str, NDArray[np.floating]],
-    rows: Mapping[str, NDArray[np.intp]],
-    places: Sequence[NDArray[np.floating]] | None,
-    *,
-    seed: int,
-    weights: NDArray[np.float64] | None = None,
-) -> EventsResult:
-    """Tests promises about events.
+@dataclass(frozen=True, slots=True, eq=False)
+class _EventsTest:
+    """The rows that test promises about events.
 
-    Args:
-        promises: by event.
+    Attributes:
         scores: (n,) of all rows.
         losses: (n,) by event.
         rows: positions of the rows that certify an event; all others have no influence on its test.
-        places: for each event, the scores of the rows that decide where testing starts; None if no rows are set aside.
+        places: by event, the scores of the rows that decide where testing starts; None if no rows are set aside.
         seed: of ties and bets.
         weights: (n,) of rows with different sampling probabilities.
     """
-    starts = None
-    if places is not None:
-        starts = event_starts(
-            places,
-            [len(rows[name]) for name in promises],
-            [(bound.epsilon, bound.delta) for bound in promises.values()],
-        )
-    found = certify_events(
-        {
-            name: EventRows(
-                scores[rows[name]],
-                losses[name][rows[name]],
-                bound.epsilon,
-                bound.delta,
-                None if weights is None else weights[rows[name]],
+
+    scores: NDArray[np.floating]
+    losses: Mapping[str, NDArray[np.floating]]
+    rows: Mapping[str, NDArray[np.intp]]
+    places: Mapping[str, NDArray[np.floating]] | None
+    seed: int
+    weights: NDArray[np.float64] | None = None
+
+    def prove(self, promises: Mapping[str, EventBound]) -> EventsResult:
+        """Tests promises together, all of them at one threshold; if that fails, also each one alone."""
+        starts = None
+        if self.places is not None:
+            starts = event_starts(
+                [self.places[name] for name in promises],
+                [len(self.rows[name]) for name in promises],
+                [(bound.epsilon, bound.delta) for bound in promises.values()],
             )
-            for name, bound in promises.items()
-        },
-        starts=None if len(promises) == 1 and not starts else starts,
-        seed=seed,
-    )
-    if found.certified or len(promises) == 1 or places is None:
-        return found
-    alone = (
-        name
-        for (name, bound), place in zip(promises.items(), places, strict=True)
-        if _prove_promises({name: bound}, scores, losses, rows, [place], seed=seed, weights=weights).certified
-    )
-    return replace(found, alone=tuple(alone))
+        tested = {}
+        for name, bound in promises.items():
+            rows = self.rows[name]
+            weights = None if self.weights is None else self.weights[rows]
+            tested[name] = EventRows(self.scores[rows], self.losses[name][rows], bound.epsilon, bound.delta, weights)
+        found = certify_events(tested, starts=None if len(promises) == 1 and not starts else starts, seed=self.seed)
+        if found.certified or len(promises) == 1 or self.places is None:
+            return found
+        return replace(found, alone=tuple(name for name in promises if self.prove({name: promises[name]}).certified))
+
+    def broken(self, name: str, bound: EventBound) -> BrokenPromise:
+        """Returns what breaks a promise that was not proved."""
+        rows = self.rows[name]
+        return broken_promise(
+            self.scores[rows], self.losses[name][rows], bound, lambda other: self.prove({name: other}).certified
+        )
 
 
 def certify_stream_bundle(bundle: Bundle, evidence: Evidence, terms: Terms) -> Certification:
@@ -335,7 +314,7 @@ def certify_stream_bundle(bundle: Bundle, evidence: Evidence, terms: Terms) -> C
     """
     selection = _select(bundle, evidence, terms, "harm")
     costs = net_loss(*(1 - evidence.truth_losses(outputs) for outputs in (evidence.edge.outputs, evidence.full)))
-    rows, part = evidence.units(selection.rest, terms.seed), _selection_rows(selection)
+    rows, part = evidence.units(selection.rest, terms.seed), selection.part
     result = certify_stream(
         selection.scores[rows],
         costs[rows],
@@ -397,7 +376,7 @@ def _certify_all_groups(
     scores, rows = selection.scores, evidence.units(selection.rest, terms.seed)
     certifying = Counter(groups[at] for at in rows.tolist())
     members: dict[str, list[int]] = {}
-    for at in _selection_rows(selection).tolist():
+    for at in selection.part.tolist():
         members.setdefault(groups[at], []).append(at)
     results = certify_groups(
         scores[rows],
@@ -451,7 +430,7 @@ def certify_field(
     result = certify_weighted(
         values, losses, weights, terms.epsilon, terms.delta, select_fraction=fraction, seed=terms.seed
     )
-    selection = Selection(bundle.manifest.policy.score, None, {}, None, 0, np.arange(len(values)), values)
+    selection = Selection(bundle.manifest.policy.score, np.arange(len(values)), values)
     found = Certification(variant, selection, result, terms, graded=is_graded(losses))
     return _with_certificate(bundle, found, audit_epsilon=terms.epsilon, weights=np.asarray(weights, np.float64))
 
@@ -501,19 +480,18 @@ def certify_field_promises(
         several = len(promises) > 1
         fraction = SELECT_FRACTION if several else default_fraction(sum(map(np.count_nonzero, can_occur.values())))
     part, rest = split(len(values), fraction, seed)
-    found = _prove_promises(
-        promises,
+    found = _EventsTest(
         values,
         by_event,
         {name: rest[counts[rest]] for name, counts in can_occur.items()},
-        [values[part[counts[part]]] for counts in can_occur.values()] if len(part) else None,
-        seed=seed,
-        weights=weight_array,
-    )
+        {name: values[part[counts[part]]] for name, counts in can_occur.items()} if len(part) else None,
+        seed,
+        weight_array,
+    ).prove(promises)
     accepted = values[rest] >= (np.inf if found.threshold is None else found.threshold)
     kept = float(weight_array[rest][accepted].sum() / weight_array[rest].sum())
     result = replace(found, kept=kept, n=len(rest))
-    selection = Selection(bundle.manifest.policy.score, None, {}, None, 0, rest, values)
+    selection = Selection(bundle.manifest.policy.score, rest, values)
     renewed = Certification(variant, selection, result, terms.about(promises))
     return _with_certificate(bundle, renewed, audit_epsilon=None, contract="events", weights=weight_array)
 
@@ -549,11 +527,14 @@ def auditable_epsilon(terms: Terms, differs: Scores) -> float:
     return tests.upper_bound(rows, terms.delta)
 
 
-def _select(bundle: Bundle, evidence: Evidence, terms: Terms, contract: EdgeContract) -> Selection:
+def _select(
+    bundle: Bundle, evidence: Evidence, terms: Terms, contract: EdgeContract, losses: Scores | None = None
+) -> Selection:
+    """Lets a part of the rows decide, by the losses of a contract or by given ones."""
     harm = contract == "harm"
     selection = select(
         evidence.edge,
-        evidence.losses(contract),
+        evidence.losses(contract) if losses is None else losses,
         own=bundle.manifest.policy.score,
         own_scores=evidence.scores,
         targets=_targets(evidence, labelled=harm),
@@ -626,11 +607,6 @@ def _targets(evidence: Evidence, *, labelled: bool) -> NDArray[np.int64] | None:
         return labels
     likeliest: NDArray[np.int64] = evidence.full[PROBABILITIES].argmax(axis=1)
     return likeliest
-
-
-def _selection_rows(selection: Selection) -> NDArray[np.intp]:
-    """Returns the positions of the rows that decided."""
-    return np.setdiff1d(np.arange(len(selection.scores)), selection.rest)
 
 
 def _found(evidence: Evidence, selection: Selection, result: CertificationResult, terms: Terms) -> Certification:

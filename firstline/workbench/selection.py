@@ -7,10 +7,9 @@ of 300 trials. `bench/routing/contract.py` repeats this procedure on data whose 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from importlib import import_module
+from dataclasses import dataclass, field
 from importlib.util import find_spec
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -30,6 +29,14 @@ Losses = NDArray[np.floating] | NDArray[np.bool_]
 
 SELECTS_FROM_ROWS = 1500
 SELECT_FRACTION = 0.1
+BEST, BUNDLE, LEARNED = "best", "bundle", "learned"
+"""Names of scores: the best on the selection part, the bundle's own, and one that is fitted."""
+_FOLDS = 5
+_AT_TIES = "margin"  # of two labels, it separates answers as the highest probability does
+# Strong shrinkage: a selection part of hundreds of rows has few losses in each class.
+_INVERSE_PENALTY = 0.1
+_INVERSE_PENALTY_A_LOSS = 0.001
+_PRIOR_SCALE = 10.0  # a feature ten times as large pays a hundredth of the penalty for the same effect
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -89,21 +96,26 @@ class Selection:
 
     Attributes:
         score: the score that is certified.
+        rest: (rows,) positions of the remaining rows, which certify.
+        scores: (n,) scores of all rows, including the selection part.
+        part: (rows,) positions of the selection rows.
         value: learned P(loss); None if it could not be learned.
         aurocs: cross-validated AUROC of each candidate on the selection part; empty without a comparison.
         starts: where testing starts; None if the certifying rows decide.
-        used: number of selection rows.
-        rest: (rows,) positions of the remaining rows, which certify.
-        scores: (n,) scores of all rows, including the selection part.
     """
 
     score: Score
-    value: Logistic | None
-    aurocs: Mapping[str, float]
-    starts: tuple[Start, ...] | None
-    used: int
     rest: NDArray[np.intp]
     scores: NDArray[np.float64]
+    part: NDArray[np.intp] = field(default_factory=lambda: np.zeros(0, np.intp))
+    value: Logistic | None = None
+    aurocs: Mapping[str, float] = field(default_factory=dict)
+    starts: tuple[Start, ...] | None = None
+
+    @property
+    def used(self) -> int:
+        """Returns the number of selection rows."""
+        return len(self.part)
 
 
 def default_fraction(rows: int) -> float:
@@ -148,7 +160,7 @@ def select(
     targets: NDArray[np.int64] | None = None,
     disagreements: Losses | None = None,
     clusters: Sequence[str] = (),
-    name: str = "best",
+    name: str = BEST,
     fraction: float | None = None,
     seed: int = 0,
 ) -> Selection:
@@ -178,7 +190,7 @@ def select(
     part, rest = split_clusters(clusters, share, seed) if clusters else split(len(losses), share, seed)
     if not len(part):
         score = _named(name, own, own.temperature)
-        return Selection(score, None, {}, None, 0, rest, scores_by(edge, score, own, own_scores))
+        return Selection(score, rest, scores_by(edge, score, own, own_scores))
     temperature = 1.0
     if targets is not None:
         temperature = fit_temperature(edge.outputs[PROBABILITIES][part], targets[part])
@@ -190,7 +202,7 @@ def select(
         own=(own, own_scores[part].astype(np.float32)),
         seed=seed,
     )
-    value = choice.learned  # the same fit, where it is the score
+    value = choice.declared.learned  # the same fit, where it is the score
     inputs = selecting.features()
     if choice.aurocs and inputs is not None and can_learn():
         if disagreements is not None and not (disagreements[part] > 0).all():
@@ -205,7 +217,7 @@ def select(
         score = choice.declared if name == BEST else _named(name, own, temperature)
     scores = scores_by(edge, score, own, own_scores)
     starts = starts_at(scores[part], start_shares(len(rest)))
-    return Selection(score, value, choice.aurocs, starts, len(part), rest, scores)
+    return Selection(score, rest, scores, part, value, choice.aurocs, starts)
 
 
 def scores_by(edge: EdgeRows, score: Score, own: Score, own_scores: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -246,29 +258,16 @@ def split_clusters(clusters: Sequence[str], share: float, seed: int) -> tuple[ND
 
 def _named(name: str, own: Score, temperature: float) -> Score:
     """Returns a score that needs no fit except its temperature."""
-    match name:
-        case "best" | "bundle":
-            return own
-        case "graph":
-            if own.kind != "graph":
-                raise ConfigError("The bundle has no score graph.")
-            return own
-        case _:
-            return Score(name, temperature)
+    if name in (BEST, BUNDLE):
+        return own
+    if name != "graph":
+        return Score(name, temperature)
+    if own.kind != "graph":
+        raise ConfigError("The bundle has no score graph.")
+    return own
 
 
-BEST, BUNDLE, LEARNED = "best", "bundle", "learned"
-"""Names of scores: the best on the selection part, the bundle's own, and one that is fitted."""
-_FOLDS = 5
-_AT_TIES = "margin"  # of two labels, it separates answers as the highest probability does
-# Strong shrinkage: a selection part of hundreds of rows has few losses in each class.
-_INVERSE_PENALTY = 0.1
-_INVERSE_PENALTY_A_LOSS = 0.001
-_PRIOR_SCALE = 10.0  # a feature ten times as large pays a hundredth of the penalty for the same effect
-
-
-@dataclass(frozen=True, slots=True)
-class ScoreChoice:
+class ScoreChoice(NamedTuple):
     """The best score, and how all of them did.
 
     Attributes:
@@ -278,14 +277,6 @@ class ScoreChoice:
 
     declared: Score
     aurocs: Mapping[str, float]
-
-    @property
-    def name(self) -> str:
-        return self.declared.kind
-
-    @property
-    def learned(self) -> Logistic | None:
-        return self.declared.learned
 
 
 def can_learn() -> bool:
@@ -339,7 +330,10 @@ def _fit(
     scaled = (inputs - centre) / scale
     if prior is not None:
         scaled = np.column_stack([scaled, _PRIOR_SCALE * (inputs @ np.asarray(prior.weights) + prior.bias)])
-    model = _sklearn("linear_model").LogisticRegression(C=inverse_penalty, max_iter=1000, tol=1e-3)
+    require_learning()
+    from sklearn.linear_model import LogisticRegression
+
+    model = LogisticRegression(C=inverse_penalty, max_iter=1000, tol=1e-3)
     if is_graded(losses):  # each row is lost in part, and in part not
         lost = np.repeat([True, False], len(wanted))
         model.fit(np.vstack([scaled, scaled]), lost, sample_weight=np.concatenate([wanted, 1 - wanted]))
@@ -432,8 +426,3 @@ def require_learning() -> None:
     """Raises ConfigError where scikit-learn is not installed."""
     if not can_learn():
         raise ConfigError("A learned score is fitted with scikit-learn: pip install 'firstline[analysis]'.")
-
-
-def _sklearn(module: str) -> Any:
-    require_learning()
-    return import_module(f"sklearn.{module}")

@@ -180,9 +180,7 @@ def proved(
         found = certify_bundle(bundle, evidence, shared, placing=judged)
     except ConstantScoreError:  # other candidates go on
         result = CertificationResult(False, None, 0.0, None, len(evidence), 0)
-        selection = Selection(
-            bundle.manifest.policy.score, None, {}, None, 0, np.arange(len(evidence)), evidence.scores
-        )
+        selection = Selection(bundle.manifest.policy.score, np.arange(len(evidence)), evidence.scores)
         return Certification(evidence.variant, selection, result, shared, None)
     if found.certificate is None:
         return found

@@ -144,7 +144,7 @@ def test_value_uses_the_model_of_disagreements() -> None:
 def test_learned_score_wins_if_the_class_matters() -> None:
     answers, lost = _answers(2, 600, worst_class=1)
     choice = choose_score(edge(answers), lost)
-    assert choice.name == LEARNED
+    assert choice.declared.kind == LEARNED
     rows, losses = _answers(3, 4000, worst_class=1)
     learned, plain = auroc(scores_by(choice.declared, rows), losses), auroc(margin(rows), losses)
     assert learned is not None
@@ -155,7 +155,7 @@ def test_learned_score_wins_if_the_class_matters() -> None:
 def test_too_few_losses_select_the_margin() -> None:
     rows, _ = _answers(4, 50)
     choice = choose_score(edge(rows), np.arange(50) < 3)
-    assert (choice.name, choice.learned, dict(choice.aurocs)) == ("margin", None, {})
+    assert (choice.declared, dict(choice.aurocs)) == (Score("margin"), {})
     np.testing.assert_array_equal(scores_by(choice.declared, rows), score("margin", rows))
     with pytest.raises(ConfigError, match="only one kind"):
         fit_logistic(features(rows), np.zeros(50, np.bool_))
