@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
 import typer
@@ -21,13 +20,6 @@ if TYPE_CHECKING:
     from firstline_core.fleet.audit_log import Head
 
 _HEAD_BYTES = 64 * 1024
-
-
-class Form(StrEnum):
-    """The format of an export."""
-
-    JSONL = "jsonl"
-    CSV = "csv"
 
 
 app = command_group("Show and verify the audit log of fleet decisions.")
@@ -95,7 +87,7 @@ def export(
     since: Annotated[
         str, typer.Option(metavar="DATE", help="Only entries since this day or time (ISO 8601, UTC).")
     ] = "",
-    form: Annotated[Form, typer.Option("--output", "-o", help="Format of the file.")] = Form.JSONL,
+    form: Annotated[Literal["jsonl", "csv"], typer.Option("--output", "-o", help="Format of the file.")] = "jsonl",
     file: Annotated[Path | None, typer.Option(metavar="FILE", help="File to write; default: audit-log.FORMAT.")] = None,
 ) -> None:
     """Export the audit log with a signed head, which proves the entries without the gateway."""

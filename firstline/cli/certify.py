@@ -6,9 +6,8 @@ import math
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -67,24 +66,6 @@ _TIMEOUT_S = 70.0
 _UNCERTIFIED_SHOWN = 20
 
 
-class Loss(StrEnum):
-    """The error of an accepted edge answer that is counted."""
-
-    DISAGREEMENT = "disagreement"  # the full model says another label
-    HARM = "harm"  # the edge is wrong where the full model is right
-
-
-class Scope(StrEnum):
-    """The answers that a contract is about."""
-
-    KEPT = "kept"  # the answers accepted at the edge
-    STREAM = "stream"  # all answers: the accuracy given up against the full model alone
-
-
-class By(StrEnum):
-    CLASS = "class"
-
-
 @dataclass(frozen=True, slots=True)
 class ContractOptions:
     """The contract; `plain` is the one on all accepted edge answers together."""
@@ -95,21 +76,23 @@ class ContractOptions:
     ] = None
     delta: Annotated[float | None, typer.Option(help="Probability that the promise is wrong, e.g. 0.05.")] = None
     loss: Annotated[
-        Loss,
+        Literal["disagreement", "harm"],
         typer.Option(
             help="disagreement: the full model gives another label; harm: the edge is wrong and the full model is "
             "right."
         ),
-    ] = Loss.DISAGREEMENT
+    ] = "disagreement"
     scope: Annotated[
-        Scope,
+        Literal["kept", "stream"],
         typer.Option(
             "--contract",
             help="kept: errors among accepted edge answers; stream: accuracy lost by both tiers together (needs "
             "labels).",
         ),
-    ] = Scope.KEPT
-    by: Annotated[By | None, typer.Option(help="class: a promise and a threshold for each predicted class.")] = None
+    ] = "kept"
+    by: Annotated[
+        Literal["class"] | None, typer.Option(help="class: a promise and a threshold for each predicted class.")
+    ] = None
     promise: Annotated[
         list[str] | None,
         typer.Option(
@@ -127,21 +110,21 @@ class ContractOptions:
 
     @property
     def plain(self) -> bool:
-        return self.scope is Scope.KEPT and self.by is None and self.groups is None and not self.promise
+        return self.scope == "kept" and self.by is None and self.groups is None and not self.promise
 
     @property
     def needs_labels(self) -> bool:
-        return self.loss is Loss.HARM or self.scope is Scope.STREAM
+        return self.loss == "harm" or self.scope == "stream"
 
     def check(self, out: Path | None) -> None:
         """Raises ConfigError for options that do not go together."""
-        alone = self.scope is Scope.KEPT and self.by is None and self.groups is None and self.loss is Loss.DISAGREEMENT
+        alone = self.scope == "kept" and self.by is None and self.groups is None and self.loss == "disagreement"
         if self.promise and not (alone and self.epsilon is None and self.delta is None):
             raise ConfigError(
                 "--promise names the event, its share and the confidence; leave out --epsilon, --delta, --loss, "
                 "--contract, --by and --groups."
             )
-        if self.scope is Scope.STREAM and (self.by or self.groups is not None or self.loss is Loss.HARM):
+        if self.scope == "stream" and (self.by or self.groups is not None or self.loss == "harm"):
             raise ConfigError("--contract stream is about all answers together; leave out --by, --groups and --loss.")
         if self.by is not None and self.groups is not None:
             raise ConfigError("--by class and --groups are two ways to form groups; name one of them.")
@@ -157,7 +140,7 @@ class ContractOptions:
         Raises:
             ConfigError: arguments out of range, groups that do not fit the data, or a score that separates no answers.
         """
-        if self.scope is Scope.STREAM:
+        if self.scope == "stream":
             return certify_stream_bundle(bundle, evidence, terms)
         if self.groups is not None:
             return certify_by(bundle, evidence, groups, "group", terms)
@@ -275,27 +258,28 @@ def certify_command(
     """
     _check_sources(bundle, data, scores)
     needs_bundle = bundle is None and (out or contract.promise)
-    needs_data = edge or tiers.from_agent or tiers.full_from or score != BEST or contract.loss is Loss.HARM
+    needs_data = edge or tiers.from_agent or tiers.full_from or score != BEST or contract.loss == "harm"
     if scores is not None and (needs_bundle or needs_data or not (contract.plain or contract.promise)):
         raise ConfigError(
             "--scores goes with --epsilon, --delta, --select and --seed, and with a bundle also with --promise and "
             "--out; all others go with a bundle and --data."
         )
     contract.check(out)
-    terms = Terms(contract.epsilon or 0, contract.delta or 0, contract.loss.value, score, seed, select)
+    terms = Terms(contract.epsilon or 0, contract.delta or 0, contract.loss, score, seed, select)
     opened, terms = _prepare(contract, bundle, out, terms, audited=scores is not None, force=force)
-    certification: Certification | None
-    rows_checked: dict[str, int]
-    if scores is not None:
-        result, certification, rows_checked, graded = _certify_table(scores, opened, contract, terms)
+    if opened is None:
+        assert scores is not None  # noqa: S101 (data comes with a bundle)
+        result, report = _certify_scores(scores, terms)
     else:
-        assert opened is not None and data is not None  # noqa: S101 (both were named)
-        certification, rows_checked = _certify_data(
-            opened, reading.open(data, opened.manifest.inputs), edge, tiers, contract=contract, terms=terms
-        )
-        result, graded = certification.result, certification.graded
-    written = _write(opened, certification, out, force=force)
-    report = _report(result, certification, terms, written, rows_checked, plain=contract.plain, graded=graded)
+        if scores is not None:
+            certification, rows_checked = _certify_audits(scores, opened, contract, terms)
+        else:
+            assert data is not None  # noqa: S101 (the rows are given once)
+            certification, rows_checked = _certify_data(
+                opened, reading.open(data, opened.manifest.inputs), edge, tiers, contract=contract, terms=terms
+            )
+        written = _write(opened, certification, out, force=force)
+        result, report = certification.result, _report(certification, written, rows_checked, plain=contract.plain)
     return report._replace(exit_code=EXIT_FAILED) if require and not result.certified else report
 
 
@@ -312,9 +296,9 @@ def _check_sources(bundle: Path | None, data: Path | None, scores: str | None) -
         raise ConfigError("The bundle is missing: name the folder of the bundle that --data is for.")
 
 
-def _write(bundle: Bundle | None, certification: Certification | None, out: Path | None, *, force: bool) -> str:
+def _write(bundle: Bundle, certification: Certification, out: Path | None, *, force: bool) -> str:
     """Writes the certified bundle and returns what was written; "" if there is nothing or no folder to write."""
-    if bundle is None or out is None or certification is None or certification.certificate is None:
+    if out is None or certification.certificate is None:
         return ""
     made = write_certified(bundle, certification, out, force=force)
     return f"{out}: {made.manifest.name} version {made.manifest.version}, {certification.variant.id} certified."
@@ -382,30 +366,36 @@ def _certify_data(
     return certification, rows_checked
 
 
-def _certify_table(
-    source: str, bundle: Bundle | None, contract: ContractOptions, terms: Terms
-) -> tuple[CertificationResult, Certification | None, dict[str, int], bool]:
-    """Returns what a table of scores proves, and at the end whether its losses have grades.
+def _certify_scores(source: str, terms: Terms) -> tuple[CertificationResult, Report]:
+    """Returns what a table of scores proves of no particular bundle, and its report."""
+    rows = read_table(source)
+    losses = [1 - row.agree for row in rows]
+    result = certify_weighted(
+        [row.score for row in rows],
+        losses,
+        [row.weight for row in rows],
+        terms.epsilon,
+        terms.delta,
+        select_fraction=terms.select_fraction or 0.0,
+        seed=terms.seed,
+    )
+    return result, Report(asdict(result), edge_sentence(result, terms, graded=is_graded(losses)))
 
-    If the bundle that it came from is named, also its certification, and how many rows were checked for independence.
-    """
-    rows = read_table(source, () if bundle is None else bundle.manifest.task.events)
-    scores, losses, weights = (
-        [row.score for row in rows], [1 - row.agree for row in rows], [row.weight for row in rows]
-    )  # fmt: skip
-    if bundle is None:
-        fraction = terms.select_fraction or 0.0
-        result = certify_weighted(
-            scores, losses, weights, terms.epsilon, terms.delta, select_fraction=fraction, seed=terms.seed
-        )
-        return result, None, {}, is_graded(losses)
+
+def _certify_audits(
+    source: str, bundle: Bundle, contract: ContractOptions, terms: Terms
+) -> tuple[Certification, dict[str, int]]:
+    """Returns what a device's audits prove of the bundle that it ran, and how many made-up rows were checked."""
+    rows = read_table(source, bundle.manifest.task.events)
+    scores, weights = [row.score for row in rows], [row.weight for row in rows]
     rows_checked = require_independent_rows(bundle, bundle.manifest.models)
     certificates = {row.certificate for row in rows}
     if contract.plain and contract.epsilon is not None:
-        certification = certify_field(bundle, scores, losses, weights, certificates=certificates, terms=terms)
+        losses = [1 - row.agree for row in rows]
+        found = certify_field(bundle, scores, losses, weights, certificates=certificates, terms=terms)
     else:
         seen = set().union(*(row.events for row in rows))
-        certification = certify_field_promises(
+        found = certify_field_promises(
             bundle,
             scores,
             {event: [row.events.get(event, math.nan) for row in rows] for event in seen},
@@ -413,7 +403,7 @@ def _certify_table(
             certificates=certificates,
             terms=terms,
         )
-    return certification.result, certification, rows_checked, certification.graded
+    return found, rows_checked
 
 
 def _warn(manifest: Manifest, certification: Certification, *, learnable: bool) -> None:
@@ -423,42 +413,30 @@ def _warn(manifest: Manifest, certification: Certification, *, learnable: bool) 
         warn(f"The score changes: certificates of {', '.join(lost)} are void; renew them with --score bundle.")
 
 
-def _report(
-    result: CertificationResult,
-    certification: Certification | None,
-    terms: Terms,
-    written: str,
-    rows_checked: dict[str, int],
-    *,
-    plain: bool,
-    graded: bool,
-) -> Report:
-    value, text = asdict(result), list[str | Table]()
-    if certification is not None and isinstance(result, EventsResult):
+def _report(certification: Certification, written: str, rows_checked: dict[str, int], *, plain: bool) -> Report:
+    result, selection, text = certification.result, certification.selection, list[str | Table]()
+    value = asdict(result)
+    if isinstance(result, EventsResult):
         value |= {"unpromised": certification.unpromised, "broken": certification.broken}
         text += promises_text(result, certification.unpromised, certification.broken)
     else:
-        text += [
-            (edge_sentence if plain else other_contract_sentence)(result, terms, graded=graded),
-            *groups_text(result),
-        ]
-    if certification is not None:
-        selection = certification.selection
-        value |= {
-            "score": selection.score.kind,
-            "temperature": selection.score.temperature,
-            "selected": selection.used,
-            "auroc": selection.aurocs,
-            "rows_checked": rows_checked,
-            "sequences": certification.sequences,
-            "usual_answer": certification.usual,
-        }
-        text += caveats(certification)
-        if selection.used:
-            text.append(selection_sentence(selection))
-        text.append(rows_checked_sentence(rows_checked))
-        advice = "; name one with --out" if result.certified else ""
-        text.append(written or f"No bundle was written{advice}.")
+        sentence = edge_sentence if plain else other_contract_sentence
+        text += [sentence(result, certification.terms, graded=certification.graded), *groups_text(result)]
+    value |= {
+        "score": selection.score.kind,
+        "temperature": selection.score.temperature,
+        "selected": selection.used,
+        "auroc": selection.aurocs,
+        "rows_checked": rows_checked,
+        "sequences": certification.sequences,
+        "usual_answer": certification.usual,
+    }
+    text += caveats(certification)
+    if selection.used:
+        text.append(selection_sentence(selection))
+    text.append(rows_checked_sentence(rows_checked))
+    advice = "; name one with --out" if result.certified else ""
+    text.append(written or f"No bundle was written{advice}.")
     return Report(value, text)
 
 
