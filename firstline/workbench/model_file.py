@@ -5,13 +5,13 @@ from __future__ import annotations
 import ast
 import re
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from firstline.workbench.bundle import RuntimeName, runtime_of
-from firstline_core.protocol.protobuf import fields
+from firstline_core.protocol.protobuf import fields, parts
 from firstline_core.runtime.base import RowByRow
 from firstline_core.runtime.litert import operator_names
 from firstline_core.runtime.select import RuntimeOptions, load_runtime
@@ -20,7 +20,6 @@ from firstline_core.types import Arrays, TensorSpec
 _LABEL_FILE = re.compile(r"(^|/)[^/]*label[^/]*\.txt$", re.IGNORECASE)
 _LABELS_LIMIT_BYTES = 16 << 20
 _LEAST_SIDE = 16  # pixels of an image; fewer on the first axis are rows
-_PRODUCER, _GRAPH, _METADATA = 2, 7, 14  # of a ModelProto
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,25 +108,15 @@ def with_output_rows(file: ModelFile, outputs: Arrays) -> tuple[ModelFile, Array
 
 def _onnx(model: bytes) -> tuple[tuple[str, ...], dict[str, str]]:
     """Returns the operators of an ONNX model, and its metadata with `producer`."""
-    operators: list[str] = []
+    # ModelProto: producer_name 2, graph 7, metadata_props 14. GraphProto: node 1. NodeProto: op_type 4.
+    whole = memoryview(model)
     metadata: dict[str, str] = {}
-    for number, value in fields(memoryview(model)):
-        if not isinstance(value, memoryview):
-            continue
-        if number == _PRODUCER:
-            metadata["producer"] = _text(value)
-        elif number == _GRAPH:
-            operators += _operators(value)
-        elif number == _METADATA:
-            pair = {key: _text(text) for key, text in fields(value) if isinstance(text, memoryview)}
-            metadata[pair.get(1, "")] = pair.get(2, "")
-    return tuple(operators), metadata
-
-
-def _operators(graph: memoryview) -> Iterator[str]:
-    for number, node in fields(graph):
-        if number == 1 and isinstance(node, memoryview):
-            yield from (_text(kind) for key, kind in fields(node) if key == 4 and isinstance(kind, memoryview))
+    for producer in parts(whole, 2):
+        metadata["producer"] = _text(producer)
+    for entry in parts(whole, 14):
+        pair = {key: _text(text) for key, text in fields(entry) if isinstance(text, memoryview)}
+        metadata[pair.get(1, "")] = pair.get(2, "")
+    return tuple(map(_text, parts(whole, 7, 1, 4))), metadata
 
 
 def _text(value: memoryview) -> str:

@@ -12,7 +12,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Literal
 
-from firstline_core.protocol.protobuf import fields
+from firstline_core.protocol.protobuf import fields, parts
 
 UNKNOWN = "unknown"
 _TFLITE = {0: "fp32", 1: "fp16", 2: "int32", 3: "uint8", 4: "int64", 7: "int16", 9: "int8", 10: "fp64", 17: "int4"}
@@ -48,8 +48,8 @@ def _tflite_weights(content: bytes) -> Iterator[tuple[str, int]]:
 
 def _onnx_weights(content: bytes) -> Iterator[tuple[str, int]]:
     # ModelProto: graph 7. GraphProto: node 1, initializer 5. TensorProto: data_type 2.
-    for graph in _inside(memoryview(content), 7):
-        for tensor in (*_inside(graph, 5), *_constants(graph)):
+    for graph in parts(memoryview(content), 7):
+        for tensor in (*parts(graph, 5), *_constants(graph)):
             data_type = next((value for field, value in fields(tensor) if field == 2), 0)
             yield _ONNX.get(data_type if isinstance(data_type, int) else 0, UNKNOWN), len(tensor)
 
@@ -57,12 +57,6 @@ def _onnx_weights(content: bytes) -> Iterator[tuple[str, int]]:
 def _constants(graph: memoryview) -> Iterator[memoryview]:
     """Yields constant tensors that some exporters write as nodes."""
     # NodeProto: op_type 4, attribute 5. AttributeProto: tensor 5.
-    for node in _inside(graph, 1):
-        if any(bytes(kind) == b"Constant" for kind in _inside(node, 4)):
-            for attribute in _inside(node, 5):
-                yield from _inside(attribute, 5)
-
-
-def _inside(message: memoryview, number: int) -> Iterator[memoryview]:
-    """Yields the length-delimited fields of that number."""
-    return (value for field, value in fields(message) if field == number and isinstance(value, memoryview))
+    for node in parts(graph, 1):
+        if any(bytes(kind) == b"Constant" for kind in parts(node, 4)):
+            yield from parts(node, 5, 5)

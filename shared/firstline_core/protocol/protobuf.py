@@ -16,6 +16,17 @@ def fields(data: memoryview) -> Iterator[tuple[int, int | memoryview]]:
     return ((number, value) for number, value, _ in spans(data))
 
 
+def parts(message: memoryview, number: int, *path: int) -> Iterator[memoryview]:
+    """Yields the length-delimited fields of a number; with more numbers, those that the path leads to inside of them.
+
+    Raises:
+        ValueError: not protobuf.
+    """
+    for field, value in fields(message):
+        if field == number and isinstance(value, memoryview):
+            yield from parts(value, *path) if path else (value,)
+
+
 def spans(data: memoryview) -> Iterator[tuple[int, int | memoryview, memoryview]]:
     """Like `fields`, each with all of its bytes, including number and length.
 
