@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
@@ -19,7 +19,7 @@ from firstline.workbench.model_checks import check_model, input_of
 from firstline.workbench.ports import input_port, with_output
 from firstline.workbench.precision import precision_of
 from firstline.workbench.spec import BundleSpec, FeedSpec, ModelSpec, PolicySpec, check_spec
-from firstline.workbench.step_syntax import StepOfFile
+from firstline.workbench.step_syntax import StepOfFile, with_artefacts
 from firstline_core.bundle.golden import inputs_of, read_golden
 from firstline_core.bundle.manifest import (
     MANIFEST_NAME,
@@ -166,9 +166,11 @@ class _Files:
     def add_graph(self, source: Path) -> Artefact:
         return self.add(source, f"graph-{_digest(source)[:12]}.onnx")
 
-    def add_file(self, source: Path) -> Artefact:
-        """Copies a file of a step, such as a tokenizer; its name in the bundle follows from its content."""
-        return self.add(source, f"file-{_digest(source)[:12]}{source.suffix.lower()}")
+    def add_step(self, step: StepOfFile) -> Artefact:
+        """Copies the file of a step, such as a tokenizer; its name in the bundle follows from its content."""
+        if isinstance(step.step, Graph):
+            return self.add_graph(step.file)
+        return self.add(step.file, f"file-{_digest(step.file)[:12]}{step.file.suffix.lower()}")
 
 
 def _digest(file: Path) -> str:
@@ -268,7 +270,7 @@ def _fed(model: ModelSpec, what: str, runtime: Runtime, files: _Files, shared: s
     if not model.inputs and len(runtime.inputs) == 1:
         port = input_port(runtime, model.input, what)
         name = shared or decoded_kind(model.preprocess) or port.name
-        return {ModelInput(name, model.input, _with_artefacts(model.preprocess, files)): port}
+        return {ModelInput(name, model.input, with_artefacts(model.preprocess, files.add_step)): port}
     ports = {port.name: port for port in runtime.inputs}
     if model.preprocess or model.input:
         raise ConfigError(
@@ -277,7 +279,7 @@ def _fed(model: ModelSpec, what: str, runtime: Runtime, files: _Files, shared: s
         )
     feeds = {name: model.inputs.get(name, FeedSpec()) for name in ports} | dict(model.inputs)
     return {
-        ModelInput(feed.input or tensor, tensor, _with_artefacts(feed.preprocess, files)): input_port(
+        ModelInput(feed.input or tensor, tensor, with_artefacts(feed.preprocess, files.add_step)): input_port(
             runtime, tensor, what
         )
         for tensor, feed in feeds.items()
@@ -291,24 +293,12 @@ def _model(model: ModelSpec, model_id: str, artefact: Artefact, inputs: tuple[Mo
         runtime=runtime_of(model.file),
         precision=model.precision,
         inputs=inputs,
-        postprocess=_with_artefacts(model.postprocess, files),
+        postprocess=with_artefacts(model.postprocess, files.add_step),
         output=model.output,
         measured=dict(model.measured),
         batch=1 if model.without_rows else None,
         without_rows=model.without_rows,
     )
-
-
-def _with_artefacts(steps: Sequence[Any], files: _Files) -> tuple[Any, ...]:
-    return tuple(_with_artefact(step, files) for step in steps)
-
-
-def _with_artefact(step: Any, files: _Files) -> Any:
-    if isinstance(step, Path):
-        return Graph(artefact=files.add_graph(step))
-    if isinstance(step, StepOfFile):
-        return msgspec.structs.replace(step.step, artefact=files.add_file(step.file))
-    return step
 
 
 def _policy(spec: PolicySpec, files: _Files) -> Policy:

@@ -15,13 +15,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from firstline.workbench.bundle import runtime_of
 from firstline.workbench.recognition import Choice, Reading
-from firstline.workbench.step_syntax import StepOfFile, parse_postprocess, parse_preprocess
+from firstline.workbench.step_syntax import parse_postprocess, parse_preprocess, with_artefacts
 from firstline_core.bundle.loading import load_model
 from firstline_core.bundle.manifest import Manifest, Model, Policy, Score
 from firstline_core.bundle.store import Bundle
@@ -152,12 +151,7 @@ class Trials:
         return Artefact(os.path.relpath(file, self._folder), hashlib.sha256(content).hexdigest(), len(content))
 
     def _with_files(self, steps: Sequence[Any]) -> tuple[Any, ...]:
-        return tuple(
-            msgspec.structs.replace(step.step, artefact=self._artefact_of(step.file))
-            if isinstance(step, StepOfFile)
-            else step
-            for step in steps
-        )
+        return with_artefacts(steps, lambda step: self._artefact_of(step.file))
 
 
 def first_score(task: AnyTask, reading: Reading) -> str:

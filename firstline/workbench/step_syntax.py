@@ -11,7 +11,7 @@ Steps are separated by commas and carried out in order; a step's arguments are s
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
@@ -22,7 +22,7 @@ from msgspec.inspect import EnumType, LiteralType, TupleType, UnionType, VarTupl
 
 from firstline.workbench.step_usage import USAGE
 from firstline_core.errors import ConfigError, did_you_mean, listed
-from firstline_core.processing.steps import Ctc, Gallery, Graph, PostStep, PreStep, Tokenize, WithFile
+from firstline_core.processing.steps import Graph, PostStep, PreStep, WithFile
 from firstline_core.storage.artefact import Artefact
 from firstline_core.storage.structs import fault_of
 
@@ -36,12 +36,11 @@ class StepOfFile(NamedTuple):
     """
 
     file: Path
-    step: Tokenize | Ctc | Gallery
+    step: WithFile
 
 
-# A path is the file of a graph step.
-PlainPre = PreStep | Path | StepOfFile
-PlainPost = PostStep | Path | StepOfFile
+PlainPre = PreStep | StepOfFile
+PlainPost = PostStep | StepOfFile
 
 _NO_FILE = Artefact("file", "0" * 64, 0)
 _COCO_UNUSED = (0, 12, 26, 29, 30, 45, 66, 68, 69, 71, 83)
@@ -72,6 +71,14 @@ def parse_postprocess(text: str, folder: Path = Path()) -> tuple[PlainPost, ...]
     return _parse(text, folder, "postprocessing", PostStep)
 
 
+def with_artefacts(steps: Sequence[Any], artefact_of: Callable[[StepOfFile], Artefact]) -> tuple[Any, ...]:
+    """Returns parsed steps with the artefacts of their files, as a manifest has them."""
+    return tuple(
+        msgspec.structs.replace(step.step, artefact=artefact_of(step)) if isinstance(step, StepOfFile) else step
+        for step in steps
+    )
+
+
 def spell(steps: Sequence[PreStep | PostStep]) -> str:
     """Returns the text that parses to these steps; a graph is named by its file in the bundle."""
     return ",".join(_spell_step(step) for step in steps)
@@ -90,7 +97,7 @@ def _step(text: str, folder: Path, known: Mapping[str, type[Struct]], side: str)
         file = text.partition(":")[2]
         if not file:
             raise ConfigError("The step 'graph' needs a file: graph:FILE.onnx.")
-        return folder / file
+        return StepOfFile(folder / file, Graph(_NO_FILE))
     takes, given = _arguments(known[op]), dict[str, str]()
     for position, argument in enumerate(arguments):
         name, value = _named(op, list(takes), position, argument, text)

@@ -352,7 +352,10 @@ def test_one_of_several_outputs_must_be_named(tmp_path: Path) -> None:
         ),
         ({"edge": (_model("absent.onnx"),)}, "absent.onnx does not exist"),
         ({"full": ModelSpec(Path(__file__))}, "neither an ONNX (.onnx) nor a TFLite model"),
-        ({"full": ModelSpec(_DIGITS / "artefacts/full.onnx", (Path("gone.onnx"),))}, "gone.onnx does not exist"),
+        (
+            {"full": ModelSpec(_DIGITS / "artefacts/full.onnx", parse_preprocess("graph:gone.onnx"))},
+            "gone.onnx does not exist",
+        ),
     ],
 )
 def test_invalid_specs_are_refused_in_one_sentence(

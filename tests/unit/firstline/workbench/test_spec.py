@@ -53,7 +53,7 @@ def test_recipe_declares_every_field(tmp_path: Path) -> None:
     assert small.postprocess == ()
     assert (small.id, small.output, small.measured) == ("small", "probabilities", {"accuracy": 0.9})
     assert spec.full.file == tmp_path / "deep/large.onnx"
-    assert spec.full.preprocess == (tmp_path / "deep/before.onnx",)
+    assert spec.full.preprocess == parse_preprocess("graph:deep/before.onnx", tmp_path)
     assert spec.full.postprocess == parse_postprocess("softmax")
     assert (spec.policy.score, spec.policy.temperature, spec.policy.threshold) == ("entropy", 1.5, 0.75)
 

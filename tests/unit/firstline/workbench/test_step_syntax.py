@@ -4,13 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from firstline.workbench.step_syntax import parse_postprocess, parse_preprocess, spell
+from firstline.workbench.step_syntax import StepOfFile, parse_postprocess, parse_preprocess, spell
 from firstline_core.errors import ConfigError
 from firstline_core.processing.steps import (
     CenterCrop,
     ClassMap,
     Decode,
     Flatten,
+    Graph,
     LabelOffset,
     Layout,
     Resize,
@@ -70,7 +71,9 @@ def test_empty_text_has_no_steps() -> None:
 
 
 def test_graph_path_is_relative_to_the_folder(tmp_path: Path) -> None:
-    assert parse_preprocess("graph:a/b.onnx", tmp_path) == (tmp_path / "a/b.onnx",)
+    (step,) = parse_preprocess("graph:a/b.onnx", tmp_path)
+    assert isinstance(step, StepOfFile)
+    assert (step.file, type(step.step)) == (tmp_path / "a/b.onnx", Graph)
 
 
 @pytest.mark.parametrize(
