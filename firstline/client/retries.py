@@ -62,37 +62,26 @@ class Outcome(Generic[T]):
         return self.response
 
 
-class Retries:
-    """Decides when one request is sent again.
+def retried(position: int, build: Callable[[], Call[T]], patience_s: float) -> Steps[Outcome[T]]:
+    """Repeats one of many requests while it fails with a temporary error.
 
     Args:
-        patience_s: how long to retry (seconds).
+        position: index of the request.
+        build: returns its call.
+        patience_s: how long to retry (seconds); each wait is at least the server's `Retry-After`.
     """
-
-    def __init__(self, patience_s: float) -> None:
-        self._end_s = time.monotonic() + patience_s
-        self._failures = 0
-
-    def wait_s(self, error: FirstlineError) -> float | None:
-        """Returns the time to wait, at least the server's `Retry-After`; None if the error is final."""
-        if not isinstance(error, TEMPORARY) or isinstance(error, DeadlineExceededError):
-            return None
-        drawn_s = full_jitter_s(_RNG, self._failures, base_s=_BACKOFF_S, max_s=_BACKOFF_MAX_S)
-        wait_s = (error.retry_after_s or 0.0) + drawn_s
-        self._failures += 1
-        return wait_s if time.monotonic() + wait_s <= self._end_s else None
-
-
-def retried(position: int, build: Callable[[], Call[T]], patience_s: float) -> Steps[Outcome[T]]:
-    """Repeats one of many requests while it fails with a temporary error."""
-    retries = Retries(patience_s)
+    end_s, failures = time.monotonic() + patience_s, 0
     while True:
         try:
             return Outcome(position, (yield build()))
         except FirstlineError as error:
-            wait_s = retries.wait_s(error)
-            if wait_s is None:
+            if not isinstance(error, TEMPORARY) or isinstance(error, DeadlineExceededError):
                 return Outcome(position, error=error)
+            drawn_s = full_jitter_s(_RNG, failures, base_s=_BACKOFF_S, max_s=_BACKOFF_MAX_S)
+            wait_s = (error.retry_after_s or 0.0) + drawn_s
+            if time.monotonic() + wait_s > end_s:
+                return Outcome(position, error=error)
+        failures += 1
         yield wait_s
 
 

@@ -17,7 +17,8 @@ from typer.testing import CliRunner
 import firstline
 from firstline import AsyncClient, Classification, Client, FirstlineError, Outcome, errors
 from firstline.cli.app import app
-from firstline.client.retries import Retries
+from firstline.client.calls import Call, ready
+from firstline.client.retries import retried
 from firstline_core.types import InferResponse
 
 ROWS = 40
@@ -107,15 +108,26 @@ async def test_requests_are_read_only_as_needed(ask: Asker, pixels: np.ndarray) 
 
 
 def test_temporary_errors_are_retried_within_the_patience() -> None:
-    retries = Retries(patience_s=60)
     full = firstline.errors.QueueFullError("no room", retry_after_s=2.0)
-    wait_s = retries.wait_s(full)
-    assert wait_s is not None
-    assert 2 <= wait_s < 2.2
-    assert retries.wait_s(errors.LinkDownError("gone")) is not None
-    for final in (errors.DeadlineExceededError("late"), errors.InvalidTensorError("wrong"), FirstlineError("broken")):
-        assert retries.wait_s(final) is None
-    assert Retries(patience_s=1).wait_s(full) is None
+    steps = retried(7, ready, patience_s=60)
+    for error, least_s, most_s in ((full, 2, 2.1), (errors.LinkDownError("gone"), 0, 0.2)):
+        assert isinstance(next(steps), Call)
+        assert least_s <= steps.throw(error) <= most_s
+    next(steps)
+    with pytest.raises(StopIteration) as end:
+        steps.send(True)
+    assert end.value.value == Outcome(7, True)
+    late, wrong, broken = (
+        errors.DeadlineExceededError("late"),
+        errors.InvalidTensorError("wrong"),
+        FirstlineError("broken"),
+    )
+    for final, patience_s in ((late, 60), (wrong, 60), (broken, 60), (full, 1)):
+        steps = retried(0, ready, patience_s)
+        next(steps)
+        with pytest.raises(StopIteration) as end:
+            steps.throw(final)
+        assert end.value.value == Outcome(0, error=final)
 
 
 async def test_jobs_are_submitted_fetched_and_forgotten(ask: Asker, pixels: np.ndarray) -> None:
