@@ -37,6 +37,12 @@ from firstline_core.storage.files import make_folder, naming, system_reason, unw
 
 _ROOT = re.compile(r"([1-9][0-9]{0,8})\.root\.json")
 _KEY = re.compile(r"(root|targets)-([0-9a-f]{8})\.key")
+SUFFIX = ".key"
+SHORT = 8
+"""Length of a short key id, in characters."""
+
+_LIMIT_BYTES = 16_384
+_PUBLIC_TO_OTHERS = 0o077
 
 
 class Keyring:
@@ -216,7 +222,7 @@ class Keyring:
         return lacking
 
     def open_draft(self) -> Metadata[Root]:
-        """The root metadata that lacks signatures.
+        """Returns the root metadata that lacks signatures.
 
         Raises:
             ConfigError: there is none.
@@ -249,14 +255,6 @@ class Keyring:
             write_whole(self.metadata / name, content)
         except OSError as error:
             raise UpdateError(f"{self.metadata / name} {unwritable(error)}") from error
-
-
-SUFFIX = ".key"
-SHORT = 8
-"""Length of a short key id, in characters."""
-
-_LIMIT_BYTES = 16_384
-_PUBLIC_TO_OTHERS = 0o077
 
 
 def short(keyid: str) -> str:

@@ -19,7 +19,6 @@ from firstline_core.fleet.target import find_bundle
 from firstline_core.storage.artefact import SignedFile
 from firstline_core.storage.files import naming
 
-_PART_BYTES = 1 << 20
 _UNFINISHED = ".part"
 
 
@@ -36,15 +35,15 @@ def pull_bundle(
     """Downloads a bundle into a new folder; resumes an earlier pull.
 
     Args:
-        trust: says what is signed.
+        trust: verifies what is signed.
         registry: has the files.
         name: of the bundle.
-        version: of it.
-        folder: to be made.
-        report: hears of the progress.
+        version: of the bundle.
+        folder: the folder to create.
+        report: called with the progress.
 
     Raises:
-        ConfigError: the folder is there, or cannot be written.
+        ConfigError: the folder exists, or cannot be written.
         UpdateError: the content differs from the signed content.
         FirstlineError: the registry refuses.
     """
@@ -95,28 +94,23 @@ def read_configuration(trust: Trust, registry: Registry, name: str, version: int
 
 def _fetch(registry: Registry, file: SignedFile, path: Path) -> Iterator[int]:
     """Downloads the missing part of a file and verifies it; yields the size of each part."""
-    digest, there = hashlib.sha256(), 0
-    if path.exists():
-        if path.stat().st_size > file.size_bytes:
-            path.unlink()
-        else:
-            with path.open("rb") as stream:
-                while part := stream.read(_PART_BYTES):
-                    digest.update(part)
-                    there += len(part)
-    if there < file.size_bytes or not path.exists():
-        with registry.part(file.sha256, there) as (start, parts):
-            if start != there:
-                digest, there = hashlib.sha256(), 0
-            with path.open("ab" if start else "wb") as stream:
+    with path.open("ab") as stream:
+        there = stream.tell()
+        if there > file.size_bytes:
+            there = stream.truncate(0)
+        if there < file.size_bytes:
+            with registry.part(file.sha256, there) as (start, parts):
+                if start != there:
+                    there = stream.truncate(0)
                 for part in parts:
                     there += len(part)
                     if there > file.size_bytes:
                         break
-                    digest.update(part)
                     stream.write(part)
                     yield len(part)
-    if there != file.size_bytes or digest.hexdigest() != file.sha256:
+    with path.open("rb") as stream:
+        sha256 = hashlib.file_digest(stream, "sha256").hexdigest()
+    if there != file.size_bytes or sha256 != file.sha256:
         if there >= file.size_bytes:
             path.unlink()
         raise IntegrityError(

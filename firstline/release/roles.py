@@ -22,7 +22,7 @@ ONLINE = (Snapshot.type, Timestamp.type)
 
 
 def new_root(root_keys: Sequence[Key], targets_key: Key, online_key: Key, now_s: float) -> Metadata[Root]:
-    """The first root metadata, not signed yet: a threshold of 2 for the root itself, of 1 for the others."""
+    """Returns the first root metadata, unsigned: the root itself needs two signatures, each other role one."""
     root = Root(expires=_end(now_s, ROOT_LIFE), consistent_snapshot=True)
     for key in root_keys:
         root.add_key(key, Root.type)
@@ -34,7 +34,7 @@ def new_root(root_keys: Sequence[Key], targets_key: Key, online_key: Key, now_s:
 
 
 def next_root(before: Metadata[Root], now_s: float) -> Metadata[Root]:
-    """The root metadata after that, as it was but for version and end; not signed yet."""
+    """Returns the next root metadata, unsigned: a copy with a higher version and a later expiry."""
     root = Metadata[Root].from_bytes(before.to_bytes()).signed
     root.version += 1
     root.expires = _end(now_s, ROOT_LIFE)
@@ -42,7 +42,7 @@ def next_root(before: Metadata[Root], now_s: float) -> Metadata[Root]:
 
 
 def exchange(root: Root, role: str, old: str, new: Key) -> None:
-    """Puts a new key in an old one's place.
+    """Replaces an old key of a role by a new one.
 
     Raises:
         ConfigError: the role has no such key.
@@ -54,41 +54,42 @@ def exchange(root: Root, role: str, old: str, new: Key) -> None:
 
 
 def new_targets(files: dict[str, TargetFile], version: int, now_s: float) -> Metadata[Targets]:
-    """Targets metadata, not signed yet."""
+    """Returns targets metadata, unsigned."""
     return Metadata(Targets(version, expires=_end(now_s, TARGETS_LIFE), targets=files))
 
 
 def check_keys(root: Root) -> None:
-    """That no role has one key under two names.
+    """Checks that no role has one key under two ids.
 
     Raises:
-        ConfigError: one has, so that who holds it could sign for two.
+        ConfigError: a role has one, so that its holder could sign for two.
     """
     if duplicate := duplicate_key(root):
         raise ConfigError(f"It is not signed: {duplicate}, and who holds it would sign for two. Name another key.")
 
 
 def sign(metadata: Metadata[Any], signers: Iterable[CryptoSigner]) -> None:
-    """Adds signatures; of a key that has signed already the new one counts."""
+    """Adds signatures; a new signature replaces an earlier one of the same key."""
     for signer in signers:
         metadata.sign(signer, append=True)
 
 
-def missing(metadata: Metadata[Root], before: Metadata[Root] | None) -> dict[str, int]:
-    """How many signatures a root metadata lacks: by the keys "before" it, which devices believe, and by its "own"."""
-    results = {"own": metadata.signed.get_verification_result(Root.type, metadata.signed_bytes, metadata.signatures)}
-    if before is not None:
-        results["before"] = before.signed.get_verification_result(Root.type, metadata.signed_bytes, metadata.signatures)
+def missing(metadata: Metadata[Root], before: Metadata[Root]) -> dict[str, int]:
+    """Returns how many signatures root metadata lacks of its "own" keys, and of those "before", which devices trust."""
+    results = {
+        who: root.signed.get_verification_result(Root.type, metadata.signed_bytes, metadata.signatures)
+        for who, root in (("own", metadata), ("before", before))
+    }
     return {who: result.missing for who, result in results.items() if result.missing}
 
 
 def allows(root: Root, targets: Metadata[Targets]) -> bool:
-    """Whether targets metadata is signed as a root wants it."""
+    """Returns whether targets metadata has the signatures that a root requires."""
     return bool(root.get_verification_result(Targets.type, targets.signed_bytes, targets.signatures))
 
 
 def read_metadata(content: bytes, kind: type, where: str) -> Metadata[Any]:
-    """Metadata of a kind.
+    """Reads metadata of a kind.
 
     Raises:
         IntegrityError: it is not valid.
@@ -103,7 +104,7 @@ def read_metadata(content: bytes, kind: type, where: str) -> Metadata[Any]:
 
 
 def public_key(online: OnlineKey) -> Key:
-    """A gateway's public key, as the root is to name it.
+    """Returns a gateway's public key, as the root names it.
 
     Raises:
         IntegrityError: it is not valid.
