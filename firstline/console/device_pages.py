@@ -129,8 +129,7 @@ class _BulkCommands:
             self._frame.say("Select devices in the table first.")
             return
         done = f"{len(names)} of {len(names)} selected devices: {word}."
-        action = Action("", "", "", lambda fleet: view.do_each(fleet, names, do), done)
-        await carry_out(self._frame, self._watch, action)
+        await carry_out(self._frame, self._watch, lambda fleet: view.do_each(fleet, names, do), done)
 
 
 class DeviceData(NamedTuple):

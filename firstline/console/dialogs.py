@@ -84,7 +84,7 @@ class ConfirmButton:
             return
         self._is_under_way = True
         try:
-            await carry_out(self._frame, self._watch, self._action)
+            await carry_out(self._frame, self._watch, self._action.do, self._action.done, self._action.then)
         finally:
             self._is_under_way = False
             self._dialog.close()
@@ -96,13 +96,19 @@ def confirm_button(frame: Frame, watch: Watch, action: Action) -> None:
         ConfirmButton(frame, watch, action)
 
 
-async def carry_out(frame: Frame, watch: Watch, action: Action) -> None:
-    """Sends a command, and shows its result or the gateway's error on the page."""
+async def carry_out(
+    frame: Frame,
+    watch: Watch,
+    do: Callable[[Fleet], Any],
+    done: str = "",
+    then: Callable[[Any], None] | None = None,
+) -> None:
+    """Sends a command, and shows its result or the gateway's error on the page; the arguments are those of `Action`."""
     try:
-        result = await watch.do(action.do)
+        result = await watch.do(do)
     except FirstlineError as error:
         frame.say(error.message)
     else:
-        frame.say(action.done)
-        if action.then is not None:
-            action.then(result)
+        frame.say(done)
+        if then is not None:
+            then(result)

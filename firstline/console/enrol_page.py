@@ -6,7 +6,7 @@ import json
 
 from nicegui import ui
 
-from firstline.console.dialogs import Action, carry_out
+from firstline.console.dialogs import carry_out
 from firstline.console.page import Frame, Redrawn, button, card, empty, may, text
 from firstline.console.polling import Watch
 from firstline_core.protocol.enrolment import Invitation
@@ -33,10 +33,7 @@ def add_pages(watch: Watch, gateway: str) -> None:
             if not devices:
                 frame.say("Name a device first, such as press-7.")
                 return
-            action = Action(
-                "Create tokens", "", "", lambda fleet: fleet.invite(devices, 7 * _DAY_S), "", then=invitations.show
-            )
-            await carry_out(frame, watch, action)
+            await carry_out(frame, watch, lambda fleet: fleet.invite(devices, 7 * _DAY_S), then=invitations.show)
 
         with frame.main:
             if not may(whole_fleet=True):

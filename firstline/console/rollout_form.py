@@ -8,7 +8,7 @@ from nicegui import ui
 
 from firstline.console import rollouts_view as view
 from firstline.console.cells import rollout_page
-from firstline.console.dialogs import Action, carry_out
+from firstline.console.dialogs import carry_out
 from firstline.console.page import Frame, Redrawn, button, card, empty, may, text
 from firstline.console.polling import Watch
 from firstline_core.errors import FirstlineError, RequestError
@@ -84,8 +84,7 @@ class _Form:
         def opened(rollout: RolloutSummary) -> None:
             ui.navigate.to(rollout_page(rollout.id))
 
-        create = Action("Create", "", "", lambda fleet: fleet.rollouts.create(definition), "Created.", then=opened)
-        await carry_out(self._frame, self._watch, create)
+        await carry_out(self._frame, self._watch, lambda fleet: fleet.rollouts.create(definition), "Created.", opened)
 
 
 def _field(label: str, value: str) -> ui.input:
