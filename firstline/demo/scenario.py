@@ -24,6 +24,13 @@ from firstline_core.tasks.arrays import LABEL
 from firstline_core.types import Status, Tier
 
 KINDS = ("edge", "cache", "cloud", "provisional")
+SEED = 20
+OFFLINE_SHARE = 0.25
+"""Of the images, kept back until the link is cut, so that no cache knows them."""
+REPEAT_SHARE = 0.5
+"""Of the online images, sent a second time, as cameras do."""
+CALLERS = 2
+CORRECTIONS_TIMEOUT_S = 60.0
 
 
 class CertifiedResult(NamedTuple):
@@ -131,14 +138,6 @@ def summarise(
         "lost": sum(not record.settled for record in records),
     }
 
-
-SEED = 20
-OFFLINE_SHARE = 0.25
-"""Of the images, kept back until the link is cut, so that no cache knows them."""
-REPEAT_SHARE = 0.5
-"""Of the online images, sent a second time, as cameras do."""
-CALLERS = 2
-CORRECTIONS_TIMEOUT_S = 60.0
 
 Show = Callable[[str, Sequence[Record]], None]
 

@@ -20,6 +20,38 @@ from firstline.demo.cuttable_link import CuttableLink
 from firstline.demo.tiers import START_TIMEOUT_S, create_device_key, last_words, process, tier
 from firstline_core.errors import ConfigError
 
+Transport = Literal["http", "mqtt"]
+
+DEVICE = "demo-device"
+
+_GATEWAY = """\
+[api]
+port = 0
+[models]
+directory = "models"
+"""
+_GATEWAY_MQTT = """\
+[mqtt]
+enabled = true
+host = "127.0.0.1"
+port = {port}
+"""
+_AGENT = """\
+[agent]
+device_id = "{device}"
+state_dir = "state-{transport}"
+[api]
+port = 0
+[models]
+directories = ["device"]
+# A demo is short: the link is probed at least once a second.
+[breaker]
+open_ms = 200
+open_max_ms = 1000
+[[links]]
+kind = "{transport}"
+"""
+
 
 @asynccontextmanager
 async def broker(folder: Path) -> AsyncIterator[int]:
@@ -57,39 +89,6 @@ def _free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
-
-
-Transport = Literal["http", "mqtt"]
-
-DEVICE = "demo-device"
-
-_GATEWAY = """\
-[api]
-port = 0
-[models]
-directory = "models"
-"""
-_GATEWAY_MQTT = """\
-[mqtt]
-enabled = true
-host = "127.0.0.1"
-port = {port}
-"""
-_AGENT = """\
-[agent]
-device_id = "{device}"
-state_dir = "state-{transport}"
-[api]
-port = 0
-[models]
-directories = ["device"]
-# A demo is short: the link is probed at least once a second.
-[breaker]
-open_ms = 200
-open_max_ms = 1000
-[[links]]
-kind = "{transport}"
-"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,26 @@ from firstline_core.storage.files import system_reason
 
 START_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 10.0
+_DEVICE = "local-device"
+_GATEWAY = """\
+[auth]
+mode = "{auth}"
+[models]
+directory = "full"
+"""
+_AGENT = """\
+[agent]
+device_id = "{device}"
+state_dir = "state"
+[models]
+directories = ["edge"]
+"""
+_LINK = """\
+[[links]]
+kind = "http"
+url = "{url}"
+token_file = "device.token"
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,28 +179,6 @@ def _writing(folder: Path) -> Iterator[None]:
         # `copytree` goes on after a file that fails, and lists all of them.
         cause = error.args[0][0][2] if isinstance(error, shutil.Error) else system_reason(error)
         raise ConfigError(f"{folder} cannot be written: {cause}. Set TMPDIR to a folder with more room.") from error
-
-
-_DEVICE = "local-device"
-_GATEWAY = """\
-[auth]
-mode = "{auth}"
-[models]
-directory = "full"
-"""
-_AGENT = """\
-[agent]
-device_id = "{device}"
-state_dir = "state"
-[models]
-directories = ["edge"]
-"""
-_LINK = """\
-[[links]]
-kind = "http"
-url = "{url}"
-token_file = "device.token"
-"""
 
 
 @asynccontextmanager

@@ -34,6 +34,10 @@ from firstline_core.types import PROBABILITIES, Array, Arrays, TensorSpec, row_c
 
 _TRIAL_ROWS = 4
 _SUM_TOLERANCE = 0.02
+_CLIPPED_SHARE = 0.1
+_USED_SHARE = 0.6
+# Half a quantisation step, and what resizing and rounding do at the ends.
+_SLACK = 0.01
 
 
 def input_of(name: str, port: TensorSpec, steps: Sequence[PreStep]) -> InputSpec:
@@ -175,12 +179,6 @@ def may_be_independent(rows: NDArray[np.floating]) -> bool:
 def may_be_probabilities(rows: NDArray[np.floating]) -> bool:
     """Whether the rows (n, classes) can be probabilities. Quantised tails round to 0, so sums may be far below 1."""
     return may_be_independent(rows) and bool(rows.sum(axis=1).max() <= 1 + _SUM_TOLERANCE)
-
-
-_CLIPPED_SHARE = 0.1
-_USED_SHARE = 0.6
-# Half a quantisation step, and what resizing and rounding do at the ends.
-_SLACK = 0.01
 
 
 class Misfit(Struct, frozen=True):
