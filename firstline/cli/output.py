@@ -40,11 +40,6 @@ def percent(share: float) -> str:
     return f"{100 * share:.4g} %"
 
 
-def confidence(delta: float) -> str:
-    """Returns 1 - delta in percent, with enough digits that it never reads 100 %."""
-    return f"{100 - 100 * delta:.10g} %"
-
-
 def table(*columns: str, rows: Iterable[Sequence[str]] = ()) -> Table:
     """Returns a plain table; columns whose names start with '>' are right-aligned."""
     from rich import box

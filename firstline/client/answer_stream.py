@@ -13,14 +13,14 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Generic, Protocol, TypeVar
+from typing import Generic
 from urllib.parse import quote
 
 import httpx
 import orjson
 
 from firstline.client import connection
-from firstline.client.calls import Call, check_request_id, read_infer
+from firstline.client.calls import Answered, Call, check_request_id, read_infer
 from firstline.client.results import Prediction, prediction_from
 from firstline.client.retries import TEMPORARY
 from firstline_core.errors import (
@@ -33,9 +33,15 @@ from firstline_core.protocol import oip
 from firstline_core.protocol.backoff import full_jitter_s
 from firstline_core.protocol.http import error_from
 from firstline_core.protocol.limits import DEFAULT_LIMITS
-from firstline_core.types import Answer, InferResponse, Status
+from firstline_core.types import InferResponse, Status
 
 _END = b"\n\n"
+EVENT_STREAM_TYPE = "text/event-stream"
+DEFAULT_PATIENCE_S = 60.0
+
+_BACKOFF_S = 0.5
+_BACKOFF_MAX_S = 5.0
+_RNG = random.Random()  # noqa: S311 (jitter)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,25 +100,7 @@ def _event(block: bytes) -> Event | None:
     return Event(int(fields[b"id"]), fields[b"data"])
 
 
-EVENT_STREAM_TYPE = "text/event-stream"
-DEFAULT_PATIENCE_S = 60.0
-
-_BACKOFF_S = 0.5
-_BACKOFF_MAX_S = 5.0
-_RNG = random.Random()  # noqa: S311 (jitter)
-
-
-class AnswerEvent(Protocol):
-    """The content of an event: an `InferResponse` or a `Prediction`."""
-
-    @property
-    def answer(self) -> Answer | None: ...
-
-
-T = TypeVar("T", bound=AnswerEvent)
-
-
-class Following(Generic[T]):
+class Following(Generic[Answered]):
     """The state of one answer that is followed: the last event, and the time left for retries.
 
     Args:
@@ -127,12 +115,12 @@ class Following(Generic[T]):
     def __init__(
         self,
         form: str,
-        read: Callable[[bytes], T],
-        read_whole: Callable[[httpx.Response], T],
+        read: Callable[[bytes], Answered],
+        read_whole: Callable[[httpx.Response], Answered],
         patience_s: float,
         *,
         request_id: str = "",
-        first: Call[T] | None = None,
+        first: Call[Answered] | None = None,
     ) -> None:
         self._form = form
         self._read = read
@@ -147,7 +135,7 @@ class Following(Generic[T]):
         self._failing_since_s: float | None = None
         self.done = False
 
-    def next_call(self) -> Call[T]:
+    def next_call(self) -> Call[Answered]:
         """Returns the next call to send."""
         first, self._first = self._first, None
         self._reader = EventReader()
@@ -165,7 +153,7 @@ class Following(Generic[T]):
             return True
         return False
 
-    def read_response(self, response: httpx.Response) -> list[T]:
+    def read_response(self, response: httpx.Response) -> list[Answered]:
         """Reads the response of a server that does not stream: an error, or the final answer.
 
         Raises:
@@ -178,14 +166,14 @@ class Following(Generic[T]):
         self.done = True
         return [answer]
 
-    def read_piece(self, piece: bytes) -> list[T]:
+    def read_piece(self, piece: bytes) -> list[Answered]:
         """Returns the answers that this piece of the stream completes, each once.
 
         Raises:
             FirstlineError: the job was refused or failed.
             ProtocolError: a Firstline server does not send such a stream.
         """
-        answers: list[T] = []
+        answers: list[Answered] = []
         for event in self._reader.read(piece):
             if event.id <= self._seen:
                 continue
@@ -269,7 +257,7 @@ def _prediction(data: bytes, sent_id: str) -> Prediction:
     return prediction_from(document, "The event stream", sent_id)
 
 
-def follow(http: httpx.Client, following: Following[T]) -> Iterator[T]:
+def follow(http: httpx.Client, following: Following[Answered]) -> Iterator[Answered]:
     """Yields the answers as they arrive, until the final one.
 
     Raises:
@@ -291,7 +279,7 @@ def follow(http: httpx.Client, following: Following[T]) -> Iterator[T]:
             time.sleep(following.wait_s())
 
 
-async def follow_async(http: httpx.AsyncClient, following: Following[T]) -> AsyncIterator[T]:
+async def follow_async(http: httpx.AsyncClient, following: Following[Answered]) -> AsyncIterator[Answered]:
     """`follow` for asyncio."""
     while not following.done:
         with following.attempt(str(http.base_url)):

@@ -50,10 +50,12 @@ from firstline_core.types import (
     Tensor,
     TensorSpec,
     Wait,
+    object_array,
 )
 
 T = TypeVar("T")
-Answered = TypeVar("Answered", InferResponse, Prediction)
+Answered = TypeVar("Answered", bound=InferResponse | Prediction)
+"""An answer as tensors, or as the class of its task."""
 
 Inputs: TypeAlias = Mapping[str, ArrayLike | bytes | Sequence[bytes]]
 """Arrays with rows on the first axis, or bytes (one or a list) for encoded images, by the inputs' names."""
@@ -348,9 +350,7 @@ def _tensor(name: str, value: ArrayLike | bytes | Sequence[bytes]) -> Tensor:
     if isinstance(value, bytes):
         value = [value]
     if isinstance(value, list | tuple) and value and all(isinstance(element, bytes) for element in value):
-        elements = np.empty(len(value), dtype=np.object_)
-        elements[:] = value
-        return Tensor(name, elements)
+        return Tensor(name, object_array(value))
     try:
         array = np.ascontiguousarray(value)
     except ValueError as error:

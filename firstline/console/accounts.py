@@ -44,7 +44,7 @@ from firstline_core.fleet.selector import parse_selector
 from firstline_core.protocol.loopback import is_loopback
 from firstline_core.protocol.tensors import shown
 from firstline_core.storage import settings
-from firstline_core.storage.files import read_text, unreadable
+from firstline_core.storage.files import naming, read_text
 from firstline_core.storage.setting_places import FILE_LIMIT_BYTES
 
 # The PHC format, with a salt of 16 bytes and a hash of 32: a hash of another form would fail at each sign-in.
@@ -152,10 +152,8 @@ def read_accounts(path: Path | None, shared: str) -> Accounts:
         raise ConfigError(
             "--accounts excludes a shared password; remove it, or --password-file and FIRSTLINE_CONSOLE_PASSWORD."
         )
-    try:
+    with naming(path):
         found = settings.load(Accounts, file=path, text=read_text(path, FILE_LIMIT_BYTES))
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} {unreadable(error)}") from error
     _check_persons(path, found)
     if found.oidc is not None:
         _check_https(path, "issuer", found.oidc.issuer)

@@ -22,11 +22,6 @@ def subject(what: str, name: str) -> str:
     return name if what == "model" else f"{what} {name}"
 
 
-def last_seen(device: FleetDevice) -> str:
-    """Returns when a device was last seen, and whether it is revoked."""
-    return f"{age(device.last_seen_age_s)}{', revoked' * device.revoked}"
-
-
 def runs(device: FleetDevice) -> str:
     """Returns the bundles that a device runs, and its configuration from the fleet, if any."""
     reported = device.reported

@@ -64,7 +64,6 @@ def calibrate(
     target_disagreement: float,
     against: Against = "labels",
     keep_temperature: bool = False,
-    options: RuntimeOptions = RuntimeOptions(),  # noqa: B008 (frozen)
     progress: Progress = lambda done, total: None,
 ) -> Calibration:
     """Chooses a classifier's temperature, then the threshold.
@@ -79,7 +78,6 @@ def calibrate(
         target_disagreement: mean loss of the accepted answers, in 0..1.
         against: the truth that the temperature is fitted to: the data's labels, or the full model's answers.
         keep_temperature: keeps the bundle's temperature.
-        options: how the models run.
         progress: receives the number of processed samples and their total.
 
     Raises:
@@ -100,7 +98,7 @@ def calibrate(
                 f"{error} Without labels, fit the score to the full model's answers: --against full."
             ) from None
 
-    observed = observe_here(bundle, manifest.models, dataset, options, progress, with_evidence=manifest.edge)
+    observed = observe_here(bundle, manifest.models, dataset, progress=progress, with_evidence=manifest.edge)
     *edges, full = observed.answers
     policy = manifest.policy
     if fits_temperature:
@@ -108,7 +106,7 @@ def calibrate(
         known = expected != UNLABELLED
         temperature = fit_temperature(edges[0].probabilities[known], expected[known])
         policy = msgspec.structs.replace(policy, score=msgspec.structs.replace(policy.score, temperature=temperature))
-    score = load_scorer(Bundle(bundle.path, msgspec.structs.replace(manifest, policy=policy)), options)
+    score = load_scorer(Bundle(bundle.path, msgspec.structs.replace(manifest, policy=policy)), RuntimeOptions())
     scores = [score(edge.outputs, edge.evidence).astype(np.float64) for edge in edges]
     losses = [manifest.task.loss(edge.outputs, full.outputs) for edge in edges]
     threshold = smallest_threshold(scores, losses, target_disagreement)

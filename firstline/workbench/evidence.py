@@ -153,7 +153,6 @@ def gather(
     dataset: Dataset,
     *,
     edge: str = "",
-    options: RuntimeOptions = RuntimeOptions(),  # noqa: B008 (frozen)
     progress: Progress = lambda done, total: None,
 ) -> Evidence:
     """Runs both models here, image by image.
@@ -162,7 +161,6 @@ def gather(
         bundle: with edge and full model.
         dataset: images; if labels matter, the caller checks them.
         edge: id of a variant; "" for the first one that loads, as on a device.
-        options: how the models run.
         progress: receives the number of processed samples and their total.
 
     Raises:
@@ -171,7 +169,7 @@ def gather(
     """
     full_model(bundle, edge)
     variants = [edge] if edge else []
-    measured = measure(bundle, dataset, variants=variants, options=options, progress=progress, all_evidence=True)
+    measured = measure(bundle, dataset, variants=variants, progress=progress, all_evidence=True)
     (evidence,) = evidence_of(measured).values()
     return evidence
 
@@ -183,7 +181,6 @@ def gather_from_agent(
     *,
     edge: str = "",
     gateway: Client | None = None,
-    options: RuntimeOptions = RuntimeOptions(),  # noqa: B008 (frozen)
     progress: Progress = lambda done, total: None,
 ) -> Evidence:
     """Asks a device to answer every image. Cached outputs are valid, because the same model computed them.
@@ -194,7 +191,6 @@ def gather_from_agent(
         agent: the device.
         edge: id of the variant that it must run; "" for any.
         gateway: runs the full model; None runs it here.
-        options: how the full model runs here.
         progress: receives the number of processed samples and their total.
 
     Raises:
@@ -217,7 +213,7 @@ def gather_from_agent(
     scores = np.empty(count, np.float64)
     with ExitStack() as stack:
         if gateway is None:
-            large = load_model(bundle, far, options)
+            large = load_model(bundle, far, RuntimeOptions())
             stack.callback(large.close)
             full_outputs: FullModel = partial(_here, large, manifest)
         else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Literal
 
@@ -142,8 +143,7 @@ def _verified(bundle: Bundle, model: Model, options: RuntimeOptions) -> Check:
     if missing := bundle.missing(model):
         return Check(what, "absent", f"{', '.join(missing)} is not here")
     try:
-        loaded = load_model(bundle, model, options)
-        try:
+        with closing(load_model(bundle, model, options)) as loaded:
             dependence = find_dependence(bundle, loaded)
             checked = dependence.rows if dependence is not None else None
             if dependence is not None and dependence.depends_on != "nothing":
@@ -155,8 +155,6 @@ def _verified(bundle: Bundle, model: Model, options: RuntimeOptions) -> Check:
             rows = loaded.prepare(inputs)
             outputs = loaded.compute(rows).outputs
             range_error = misfit(loaded, inputs, rows)
-        finally:
-            loaded.close()
     except FirstlineError as error:
         return Check(what, "failed", error.message)
     first = bundle.manifest.task.outputs[0].name

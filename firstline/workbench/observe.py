@@ -20,7 +20,7 @@ from firstline_core.errors import ConfigError, InferenceError, RequestError
 from firstline_core.processing.steps import InputSpec
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.tasks.base import Prediction
-from firstline_core.tasks.classification import LOGITS, Probabilities
+from firstline_core.tasks.classification import Probabilities
 from firstline_core.types import PROBABILITIES, Array, Arrays, payload_bytes, row_count, slice_rows
 
 Progress = Callable[[int, int], None]
@@ -49,11 +49,6 @@ class Answers:
     def probabilities(self) -> Probabilities:
         """Returns the probabilities of a classifier, (n, classes) FP32."""
         return self.outputs[PROBABILITIES]
-
-    @property
-    def logits(self) -> Probabilities | None:
-        """Returns (n, classes) FP32; None if they were not stored, or the model shows none (`Model.shows_logits`)."""
-        return self.evidence.get(LOGITS)
 
     @property
     def labels(self) -> NDArray[np.int64]:

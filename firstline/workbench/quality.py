@@ -38,7 +38,6 @@ def qualities_on(
     bundle: Bundle,
     dataset: Dataset,
     variants: Sequence[str] = (),
-    options: RuntimeOptions = RuntimeOptions(),  # noqa: B008 (frozen)
     progress: Progress = lambda done, total: None,
 ) -> dict[Sha256, float]:
     """Returns the quality by `Model.digest`, without the models that do not load here.
@@ -47,7 +46,6 @@ def qualities_on(
         bundle: whose models run.
         dataset: labelled rows that no model was trained on.
         variants: ids of models; empty for all, the full model included.
-        options: how the models run.
         progress: receives the number of processed rows and their total.
 
     Raises:
@@ -63,7 +61,7 @@ def qualities_on(
             if variants and model.id not in variants:
                 continue
             try:
-                models.append(load_model(bundle, model, options))
+                models.append(load_model(bundle, model, RuntimeOptions()))
             except FirstlineError as error:
                 why = error.message
                 continue

@@ -49,16 +49,16 @@ class Share:
     high: float
 
 
-def share(hits: float, rows: int, level: float = 0.05) -> Share:
-    """Returns the share with its two-sided Clopper-Pearson interval of confidence 1 - `level`.
+def share(hits: float, rows: int) -> Share:
+    """Returns the share with its two-sided 95 % Clopper-Pearson interval.
 
     A sum of losses between 0 and 1 varies less than a count; its interval is that of the next whole numbers.
     """
     if not rows:
         return Share(0, 0, float("nan"), 0.0, 1.0)
     hits = int(hits) if float(hits).is_integer() else hits
-    low = 1 - binomial.upper_bound(rows - math.floor(hits), rows, level / 2)
-    return Share(hits, rows, hits / rows, low, binomial.upper_bound(math.ceil(hits), rows, level / 2))
+    low = 1 - binomial.upper_bound(rows - math.floor(hits), rows, 0.025)
+    return Share(hits, rows, hits / rows, low, binomial.upper_bound(math.ceil(hits), rows, 0.025))
 
 
 class Curve(NamedTuple):
@@ -127,7 +127,7 @@ class Reliability(NamedTuple):
     error: float
 
 
-def reliability(probabilities: Floats, right: Bools, count: int = RELIABILITY_BINS) -> Reliability:
+def reliability(probabilities: Floats, right: Bools) -> Reliability:
     """Compares the model's probabilities with the share of correct answers.
 
     Guo et al. 2017, "On Calibration of Modern Neural Networks", with bins of equal width.
@@ -135,8 +135,8 @@ def reliability(probabilities: Floats, right: Bools, count: int = RELIABILITY_BI
     Args:
         probabilities: (n,) in [0, 1], of the likeliest class.
         right: (n,).
-        count: of bins.
     """
+    count = RELIABILITY_BINS
     place = np.clip((probabilities * count).astype(np.intp), 0, count - 1)
     bins = []
     for at in np.unique(place).tolist():

@@ -66,6 +66,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from msgspec import Struct, defstruct
+from msgspec.structs import asdict
 
 from firstline.workbench.step_syntax import PlainPost, PlainPre, parse_postprocess, parse_preprocess, spell
 from firstline_core.bundle.manifest import TEMPERATURES
@@ -190,17 +191,13 @@ class BundleSpec:
         return (*self.edge, self.full) if self.full is not None else self.edge
 
 
-def check_spec(spec: BundleSpec, labels: str = "the file of labels") -> None:
+def check_spec(spec: BundleSpec) -> None:
     """Checks the manifest's patterns and bounds.
-
-    Args:
-        spec: of the bundle.
-        labels: name of the file of labels, for messages.
 
     Raises:
         ConfigError: a field is not valid.
     """
-    for _, sentence in _faults(spec, labels):
+    for _, sentence in _faults(spec, "the file of labels"):
         raise ConfigError(sentence)
 
 
@@ -392,21 +389,16 @@ def _spec(recipe: _Fields, file: Path, folder: Path) -> BundleSpec:
             return parse_postprocess(spelled, folder)
 
     def model(entry: _Model, key: str) -> ModelSpec:
-        return ModelSpec(
-            file=folder / entry.file,
-            preprocess=before(*text(entry, key, "preprocess")),
-            postprocess=after(*text(entry, key, "postprocess")),
-            id=entry.id,
-            precision=entry.precision,
-            input=entry.input,
-            inputs={
+        parsed = {
+            "file": folder / entry.file,
+            "preprocess": before(*text(entry, key, "preprocess")),
+            "postprocess": after(*text(entry, key, "postprocess")),
+            "inputs": {
                 name: FeedSpec(feed.input, before(feed.preprocess, [*parts_of(key), "inputs", name, "preprocess"]))
                 for name, feed in entry.inputs.items()
             },
-            output=entry.output,
-            measured=entry.measured,
-            without_rows=entry.without_rows,
-        )
+        }
+        return ModelSpec(**asdict(entry) | parsed)
 
     with naming_key(file, "labels"):
         labels = read_labels(folder / recipe.labels, recipe.labels_skip) if recipe.labels else ()

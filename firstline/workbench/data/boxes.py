@@ -14,7 +14,7 @@ from msgspec import Meta, Struct
 from firstline.workbench.data.files import is_inside
 from firstline_core.errors import ConfigError
 from firstline_core.processing.boxes import BOXES, CLASSES, COUNT, SCORES, Boxes
-from firstline_core.storage.files import read_limited, unreadable
+from firstline_core.storage.files import naming, read_limited
 from firstline_core.storage.structs import fault_of
 from firstline_core.types import Array, Arrays
 
@@ -65,9 +65,9 @@ class CocoBoxes:
 
     def __init__(self, path: Path) -> None:
         try:
-            content = msgspec.json.decode(read_limited(path, COCO_LIMIT_BYTES), type=_Coco)
-        except OSError as error:
-            raise ConfigError(f"{path} {unreadable(error)}") from error
+            with naming(path):
+                encoded = read_limited(path, COCO_LIMIT_BYTES)
+            content = msgspec.json.decode(encoded, type=_Coco)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise ConfigError(
                 f"{path} is not in COCO's form (images, annotations, categories): {fault_of(error)}; export it again."

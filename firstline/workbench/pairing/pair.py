@@ -135,9 +135,8 @@ def read_pair(
         show: receives each step.
 
     Raises:
-        OpenQuestionError: a person has to choose.
-        ConfigError: a model is of no known family, the models do not fit each other or the data, a promise is not
-            valid, or a choice answers no question.
+        ConfigError: a person has to choose, a model is of no known family, the models do not fit each other or the
+            data, a promise is not valid, or a choice answers no question.
         FirstlineError: a model does not load or run.
     """
     nearby = label_files(spec.places(dataset.path))

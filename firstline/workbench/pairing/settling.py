@@ -12,6 +12,8 @@ from firstline.workbench.recognition import Choice, Reading
 from firstline_core.errors import ConfigError
 from firstline_core.types import Arrays
 
+_MATTER = ("scaling", "rate", "standardized")
+
 
 @dataclass(frozen=True, slots=True)
 class Settled:
@@ -26,13 +28,6 @@ class Settled:
     reading: Reading
     decisions: tuple[Decision, ...]
     outputs: Arrays
-
-
-_MATTER = ("scaling", "rate", "standardized")
-
-
-class OpenQuestionError(ConfigError):
-    """A choice that a person has to make, from a contact sheet if the data are images."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +52,8 @@ class Judges:
             readings: by role.
 
         Raises:
-            OpenQuestionError: a person has to choose; names the contact sheet.
-            ConfigError: a number of a person answers no question.
+            ConfigError: a person has to choose, with the name of the contact sheet; or a number of a person answers no
+                question.
             FirstlineError: a model does not run with its steps.
         """
         order = sorted(readings, key=lambda role: (_unknown(readings[role]), role != "full"))
@@ -114,7 +109,7 @@ def _asked(role: str, decision: Decision, values: Sequence[str], chosen: list[in
     listed = "; ".join(f"{number}: {Choice.meaning(value)}" for number, value in enumerate(values, 1))
     if not chosen:
         look = f"Look at {sheet}, and repeat" if sheet.is_file() else "Repeat"
-        raise OpenQuestionError(
+        raise ConfigError(
             f"The {role} model needs your choice: {decision.why}. {look} the command with --choose {role}=N ({listed})."
         )
     number = chosen.pop(0)

@@ -12,12 +12,6 @@ from firstline_core.processing.steps import InputSpec, Kind
 SURE, LIKELY, GUESS = 0.95, 0.75, 0.4
 """How sure a reading is: the structure or the exporter's metadata say it; a convention says it; one of several."""
 
-Geometry = Literal["squash", "corner", "center", "crop"]
-"""How an image becomes the model's size: stretched, letterboxed in a corner or the centre, or its central square."""
-
-Scaling = Literal["bytes", "unit", "symmetric", "imagenet", "caffe"]
-"""The range of pixels: 0..255; 0..1; -1..1; ImageNet's mean and deviation; ImageNet's mean subtracted from 0..255."""
-
 _SCALES: Mapping[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
     "bytes": ((0,), (1,)),
     "unit": ((0,), (255,)),
@@ -144,8 +138,9 @@ class Reading:
         output: name of the model's output, "" if the decoder names them.
         mode: order of the colours.
         size: width and height; None for inputs that are no images.
+        geometry: how an image becomes this size: "squash", "corner", "center" or "crop", see `Choice.meaning`.
         padding: further arguments of a letterbox.
-        scaling: of pixels, unless `quantised`; "" for an input of bytes.
+        scaling: the range of pixels, see `Choice.meaning`, unless `quantised`; "" for an input of bytes.
         quantised: the step that fills the range of a quantised input.
         rate: samples a second of a model of recordings; "" for other inputs.
         samples: that such a model takes; 0 for any number.

@@ -29,7 +29,7 @@ from firstline_core.bundle.store import Bundle, open_bundle
 from firstline_core.errors import ConfigError
 from firstline_core.processing.steps import BoxRows, Columns, Spread, Suppress
 from firstline_core.runtime.select import RuntimeOptions
-from firstline_core.tasks.classification import score
+from firstline_core.tasks.classification import LOGITS, score
 from firstline_core.tasks.regression import Regression
 from firstline_core.types import PROBABILITIES, Tensor
 
@@ -89,10 +89,10 @@ def test_logits_are_stored_only_for_a_score_that_needs_them() -> None:
     policy = replace(stored.manifest.policy, score=Score("energy"))
     by_energy = measure(Bundle(stored.path, replace(stored.manifest, policy=policy)), dataset)
     assert margin.full is not None and by_energy.full is not None
-    assert margin.edges[0].answers.logits is margin.full.logits is by_energy.full.logits is None
+    assert margin.edges[0].answers.evidence == margin.full.evidence == by_energy.full.evidence == {}
     [edge] = by_energy.edges
-    assert edge.answers.logits is not None
-    np.testing.assert_allclose(edge.scores, score("energy", edge.answers.probabilities, edge.answers.logits), rtol=1e-5)
+    expected = score("energy", edge.answers.probabilities, edge.answers.evidence[LOGITS])
+    np.testing.assert_allclose(edge.scores, expected, rtol=1e-5)
 
 
 def test_variant_is_selected_by_id() -> None:
