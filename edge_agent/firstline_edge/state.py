@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from firstline_core.errors import CapacityError, ConfigError, IntegrityError
 from firstline_core.storage.files import make_folder, set_aside, system_reason, with_checksum, write_whole
-from firstline_core.storage.seals import Seal, make_seal, read_keys
+from firstline_core.storage.seals import Seal, read_keys
 from firstline_core.storage.structs import read_struct, write_struct
 from firstline_core.telemetry.logs import logger
 from firstline_edge.settings.settings import EncryptionSection
@@ -220,7 +220,7 @@ def open_seal(section: EncryptionSection) -> Seal:
         CapacityError: a key is configured and cannot be read; then nothing may be stored.
     """
     try:
-        return make_seal(read_keys(section.key_file, "encryption.key_file"))
+        return Seal(read_keys(section.key_file, "encryption.key_file"))
     except ConfigError as error:
         raise CapacityError(f"{error.message} Without its key nothing is kept on the disk.") from error
 

@@ -19,7 +19,7 @@ from support.waiting import until
 
 from firstline_core.clock import SimulatedClock
 from firstline_core.errors import CapacityError
-from firstline_core.storage.seals import ChecksumSeal, KeySeal, Seal
+from firstline_core.storage.seals import Seal
 from firstline_edge.outbox import recovery
 from firstline_edge.outbox.database import (
     FORMAT,
@@ -82,7 +82,7 @@ async def test_a_flipped_bit_costs_few_records_and_is_reported(
         assert reason or not lost
 
 
-@pytest.mark.parametrize("seal", [ChecksumSeal(), KeySeal([b"k" * 32])])
+@pytest.mark.parametrize("seal", [Seal(), Seal([b"k" * 32])])
 @pytest.mark.parametrize("where", ["sequence = 1", "true"])
 @pytest.mark.parametrize("time", ["-1.0", "3.9e9", "1e300", "9e999"])
 async def test_implausible_times_age_no_promise(folder: Path, seal: Seal, where: str, time: str) -> None:
@@ -320,26 +320,26 @@ async def test_an_interrupted_replacement_is_finished_or_restarted(folder: Path)
 async def test_with_a_key_no_payload_is_on_the_disk(folder: Path) -> None:
     path = folder / "state" / "outbox.db"
     secret = b"image 1"
-    for seal, readable in ((ChecksumSeal(), True), (KeySeal([b"k" * 32]), False)):
+    for seal, readable in ((Seal(), True), (Seal([b"k" * 32]), False)):
         outbox = Outbox(path, seal=lambda seal=seal: seal, clock=SimulatedClock())
         await outbox.put(one := promise())
         outbox.close()
         assert (secret in path.read_bytes()) is readable
-        outbox = Outbox(path, seal=lambda: KeySeal([b"n" * 32, b"k" * 32]), clock=SimulatedClock())
+        outbox = Outbox(path, seal=lambda: Seal([b"n" * 32, b"k" * 32]), clock=SimulatedClock())
         assert [item.request.request_id for item in await outbox.pending(9)] == [one.request.request_id]
         await outbox.purge()
         outbox.close()
 
 
 async def test_wrong_key_sets_the_outbox_aside(folder: Path) -> None:
-    path, first = folder / "outbox.db", KeySeal([b"k" * 32])
-    outbox = Outbox(path, seal=ChecksumSeal, clock=SimulatedClock())
+    path, first = folder / "outbox.db", Seal([b"k" * 32])
+    outbox = Outbox(path, seal=Seal, clock=SimulatedClock())
     await outbox.put(plain := promise())
     outbox.close()
     outbox = Outbox(path, seal=lambda: first, clock=SimulatedClock())
     await outbox.put(hidden := promise())
     outbox.close()
-    for other in (KeySeal([b"o" * 32]), ChecksumSeal()):
+    for other in (Seal([b"o" * 32]), Seal()):
         outbox = Outbox(path, seal=lambda other=other: other, clock=SimulatedClock())
         assert [item.request.request_id for item in await outbox.pending(9)] == [plain.request.request_id]
         assert "encryption.key_file" in outbox.damage
@@ -367,7 +367,7 @@ async def test_a_damaged_replacement_is_reported(folder: Path, monkeypatch: pyte
 
 
 async def test_the_right_key_after_a_wrong_one_overwrites_nothing(folder: Path) -> None:
-    path, right, wrong = folder / "outbox.db", KeySeal([b"k" * 32]), KeySeal([b"o" * 32])
+    path, right, wrong = folder / "outbox.db", Seal([b"k" * 32]), Seal([b"o" * 32])
     for seal in (right, wrong):
         outbox = Outbox(path, seal=lambda seal=seal: seal, clock=SimulatedClock())
         await outbox.put(promise())

@@ -12,7 +12,7 @@ from support.faulty_disk import Recording, run_on
 from firstline_core.clock import SimulatedClock
 from firstline_core.errors import UnknownAnswerError
 from firstline_core.protocol.oip import encode_request
-from firstline_core.storage.seals import ChecksumSeal, Seal
+from firstline_core.storage.seals import Seal
 from firstline_core.types import InferResponse, Status
 from firstline_edge.outbox.database import Receiver
 from firstline_edge.outbox.item import pack_response
@@ -168,7 +168,7 @@ def promise(size_bytes: int = 1) -> OutboxItem:
 async def filled(folder: Path, rng: random.Random, *, closed: bool, count: int = 40, seal: Seal | None = None) -> Kept:
     """An outbox with promises and answers of all sizes, as a stopped agent leaves it, or one that was killed."""
     found, live = Kept(folder), folder.with_name(folder.name + ".live")
-    outbox = Outbox(live / "outbox.db", LIMITS, clock=SimulatedClock(), seal=lambda: seal or ChecksumSeal())
+    outbox = Outbox(live / "outbox.db", LIMITS, clock=SimulatedClock(), seal=lambda: seal or Seal())
     items = [promise(rng.choice([1, 1, 1, 3_000, 20_000])) for _ in range(count)]
     for number, item in enumerate(items):
         await outbox.put(item)

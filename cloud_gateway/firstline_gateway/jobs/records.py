@@ -17,7 +17,7 @@ import orjson
 import sqlalchemy as sa
 
 from firstline_core.errors import IntegrityError, QueueFullError
-from firstline_core.storage.seals import ChecksumSeal
+from firstline_core.storage.seals import Seal
 from firstline_gateway.settings.settings import Jobs as JobSettings
 from firstline_gateway.store.schema import METADATA, SEQUENCE
 
@@ -60,7 +60,7 @@ RUNNING = 0
 UNCOMBINED_ROWS = 64
 """Rows of `USAGE`, beyond two per principal, that are not combined yet."""
 
-_SEAL = ChecksumSeal()
+_SEAL = Seal()
 _RETRY_S = 5.0
 _C, _U = JOBS.c, USAGE.c
 

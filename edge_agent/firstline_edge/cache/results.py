@@ -28,7 +28,7 @@ from msgspec import Struct
 from firstline_core.clock import SYSTEM_CLOCK, Clock
 from firstline_core.errors import CapacityError, IntegrityError
 from firstline_core.storage.files import give_up, make_folder, set_aside
-from firstline_core.storage.seals import ChecksumSeal, Seal
+from firstline_core.storage.seals import Seal
 from firstline_core.telemetry.logs import logger
 from firstline_core.telemetry.metrics import RequestMetrics
 from firstline_core.types import payload_bytes
@@ -39,7 +39,7 @@ from firstline_edge.state import open_seal
 
 log = logger(__name__)
 
-_CHECKSUM = ChecksumSeal()
+_CHECKSUM = Seal()
 # Small devices: one megabyte of page cache, and no mapping that a failing SD card turns into SIGBUS. Entries are
 # evicted after each commit (`_write`): within a transaction the file does not shrink, so diskcache would evict on.
 _SETTINGS = {

@@ -28,7 +28,7 @@ import orjson
 from firstline_core.errors import CapacityError, ConfigError, IntegrityError, QueueFullError
 from firstline_core.storage.files import make_folder
 from firstline_core.storage.group_writer import GroupWriter
-from firstline_core.storage.seals import OVERHEAD_BYTES, ChecksumSeal
+from firstline_core.storage.seals import OVERHEAD_BYTES, Seal
 from firstline_core.telemetry.logs import logger
 from firstline_core.telemetry.wording import counted
 from firstline_edge.outbox.item import ITEM_OVERHEAD_BYTES, StoredItem
@@ -94,7 +94,7 @@ _MARK = ".mark"
 _MARK_SYNC_S = 1.0
 _MARK_CONTENT = struct.Struct(">QQ")
 _MARK_BYTES = _MARK_CONTENT.size + OVERHEAD_BYTES
-_CHECKSUM = ChecksumSeal()
+_CHECKSUM = Seal()
 _COUNT_TIMEOUT_S = 30.0
 _COUNT = """
 import os, pathlib, sqlite3, sys

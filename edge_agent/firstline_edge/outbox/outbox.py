@@ -28,7 +28,7 @@ from firstline_core.errors import (
     UnknownAnswerError,
 )
 from firstline_core.storage.files import erase
-from firstline_core.storage.seals import ChecksumSeal, Seal
+from firstline_core.storage.seals import Seal
 from firstline_core.telemetry.logs import logger
 from firstline_core.telemetry.metrics import RequestMetrics
 from firstline_core.types import InferResponse, Privacy
@@ -71,7 +71,7 @@ __all__ = ["Completion", "Completions", "Outbox", "OutboxItem"]
 _T = TypeVar("_T")
 
 _DEFAULTS = OutboxSection()
-_CHECKSUM = ChecksumSeal()
+_CHECKSUM = Seal()
 
 Completion = asyncio.Future[InferResponse | None]
 """The final or expired answer of a promise, or None if the promise ended without any."""
@@ -134,7 +134,7 @@ class Outbox:
     limits: OutboxSection = _DEFAULTS
     _: KW_ONLY
     announcing: Callable[[], Collection[Receiver]] = tuple
-    seal: Callable[[], Seal] = ChecksumSeal
+    seal: Callable[[], Seal] = Seal
     clock: Clock = SYSTEM_CLOCK
     writer: MakeWriter = make_writer
     _database: Database = field(init=False)

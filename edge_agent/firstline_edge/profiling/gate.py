@@ -19,7 +19,7 @@ from firstline_core.adaptation.guards import Advice, Limits, heat_guard, memory_
 from firstline_core.hardware.kernel_files import Tree
 from firstline_core.hardware.readings import Snapshot, measured
 from firstline_core.hardware.survey import usable_cores
-from firstline_core.profile.measure import Need
+from firstline_core.profile.measure import Gate, Need
 from firstline_core.telemetry.logs import logger
 from firstline_edge.adaptation.loading import limits_of
 from firstline_edge.settings.settings import EdgeSettings
@@ -120,8 +120,8 @@ def _wanted(needed: Need, limits: Limits) -> str:
 
 
 @dataclass
-class DeviceGate:
-    """Admits points one by one, by the device's sensors; see `firstline_core.profile.measure.Gate`.
+class DeviceGate(Gate):
+    """Admits points one by one, by the device's sensors.
 
     Args:
         latest: returns the latest sensor readings.

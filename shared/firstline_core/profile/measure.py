@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Protocol
 
 import msgspec
 from msgspec import Struct
@@ -64,25 +63,15 @@ class Need(Struct, frozen=True):
     cores: float
 
 
-class Gate(Protocol):
-    """Decides when the machine can spare a measurement; called in the thread that measures."""
+class Gate:
+    """Decides when the machine can spare a measurement; called in the thread that measures. Admits every point."""
 
     def wait(self, needed: Need) -> str:
         """Returns "" once a point may begin, or at once why it never may, in a sentence."""
-        ...
-
-    def must_end(self) -> str:
-        """Returns why the point that is being measured has to end now; "" if it may continue."""
-        ...
-
-
-class OpenGate:
-    """Admits every point at once."""
-
-    def wait(self, needed: Need) -> str:
         return ""
 
     def must_end(self) -> str:
+        """Returns why the point that is being measured has to end now; "" if it may continue."""
         return ""
 
 
@@ -197,7 +186,7 @@ def measure_profile(
     options: ProfileOptions = ProfileOptions(),
     *,
     machine: str = "",
-    gate: Gate = OpenGate(),  # noqa: B008 (has no state)
+    gate: Gate = Gate(),  # noqa: B008 (has no state)
     progress: Progress = lambda done, total, what: None,
     warn: Callable[[str], None] = _warn_in_log,
 ) -> Profile:

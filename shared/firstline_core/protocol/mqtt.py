@@ -46,6 +46,9 @@ class MqttClient:
         on_lost: called when an established connection is lost or closed.
         session_expiry_s: how long the broker keeps messages while the client is offline; 0 for a clean session each
             time.
+
+    Attributes:
+        last_error: why the latest attempt to connect failed; None after a success.
     """
 
     def __init__(
@@ -80,17 +83,12 @@ class MqttClient:
         self._up = asyncio.Event()
         self._tried = asyncio.Event()
         self._hurry = asyncio.Event()
-        self._last_error: FirstlineError | None = None
+        self.last_error: FirstlineError | None = None
 
     @property
     def connected(self) -> bool:
         """Returns whether the connection is established with every subscription."""
         return self._up.is_set() and self._connection is not None and self._connection.alive
-
-    @property
-    def last_error(self) -> FirstlineError | None:
-        """Returns why the latest attempt to connect failed; None after a success."""
-        return self._last_error
 
     def start(self) -> None:
         """Starts to connect and stay connected, without waiting."""
@@ -112,7 +110,7 @@ class MqttClient:
             async with asyncio.timeout(timeout_s):
                 await self._up.wait()
         except TimeoutError:
-            raise self._last_error or LinkDownError(
+            raise self.last_error or LinkDownError(
                 f"No connection to the MQTT broker at {self._settings.address} within {timeout_s:g} s."
             ) from None
 
@@ -207,11 +205,11 @@ class MqttClient:
                 if not self._reconnecting:
                     log.warning("mqtt connection lost", broker=self._settings.address, why=why)
             except FirstlineError as error:
-                if type(error) is not type(self._last_error):  # once per kind of error, not per attempt
+                if type(error) is not type(self.last_error):  # once per kind of error, not per attempt
                     log.warning("mqtt connection failed", broker=self._settings.address, error=error.message)
                 self._failed(error)
             except Exception as error:  # the outermost loop of the connection, which must not end silently
-                if type(self._last_error) is not FirstlineError:
+                if type(self.last_error) is not FirstlineError:
                     log.exception("mqtt connection failed unexpectedly", broker=self._settings.address)
                 self._failed(FirstlineError(f"The MQTT connection failed unexpectedly: {error!r}."))
             finally:
@@ -231,7 +229,7 @@ class MqttClient:
     def _failed(self, error: FirstlineError) -> None:
         # Stored without the frames (and sockets) of its traceback.
         error.__cause__ = error.__context__ = None
-        self._last_error = error.with_traceback(None)
+        self.last_error = error.with_traceback(None)
         self._tried.set()
 
     async def _pause(self, seconds: float) -> None:
@@ -247,7 +245,7 @@ class MqttClient:
                 await connection.subscribe(topic_filter)
         if self._on_connected is not None:
             await self._on_connected()
-        self._last_error = None
+        self.last_error = None
         self._up.set()
         self._tried.set()
         log.info("mqtt connected", broker=self._settings.address)

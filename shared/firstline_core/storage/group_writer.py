@@ -47,6 +47,10 @@ class GroupWriter(Generic[Transaction]):
         name: names the database in errors and log lines, e.g. "store sqlite:///gateway.db".
         refusal: the error by which `begin` says that the database is unavailable.
         log: receives one line when the database starts to refuse, and one when it accepts writes again.
+
+    Attributes:
+        problem: why the database refused the latest group; "" if it did not.
+        closed: whether it accepts no more operations.
     """
 
     def __init__(
@@ -62,25 +66,15 @@ class GroupWriter(Generic[Transaction]):
         self._refusal = refusal
         self._log = log
         self._queue: SimpleQueue[_Work | None] = SimpleQueue()
-        self._closed = False
+        self.closed = False
         self._gate = threading.Lock()  # so that nothing is queued behind the end
-        self._problem = ""
+        self.problem = ""
         self._start()
 
     def _start(self) -> None:
         """Starts to take groups from the queue; a simulation replaces the thread by timers."""
         self._thread = threading.Thread(target=self._run, name=f"{self._name.split()[0]}-writer", daemon=True)
         self._thread.start()
-
-    @property
-    def problem(self) -> str:
-        """Why the database refused the latest group; "" if it did not."""
-        return self._problem
-
-    @property
-    def closed(self) -> bool:
-        """Whether it accepts no more operations."""
-        return self._closed
 
     def submit(self, operation: Callable[[Transaction], _T | FirstlineError]) -> Future[_T]:
         """Queues one operation; may be called from any thread.
@@ -120,7 +114,7 @@ class GroupWriter(Generic[Transaction]):
             )
         done: Future[_U] = Future()
         with self._gate:
-            if self._closed:
+            if self.closed:
                 raise NotReadyError(
                     f"The {self._name} is closed and stores nothing more.", retry_after_s=_RETRY_AFTER_S
                 )
@@ -130,8 +124,8 @@ class GroupWriter(Generic[Transaction]):
     def end(self) -> None:
         """Refuses new operations, and returns at once; those submitted before are still written."""
         with self._gate:
-            if not self._closed:
-                self._closed = True
+            if not self.closed:
+                self.closed = True
                 self._queue.put(None)
 
     def close(self, timeout_s: float | None = None) -> bool:
@@ -203,8 +197,8 @@ class GroupWriter(Generic[Transaction]):
             self._log.error("write failed", database=self._name, error=repr(error), exc_info=error)
             return
         problem = error.message if isinstance(error, self._refusal) else ""
-        if problem != self._problem:
-            self._problem = problem
+        if problem != self.problem:
+            self.problem = problem
             if problem:
                 self._log.error("database refuses writes", database=self._name, error=problem)
             else:

@@ -16,12 +16,15 @@ import hmac
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from firstline_core.errors import ConfigError, IntegrityError
 from firstline_core.storage.files import read_text, unreadable
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 OVERHEAD_BYTES = 33
 HEAD_BYTES = 5
@@ -44,12 +47,26 @@ class UnknownKeyError(IntegrityError):
     """The record may be intact, but its key is missing."""
 
 
-class Seal(Protocol):
-    """Closes and opens records."""
+class Seal:
+    """Closes and opens records: encrypts with the first key; without keys it detects damage, and hides nothing.
+
+    Opens records of any of the keys, and records that are not encrypted.
+
+    Args:
+        keys: `KEY_BYTES` each.
+    """
+
+    def __init__(self, keys: Sequence[bytes] = ()) -> None:
+        self._ciphers = _ciphers(keys) if keys else {}
+        self._first = _name(keys[0]) if keys else b""
 
     def close(self, content: bytes, about: bytes) -> bytes:
         """Returns the sealed record; `open` needs the same `about`."""
-        ...
+        if not self._ciphers:
+            return _PLAIN_HEAD + _digest(content, about) + content
+        nonce = os.urandom(_NONCE_BYTES)
+        hidden = self._ciphers[self._first].encrypt(nonce, content, about)
+        return _ENCRYPTED_HEAD + self._first + nonce + hidden
 
     def open(self, sealed: bytes, about: bytes) -> bytes:
         """Returns the content.
@@ -58,53 +75,13 @@ class Seal(Protocol):
             UnknownKeyError: it was encrypted with a key that is missing.
             IntegrityError: it is not what was closed with `about`.
         """
-        ...
-
-    def has_key_of(self, head: bytes) -> bool:
-        """Returns whether the key of a record is known, by the record's first bytes."""
-        ...
-
-
-class ChecksumSeal:
-    """Detects damage, and hides nothing."""
-
-    def close(self, content: bytes, about: bytes) -> bytes:
-        return _PLAIN_HEAD + _digest(content, about) + content
-
-    def open(self, sealed: bytes, about: bytes) -> bytes:
-        if _is_encrypted(sealed):
-            raise UnknownKeyError("It is encrypted, and no key is set (encryption.key_file).")
-        content = sealed[1 + _DIGEST_BYTES :]
-        if sealed[:1] != _PLAIN_HEAD or sealed[1 : 1 + _DIGEST_BYTES] != _digest(content, about):
-            raise IntegrityError("Its checksum does not fit: the disk has damaged it.")
-        return content
-
-    def has_key_of(self, head: bytes) -> bool:
-        return not _is_encrypted(head)
-
-
-class KeySeal:
-    """Encrypts with the first key; opens records of any of the keys, and records that are not encrypted.
-
-    Args:
-        keys: `KEY_BYTES` each, at least one.
-    """
-
-    def __init__(self, keys: Sequence[bytes]) -> None:
-        from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-
-        self._ciphers = {_name(key): AESGCM(key) for key in reversed(keys)}
-        self._first = _name(keys[0])
-        self._plain = ChecksumSeal()
-
-    def close(self, content: bytes, about: bytes) -> bytes:
-        nonce = os.urandom(_NONCE_BYTES)
-        hidden = self._ciphers[self._first].encrypt(nonce, content, about)
-        return _ENCRYPTED_HEAD + self._first + nonce + hidden
-
-    def open(self, sealed: bytes, about: bytes) -> bytes:
         if not _is_encrypted(sealed):
-            return self._plain.open(sealed, about)
+            content = sealed[1 + _DIGEST_BYTES :]
+            if sealed[:1] != _PLAIN_HEAD or sealed[1 : 1 + _DIGEST_BYTES] != _digest(content, about):
+                raise IntegrityError("Its checksum does not fit: the disk has damaged it.")
+            return content
+        if not self._ciphers:
+            raise UnknownKeyError("It is encrypted, and no key is set (encryption.key_file).")
         from cryptography.exceptions import InvalidTag
 
         cipher = self._ciphers.get(bytes(sealed[1:_NONCE_AT]))
@@ -116,16 +93,19 @@ class KeySeal:
             raise IntegrityError("It does not decrypt: the disk has damaged it.") from error
 
     def has_key_of(self, head: bytes) -> bool:
+        """Returns whether the key of a record is known, by the record's first bytes."""
         return not _is_encrypted(head) or bytes(head[1:_NONCE_AT]) in self._ciphers
+
+
+def _ciphers(keys: Sequence[bytes]) -> dict[bytes, AESGCM]:
+    """Returns the cipher of each key by its name; of two keys with one name, that of the first."""
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+    return {_name(key): AESGCM(key) for key in reversed(keys)}
 
 
 def _is_encrypted(sealed: bytes) -> bool:
     return sealed[:1] == _ENCRYPTED_HEAD
-
-
-def make_seal(keys: Sequence[bytes]) -> Seal:
-    """Returns a seal that encrypts if there is a key."""
-    return KeySeal(keys) if keys else ChecksumSeal()
 
 
 def read_keys(file: str, setting: str) -> tuple[bytes, ...]:

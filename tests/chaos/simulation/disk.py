@@ -74,7 +74,7 @@ class SimulatedWriter(GroupWriter[Transaction]):
         return done
 
     def close(self, timeout_s: float | None = None) -> bool:
-        self._closed = True
+        self.closed = True
         while not self._queue.empty() and not self._disk.dead:
             self._write()
         return True
@@ -85,7 +85,7 @@ class SimulatedWriter(GroupWriter[Transaction]):
             asyncio.get_running_loop().call_later(self._disk.fsync_s, self._end)
 
     def _end(self) -> None:
-        if self._disk.dead or self._closed:
+        if self._disk.dead or self.closed:
             return
         self._write()
         self._busy = False

@@ -29,7 +29,7 @@ from sqlalchemy import (
 
 from firstline_core.errors import FirstlineError, IntegrityError
 from firstline_core.protocol.oip import decode_response, encode_response
-from firstline_core.storage.seals import ChecksumSeal
+from firstline_core.storage.seals import Seal
 from firstline_core.telemetry.logs import logger
 from firstline_core.types import InferRequest, InferResponse
 from firstline_gateway.serving.request_digest import request_digest
@@ -40,7 +40,7 @@ log = logger(__name__)
 ANSWER_LIMIT_BYTES = 64 * 1024
 """A longer answer is not recorded: a repeat runs again, and is not recorded again."""
 
-_SEAL = ChecksumSeal()
+_SEAL = Seal()
 
 DELIVERIES = Table(
     "deliveries",

@@ -19,8 +19,8 @@ from firstline_core.hardware.readings import Absent, Measured, Modelled, Snapsho
 from firstline_core.profile import measure
 from firstline_core.profile.files import profile_path, read_profile
 from firstline_core.profile.measure import (
+    Gate,
     Need,
-    OpenGate,
     ProfileOptions,
     measure_profile,
     need,
@@ -32,7 +32,7 @@ from firstline_core.profile.profile import POINTS, Key, Profile, Refused
 ONE = ProfileOptions(threads=(1,), batches=(1,), variants=("small",), total_s=0.05, joules_per_core_s=2.0)
 
 
-class Refusing(OpenGate):
+class Refusing(Gate):
     """Refuses every point with a reason."""
 
     def __init__(self, reason: str) -> None:
@@ -42,7 +42,7 @@ class Refusing(OpenGate):
         return self._reason
 
 
-class Ending(OpenGate):
+class Ending(Gate):
     """Ends a number of measurements."""
 
     def __init__(self, ends: int) -> None:
@@ -53,7 +53,7 @@ class Ending(OpenGate):
         return "memory became short" if self._ends >= 0 else ""
 
 
-class Stopping(OpenGate):
+class Stopping(Gate):
     """Stops the measurement of the first point."""
 
     def must_end(self) -> str:

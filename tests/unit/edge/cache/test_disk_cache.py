@@ -25,7 +25,7 @@ import pytest
 
 from firstline_core.clock import SimulatedClock
 from firstline_core.storage.files import erase_all
-from firstline_core.storage.seals import KeySeal
+from firstline_core.storage.seals import Seal
 from firstline_edge.cache import results
 from firstline_edge.cache.results import DiskCache
 
@@ -281,11 +281,11 @@ def test_a_cache_works_on_after_its_erasure(directory: Path, cache: DiskCache) -
 
 
 def test_results_are_encrypted_with_a_key_and_another_one_misses(directory: Path) -> None:
-    first = DiskCache(directory, limit_bytes=1 << 24, ttl_s=60, seal=KeySeal([b"k" * 32]))
+    first = DiskCache(directory, limit_bytes=1 << 24, ttl_s=60, seal=Seal([b"k" * 32]))
     first.put(KEY, b"what the model said")
     first.close()
     assert b"what the model said" not in b"".join(file.read_bytes() for file in directory.iterdir())
-    other = DiskCache(directory, limit_bytes=1 << 24, ttl_s=60, seal=KeySeal([b"o" * 32]))
+    other = DiskCache(directory, limit_bytes=1 << 24, ttl_s=60, seal=Seal([b"o" * 32]))
     assert other.get(KEY) is None
     other.put(KEY, b"again")
     assert value_of(other, KEY) == b"again"
