@@ -71,7 +71,7 @@ def forgets(monkeypatch: pytest.MonkeyPatch) -> None:
         error = await deliver(self, item)
         if error is not None:
             request_id = item.request.request_id
-            await self._outbox._write(lambda transaction: database.delete_promise(transaction, request_id))
+            await self.outbox._write(lambda transaction: database.delete_promise(transaction, request_id))
         return error
 
     monkeypatch.setattr(Delivery, "_deliver", forgetful)
