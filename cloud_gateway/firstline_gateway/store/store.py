@@ -32,7 +32,10 @@ _T = TypeVar("_T")
 
 
 class Readers:
-    """Reads the store for one event loop.
+    """Reads the store for one event loop, in threads of its own.
+
+    Each part with readers of its own, such as the checks of devices and the promised corrections, is not delayed by
+    the slow reads of other parts.
 
     Args:
         database: to read from; not closed here.
