@@ -10,6 +10,7 @@ Modules
     anomaly             what is not normal
     embedding           vectors, and their neighbours in a gallery
     installed           tasks by kind, those of other packages included
+    field               scores and losses in the field, where their failure never fails a request
     tensors             whatever the bundle declares
     text                recognised or transcribed text
     average_precision   COCO's precision of detections
