@@ -6,6 +6,7 @@ import dataclasses
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -30,24 +31,23 @@ EPSILON = 0.05
 
 def certified_digits(folder: Path, version: int = 1) -> Path:
     """The digits bundle with another certificate for its first two edge variants, and none for the third."""
-    target = folder / f"digits-{version}"
-    shutil.copytree(DIGITS, target)
-    manifest = msgspec.structs.replace(parse_manifest((target / MANIFEST_NAME).read_bytes()), version=version)
-    promise = {"contract": "harm", "epsilon": 0.045, "audit_epsilon": EPSILON}
-    edge = [with_certificate(variant, manifest, THRESHOLD, **promise) for variant in manifest.edge[:2]]
-    bare = (msgspec.structs.replace(variant, certificate=None) for variant in manifest.edge[2:])
-    manifest = msgspec.structs.replace(manifest, edge=(*edge, *bare))
-    (target / MANIFEST_NAME).write_bytes(encode_manifest(manifest))
-    return target
+    return certify_digits(folder / f"digits-{version}", variants=2, version=version)
 
 
 def uncertified_digits(folder: Path) -> Path:
     """The digits bundle without its certificates."""
-    target = folder / "uncertified"
+    return certify_digits(folder / "uncertified", variants=0)
+
+
+def certify_digits(target: Path, *, variants: int, **fields: Any) -> Path:
+    """Copies the digits bundle, with these fields and with a certificate for its first edge variants only."""
     shutil.copytree(DIGITS, target)
-    manifest = parse_manifest((target / MANIFEST_NAME).read_bytes())
-    bare = tuple(msgspec.structs.replace(variant, certificate=None) for variant in manifest.edge)
-    (target / MANIFEST_NAME).write_bytes(encode_manifest(msgspec.structs.replace(manifest, edge=bare)))
+    manifest = msgspec.structs.replace(parse_manifest((target / MANIFEST_NAME).read_bytes()), **fields)
+    promise = {"contract": "harm", "epsilon": 0.045, "audit_epsilon": EPSILON}
+    edge = [with_certificate(variant, manifest, THRESHOLD, **promise) for variant in manifest.edge[:variants]]
+    bare = (msgspec.structs.replace(variant, certificate=None) for variant in manifest.edge[variants:])
+    manifest = msgspec.structs.replace(manifest, edge=(*edge, *bare))
+    (target / MANIFEST_NAME).write_bytes(encode_manifest(manifest))
     return target
 
 

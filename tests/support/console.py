@@ -41,11 +41,11 @@ sys.exit(main())
 """
 
 
-def console_gateway(folder: Path) -> tuple[TierProcess, Store]:
-    """A gateway that is not yet started, and its store."""
+def console_gateway(folder: Path, models: Path = DIGITS.parent) -> tuple[TierProcess, Store]:
+    """A gateway of these models that is not yet started, and its store."""
     store, config = sqlite_store(folder), folder / "gateway.toml"
     config.write_text(
-        f'[models]\ndirectory = "{DIGITS.parent}"\n[store]\nurl = "{store.url}"\n'
+        f'[models]\ndirectory = "{models}"\n[store]\nurl = "{store.url}"\n'
         f'[identity]\ndirectory = "{folder / "identity"}"\n[execution]\nsessions = 1\n'
     )
     return TierProcess("firstline_gateway", "--config", config, log=folder / "gateway.log"), store

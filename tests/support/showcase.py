@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import shutil
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -13,15 +12,12 @@ from pathlib import Path
 import httpx
 import msgspec
 from sqlalchemy import Connection, insert
-from support.audits import EPSILON, THRESHOLD
-from support.console import ROLLOUTS
-from support.databases import sqlite_store
-from support.gateway import DIGITS
+from support.audits import certify_digits
+from support.console import ROLLOUTS, console_gateway
 from support.keys import bearer, create_key
 from support.processes import TierProcess
 
-from bench.support.bundles import with_certificate
-from firstline_core.bundle.manifest import MANIFEST_NAME, encode_manifest, parse_manifest
+from firstline_core.bundle.manifest import MANIFEST_NAME, parse_manifest
 from firstline_core.fleet.telemetry import LATENCY_BOUNDS_MS, DeviceHealth, ModelCounts, Telemetry
 from firstline_core.fleet.twin import Reported, RunningModel, Update
 from firstline_core.fleet.update import UpdateState
@@ -67,13 +63,9 @@ class Showcase:
 @contextmanager
 def showcase(folder: Path) -> Iterator[Showcase]:
     """Runs a gateway with a fleet."""
-    store, config = sqlite_store(folder), folder / "gateway.toml"
     for name in BUNDLES:
-        _bundle(folder / "models" / name, name)
-    config.write_text(
-        f'[models]\ndirectory = "{folder / "models"}"\n[store]\nurl = "{store.url}"\n'
-        f'[identity]\ndirectory = "{folder / "identity"}"\n[execution]\nsessions = 1\n'
-    )
+        certify_digits(folder / "models" / name, variants=1, name=name)
+    process, store = console_gateway(folder, folder / "models")
     names = [f"{site}-cam-{number:02}" for site, count in _SITES.items() for number in range(1, count + 1)]
     draw = random.Random(7)
     with closing(open_database(store)) as database, database.begin() as connection:
@@ -82,18 +74,8 @@ def showcase(folder: Path) -> Iterator[Showcase]:
         _contracts(connection, folder / "models", names, draw)
     key = create_key(store, "console", "operator")
     keys = {name: create_key(store, name, "device") for name in names[:12]}
-    with TierProcess("firstline_gateway", "--config", config, log=folder / "gateway.log") as gateway:
+    with process as gateway:
         yield Showcase(gateway, key, names, _rollouts(gateway.url, key, keys))
-
-
-def _bundle(target: Path, name: str) -> None:
-    shutil.copytree(DIGITS, target)
-    manifest = msgspec.structs.replace(parse_manifest((target / MANIFEST_NAME).read_bytes()), name=name)
-    promise = {"contract": "harm", "epsilon": 0.045, "audit_epsilon": EPSILON}
-    certified = (with_certificate(variant, manifest, THRESHOLD, **promise) for variant in manifest.edge[:1])
-    bare = (msgspec.structs.replace(variant, certificate=None) for variant in manifest.edge[1:])
-    manifest = msgspec.structs.replace(manifest, edge=(*certified, *bare))
-    (target / MANIFEST_NAME).write_bytes(encode_manifest(manifest))
 
 
 def _devices(connection: Connection, names: list[str], draw: random.Random) -> None:
