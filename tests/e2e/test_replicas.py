@@ -20,12 +20,12 @@ import psycopg
 import pytest
 from chaos.kills import fresh_scans
 from chaos.nursery import Process, nursery
-from support.balancer import Balancer
 from support.broker import Broker
 from support.databases import PostgreSql
 from support.gateway import DIGITS
 from support.keys import bearer, create_key, revoke_key
 from support.pictures import ask, expected, picture, probabilities
+from support.proxy import Balancer
 
 from firstline_gateway.settings.settings import Store
 from firstline_gateway.tables import open_database

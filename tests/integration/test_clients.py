@@ -83,8 +83,8 @@ def tier(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="module")
-def ask(running: Served, asked: Asked, clients_python: Path) -> Callable[[str, str], ClientResults]:
-    def ask(script: str, tier: str) -> ClientResults:
+def ask(running: Served, asked: Asked, clients_python: Path) -> Callable[..., ClientResults]:
+    def ask(tier: str, script: str, *arguments: str) -> ClientResults:
         server = running.line.tiers[tier]
         job = {
             "url": server.url,
@@ -94,9 +94,8 @@ def ask(running: Served, asked: Asked, clients_python: Path) -> Callable[[str, s
             "images": [base64.b64encode(image).decode() for image in asked.images],
             "pixels": asked.pixels.tolist(),
         }
-        done = subprocess.run(
-            [clients_python, SCRIPTS / script], input=json.dumps(job), capture_output=True, text=True, timeout=60
-        )
+        command = [clients_python, SCRIPTS / script, *arguments]
+        done = subprocess.run(command, input=json.dumps(job), capture_output=True, text=True, timeout=60)
         assert done.returncode == 0, done.stderr
         found: ClientResults = json.loads(done.stdout)
         return found
@@ -104,18 +103,18 @@ def ask(running: Served, asked: Asked, clients_python: Path) -> Callable[[str, s
     return ask
 
 
-def _results(script: str) -> Any:
+def _results(script: str, *arguments: str) -> Any:
     @pytest.fixture(scope="module")
-    def results(ask: Callable[[str, str], ClientResults], tier: str) -> ClientResults:
-        return ask(script, tier)
+    def results(ask: Callable[..., ClientResults], tier: str) -> ClientResults:
+        return ask(tier, script, *arguments)
 
     return results
 
 
 repository = _results("ask_repository.py")
-triton = _results("ask_triton.py")
+triton = _results("ask_triton.py", "http")
 kserve = _results("ask_kserve.py")
-triton_grpc = _results("ask_triton_grpc.py")
+triton_grpc = _results("ask_triton.py", "grpc")
 kserve_grpc = _results("ask_kserve_grpc.py")
 
 

@@ -5,20 +5,12 @@ from __future__ import annotations
 from unittest.mock import patch
 
 import httpx
-import orjson
 from hypothesis import given
 from hypothesis import strategies as st
+from support.answers import event
 
 from firstline.client import answer_stream, calls
-from firstline_core.protocol import answer as answers
-from firstline_core.types import Answer, Reason, Status, Tier
-
-
-def event(number: int, status: Status) -> bytes:
-    answer = Answer("id", status, False, True, Tier.EDGE, Reason.REQUESTED, 0.5, "d")
-    words = {"label": "one", "probability": 0.5, "top": [], "model": "m", "version": "1", "id": "mine"}
-    return b"id: %d\ndata: %b\n\n" % (number, orjson.dumps(answers.to_dict(answer) | words))
-
+from firstline_core.types import Status
 
 FIRST, LAST = event(1, Status.PROVISIONAL), event(2, Status.FINAL)
 

@@ -210,13 +210,9 @@ def empty_sqlite_store(folder: Path) -> StoreSettings:
 
 def sqlite_store(folder: Path) -> StoreSettings:
     """A store in a file, with today's schema; where there is none yet, with nothing in it."""
-    return sqlite_store_in(folder / "gateway.db")
-
-
-def sqlite_store_in(file: Path) -> StoreSettings:
-    """The same, under another name."""
+    file = folder / "gateway.db"
     if not file.exists():
-        file.parent.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
         file.touch(mode=0o600)
         file.write_bytes(_migrated())
     return StoreSettings(url=f"sqlite:///{file}")

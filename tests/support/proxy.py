@@ -7,6 +7,8 @@ whatever runs over TCP; what it does at a moment is its `Network`, and a script 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import itertools
 import math
 import random
 import socket
@@ -159,7 +161,7 @@ class ChaosProxy:
         """One connection, until both sides have said all; however it ends before, both are reset."""
         try:
             await self._moving.wait()
-            far_reader, connection.far = await asyncio.open_connection("127.0.0.1", self.server_port)
+            far_reader, connection.far = await self._connect()
             connection.carrying = [
                 asyncio.create_task(self._pump(reader, connection.far, None)),
                 asyncio.create_task(self._pump(far_reader, connection.near, connection)),
@@ -175,6 +177,9 @@ class ChaosProxy:
                 task.cancel()
             for writer in filter(None, (connection.near, connection.far)):
                 _abort(writer)
+
+    async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        return await asyncio.open_connection("127.0.0.1", self.server_port)
 
     async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, back: _Connection | None) -> None:
         """One direction: reads as it comes, and gives on when its time has come."""
@@ -221,6 +226,26 @@ class ChaosProxy:
                     return
             writer.write(chunk)
             await writer.drain()
+
+
+class Balancer(ChaosProxy):
+    """Gives each new connection to the next of several servers on 127.0.0.1, and skips those that refuse it."""
+
+    def __init__(self, server_ports: Sequence[int]) -> None:
+        super().__init__(server_ports[0])
+        self._turns = itertools.cycle(server_ports)
+        self._servers = len(server_ports)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        for _ in range(self._servers):
+            self.server_port = next(self._turns)
+            with contextlib.suppress(OSError):
+                return await super()._connect()
+        raise ConnectionRefusedError
 
 
 def _abort(writer: asyncio.StreamWriter) -> None:

@@ -62,8 +62,8 @@ def bundle_at(folder: Path, version: int, name: str = NAME) -> Path:
     return folder
 
 
-class Registry:
-    """A `Registry` in memory.
+class SignedFiles:
+    """A `Registry` in memory, without a way to publish something.
 
     Attributes:
         cuts: probability that a read is interrupted before each part.
@@ -83,6 +83,31 @@ class Registry:
         self.pause_s = 0.0
         self.sent_bytes = 0
         self.error: FirstlineError | None = None
+
+    async def files(self) -> dict[str, SignedFile]:
+        if self.error is not None:
+            raise self.error
+        return self.signed
+
+    async def read(self, sha256: str, offset: int, size_bytes: int) -> AsyncIterator[bytes]:
+        if sha256 in self.never:
+            await asyncio.Event().wait()
+        content = self.blobs.get(sha256)
+        if content is None:
+            raise NotFoundError("There is no such file.")
+        if self.clock is not None:
+            self.clock.pass_by(self.pause_s)
+        while offset < len(content):
+            if self.rng.random() < self.cuts or (self.cut_off_after or self.sent_bytes + 1) <= self.sent_bytes:
+                raise LinkDownError("cut")
+            part = content[offset : offset + self.rng.randint(1, 400)]
+            offset += len(part)
+            self.sent_bytes += len(part)
+            yield part
+
+
+class Registry(SignedFiles):
+    """A registry of models."""
 
     def add(self, folder: Path, rollout: str = "") -> DesiredModel:
         """Publishes a bundle; returns the desired state of a fleet."""
@@ -107,27 +132,6 @@ class Registry:
             moved = target_path(name, version, inside)
             self.signed[moved] = file._replace(path=moved, custom=custom)
         return replace(wanted, name=name, version=version)
-
-    async def files(self) -> dict[str, SignedFile]:
-        if self.error is not None:
-            raise self.error
-        return self.signed
-
-    async def read(self, sha256: str, offset: int, size_bytes: int) -> AsyncIterator[bytes]:
-        if sha256 in self.never:
-            await asyncio.Event().wait()
-        content = self.blobs.get(sha256)
-        if content is None:
-            raise NotFoundError("There is no such file.")
-        if self.clock is not None:
-            self.clock.pass_by(self.pause_s)
-        while offset < len(content):
-            if self.rng.random() < self.cuts or (self.cut_off_after or self.sent_bytes + 1) <= self.sent_bytes:
-                raise LinkDownError("cut")
-            part = content[offset : offset + self.rng.randint(1, 400)]
-            offset += len(part)
-            self.sent_bytes += len(part)
-            yield part
 
 
 class FakeServing:
@@ -277,20 +281,8 @@ class Device:
         raise AssertionError(f"never ended: {self.installed.record}")
 
 
-class ConfigurationRegistry:
-    """A `Registry` of configurations in memory.
-
-    Attributes:
-        pause_s: simulated time before each read.
-    """
-
-    def __init__(self, clock: HastyClock) -> None:
-        self.clock = clock
-        self.pause_s = 0.0
-        self.sent_bytes = 0
-        self.signed: dict[str, SignedFile] = {}
-        self.blobs: dict[str, bytes] = {}
-        self.error: FirstlineError | None = None
+class ConfigurationRegistry(SignedFiles):
+    """A registry of configurations."""
 
     def add(self, version: int, bytes_per_day: int, *, name: str = "quiet", text: str = "") -> DesiredConfiguration:
         content = (text or CONFIGURATION_TEXT.format(name, version, bytes_per_day)).encode()
@@ -299,18 +291,6 @@ class ConfigurationRegistry:
         self.signed[path] = SignedFile(path, len(content), sha256, {})
         self.blobs[sha256] = content
         return DesiredConfiguration(name, version, sha256, f"r{version}")
-
-    async def files(self) -> dict[str, SignedFile]:
-        if self.error is not None:
-            raise self.error
-        return self.signed
-
-    async def read(self, sha256: str, offset: int, size_bytes: int) -> AsyncIterator[bytes]:
-        self.clock.pass_by(self.pause_s)
-        content = self.blobs[sha256]
-        self.sent_bytes += size_bytes - offset
-        yield content[offset : size_bytes // 2]
-        yield content[size_bytes // 2 :]
 
 
 class Adoption:
@@ -343,7 +323,7 @@ class ConfigurationDevice:
         self.path = folder / "fleet" / "configuration"
         self.own = edge_settings(folder)
         self.clock = HastyClock(1.8e9)
-        self.registry = ConfigurationRegistry(self.clock)
+        self.registry = ConfigurationRegistry(random.Random(1), self.clock)
         self.fails = False
         self.reported: list[int | None] = []
         self.start()

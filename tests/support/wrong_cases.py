@@ -42,6 +42,16 @@ _IMAGE = encode(np.zeros((8, 8), np.uint8))
 _MAKE = "firstline bundle create --recipe recipe.toml --out scans"
 _EVALUATE = "firstline evaluate models/digits --data"
 _PROFILE = profile.encode(profiles.profile(1.0))
+_CERTIFY = "firstline certify models/digits --data heldout --epsilon 0.05 --delta 0.05"
+_SCORES = "firstline certify --scores scores.csv --epsilon 0.05 --delta 0.05"
+_PAIR = "firstline pair --edge edge.onnx --full full.onnx --data heldout"
+_LIST = "firstline device list --gateway https://gateway:8080"
+_JOIN = "edge-agent join https://gateway:8080 --token-file"
+_STATED = "--set agent.state_dir=state"
+_PLAN = f"--set 'models.directories=[\"models\"]' {_STATED}"
+_KEYS = {"g.toml": '[store]\nurl = "sqlite:///keys.db"\n'}
+_CONTEXTS = ".config/firstline/contexts.json"
+_ID = "01a2019f-6dd1-704a-a261-d1635d589c27"
 
 
 def _recipe(wrong: str, right: str, text: str, code: int = 2) -> Command:
@@ -250,49 +260,20 @@ _WORKBENCH = (
     Command("no model at all", "firstline pair --data heldout"),
     Command("a misspelt edge model", "firstline pair --edge egde.onnx --full full.onnx --data heldout"),
     Command("text instead of the edge model", "firstline pair --edge notes.onnx --full full.onnx --data heldout"),
-    Command(
-        "a promise that is not one", "firstline pair --edge edge.onnx --full full.onnx --data heldout --promise often"
-    ),
-    Command(
-        "a promise about an unknown label",
-        "firstline pair --edge edge.onnx --full full.onnx --data heldout --promise 'missed person 5% at 90%'",
-    ),
-    Command(
-        "a promise of 150 %",
-        "firstline pair --edge edge.onnx --full full.onnx --data heldout --promise 'missed zero 150% at 90%'",
-    ),
-    Command("a choice that is not one", "firstline pair --edge edge.onnx --full full.onnx --data heldout --choose 1"),
+    Command("a promise that is not one", f"{_PAIR} --promise often"),
+    Command("a promise about an unknown label", f"{_PAIR} --promise 'missed person 5% at 90%'"),
+    Command("a promise of 150 %", f"{_PAIR} --promise 'missed zero 150% at 90%'"),
+    Command("a choice that is not one", f"{_PAIR} --choose 1"),
     Command("certify without data", "firstline certify models/digits"),
     Command("a share in percent", "firstline certify models/digits --data heldout --epsilon 5 --delta 0.05"),
     Command("epsilon alone", "firstline certify models/digits --data heldout --epsilon 0.05"),
-    Command(
-        "an unknown score", "firstline certify models/digits --data heldout --epsilon 0.05 --delta 0.05 --score marign"
-    ),
-    Command(
-        "an unknown edge variant",
-        "firstline certify models/digits --data heldout --epsilon 0.05 --delta 0.05 --edge edge-tpu",
-    ),
-    Command(
-        "a table of scores without a column",
-        "firstline certify --scores scores.csv --epsilon 0.05 --delta 0.05",
-        {"scores.csv": "score,same\n0.9,1\n"},
-    ),
-    Command(
-        "a score that is not a number",
-        "firstline certify --scores scores.csv --epsilon 0.05 --delta 0.05",
-        {"scores.csv": "score,agree\n0.9,1\nhigh,1\n"},
-    ),
-    Command(
-        "an agreement of 2",
-        "firstline certify --scores scores.csv --epsilon 0.05 --delta 0.05",
-        {"scores.csv": "score,agree\n0.9,2\n"},
-    ),
+    Command("an unknown score", f"{_CERTIFY} --score marign"),
+    Command("an unknown edge variant", f"{_CERTIFY} --edge edge-tpu"),
+    Command("a table of scores without a column", _SCORES, {"scores.csv": "score,same\n0.9,1\n"}),
+    Command("a score that is not a number", _SCORES, {"scores.csv": "score,agree\n0.9,1\nhigh,1\n"}),
+    Command("an agreement of 2", _SCORES, {"scores.csv": "score,agree\n0.9,2\n"}),
     Command("no such table", "firstline certify --scores audits.csv --epsilon 0.05 --delta 0.05"),
-    Command(
-        "groups without their column",
-        "firstline certify models/digits --data heldout --epsilon 0.05 --delta 0.05 --groups groups.csv",
-        {"groups.csv": "file,site\na.png,1\n"},
-    ),
+    Command("groups without their column", f"{_CERTIFY} --groups groups.csv", {"groups.csv": "file,site\na.png,1\n"}),
     Command("a student without a training", "firstline compress models/digits --data heldout --student edge-onnx"),
     Command("an unknown model to compress", "firstline compress models/digits --data heldout --of edge-tpu"),
     Command("compress without labels", "firstline compress models/digits --data heldout/images.zip"),
@@ -301,24 +282,10 @@ _WORKBENCH = (
     Command("a cut at an unknown tensor", "firstline profile split models/digits --data heldout --at relu_9"),
     Command("an unknown variant", "firstline profile create models/digits --variant edge-tpu"),
     Command("a folder instead of a table of scores", "firstline certify --scores heldout --epsilon 0.05 --delta 0.05"),
-    Command(
-        "a table of scores that is not UTF-8",
-        "firstline certify --scores scores.csv --epsilon 0.05 --delta 0.05",
-        {"scores.csv": b"score,agree\n\xff,1\n"},
-    ),
-    Command(
-        "a table of scores without rows",
-        "firstline certify --scores scores.csv --epsilon 0.05 --delta 0.05",
-        {"scores.csv": "score,agree\n"},
-    ),
-    Command(
-        "groups that lack an image",
-        "firstline certify models/digits --data heldout --epsilon 0.05 --delta 0.05 --groups groups.csv",
-        {"groups.csv": "file,group\na.png,1\n"},
-    ),
-    Command(
-        "a folder of data as output", "firstline pair --edge edge.onnx --full full.onnx --data heldout --out heldout"
-    ),
+    Command("a table of scores that is not UTF-8", _SCORES, {"scores.csv": b"score,agree\n\xff,1\n"}),
+    Command("a table of scores without rows", _SCORES, {"scores.csv": "score,agree\n"}),
+    Command("groups that lack an image", f"{_CERTIFY} --groups groups.csv", {"groups.csv": "file,group\na.png,1\n"}),
+    Command("a folder of data as output", f"{_PAIR} --out heldout"),
     Command("a folder instead of the edge model", "firstline pair --edge heldout --full full.onnx --data heldout"),
     Command("an empty edge model", "firstline pair --edge empty --full full.onnx --data heldout"),
     Command("a rate below 0", "firstline profile predict p.json edge=-1", {"p.json": _PROFILE}),
@@ -358,47 +325,24 @@ _INFER = (
 
 _GATEWAYS = (
     Command("no gateway", "firstline device list"),
-    Command("no key", "firstline device list --gateway https://gateway:8080"),
-    Command("no such key file", "firstline device list --gateway https://gateway:8080 --key-file op.key --ca ca.pem"),
-    Command("an empty key file", "firstline device list --gateway https://gateway:8080 --key-file empty --ca ca.pem"),
-    Command(
-        "a folder instead of the key",
-        "firstline device list --gateway https://gateway:8080 --key-file heldout --ca ca.pem",
-    ),
-    Command(
-        "a certificate instead of the key",
-        "firstline device list --gateway https://gateway:8080 --key-file ca.pem --ca ca.pem",
-    ),
+    Command("no key", _LIST),
+    Command("no such key file", f"{_LIST} --key-file op.key --ca ca.pem"),
+    Command("an empty key file", f"{_LIST} --key-file empty --ca ca.pem"),
+    Command("a folder instead of the key", f"{_LIST} --key-file heldout --ca ca.pem"),
+    Command("a certificate instead of the key", f"{_LIST} --key-file ca.pem --ca ca.pem"),
     Command(
         "a key that the gateway does not know",
-        "firstline device list --gateway https://gateway:8080 --key-file unknown.key --ca ca.pem",
+        f"{_LIST} --key-file unknown.key --ca ca.pem",
         {"unknown.key": "firstline_unknown"},
         1,
     ),
-    Command(
-        "a revoked key",
-        "firstline device list --gateway https://gateway:8080 --key-file retired.key --ca ca.pem",
-        code=1,
-    ),
-    Command(
-        "a key without the scope",
-        "firstline device list --gateway https://gateway:8080 --key-file shop.key --ca ca.pem",
-        code=1,
-    ),
-    Command(
-        "a device's key", "firstline device list --gateway https://gateway:8080 --key-file cam.key --ca ca.pem", code=1
-    ),
-    Command("no CA", "firstline device list --gateway https://gateway:8080 --key-file ops.key", code=1),
-    Command(
-        "another CA",
-        "firstline device list --gateway https://gateway:8080 --key-file ops.key --ca other-ca.pem",
-        code=1,
-    ),
-    Command("no such CA file", "firstline device list --gateway https://gateway:8080 --key-file ops.key --ca cert.pem"),
-    Command(
-        "a key instead of the CA",
-        "firstline device list --gateway https://gateway:8080 --key-file ops.key --ca ops.key",
-    ),
+    Command("a revoked key", f"{_LIST} --key-file retired.key --ca ca.pem", code=1),
+    Command("a key without the scope", f"{_LIST} --key-file shop.key --ca ca.pem", code=1),
+    Command("a device's key", f"{_LIST} --key-file cam.key --ca ca.pem", code=1),
+    Command("no CA", f"{_LIST} --key-file ops.key", code=1),
+    Command("another CA", f"{_LIST} --key-file ops.key --ca other-ca.pem", code=1),
+    Command("no such CA file", f"{_LIST} --key-file ops.key --ca cert.pem"),
+    Command("a key instead of the CA", f"{_LIST} --key-file ops.key --ca ops.key"),
     Command(
         "http for a gateway with TLS", "firstline device list --gateway http://gateway:8080 --key-file ops.key", code=1
     ),
@@ -414,19 +358,10 @@ _GATEWAYS = (
         code=1,
     ),
     Command("an unknown context", "firstline context use factroy"),
-    Command("a damaged file of contexts", "firstline context list", {".config/firstline/contexts.json": "{"}),
-    Command(
-        "a key file that is not UTF-8",
-        "firstline device list --gateway https://gateway:8080 --key-file latin1.txt --ca ca.pem",
-    ),
-    Command(
-        "a link to itself instead of the key",
-        "firstline device list --gateway https://gateway:8080 --key-file loop --ca ca.pem",
-    ),
-    Command(
-        "a folder instead of the CA",
-        "firstline device list --gateway https://gateway:8080 --key-file ops.key --ca heldout",
-    ),
+    Command("a damaged file of contexts", "firstline context list", {_CONTEXTS: "{"}),
+    Command("a key file that is not UTF-8", f"{_LIST} --key-file latin1.txt --ca ca.pem"),
+    Command("a link to itself instead of the key", f"{_LIST} --key-file loop --ca ca.pem"),
+    Command("a folder instead of the CA", f"{_LIST} --key-file ops.key --ca heldout"),
     Command(
         "a user and a password in the address",
         "firstline device list --gateway https://ops:secret@gateway:8080 --key-file ops.key --ca ca.pem",
@@ -445,13 +380,13 @@ _GATEWAYS = (
     Command(
         "a misspelt context",
         "firstline context use factroy",
-        {".config/firstline/contexts.json": '{"contexts": {"factory": {"gateway": "https://gateway:8080"}}}'},
+        {_CONTEXTS: '{"contexts": {"factory": {"gateway": "https://gateway:8080"}}}'},
     ),
     Command(
         "a context whose key file is gone",
         "firstline device list",
         {
-            ".config/firstline/contexts.json": '{"current": "factory", "contexts": {"factory": {"gateway": '
+            _CONTEXTS: '{"current": "factory", "contexts": {"factory": {"gateway": '
             '"https://gateway:8080", "key_file": "gone.key"}}}'
         },
     ),
@@ -471,7 +406,7 @@ _FLEETS = (
     ),
     _fleet("a token for a year", "firstline device enroll press-7 --valid-days 365", 2),
     _fleet("revoke an unknown device", "firstline device revoke press-1"),
-    _fleet("an unknown rollout", "firstline rollout watch 01a2019f-6dd1-704a-a261-d1635d589c27"),
+    _fleet("an unknown rollout", f"firstline rollout watch {_ID}"),
     _fleet("a word instead of a rollout's id", "firstline rollout promote latest"),
     _fleet("a bundle that was not pushed", "firstline rollout create digits 7 --stages 1,10,100"),
     _fleet("stages that fall", "firstline rollout create digits 1 --stages 10,1", 2),
@@ -495,7 +430,7 @@ _FLEETS = (
         c_toml='name = "a"\nversion = 1\n[api]\nport = 1\n',
     ),
     _fleet("a brake without a number", "firstline fleet brake --per-hour some --reason test", 2),
-    _fleet("an unknown job", "firstline job get 01a2019f-6dd1-704a-a261-d1635d589c27"),
+    _fleet("an unknown job", f"firstline job get {_ID}"),
     _fleet("an export since a time that is not one", "firstline audit export --since yesterday", 2),
     _fleet("an export as an argument", "firstline audit verify notes.txt", 2),
     _fleet("a misspelt device", "firstline device decommission pres-9"),
@@ -539,11 +474,7 @@ _DEVICE = (
     _edge("a link without http", '[[links]]\nkind = "http"\nurl = "gateway:8080"\n'),
     _edge("a broker without a host", '[[links]]\nkind = "mqtt"\n'),
     _edge("a policy without a price", '[policy]\nkind = "value"\n'),
-    _edge(
-        "a token file without names",
-        '[api]\nhost = "0.0.0.0"\ntoken_file = "notes.txt"\n',
-        _RUN,
-    ),
+    _edge("a token file without names", '[api]\nhost = "0.0.0.0"\ntoken_file = "notes.txt"\n', _RUN),
     _edge("no such token file", '[api]\ntoken_file = "tokens"\n', _RUN),
     _edge(
         "no such token file of a link",
@@ -561,37 +492,20 @@ _DEVICE = (
     Command("no agent", "edge-agent status --url http://127.0.0.1:9", code=1),
     Command("an address that is not one", "edge-agent status --url 127.0.0.1:8070", code=1),
     Command("a configuration that exists", "edge-agent init --config edge-agent.toml", {"edge-agent.toml": ""}),
-    Command(
-        "a join token that is not one",
-        "edge-agent join https://gateway:8080 --token-file notes.txt --set agent.state_dir=state",
-    ),
-    Command(
-        "no such join token",
-        "edge-agent join https://gateway:8080 --token-file press-8.token --set agent.state_dir=state",
-    ),
+    Command("a join token that is not one", f"{_JOIN} notes.txt {_STATED}"),
+    Command("no such join token", f"{_JOIN} press-8.token {_STATED}"),
     Command(
         "a gateway's address without TLS, to join",
-        "edge-agent join http://gateway:8080 --token-file press-9.token --set agent.state_dir=state",
+        f"edge-agent join http://gateway:8080 --token-file press-9.token {_STATED}",
     ),
     Command(
         "a gateway that is not there to join",
-        "edge-agent join https://127.0.0.1:9 --token-file press-9.token --set agent.state_dir=state",
+        f"edge-agent join https://127.0.0.1:9 --token-file press-9.token {_STATED}",
         code=1,
     ),
-    Command(
-        "an unknown request",
-        "edge-agent explain 01a2019f-6dd1-704a-a261-d1635d589c27 --set agent.state_dir=state",
-        code=1,
-    ),
-    Command(
-        "an unknown model in a plan",
-        "edge-agent plan explain digit --set 'models.directories=[\"models\"]' --set agent.state_dir=state",
-    ),
-    Command(
-        "no such profile",
-        "edge-agent plan explain digits --profile p.json --set 'models.directories=[\"models\"]' --set "
-        "agent.state_dir=state",
-    ),
+    Command("an unknown request", f"edge-agent explain {_ID} {_STATED}", code=1),
+    Command("an unknown model in a plan", f"edge-agent plan explain digit {_PLAN}"),
+    Command("no such profile", f"edge-agent plan explain digits --profile p.json {_PLAN}"),
     Command("a folder instead of the configuration", "edge-agent run --config heldout"),
     Command("a link to itself instead of the configuration", "edge-agent run --config loop"),
     Command("a model instead of the configuration", "edge-agent run --config edge.onnx"),
@@ -622,13 +536,10 @@ _DEVICE = (
     ),
     Command("a list on the command line without JSON", "edge-agent run --set models.directories=models"),
     Command("a misspelt setting in the environment", "edge-agent run", environ={"FIRSTLINE_EDGE_API__PRT": "1"}),
-    Command("a folder instead of the join token", "edge-agent join https://gateway:8080 --token-file heldout"),
+    Command("a folder instead of the join token", f"{_JOIN} heldout"),
     Command("a port out of range to join", "edge-agent join https://gateway:99999 --token-file press-9.token"),
-    Command(
-        "a proxy without http",
-        "edge-agent join https://gateway:8080 --token-file press-9.token --proxy proxy --set agent.state_dir=state",
-    ),
-    Command("a model to measure that is not there", "edge-agent profile create m --set agent.state_dir=state"),
+    Command("a proxy without http", f"{_JOIN} press-9.token --proxy proxy {_STATED}"),
+    Command("a model to measure that is not there", f"edge-agent profile create m {_STATED}"),
     _edge(
         "a proxy of another kind",
         '[[links]]\nkind = "http"\nurl = "https://gateway:8080"\nproxy = "socks5://proxy:1080"\n',
@@ -643,45 +554,25 @@ _CLOUD = (
     _gateway("a port out of range", "[api]\nport = 99999\n"),
     _gateway("not TOML", "[api\nport = 8080\n"),
     _gateway("a folder of models that is not there", '[models]\ndirectory = "model"\n'),
-    _gateway("plain HTTP for the network", '[api]\nhost = "0.0.0.0"\n[models]\ndirectory = "models"\n'),
-    _gateway("TLS without names", '[tls]\nenabled = true\n[models]\ndirectory = "models"\n'),
+    _gateway("plain HTTP for the network", f'[api]\nhost = "0.0.0.0"\n{_MODELS}'),
+    _gateway("TLS without names", f"[tls]\nenabled = true\n{_MODELS}"),
+    _gateway("a certificate without its key", f'[tls]\nenabled = true\ncertificate_file = "ca.pem"\n{_MODELS}'),
+    _gateway("an address instead of a host", f'[tls]\nenabled = true\nhosts = ["https://gateway"]\n{_MODELS}'),
+    _gateway("an unknown database", f'[store]\nurl = "mysql://db/firstline"\n{_MODELS}'),
     _gateway(
-        "a certificate without its key",
-        '[tls]\nenabled = true\ncertificate_file = "ca.pem"\n[models]\ndirectory = "models"\n',
+        "a database's address without its driver", f'[store]\nurl = "postgresql://me:secret@db/firstline"\n{_MODELS}'
     ),
-    _gateway(
-        "an address instead of a host",
-        '[tls]\nenabled = true\nhosts = ["https://gateway"]\n[models]\ndirectory = "models"\n',
-    ),
-    _gateway("an unknown database", '[store]\nurl = "mysql://db/firstline"\n[models]\ndirectory = "models"\n'),
-    _gateway(
-        "a database's address without its driver",
-        '[store]\nurl = "postgresql://me:secret@db/firstline"\n[models]\ndirectory = "models"\n',
-    ),
-    _gateway("an unknown engine", '[execution]\nengine = "triton"\n[models]\ndirectory = "models"\n'),
-    _gateway("servers without an address", '[execution]\nengine = "oip"\n[models]\ndirectory = "models"\n'),
+    _gateway("an unknown engine", f'[execution]\nengine = "triton"\n{_MODELS}'),
+    _gateway("servers without an address", f'[execution]\nengine = "oip"\n{_MODELS}'),
     _gateway("an executor that is not there", '[models]\ndirectory = "models"\nexecutors_of = { digits = ["gpu"] }\n'),
     _gateway(
-        "no password file of the broker",
-        '[mqtt]\nenabled = true\nusername = "me"\npassword_file = "pw"\n[models]\ndirectory = "models"\n',
+        "no password file of the broker", f'[mqtt]\nenabled = true\nusername = "me"\npassword_file = "pw"\n{_MODELS}'
     ),
     Command("a key without a name", "firstline-gateway key create"),
-    Command(
-        "an unknown key to revoke",
-        "firstline-gateway key revoke shopp --config g.toml",
-        {"g.toml": '[store]\nurl = "sqlite:///keys.db"\n'},
-    ),
+    Command("an unknown key to revoke", "firstline-gateway key revoke shopp --config g.toml", _KEYS),
     Command("a configuration that exists", "firstline-gateway init --config gateway.toml", {"gateway.toml": ""}),
-    Command(
-        "a backup that is not one",
-        "firstline-gateway restore notes.txt --config g.toml",
-        {"g.toml": '[store]\nurl = "sqlite:///keys.db"\n'},
-    ),
-    Command(
-        "no certificate authority yet",
-        "firstline-gateway ca get --config g.toml",
-        {"g.toml": '[store]\nurl = "sqlite:///keys.db"\n'},
-    ),
+    Command("a backup that is not one", "firstline-gateway restore notes.txt --config g.toml", _KEYS),
+    Command("no certificate authority yet", "firstline-gateway ca get --config g.toml", _KEYS),
     Command("a folder instead of the configuration", "firstline-gateway check --config heldout"),
     _gateway("a misspelt choice", '[auth]\nmode = "of"\n'),
     _gateway("no keys on a network", '[auth]\nmode = "off"\n[api]\nhost = "0.0.0.0"\n'),
@@ -727,11 +618,7 @@ _CLOUD = (
     Command(
         "a wrong value in the environment", "firstline-gateway check", environ={"FIRSTLINE_GATEWAY_API__PORT": "http"}
     ),
-    Command(
-        "a key for 0 days",
-        "firstline-gateway key create shop --expires-days 0 --config g.toml",
-        {"g.toml": '[store]\nurl = "sqlite:///keys.db"\n'},
-    ),
+    Command("a key for 0 days", "firstline-gateway key create shop --expires-days 0 --config g.toml", _KEYS),
 )
 
 _ROW = {"name": "x", "datatype": "FP32", "shape": [1, 2], "data": [1, 2]}
@@ -744,6 +631,13 @@ def _row(**changes: object) -> Mapping[str, object]:
 def _both(wrong: str, line: str, body: object = b"", status: int = 400, **headers: str) -> Request:
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     return Request(wrong, ("agent", "gateway"), line, body, status, headers=named)
+
+
+def _to_gateway(
+    wrong: str, line: str, body: object = b"", status: int = 400, key: str = "ops", **headers: str
+) -> Request:
+    """A request to the gateway."""
+    return Request(wrong, ("gateway",), line, body, status, key, headers)
 
 
 def _digits(**fields: str) -> Any:
@@ -797,41 +691,34 @@ _REQUESTS = (
     _both("a score of 50", "POST /firstline/v1/models/detection/infer?min_score=50", b"\x89PNG"),
     _both("an unknown class", "POST /firstline/v1/models/detection/infer?classes=horse", b"\x89PNG"),
     _both("an answer as an image of another type", _FILE, b"\x89PNG", 406, Accept="image/webp"),
-    _both("an unknown answer", "GET /firstline/v1/answers/01a2019f-6dd1-704a-a261-d1635d589c27", status=404),
-    Request("no key", ("gateway",), _V2, _row(), 401, key=""),
+    _both("an unknown answer", f"GET /firstline/v1/answers/{_ID}", status=404),
+    _to_gateway("no key", _V2, _row(), 401, key=""),
     Request("no token", ("agent",), _V2, _row(), 401, key=""),
-    Request("another scheme", ("gateway",), _V2, _row(), 401, headers={"Authorization": "Basic b3BzOm9wcw=="}),
-    Request("an unknown key", ("gateway",), _V2, _row(), 401, headers={"Authorization": "Bearer firstline_unknown"}),
-    Request("a key without the scope", ("gateway",), "GET /fleet/v1/devices", status=403, key="shop"),
-    Request("an unknown device", ("gateway",), "GET /fleet/v1/devices/press-1", status=404),
-    Request("a limit that is a word", ("gateway",), "GET /fleet/v1/devices?limit=all"),
-    Request("an unknown order", ("gateway",), "GET /fleet/v1/devices?sort=age"),
-    Request("an invalid selector", ("gateway",), "GET /fleet/v1/devices?selector=site%20berlin"),
-    Request("an unknown presence", ("gateway",), "GET /fleet/v1/devices?presence=away"),
-    Request("not JSON for a rollout", ("gateway",), "POST /fleet/v1/rollouts", "start"),
-    Request("a rollout without a bundle", ("gateway",), "POST /fleet/v1/rollouts", {}),
-    Request("a rollout with a misspelt key", ("gateway",), "POST /fleet/v1/rollouts", {"bundel": "digits"}),
-    Request(
-        "an unknown rollout", ("gateway",), "GET /fleet/v1/rollouts/01a2019f-6dd1-704a-a261-d1635d589c27", status=404
-    ),
-    Request(
-        "an unknown command of a rollout",
-        ("gateway",),
-        "POST /fleet/v1/rollouts/01a2019f-6dd1-704a-a261-d1635d589c27/cancel",
-    ),
-    Request("a brake of a wrong type", ("gateway",), "PUT /fleet/v1/brake", {"escalations_per_hour": "few"}),
-    Request("an invitation without names", ("gateway",), "POST /firstline/v1/devices", {}),
-    Request(
+    _to_gateway("another scheme", _V2, _row(), 401, Authorization="Basic b3BzOm9wcw=="),
+    _to_gateway("an unknown key", _V2, _row(), 401, Authorization="Bearer firstline_unknown"),
+    _to_gateway("a key without the scope", "GET /fleet/v1/devices", status=403, key="shop"),
+    _to_gateway("an unknown device", "GET /fleet/v1/devices/press-1", status=404),
+    _to_gateway("a limit that is a word", "GET /fleet/v1/devices?limit=all"),
+    _to_gateway("an unknown order", "GET /fleet/v1/devices?sort=age"),
+    _to_gateway("an invalid selector", "GET /fleet/v1/devices?selector=site%20berlin"),
+    _to_gateway("an unknown presence", "GET /fleet/v1/devices?presence=away"),
+    _to_gateway("not JSON for a rollout", "POST /fleet/v1/rollouts", "start"),
+    _to_gateway("a rollout without a bundle", "POST /fleet/v1/rollouts", {}),
+    _to_gateway("a rollout with a misspelt key", "POST /fleet/v1/rollouts", {"bundel": "digits"}),
+    _to_gateway("an unknown rollout", f"GET /fleet/v1/rollouts/{_ID}", status=404),
+    _to_gateway("an unknown command of a rollout", f"POST /fleet/v1/rollouts/{_ID}/cancel"),
+    _to_gateway("a brake of a wrong type", "PUT /fleet/v1/brake", {"escalations_per_hour": "few"}),
+    _to_gateway("an invitation without names", "POST /firstline/v1/devices", {}),
+    _to_gateway(
         "no certificate signing request",
-        ("gateway",),
         "POST /firstline/v1/enroll",
         {"device": "press-7", "secret": "x", "csr": "x"},
         key="",
     ),
-    Request("an unknown contract", ("gateway",), "GET /firstline/v1/contracts/digit", status=404),
-    Request("a digest that is not one", ("gateway",), "GET /fleet/v1/registry/blobs/abc"),
-    Request("a twin of an application", ("gateway",), "GET /fleet/v1/twin", status=403, key="shop"),
-    Request("an unknown address of the fleet", ("gateway",), "GET /fleet/v1/device", status=404),
+    _to_gateway("an unknown contract", "GET /firstline/v1/contracts/digit", status=404),
+    _to_gateway("a digest that is not one", "GET /fleet/v1/registry/blobs/abc"),
+    _to_gateway("a twin of an application", "GET /fleet/v1/twin", status=403, key="shop"),
+    _to_gateway("an unknown address of the fleet", "GET /fleet/v1/device", status=404),
     _both("a list instead of the body", _V2, [1]),
     _both("an input without a name", _V2, {"inputs": [{"datatype": "FP32", "shape": [1, 2], "data": [1, 2]}]}),
     _both("an input twice", _V2, {"inputs": [_ROW, _ROW]}),
@@ -852,21 +739,16 @@ _REQUESTS = (
     _both("a broken JPEG", _FILE, b"\xff\xd8\xff\xe0" + bytes(50)),
     _both("a form without a boundary", _FILE, b"--a--", Content_Type="multipart/form-data"),
     _both("a bundle to load that is not there", "POST /v2/repository/models/digts/load", status=404),
-    Request("a limit of 0", ("gateway",), "GET /fleet/v1/devices?limit=0"),
-    Request("a misspelt parameter", ("gateway",), "GET /fleet/v1/devices?presnce=online"),
-    Request("a misspelt parameter without a key", ("gateway",), "GET /fleet/v1/devices?presnce=online", b"", 401, ""),
-    Request("a misspelt parameter of the audit log", ("gateway",), "GET /fleet/v1/audit?actoin=rollout.start"),
-    Request("metadata that the registry does not have", ("gateway",), "GET /fleet/v1/registry/metadata/x", status=404),
-    Request("a misspelt order", ("gateway",), "GET /fleet/v1/devices?sort=nmae"),
-    Request(
-        "a share over 1",
-        ("gateway",),
-        "POST /fleet/v1/rollouts",
-        {"bundle": "digits", "version": 1, "stages": [{"share": 2}]},
+    _to_gateway("a limit of 0", "GET /fleet/v1/devices?limit=0"),
+    _to_gateway("a misspelt parameter", "GET /fleet/v1/devices?presnce=online"),
+    _to_gateway("a misspelt parameter without a key", "GET /fleet/v1/devices?presnce=online", b"", 401, ""),
+    _to_gateway("a misspelt parameter of the audit log", "GET /fleet/v1/audit?actoin=rollout.start"),
+    _to_gateway("metadata that the registry does not have", "GET /fleet/v1/registry/metadata/x", status=404),
+    _to_gateway("a misspelt order", "GET /fleet/v1/devices?sort=nmae"),
+    _to_gateway(
+        "a share over 1", "POST /fleet/v1/rollouts", {"bundle": "digits", "version": 1, "stages": [{"share": 2}]}
     ),
-    Request(
-        "an invitation of a name with spaces", ("gateway",), "POST /firstline/v1/devices", {"devices": ["press 7"]}
-    ),
+    _to_gateway("an invitation of a name with spaces", "POST /firstline/v1/devices", {"devices": ["press 7"]}),
 )
 
 _CALLS = (

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-from bench.figures import measured
 from bench.fleet.alarms import alarmed
 from bench.fleet.judged import judged
 from bench.fleet.population import Effect
-from bench.fleet.run import DETECTORS, TARGET, UNCHANGED, WORSE, detector, figures, simulated
-from bench.page import filled, tables
+from bench.fleet.run import DETECTORS, UNCHANGED, WORSE, detector, figures, simulated
 
 
 def test_a_model_that_changes_nothing_is_not_aborted_and_one_that_is_worse_is_in_the_first_stage() -> None:
@@ -35,8 +31,10 @@ def test_scores_that_lie_elsewhere_are_found_in_the_first_stage_though_all_answe
     assert (found.aborted, found.stage, found.rule) == (True, 0, "drift")
 
 
-@pytest.mark.parametrize("seed", [0, 1])  # with a full model, and without
-@pytest.mark.parametrize("name", sorted(DETECTORS.keys() - {UNCHANGED}))
+@pytest.mark.parametrize(
+    ("seed", "name"),  # fleets with an odd seed have no full model
+    [(at % 2, name) for at, name in enumerate(sorted(DETECTORS.keys() - {UNCHANGED}))],
+)
 def test_a_bad_detector_is_stopped_without_an_alarm(name: str, seed: int) -> None:
     ended = detector(name, seed)
     assert (ended.promoted, ended.decision) == (False, "abort")
@@ -71,13 +69,6 @@ def test_agents_return_to_the_old_model_which_verifies(name: str) -> None:
     ended = simulated(name, 30)
     assert (ended["state"], ended["stage"], ended["rule"]) == ("rolled_back", 1, "installations")
     assert ended["verified"] == {"old": 30}
-
-
-def test_the_page_has_what_was_measured_last() -> None:
-    page = Path(__file__).parents[3] / "docs" / "concepts" / "rollout-errors.md"
-    text = page.read_text()
-    assert {part for target, part in tables(text) if target == TARGET} == {"judged", "simulated"}
-    assert filled(text, measured) == text, "run `make -C bench fleet`, or take bench/results/fleet.json back"
 
 
 def test_a_figure_that_misses_its_aim_says_so() -> None:

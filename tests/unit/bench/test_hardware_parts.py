@@ -38,12 +38,6 @@ def test_figures_of_predictions_follow_from_what_was_measured() -> None:
         assert row == {**again, "value": pytest.approx(again["value"])}
 
 
-def test_documents_have_tables_of_parts_that_are_there() -> None:
-    documents = [path.read_text() for path in (CHECKOUT / "docs").rglob("*.md")]
-    parts = {part for text in documents for target, part in page.tables(text) if target == run.TARGET and part}
-    assert parts and parts <= set(run.PARTS)
-
-
 @pytest.fixture
 def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(figures, "RESULTS", tmp_path)

@@ -8,17 +8,16 @@ from itertools import pairwise
 from typing import Any
 
 import httpx
-import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.answers import event
 
 from firstline.client import answer_stream, calls
 from firstline.client.answer_stream import Event, EventReader
 from firstline_core.errors import FirstlineError, ProtocolError, QueueFullError, UnknownAnswerError
-from firstline_core.protocol import answer as answers
 from firstline_core.protocol.http import error_reply
-from firstline_core.types import Answer, Reason, Status, Tier
+from firstline_core.types import Status
 
 EVENTS = "/firstline/v1/answers/id/events"
 URL = "http://agent"
@@ -29,12 +28,6 @@ Script = list[Callable[[httpx.Request], httpx.Response]]
 @pytest.fixture(autouse=True)
 def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(answer_stream, "_BACKOFF_S", 0.0)
-
-
-def event(number: int, status: Status, label: str = "one") -> bytes:
-    answer = Answer("id", status, False, True, Tier.EDGE, Reason.LINK_DOWN, 0.5, "d")
-    words = {"label": label, "probability": 0.5, "top": [], "model": "m", "version": "1", "id": "mine"}
-    return b"id: %d\ndata: %b\n\n" % (number, orjson.dumps(answers.to_dict(answer) | words))
 
 
 def streaming(*pieces: bytes | httpx.HTTPError) -> Callable[[httpx.Request], httpx.Response]:

@@ -26,11 +26,8 @@ GATEWAY = ("--gateway", "http://127.0.0.1:8080")
 @pytest.mark.parametrize(
     ("arguments", "environment", "message"),
     [
-        ((), {"FIRSTLINE_TOKEN": "key"}, "No gateway is named"),
-        (GATEWAY, {}, "No API key is given"),
         ((*GATEWAY, "--host", "0.0.0.0"), {"FIRSTLINE_TOKEN": "key"}, "--password-file"),
         ((*GATEWAY, "--password-file", "/nowhere"), {"FIRSTLINE_TOKEN": "key"}, "/nowhere does not exist"),
-        (("--gateway", "here", "--port", "0"), {"FIRSTLINE_TOKEN": "key"}, "is not the URL of a server"),
         (
             (*GATEWAY, "--port", "0", "--tls-cert", "/nowhere", "--tls-key", "/nowhere"),
             {"FIRSTLINE_TOKEN": "key"},

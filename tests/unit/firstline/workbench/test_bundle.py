@@ -9,11 +9,11 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from onnx import TensorProto, helper
+from onnx import helper
 from support.images import by_name, encode
 from support.sample_models import first_column_graph, linear_model, one_box, reversing_graph, two_inputs
 
-from bench.support.onnx_models import write_graph
+from bench.support.onnx_models import float_graph
 from firstline.workbench import bundle as making
 from firstline.workbench.bundle import create_bundle
 from firstline.workbench.calibrate import calibrate
@@ -95,12 +95,6 @@ def test_a_detector_is_calibrated_without_labels(tmp_path: Path) -> None:
     found = calibrate(bundle, open_dataset(tmp_path), target_disagreement=0.0)
     assert [variant.edge_share for variant in found.variants] == [1.0]
     assert found.policy.score.temperature == 1.0
-
-
-def test_a_score_of_another_task_is_refused(tmp_path: Path) -> None:
-    spec = _detector(tmp_path, policy=PolicySpec("margin", threshold=0.5))
-    with pytest.raises(ConfigError, match="'margin' is not one of this task's; use one of minimum_confidence"):
-        create_bundle(spec, tmp_path / "bundle")
 
 
 def test_bundle_contains_what_the_spec_declares(digits: BundleSpec, tmp_path: Path) -> None:
@@ -248,28 +242,9 @@ def test_different_numbers_of_classes_and_labels_are_refused(
     assert not (tmp_path / "out").exists()
 
 
-def test_steps_that_do_not_fit_the_model_are_refused(digits: BundleSpec, tmp_path: Path) -> None:
-    wrong = replace(_model("edge.onnx"), preprocess=parse_preprocess("decode:L,resize:9x8,scale"))
-    with pytest.raises(ConfigError, match=r"edge\.onnx: .*\[8, 9, 1\].*\[8, 8, 1\]"):
-        create_bundle(replace(digits, edge=(wrong,)), tmp_path / "out")
-
-
-def test_logits_without_softmax_are_refused(tmp_path: Path) -> None:
-    file = linear_model(tmp_path / "m.onnx", pixels=4, classes=3)
-    with pytest.raises(ConfigError, match=r"m\.onnx: its outputs are not probabilities: .* Add softmax") as caught:
-        create_bundle(_bare(file, 3, ""), tmp_path / "out")
-    assert "independent_labels" not in caught.value.message
-    assert not (tmp_path / "out").exists()
-
-
 def test_independent_labels_need_no_sum(tmp_path: Path) -> None:
-    sigmoid = write_graph(
-        tmp_path / "m.onnx",
-        [helper.make_node("Sigmoid", ["x"], ["y"])],
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 3])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 3])],
-        [],
-    )
+    nodes = [helper.make_node("Sigmoid", ["x"], ["y"])]
+    sigmoid = float_graph(tmp_path / "m.onnx", nodes, {"x": ["n", 3]}, {"y": ["n", 3]})
     likely = Tensor("x", np.full((1, 3), 2.0, np.float32))
     spec, warnings = _bare(sigmoid, 3, ""), list[str]()
     with pytest.raises(ConfigError, match=r"a row that sums to .*, or declare `independent_labels = true`"):
@@ -320,15 +295,9 @@ def test_one_of_several_outputs_must_be_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"name": "my bundle"}, "The name 'my bundle' is not valid"),
-        ({"version": 0}, "count up from 1"),
         ({"name": "digits\n"}, "is not valid: use 1 to 64 letters"),
         ({"policy": PolicySpec(temperature=0.0)}, "The temperature 0 is not valid: it is a number from 0.01 to 100."),
         ({"policy": PolicySpec(temperature=math.inf)}, "The temperature inf is not valid"),
-        (
-            {"policy": PolicySpec(threshold=math.nan)},
-            "The threshold nan is not valid: max_probability is from 0 to 1, such as 0.9.",
-        ),
         (
             {"policy": PolicySpec("margin", threshold=1.5)},
             "The threshold 1.5 is not valid: margin is from 0 to 1, such as 0.9.",
@@ -338,20 +307,12 @@ def test_one_of_several_outputs_must_be_named(tmp_path: Path) -> None:
             {"full": replace(_model("full.onnx"), preprocess=parse_preprocess("decode:L,scale:nan:1"))},
             "The step 'scale:mean=nan:std=1' is not valid: use finite numbers, and a std other than 0.",
         ),
-        ({"full": replace(_model("full.onnx"), preprocess=parse_preprocess("scale:0:0"))}, "'scale:mean=0:std=0'"),
         ({"full": replace(_model("full.onnx"), preprocess=parse_preprocess("scale:0:1/1e-60"))}, "a std other than 0"),
         (
             {"full": replace(_model("full.onnx"), measured={"accuracy": math.nan})},
             "The figure 'accuracy' of full.onnx",
         ),
         ({"labels": ("one",)}, "has 1 label, but a bundle needs at least two"),
-        ({"edge": (), "full": None}, "needs a model"),
-        (
-            {"edge": (replace(_model("edge.onnx"), id="x"), replace(_model("edge.tflite"), id="x"))},
-            "give one of them",
-        ),
-        ({"edge": (_model("absent.onnx"),)}, "absent.onnx does not exist"),
-        ({"full": ModelSpec(Path(__file__))}, "neither an ONNX (.onnx) nor a TFLite model"),
         (
             {"full": ModelSpec(_DIGITS / "artefacts/full.onnx", parse_preprocess("graph:gone.onnx"))},
             "gone.onnx does not exist",
@@ -379,11 +340,6 @@ def test_labels_are_read_from_a_file(tmp_path: Path) -> None:
     file.write_text("cat\n\ndog\n", encoding="utf-8")
     with pytest.raises(ConfigError, match=r"labels\.txt:2 is empty"):
         read_labels(file)
-    file.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(ConfigError, match="not UTF-8"):
-        read_labels(file)
-    with pytest.raises(ConfigError, match="does not exist"):
-        read_labels(tmp_path / "absent")
 
 
 def test_a_model_with_two_inputs_names_none_of_them_alone(tmp_path: Path) -> None:

@@ -7,14 +7,12 @@ import msgspec
 import numpy as np
 import pytest
 from msgspec.structs import replace
+from support.cli import in_one_line, run
 from support.images import by_name, encode
 from support.sample_bundles import NUMBERS, detector_bundle, number_bundle
-from support.sample_models import linear_model
-from typer.testing import CliRunner
 
 from bench.support.bundles import model, write_manifest
 from bench.support.onnx_models import linear
-from firstline.cli.app import app
 from firstline.workbench import report
 from firstline.workbench.bundle import create_bundle
 from firstline.workbench.data.dataset import Dataset, open_dataset
@@ -103,23 +101,6 @@ def test_variant_is_selected_by_id() -> None:
         evaluate(bundle, dataset, variants=["edge-fpga"])
 
 
-def test_invalid_image_is_named(tmp_path: Path) -> None:
-    (tmp_path / "labels.csv").write_text("file,label\nletter.txt,0\n")
-    (tmp_path / "images").mkdir()
-    (tmp_path / "images" / "letter.txt").write_text("Dear Sir")
-    with pytest.raises(ConfigError, match=r"letter\.txt .* neither JPEG nor PNG"):
-        evaluate(open_bundle(_DIGITS / "bundle"), open_dataset(tmp_path))
-
-
-def test_bundle_without_image_input_is_refused(tmp_path: Path) -> None:
-    model = ModelSpec(linear_model(tmp_path / "m.onnx", pixels=4, classes=10), postprocess=parse_postprocess("softmax"))
-    bundle = create_bundle(
-        BundleSpec("bare", 1, tuple("0123456789"), (model,), policy=PolicySpec(threshold=1.0)), tmp_path / "out"
-    )
-    with pytest.raises(ConfigError, match="starts with decode"):
-        evaluate(bundle, open_dataset(_DIGITS / "heldout", 5))
-
-
 def test_single_tier_bundle_is_evaluated(tmp_path: Path) -> None:
     dataset = open_dataset(_DIGITS / "heldout", 20)
     before, after = parse_preprocess("decode:L,resize:8x8,scale"), parse_postprocess("softmax")
@@ -194,9 +175,7 @@ def test_report_of_graded_losses_speaks_of_means(tmp_path: Path) -> None:
 def test_command_prints_the_figures_of_a_detector(tmp_path: Path) -> None:
     bundle, dataset = _pets(tmp_path)
     (tmp_path / "data" / "labels" / "dim.txt").write_text("1 0.375 0.5 0.25 0.5\n")
-    found = CliRunner().invoke(app, ["evaluate", str(bundle.path), "--data", str(dataset.path)])
-    assert found.exit_code == 0, found.output
-    text = " ".join(found.stdout.split())
+    text = in_one_line(run("evaluate", bundle.path, "--data", dataset.path).stdout)
     assert "map50" in text and "missed dog 1 2 50.00 %" in text
 
 

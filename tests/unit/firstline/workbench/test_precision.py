@@ -4,10 +4,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper, numpy_helper
 from support.sample_models import linear_model
 
-from bench.support.onnx_models import write_graph
+from bench.support.onnx_models import float_graph
 from firstline.workbench.precision import precision_of, weights_of
 
 _DIGITS = Path(__file__).parents[4] / "models/digits/artefacts"
@@ -27,10 +27,7 @@ def test_onnx_counts_bytes_not_tensors() -> None:
 def test_constant_nodes_count_as_weights(tmp_path: Path) -> None:
     kernel = numpy_helper.from_array(np.zeros((40, 2), np.float32), "w")
     nodes = [helper.make_node("Constant", [], ["w"], value=kernel), helper.make_node("MatMul", ["x", "w"], ["y"])]
-    ends = [
-        [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", size])] for name, size in (("x", 40), ("y", 2))
-    ]
-    file = write_graph(tmp_path / "m.onnx", nodes, ends[0], ends[1], [])
+    file = float_graph(tmp_path / "m.onnx", nodes, {"x": ["n", 40]}, {"y": ["n", 2]})
     assert precision_of(file, "onnx") == "fp32"
     assert weights_of(file, "onnx")["fp32"] >= kernel.ByteSize() - 10
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,11 @@ import msgspec
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from support.cli import in_one_line, json_of, run
 from support.images import encode
 from support.sample_bundles import detector_bundle, number_bundle
 from support.task_bundles import TASKS
-from typer.testing import CliRunner
 
-from firstline.cli.app import app
 from firstline.cli.promises import promises_text
 from firstline.workbench.certify import Terms, certify_bundle, certify_classes, with_certificate
 from firstline.workbench.evidence import Evidence
@@ -41,6 +41,7 @@ from firstline_core.types import PROBABILITIES
 
 _TASK = Detection(("person", "bicycle", "car"), k=3)
 _PERSON = {"missed person": EventBound(0.05, 0.1)}
+_run, _json = partial(run, "certify"), partial(json_of, "certify")
 
 
 def _frames(present: NDArray[np.bool_], sureness: NDArray[np.float64]) -> dict[str, Any]:
@@ -135,7 +136,6 @@ def test_case_and_spaces_of_an_event_matter_only_where_labels_differ_by_them(nam
     [
         (["missed person"], "not in the form 'EVENT SHARE% at CONFIDENCE%', such as 'missed person 5% at 90%'"),
         (["missed person 0.05 at 0.9"], "not in the form"),
-        (["missed persn 5% at 90%"], "no event 'missed persn'; use one of missed person"),
         (["missed person 0% at 90%"], "share of the promise .* is 0%, but must be above 0% and below 100%, such as 5%"),
         (["missed person 5% at 100%"], "confidence .* is 100%, but must be above 0% and below 100%, such as 90%"),
         (["missed person 5% at 90%", "missed person 4% at 90%"], "two promises about 'missed person'"),
@@ -211,7 +211,7 @@ def test_certificate_names_the_events(bundle: Bundle) -> None:
     assert valid_certificate(manifest, manifest.edge[0]) == certificate
 
 
-@pytest.mark.parametrize("share", [0.001, 0.03, 0.5])
+@pytest.mark.parametrize("share", [0.001, 0.5])
 def test_blind_detector_is_refused(bundle: Bundle, share: float) -> None:
     """It returns neither boxes nor candidates: its score is 0 for every frame."""
     evidence = _evidence(bundle, shares=(share, 0, 0), blind=(0, 1, 2))
@@ -223,7 +223,7 @@ def test_blind_detector_is_refused(bundle: Bundle, share: float) -> None:
             _certify(bundle, blind, promises)
 
 
-@pytest.mark.parametrize("share", [0.001, 0.03, 0.5])
+@pytest.mark.parametrize("share", [0.001, 0.5])
 @pytest.mark.parametrize("event", ["missed person", "invented person"])
 def test_detector_that_lost_a_class_is_not_certified_for_it(bundle: Bundle, share: float, event: str) -> None:
     evidence = _evidence(bundle, n=1500, shares=(share, 0.1, 0.5), blind=(0,))
@@ -351,12 +351,6 @@ def test_clip_without_the_event_is_no_observation(bundle: Bundle) -> None:
     assert (part.used, len(in_rest), len(part.rest)) == (100, 90, 900)
 
 
-def _run(*arguments: object, code: int = 0) -> Any:
-    result = CliRunner().invoke(app, ["certify", *map(str, arguments)])
-    assert result.exit_code == code, result.output
-    return result
-
-
 @pytest.fixture
 def frames(tmp_path: Path) -> Path:
     """Two hundred images from dark to bright; the detector finds a dog in those that are not dark."""
@@ -370,7 +364,7 @@ def frames(tmp_path: Path) -> Path:
 def test_detector_is_certified_by_the_command(tmp_path: Path, frames: Path) -> None:
     detector_bundle(tmp_path / "bundle")
     promise = (tmp_path / "bundle", "--data", frames, "--promise", "missed dog 10% at 90%")
-    found = msgspec.json.decode(_run(*promise, "--out", tmp_path / "new", "-o", "json").stdout)
+    found = _json(*promise, "--out", tmp_path / "new")
     assert found["certified"] and found["n"] == 200
     event = found["events"]["missed dog"]
     assert (event["epsilon"], event["delta"], event["n_needed"]) == (0.1, 0.1, 0) and 0 < event["n"] < 200
@@ -388,12 +382,12 @@ def test_detector_is_certified_by_the_command(tmp_path: Path, frames: Path) -> N
 def test_command_says_that_frames_depend_on_each_other(tmp_path: Path, frames: Path) -> None:
     detector_bundle(tmp_path / "bundle")
     promise = (tmp_path / "bundle", "--data", frames, "--promise", "missed dog 10% at 90%")
-    assert msgspec.json.decode(_run(*promise, "-o", "json").stdout)["sequences"] is None
+    assert _json(*promise)["sequences"] is None
     for number, file in enumerate(sorted(frames.iterdir())):
         file.rename(frames / f"clip{number % 4}-frame-{number}.png")
-    found = msgspec.json.decode(_run(*promise, "-o", "json").stdout)["sequences"]
+    found = _json(*promise)["sequences"]
     assert found == {"sign": "names such as 'clip0-frame-0.png'", "effective": 4}
-    text = " ".join(_run(*promise).stdout.split())
+    text = in_one_line(_run(*promise).stdout)
     assert "suggest sequences. Then they count as about 4 observations, not 200" in text
 
 
@@ -415,7 +409,7 @@ def test_command_says_which_promise_is_missing(tmp_path: Path, frames: Path) -> 
 def test_classifier_may_promise_about_a_label() -> None:
     digits = Path(__file__).parents[4] / "models/digits"
     promise = ("--promise", "missed seven 8% at 80%", "--score", "bundle")
-    found = msgspec.json.decode(_run(digits / "bundle", "--data", digits / "heldout", *promise, "-o", "json").stdout)
+    found = _json(digits / "bundle", "--data", digits / "heldout", *promise)
     assert found["certified"] and 40 < found["events"]["missed seven"]["n"] < 80
     assert "missed one" in found["unpromised"] and "missed seven" not in found["unpromised"]
     assert found["broken"] == {}

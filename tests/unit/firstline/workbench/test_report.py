@@ -8,10 +8,9 @@ from typing import Any
 
 import msgspec
 import pytest
-from typer.testing import CliRunner
+from support.cli import run
 
 from bench.support.bundles import with_certificate
-from firstline.cli.app import app
 from firstline.workbench.data.dataset import open_dataset
 from firstline.workbench.evaluate import EdgeRun, Measured, figures, measure
 from firstline.workbench.report import certificate_sentence, html, section, write_report
@@ -22,7 +21,7 @@ from firstline_core.errors import ConfigError
 from firstline_core.routing.policy import auroc
 
 _DIGITS = Path(__file__).parents[4] / "models/digits"
-_COMMAND = ("evaluate", str(_DIGITS / "bundle"), "--data", str(_DIGITS / "heldout"))
+_COMMAND = ("evaluate", _DIGITS / "bundle", "--data", _DIGITS / "heldout")
 
 
 @pytest.fixture(scope="module")
@@ -70,9 +69,7 @@ def test_bundle_without_edge_model_is_refused(measured: Measured, tmp_path: Path
 
 def test_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    result = CliRunner().invoke(app, [*_COMMAND, "--plots", str(tmp_path / "file" / "in")])
-    assert result.exit_code == 2
-    assert "cannot be made" in result.stderr
+    assert "cannot be made" in run(*_COMMAND, "--plots", tmp_path / "file" / "in", code=2).stderr
 
 
 def test_missing_matplotlib_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,9 +83,7 @@ def test_missing_matplotlib_is_reported(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.delitem(sys.modules, "firstline.workbench.plots", raising=False)
     monkeypatch.delattr("firstline.workbench.plots", raising=False)
     monkeypatch.setattr(builtins, "__import__", without)
-    result = CliRunner().invoke(app, [*_COMMAND, "--plots", str(tmp_path / "x")])
-    assert result.exit_code == 2
-    assert "pip install 'firstline[analysis]'" in result.stderr
+    assert "pip install 'firstline[analysis]'" in run(*_COMMAND, "--plots", tmp_path / "x", code=2).stderr
     assert not (tmp_path / "x").exists()
 
 

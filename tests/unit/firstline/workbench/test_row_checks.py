@@ -11,6 +11,8 @@ import msgspec
 import numpy as np
 import pytest
 from onnxruntime.quantization import QuantType, quantize_dynamic
+from support.cli import in_one_line
+from support.cli import run as run_command
 from support.impure_models import (
     DEPENDENT_ON_BATCH,
     DEPENDENT_ON_RUN,
@@ -18,9 +20,7 @@ from support.impure_models import (
     pure,
     softmax_over_rows,
 )
-from typer.testing import CliRunner
 
-from firstline.cli.app import app
 from firstline.workbench.bundle import create_bundle
 from firstline.workbench.inspect import verify
 from firstline.workbench.row_checks import noise
@@ -43,18 +43,16 @@ def created(folder: Path, make: MakeModel, out: str = "bundle", **more: Any) -> 
     return create_bundle(spec, folder / out, warn=warnings.append, **more), warnings
 
 
+def run(*arguments: object, code: int) -> str:
+    return in_one_line(run_command(*arguments, code=code).output)
+
+
 def without_batch(bundle: Bundle) -> Bundle:
     """Overwrites the manifest with one that lets rows run together."""
     models = [msgspec.structs.replace(model, batch=None) for model in bundle.manifest.edge]
     manifest = msgspec.structs.replace(bundle.manifest, edge=tuple(models))
     (bundle.path / MANIFEST_NAME).write_bytes(encode_manifest(manifest))
     return open_bundle(bundle.path)
-
-
-def run(*arguments: object, code: int) -> str:
-    result = CliRunner().invoke(app, [*map(str, arguments)])
-    assert result.exit_code == code, result.output
-    return " ".join(result.output.split())
 
 
 @pytest.mark.parametrize(("make", "operator"), DEPENDENT_ON_BATCH.items())

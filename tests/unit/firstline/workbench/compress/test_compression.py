@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import shutil
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -10,13 +11,12 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from support.cli import json_of, run
 from support.images import encode
 from support.sample_models import bright_cells
-from typer.testing import CliRunner
 
 from bench.support.bundles import model, write_manifest
-from bench.support.onnx_models import write_graph
-from firstline.cli.app import app
+from bench.support.onnx_models import float_graph, write_graph
 from firstline.workbench.compress import onnx_techniques
 from firstline.workbench.compress.candidates import free_name
 from firstline.workbench.compress.compression import ordered_variants, source_of
@@ -37,25 +37,18 @@ from firstline_core.tasks.detection import Detection
 
 _DIGITS = Path(__file__).parents[5] / "models/digits"
 _HELDOUT = _DIGITS / "heldout"
-
-
-def _run(*arguments: object, code: int = 0) -> Any:
-    result = CliRunner().invoke(app, ["compress", *map(str, arguments)])
-    assert result.exit_code == code, result.output
-    return result
+_run, _json = partial(run, "compress"), partial(json_of, "compress")
 
 
 def _residual(path: Path, channels: int = 16) -> Path:
     """Images [n, 3, 8, 8] to two logits, by one residual block of convolutions."""
     random = np.random.default_rng(0)
     shapes = {"stem": (channels, 3), "first": (channels, channels), "second": (channels, channels)}
-    weights = []
+    weights: dict[str, Any] = {}
     for name, shape in shapes.items():
-        kernel = random.normal(0, 0.2, (*shape, 3, 3)).astype(np.float32)
-        weights += [numpy_helper.from_array(kernel, f"{name}.w")]
-        weights += [numpy_helper.from_array(random.normal(0, 0.1, shape[0]).astype(np.float32), f"{name}.b")]
-    weights += [numpy_helper.from_array(random.normal(0, 1, (2, channels)).astype(np.float32), "fc.w")]
-    weights += [numpy_helper.from_array(np.zeros(2, np.float32), "fc.b")]
+        weights[f"{name}.w"] = random.normal(0, 0.2, (*shape, 3, 3)).astype(np.float32)
+        weights[f"{name}.b"] = random.normal(0, 0.1, shape[0]).astype(np.float32)
+    weights |= {"fc.w": random.normal(0, 1, (2, channels)).astype(np.float32), "fc.b": np.zeros(2, np.float32)}
 
     def convolution(given: str, name: str) -> Any:
         return helper.make_node("Conv", [given, f"{name}.w", f"{name}.b"], [name], pads=[1, 1, 1, 1])
@@ -71,13 +64,7 @@ def _residual(path: Path, channels: int = 16) -> Path:
         helper.make_node("Flatten", ["pooled"], ["flat"]),
         helper.make_node("Gemm", ["flat", "fc.w", "fc.b"], ["logits"], transB=1),
     ]
-    return write_graph(
-        path,
-        nodes,
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 3, 8, 8])],
-        [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["n", 2])],
-        weights,
-    )
+    return float_graph(path, nodes, {"x": ["n", 3, 8, 8]}, {"logits": ["n", 2]}, **weights)
 
 
 def _said(path: Path, rows: Any) -> Any:
@@ -232,11 +219,7 @@ def test_an_uncertified_variant_comes_after_certified_ones() -> None:
 
 def test_accepted_candidates_become_the_next_version(tmp_path: Path) -> None:
     out = tmp_path / "next"
-    found = msgspec.json.decode(
-        _run(
-            _DIGITS / "bundle", "--data", _HELDOUT, "--epsilon", 0.1, "--delta", 0.1, "--out", out, "-o", "json"
-        ).stdout
-    )
+    found = _json(_DIGITS / "bundle", "--data", _HELDOUT, "--epsilon", 0.1, "--delta", 0.1, "--out", out)
     by_technique = {one["technique"]: one for one in found["candidates"]}
     assert set(by_technique) == {"static-int8", "dynamic-int8", "fp16", "int8-weights"}
     assert not by_technique["static-int8"]["accepted"]  # smaller by a fifth, and slower
@@ -306,7 +289,7 @@ def cells(tmp_path: Path) -> Path:
 def test_candidates_of_a_detector_are_certified_for_events(cells: Path) -> None:
     asked = (cells / "bundle", "--data", cells / "data", "--force")
     promises = ("--promise", "missed bright 25% at 80%", "--promise", "invented bright 25% at 70%")
-    found = msgspec.json.decode(_run(*asked, *promises, "--out", cells / "next", "-o", "json").stdout)
+    found = _json(*asked, *promises, "--out", cells / "next")
     bounds = {
         "missed bright": {"epsilon": 0.25, "delta": 0.2},
         "invented bright": {"epsilon": 0.25, "delta": 0.3},
@@ -363,11 +346,9 @@ def test_a_model_without_an_axis_of_rows_is_refused() -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (("--of", "nobody"), "has no model 'nobody'"),
         (("--of", "edge-tflite-int8"), "is int8; models in fp32 are compressed"),
         (("--of", "edge-tflite-float", "--student", "edge-onnx", "--train", "1"), "learns the logits of an ONNX model"),
         (("--epsilon", "1.5"), "epsilon"),
-        (("--student", "edge-onnx"), "needs --train; add --train EPOCHS"),
         (("--student", "nobody", "--train", "1"), "has no model 'nobody'"),
         (("--student", "edge-onnx", "--train", "1"), "cannot teach itself"),
         (("--train", "1"), "needs --student; add --student MODEL"),
@@ -427,7 +408,7 @@ def test_a_model_without_weights_has_no_candidates(tmp_path: Path) -> None:
         helper.make_node("Slice", ["pixels", "a", "b", "c"], ["logits"]),
     ]
     bundle = _with_edge(tmp_path / "plain", nodes, bounds)
-    found = msgspec.json.decode(_run(bundle, "--data", _HELDOUT, "--limit", 100, "-o", "json").stdout)
+    found = _json(bundle, "--data", _HELDOUT, "--limit", 100)
     for one in found["candidates"]:
         assert one["reasons"] == ["'edge-onnx' has no operator that it takes"], one["technique"]
     text = _run(bundle, "--data", _HELDOUT, "--limit", 100).stdout
@@ -439,7 +420,7 @@ def test_constant_nodes_are_quantised(tmp_path: Path) -> None:
     constants = [helper.make_node("Constant", [], [one.name], value=one) for one in known.initializer]
     bundle = _with_edge(tmp_path / "nodes", [*constants, *known.node], [])
     assert precision_of(bundle / "other.onnx", "onnx") == "fp32"
-    found = msgspec.json.decode(_run(bundle, "--data", _HELDOUT, "--limit", 100, "-o", "json").stdout)
+    found = _json(bundle, "--data", _HELDOUT, "--limit", 100)
     assert all(one["figures"] for one in found["candidates"])
 
 

@@ -2,35 +2,27 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
-from typing import Any
 
-import msgspec
 import pytest
 from msgspec.structs import replace
+from support.cli import in_one_line, json_of, run
 from support.profiles import point
-from typer.testing import CliRunner
 
-from firstline.cli.app import app
 from firstline.workbench.compress.evaluation import Cost, profiled_costs
 from firstline_core.bundle.store import Bundle, open_bundle
 from firstline_core.hardware.readings import Measured, Modelled
 from firstline_core.profile.profile import Point, Profile, encode
 
 _DIGITS = Path(__file__).parents[5] / "models/digits"
-_FEW = ("--limit", 250, "--epsilon", 0.1, "--delta", 0.1)
+_COMMAND = ("compress", _DIGITS / "bundle", "--data", _DIGITS / "heldout")
+_run, _json = (partial(each, *_COMMAND, "--limit", 250, "--epsilon", 0.1, "--delta", 0.1) for each in (run, json_of))
 
 
 @pytest.fixture(scope="module")
 def bundle() -> Bundle:
     return open_bundle(_DIGITS / "bundle")
-
-
-def _run(*arguments: object, code: int = 0) -> Any:
-    command = ("compress", _DIGITS / "bundle", "--data", _DIGITS / "heldout", *_FEW, *arguments)
-    result = CliRunner().invoke(app, [*map(str, command)])
-    assert result.exit_code == code, result.output
-    return result
 
 
 @pytest.fixture(scope="module")
@@ -61,13 +53,13 @@ def test_the_profile_of_another_machine_needs_a_candidate(bundle: Bundle, tmp_pa
     own = [point(1.0, variant=model.id, digest=model.digest) for model in bundle.manifest.models]
     batch = point(0.5, digest="c" * 64)
     (tmp_path / "board.json").write_bytes(encode(_profile(*own, replace(batch, key=replace(batch.key, batch=4)))))
-    refused = " ".join(_run("--for", tmp_path / "board.json", code=2).output.split())
+    refused = in_one_line(_run("--for", tmp_path / "board.json", code=2).output)
     assert "no model but the bundle's own" in refused and "--force and --out DIR" in refused
 
 
 def test_a_profile_without_the_source_is_refused(tmp_path: Path) -> None:
     (tmp_path / "board.json").write_bytes(encode(_profile(point(1.0, digest="c" * 64))))
-    refused = " ".join(_run("--for", tmp_path / "board.json", code=2).output.split())
+    refused = in_one_line(_run("--for", tmp_path / "board.json", code=2).output)
     assert "no 'edge-onnx', which the candidates are made of" in refused
 
 
@@ -79,7 +71,7 @@ def test_candidates_are_judged_by_the_targets_figures(tmp_path: Path, everything
 
     ways = (ran(1.0, "edge-onnx", 2.0), ran(0.1, "edge-onnx-static-int8", 0.1), ran(2.0, "edge-onnx-dynamic-int8", 3.0))
     (tmp_path / "board.json").write_bytes(encode(_profile(*ways)))
-    found = msgspec.json.decode(_run("--for", tmp_path / "board.json", "-o", "json").stdout)
+    found = _json("--for", tmp_path / "board.json")
     assert found["target"] == "board"
     by_technique = {one["technique"]: one for one in found["candidates"]}
     static, dynamic = by_technique["static-int8"], by_technique["dynamic-int8"]
@@ -90,7 +82,7 @@ def test_candidates_are_judged_by_the_targets_figures(tmp_path: Path, everything
     assert by_technique["fp16"]["figures"] is None
     assert "never ran on 'board'" in by_technique["fp16"]["reasons"][0]
     assert [one["id"] for one in found["there"] if one["latency_ms"] is not None] == ["edge-onnx"]
-    text = " ".join(_run("--for", tmp_path / "board.json").stdout.split())
+    text = in_one_line(_run("--for", tmp_path / "board.json").stdout)
     assert "Latency and energy are those of the profile of 'board'. It has no point of edge-tflite-float" in text
     assert "fp16 is not judged: it never ran on 'board'" in text
 

@@ -8,10 +8,10 @@ import numpy as np
 import onnx
 import pytest
 from msgspec.structs import replace
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper
 from onnx.reference import ReferenceEvaluator
 
-from bench.support.onnx_models import write_graph
+from bench.support.onnx_models import float_graph
 from firstline.workbench.compress import student
 from firstline.workbench.compress.student import Lesson, start_of, train_student, views
 from firstline_core.bundle.store import open_bundle
@@ -25,12 +25,11 @@ _DIGITS = Path(__file__).parents[5] / "models/digits/bundle"
 def _network(path: Path, seed: int, channels: int = 8) -> Path:
     """Images [n, 3, 8, 8] to two logits, by two convolutions and a dense layer."""
     random = np.random.default_rng(seed)
-    weights: list[Any] = []
+    weights: dict[str, Any] = {}
 
     def convolution(given: str, name: str, inputs: int) -> Any:
-        kernel = random.normal(0, 0.3, (channels, inputs, 3, 3)).astype(np.float32)
-        weights.append(numpy_helper.from_array(kernel, f"{name}.w"))
-        weights.append(numpy_helper.from_array(np.zeros(channels, np.float32), f"{name}.b"))
+        weights[f"{name}.w"] = random.normal(0, 0.3, (channels, inputs, 3, 3)).astype(np.float32)
+        weights[f"{name}.b"] = np.zeros(channels, np.float32)
         return helper.make_node("Conv", [given, f"{name}.w", f"{name}.b"], [name], pads=[1, 1, 1, 1])
 
     nodes = [
@@ -42,15 +41,8 @@ def _network(path: Path, seed: int, channels: int = 8) -> Path:
         helper.make_node("Flatten", ["pooled"], ["flat"]),
         helper.make_node("Gemm", ["flat", "fc.w", "fc.b"], ["logits"], transB=1),
     ]
-    weights.append(numpy_helper.from_array(random.normal(0, 1, (2, channels)).astype(np.float32), "fc.w"))
-    weights.append(numpy_helper.from_array(np.zeros(2, np.float32), "fc.b"))
-    return write_graph(
-        path,
-        nodes,
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 3, 8, 8])],
-        [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["n", 2])],
-        weights,
-    )
+    weights |= {"fc.w": random.normal(0, 1, (2, channels)).astype(np.float32), "fc.b": np.zeros(2, np.float32)}
+    return float_graph(path, nodes, {"x": ["n", 3, 8, 8]}, {"logits": ["n", 2]}, **weights)
 
 
 def _images(count: int, seed: int = 1) -> Any:

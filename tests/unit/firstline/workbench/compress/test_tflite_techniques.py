@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import msgspec
 import numpy as np
 import pytest
-from typer.testing import CliRunner
+from support.cli import json_of
 
-from firstline.cli.app import app
 from firstline.workbench.compress import tflite_techniques
 from firstline.workbench.precision import precision_of
 from firstline_core.bundle.store import open_bundle
@@ -74,10 +72,7 @@ def test_a_malformed_model_is_named(tmp_path: Path) -> None:
 def test_the_next_version_has_tflite_variants(tmp_path: Path) -> None:
     out = tmp_path / "next"
     arguments = (_DIGITS / "bundle", "--data", _DIGITS / "heldout", "--of", "edge-tflite-float", "--out", out)
-    promise = ("--epsilon", 0.1, "--delta", 0.1, "--force", "-o", "json")
-    result = CliRunner().invoke(app, ["compress", *map(str, (*arguments, *promise))])
-    assert result.exit_code == 0, result.output
-    found = msgspec.json.decode(result.stdout)
+    found = json_of("compress", *arguments, "--epsilon", 0.1, "--delta", 0.1, "--force")
     by_technique = {one["technique"]: one for one in found["candidates"]}
     assert set(by_technique) == {"static-int8", "dynamic-int8", "int8-weights"}
     assert not by_technique["static-int8"]["accepted"]  # no smaller than the int8 variant that is there, and slower

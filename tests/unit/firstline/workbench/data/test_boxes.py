@@ -50,12 +50,7 @@ def test_coco_boxes_are_the_truth_of_a_detector(tmp_path: Path, place: str) -> N
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (
-            {"annotations": [{"image_id": 1, "category_id": 17, "bbox": [0, 0, 1, 1]}]},
-            "but no such image",
-        ),
         ({"annotations": [{"image_id": 7, "category_id": 17, "bbox": [0, 0, 1]}]}, r"not in COCO's form .*bbox"),
-        ({"annotations": [{"image_id": 7, "category_id": 17, "bbox": [0, 0, -1, 1]}]}, r"not in COCO's form"),
         (
             {"images": [{"id": 7, "file_name": "../b.png"}], "annotations": []},
             "names '../b.png', which is outside of the data",
@@ -70,10 +65,6 @@ def test_coco_boxes_are_the_truth_of_a_detector(tmp_path: Path, place: str) -> N
             r"annotations\.json gives the id 'x' to several categories",
         ),
         ({"images": [], "annotations": []}, "holds no images"),
-        (
-            {"categories": [{"id": 17, "name": "cow"}, {"id": 18, "name": "dog"}]},
-            "the category 'cow' in 'b.png', which",
-        ),
     ],
 )
 def test_wrong_coco_file_is_explained(tmp_path: Path, change: dict[str, Any], says: str) -> None:
@@ -109,11 +100,8 @@ def test_yolo_text_is_the_truth_of_a_detector(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "fault"),
     [
-        ("2 0.5 0.5 0.5 0.4", "has the class 2, but the bundle's labels are 0 or 1"),
         ("1 0.5 0.5 0.5", "has 3 numbers after the class; write 4"),
-        ("cat 0 0 0 0", "has the class 'cat'; write its number, 0 or 1"),
         ("1 nan 0.5 0.5 0.4", "has 'nan', which is not a fraction"),
-        ("0 10 20 30 40", "has '10', which is not a fraction of the image's sides; divide pixels by them"),
         ("0 0.5 0.5 -0.5 0.4", "has '-0.5', which is not a fraction"),
     ],
 )

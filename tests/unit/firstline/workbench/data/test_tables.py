@@ -96,15 +96,12 @@ def test_rows_of_equal_inputs_have_equal_digests(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        ("karat\n1\n", r"rows\.csv has no column 'carat', which is an input of the bundle; .* \(there are 'karat'\)"),
         ("carat,x\n1,2\n,2\n", r"rows\.csv:3, column 'carat', is empty"),
         ("carat\n1\nmany\n", r"rows\.csv:3, column 'carat', is 'many'; write a number, .*: the model takes FP32"),
         ('carat\n"[1, 2]"\n', r"rows\.csv:2, column 'carat', has shape \[2\], and the model takes \[1\] in each row"),
         ('carat\n"[1, ""a""]"\n', r"rows\.csv:2, column 'carat', is \['1', 'a'\]|is \[1, 'a'\]"),
         ('carat\n"[1"\n', r"rows\.csv:2, column 'carat', is '\[1'; write a number, .*: the model takes FP32"),
-        ("carat\n", r"rows\.csv has no rows"),
         ('carat\n"1\n', r":2 opens a quote that is not closed; close it\."),
-        ("carat, carat\n1,2\n", r"rows\.csv:1 has several columns 'carat'"),
         ("carat,x\n1,2,\n1,5,2\n", r"rows\.csv:3 has more than 2 cells"),
         ("carat\n1e400\n", r"rows\.csv:2, column 'carat', is '1e400', which does not fit into FP32"),
     ],
@@ -118,7 +115,6 @@ def test_csv_error_names_line_and_column(tmp_path: Path, content: str, says: str
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        (b'{"carat": 1}\n[1]\n', r"rows\.jsonl:2 is not a JSON object"),
         (b'{"carat": 1}\n\n{"carat": \n', r"rows\.jsonl:3 is not a JSON object"),
         (b'{"carat": 1}\n{}\n', r"rows\.jsonl:2, column 'carat', is empty"),
         (
@@ -129,7 +125,6 @@ def test_csv_error_names_line_and_column(tmp_path: Path, content: str, says: str
         (b'{"carat": [[1], [2, 3]]}\n', r"rows\.jsonl:1, column 'carat', is not an array"),
         (b'{"carat": ' + b"[" * 100_000, r"rows\.jsonl:1 is not a JSON object"),
         (b"\xff\n", r"rows\.jsonl:1 is not a JSON object"),
-        (b"", "has no rows"),
     ],
 )
 def test_json_error_names_line_and_column(tmp_path: Path, content: bytes, says: str) -> None:
@@ -186,7 +181,6 @@ def _npy(header: str, data: bytes = b"") -> bytes:
         (_npy("{'descr': '|O', 'fortran_order': False, 'shape': (1,)}"), "holds Python objects"),
         (_npy("{'descr': '<f4', 'fortran_order': False, 'shape': ()}", b"1234"), "holds no array of rows"),
         (_npy("{'descr': '<f4', 'shape': (1,)}"), "cannot be read as an NPZ file"),
-        (b"no array", "cannot be read as an NPZ file"),
     ],
 )  # fmt: skip
 def test_npz_is_checked_before_it_is_read(tmp_path: Path, member: bytes, says: str) -> None:

@@ -54,9 +54,6 @@ def test_each_video_is_a_group(tmp_path: Path) -> None:
 
 def test_damaged_video_is_named(tmp_path: Path) -> None:
     content = _video(tmp_path / "clip.avi", 25).read_bytes()
-    (tmp_path / "clip.avi").write_bytes(b"not a video")
-    with pytest.raises(ConfigError, match=r"clip\.avi cannot be read as a video"):
-        open_dataset(tmp_path / "clip.avi")
     found_in_whole = content.index(b"movi") + 40
     (tmp_path / "cut.avi").write_bytes(content[:found_in_whole] + b"\xff" * (len(content) - found_in_whole))
     with pytest.raises(ConfigError, match=r"cut\.avi"):

@@ -98,13 +98,6 @@ REAL = {
         128,
         {"edge": (f"{CIFAR}{IMAGENET}", "softmax"), "full": (f"{CIFAR}{IMAGENET}", "softmax")},
     ),
-    "two of MLPerf Tiny": Case(
-        "cifar10-cascade/models/mlperf_resnet8_float.tflite",
-        "cifar10-cascade/models/mlperf_resnet_large_int8.tflite",
-        "cifar10-cascade/dev/images.zip",
-        64,
-        {"edge": (f"{CIFAR}scale:0:1", ""), "full": (f"{CIFAR}scale:0:1", "")},
-    ),
 }
 
 

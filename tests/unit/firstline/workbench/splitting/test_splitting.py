@@ -1,16 +1,14 @@
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import msgspec
 import numpy as np
 import pytest
-from onnx import TensorProto, helper, numpy_helper
-from typer.testing import CliRunner
+from onnx import helper
+from support.cli import json_of, run
 
-from bench.support.onnx_models import write_graph
-from firstline.cli.app import app
+from bench.support.onnx_models import float_graph
 from firstline.workbench.data.dataset import open_dataset
 from firstline.workbench.splitting.graphs import lone_tensors, onnx_cut, onnx_points
 from firstline.workbench.splitting.measure import full_of, measure_splits, narrowest
@@ -31,9 +29,8 @@ def _residual(path: Path) -> Path:
         helper.make_node("Add", ["a", "b"], ["c"]),
         helper.make_node("Mul", ["c", "scale"], ["y"]),
     ]
-    ports = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", 3]) for name in ("x", "y")]
-    weights = [numpy_helper.from_array(np.array([1.0, -2.0, 3.0], np.float32), "weight")]
-    return write_graph(path, nodes, ports[:1], ports[1:], weights)
+    weight = np.array([1.0, -2.0, 3.0], np.float32)
+    return float_graph(path, nodes, {"x": ["n", 3]}, {"y": ["n", 3]}, weight=weight)
 
 
 def test_cuts_are_where_one_tensor_crosses(tmp_path: Path) -> None:
@@ -120,30 +117,14 @@ def test_a_coarse_checkpoint_causes_disagreement() -> None:
 
 
 def test_split_prints_the_fastest_way_by_bandwidth(tmp_path: Path) -> None:
-    arguments = ["profile", "split", str(_DIGITS / "bundle"), "--data", str(_DIGITS / "heldout"), "--limit", "20"]
+    command = ("profile", "split", _DIGITS / "bundle", "--data", _DIGITS / "heldout", "--limit", 20)
     out = tmp_path / "cuts"
-    told = CliRunner().invoke(app, [*arguments, "--device-slowdown", "0.001", "--out", str(out)])
-    assert told.exit_code == 0, told.output
-    assert "whatever the bandwidth: the whole model on the device" in told.stdout
+    told = run(*command, "--device-slowdown", 0.001, "--out", out).stdout
+    assert "whatever the bandwidth: the whole model on the device" in told
     assert sorted(path.name for path in out.iterdir()) == ["head-0.onnx", "split.json", "tail-0.onnx"]
     assert decode((out / "split.json").read_bytes(), "split.json").rows == 20
-    again = CliRunner().invoke(app, [*arguments, "--out", str(out)])
-    assert again.exit_code == 2 or "exists" in str(again.exception)
-
-
-def test_split_prints_json() -> None:
-    arguments = [
-        "profile",
-        "split",
-        str(_DIGITS / "bundle"),
-        "--data",
-        str(_DIGITS / "heldout"),
-        "--limit",
-        "5",
-        "-o",
-        "json",
-    ]
-    found = json.loads(CliRunner().invoke(app, arguments).stdout)
+    assert "exists" in run(*command, "--out", out, code=2).stderr
+    found = json_of(*command, "--at", "pixels")
     assert found["bundle"] == "digits"
     assert found["cuts"][0]["forms"][0]["name"] == "fp32"
 
