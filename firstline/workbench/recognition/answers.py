@@ -56,8 +56,6 @@ def classifier(file: ModelFile, start: Start, outputs: Sequence[Output]) -> Iter
         decoder=activation,
         output=output.name,
         classes=classes,
-        geometry="crop" if imagenet else "squash",
-        scaling=scalings[0],
         choices=(
             choice("scaling", *scalings, known=False),
             choice("mode", "RGB", "BGR", known=bool(start.start.quantised)),
@@ -204,9 +202,7 @@ def segmentation(file: ModelFile, start: Start, outputs: Sequence[Output]) -> It
         decoder=decoder,
         output=output,
         classes=classes,
-        geometry=geometries[0],
         padding="pad=128:rounding=nearest",
-        scaling=scalings[0],
         choices=(
             choice("scaling", *scalings, known=False),
             choice("mode", "RGB", "BGR"),

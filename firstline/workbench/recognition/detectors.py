@@ -17,6 +17,8 @@ from firstline_core.processing.boxes import anchors as anchors_of
 from firstline_core.processing.steps import Anchors
 from firstline_core.types import Array
 
+_COLOURS = choice("mode", "RGB", "BGR")
+_STRETCHED = choice("geometry", "squash", "corner", "center")
 _STRIDES = (8, 16, 32)
 _MOST_QUERIES = 1000
 
@@ -38,11 +40,9 @@ def ssd(file: ModelFile, image: Start, outputs: Sequence[Output]) -> Iterator[Re
         largest = boxes.largest()
         decoder += f":corners=xyxy:unit={'fractions' if largest is not None and largest <= 2 else 'pixels'}"
     one_based = file.runtime != "tflite" and (classes.name.lower() in ("labels", "label") or tensorflow)
-    maps: tuple[str, ...] = ("coco91", "", "coco90") if one_based else ("", "coco90", "coco91")
-    choices = [choice("mode", "RGB", "BGR")]
-    if file.labels:
-        maps = ()
-    else:
+    choices = [_COLOURS]
+    if not file.labels:
+        maps = ("coco91", "", "coco90") if one_based else ("", "coco90", "coco91")
         choices.append(choice("class_map", *maps, known=False))
     scalings = ("symmetric", "unit") if tensorflow else ("unit", "imagenet")
     torchvision = not tensorflow and bool(file.without_rows)  # its detectors normalise the pixels themselves
@@ -53,11 +53,9 @@ def ssd(file: ModelFile, image: Start, outputs: Sequence[Output]) -> Iterator[Re
         SURE,
         decoder=decoder,
         classes=len(file.labels),
-        class_map=maps[0] if maps else "",
         score=0.5,
         inside=True,
-        scaling=scalings[0],
-        choices=(*choices, choice("geometry", "squash", "corner", "center")),
+        choices=(*choices, _STRETCHED),
         assumptions=(
             f"boxes are {'top, left, bottom, right in fractions' if tensorflow else 'left, top, right, bottom'}, with "
             "suppression inside",
@@ -119,12 +117,11 @@ def detr(file: ModelFile, image: Start, outputs: Sequence[Output]) -> Iterator[R
         class_map="coco91" if classes == 91 and known in (0, 91) else "",
         score=0.5,
         inside=True,
-        scaling="imagenet" if softmax else "unit",
         choices=(
             choice("scaling", *(("imagenet", "unit") if softmax else ("unit", "imagenet"))),
             *(() if known or columns in (80, 92) else (choice("decoder", *decoders, known=False),)),
-            choice("mode", "RGB", "BGR"),
-            choice("geometry", "squash", "corner", "center"),
+            _COLOURS,
+            _STRETCHED,
         ),
         assumptions=(
             f"{queries} queries, {classes} classes"
@@ -153,12 +150,11 @@ def anchors(file: ModelFile, image: Start, outputs: Sequence[Output]) -> Iterato
         classes=columns - 1,
         class_map="coco90" if columns == 91 and len(file.labels) != 90 else "",
         score=0.5,
-        scaling="symmetric",
         choices=(
             *(() if inside else (choice("decoder", *decoders, known=columns == 91),)),
             choice("scaling", "symmetric", "unit"),
-            choice("mode", "RGB", "BGR"),
-            choice("geometry", "squash", "corner", "center"),
+            _COLOURS,
+            _STRETCHED,
         ),
         assumptions=(f"{count} boxes are offsets from the anchors of TensorFlow's SSD, the first class is background",),
     )
@@ -179,12 +175,10 @@ def fastestdet(file: ModelFile, image: Start, outputs: Sequence[Output]) -> Iter
         SURE if known else LIKELY,
         decoder="fastestdet",
         classes=channels - 5,
-        mode="BGR",
         score=0.6,
-        scaling="unit",
         choices=(
             choice("mode", "BGR", "RGB"),
-            choice("geometry", "squash", "corner", "center"),
+            _STRETCHED,
             choice("scaling", "unit", "bytes"),
         ),
         assumptions=(f"one grid of {columns}x{rows} cells with {channels} channels is FastestDet's",),
@@ -211,7 +205,6 @@ def box_rows(file: ModelFile, image: Start, outputs: Sequence[Output]) -> Iterat
         (SURE if by_ultralytics else LIKELY) if whole else GUESS,
         decoder=f"box_rows:{unit}{':numbered=true' if numbered else ''}",
         classes=len(file.labels),
-        geometry="center",
         inside=True,
         score=0.3,
         choices=(
@@ -269,10 +262,9 @@ def yolo(file: ModelFile, image: Start, outputs: Sequence[Output]) -> Iterator[R
         decoder=step,
         output=output.name,
         classes=classes,
-        geometry="center",
         choices=(
             choice("scaling", "unit", "bytes"),
-            choice("mode", "RGB", "BGR"),
+            _COLOURS,
             choice("geometry", "center", "squash", "corner", known=ultralytics),
         ),
         assumptions=(
@@ -297,9 +289,6 @@ def _yolox(
         decoder="yolo:objectness=true" if decoded else step,
         output=output.name,
         classes=columns - 5,
-        mode="BGR",
-        geometry="corner",
-        scaling="bytes",
         choices=(
             choice("scaling", "bytes", "unit", "imagenet"),
             choice("mode", "BGR", "RGB"),
@@ -333,6 +322,6 @@ def _queries(file: ModelFile, image: Start, output: Output, columns: int, count:
         output=output.name,
         classes=columns - 4,
         score=0.5,
-        choices=(choice("scaling", "unit", "imagenet"), choice("geometry", "squash", "corner", "center")),
+        choices=(choice("scaling", "unit", "imagenet"), _STRETCHED),
         assumptions=(f"{count} queries with {columns - 4} scores each, boxes in fractions",),
     )

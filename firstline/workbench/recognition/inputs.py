@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, cast
 
@@ -45,23 +46,20 @@ class Start(NamedTuple):
     start: Reading
     near: Surroundings
 
-    def reading(self, family: str, task: str, sure: float, **fields: Any) -> Reading:
-        """Returns a reading with the open properties of the input and of the family."""
-        merged = {
-            **fields,
-            "assumptions": (*self.start.assumptions, *fields.get("assumptions", ())),
-            "choices": (*self.start.choices, *fields.get("choices", ())),
-        }
-        made = replace(self.start, family=family, task=task, sure=sure, **merged)
-        fixed = set()
-        if made.size is None:
-            fixed = {"mode", "geometry", "scaling"}
-        elif made.mode == "L":
-            fixed = {"mode"}
-        if made.quantised or not self.start.scaling:
+    def reading(
+        self, family: str, task: str, sure: float, choices: Sequence[Choice], assumptions: Sequence[str], **fields: Any
+    ) -> Reading:
+        """Returns a reading with the open properties of the input and of the family, at their preferred values."""
+        fixed = {"mode", "geometry", "scaling"} if self.start.size is None else set()
+        if self.start.mode == "L":
+            fixed.add("mode")
+        if self.start.quantised or not self.start.scaling:
             fixed.add("scaling")
-            made = replace(made, scaling=self.start.scaling)
-        return replace(made, choices=tuple(choice for choice in made.choices if choice.field not in fixed))
+        left = [choice for choice in choices if choice.field not in fixed]
+        fields |= {choice.field: choice.values[0] for choice in left}
+        fields["assumptions"] = (*self.start.assumptions, *assumptions)
+        fields["choices"] = (*self.start.choices, *left)
+        return replace(self.start, family=family, task=task, sure=sure, **fields)
 
 
 def start_of(file: ModelFile, near: Surroundings) -> Start | None:
