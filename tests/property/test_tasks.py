@@ -269,17 +269,20 @@ def test_outputs_pass_their_own_check_and_are_described(case: Answers, seed: int
     assert case.task.draw(Image.new("RGB", (64, 64)), outputs, 0).size == (64, 64)
 
 
+@pytest.mark.parametrize("impossible", [np.nan, np.inf])
 @every_task
-@settings(max_examples=30)
+@settings(max_examples=15)
 @seeds
-def test_outputs_as_labels_have_no_loss_and_other_values_are_refused(case: Answers, seed: int, rows: int) -> None:
+def test_outputs_as_labels_have_no_loss_and_other_values_are_refused(
+    case: Answers, impossible: float, seed: int, rows: int
+) -> None:
     outputs, _ = case.make(np.random.default_rng(seed), rows)
     if case.task.truth == case.task.outputs:
         assert not case.task.truth_loss(outputs, outputs).any()
         assert case.task.summary(outputs, {}, outputs)[case.task.quality] == 0
     first = next((spec.name for spec in case.task.outputs if outputs[spec.name].dtype.kind == "f"), None)
     if first is not None:
-        spoilt = outputs | {first: np.full_like(outputs[first], np.nan)}
+        spoilt = outputs | {first: np.full_like(outputs[first], impossible)}
         with pytest.raises(InferenceError, match="NaN"):
             check_outputs(case.task.declared(rounded=False, cut=False), spoilt, rows)
         assert case.task.difference(outputs, spoilt) == float("inf")

@@ -159,20 +159,18 @@ def test_a_newer_timestamp_of_an_older_snapshot_is_refused(device: Device, repos
     device.refused(MetadataRollbackError, "snapshot")
 
 
-def test_a_newer_snapshot_of_older_targets_is_refused(device: Device, repository: SignedRepository) -> None:
-    repository.snapshot.meta["targets.json"].version = 1
+@pytest.mark.parametrize("withdrawn", [False, True])
+def test_a_newer_snapshot_of_older_or_no_targets_is_refused(
+    device: Device, repository: SignedRepository, withdrawn: bool
+) -> None:
+    if withdrawn:
+        del repository.snapshot.meta["targets.json"]
+    else:
+        repository.snapshot.meta["targets.json"].version = 1
     repository.snapshot.version += 1
     repository.timestamp.version += 1
     repository.publish_snapshot()
     device.refused(MetadataRollbackError, "snapshot.json", "targets.json")
-
-
-def test_a_snapshot_that_withdraws_targets_is_refused(device: Device, repository: SignedRepository) -> None:
-    del repository.snapshot.meta["targets.json"]
-    repository.snapshot.version += 1
-    repository.timestamp.version += 1
-    repository.publish_snapshot()
-    device.refused(MetadataRollbackError, "targets.json")
 
 
 def test_an_older_root_is_refused(device: Device, repository: SignedRepository) -> None:
