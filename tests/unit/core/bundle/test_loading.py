@@ -231,13 +231,6 @@ def test_the_first_run_detects_a_wrong_label_file(tmp_path: Path) -> None:
         loaded.predict(by_name(images(encode(solid(0)))))
 
 
-def test_the_label_offset_drops_the_background(tmp_path: Path) -> None:
-    path = linear(tmp_path / "m.onnx", np.array([[0.7, 0.1, 0.2], [0.7, 0.2, 0.1]], np.float32))
-    declared = model(path, tmp_path, postprocess=(LabelOffset(1),))
-    loaded = load_edge(write_manifest(tmp_path, [declared], ["a", "b"], inputs=(NUMBERS,)), OPTIONS)
-    np.testing.assert_allclose(probabilities(loaded, Tensor("x", np.array([[1, 0]], np.float32))), [[0.1, 0.2]])
-
-
 def test_predicts_from_several_threads(tmp_path: Path) -> None:
     loaded = load_edge(colour_bundle(tmp_path), OPTIONS)
 

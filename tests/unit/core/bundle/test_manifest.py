@@ -58,22 +58,10 @@ def test_the_specifications_that_clients_see() -> None:
     assert MANIFEST.full_digest == FULL.digest
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"labels": ("a", "b", "c")},
-        {"k": 7},
-        {"class_groups": {"any": ("a", "b")}},
-        {"iou": 0.05},
-        {"small_iou": 0.2},
-        {"small_side": 16.0},
-        {"least_side": 500.0},
-    ],
-)
-def test_a_detectors_task_changes_what_its_answers_and_certificates_are_for(changes: dict[str, Any]) -> None:
+def test_a_detectors_task_changes_what_its_answers_and_certificates_are_for() -> None:
     policy = Policy(Score("mean_confidence"))
     before = msgspec.structs.replace(MANIFEST, task=Detection(("a", "b")), policy=policy)
-    after = msgspec.structs.replace(before, task=msgspec.structs.replace(before.task, **changes))
+    after = msgspec.structs.replace(before, task=Detection(("a", "b"), iou=0.05))
     assert before.full_digest != after.full_digest
     assert before.score_digest(policy.score) != after.score_digest(policy.score)
 

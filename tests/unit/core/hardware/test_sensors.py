@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -40,10 +40,14 @@ class Bench:
         return self.sensors.read(self.now_s)
 
 
+On = Callable[..., Bench]
+
+
 @pytest.fixture
-def opened() -> Iterator[ExitStack]:
+def on(tmp_path: Path) -> Iterator[On]:
+    """A board by its name, whose files lie in `tmp_path`."""
     with ExitStack() as stack:
-        yield stack
+        yield lambda name, **options: Bench(stack.enter_context(board(name, tmp_path)), **options)
 
 
 def values(readings: Readings) -> dict[str, float | None]:
@@ -55,8 +59,8 @@ def reason(reading: Reading) -> str:
     return reading.reason
 
 
-def test_a_hot_raspberry_pi_4_with_a_weak_supply(tmp_path: Path, opened: ExitStack) -> None:
-    found = Bench(opened.enter_context(board("raspberry-pi-4", tmp_path))).read()
+def test_a_hot_raspberry_pi_4_with_a_weak_supply(on: On) -> None:
+    found = on("raspberry-pi-4").read()
     assert values(found.temperature_c) == {"cpu-thermal": 82.277}
     assert values(found.throttling) == {
         "under_voltage": 1, "frequency_capped": 0, "throttled": 1, "soft_temperature_limit": 0,
@@ -68,29 +72,29 @@ def test_a_hot_raspberry_pi_4_with_a_weak_supply(tmp_path: Path, opened: ExitSta
     assert "joules_per_core_second" in reason(found.device_power_w)
 
 
-def test_a_healthy_raspberry_pi_5(tmp_path: Path, opened: ExitStack) -> None:
-    found = Bench(opened.enter_context(board("raspberry-pi-5", tmp_path))).read()
+def test_a_healthy_raspberry_pi_5(on: On) -> None:
+    found = on("raspberry-pi-5").read()
     assert measured(found.hottest_c) == 49.3  # neither the disk's nor the I/O chip's
     assert set(values(found.throttling).values()) == {0.0}
     assert measured(found.throttled) == 0
     assert "PSI" in reason(found.memory_stalled_share)
 
 
-def test_a_supply_alarm_counts_without_firmware_bits(tmp_path: Path, opened: ExitStack) -> None:
-    bench = Bench(opened.enter_context(board("raspberry-pi-4", tmp_path)))
+def test_a_supply_alarm_counts_without_firmware_bits(tmp_path: Path, on: On) -> None:
+    bench = on("raspberry-pi-4")
     (tmp_path / "sys/devices/platform/soc/soc:firmware/get_throttled").unlink()
     assert values(bench.read().throttling) == {"under_voltage": 1}
 
 
 @pytest.mark.parametrize("nonsense", ["", "0x", "throttled=0x0", "-1", "1" * 40])
-def test_nonsensical_firmware_bits_are_absent(tmp_path: Path, opened: ExitStack, nonsense: str) -> None:
-    bench = Bench(opened.enter_context(board("raspberry-pi-5", tmp_path)))
+def test_nonsensical_firmware_bits_are_absent(tmp_path: Path, on: On, nonsense: str) -> None:
+    bench = on("raspberry-pi-5")
     say(tmp_path, "sys/devices/platform/soc/soc:firmware/get_throttled", nonsense)
     assert "hexadecimal" in reason(bench.read().throttling["throttled"])
 
 
-def test_a_jetson_orin_has_rails_and_switched_off_channels(tmp_path: Path, opened: ExitStack) -> None:
-    bench = Bench(opened.enter_context(board("jetson-orin-nano", tmp_path)))
+def test_a_jetson_orin_has_rails_and_switched_off_channels(tmp_path: Path, on: On) -> None:
+    bench = on("jetson-orin-nano")
     found = bench.read()
     assert values(found.power_w) == {
         "VDD_IN": pytest.approx(4.984 * 1.856),
@@ -114,14 +118,14 @@ def test_a_jetson_orin_has_rails_and_switched_off_channels(tmp_path: Path, opene
     assert measured(bench.read().throttling["oc3"]) == 0
 
 
-def test_a_switched_off_channel_is_not_a_rail(tmp_path: Path, opened: ExitStack) -> None:
-    bench = Bench(opened.enter_context(board("jetson-orin-nano", tmp_path)))
+def test_a_switched_off_channel_is_not_a_rail(tmp_path: Path, on: On) -> None:
+    bench = on("jetson-orin-nano")
     say(tmp_path, "sys/class/hwmon/hwmon1/in2_enable", "0")
     assert set(bench.read().power_w) == {"VDD_IN", "VDD_SOC"}
 
 
-def test_a_laptop_on_battery(tmp_path: Path, opened: ExitStack) -> None:
-    bench = Bench(opened.enter_context(board("laptop", tmp_path)))
+def test_a_laptop_on_battery(on: On) -> None:
+    bench = on("laptop")
     found = bench.read()
     assert measured(found.battery_share) == 0.42  # neither the mouse's 3 %, nor the full one's 101
     assert measured(found.powered) == 0  # whatever the one that is full says
@@ -135,8 +139,8 @@ def test_a_laptop_on_battery(tmp_path: Path, opened: ExitStack) -> None:
     assert "next reading" in reason(found.power_w["package-0"])
 
 
-def test_counters_have_values_from_the_second_reading(tmp_path: Path, opened: ExitStack) -> None:
-    bench = Bench(opened.enter_context(board("laptop", tmp_path)))
+def test_counters_have_values_from_the_second_reading(tmp_path: Path, on: On) -> None:
+    bench = on("laptop")
     bench.read()
     say(tmp_path, "sys/class/powercap/intel-rapl:0/energy_uj", "29671150")  # it restarted
     say(tmp_path, "sys/class/powercap/intel-rapl:1/energy_uj", "117000000")
@@ -149,8 +153,8 @@ def test_counters_have_values_from_the_second_reading(tmp_path: Path, opened: Ex
 
 
 @pytest.mark.parametrize("how", ["offline", "unreadable"])
-def test_a_core_that_returns_was_not_throttled(tmp_path: Path, opened: ExitStack, how: str) -> None:
-    bench = Bench(opened.enter_context(board("laptop", tmp_path)))
+def test_a_core_that_returns_was_not_throttled(tmp_path: Path, on: On, how: str) -> None:
+    bench = on("laptop")
     core = tmp_path / "sys/devices/system/cpu/cpu1"
     file = core / "thermal_throttle/core_throttle_count"
     file.write_text("7\n")
@@ -163,8 +167,8 @@ def test_a_core_that_returns_was_not_throttled(tmp_path: Path, opened: ExitStack
     assert measured(bench.read().throttling["core_throttle"]) == 1
 
 
-def test_energy_continues_after_an_unreadable_counter(tmp_path: Path, opened: ExitStack) -> None:
-    bench = Bench(opened.enter_context(board("laptop", tmp_path)))
+def test_energy_continues_after_an_unreadable_counter(tmp_path: Path, on: On) -> None:
+    bench = on("laptop")
     counter = tmp_path / "sys/class/powercap/intel-rapl:1/energy_uj"
     for energy_uj, joules in ((100_000_000, 0.0), (110_000_000, 10.0), (None, None), (130_000_000, 30.0)):
         counter.write_text("" if energy_uj is None else f"{energy_uj}\n")
@@ -173,8 +177,8 @@ def test_energy_continues_after_an_unreadable_counter(tmp_path: Path, opened: Ex
     assert measured(found.power_w["psys"]) == 5.0  # over the four seconds
 
 
-def test_energy_of_the_superuser_is_absent(tmp_path: Path, opened: ExitStack) -> None:
-    bench = Bench(opened.enter_context(board("laptop", tmp_path)))
+def test_energy_of_the_superuser_is_absent(tmp_path: Path, on: On) -> None:
+    bench = on("laptop")
     for domain in (tmp_path / "sys/class/powercap").iterdir():
         (domain / "energy_uj").unlink()
         (domain / "energy_uj").symlink_to("/proc/self/mem")  # refuses every reader, as a driver may
@@ -184,8 +188,8 @@ def test_energy_of_the_superuser_is_absent(tmp_path: Path, opened: ExitStack) ->
     assert measured(found.device_power_w) == 11.48  # of the battery that drains
 
 
-def test_a_machine_without_sensors_in_a_tight_control_group(tmp_path: Path, opened: ExitStack) -> None:
-    bench = Bench(opened.enter_context(board("virtual-machine", tmp_path)))
+def test_a_machine_without_sensors_in_a_tight_control_group(tmp_path: Path, on: On) -> None:
+    bench = on("virtual-machine")
     found = bench.read()
     assert measured(found.memory_total_bytes) == 512 << 20
     assert measured(found.memory_available_bytes) == (512 - 384 + 64) << 20
@@ -199,18 +203,17 @@ def test_a_machine_without_sensors_in_a_tight_control_group(tmp_path: Path, open
     assert isinstance(bench.read().cpu_busy_share, Absent)
 
 
-def test_load_is_the_share_of_busy_ticks(tmp_path: Path, opened: ExitStack) -> None:
-    bench = Bench(opened.enter_context(board("raspberry-pi-5", tmp_path)))
+def test_load_is_the_share_of_busy_ticks(tmp_path: Path, on: On) -> None:
+    bench = on("raspberry-pi-5")
     assert "read once" in reason(bench.read().cpu_busy_share)
     say(tmp_path, "proc/stat", "cpu  1300 0 300 98500 150 0 10 0 0 0\ncpu0 1\ncpu1 1\ncpu2 1\ncpu3 1")
     assert measured(bench.read().cpu_busy_share) == pytest.approx(0.4)
 
 
-def test_power_is_modelled_from_stated_costs(tmp_path: Path, opened: ExitStack) -> None:
-    root = opened.enter_context(board("raspberry-pi-5", tmp_path))
-    bench = Bench(root, tariff=Tariff(idle_w=2.5, joules_per_core_s=1.25))
+def test_power_is_modelled_from_stated_costs(tmp_path: Path, on: On) -> None:
+    bench = on("raspberry-pi-5", tariff=Tariff(idle_w=2.5, joules_per_core_s=1.25))
     bench.read()
-    say(root, "proc/stat", "cpu  1300 0 300 98500 150 0 10 0 0 0\ncpu0 1\ncpu1 1\ncpu2 1\ncpu3 1")
+    say(tmp_path, "proc/stat", "cpu  1300 0 300 98500 150 0 10 0 0 0\ncpu0 1\ncpu1 1\ncpu2 1\ncpu3 1")
     found = bench.read().device_power_w
     assert isinstance(found, Modelled)
     assert found.value == pytest.approx(2.5 + 1.6 * 1.25)
@@ -220,11 +223,10 @@ def test_power_is_modelled_from_stated_costs(tmp_path: Path, opened: ExitStack) 
     assert describe(found) == "4.5 (modelled)"
 
 
-def test_configured_rails_are_the_whole_device(tmp_path: Path, opened: ExitStack) -> None:
-    root = opened.enter_context(board("jetson-orin-nano", tmp_path))
-    found = Bench(root, power_rails=("VDD_CPU_GPU_CV",)).read()
+def test_configured_rails_are_the_whole_device(tmp_path: Path, on: On) -> None:
+    found = on("jetson-orin-nano", power_rails=("VDD_CPU_GPU_CV",)).read()
     assert measured(found.device_power_w) == pytest.approx(4.976 * 0.624)
-    assert "VDD_CPU_GPU_CV" in reason(Bench(root, power_rails=("VDD_CPU", "VDD_SOC")).read().device_power_w)
+    assert "VDD_CPU_GPU_CV" in reason(Bench(tmp_path, power_rails=("VDD_CPU", "VDD_SOC")).read().device_power_w)
 
 
 def test_the_queue_is_counted_by_the_agent(tmp_path: Path) -> None:
@@ -234,12 +236,11 @@ def test_the_queue_is_counted_by_the_agent(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", BOARDS)
 def test_files_may_vanish_while_they_are_read(
-    tmp_path: Path, opened: ExitStack, name: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, on: On, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    root = opened.enter_context(board(name, tmp_path))
-    bench = Bench(root)
+    bench = on(name)
     listed = Tree.names
-    monkeypatch.setattr(Tree, "names", lambda tree, folder, pattern: _without(root, listed(tree, folder, pattern)))
+    monkeypatch.setattr(Tree, "names", lambda tree, folder, pattern: _without(tmp_path, listed(tree, folder, pattern)))
     assert isinstance(bench.read().hottest_c, Absent)
 
 
