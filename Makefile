@@ -68,11 +68,12 @@ release: wheel ## build what a release publishes: wheel, bills of materials, SHA
 	@$(MAKE) bills
 	@$(MAKE) checksums
 
+VALIDATE := --validate
 bills: .venv/test.stamp ## write dist/firstline-*.cdx.json: CycloneDX bills of materials from the locks
 	mkdir -p $(DIST)
 	for each in edge:edge gateway:gateway console:console workbench:demo; do \
 	  $(BIN)/python -W ignore -m cyclonedx_py requirements requirements/$${each#*:}.lock --pyproject pyproject.toml \
-	    --output-reproducible --validate --output-file $(DIST)/firstline-$${each%:*}.cdx.json || exit 1; \
+	    --output-reproducible $(VALIDATE) --output-file $(DIST)/firstline-$${each%:*}.cdx.json || exit 1; \
 	done
 
 audit: .venv/test.stamp ## look up every locked package in the advisories, and fail if one is unknown

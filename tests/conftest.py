@@ -132,6 +132,7 @@ def _one_public_authority(tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     kept.write_text(f"{first}{end}\n")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SSL_CERT_FILE", str(kept))
+        patch.setattr(certifi, "where", lambda: str(kept))  # of clients that do not use the environment
         yield
 
 

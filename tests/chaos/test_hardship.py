@@ -10,12 +10,6 @@ TIERS = ("agent", "gateway")
 
 
 @pytest.mark.parametrize("tier", TIERS)
-def test_a_taken_port_is_a_sentence(tier: str) -> None:
-    started = hardship.taken_port(tier)
-    assert (started.answered, started.code, started.honest) == (False, 1, True), started.log
-
-
-@pytest.mark.parametrize("tier", TIERS)
 def test_a_locale_without_utf_8_changes_nothing(tier: str) -> None:
     started = hardship.plain_locale(tier)
     assert started.answered and started.honest, started.log

@@ -15,9 +15,8 @@ from support.digits import predictions
 from support.images import noise
 from support.line import forked_site
 
-from firstline.client.async_client import AsyncClient
 from firstline.demo.site import Device, Site, Transport
-from firstline_core.errors import LinkDownError, RequestError, UnauthorizedError, UnknownAnswerError
+from firstline_core.errors import LinkDownError, RequestError
 from firstline_core.types import InferResponse, Reason, Status, Tier
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -168,16 +167,6 @@ async def test_offline_answers_are_corrected_after_reconnection(device: Device, 
         np.testing.assert_allclose(rows_of(final)[0], scans.full[content], atol=1e-5)
 
 
-async def test_one_call_yields_first_and_final_answer(device: Device, scans: Scans) -> None:
-    for content in scans.unsure[:3]:
-        first, last = [found async for found in device.client.stream_file(MODEL, content)]
-        assert (first.answer.status, first.answer.tier, first.answer.changed) == (Status.PROVISIONAL, Tier.EDGE, None)
-        assert (last.answer.status, last.answer.tier) == (Status.FINAL, Tier.CLOUD)
-        assert last.answer.request_id == first.answer.request_id
-        assert last.answer.changed == (scans.edge[content].argmax() != scans.full[content].argmax())
-        assert last.probability == pytest.approx(scans.full[content].max(), abs=1e-5)
-
-
 async def test_kill_loses_no_correction(running: Site, transport: Transport, scans: Scans) -> None:
     promised: dict[str, bytes] = {}
     async with running.device(transport, SETTINGS) as device:
@@ -201,11 +190,3 @@ async def test_kill_loses_no_correction(running: Site, transport: Transport, sca
             final = await device.client.wait_for_final(request_id)
             assert final.answer.status is Status.FINAL
             np.testing.assert_allclose(rows_of(final)[0], scans.full[content], atol=1e-5)
-
-
-async def test_requests_without_a_key_are_refused(running: Site, device: Device, scans: Scans) -> None:
-    async with AsyncClient(running.gateway_url) as stranger:
-        with pytest.raises(UnauthorizedError, match="send `authorization: Bearer KEY`"):
-            await stranger.infer(MODEL, {"image": scans.sure[0]})
-    with pytest.raises(UnknownAnswerError):
-        await device.client.answer("01890a5d-ac96-774b-bcce-b302099a8057")

@@ -9,6 +9,7 @@ import httpx
 import pytest
 from support.broker import Broker
 from support.gateway import client_of, serving_gateway
+from support.registry_site import RegistrySite, registry_site
 
 from firstline_gateway.app import Gateway
 from firstline_gateway.settings.settings import Store
@@ -24,6 +25,13 @@ def _own_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 def broker(request: pytest.FixtureRequest) -> Broker | None:
     """None for HTTP: the test runs once over each transport."""
     return request.getfixturevalue("mosquitto") if request.param == "mqtt" else None
+
+
+@pytest.fixture
+async def site(tmp_path: Path) -> AsyncIterator[RegistrySite]:
+    """Serves a gateway with a registry, to which nothing was published yet."""
+    async with registry_site(tmp_path / "site") as found:
+        yield found
 
 
 @pytest.fixture

@@ -22,6 +22,7 @@ import yaml
 from msgspec.structs import replace
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
+from support.audits import EVERY_ANSWER
 from support.broker import Broker
 from support.digits import digits_bundle, scans
 from support.gateway import client_of, wait_for_gauge
@@ -61,12 +62,6 @@ ROLLOUT: dict[str, Any] = {
         }
     },
     "held_back": 0,
-}
-AUDITING = {
-    "audit__per_hour": 1e7,
-    "audit__bytes_per_hour": 1e12,
-    "audit__max_share": 1.0,
-    "audit__spacing_s": 0,
 }
 
 
@@ -235,7 +230,7 @@ def device(site: Site, name: str) -> EdgeAgent:
         hardware__period_s=0.2,
         breaker__open_ms=100,
         breaker__open_max_ms=200,
-        **AUDITING,
+        **EVERY_ANSWER,
     )
     (http,) = settings.links
     http = replace(http, url=f"http://127.0.0.1:{site.network.port}")

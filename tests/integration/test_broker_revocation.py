@@ -65,6 +65,11 @@ class Room:
             clock=SYSTEM_CLOCK,
         )
 
+    def revoke(self, serial: str) -> None:
+        """Revokes a certificate of the device "a"."""
+        self.revocations.certificates.append(RevokedCertificate(serial, time.time(), "a"))
+        self.revocations.version += 1
+
 
 @pytest.fixture
 async def room(broker: GeneratedBroker) -> AsyncIterator[Room]:
@@ -81,10 +86,9 @@ async def test_revoked_session_is_silenced_and_then_ended(broker: GeneratedBroke
     assert await asyncio.to_thread(revoked.publish, f"{PREFIX}/a/state", b"before") == "Success"
     gateway.wait_for(f"{PREFIX}/a/state")
 
-    room.revocations.certificates.append(RevokedCertificate(broker.issuer.serials["a"], time.time(), "a"))
     room.revocations.revoked_devices.add("a")
     started_s = time.monotonic()
-    room.revocations.version += 1
+    room.revoke(broker.issuer.serials["a"])
     await asyncio.to_thread(revoked.wait, lambda: revoked.gone)
     assert time.monotonic() - started_s < ENDED_WITHIN_S
 
@@ -124,8 +128,7 @@ async def test_reenrolled_device_connects_and_its_stolen_certificate_does_not(
     thief = device(broker, "a")
     stolen = broker.issuer.serials["a"]
     fresh = broker.issuer.device("a")
-    room.revocations.certificates.append(RevokedCertificate(stolen, time.time(), "a"))
-    room.revocations.version += 1
+    room.revoke(stolen)
     await asyncio.to_thread(thief.wait, lambda: thief.gone)
     owner = await asyncio.to_thread(broker.device, fresh)
     assert owner.is_in
@@ -157,8 +160,7 @@ async def test_ending_a_session_is_retried(
     monkeypatch.setattr(updater, "end_sessions", fails_first)
     monkeypatch.setattr(updater, "_RETRY_S", 0.1)
     thief = device(broker, "a")
-    room.revocations.certificates.append(RevokedCertificate(broker.issuer.serials["a"], time.time(), "a"))
-    room.revocations.version += 1
+    room.revoke(broker.issuer.serials["a"])
     await asyncio.to_thread(thief.wait, lambda: thief.gone)
     assert failed.is_set()
 

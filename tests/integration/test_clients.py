@@ -8,6 +8,7 @@ import json
 import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,11 @@ from firstline_gateway.settings.settings import Store
 pytestmark = pytest.mark.clients
 
 SCRIPTS = Path(__file__).parents[1] / "support" / "clients"
+# No process can import both.
+LIBRARIES = {
+    "triton": (("ask_triton.py", "http"), ("ask_triton.py", "grpc"), ("ask_repository.py",)),
+    "kserve": (("ask_kserve.py",), ("ask_kserve_grpc.py",)),
+}
 TIERS = ("agent", "gateway")
 ROWS = 4
 
@@ -84,9 +90,9 @@ def tier(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="module")
 def ask(running: Served, asked: Asked, clients_python: Path) -> Callable[..., ClientResults]:
-    def ask(tier: str, script: str, *arguments: str) -> ClientResults:
+    def job(script: str, tier: str) -> dict[str, Any]:
         server = running.line.tiers[tier]
-        job = {
+        return {
             "url": server.url,
             "grpc": f"127.0.0.1:{running.grpc_ports[tier]}",
             "headers": running.operator if script == "ask_repository.py" and tier == "gateway" else server.headers,
@@ -94,19 +100,27 @@ def ask(running: Served, asked: Asked, clients_python: Path) -> Callable[..., Cl
             "images": [base64.b64encode(image).decode() for image in asked.images],
             "pixels": asked.pixels.tolist(),
         }
-        command = [clients_python, SCRIPTS / script, *arguments]
-        done = subprocess.run(command, input=json.dumps(job), capture_output=True, text=True, timeout=60)
+
+    @cache
+    def of(library: str) -> dict[tuple[str, ...], ClientResults]:
+        """What the library's scripts bring back from both tiers."""
+        asking = [(tier, *command) for command in LIBRARIES[library] for tier in TIERS]
+        jobs = [
+            {"command": [str(SCRIPTS / script), *arguments], "job": job(script, tier)}
+            for tier, script, *arguments in asking
+        ]
+        command = [clients_python, SCRIPTS / "ask_in_turn.py"]
+        done = subprocess.run(command, input=json.dumps(jobs), capture_output=True, text=True, timeout=120)
         assert done.returncode == 0, done.stderr
-        found: ClientResults = json.loads(done.stdout)
-        return found
+        return dict(zip(asking, json.loads(done.stdout), strict=True))
 
-    return ask
+    return lambda tier, *command: of("kserve" if command in LIBRARIES["kserve"] else "triton")[tier, *command]
 
 
-def _results(script: str, *arguments: str) -> Any:
+def _results(*command: str) -> Any:
     @pytest.fixture(scope="module")
     def results(ask: Callable[..., ClientResults], tier: str) -> ClientResults:
-        return ask(tier, script, *arguments)
+        return ask(tier, *command)
 
     return results
 
@@ -123,39 +137,38 @@ def check_rows(found: list[Any], expected: np.ndarray) -> None:
 
 
 @pytest.mark.parametrize("prefix", ["", "aio_"])
-def test_triton_finds_server_and_model(triton: ClientResults, tier: str, prefix: str) -> None:
-    assert triton[f"{prefix}live"] is True
-    assert triton[f"{prefix}ready"] is True
-    assert triton[f"{prefix}model_ready"] is True
-    assert triton["version_ready"] is True
-    assert triton["server"]["name"] == f"firstline-{'edge' if tier == 'agent' else tier}"
-    assert {"binary_tensor_data", "statistics", "model_configuration"} <= set(triton["server"]["extensions"])
-    metadata = triton[f"{prefix}model"]
+@pytest.mark.parametrize("transport", ["triton", "triton_grpc"])
+def test_triton_finds_server_and_model(request: pytest.FixtureRequest, tier: str, transport: str, prefix: str) -> None:
+    found = request.getfixturevalue(transport)
+    assert found[f"{prefix}live"] is True
+    assert found[f"{prefix}ready"] is True
+    assert found[f"{prefix}model_ready"] is True
+    assert found["server"]["name"] == f"firstline-{'edge' if tier == 'agent' else tier}"
+    assert {"binary_tensor_data", "statistics", "model_configuration"} <= set(found["server"]["extensions"])
+    metadata = found[f"{prefix}model"]
     assert metadata["name"] == "digits"
     assert metadata["versions"] == ["1"]
+    for tensor in (*metadata["inputs"], *metadata["outputs"]):
+        tensor["shape"] = [int(size) for size in tensor["shape"]]  # gRPC's JSON has numbers of 64 bits as strings
     assert metadata["inputs"] == [{"name": "image", "datatype": "BYTES", "shape": [-1]}]
     assert metadata["outputs"] == [{"name": "probabilities", "datatype": "FP32", "shape": [-1, 10]}]
 
 
+def test_triton_finds_a_version(triton: ClientResults) -> None:
+    assert triton["version_ready"] is True
+
+
+REST_FORMS = ("bytes_binary", "bytes_binary_json_output", "pixels_binary", "pixels_json", "gzip", "deflate")
+FORMS = [("triton", name) for name in (*REST_FORMS, "gzip_response", "version", "parameters")]
+FORMS += [("triton_grpc", name) for name in ("bytes", "pixels", "gzip", "version", "parameters")]
+
+
 @pytest.mark.parametrize("prefix", ["", "aio_"])
-@pytest.mark.parametrize(
-    "name",
-    [
-        "bytes_binary",
-        "bytes_binary_json_output",
-        "pixels_binary",
-        "pixels_json",
-        "gzip",
-        "deflate",
-        "gzip_response",
-        "version",
-        "parameters",
-    ],
-)
+@pytest.mark.parametrize(("transport", "name"), FORMS)
 def test_triton_gets_the_bundles_own_probabilities(
-    triton: ClientResults, asked: Asked, tier: str, prefix: str, name: str
+    request: pytest.FixtureRequest, asked: Asked, tier: str, *, prefix: str, transport: str, name: str
 ) -> None:
-    check_rows(triton[prefix + name], asked.expected[tier])
+    check_rows(request.getfixturevalue(transport)[prefix + name], asked.expected[tier])
 
 
 @pytest.mark.parametrize("prefix", ["", "aio_"])
@@ -189,15 +202,17 @@ REFUSALS = [
 
 
 @pytest.mark.parametrize("prefix", ["", "aio_"])
+@pytest.mark.parametrize("transport", ["triton", "triton_grpc"])
 @pytest.mark.parametrize(
     ("name", "status", "sentence"),
     [*REFUSALS, ("unknown_version", 404, "version"), ("no_image", 400, "Row 0 of input 'image'")],
 )
 def test_triton_raises_the_servers_sentence(
-    triton: ClientResults, prefix: str, name: str, status: int, sentence: str
+    request: pytest.FixtureRequest, transport: str, prefix: str, *, name: str, status: int, sentence: str
 ) -> None:
-    refused = triton[prefix + name]
-    assert int(refused["status"]) == status
+    refused = request.getfixturevalue(transport)[prefix + name]
+    over_grpc = {400: "StatusCode.INVALID_ARGUMENT", 404: "StatusCode.NOT_FOUND"}[status]
+    assert refused["status"] == (over_grpc if transport == "triton_grpc" else str(status))
     assert sentence in refused["message"]
     assert refused["message"].endswith(".")
 
@@ -276,25 +291,6 @@ def test_triton_gets_the_likeliest_classes(
             assert float(value) == pytest.approx(expected[index], abs=1e-5)
 
 
-@pytest.mark.parametrize("prefix", ["", "aio_"])
-def test_triton_finds_server_and_model_over_grpc(triton_grpc: ClientResults, tier: str, prefix: str) -> None:
-    assert triton_grpc[f"{prefix}live"] is True
-    assert triton_grpc[f"{prefix}ready"] is True
-    assert triton_grpc[f"{prefix}model_ready"] is True
-    assert triton_grpc["server"]["name"] == f"firstline-{'edge' if tier == 'agent' else tier}"
-    metadata = triton_grpc[f"{prefix}model"]
-    assert metadata["inputs"] == [{"name": "image", "datatype": "BYTES", "shape": ["-1"]}]
-    assert metadata["outputs"] == [{"name": "probabilities", "datatype": "FP32", "shape": ["-1", "10"]}]
-
-
-@pytest.mark.parametrize("prefix", ["", "aio_"])
-@pytest.mark.parametrize("name", ["bytes", "pixels", "gzip", "version", "parameters"])
-def test_triton_gets_the_same_over_grpc(
-    triton_grpc: ClientResults, asked: Asked, tier: str, prefix: str, name: str
-) -> None:
-    check_rows(triton_grpc[prefix + name], asked.expected[tier])
-
-
 def test_triton_reads_the_answers_parameters_over_grpc(triton_grpc: ClientResults) -> None:
     response = triton_grpc["response"]
     assert (response["id"], response["model_name"]) == ("mine", "digits")
@@ -308,25 +304,6 @@ def test_triton_streams_and_an_error_ends_its_request_alone(
     check_rows(first, asked.expected[tier])
     check_rows(last, asked.expected[tier])
     assert "Row 0 of input 'image'" in refused
-
-
-@pytest.mark.parametrize("prefix", ["", "aio_"])
-@pytest.mark.parametrize(
-    ("name", "status", "sentence"),
-    [
-        ("wrong_datatype", "INVALID_ARGUMENT", REFUSALS[0][2]),
-        ("wrong_output", "INVALID_ARGUMENT", REFUSALS[1][2]),
-        ("unknown_model", "NOT_FOUND", "'nobody'"),
-        ("unknown_version", "NOT_FOUND", "version"),
-        ("no_image", "INVALID_ARGUMENT", "Row 0 of input 'image'"),
-    ],
-)
-def test_triton_raises_the_servers_sentence_over_grpc(
-    triton_grpc: ClientResults, prefix: str, name: str, status: str, sentence: str
-) -> None:
-    refused = triton_grpc[prefix + name]
-    assert refused["status"] == f"StatusCode.{status}"
-    assert sentence in refused["message"]
 
 
 def test_kserve_speaks_grpc(kserve_grpc: ClientResults, asked: Asked, tier: str) -> None:

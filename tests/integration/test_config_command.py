@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import httpx
 import msgspec
-import pytest_asyncio
+import pytest
 from click.testing import Result
 from support.commands import firstline
 from support.digits import digits_bundle
 from support.gateway import DIGITS
 from support.keys import bearer
-from support.registry_site import RegistrySite, registry_site
+from support.registry_site import RegistrySite
 
 from firstline_core.fleet.twin import Desired, Reported, RunningModel, Update
 from firstline_core.fleet.update import UpdateState
@@ -23,11 +22,10 @@ QUIET = 'name = "quiet"\nversion = {}\n[budget]\nbytes_per_day = {}\n'
 AT_ONCE = ("--configuration", "--stages", "100", "--held-back", "0", "--soak", "0s", "--promote-unseen")
 
 
-@pytest_asyncio.fixture
-async def site(tmp_path: Path) -> AsyncIterator[RegistrySite]:
-    async with registry_site(tmp_path / "site") as found:
-        await run(found, "keys", "init")
-        yield found
+@pytest.fixture
+async def site(site: RegistrySite) -> RegistrySite:
+    await run(site, "keys", "init")
+    return site
 
 
 async def run(site: RegistrySite, *arguments: object, code: int = 0) -> Result:

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
-import subprocess
-import sys
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -20,6 +17,7 @@ from support.deliveries import answered, counted, delivery, picture, promise, sa
 from support.gateway import DIGITS, serving_gateway
 from support.inference import post, read
 from support.mqtt_device import device_at
+from support.processes import TierProcess
 from support.proxy import FINE, ChaosProxy, Network
 from support.waiting import until
 
@@ -72,35 +70,23 @@ sys.exit(main())
 """
 
 
-def started(program: list[str], settings: dict[str, object], port: int) -> subprocess.Popen[str]:
-    """A gateway's process on this port, once it answers."""
-    environment = {f"FIRSTLINE_GATEWAY_{key.upper().replace('.', '__')}": str(value) for key, value in settings.items()}
-    process = subprocess.Popen(
-        [sys.executable, *program, "run", "--port", str(port), "-o", "json"],
-        env=os.environ | environment,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert json.loads(process.stdout.readline())["event"] == "ready"
-    return process
-
-
 async def test_delivery_committed_before_a_kill_is_answered_again(tmp_path: Path) -> None:
-    port, asked = free_port(), delivery(1)
-    settings = {
-        "auth.mode": "off",
-        "models.directory": str(DIGITS),
-        "store.url": f"sqlite:///{tmp_path / 'gateway.db'}",
+    port, asked, dying = free_port(), delivery(1), tmp_path / "dying.py"
+    dying.write_text(_DIES_BEFORE_IT_ANSWERS)
+    environ = os.environ | {
+        "FIRSTLINE_GATEWAY_AUTH__MODE": "off",
+        "FIRSTLINE_GATEWAY_MODELS__DIRECTORY": str(DIGITS),
+        "FIRSTLINE_GATEWAY_STORE__URL": f"sqlite:///{tmp_path / 'gateway.db'}",
     }
+    log = tmp_path / "gateway.log"
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=20) as client:
-        with started(["-c", _DIES_BEFORE_IT_ANSWERS], settings, port) as process:
+        with TierProcess(str(dying), log=log, port=port, environ=environ) as gateway:
             with pytest.raises(httpx.TransportError):
                 await post(client, asked)
-            assert process.wait(20) == -signal.SIGKILL
-        with started(["-m", "firstline_gateway"], settings, port) as process:
+            assert gateway.process.wait(20) == -signal.SIGKILL
+        with TierProcess("firstline_gateway", log=log, port=port, environ=environ):
             first, again = read(await post(client, asked)), read(await post(client, asked))
             metrics = (await client.get("/metrics")).text.splitlines()
-            process.terminate()
     assert same(first, again)
     assert 'firstline_gateway_deliveries_total{result="repeated"} 2.0' in metrics
     assert not any(line.startswith("firstline_gateway_requests_total{") for line in metrics)  # nothing ran

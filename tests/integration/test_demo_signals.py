@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from support.forks import ForkedProcess
 
 
 def _children(pid: int) -> list[int]:
@@ -33,13 +32,7 @@ def _runs(pid: int) -> bool:
     ],
 )
 def test_signal_stops_all_processes(tmp_path: Path, phase: str, number: signal.Signals) -> None:
-    demo = subprocess.Popen(
-        [sys.executable, "-m", "firstline", "demo", "-o", "json"],
-        env=os.environ | {"TMPDIR": str(tmp_path)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    demo = ForkedProcess("firstline", "demo", "-o", "json", environ=os.environ | {"TMPDIR": str(tmp_path)})
     try:
         assert demo.stderr is not None
         for line in demo.stderr:

@@ -75,33 +75,6 @@ async def test_tokens_are_written_to_files_or_one_csv(gateway: TlsSite, tmp_path
     assert len(json.loads((await command(gateway, "list", "-o", "json")).stdout)) >= 1200  # page after page
 
 
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        (("enroll",), "No device is named"),
-        (("enroll", "a/b"), "The device's name 'a/b' cannot be used"),
-        (("enroll", "--csv", "nowhere.csv"), "nowhere.csv does not exist"),
-        (("enroll", "x", "--key-file", "nowhere"), "--key-file: nowhere does not exist"),
-        (("list", "--ca", "nowhere.pem"), "nowhere.pem does not exist"),
-    ],
-)
-async def test_invalid_arguments_print_one_sentence_and_exit_2(
-    gateway: TlsSite, arguments: tuple[str, ...], sentence: str
-) -> None:
-    found = await command(gateway, *arguments)
-    assert (found.exit_code, found.stdout) == (2, "")
-    assert sentence in found.stderr
-
-
-async def test_gateway_errors_are_printed(gateway: TlsSite, tmp_path: Path) -> None:
-    found = await command(gateway, "revoke", "nobody")
-    assert (found.exit_code, "no device" in found.stderr.lower()) == (1, True)
-    found = await command(gateway, "list", key="flk_wrong")
-    assert (found.exit_code, "not valid here" in found.stderr) == (1, True)
-    found = await command(gateway, "list", key="")
-    assert (found.exit_code, "No API key is given" in found.stderr) == (2, True)
-
-
 async def test_invalid_line_of_the_list_is_named(gateway: TlsSite, tmp_path: Path) -> None:
     (tmp_path / "list.csv").write_text("name\ngood\nnot good\n")
     found = await command(gateway, "enroll", "--csv", tmp_path / "list.csv")

@@ -261,20 +261,6 @@ class TestWithGateway:
             async with serving_agent(settings) as (agent, url), httpx.AsyncClient(base_url=url) as http:
                 yield agent, http
 
-    async def test_a_mixed_batch(
-        self, pair: tuple[EdgeAgent, httpx.AsyncClient], sure_and_unsure: tuple[bytes, bytes]
-    ) -> None:
-        agent, http = pair
-        sure, unsure = sure_and_unsure
-        response = await infer(http, digits_request(images(unsure, sure, unsure)))
-        assert [row.tier.value for row in response.answer.rows] == ["cloud", "edge", "cloud"]
-        assert [row.certified for row in response.answer.rows] == [True, True, True]
-        full = agent.models.all[0].manifest.full_digest
-        assert response.answer.model_digest == full
-        again = await infer(http, digits_request(images(unsure)))
-        assert again.answer.tier.value == "cache" and again.answer.certified
-        assert again.output("probabilities")[0].tolist() == response.output("probabilities")[0].tolist()
-
     async def test_file_inference_by_a_model_of_the_gateway_alone(
         self, tmp_path: Path, sure_and_unsure: tuple[bytes, bytes]
     ) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 from support.agent import DIGITS
-from support.forks import run_forked
+from support.forks import ForkedProcess, run_forked
 from support.processes import TierProcess
 from support.waiting import wait_until
 
@@ -27,10 +27,6 @@ def config(tmp_path: Path) -> Path:
     file = tmp_path / "edge.toml"
     file.write_text(f'[agent]\nstate_dir = "state"\n[models]\ndirectories = ["{DIGITS}"]\n')
     return file
-
-
-def command(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "firstline_edge", *arguments]
 
 
 def agent_of(config: Path, *arguments: str, forked: bool = True) -> TierProcess:
@@ -56,14 +52,13 @@ def test_first_answer_comes_soon_and_costs_little(config: Path) -> None:
 
 
 def test_ready_line_names_the_address(config: Path) -> None:
-    with subprocess.Popen(
-        command("run", "--config", str(config), "--port", "0"),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    ) as process:
+    process = ForkedProcess("firstline_edge", "run", "--config", config, "--port", "0")
+    try:
+        assert process.stdout is not None
         assert process.stdout.readline().startswith("listening on http://127.0.0.1:")
+    finally:
         process.kill()
+        process.communicate()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -80,7 +75,7 @@ def test_signal_stops_an_agent_that_starts(config: Path, tmp_path: Path, number:
         (bundles / str(copy)).symlink_to(DIGITS)
     config.write_text(config.read_text().replace(str(DIGITS), str(bundles)))
     process = subprocess.Popen(
-        command("run", "--config", str(config), "--port", "0"),
+        [sys.executable, "-m", "firstline_edge", "run", "--config", str(config), "--port", "0"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -110,24 +105,18 @@ def test_status_of_a_killed_agent_sends_no_request(agent: TierProcess, config: P
 def test_every_setting_has_a_flag(config: Path) -> None:
     with agent_of(config, "--set", "api.port=0", "--set", "models.directories=[]") as agent:
         assert httpx.get(f"{agent.url}/firstline/v1/status", trust_env=False).json()["models"] == []
-    for wrong, said in (("port=1", "is not SECTION.KEY=VALUE"), ("api.prot=1", "did you mean 'api.port'")):
-        done = run_forked("firstline_edge", "run", "--config", str(config), "--set", wrong)
-        assert done.returncode == 2 and said in done.stderr
 
 
 def test_reader_of_explain_may_close_the_pipe(config: Path, tmp_path: Path) -> None:
     (tmp_path / "state").mkdir()
     lines = b'{"request_id": "r", "note": "' + b"x" * 1000 + b'"}\n'
     (tmp_path / "state" / "decisions.jsonl").write_bytes(lines * 2000)
-    process = subprocess.Popen(
-        command("explain", "r", "--config", str(config)), stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
+    process = ForkedProcess("firstline_edge", "explain", "r", "--config", config)
     assert process.stdout is not None and process.stderr is not None
-    assert b"did not write this line" in process.stdout.readline()
+    assert "did not write this line" in process.stdout.readline()
     process.stdout.close()
-    said = process.stderr.read()
-    assert (process.wait(timeout=20), said) == (0, b"")
-    process.stderr.close()
+    with process.stderr as said:
+        assert (process.wait(timeout=20), said.read()) == (0, "")
 
 
 def test_status_finds_the_agent_on_any_port(agent: TierProcess, config: Path) -> None:
@@ -144,10 +133,3 @@ def test_taken_port_is_one_error_line(config: Path) -> None:
         f"edge-agent: 127.0.0.1:{port} is in use by another program; stop it, or choose a port with --port "
         "(0 lets the system).\n"
     )
-
-
-def test_open_address_without_tokens_is_refused(config: Path) -> None:
-    config.write_text(config.read_text() + '[api]\nhost = "0.0.0.0"\n')
-    done = run_forked("firstline_edge", "run", "--config", str(config))
-    assert done.returncode == 2
-    assert "api.token_file is empty" in done.stderr and len(done.stderr.splitlines()) == 1

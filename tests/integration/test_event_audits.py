@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 from support.agent import edge_settings
+from support.audits import EVERY_ANSWER
 from support.event_certificates import about_events
 from support.gateway import client_of, http_link, serving_gateway
 from support.images import encode
@@ -28,7 +29,6 @@ from firstline_edge.app import EdgeAgent
 from firstline_edge.cli import audits
 from firstline_edge.cli.parser import parse
 
-AUDITING = {"audit__per_hour": 1e7, "audit__bytes_per_hour": 1e12, "audit__max_share": 1.0, "audit__spacing_s": 0.0}
 PROMISED = {"missed dog": 0.05, "invented dog": 0.05}
 
 
@@ -85,7 +85,7 @@ async def test_a_blind_detector_alarms_by_its_missed_objects(tmp_path: Path, alo
             models__directories=[str(bundle)],
             links=[http_link(gateway.settings.store, url, "yard", tmp_path)],
             audit__fleet_devices=1 if alone else 10_000,
-            **AUDITING,
+            **EVERY_ANSWER,
         )
         async with EdgeAgent(settings) as agent:
             camera = Camera(agent)
@@ -131,7 +131,7 @@ async def test_audits_renew_a_promise_about_an_event(tmp_path: Path, capsys: pyt
             models__directories=[str(bundle)],
             links=[http_link(gateway.settings.store, url, "yard", tmp_path)],
             audit__fleet_devices=10_000,
-            **AUDITING,
+            **EVERY_ANSWER,
         )
         async with EdgeAgent(settings) as agent:
             camera = Camera(agent, width=160)

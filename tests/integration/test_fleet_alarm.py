@@ -12,6 +12,7 @@ import httpx
 import numpy as np
 import pytest
 from support.agent import edge_settings
+from support.audits import EVERY_ANSWER
 from support.broker import Broker
 from support.commands import gateway_status
 from support.escalations import response
@@ -29,18 +30,13 @@ from firstline_core.types import InferRequest, InferResponse, Privacy, Reason, S
 from firstline_edge.app import EdgeAgent
 from firstline_edge.outbox.outbox import OutboxItem
 from firstline_gateway import audit_log
+from firstline_gateway.contracts import monitor
 from firstline_gateway.fleet import alarms
 from firstline_gateway.fleet.devices import Filter
 
 DEVICES = 4
 # A device alone would need 400 times the evidence that the fleet needs.
-AUDITING = {
-    "audit__per_hour": 1e7,
-    "audit__bytes_per_hour": 1e12,
-    "audit__max_share": 1.0,
-    "audit__spacing_s": 0,
-    "audit__fleet_devices": 10_000,
-}
+AUDITING = EVERY_ANSWER | {"audit__fleet_devices": 10_000}
 
 
 def bundle(folder: Path) -> Path:
@@ -241,6 +237,13 @@ def forget_alarms(fleet: Fleet) -> None:
         alarms.delete_device(connection, "cam0")
 
 
+@pytest.fixture
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The gateway notes what a device says ten times as often as it usually does."""
+    monkeypatch.setattr(monitor, "_RETRY_S", 0.5)
+
+
+@pytest.mark.usefixtures("often")
 async def test_a_devices_own_alarm_reaches_the_gateway(tmp_path: Path, broker: Broker | None) -> None:
     async with IndependentDevices(tmp_path, broker) as fleet:
         dirty, clean = await break_one(fleet), fleet.agents[1]
@@ -263,7 +266,7 @@ async def test_a_devices_own_alarm_reaches_the_gateway(tmp_path: Path, broker: B
         digest = dirty.models.find("small", "").manifest.full_digest
         row = Tensor("x", np.array([[0.01, 1]], np.float32))
 
-        async def shown() -> bool:  # the gateway notes what a device says every 5 s
+        async def shown() -> bool:  # the gateway notes what a device says from time to time
             waited = InferRequest("small", (row,), new_request_id(), version="1", full_model_digest=digest)
             provisional = response(waited, Status.PROVISIONAL, classes=2)
             await dirty.outbox.put(OutboxItem(waited, (0,), provisional, SYSTEM_CLOCK.wall_s()))
@@ -273,6 +276,7 @@ async def test_a_devices_own_alarm_reaches_the_gateway(tmp_path: Path, broker: B
         await until(shown)
 
 
+@pytest.mark.usefixtures("often")
 async def test_a_device_that_lost_its_state_ends_its_alarm(tmp_path: Path) -> None:
     async with IndependentDevices(tmp_path) as fleet, fleet.operator() as operator:
         await fleet.escalate(await break_one(fleet))

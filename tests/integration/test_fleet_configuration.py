@@ -5,17 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import pytest_asyncio
 from msgspec.structs import replace
 from support.agent import serving_agent
 from support.images import noise
 from support.logs import captured_lines
-from support.registry_site import RegistrySite, connected_to_fleet, registry_site
+from support.registry_site import RegistrySite, connected_to_fleet
 from support.waiting import until
 
 from firstline.release.publishing import PushedConfiguration, push_configuration
@@ -42,11 +40,10 @@ per_hour = 7
 UNSEEN = Rules(limits={name: Limit(1e9) for name in ("crashes", "errors", "latency", "escalations", "disagreement")})
 
 
-@pytest_asyncio.fixture
-async def site(tmp_path: Path) -> AsyncIterator[RegistrySite]:
-    async with registry_site(tmp_path / "site") as found:
-        await found.begin()
-        yield found
+@pytest.fixture
+async def site(site: RegistrySite) -> RegistrySite:
+    await site.begin()
+    return site
 
 
 @pytest.fixture

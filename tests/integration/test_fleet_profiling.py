@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import signal
-import sys
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -21,9 +20,9 @@ from msgspec.structs import replace
 from support.agent import edge_settings
 from support.broker import Broker
 from support.commands import firstline
+from support.forks import ForkedProcess
 from support.gateway import http_link, mqtt_link, serving_gateway
 from support.keys import bearer, create_key
-from support.processes import hear_signals
 from support.profiles import profile
 from support.sample_bundles import variant_bundle
 from support.waiting import until
@@ -304,22 +303,18 @@ async def test_an_interrupted_command_leaves_the_request(site: Site) -> None:
     """In a process of its own, so that it receives Ctrl-C as in a shell."""
     async with site.agent():
         await site.connected()
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "firstline", "profile", "create", "two", "--on", "device-1", "--quick"),
-        env={**os.environ, "FIRSTLINE_GATEWAY": site.url, "FIRSTLINE_TOKEN": site.operator},
-        preexec_fn=hear_signals,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    assert process.stdout is not None and process.stderr is not None
+    environ = {**os.environ, "FIRSTLINE_GATEWAY": site.url, "FIRSTLINE_TOKEN": site.operator}
+    command = ("profile", "create", "two", "--on", "device-1", "--quick")
+    process = ForkedProcess("firstline", *command, environ=environ)
+    assert process.stderr is not None
     async with asyncio.timeout(60):
-        while b"device-1 has not received it yet" not in (line := await process.stderr.readline()):
+        while "device-1 has not received it yet" not in (line := await asyncio.to_thread(process.stderr.readline)):
             assert line, "it ended"
         process.send_signal(signal.SIGINT)
-        stdout, stderr = await process.communicate()
+        stdout, stderr = await asyncio.to_thread(process.communicate)
     assert process.returncode == 130
-    assert stdout == b"" and b"Traceback" not in stderr
-    assert b"The request stays valid. `firstline profile create two --on device-1 --quick` follows it" in stderr
+    assert stdout == "" and "Traceback" not in stderr
+    assert "The request stays valid. `firstline profile create two --on device-1 --quick` follows it" in stderr
     (found,) = (await site.gateway.profile_requests.of("device-1")).requests
     assert found.state is ProfilingState.SENT
 

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-import pytest_asyncio
 from msgspec.structs import replace
 from support.agent import serving_agent
 from support.digits import digits_bundle
 from support.images import noise
-from support.registry_site import RegistrySite, connected_to_fleet, registry_site
+from support.registry_site import RegistrySite, connected_to_fleet
 from support.waiting import until
 
 from firstline_core.fleet.twin import DesiredModel, Update
@@ -24,11 +22,10 @@ from firstline_edge.fleet.updates.installation import manifest_sha256
 from firstline_edge.settings.settings import EdgeSettings
 
 
-@pytest_asyncio.fixture
-async def site(tmp_path: Path) -> AsyncIterator[RegistrySite]:
-    async with registry_site(tmp_path / "site") as found:
-        await found.begin()
-        yield found
+@pytest.fixture
+async def site(site: RegistrySite) -> RegistrySite:
+    await site.begin()
+    return site
 
 
 @pytest.fixture

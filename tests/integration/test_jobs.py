@@ -180,14 +180,15 @@ async def test_job_survives_a_restart(tmp_path: Path) -> None:
         with gateway.store.database.reading() as connection:
             rows = connection.execute(select(JOBS.c.status, JOBS.c.holder, JOBS.c.attempts)).all()
         assert [tuple(row) for row in rows] == [(0, "", 0)] * 3
+        executor.release()
     async with running(settings) as (_, client):
         for job in jobs:
             assert (await fetch(client, job)).status_code == 200
 
 
 async def test_jobs_of_a_killed_gateway_are_retried_five_times(tmp_path: Path) -> None:
-    settings = settings_of(tmp_path)
-    async with running(settings, GatedExecutor()) as (gateway, client):
+    settings, executor = settings_of(tmp_path), GatedExecutor()
+    async with running(settings, executor) as (gateway, client):
         jobs = [await submit(client), await submit(client)]
         await gateway.jobs.close()
         with gateway.store.database.begin() as connection:
@@ -197,6 +198,8 @@ async def test_jobs_of_a_killed_gateway_are_retried_five_times(tmp_path: Path) -
                     .where(JOBS.c.job_id == job)
                     .values(holder="killed", lease_service_s=1e9, attempts=attempts)
                 )
+        while executor.held:
+            executor.release()
     async with running(settings) as (_, client):
         assert (await fetch(client, jobs[0])).status_code == 200
         given_up = await fetch(client, jobs[1])
@@ -416,6 +419,7 @@ async def test_waiting_callers_are_limited_and_released_by_a_drain(tmp_path: Pat
         assert (await waiting).status_code == 202
         assert await streaming == ":\n\n"
         assert (await client.get(address, headers={"Prefer": "wait=60"})).status_code == 202
+        executor.release()
 
 
 async def test_classification_of_a_job_is_returned_in_short_form(tmp_path: Path) -> None:

@@ -94,15 +94,6 @@ def test_invalid_configuration_needs_the_state_directory(tmp_path: Path) -> None
     assert code == 1, "found, but nobody runs"
 
 
-def test_first_start_with_an_invalid_configuration_fails(tmp_path: Path) -> None:
-    config = tmp_path / "edge.toml"
-    config.write_text(f'[agent]\nstate_dir = "{tmp_path / "state"}"\n[models\n')
-    failed = edge_agent("run", "--config", str(config), "--port", "0")
-    assert failed.returncode == 2
-    assert "is not valid TOML" in failed.stderr
-    assert "Traceback" not in failed.stderr
-
-
 @pytest.mark.parametrize("damage", ["flip", "manifest", "manifest gone"])
 async def test_damaged_bundle_is_replaced_by_its_copy(tmp_path: Path, damage: str) -> None:
     models = tmp_path / "models"

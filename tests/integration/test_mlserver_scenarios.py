@@ -4,32 +4,29 @@ https://github.com/SeldonIO/MLServer/tree/master/tests
 
 | MLServer's scenario | here |
 |---|---|
-| rest/test_endpoints: live, ready; grpc/test_servicers: server_live, server_ready | `test_health` |
-| rest: model_ready, with a version; grpc: server_model_ready | `test_a_model_is_ready` |
-| rest: metadata; grpc: server_metadata | `test_the_server_describes_itself` |
-| rest: model_metadata; grpc: model_metadata | `test_a_model_is_described` |
-| rest: openapi, docs | `test_the_api_is_described` (one description; no pages that load scripts from elsewhere) |
-| rest: infer, with and without a version | `test_infer` |
+| rest/test_endpoints: live, ready; grpc/test_servicers: server_live, server_ready | `test_clients.py` |
+| rest: model_ready, with a version; grpc: server_model_ready | `test_clients.py` |
+| rest: metadata, model_metadata; grpc likewise | `test_both_transports_describe_server_and_model` |
+| rest: openapi, docs | `test_openapi.py` (one description; no pages that load scripts from elsewhere) |
+| rest: infer, with and without a version | `test_clients.py` |
 | rest: infer_headers (x-foo comes back) | left out: a header that a client sends is its own; the id is what is echoed |
-| rest: infer_error (an unknown model's sentence and 404); grpc: the same as NOT_FOUND | `test_an_unknown_model` |
+| rest: infer_error (an unknown model's sentence and 404); grpc: the same as NOT_FOUND | `test_clients.py` |
 | rest: infer_invalid_datatype_error | `test_an_invalid_datatype` (400, Triton's status, where MLServer says 422) |
 | rest: generate, generate_stream, infer_stream | left out: they are for models that write text |
-| rest: model_repository_index; grpc/test_model_repository: index | `test_the_repositorys_index` |
-| rest: model_repository_unload; grpc: unload | `test_unload` |
-| rest: model_repository_load; grpc: load | `test_load` |
-| rest: model_repository_load_error; grpc: load_error (404, NOT_FOUND) | `test_loading_an_unknown_model` |
-| grpc/test_servicers: model_infer; grpc/test_converters | `test_infer_with_typed_and_raw_contents` |
-| grpc/test_model_infer: a message over MLServer's limit | `test_grpc.py::test_what_is_too_large_is_refused...` |
+| rest: model_repository_index; grpc/test_model_repository: index | `test_clients.py` |
+| rest: model_repository_load, unload; grpc: load, unload | `test_unload_and_load` |
+| rest: model_repository_load_error; grpc: load_error (404, NOT_FOUND) | `test_clients.py` |
+| grpc/test_servicers: model_infer; grpc/test_converters | `test_clients.py` |
+| grpc/test_model_infer: a message over MLServer's limit | `test_grpc.py` |
 | rest/test_codecs, grpc/test_codecs: each datatype travels | `unit/core/protocol/test_oip.py`, `grpc/test_codec.py` |
-| rest: gzip requests | `test_infer_compressed` |
+| rest: gzip requests | `test_clients.py` |
 | grpc/test_interceptor, metrics: what was asked is counted | `test_requests_are_counted` |
 | repository: several versions, the latest answers | `test_versions` |
-| repository: reload of a model under load loses no request | `test_model_repository.py::test_nothing_is_lost...` |
+| repository: reload of a model under load loses no request | `test_model_repository.py` |
 """
 
 from __future__ import annotations
 
-import gzip
 import json
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
@@ -38,7 +35,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import numpy as np
 import pytest
 from support.either_tier import either_tier
 from support.grpc_calls import Call, calling, refusal
@@ -72,81 +68,25 @@ def asked(kind: str, **fields: object) -> Any:
     return message(kind)(**fields)
 
 
-def infer_message(**contents: Any) -> Any:
-    made = asked("ModelInferRequest", model_name=NAME)
-    made.inputs.add(name="image", datatype="FP32", shape=(1, 4), contents=contents.get("contents"))
-    made.raw_input_contents.extend(contents.get("raw", ()))
-    return made
-
-
-async def infer(tier: Tier, path: str = f"/v2/models/{NAME}/infer", **headers: str) -> list[float]:
-    body = json.dumps(ROW).encode()
-    if headers.get("Content-Encoding") == "gzip":
-        body = gzip.compress(body)
-    reply = await tier.rest.post(path, content=body, headers=headers)
+async def infer(tier: Tier, path: str = f"/v2/models/{NAME}/infer") -> list[float]:
+    reply = await tier.rest.post(path, content=json.dumps(ROW))
     assert reply.status_code == 200, reply.text
     (output,) = reply.json()["outputs"]
     values: list[float] = output["data"]
     return values
 
 
-async def test_health(tier: Tier) -> None:
-    for state in ("live", "ready"):
-        assert (await tier.rest.get(f"/v2/health/{state}")).status_code == 200
-    assert (await tier.rpc("ServerLive")).live
-    assert (await tier.rpc("ServerReady")).ready
-
-
-async def test_a_model_is_ready(tier: Tier) -> None:
-    assert (await tier.rest.get(f"/v2/models/{NAME}/ready")).status_code == 200
-    assert (await tier.rest.get(f"/v2/models/{NAME}/versions/1/ready")).status_code == 200
-    assert (await tier.rpc("ModelReady", asked("ModelReadyRequest", name=NAME))).ready
-    assert (await tier.rpc("ModelReady", asked("ModelReadyRequest", name=NAME, version="1"))).ready
-
-
-async def test_the_server_describes_itself(tier: Tier) -> None:
+async def test_both_transports_describe_server_and_model(tier: Tier) -> None:
     document, over_grpc = (await tier.rest.get("/v2")).json(), await tier.rpc("ServerMetadata")
-    assert document["name"] == over_grpc.name
     assert document["name"] in ("firstline-gateway", "firstline-edge")
-    assert document["version"] == over_grpc.version
-    assert document["extensions"] == list(over_grpc.extensions)
-
-
-async def test_a_model_is_described(tier: Tier) -> None:
-    document = (await tier.rest.get(f"/v2/models/{NAME}")).json()
+    found = (over_grpc.name, over_grpc.version, list(over_grpc.extensions))
+    assert found == (document["name"], document["version"], document["extensions"])
+    model = (await tier.rest.get(f"/v2/models/{NAME}")).json()
     over_grpc = await tier.rpc("ModelMetadata", asked("ModelMetadataRequest", name=NAME))
-    assert (document["name"], document["versions"], document["platform"]) == (NAME, ["1"], "onnxruntime_onnx")
+    assert (model["name"], model["versions"], model["platform"]) == (NAME, ["1"], "onnxruntime_onnx")
     assert (over_grpc.name, list(over_grpc.versions), over_grpc.platform) == (NAME, ["1"], "onnxruntime_onnx")
-    assert document["inputs"] == [{"name": "image", "datatype": "FP32", "shape": [-1, 4]}]
+    assert model["inputs"] == [{"name": "image", "datatype": "FP32", "shape": [-1, 4]}]
     assert [list(each.shape) for each in over_grpc.inputs] == [[-1, 4]]
-
-
-async def test_the_api_is_described(tier: Tier) -> None:
-    document = (await tier.rest.get("/openapi.json")).json()
-    assert document["openapi"].startswith("3.")
-    assert "/v2/models/{model}/infer" in document["paths"]
-
-
-async def test_infer(tier: Tier) -> None:
-    values = await infer(tier)
-    assert len(values) == 3
-    assert sum(values) == pytest.approx(1)
-    assert await infer(tier, f"/v2/models/{NAME}/versions/1/infer") == values
-
-
-async def test_infer_compressed(tier: Tier) -> None:
-    plain = {"Content-Encoding": "gzip"}
-    assert await infer(tier, **plain) == await infer(tier)
-
-
-async def test_an_unknown_model(tier: Tier) -> None:
-    for path in ("/v2/models/nobody/infer", f"/v2/models/{NAME}/versions/9/infer"):
-        reply = await tier.rest.post(path, content=json.dumps(ROW))
-        assert reply.status_code == 404  # an agent would ask its gateway for what it does not hold, and has none here
-        assert reply.json()["error"]
-    for path in ("/v2/models/nobody", f"/v2/models/{NAME}/versions/9/ready"):
-        assert (await tier.rest.get(path)).status_code == 404
-    assert (await refusal(tier.rpc("ModelMetadata", asked("ModelMetadataRequest", name="nobody"))))[0] == "NOT_FOUND"
 
 
 async def test_an_invalid_datatype(tier: Tier) -> None:
@@ -154,29 +94,18 @@ async def test_an_invalid_datatype(tier: Tier) -> None:
     reply = await tier.rest.post(f"/v2/models/{NAME}/infer", content=json.dumps(wrong))
     assert reply.status_code == 400
     assert "FP31" in reply.json()["error"]
-    made = infer_message(raw=[np.zeros(4, np.float32).tobytes()])
-    made.inputs[0].datatype = "FP31"
+    made = asked("ModelInferRequest", model_name=NAME)
+    made.inputs.add(name="image", datatype="FP31", shape=(1, 4))
+    made.raw_input_contents.append(bytes(16))
     assert (await refusal(tier.rpc("ModelInfer", made)))[0] == "INVALID_ARGUMENT"
 
 
-async def test_the_repositorys_index(tier: Tier) -> None:
-    (document,) = (await tier.rest.post("/v2/repository/index", content=b"{}")).json()
-    (over_grpc,) = (await tier.rpc("RepositoryIndex")).models
-    assert (document["name"], document["version"], document["state"]) == (NAME, "1", "READY")
-    assert (over_grpc.name, over_grpc.version, over_grpc.state) == (NAME, "1", "READY")
-
-
 @pytest.mark.parametrize("transport", ["rest", "grpc"])
-async def test_unload(tier: Tier, transport: str) -> None:
+async def test_unload_and_load(tier: Tier, transport: str) -> None:
     await change(tier, "Unload", transport)
     assert (await tier.rest.get(f"/v2/models/{NAME}")).status_code == 404
     assert (await refusal(tier.rpc("ModelMetadata", asked("ModelMetadataRequest", name=NAME))))[0] == "NOT_FOUND"
     assert (await tier.rest.post("/v2/repository/index", content=b'{"ready": true}')).json() == []
-
-
-@pytest.mark.parametrize("transport", ["rest", "grpc"])
-async def test_load(tier: Tier, transport: str) -> None:
-    await change(tier, "Unload", "rest")
     await change(tier, "Load", transport)
     assert (await tier.rest.get(f"/v2/models/{NAME}")).status_code == 200
     assert len(await infer(tier)) == 3
@@ -188,26 +117,6 @@ async def change(tier: Tier, order: str, transport: str) -> None:
     else:
         reply = await tier.rest.post(f"/v2/repository/models/{NAME}/{order.lower()}")
         assert reply.status_code == 200, reply.text
-
-
-async def test_loading_an_unknown_model(tier: Tier) -> None:
-    reply = await tier.rest.post("/v2/repository/models/nobody/load")
-    assert (reply.status_code, "'nobody'" in reply.json()["error"]) == (404, True)
-    load = tier.rpc("RepositoryModelLoad", asked("RepositoryModelLoadRequest", model_name="nobody"))
-    status, sentence, _ = await refusal(load)
-    assert (status, sentence) == ("NOT_FOUND", reply.json()["error"])
-
-
-async def test_infer_with_typed_and_raw_contents(tier: Tier) -> None:
-    typed = asked("InferTensorContents", fp32_contents=[1, 2, 3, 4])
-    expected = await infer(tier)
-    for made in (
-        infer_message(contents=typed),
-        infer_message(raw=[np.array([1, 2, 3, 4], np.float32).tobytes()]),
-    ):
-        found = await tier.rpc("ModelInfer", made)
-        (raw,) = found.raw_output_contents
-        np.testing.assert_allclose(np.frombuffer(raw, np.float32), expected, rtol=1e-6)
 
 
 async def test_requests_are_counted(tier: Tier) -> None:

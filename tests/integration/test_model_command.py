@@ -4,25 +4,14 @@ from __future__ import annotations
 
 import json
 import stat
-from collections.abc import AsyncIterator
 from pathlib import Path
 
-import pytest_asyncio
 from click.testing import Result
 from support.audits import uncertified_digits
 from support.commands import firstline
 from support.digits import digits_bundle
 from support.gateway import DIGITS
-from support.registry_site import RegistrySite, registry_site
-from typer.testing import CliRunner
-
-from firstline.cli.app import app
-
-
-@pytest_asyncio.fixture
-async def site(tmp_path: Path) -> AsyncIterator[RegistrySite]:
-    async with registry_site(tmp_path / "site") as found:
-        yield found
+from support.registry_site import RegistrySite
 
 
 async def run(site: RegistrySite, *arguments: object, code: int = 0, passphrase: str = "") -> Result:
@@ -148,8 +137,6 @@ INVALID: list[tuple[tuple[str, ...], str]] = [
     (("keys", "sign"), "nothing lacks a signature"),
     (("keys", "init", "--online-key", "nothing"), "nothing does not exist; check the path"),
     (("keys", "init", "--online-key", str(DIGITS / "manifest.json")), "holds no gateway's online key"),
-    (("model", "push", str(DIGITS)), "with --keys; if this fleet has no keys yet, `firstline keys init` makes them"),
-    (("model", "push", "nothing"), "is not a bundle"),
     (("model", "push", str(DIGITS), "--needs", "edge-onnx:colour=red"), "is not valid; write VARIANT"),
     (("model", "push", str(DIGITS), "--needs", "edge-onnx:memory_mb=much"), "is not valid; write VARIANT"),
     (("model", "pull", "digits", "1", "x"), "name the first root metadata with --root"),
@@ -161,12 +148,3 @@ async def test_invalid_requests_print_one_sentence(site: RegistrySite) -> None:
         refused = await run(site, *arguments, code=2)
         assert sentence in refused.stderr
         assert "Traceback" not in refused.output
-
-
-async def test_missing_gateway_or_key_is_named() -> None:
-    for environment, sentence in (
-        ({"FIRSTLINE_GATEWAY": "", "FIRSTLINE_TOKEN": "x"}, "No gateway is named"),
-        ({"FIRSTLINE_GATEWAY": "http://127.0.0.1:9", "FIRSTLINE_TOKEN": ""}, "No API key is given"),
-    ):
-        result = CliRunner().invoke(app, ["model", "list"], env=environment)
-        assert (result.exit_code, sentence in result.stderr) == (2, True)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from support.forks import ForkedProcess
 
 from firstline_core.types import Status
 from firstline_edge.outbox.outbox import Outbox
@@ -59,14 +58,14 @@ async def test_nothing_acknowledged_is_lost(tmp_path: Path, kill_after: int) -> 
 
 def run_and_kill(path: Path, kill_after: int) -> list[str]:
     """Lets the child store until `kill_after` promises are acknowledged; all that it acknowledged by its end."""
-    child = subprocess.Popen(
-        [sys.executable, "-c", _CHILD, str(path), str(Path(__file__).parents[1])], stdout=subprocess.PIPE, text=True
-    )
-    assert child.stdout is not None
-    with child, child.stdout as output:
+    script = path.parents[1] / "child.py"
+    script.write_text(_CHILD)
+    child = ForkedProcess(str(script), path, Path(__file__).parents[1])
+    assert child.stdout is not None and child.stderr is not None
+    with child.stdout as output, child.stderr:
         acknowledged = [output.readline().strip() for _ in range(kill_after)]
         child.kill()
         acknowledged += output.read().split()
-    assert child.returncode == -9
+        assert child.wait() == -9
     assert all(len(request_id) == 36 for request_id in acknowledged)
     return acknowledged

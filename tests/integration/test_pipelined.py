@@ -11,7 +11,6 @@ import tracemalloc
 from collections.abc import Sequence
 from pathlib import Path
 
-import orjson
 import pytest
 from support.databases import sqlite_store
 from support.gateway import GatedExecutor, gated_gateway, serving, serving_gateway
@@ -72,24 +71,6 @@ async def test_pipelined_requests_are_answered_in_order(gated: tuple[Gateway, Ga
             found = [await next_reply(reader) for _ in range(5)]
             assert [reply.status for reply in found] == [200, 200, 200, 400, 200]
             assert b"live" in found[2].body
-        running.cancel()
-
-
-async def test_packet_boundaries_do_not_matter(gated: tuple[Gateway, GatedExecutor]) -> None:
-    gateway, executor = gated
-    request = asking(BODY)
-    async with serving(gateway) as url, connected(url) as (reader, writer):
-        running = asyncio.create_task(releasing(executor))
-        for cut in (len(request), 1, 4, request.index(b"\r\n\r\n") + 2, len(request) - len(BODY), len(request) - 1):
-            writer.write(request[:cut])
-            await asyncio.sleep(0.01)  # a packet of its own; together they are the case above
-            writer.write(request[cut:])
-            reply = await next_reply(reader)
-            assert (reply.status, orjson.loads(reply.body)["outputs"][0]["data"]) == (200, [6.0])
-        for byte in request:
-            writer.write(bytes([byte]))
-            await asyncio.sleep(0)
-        assert (await next_reply(reader))[0] == 200
         running.cancel()
 
 
@@ -157,6 +138,7 @@ async def test_closed_connection_cancels_its_requests(gated: tuple[Gateway, Gate
         assert await reader.read() == b""
         await until(lambda: not tasks)
         assert gateway.bodies.held_bytes == 0
+        executor.release()
 
 
 async def test_log_lines_belong_to_their_request(
@@ -196,6 +178,7 @@ async def test_disconnect_after_a_large_packet_is_noticed(gated: tuple[Gateway, 
         await until(lambda: executor.held == 1)
         writer.transport.abort()
         await until(lambda: gateway.bodies.held_bytes == 0)
+        executor.release()
 
 
 async def test_idle_connections_hold_no_bodies(gated: tuple[Gateway, GatedExecutor]) -> None:

@@ -6,7 +6,6 @@ import asyncio
 import hashlib
 import os
 import stat
-from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
 
@@ -48,12 +47,6 @@ from firstline_gateway.registry.records import SIGNED
 from firstline_gateway.registry.signing import ONLINE_LIFE
 
 BLOBS = REGISTRY_PATH + "/blobs/"
-
-
-@pytest_asyncio.fixture
-async def site(tmp_path: Path) -> AsyncIterator[RegistrySite]:
-    async with registry_site(tmp_path / "site") as found:
-        yield found
 
 
 @pytest_asyncio.fixture

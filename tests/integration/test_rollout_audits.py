@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 from support.agent import edge_settings
+from support.audits import EVERY_ANSWER
 from support.gateway import http_link
 from support.registry_site import RegistrySite, connected_to_fleet, registry_site
 from support.waiting import until
@@ -35,7 +36,6 @@ from firstline_gateway.rollouts.rollouts import Rollouts
 from firstline_gateway.store.service_clock import ServiceClock
 
 BY = "application:ops"
-AUDITING = {"audit__per_hour": 1e7, "audit__bytes_per_hour": 1e12, "audit__max_share": 1.0, "audit__spacing_s": 0}
 # Few devices give few divisions, so the only figure gets nearly all of a large error probability.
 BY_DISAGREEMENT = Rules(alpha=0.49, ignored=tuple(name for name in FIGURES if name != "disagreement"))
 
@@ -172,7 +172,7 @@ async def running_fleet(folder: Path, devices: int, **audit: object) -> AsyncIte
                 hardware__survey=False,
                 fleet__root_file=str(site.keyring.anchor),
                 fleet__download_jitter_s=0,
-                **(AUDITING | audit),
+                **(EVERY_ANSWER | audit),
             )
             agents[name] = await stack.enter_async_context(EdgeAgent(settings))
         for agent in agents.values():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ssl
 import time
 from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -56,10 +57,11 @@ class Caller:
 
 @dataclass
 class Room:
-    """A gateway, and everybody who calls it."""
+    """A gateway, and everybody who calls it, each on a connection of its own."""
 
     site: TlsSite
     callers: dict[str, Caller]
+    clients: dict[str, httpx.AsyncClient]
 
     async def ask(self, who: str, route: str) -> str:
         """Whether it is answered, as the table says it."""
@@ -73,10 +75,8 @@ class Room:
             content = msgspec.json.encode({"secret": parse_join_token(token).secret, "csr": csr(ca.new_key())})
         elif path == "/firstline/v1/identity/renew":
             content = msgspec.json.encode({"csr": csr(ca.new_key())})
-        caller = self.callers[who]
         try:
-            async with httpx.AsyncClient(base_url=self.site.url, verify=caller.tls, headers=caller.headers) as client:
-                reply = await client.request(method, path, content=content)
+            reply = await self.clients[who].request(method, path, content=content)
         except (httpx.NetworkError, httpx.RemoteProtocolError):
             return "no"
         assert reply.status_code < 500, reply.text
@@ -147,7 +147,12 @@ async def room(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Room]:
             "late": key("infer", time.time() - 1),
         }
         await found.revoke("revoked")
-        yield Room(found, callers)
+        async with AsyncExitStack() as opened:
+            clients = {}
+            for who, caller in callers.items():
+                client = httpx.AsyncClient(base_url=found.url, verify=caller.tls, headers=caller.headers)
+                clients[who] = await opened.enter_async_context(client)
+            yield Room(found, callers, clients)
 
 
 @pytest.mark.asyncio(loop_scope="module")
@@ -166,8 +171,7 @@ async def test_routes_match_the_table(room: Room, route: str) -> None:
 
 @pytest.mark.asyncio(loop_scope="module")
 async def test_refusal_names_the_needed_credentials(room: Room) -> None:
-    async with httpx.AsyncClient(base_url=room.site.url, verify=room.callers["anonymous"].tls) as client:
-        refused = await client.post("/v2/models/digits/infer")
+    refused = await room.clients["anonymous"].post("/v2/models/digits/infer")
     assert refused.status_code == 401
     assert "needs an API key, or a device's certificate" in refused.json()["error"]
 

@@ -9,13 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import pytest_asyncio
-from httpx import AsyncClient
 from msgspec.structs import replace
-from support.agent import serving_agent
 from support.broker import HOST
-from support.gateway import DIGITS
 from support.images import encode
-from support.keys import bearer
 from support.mqtt_device import MqttDevice
 from support.tls_site import TlsSite, tls_site
 
@@ -28,7 +24,6 @@ from firstline_core.types import InferRequest, InferResponse, Tensor
 from firstline_edge.identity.credentials import Credentials
 from firstline_edge.identity.enrolment import join_gateway
 from firstline_edge.identity.files import IdentityFiles
-from firstline_edge.settings.load import load
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.mosquitto]
 
@@ -111,36 +106,3 @@ async def test_promises_are_private_to_a_device(gateway: TlsSite, tmp_path: Path
         assert outputs(await a.ask(a.publication(promised))) == outputs(of_a)
         with pytest.raises(FirstlineError):  # the same id for other content, by the same device
             await a.ask(a.publication(other))
-
-
-async def test_used_join_token_is_refused(gateway: TlsSite, tmp_path: Path) -> None:
-    token = parse_join_token((await gateway.token_file("once")).read_text())
-    await join_gateway(gateway.url, token, IdentityFiles(tmp_path / "owner"))
-    with pytest.raises(FirstlineError, match="is not valid here"):
-        await join_gateway(gateway.url, token, IdentityFiles(tmp_path / "thief"))
-
-
-async def test_answers_are_private_to_the_caller(tmp_path: Path) -> None:
-    tokens = tmp_path / "tokens"
-    tokens.write_text("".join(f"{name}:{name * 24}\n" for name in ("x", "y")))
-    overrides = {
-        "agent.state_dir": str(tmp_path / "state"),
-        "api.port": 0,
-        "api.token_file": str(tokens),
-        "models.directories": [str(DIGITS)],
-        "links": [{"kind": "http", "url": "http://127.0.0.1:9"}],
-    }
-    settings = load(None, environ={}, overrides=overrides)
-    async with serving_agent(settings) as (_, url), AsyncClient(base_url=url) as client:
-        asked = await client.post(
-            "/firstline/v1/models/digits/infer",
-            params={"route": "cloud"},
-            content=encode(np.full((8, 8), 77, np.uint8)),
-            headers=bearer("x" * 24),
-        )
-        assert asked.json()["status"] == "provisional", asked.text
-        path = f"/firstline/v1/answers/{asked.json()['request_id']}"
-        for events in ("", "/events"):
-            assert (await client.get(path + events, headers=bearer("y" * 24))).status_code == 404
-            assert (await client.get(path + events)).status_code == 401
-        assert (await client.get(path, headers=bearer("x" * 24))).status_code == 200

@@ -7,6 +7,7 @@ import base64
 import hashlib
 import json
 from collections.abc import Mapping
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from firstline_core.protocol.grpc.schema import message
 from firstline_core.protocol.tensors import from_binary, to_binary
 from firstline_core.types import Array, Arrays, InferRequest, Tensor
 
-SCRIPT = Path(__file__).parents[1] / "support" / "clients" / "ask_tasks.py"
+SCRIPTS = Path(__file__).parents[1] / "support" / "clients"
 
 
 def check(found: Mapping[str, Array], expected: Arrays) -> None:
@@ -99,17 +100,21 @@ def described(name: str, tensor: Tensor, outputs: Arrays) -> dict[str, Any]:
 
 @pytest.mark.clients
 @pytest.mark.parametrize("clients", ["triton", "kserve"])
-async def test_other_clients_call_every_task(tier: str, clients: str, tmp_path: Path, clients_python: Path) -> None:
-    expected = write_tasks(tmp_path / "models")
-    async with either_tier(tier, tmp_path) as (url, port):
-        models = [described(name, inputs, expected[name]) for name, (_, inputs) in TASKS.items()]
-        job = {"url": url, "grpc": f"127.0.0.1:{port}", "models": models}
+async def test_other_clients_call_every_task(clients: str, tmp_path: Path, clients_python: Path) -> None:
+    tiers = ("agent", "gateway")
+    for tier in tiers:
+        expected = write_tasks(tmp_path / tier / "models")
+    models = [described(name, inputs, expected[name]) for name, (_, inputs) in TASKS.items()]
+    async with AsyncExitStack() as opened:
+        served = [await opened.enter_async_context(either_tier(tier, tmp_path / tier)) for tier in tiers]
+        jobs = [{"url": url, "grpc": f"127.0.0.1:{port}", "models": models} for url, port in served]
         pipe = asyncio.subprocess.PIPE
-        command = (clients_python, SCRIPT, clients)
+        command = (clients_python, SCRIPTS / "ask_in_turn.py", clients)
         asked = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, stderr=pipe)
         async with asyncio.timeout(60):
-            out, errors = await asked.communicate(json.dumps(job).encode())
+            script = str(SCRIPTS / "ask_tasks.py")
+            out, errors = await asked.communicate(json.dumps([{"script": script, "job": job} for job in jobs]).encode())
     assert asked.returncode == 0, errors.decode()
     wanted = {name: {each: told(array) for each, array in outputs.items()} for name, outputs in expected.items()}
-    for transport, found in json.loads(out).items():
-        assert found == wanted, transport
+    for tier, answers in zip(tiers, json.loads(out), strict=True):
+        assert answers == {"rest": wanted, "grpc": wanted}, tier

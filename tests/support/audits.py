@@ -27,6 +27,13 @@ EVENTS = {"missed person": 0.05, "invented person": 0.1, "missed car": 0.2}
 THRESHOLD = 0.9
 EPSILON = 0.05
 """What audits test; the certificates bound another loss by another number."""
+EVERY_ANSWER: dict[str, Any] = {
+    "audit__per_hour": 1e7,
+    "audit__bytes_per_hour": 1e12,
+    "audit__max_share": 1.0,
+    "audit__spacing_s": 0,
+}
+"""Settings of a device that audits every answer of its own."""
 
 
 def certified_digits(folder: Path, version: int = 1) -> Path:

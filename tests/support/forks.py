@@ -33,6 +33,7 @@ _IMPORTED = (
     *("firstline_gateway.api.sockets", "firstline_edge.app", "firstline_edge.cli.run", "firstline_edge.cli.status"),
     *("firstline.cli.app", "firstline.cli.bundle", "firstline.cli.rollout", "firstline.workbench.evaluate"),
     *("firstline.workbench.certify", "firstline.workbench.bundle", "firstline.client"),
+    *("alembic.command", "tuf.ngclient", "securesystemslib.signer"),  # of the gateway's store, and of the registry
 )
 
 
@@ -245,6 +246,7 @@ def _main() -> None:
     if order["script"]:
         sys.exit(importlib.import_module(f"{order['module']}.__main__").main())
     if order["module"].endswith(".py"):
+        sys.path.insert(0, str(Path(order["module"]).absolute().parent))
         runpy.run_path(order["module"], run_name="__main__")
     else:
         runpy.run_module(order["module"], run_name="__main__", alter_sys=True)

@@ -16,17 +16,11 @@ Module = Literal["firstline_edge", "firstline_gateway"]
 _END_S = 30.0
 
 
-def hear_signals() -> None:
-    """Called in a child process: the tests may run where signals are ignored (nohup, a shell's background)."""
-    for number in (signal.SIGHUP, signal.SIGINT):
-        signal.signal(number, signal.SIG_DFL)
-
-
 class TierProcess:
     """`MODULE run` with these arguments; runs within its `with` block, and is killed if that leaves it.
 
     Args:
-        module: the tier's package.
+        module: the tier's package, or the path of a script that runs it.
         arguments: of `run`, in addition to the port and the output format.
         log: receives its standard error, of all its starts.
         port: 0 for a free one, which it keeps when it is started again.
@@ -41,7 +35,7 @@ class TierProcess:
 
     def __init__(
         self,
-        module: Module,
+        module: str,
         *arguments: object,
         log: Path,
         port: int = 0,

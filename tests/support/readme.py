@@ -59,12 +59,15 @@ _DURATION = re.compile(rf"{_NUMBER}(?= (?:ms|s)\b)|(?<=_ms\": ){_NUMBER}|(?<=_ms
 _FORKED = """
 import json, os, signal, socket, sys
 
-arguments = sys.argv[1:]
-if os.environ.get("PYTHONPATH"):  # read at the start of an interpreter
-    os.execv(INSTALLED, [INSTALLED, *arguments])
+module, script, arguments = MODULE, INSTALLED, sys.argv[1:]
+is_script = not module and arguments and arguments[0].endswith(".py")
+if is_script:
+    module, script, arguments = arguments[0], "", arguments[1:]
+if not module or os.environ.get("PYTHONPATH"):  # read at the start of an interpreter
+    os.execv(INSTALLED, [INSTALLED, *sys.argv[1:]])
 server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 server.connect(ADDRESS)
-order = {"module": MODULE, "arguments": arguments, "script": INSTALLED, "cwd": os.getcwd(), "environ": dict(os.environ)}
+order = {"module": module, "arguments": arguments, "script": script, "cwd": os.getcwd(), "environ": dict(os.environ)}
 socket.send_fds(server, [json.dumps(order).encode()], [0, 1, 2])
 pid = int(server.recv(64))
 for number in (signal.SIGINT, signal.SIGTERM):
@@ -283,11 +286,12 @@ class Reader:
 def environ(home: Path, **more: str) -> dict[str, str]:
     """What a reader with this installation activated would have, and no setting of Firstline's.
 
-    The installed scripts are replaced by ones that have the same command forked (see `support/forks.py`).
+    The installed scripts are replaced by ones that have the same command forked (see `support/forks.py`), and `python`
+    by one that has a script forked.
     """
     scripts = home / "bin"
     scripts.mkdir()
-    for name, module in _SCRIPTS.items():
+    for name, module in [*_SCRIPTS.items(), ("python", "")]:
         script = scripts / name
         installed = str(Path(sys.executable).parent / name)
         known = f"ADDRESS, MODULE, INSTALLED = {str(forks.server())!r}, {module!r}, {installed!r}"

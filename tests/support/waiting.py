@@ -20,6 +20,11 @@ def work_for(seconds: float) -> None:
         pass
 
 
+def _pause_s(began_s: float, most_s: float) -> float:
+    """A pause between two looks at a condition: what has taken long is looked at less often."""
+    return min(most_s, 0.002 + (time.monotonic() - began_s) / 50)
+
+
 async def until(condition: Callable[[], object], timeout_s: float = 20) -> None:
     """Polls until the condition is true.
 
@@ -30,6 +35,7 @@ async def until(condition: Callable[[], object], timeout_s: float = 20) -> None:
     Raises:
         TimeoutError: the condition is still false.
     """
+    began_s = time.monotonic()
     async with asyncio.timeout(timeout_s):
         while True:
             holds = condition()
@@ -37,15 +43,15 @@ async def until(condition: Callable[[], object], timeout_s: float = 20) -> None:
                 holds = await holds
             if holds:
                 return
-            await asyncio.sleep(0.002)
+            await asyncio.sleep(_pause_s(began_s, 0.05))
 
 
 def wait_until(condition: Callable[[], object], timeout_s: float = 60) -> None:
     """The same without an event loop."""
-    end_s = time.monotonic() + timeout_s
+    began_s = time.monotonic()
     while not condition():
-        assert time.monotonic() < end_s, "the condition is still false"
-        time.sleep(0.01)
+        assert time.monotonic() < began_s + timeout_s, "the condition is still false"
+        time.sleep(_pause_s(began_s, 0.1))
 
 
 async def result_of(awaited: Awaitable[T], clock: SimulatedClock, step_s: float = 0.001) -> T:
