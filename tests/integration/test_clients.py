@@ -201,6 +201,7 @@ REFUSALS = [
 ]
 
 
+@pytest.mark.usefixtures("tier")
 @pytest.mark.parametrize("prefix", ["", "aio_"])
 @pytest.mark.parametrize("transport", ["triton", "triton_grpc"])
 @pytest.mark.parametrize(

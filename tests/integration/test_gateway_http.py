@@ -281,7 +281,8 @@ async def test_a_hangup_does_not_end_a_gateway_that_closes(
     assert executor.closed
 
 
-async def test_drain_timeout_refuses_requests_in_flight(tmp_path: Path) -> None:
+async def test_drain_timeout_refuses_requests_in_flight(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Gateway.close, "__defaults__", (0.5,))  # for what still runs then
     gateway, executor = gated_gateway(tmp_path, api__drain_s=0.05)
     bound = sockets.bind("127.0.0.1", 0)
     up = asyncio.Event()

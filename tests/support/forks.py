@@ -198,6 +198,7 @@ def _serve(listener: socket.socket) -> dict[str, Any] | None:
                 content, files, *_ = socket.recv_fds(connection, _LIMIT_BYTES, 3)
                 pid = os.fork()
                 if not pid:
+                    selector.close()  # as garbage it would close a file of the child later
                     for number, file in enumerate(files):
                         os.dup2(file, number)
                     os.closerange(3, max(8192, *files))

@@ -39,11 +39,11 @@ async def until(condition: Callable[[], object], timeout_s: float = 20) -> None:
     async with asyncio.timeout(timeout_s):
         while True:
             holds = condition()
-            if inspect.isawaitable(holds):
+            if is_costly := inspect.isawaitable(holds):
                 holds = await holds
             if holds:
                 return
-            await asyncio.sleep(_pause_s(began_s, 0.05))
+            await asyncio.sleep(_pause_s(began_s, 0.05) if is_costly else 0.002)
 
 
 def wait_until(condition: Callable[[], object], timeout_s: float = 60) -> None:
