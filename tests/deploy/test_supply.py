@@ -15,7 +15,7 @@ def test_a_bill_of_materials_is_the_lock(tmp_path: Path) -> None:
     from cyclonedx.schema import SchemaVersion
     from cyclonedx.validation.json import JsonStrictValidator  # two seconds, which every process of pytest would take
 
-    # Each process would read the schema anew.
+    # Each process would have to read the schema.
     command = ["make", "--silent", "bills", f"DIST={tmp_path}", "VALIDATE=--no-validate"]
     subprocess.run(command, cwd=CHECKOUT, check=True)
     validator = JsonStrictValidator(SchemaVersion.V1_6)
