@@ -107,13 +107,18 @@ async def test_other_clients_call_every_task(clients: str, tmp_path: Path, clien
     models = [described(name, inputs, expected[name]) for name, (_, inputs) in TASKS.items()]
     async with AsyncExitStack() as opened:
         served = [await opened.enter_async_context(either_tier(tier, tmp_path / tier)) for tier in tiers]
-        jobs = [{"url": url, "grpc": f"127.0.0.1:{port}", "models": models} for url, port in served]
+        jobs = [
+            {
+                "command": [str(SCRIPTS / "ask_tasks.py"), clients],
+                "job": {"url": url, "grpc": f"127.0.0.1:{port}", "models": models},
+            }
+            for url, port in served
+        ]
         pipe = asyncio.subprocess.PIPE
-        command = (clients_python, SCRIPTS / "ask_in_turn.py", clients)
+        command = (clients_python, SCRIPTS / "ask_in_turn.py")
         asked = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, stderr=pipe)
         async with asyncio.timeout(60):
-            script = str(SCRIPTS / "ask_tasks.py")
-            out, errors = await asked.communicate(json.dumps([{"script": script, "job": job} for job in jobs]).encode())
+            out, errors = await asked.communicate(json.dumps(jobs).encode())
     assert asked.returncode == 0, errors.decode()
     wanted = {name: {each: told(array) for each, array in outputs.items()} for name, outputs in expected.items()}
     for tier, answers in zip(tiers, json.loads(out), strict=True):
