@@ -175,7 +175,7 @@ class Agent:
             read_hardware=lambda: _HARDWARE,
         )
         services = UpdateServices(self._clock, self._clock.wall_s, self._rng)
-        return Updater(self.store, Installer(self._line, services), serving, services)
+        return Updater(self.store, Installer(self._line, services), serving)
 
     def _answered(self, held: DeviceModel) -> tuple[int, int]:
         counted = self.habits.models.get(held.manifest.version)

@@ -441,7 +441,7 @@ class EdgeAgent:
         )
         adoption = SettingsAdoption(models=self.models, live=self.live_settings, answered=counts.answered_of)
         configurator = Configurator(fleet.configuration, self.settings, registry, adoption, services)
-        return Updater(fleet.models, Installer(registry, services), serving, services, configurator)
+        return Updater(fleet.models, Installer(registry, services), serving, configurator)
 
     def _open_api(self) -> None:
         self.data_plane = EdgeDataPlane(

@@ -223,7 +223,7 @@ class Device:
             except IntegrityError as error:
                 store.file(NAME).roll_back("damaged", error.message, self.clock.wall_s())
         shared = services(self.clock, self.tries)
-        self.updater = Updater(store, Installer(self.registry, shared), self.serving, shared)
+        self.updater = Updater(store, Installer(self.registry, shared), self.serving)
 
     @property
     def installed(self) -> Installed[Slot, DesiredModel]:

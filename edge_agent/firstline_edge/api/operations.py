@@ -143,7 +143,8 @@ class Operations:
             found += [(self.identity.folder, problem) for problem in self.renewal.problems]
         found += [(self.state.cache_path, self.cache.problem), (self.state.outbox_path, self.outbox.problem)]
         found += [(self.state.outbox_path, self.outbox.damage)]
-        found += [(self.sampler.tree.root, missing_kernel_files(self.sampler.tree))]
+        tree = self.sampler.sensors.tree
+        found += [(tree.root, missing_kernel_files(tree))]
         found += [(self.state.path, problem) for problem in self.background.problems.values()]
         return [(path, message) for path, message in found if message]
 

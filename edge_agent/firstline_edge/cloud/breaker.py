@@ -40,7 +40,7 @@ class CircuitBreaker:
         self._clock = clock
         self._rng = rng
         self._settings = settings
-        self._state = State.CLOSED
+        self.state = State.CLOSED
         self._failures = 0
         self._openings = 0  # in a row, without a successful request in between
         self._retry_at_s = 0.0
@@ -48,43 +48,39 @@ class CircuitBreaker:
         self._outdone = False  # a request succeeded since the probe began
 
     @property
-    def state(self) -> State:
-        return self._state
-
-    @property
     def allows_requests(self) -> bool:
-        return self._state is State.CLOSED
+        return self.state is State.CLOSED
 
     @property
     def retry_in_s(self) -> float:
         """Seconds until a probe is allowed; 0 if it is allowed now, or not needed."""
-        return max(0.0, self._retry_at_s - self._clock.monotonic_s()) if self._state is State.OPEN else 0.0
+        return max(0.0, self._retry_at_s - self._clock.monotonic_s()) if self.state is State.OPEN else 0.0
 
     def try_probe(self) -> bool:
         """Returns whether the caller may send the one probe; it must then call `probe_succeeded` or `probe_failed`."""
         if self._probing or self.retry_in_s > 0:
             return False
-        if self._state is State.OPEN:
-            self._state = State.HALF_OPEN
+        if self.state is State.OPEN:
+            self.state = State.HALF_OPEN
         self._probing, self._outdone = True, False
         return True
 
     def probe_succeeded(self) -> None:
         """Closes a half-open breaker, on trial."""
         self._probing = False
-        if self._state is State.HALF_OPEN:
-            self._state = State.CLOSED
+        if self.state is State.HALF_OPEN:
+            self.state = State.CLOSED
             self._failures = 0
 
     def probe_failed(self) -> None:
         """Opens the breaker, even a closed one: a probe has enough time and cannot be refused."""
         self._probing = False
-        if self._state is not State.OPEN and not self._outdone:
+        if self.state is not State.OPEN and not self._outdone:
             self._open()
 
     def succeeded(self) -> None:
         """Records that the gateway answered a request, whatever the answer."""
-        self._state = State.CLOSED
+        self.state = State.CLOSED
         self._failures = 0
         self._openings = 0
         self._outdone = True
@@ -96,7 +92,7 @@ class CircuitBreaker:
 
     def failed(self) -> None:
         """Records a failure of the link. Requests that were in progress when the breaker opened change nothing."""
-        if self._state is not State.CLOSED:
+        if self.state is not State.CLOSED:
             return
         self._failures += 1
         on_trial = self._openings > 0
@@ -106,7 +102,7 @@ class CircuitBreaker:
     def _open(self) -> None:
         base_s, max_s = self._settings.open_ms / 1000, self._settings.open_max_ms / 1000
         open_s = full_jitter_s(self._rng, self._openings, base_s=base_s, max_s=max_s)
-        self._state = State.OPEN
+        self.state = State.OPEN
         self._openings += 1
         self._retry_at_s = self._clock.monotonic_s() + open_s
 

@@ -154,6 +154,7 @@ class LinkChain:
 
     Attributes:
         payload_bytes: inputs that were sent so far, without protocol overhead; each try counts.
+        recoveries: how often a link became available again, whether or not another one was.
     """
 
     def __init__(
@@ -169,7 +170,7 @@ class LinkChain:
         self._clock = clock
         self.retries = retries if retries is not None else RetryBudget(clock)
         self._budget_gate = budget_gate
-        self._recoveries = 0
+        self.recoveries = 0
         self.payload_bytes = 0
         self._recovered = asyncio.Event()
         self._probers: list[asyncio.Task[None]] = []
@@ -188,14 +189,9 @@ class LinkChain:
         """Returns the names of the links that a request may use, in order of preference."""
         return [state.link.name for state in self._links if state.breaker.allows_requests]
 
-    @property
-    def recoveries(self) -> int:
-        """How often a link became available again, whether or not another one was."""
-        return self._recoveries
-
     async def wait_recovery(self, seen: int) -> None:
         """Waits until `recoveries` is more than `seen`."""
-        while self._recoveries <= seen:
+        while self.recoveries <= seen:
             await self._recovered.wait()
 
     def states(self) -> dict[str, str]:
@@ -392,7 +388,7 @@ class LinkChain:
                 state.up = up
                 if up:
                     log.info("link up", link=state.link.name, address=state.link.address)
-                    self._recoveries += 1
+                    self.recoveries += 1
                     self._recovered.set()
                     self._recovered = asyncio.Event()
                 else:

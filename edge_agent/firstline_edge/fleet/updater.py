@@ -12,7 +12,6 @@ from firstline_edge.fleet.configuration.configurator import Configurator
 from firstline_edge.fleet.updates.installation import Installer
 from firstline_edge.fleet.updates.model_store import ModelStore
 from firstline_edge.fleet.updates.model_updates import ModelUpdates
-from firstline_edge.fleet.updates.state_machine import UpdateServices
 from firstline_edge.fleet.updates.trial import AgentServing
 
 
@@ -24,14 +23,12 @@ class Updater:
         store: the installed models.
         installer: fills slots with signed bundles.
         serving: the models that answer.
-        services: of the device.
         configurator: the updates of the configuration; None in a simulation without one.
     """
 
     store: ModelStore
     installer: Installer
     serving: AgentServing
-    services: UpdateServices
     configurator: Configurator | None = None
     _models: dict[str, ModelUpdates] = field(default_factory=dict, init=False)
     _added: asyncio.Event = field(default_factory=asyncio.Event, init=False)
@@ -44,7 +41,7 @@ class Updater:
         """Returns the updates of a model, which may have none yet."""
         updates = self._models.get(name)
         if updates is None:
-            updates = ModelUpdates(name, self.store, self.installer, self.serving, self.services)
+            updates = ModelUpdates(name, self.store, self.installer, self.serving)
             self._models[name] = updates
             self._added.set()
         return updates

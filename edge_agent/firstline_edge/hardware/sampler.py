@@ -109,11 +109,6 @@ class Sampler:
         self._limit_s = max(_SILENT_S, _SILENT_PERIODS * self.period_s)
         self._silent_since_s = self.clock.monotonic_s()
 
-    @property
-    def tree(self) -> Tree:
-        """The kernel's files that are read."""
-        return self.sensors.tree
-
     async def run(self) -> None:
         """Reads until it is cancelled."""
         try:

@@ -226,18 +226,16 @@ class Database:
         connection: from `open_writer`.
         totals: of the database now.
         mark: of this database.
+
+    Attributes:
+        totals: as of the last commit.
     """
 
     def __init__(self, connection: sqlite3.Connection, totals: Totals, mark: HighWaterMark) -> None:
         self.connection = connection
-        self._totals = totals
+        self.totals = totals
         self._mark = mark
         mark.write(totals.newest)
-
-    @property
-    def totals(self) -> Totals:
-        """As of the last commit."""
-        return self._totals
 
     @contextmanager
     def begin(self) -> Iterator[Transaction]:
@@ -246,7 +244,7 @@ class Database:
         Raises:
             CapacityError: the disk or the database refuses; nothing was written.
         """
-        transaction = Transaction(self.connection, replace(self._totals))
+        transaction = Transaction(self.connection, replace(self.totals))
         try:
             self.connection.execute("BEGIN IMMEDIATE")
             yield transaction
@@ -256,9 +254,9 @@ class Database:
             if isinstance(error, SQLITE_ERRORS):
                 raise refusal(error) from error
             raise
-        if transaction.totals.newest != self._totals.newest:
+        if transaction.totals.newest != self.totals.newest:
             self._mark.write(transaction.totals.newest)
-        self._totals = transaction.totals
+        self.totals = transaction.totals
 
     def close(self) -> None:
         """Closes the connection; calling it twice is harmless."""

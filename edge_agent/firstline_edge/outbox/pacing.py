@@ -218,21 +218,19 @@ class DeliveryRate:
         clock: its monotonic time.
         rng: for the gaps.
         settings: parameters of the rate.
+
+    Attributes:
+        per_s: the present rate, in deliveries per second.
     """
 
     def __init__(self, clock: Clock, rng: random.Random, settings: RateSettings = RateSettings()) -> None:
         self._clock = clock
         self._rng = rng
         self._settings = settings
-        self._per_s = settings.begin_per_s
+        self.per_s = settings.begin_per_s
         self._free = settings.burst
         self._next_s = 0.0
         self._shortest_s = float("inf")
-
-    @property
-    def per_s(self) -> float:
-        """The present rate, in deliveries per second."""
-        return self._per_s
 
     @property
     def wait_s(self) -> float:
@@ -242,13 +240,13 @@ class DeliveryRate:
 
     def begin(self) -> None:
         """Starts slowly again: a link is back."""
-        self._per_s, self._free, self._next_s = self._settings.begin_per_s, self._settings.burst, 0.0
+        self.per_s, self._free, self._next_s = self._settings.begin_per_s, self._settings.burst, 0.0
 
     def sent(self) -> None:
         """Counts a delivery that starts now."""
         if self._free:
             self._free -= 1
-        gap_s = self._rng.uniform(0.5, 1.5) / self._per_s
+        gap_s = self._rng.uniform(0.5, 1.5) / self.per_s
         self._next_s = max(self._next_s, self._clock.monotonic_s()) + gap_s
 
     def answered(self, took_s: float) -> None:
@@ -263,4 +261,4 @@ class DeliveryRate:
         self._change(0.5)
 
     def _change(self, factor: float) -> None:
-        self._per_s = min(1e6, max(self._settings.least_per_s, self._per_s * factor))
+        self.per_s = min(1e6, max(self._settings.least_per_s, self.per_s * factor))

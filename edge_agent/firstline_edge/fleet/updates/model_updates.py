@@ -22,7 +22,7 @@ from firstline_core.telemetry.logs import logger
 from firstline_edge.fleet.updates.installation import UNFINISHED, Installer, SlotFiles, manifest_sha256, required_files
 from firstline_edge.fleet.updates.installed import Record
 from firstline_edge.fleet.updates.model_store import ModelStore, Slot
-from firstline_edge.fleet.updates.state_machine import UpdateServices, UpdateStateMachine
+from firstline_edge.fleet.updates.state_machine import UpdateStateMachine
 from firstline_edge.fleet.updates.trial import AgentServing
 
 log = logger(__name__)
@@ -40,13 +40,10 @@ class ModelUpdates(UpdateStateMachine[Slot, DesiredModel]):
         store: the installed models.
         installer: fills slots with signed bundles.
         serving: the models that answer.
-        services: of the device.
     """
 
-    def __init__(
-        self, name: str, store: ModelStore, installer: Installer, serving: AgentServing, services: UpdateServices
-    ) -> None:
-        super().__init__(f"Model {name}", store.file(name), services)
+    def __init__(self, name: str, store: ModelStore, installer: Installer, serving: AgentServing) -> None:
+        super().__init__(f"Model {name}", store.file(name), installer.services)
         self._name = name
         self._store_of_models = store
         self._installer = installer
