@@ -8,13 +8,14 @@ import platform
 import struct
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import asdict
 from importlib import import_module
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 from firstline_edge.cli.findings import Finding, Severity, ok, problem, warning
-from firstline_edge.cli.output import print_error, print_json, print_line
+from firstline_edge.cli.output import print_error, show
 from firstline_edge.cli.parser import FAILED, OK, USAGE, load_settings
 
 if TYPE_CHECKING:
@@ -40,19 +41,21 @@ _NEEDED = {
 
 def command(arguments: argparse.Namespace) -> int:
     """Checks the machine first, then runs the checks that need installed packages."""
-    findings = [*machine_findings(), *package_findings()]
+    findings, invalid = [*machine_findings(), *package_findings()], ""
     if not any(finding.severity is Severity.ERROR for finding in findings):
         from firstline_core.errors import ConfigError
 
         try:
             settings = load_settings(arguments)
         except ConfigError as error:
-            findings.append(problem("configuration", error.message))
-            _print(findings, arguments.output)
-            print_error(error.message)
-            return USAGE
-        findings += _package_dependent_findings(settings)
-    _print(findings, arguments.output)
+            invalid = error.message
+            findings.append(problem("configuration", invalid))
+        else:
+            findings += _package_dependent_findings(settings)
+    show(arguments, [asdict(finding) for finding in findings], _lines(findings))
+    if invalid:
+        print_error(invalid)
+        return USAGE
     return FAILED if any(finding.severity is Severity.ERROR for finding in findings) else OK
 
 
@@ -78,16 +81,13 @@ def _package_dependent_findings(settings: EdgeSettings) -> list[Finding]:
     ]
 
 
-def _print(findings: list[Finding], form: str) -> None:
-    if form == "json":
-        print_json([asdict(finding) for finding in findings])
-        return
+def _lines(findings: list[Finding]) -> Iterator[str]:
     for finding in findings:
-        print_line(f"{finding.severity:7}  {finding.subject}: {finding.detail}")
+        yield f"{finding.severity:7}  {finding.subject}: {finding.detail}"
         if finding.advice:
-            print_line(f"         {finding.advice}")
+            yield f"         {finding.advice}"
     counts = Counter(finding.severity for finding in findings)
-    print_line(", ".join(f"{counts[severity]} {severity}" for severity in Severity))
+    yield ", ".join(f"{counts[severity]} {severity}" for severity in Severity)
 
 
 def machine_findings() -> list[Finding]:

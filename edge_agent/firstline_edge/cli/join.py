@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -14,7 +15,7 @@ from firstline_core.protocol.enrolment import JoinToken, parse_join_token
 from firstline_core.storage.secrets import read_secret
 from firstline_core.telemetry.wording import time_text
 from firstline_edge.cli.agent_api import agent_url
-from firstline_edge.cli.output import print_json, print_line, print_progress
+from firstline_edge.cli.output import print_progress, show
 from firstline_edge.cli.parser import OK, load_settings
 from firstline_edge.identity.files import IdentityFiles
 from firstline_edge.identity.renewal import CHECK_S, restart_needed
@@ -24,6 +25,7 @@ from firstline_edge.settings.settings import EdgeSettings
 
 _TOKEN_LIMIT_CHARS = 4096
 _CONFIGURATION = Path("edge-agent.toml")
+_ALREADY = "already joined"
 
 
 def command(arguments: argparse.Namespace) -> int:
@@ -45,9 +47,7 @@ def command(arguments: argparse.Namespace) -> int:
     files = IdentityFiles(settings.state_dir)
     identity = None if arguments.force else files.read()
     if identity is not None and _is_valid(identity, token, files):
-        _print(arguments.output, identity, settings, "already joined", files)
-        if arguments.output == "text":
-            print_line("the identity stays, the token was not used; --force joins again, after a revocation")
+        _show(arguments, _ALREADY, identity, settings, None)
         return OK
     if identity is not None and identity.authority != token.ca_hash.hex():
         raise ConfigError(
@@ -58,7 +58,7 @@ def command(arguments: argparse.Namespace) -> int:
 
     before = readable_identity(settings.state_dir)
     joined = asyncio.run(enrolment.join_gateway(url, token, files, proxy=arguments.proxy))
-    _print(arguments.output, joined, settings, "joined", files, before=before)
+    _show(arguments, "joined", joined, settings, before)
     return OK
 
 
@@ -96,43 +96,36 @@ def _next_step(settings: EdgeSettings, before: Identity | None, joined: Identity
     return "start or restart the agent"
 
 
-def _print(
-    form: str,
-    identity: Identity,
-    settings: EdgeSettings,
-    what: str,
-    files: IdentityFiles,
-    *,
-    before: Identity | None = None,
+def _show(
+    arguments: argparse.Namespace, what: str, identity: Identity, settings: EdgeSettings, before: Identity | None
 ) -> None:
-    if form == "json":
-        print_json(
-            {
-                "event": what.replace(" ", "_"),
-                "device": identity.device,
-                "gateway": identity.gateway,
-                "broker": identity.broker and f"{identity.broker.host}:{identity.broker.port}",
-                "not_after_s": identity.not_after_s,
-                "authority": identity.authority,
-                "folder": str(files.folder),
-            }
-        )
-        return
-    print_line(f"{what} {identity.gateway} as {identity.device}, certificate until {time_text(identity.not_after_s)}")
-    print_line(f"the identity is stored in {files.folder}")
+    value = {
+        "event": what.replace(" ", "_"),
+        "device": identity.device,
+        "gateway": identity.gateway,
+        "broker": identity.broker and f"{identity.broker.host}:{identity.broker.port}",
+        "not_after_s": identity.not_after_s,
+        "authority": identity.authority,
+        "folder": str(IdentityFiles(settings.state_dir).folder),
+    }
+    show(arguments, value, _lines(what, identity, settings, before))
+
+
+def _lines(what: str, identity: Identity, settings: EdgeSettings, before: Identity | None) -> Iterator[str]:
+    yield f"{what} {identity.gateway} as {identity.device}, certificate until {time_text(identity.not_after_s)}"
+    yield f"the identity is stored in {IdentityFiles(settings.state_dir).folder}"
     configured = settings.agent.device_id
     if configured and configured != identity.device:
-        print_line(
-            f"agent.device_id is '{configured}': take it out of the configuration, the name is '{identity.device}' now"
-        )
+        now = f"the name is '{identity.device}' now"
+        yield f"agent.device_id is '{configured}': take it out of the configuration, {now}"
     then = _next_step(settings, before, identity)
     used = [link for link in settings.links if link.shows_identity]
     if not settings.links:
         broker = f" and mqtt at {identity.broker.host}:{identity.broker.port}" if identity.broker is not None else ""
-        print_line(f"links: https at {identity.gateway}{broker}; nothing needs to be configured, {then}")
+        yield f"links: https at {identity.gateway}{broker}; nothing needs to be configured, {then}"
     elif used:
-        print_line(f"{len(used)} of {len(settings.links)} [[links]] show the certificate; {then}")
+        yield f"{len(used)} of {len(settings.links)} [[links]] show the certificate; {then}"
     else:
-        print_line(
-            f'no [[links]] section shows the certificate; put url = "{identity.gateway}" there without a token_file'
-        )
+        yield f'no [[links]] section shows the certificate; put url = "{identity.gateway}" there without a token_file'
+    if what == _ALREADY:
+        yield "the identity stays, the token was not used; --force joins again, after a revocation"

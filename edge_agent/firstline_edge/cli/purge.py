@@ -8,7 +8,7 @@ import secrets
 
 from firstline_edge.api import erasure
 from firstline_edge.cli.agent_api import agent_url, call_agent
-from firstline_edge.cli.output import explained_refusal, print_json, print_line
+from firstline_edge.cli.output import explained_refusal, show
 from firstline_edge.cli.parser import OK, load_settings
 from firstline_edge.settings.settings import EdgeSettings
 from firstline_edge.state import StateDirectory, StatePaths, leave_proof
@@ -25,14 +25,13 @@ def command(arguments: argparse.Namespace) -> int:
         if arguments.yes:
             _erase(settings, places)
         after = erasure.sizes_bytes(settings.state_dir)
-    if arguments.output == "json":
-        counts = {place: {"before_bytes": before[place], "after_bytes": after[place]} for place in places}
-        print_json({"state_dir": str(settings.state_dir), "erased": arguments.yes, "places": counts})
-        return OK
-    for place in places:
-        print_line(f"{place:10}{before[place]} bytes" + (f", {after[place]} now" if arguments.yes else ""))
+    counts = {place: {"before_bytes": before[place], "after_bytes": after[place]} for place in places}
+    lines = [
+        f"{place:10}{before[place]} bytes" + (f", {after[place]} now" if arguments.yes else "") for place in places
+    ]
     if not arguments.yes:
-        print_line("nothing was erased; add --yes to erase this, promised corrections included")
+        lines.append("nothing was erased; add --yes to erase this, promised corrections included")
+    show(arguments, {"state_dir": str(settings.state_dir), "erased": arguments.yes, "places": counts}, lines)
     return OK
 
 
