@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import argparse
 import os
-import ssl
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from firstline_core.errors import ConfigError
 from firstline_core.protocol.loopback import is_loopback
-from firstline_core.storage.files import system_reason
 from firstline_core.telemetry.wording import counted
 from firstline_gateway.commands.base import add_action, settings_of, show
 
@@ -35,11 +33,12 @@ def add_commands(commands: Commands) -> None:
 def _status(arguments: argparse.Namespace) -> int:
     from firstline_core.fleet.rest import CONTRACTS_PATH
     from firstline_core.protocol.http_client import HTTP_FAILURES, ClientSettings, connection_fault, open_client
+    from firstline_core.protocol.tls import verifying
 
     url, ca = (arguments.url, arguments.ca) if arguments.url is not None else _configured(arguments)
     token = os.environ.get("FIRSTLINE_TOKEN", "")
     headers = {"Authorization": f"Bearer {token}"} if token else {}
-    verify = _verification(ca)
+    verify = True if ca is None else verifying(ca, "--ca")
     found: dict[str, Any] = {"url": url, "live": False, "ready": False}
     try:
         settings = ClientSettings(url, headers=headers, tls=verify, timeout=_TIMEOUT_S, use_environment=True)
@@ -123,16 +122,6 @@ def _configured(arguments: argparse.Namespace) -> tuple[str, Path | None]:
 
 def _bracketed(host: str) -> str:
     return f"[{host}]" if ":" in host else host
-
-
-def _verification(file: Path | None) -> ssl.SSLContext | bool:
-    """Returns the TLS settings that verify a server: by the authority in a file, or by those of this machine."""
-    if file is None:
-        return True
-    try:
-        return ssl.create_default_context(cafile=str(file))
-    except OSError as error:
-        raise ConfigError(f"--ca {file} cannot be used: {system_reason(error)}.") from error
 
 
 def _contract_line(contract: dict[str, Any]) -> str:

@@ -33,7 +33,7 @@ from firstline_core.protocol.http import error_from, header_length, headers_for
 from firstline_core.protocol.http_client import SHORTEST_IDLE_S, ClientSettings, HttpClient, HttpReply, untrusted
 from firstline_core.protocol.limits import DEFAULT_LIMITS, Limits
 from firstline_core.protocol.oip import decode_response, encode_request
-from firstline_core.storage.files import not_certificates
+from firstline_core.protocol.tls import verifying
 from firstline_core.storage.secrets import read_secret
 from firstline_core.telemetry.logs import logger
 from firstline_core.types import InferRequest, InferResponse
@@ -88,14 +88,11 @@ def tls_context(section: LinkSection, credentials: Credentials | None) -> ssl.SS
         return credentials.context
     if not section.tls_ca_file and not section.url.startswith("https:"):
         return None
-    try:
-        if not section.tls_ca_file:
-            import certifi  # the authorities that httpx uses as well
+    if not section.tls_ca_file:
+        import certifi  # the authorities that httpx uses as well
 
-            return ssl.create_default_context(cafile=certifi.where())
-        return ssl.create_default_context(cafile=section.tls_ca_file)
-    except OSError as error:  # an SSLError is one
-        raise ConfigError(f"links.tls_ca_file: {section.tls_ca_file} {not_certificates(error)}.") from error
+        return verifying(certifi.where(), "links.url")
+    return verifying(section.tls_ca_file, "links.tls_ca_file")
 
 
 def token_of(section: LinkSection) -> str:

@@ -34,6 +34,7 @@ MQTT
     mqtt             a client that stays connected
 
 Others
+    tls              the context of a client that verifies its server
     enrolment        join tokens, enrolment requests, and names in certificates
     backoff          random delays between retries
 """

@@ -36,7 +36,8 @@ from firstline_core.protocol.oip import (
     encode_request,
     encode_response,
 )
-from firstline_core.storage.files import not_certificates, system_reason
+from firstline_core.protocol.tls import verifying
+from firstline_core.storage.files import system_reason
 from firstline_core.storage.secrets import read_secret
 from firstline_core.telemetry.trace import received
 from firstline_core.types import TRACEPARENT, TRACESTATE, InferRequest, InferResponse, TraceContext
@@ -152,13 +153,8 @@ def tls_context(settings: MqttSettings) -> ssl.SSLContext | None:
                 'the authorities to trust, or "system" for the machine\'s own.'
             )
         return None
-    system = str(settings.tls_ca_file) == "system"
-    try:
-        context = ssl.create_default_context(cafile=None if system else settings.tls_ca_file)
-    except OSError as error:  # an SSLError is one
-        raise errors.ConfigError(
-            f"{settings.section}.tls_ca_file: {settings.tls_ca_file} {not_certificates(error)}."
-        ) from error
+    file = None if str(settings.tls_ca_file) == "system" else settings.tls_ca_file
+    context = verifying(file, f"{settings.section}.tls_ca_file")
     if settings.tls_certificate_file is not None:
         try:
             context.load_cert_chain(settings.tls_certificate_file, settings.tls_key_file)

@@ -95,7 +95,7 @@ class Certificate(Struct, frozen=True, forbid_unknown_fields=True):
         kept: share of these rows that the threshold accepts.
         risk_upper: upper confidence bound of the risk, at most `epsilon`; for a stream, of the accuracy given up.
         edge_digest: `Model.digest` of the variant, processing included.
-        full_digest: `Model.digest` of the full model.
+        full_digest: `Manifest.full_digest`: of the full model, and of the task that reads it.
         score_digest: `Manifest.score_digest` of the policy's score.
         audit_epsilon: bound that field audits test: the mean loss of edge answers against the full model's, which is
             the share that differs where a loss is 0 or 1. For "disagreement" it is `epsilon`. The loss of the other

@@ -14,11 +14,10 @@ import aiohttp
 import httpx
 from httpx_aiohttp import AiohttpTransport
 
-from firstline_core.errors import ConfigError
 from firstline_core.protocol.http_client import ClientSettings, HttpClient
 from firstline_core.protocol.http_transport import SOCKET_OPTIONS, KeepingTransport
 from firstline_core.protocol.limits import Limits
-from firstline_core.storage.files import system_reason
+from firstline_core.protocol.tls import verifying
 from firstline_core.storage.secrets import read_secret
 from firstline_gateway.settings.settings import Oip
 
@@ -36,12 +35,7 @@ def open_transports(settings: Oip, limits: Limits) -> dict[str, HttpClient]:
         ConfigError: the token or the authorities cannot be read.
     """
     token = read_secret(settings.token_file, "oip.token_file", "the token")
-    tls: ssl.SSLContext | bool = False
-    if any(url.startswith("https:") for url in settings.endpoints):
-        try:
-            tls = ssl.create_default_context(cafile=settings.ca_file or None)
-        except OSError as error:  # ssl.SSLError is one
-            raise ConfigError(f"oip.ca_file {settings.ca_file} cannot be used: {system_reason(error)}.") from error
+    tls = any(url.startswith("https:") for url in settings.endpoints) and verifying(settings.ca_file, "oip.ca_file")
     headers = {"User-Agent": _USER_AGENT} | ({"Authorization": f"Bearer {token}"} if token else {})
     return {
         url: HttpClient(

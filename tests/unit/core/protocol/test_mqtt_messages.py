@@ -51,8 +51,9 @@ def test_a_certificate_is_never_silently_left_out() -> None:
 
 
 def test_a_file_that_cannot_be_used_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"absent\.pem"):
-        tls_context(MqttSettings("broker", tls_ca_file=tmp_path / "absent.pem"))
+    for file, why in ((tmp_path / "absent.pem", "does not exist"), (Path(__file__), "it holds no certificate")):
+        with pytest.raises(ConfigError, match=rf"mqtt\.tls_ca_file: {file} .*{why}; name a file"):
+            tls_context(MqttSettings("broker", tls_ca_file=file))
 
 
 def test_tls_alerts_about_the_certificate_are_explained() -> None:
