@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shlex
 import shutil
@@ -190,7 +189,6 @@ def test_the_images_commands_serve_as_compose_starts_them(tmp_path: Path) -> Non
     assert not agent.healthy()
 
     url = f"https://127.0.0.1:{gateway.port}"
-    config = tmp_path / "mosquitto.conf"
     made = gateway.run(
         *("firstline-gateway", "key", "create", "ops", "--scope", "fleet", "--scope", "infer"),
         *("--config", "/etc/firstline/gateway.toml"),
@@ -198,8 +196,6 @@ def test_the_images_commands_serve_as_compose_starts_them(tmp_path: Path) -> Non
     assert made.returncode == 0, made.stderr
     with gateway.started():
         assert gateway.healthy()
-        # Only so that it can read a test's folder where the tests run as root; ignored for others.
-        config.write_text((folder / "mosquitto.conf").read_text() + ("user root\n" if os.geteuid() == 0 else ""))
         authority = gateway.path("/var/lib/firstline/identity/authorities.pem")
         with open_fleet(url, made.stdout.strip(), authority) as fleet:
             (invitation,) = fleet.invite(["edge-1"], 3600)
@@ -207,7 +203,7 @@ def test_the_images_commands_serve_as_compose_starts_them(tmp_path: Path) -> Non
         token.write_text(invitation.token)
         joined = agent.run("edge-agent", "join", url, "--token-file", str(token))
         assert joined.returncode == 0, joined.stderr
-        with Broker(tmp_path / "broker", config=config, port=int(gateways)), agent.started():
+        with Broker(tmp_path / "broker", config=folder / "mosquitto.conf", port=int(gateways)), agent.started():
             assert agent.healthy()
             body = encode(np.full((8, 8), 90, np.uint8))
             asked = f"http://127.0.0.1:{agent.port}/firstline/v1/models/digits/infer"

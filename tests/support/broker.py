@@ -52,7 +52,7 @@ class Broker:
         users: names and passwords; without them anybody may connect.
         acl: the text of an ACL file; without it a known user may do anything.
         settings: further lines of mosquitto.conf.
-        config: a whole configuration instead, which must listen on the `port` given with it.
+        config: a whole configuration instead, which is copied, and must listen on the `port` given with it.
     """
 
     host = HOST
@@ -138,7 +138,7 @@ class Broker:
 
     def _try_start(self) -> bool:
         self._directory.mkdir(parents=True, exist_ok=True)
-        config = self._config or self._write_config()
+        config = self._write_config()
         with self.log_path.open("ab") as log:
             self._process = subprocess.Popen(
                 [self._binary, "-c", config], stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
@@ -155,13 +155,16 @@ class Broker:
         return False
 
     def _write_config(self) -> Path:
-        lines = [
-            f"listener {self.port} {HOST}",
-            "set_tcp_nodelay true",
-            "log_dest stdout",
-            f"allow_anonymous {'false' if self._users else 'true'}",
-            *self._settings,
-        ]
+        if self._config is not None:
+            lines = [self._config.read_text()]
+        else:
+            lines = [
+                f"listener {self.port} {HOST}",
+                "set_tcp_nodelay true",
+                "log_dest stdout",
+                f"allow_anonymous {'false' if self._users else 'true'}",
+                *self._settings,
+            ]
         if os.geteuid() == 0:
             lines.append("user root")  # else it drops to a user who cannot read the test's private folder
         if self._users:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
-from support.faulty_disk import quick_folder, run_on
+from support.faulty_disk import counts_on, quick_folder
 
-# For each change that an outbox's life makes, in turn: it fails (once, or from there on until space is freed),
-# as a full disk or a failing one does, with what was to be written left out or half there.
+# Each change that an outbox's life makes fails in turn.
 _OUTBOX = """
-import asyncio, errno, itertools, json, shutil, sys
+import asyncio, json, shutil, sys
 from pathlib import Path
-from support.faulty_disk import calls, fail
+from support.faulty_disk import calls, fail, failures
 from support.outbox_faults import LIMITS, promise
 from support.escalations import response
 from firstline_core.clock import SimulatedClock
@@ -59,11 +57,9 @@ async def main():
     outbox, _ = await life(root / "sample" / "outbox.db", {})
     outbox.close()
     changes = calls() - sample
-    for after, (error, torn), times in itertools.product(
-        range(int(sys.argv[2]), changes + 1, int(sys.argv[3])), ((errno.ENOSPC, True), (errno.EIO, False)), (1, -1)
-    ):
+    for after, break_disk in failures(range(int(sys.argv[2]), changes + 1, int(sys.argv[3]))):
         path, kept = root / f"{after}" / "outbox.db", {}
-        fail(after, error, times=times, torn=torn)
+        break_disk()
         outbox, refused = await life(path, kept)
         if outbox is not None:
             waiting = await compare(outbox, kept)
@@ -88,9 +84,9 @@ asyncio.run(main())
 
 # A damaged outbox, whose replacement fails at each change in turn; then it is opened again.
 _REPLACEMENT = """
-import asyncio, errno, itertools, json, shutil, sys
+import asyncio, json, shutil, sys
 from pathlib import Path
-from support.faulty_disk import calls, fail
+from support.faulty_disk import calls, fail, failures
 from support.outbox_faults import LIMITS, promise
 from firstline_core.clock import SimulatedClock
 from firstline_core.errors import CapacityError
@@ -117,12 +113,10 @@ async def main():
     shutil.copytree(kept, work)
     before = calls()
     opened(work).close()
-    for after, (error, torn), times in itertools.product(
-        range(1, calls() - before + 1, int(sys.argv[2])), ((errno.ENOSPC, True), (errno.EIO, False)), (1, -1)
-    ):
+    for after, break_disk in failures(range(1, calls() - before + 1, int(sys.argv[2]))):
         shutil.rmtree(work)
         shutil.copytree(kept, work)
-        fail(after, error, times=times, torn=torn)
+        break_disk()
         try:
             opened(work).close()
         except CapacityError:
@@ -130,7 +124,7 @@ async def main():
         fail(-1, 0)
         outbox = opened(work)
         found = {item.request.request_id for item in await outbox.pending(9)}
-        assert found == {item.request.request_id for item in items}, (after, error, times, len(found), outbox.damage)
+        assert found == {item.request.request_id for item in items}, (after, len(found), outbox.damage)
         outbox.close()
         rounds += 1
     print(json.dumps({"rounds": rounds, "refusing": refused}))
@@ -195,6 +189,4 @@ def _counts_of(script: str, *arguments: object) -> dict[str, int]:
     with quick_folder() as folder:
         root = folder / "disk"
         root.mkdir()
-        printed, _ = run_on(root, script, *map(str, arguments), record=False)
-    counts: dict[str, int] = json.loads(printed.splitlines()[-1])
-    return counts
+        return counts_on(root, script, *arguments)

@@ -18,17 +18,21 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import functools
+import itertools
+import json
 import os
 import random
+import shutil
 import struct
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 from support.needs import program
@@ -79,17 +83,22 @@ class Recording:
         """The moments before and after each change that reached the disk."""
         return [number for number, change in enumerate(self.changes) if change.kind in "WTFDRUCM"] + [len(self.changes)]
 
-    def crash(self, point: int, rng: random.Random, into: Path, *, kept: float | None = None) -> None:
+    def crash(self, point: int, rng: random.Random, into: Path, *, kept: float | None = None) -> list[list[str]]:
         """Builds the folder as it may be found after a power cut before change number `point`.
 
         Args:
             point: how many changes had been made.
             rng: which of the unsynced sectors and names are there.
-            into: an empty folder, which becomes the root.
+            into: becomes the root; what was there is removed.
             kept: the share of unsynced sectors that is there; None draws it: often none, all or half of them.
+
+        Returns:
+            What the process had said until then, each in its words.
         """
+        shutil.rmtree(into, ignore_errors=True)
         share = rng.choice([0.0, 1.0, 0.5, rng.random()]) if kept is None else kept
         _write_folder(self._replay(point), into, rng, share)
+        return [mark.split() for number, mark in self.marks if number < point]
 
     def _replay(self, point: int) -> _Folder:
         root = _Folder()
@@ -200,6 +209,13 @@ def run_on(root: Path, script: str, *arguments: str, record: bool = True) -> tup
     return done.stdout, Recording(root, changes)
 
 
+def counts_on(root: Path, script: str, *arguments: object) -> dict[str, Any]:
+    """Runs a script as `run_on` does, without a recording; what its last line counts, in JSON."""
+    printed, _ = run_on(root, script, *map(str, arguments), record=False)
+    counts: dict[str, Any] = json.loads(printed.splitlines()[-1])
+    return counts
+
+
 def _parsed(text: bytes) -> Iterator[Change]:
     at = 0
     while at < len(text):
@@ -236,3 +252,13 @@ def fail(after: int, error: int, *, times: int = 1, torn: bool = False) -> None:
     ctypes.CDLL(None).faulty_disk_fail(
         ctypes.c_long(after), ctypes.c_long(times), ctypes.c_int(error), ctypes.c_int(torn)
     )
+
+
+def failures(numbers: range) -> Iterator[tuple[int, Callable[[], None]]]:
+    """For each of these changes to come: its number, and what makes it fail.
+
+    It fails once, or from there on until space is freed; as a full disk or a failing one does, with what was to be
+    written half there or left out.
+    """
+    for after, (error, torn), times in itertools.product(numbers, ((errno.ENOSPC, True), (errno.EIO, False)), (1, -1)):
+        yield after, functools.partial(fail, after, error, times=times, torn=torn)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import ssl
 import threading
 import time
@@ -89,10 +88,8 @@ class GeneratedBroker:
         self.files = BrokerFolder(settings.Settings(broker=self.settings, api=api, mqtt=mqtt))
         self._revocations = Revocations()
         self.refresh()
-        config = folder / "mosquitto.conf"
-        # Only so that it can read a test's folder where the tests run as root; ignored for others.
-        config.write_text((files / CONFIGURATION).read_text() + ("user root\n" if os.geteuid() == 0 else ""))
-        self.broker = Broker(folder, config=config, port=self.settings.gateway_port)  # the one that it opens last
+        # The port is the one that it opens last.
+        self.broker = Broker(folder, config=files / CONFIGURATION, port=self.settings.gateway_port)
 
     def refresh(self) -> set[str]:
         return self.files.refresh(Authorities(self.issuer.authority), self._revocations, time.time())

@@ -79,9 +79,7 @@ async def check_crash(recording: Recording, point: int, seed: int, into: Path) -
     Raises:
         AssertionError: something acknowledged is lost or there twice, something is wrong, or damage is reported.
     """
-    shutil.rmtree(into, ignore_errors=True)
-    recording.crash(point, random.Random(seed), into)
-    marks = [mark.split() for number, mark in recording.marks if number < point]
+    marks = recording.crash(point, random.Random(seed), into)
     put, ended = ({request_id for word, request_id in marks if word == what} for what in ("put", "end"))
     outbox = Outbox(
         into / "outbox" / "outbox.db", LIMITS, announcing=lambda: [Receiver.APPLICATIONS], clock=SimulatedClock()

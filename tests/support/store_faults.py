@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import shutil
 from pathlib import Path
 
 from sqlalchemy import select, text
@@ -123,9 +122,7 @@ def check_crash(recording: Recording, point: int, seed: int, into: Path) -> None
     Raises:
         AssertionError: something acknowledged is lost or there twice, or the store is damaged or does not open.
     """
-    shutil.rmtree(into, ignore_errors=True)
-    recording.crash(point, random.Random(seed), into)
-    marks = [mark.split() for number, mark in recording.marks if number < point]
+    marks = recording.crash(point, random.Random(seed), into)
     names = {what: {one[1] for one in marks if one[0] == what} for what in ("keyed", "revoked", "enrolled", "counted")}
     try:
         database = open_database(Store(url=f"sqlite:///{into / FILE}"))

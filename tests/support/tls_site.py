@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -110,9 +109,7 @@ async def tls_site(
     async with AsyncExitStack() as stack:
         broker = None
         if mosquitto:
-            config = folder / "mosquitto.conf"
-            text = (folder / "broker" / CONFIGURATION).read_text()
-            config.write_text(text + ("user root\n" if os.geteuid() == 0 else ""))
+            config = folder / "broker" / CONFIGURATION
             broker = stack.enter_context(Broker(folder, config=config, port=gateway_port))
         url = await stack.enter_async_context(serving(gateway, limits=limits))
         if mosquitto:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import random
-import shutil
 from pathlib import Path
 
-from support.faulty_disk import Recording, run_on
+from support.faulty_disk import Recording, counts_on, run_on
 from support.updates import Device, HastyClock, Registry, bundle_at
 
 from firstline_core.fleet.twin import DesiredModel
@@ -26,12 +24,11 @@ asyncio.run(live(device, wanted))
 mark("over")
 """
 
-# For each change that a device's updates make, in turn: it fails (once, or from there on until space is freed),
-# as a full disk or a failing one does, with what was to be written left out or half there.
+# Each change that a device's updates make fails in turn.
 _ERRORS = """
-import asyncio, errno, itertools, json, shutil, sys
+import asyncio, json, shutil, sys
 from pathlib import Path
-from support.faulty_disk import calls, fail
+from support.faulty_disk import calls, fail, failures
 from support.update_faults import ended, live, site
 
 root, bundles = Path(sys.argv[1]), Path(sys.argv[2])
@@ -42,11 +39,9 @@ async def main():
     await live(device, wanted)
     changes = calls() - before
     rounds, states = 0, {}
-    for after, (error, torn), times in itertools.product(
-        range(int(sys.argv[3]), changes + 1, int(sys.argv[4])), ((errno.ENOSPC, True), (errno.EIO, False)), (1, -1)
-    ):
+    for after, break_disk in failures(range(int(sys.argv[3]), changes + 1, int(sys.argv[4]))):
         device, wanted = site(root / str(after), bundles)
-        fail(after, error, times=times, torn=torn)
+        break_disk()
         await live(device, wanted, ends=False)
         fail(-1, 0)
         state = await ended(device, wanted[-1])  # the process goes on
@@ -119,7 +114,6 @@ def recorded(root: Path, bundles: Path) -> Recording:
 
 async def check_crash(recording: Recording, point: int, seed: int, crash: Path, bundles: Path) -> None:
     """After a power cut before that change the device answers with what verifies, and gets where it was to get."""
-    shutil.rmtree(crash, ignore_errors=True)
     recording.crash(point, random.Random(seed), crash)
     device, wanted = site(crash, bundles)
     device.start()
@@ -129,6 +123,4 @@ async def check_crash(recording: Recording, point: int, seed: int, crash: Path, 
 
 def errors_at(root: Path, bundles: Path, first: int, step: int) -> dict[str, object]:
     """Lets every `step`-th change fail; what happened."""
-    output, _ = run_on(root, _ERRORS, str(bundles), str(first), str(step), record=False)
-    found: dict[str, object] = json.loads(output.splitlines()[-1])
-    return found
+    return counts_on(root, _ERRORS, bundles, first, step)
