@@ -13,7 +13,7 @@ from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from firstline_core.hardware.readings import Absent, Reading, Readings, Snapshot, describe
-from firstline_core.storage.structs import FORMAT, read_json_document
+from firstline_core.storage.structs import FORMAT
 from firstline_core.telemetry.wording import counted
 from firstline_core.types import Amount, Count
 
@@ -152,19 +152,6 @@ class Catalogue(Struct, frozen=True):
     def engine(self, runtime: str, name: str) -> Engine | None:
         """Returns the provider or delegate of that name; None if it was not found here."""
         return next((one for one in self.engines if (one.runtime, one.name) == (runtime, name)), None)
-
-
-def decode(content: bytes, where: str) -> Catalogue:
-    """Reads a catalogue.
-
-    Args:
-        content: JSON, at most `LIMIT_BYTES`.
-        where: its source, for the error.
-
-    Raises:
-        ProtocolError: too long, not JSON, no catalogue, or of a newer format.
-    """
-    return read_json_document(content, Catalogue, where, LIMIT_BYTES, "is no catalogue of a device")
 
 
 def catalogue_lines(found: Catalogue) -> list[str]:
