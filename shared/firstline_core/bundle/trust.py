@@ -23,6 +23,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import KW_ONLY, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -67,6 +68,7 @@ class MetadataSource(Protocol):
         ...
 
 
+@dataclass(eq=False)
 class Trust:
     """The trusted metadata of one device. Calls block; use it from one thread at a time.
 
@@ -79,30 +81,24 @@ class Trust:
         rotations_limit: maximum number of new root versions per refresh.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        source: MetadataSource,
-        *,
-        anchor: bytes | None,
-        now_s: Callable[[], float],
-        clock: Clock = SYSTEM_CLOCK,
-        rotations_limit: int = _ROTATIONS_LIMIT,
-    ) -> None:
-        self._folder = folder
-        self._source = source
-        self._anchor = anchor
-        self._now_s = now_s
-        self._clock = clock
+    folder: Path
+    source: MetadataSource
+    _: KW_ONLY
+    anchor: bytes | None
+    now_s: Callable[[], float]
+    clock: Clock = SYSTEM_CLOCK
+    rotations_limit: int = _ROTATIONS_LIMIT
+
+    def __post_init__(self) -> None:
         self._config = UpdaterConfig(
-            max_root_rotations=rotations_limit,
+            max_root_rotations=self.rotations_limit,
             root_max_length=LIMITS_BYTES["root"],
             timestamp_max_length=LIMITS_BYTES["timestamp"],
             snapshot_max_length=LIMITS_BYTES["snapshot"],
             targets_max_length=LIMITS_BYTES["targets"],
         )
         self._updater: _DurableUpdater | None = None
-        self._fetcher = _Fetcher(source, clock)
+        self._fetcher = _Fetcher(self.source, self.clock)
 
     def refresh(self) -> dict[str, SignedFile]:
         """Fetches and verifies the newest metadata; returns the signed files by path.
@@ -114,15 +110,13 @@ class Trust:
             UpdateError: it cannot be stored; NoRoomError if the disk is full.
             FirstlineError: any other error of the source.
         """
-        fetcher = self._fetcher = _Fetcher(self._source, self._clock)
+        fetcher = self._fetcher = _Fetcher(self.source, self.clock)
         self._updater = None
         updater: _DurableUpdater | None = None
         try:
-            make_folder(self._folder)
-            updater = _DurableUpdater(
-                str(self._folder), "", fetcher=fetcher, config=self._config, bootstrap=self._anchor
-            )
-            updater.trusted.reference_time = datetime.fromtimestamp(self._now_s(), UTC)
+            make_folder(self.folder)
+            updater = _DurableUpdater(str(self.folder), "", fetcher=fetcher, config=self._config, bootstrap=self.anchor)
+            updater.trusted.reference_time = datetime.fromtimestamp(self.now_s(), UTC)
             updater.refresh()
         except (exceptions.RepositoryError, exceptions.DownloadError) as error:
             raise refusal(error, fetcher.name, fetcher.content, updater.trusted if updater else None) from error
@@ -150,7 +144,7 @@ class Trust:
     def targets(self) -> Metadata[Targets]:
         """Returns the signed targets metadata, after `refresh`; the next version is based on it."""
         self._refreshed  # noqa: B018 (it must have been verified)
-        return Metadata[Targets].from_file(str(self._folder / "targets.json"))
+        return Metadata[Targets].from_file(str(self.folder / "targets.json"))
 
     @property
     def root(self) -> Root:
@@ -180,7 +174,7 @@ class Trust:
     def _storage_error(self, error: OSError) -> errors.UpdateError:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         return (errors.NoRoomError if full else errors.UpdateError)(
-            f"Metadata cannot be kept in {self._folder}: {system_reason(error)}."
+            f"Metadata cannot be kept in {self.folder}: {system_reason(error)}."
         )
 
 

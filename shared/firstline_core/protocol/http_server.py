@@ -18,6 +18,7 @@ import resource
 import socket
 import ssl
 from collections.abc import Callable, Iterable
+from dataclasses import KW_ONLY, dataclass, field
 from email.utils import formatdate
 from functools import lru_cache, partial
 from itertools import chain
@@ -551,6 +552,7 @@ def _common_headers(now_s: int) -> list[tuple[bytes, bytes]]:
     return [(b"date", formatdate(now_s, usegmt=True).encode())]
 
 
+@dataclass(eq=False)
 class HttpServer:
     """Accepts connections and runs an ASGI application on them; wakes for nothing else.
 
@@ -567,20 +569,17 @@ class HttpServer:
         stopping: whether connections close after their present answer.
     """
 
-    def __init__(
-        self,
-        app: AsgiApp,
-        *,
-        limits: ServerLimits | None = None,
-        clock: Clock = SYSTEM_CLOCK,
-        tls: ssl.SSLContext | None = None,
-        peers: PeerRegistry | None = None,
-    ) -> None:
-        self.limits = limits or ServerLimits()
-        self.clock = clock
-        self.peers = peers
+    app: AsgiApp
+    _: KW_ONLY
+    limits: ServerLimits
+    clock: Clock = SYSTEM_CLOCK
+    tls: ssl.SSLContext | None = None
+    peers: PeerRegistry | None = None
+    stopping: bool = field(default=False, init=False)
+
+    def __post_init__(self) -> None:
         self.config = uvicorn.Config(
-            cast(Any, app),
+            cast(Any, self.app),
             http=HttpToolsProtocol,
             loop="none",
             ws="none",
@@ -592,8 +591,6 @@ class HttpServer:
             proxy_headers=False,
         )
         self.state = ServerState()
-        self.stopping = False
-        self._tls = tls
         self._listeners: list[socket.socket] = []
         self._retry: asyncio.TimerHandle | None = None
         self._connections: dict[Connection, None] = {}  # oldest first
@@ -678,10 +675,10 @@ class HttpServer:
             task.add_done_callback(self._handshakes.discard)
 
     async def _serve(self, connection: Connection, accepted: socket.socket) -> None:
-        handshake_s = self.limits.handshake_s if self._tls is not None else None
+        handshake_s = self.limits.handshake_s if self.tls is not None else None
         try:
             await asyncio.get_running_loop().connect_accepted_socket(
-                lambda: connection, accepted, ssl=self._tls, ssl_handshake_timeout=handshake_s
+                lambda: connection, accepted, ssl=self.tls, ssl_handshake_timeout=handshake_s
             )
         except OSError as error:  # ssl.SSLError is one
             log.debug("the TLS handshake failed", error=str(error))

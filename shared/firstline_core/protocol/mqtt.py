@@ -7,6 +7,7 @@ import random
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 
 from firstline_core.clock import SYSTEM_CLOCK, Clock, end_tasks, first_of
@@ -25,6 +26,7 @@ _RECONNECT_BASE_S = 0.5
 log = logger(__name__)
 
 
+@dataclass(eq=False)
 class MqttClient:
     """Keeps one connection to a broker.
 
@@ -51,31 +53,23 @@ class MqttClient:
         last_error: why the latest attempt to connect failed; None after a success.
     """
 
-    def __init__(
-        self,
-        settings: MqttSettings,
-        *,
-        will: Publication | None = None,
-        manual_ack: bool = False,
-        on_connected: Callable[[], Awaitable[None]] | None = None,
-        on_lost: Callable[[], None] | None = None,
-        session_expiry_s: int = 0,
-        clock: Clock = SYSTEM_CLOCK,
-        rng: random.Random | None = None,
-    ) -> None:
-        self._settings = settings
-        self._will = will
-        self._manual_ack = manual_ack
-        self._on_connected = on_connected
-        self._on_lost = on_lost
-        self._session_expiry_s = session_expiry_s
-        self._clock = clock
-        self._rng = rng or random.Random()  # noqa: S311 (not for security)
+    settings: MqttSettings
+    _: KW_ONLY
+    will: Publication | None = None
+    manual_ack: bool = False
+    on_connected: Callable[[], Awaitable[None]] | None = None
+    on_lost: Callable[[], None] | None = None
+    session_expiry_s: int = 0
+    clock: Clock = SYSTEM_CLOCK
+    rng: random.Random = field(default_factory=random.Random)
+    last_error: FirstlineError | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
         self._handlers: dict[str, Callable[[Message], None]] = {}
         self._filters: dict[str, None] = {}  # in order; subscribed now and after a reconnection
         self._running: set[asyncio.Task[None]] = set()
         # The broker limits messages in flight to `receive_maximum`, but not every broker counts correctly.
-        self._slots = asyncio.Semaphore(settings.receive_maximum)
+        self._slots = asyncio.Semaphore(self.settings.receive_maximum)
         self._held_back: deque[Message] = deque()
         self._connection: Connection | None = None
         self._keeper: asyncio.Task[None] | None = None
@@ -83,7 +77,6 @@ class MqttClient:
         self._up = asyncio.Event()
         self._tried = asyncio.Event()
         self._hurry = asyncio.Event()
-        self.last_error: FirstlineError | None = None
 
     @property
     def connected(self) -> bool:
@@ -111,7 +104,7 @@ class MqttClient:
                 await self._up.wait()
         except TimeoutError:
             raise self.last_error or LinkDownError(
-                f"No connection to the MQTT broker at {self._settings.address} within {timeout_s:g} s."
+                f"No connection to the MQTT broker at {self.settings.address} within {timeout_s:g} s."
             ) from None
 
     async def first_attempt(self) -> None:
@@ -135,7 +128,7 @@ class MqttClient:
             PayloadTooLargeError, UnauthorizedError, CapacityError, ProtocolError: the broker refused it.
         """
         if self._connection is None:
-            raise not_connected(self._settings.address)
+            raise not_connected(self.settings.address)
         return await self._connection.publish(publication)
 
     async def subscribe(self, topic_filter: str, handler: Handler) -> None:
@@ -188,12 +181,12 @@ class MqttClient:
         attempts = 0
         while True:
             connection = Connection(
-                self._settings.renewed(),
-                will=self._will,
+                self.settings.renewed(),
+                will=self.will,
                 # This client resumes its own session, and that of an earlier process if the caller asked the broker to
                 # keep it.
-                clean_start=self._session_expiry_s == 0,
-                session_expiry_s=self._session_expiry_s,
+                clean_start=self.session_expiry_s == 0,
+                session_expiry_s=self.session_expiry_s,
                 on_message=self._dispatch,
             )
             try:
@@ -203,28 +196,28 @@ class MqttClient:
                 if asyncio.get_running_loop().time() - since_s > _STEADY_S:
                     attempts = 0
                 if not self._reconnecting:
-                    log.warning("mqtt connection lost", broker=self._settings.address, why=why)
+                    log.warning("mqtt connection lost", broker=self.settings.address, why=why)
             except FirstlineError as error:
                 if type(error) is not type(self.last_error):  # once per kind of error, not per attempt
-                    log.warning("mqtt connection failed", broker=self._settings.address, error=error.message)
+                    log.warning("mqtt connection failed", broker=self.settings.address, error=error.message)
                 self._failed(error)
             except Exception as error:  # the outermost loop of the connection, which must not end silently
                 if type(self.last_error) is not FirstlineError:
-                    log.exception("mqtt connection failed unexpectedly", broker=self._settings.address)
+                    log.exception("mqtt connection failed unexpectedly", broker=self.settings.address)
                 self._failed(FirstlineError(f"The MQTT connection failed unexpectedly: {error!r}."))
             finally:
                 established, self._connection = self._connection is not None, None
                 self._up.clear()
-                if established and self._on_lost is not None:
-                    self._on_lost()
+                if established and self.on_lost is not None:
+                    self.on_lost()
                 self._held_back.clear()
                 await connection.close()
             at_once, self._reconnecting = self._reconnecting, False
             if at_once:
                 continue
             attempts += 1
-            max_s = self._settings.reconnect_max_s
-            await self._pause(full_jitter_s(self._rng, attempts, base_s=_RECONNECT_BASE_S, max_s=max_s))
+            max_s = self.settings.reconnect_max_s
+            await self._pause(full_jitter_s(self.rng, attempts, base_s=_RECONNECT_BASE_S, max_s=max_s))
 
     def _failed(self, error: FirstlineError) -> None:
         # Stored without the frames (and sockets) of its traceback.
@@ -235,7 +228,7 @@ class MqttClient:
     async def _pause(self, seconds: float) -> None:
         """Waits for a time, or until `connect` is called."""
         self._hurry.clear()
-        await first_of(self._clock.sleep(seconds), self._hurry.wait())
+        await first_of(self.clock.sleep(seconds), self._hurry.wait())
 
     async def _establish(self, connection: Connection) -> None:
         await connection.open()
@@ -243,12 +236,12 @@ class MqttClient:
         for topic_filter in tuple(self._filters):  # `subscribe` itself adds what a caller asks for from here on
             if topic_filter in self._filters:
                 await connection.subscribe(topic_filter)
-        if self._on_connected is not None:
-            await self._on_connected()
+        if self.on_connected is not None:
+            await self.on_connected()
         self.last_error = None
         self._up.set()
         self._tried.set()
-        log.info("mqtt connected", broker=self._settings.address)
+        log.info("mqtt connected", broker=self.settings.address)
 
     def _dispatch(self, message: Message) -> None:
         handle = next((found for f, found in self._handlers.items() if matches(f, message.topic)), None)
@@ -262,7 +255,7 @@ class MqttClient:
             handle(message)
 
     def _start_handler(self, handler: Handler, message: Message) -> None:
-        if message.qos == 0 and len(self._running) >= self._settings.receive_maximum:
+        if message.qos == 0 and len(self._running) >= self.settings.receive_maximum:
             # Only the sender limits these; the broker limits those of QoS 1.
             log.warning("mqtt message dropped", topic=message.topic, why="too many handlers run")
             return
@@ -283,8 +276,8 @@ class MqttClient:
         except Exception:  # the outermost loop of a message
             log.exception("mqtt handler failed", topic=message.topic)
             self._held_back.append(message)
-            if len(self._held_back) > self._settings.receive_maximum // 2:
+            if len(self._held_back) > self.settings.receive_maximum // 2:
                 self._held_back.popleft().ack()
         else:
-            if not self._manual_ack:
+            if not self.manual_ack:
                 message.ack()

@@ -77,7 +77,7 @@ async def served(handle: Handler, limits: ServerLimits | None = None) -> AsyncIt
 async def running(app: Application, limits: ServerLimits | None = None) -> AsyncIterator[tuple[HttpServer, int]]:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
-        server = HttpServer(app, limits=limits)
+        server = HttpServer(app, limits=limits or ServerLimits())
         await server.start([listener])
         try:
             async with asyncio.timeout(TIMEOUT_S):
