@@ -538,13 +538,18 @@ class BatchRun:
 
 
 def _call_at_end(ran: Running, callback: Callable[[Any], None]) -> None:
-    """Calls back on the event loop, in the present context, when an attempt ends.
+    """Calls back on the event loop, in the present context, when an attempt ends; not after the end of the loop.
 
     A future of asyncio around that of a thread would call back a turn of the event loop later, in which the thread has
     nothing to run.
     """
-    if isinstance(ran, Future):
-        loop, context = asyncio.get_running_loop(), copy_context()
-        ran.add_done_callback(lambda ended: loop.call_soon_threadsafe(callback, ended, context=context))
-    else:
+    if not isinstance(ran, Future):
         ran.add_done_callback(callback)
+        return
+    loop, context = asyncio.get_running_loop(), copy_context()
+
+    def ended(future: Future[list[Outcome]]) -> None:
+        if not loop.is_closed():  # a thread that cannot be stopped may end later than the gateway
+            loop.call_soon_threadsafe(callback, future, context=context)
+
+    ran.add_done_callback(ended)

@@ -85,6 +85,30 @@ async def test_a_batch_abandoned_before_its_thread_frees_its_slot() -> None:
     assert await dispatcher.close(10)
 
 
+@pytest.mark.parametrize("abandoned", [False, True])
+def test_a_thread_may_end_after_the_event_loop(abandoned: bool, caplog: pytest.LogCaptureFixture) -> None:
+    model = Held()
+
+    async def begin() -> LocalExecutor:
+        local = LocalExecutor({M: cast(LoadedModel, model)}, sessions=1, max_batch_rows=32)
+        here = Member("here", local, sessions=1)
+        here.place(SERVED, {1: 0.01})
+        ran = Dispatcher([here]).run_on(here, M, [row(2.0)], [None])
+        if abandoned:
+            ran.cancel()
+        await asyncio.sleep(0)
+        return local
+
+    local = asyncio.run(begin())
+    model.goes_on.set()
+    assert asyncio.run(local.close(60))
+    for thread in threading.enumerate():
+        if thread.name.startswith("session"):
+            thread.join(60)
+    assert model.runs == [1]
+    assert not caplog.records
+
+
 class Prompt(ExecutorWithoutFiles):
     """Answers when the test says so."""
 
