@@ -12,12 +12,12 @@ from support.images import grey, images
 from support.inference import digits_request
 from support.keys import create_key
 from support.line import DEVICE, Line, line
+from support.mqtt_device import MqttDevice
 
 from firstline.client.async_client import AsyncClient
 from firstline_core.errors import FirstlineError
 from firstline_core.ids import new_request_id
 from firstline_core.protocol import mqtt_messages
-from firstline_core.protocol.mqtt import MqttClient
 from firstline_core.protocol.mqtt_messages import DEADLINE_MS, MODEL_VERSION, Message, MqttSettings, Publication, Topics
 from firstline_gateway.settings.settings import Store
 
@@ -39,47 +39,18 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Line]:
             assert "[error" not in logged, logged
 
 
-class Device:
-    """A device's side of the protocol; `ask` gives back what the gateway answers, whatever it is."""
-
-    def __init__(self, client: MqttClient) -> None:
-        self.client = client
-        self.got: asyncio.Queue[Message] = asyncio.Queue()
-
-    async def ask(self, publication: Publication) -> Message:
-        await self.client.publish(publication)
-        async with asyncio.timeout(10):
-            message = await self.got.get()
-        assert message.correlation_data == publication.correlation_data
-        assert not message.retain
-        return message
-
-
 @pytest.fixture
-async def device(running: Line) -> AsyncIterator[Device]:
+async def device(running: Line) -> AsyncIterator[MqttDevice]:
     assert running.broker_port is not None
-    client = MqttClient(MqttSettings("127.0.0.1", running.broker_port, client_id=NAME))
-    found = Device(client)
-    await client.subscribe(TOPICS.response, found.got.put)
-    await client.connect(10)
-    try:
+    async with MqttDevice(NAME, MqttSettings("127.0.0.1", running.broker_port, client_id=NAME)) as found:
         yield found
         # Whatever it was sent, it goes on, and nothing but the answers that were awaited came.
-        assert mqtt_messages.read_response(await found.ask(good())).answer is not None
+        assert (await found.ask(good())).answer is not None
         assert found.got.empty()
-    finally:
-        await client.close()
 
 
 def good() -> Publication:
-    request = digits_request(images(grey()))
-    return mqtt_messages.request_publication(
-        request,
-        topic=TOPICS.request("digits"),
-        response_topic=TOPICS.response,
-        correlation_data=request.request_id.encode(),
-        now_s=0.0,
-    )
+    return MqttDevice(NAME, MqttSettings("127.0.0.1")).publication(digits_request(images(grey())))
 
 
 def without(properties: dict[str, str], name: str) -> dict[str, str]:
@@ -125,9 +96,9 @@ MALFORMED: dict[str, tuple[Publication, str]] = {
 
 
 @pytest.mark.parametrize("name", MALFORMED)
-async def test_refused_in_an_envelope(device: Device, name: str) -> None:
+async def test_refused_in_an_envelope(device: MqttDevice, name: str) -> None:
     publication, code = MALFORMED[name]
-    answer = await device.ask(publication)
+    answer = await device.message_to(publication)
     assert answer.properties[mqtt_messages.STATUS] == code
     with pytest.raises(FirstlineError, match=r"\.$") as refused:
         mqtt_messages.read_response(answer)
@@ -139,7 +110,7 @@ async def test_refused_in_an_envelope(device: Device, name: str) -> None:
     "response_topic", ["", TOPICS.response + "/x", Topics("press-8").response, "firstline/v1/press-8/state", "/"]
 )
 async def test_dropped_without_a_response_topic_of_its_own(
-    device: Device, running: Line, properties: dict[str, str], response_topic: str
+    device: MqttDevice, running: Line, properties: dict[str, str], response_topic: str
 ) -> None:
     heard: list[Message] = []
 
@@ -170,22 +141,22 @@ async def dropped(running: Line) -> int:
 @pytest.mark.parametrize(
     "topic", ["firstline/v1/ /req/digits", f"firstline/v1/{'d' * 2000}/req/digits", "firstline/v1//req/"]
 )
-async def test_a_topic_of_no_device_is_dropped(device: Device, topic: str) -> None:
+async def test_a_topic_of_no_device_is_dropped(device: MqttDevice, topic: str) -> None:
     await device.client.publish(replace(good(), topic=topic))
 
 
-async def test_expensive_messages_are_refused_unread(device: Device) -> None:
+async def test_expensive_messages_are_refused_unread(device: MqttDevice) -> None:
     """Properties in their thousands, or hundreds before a large payload: paho alone takes 10 s over either."""
     await device.client.publish(replace(good(), properties={f"{number:x}": "" for number in range(20_000)}))
     large = replace(good(), payload=b"\0" * 20_000_000, properties={f"{number:x}": "" for number in range(800)})
     async with asyncio.timeout(5):
-        assert (await device.ask(large)).properties[mqtt_messages.STATUS] == "payload_too_large"
-        assert mqtt_messages.read_response(await device.ask(good())).answer is not None
+        assert (await device.message_to(large)).properties[mqtt_messages.STATUS] == "payload_too_large"
+        assert (await device.ask(good())).answer is not None
 
 
-async def test_device_ignores_unrequested_answers(device: Device, running: Line) -> None:
+async def test_device_ignores_unrequested_answers(device: MqttDevice, running: Line) -> None:
     own = Topics(DEVICE).response
-    answer = await device.ask(good())
+    answer = await device.message_to(good())
     for publication in (
         Publication(own, b""),
         Publication(own, b"\xff" * 100, {mqtt_messages.STATUS: "ok"}, correlation_data=b"\xff"),

@@ -41,14 +41,17 @@ class MqttDevice:
         )
         return replace(made, **changes)  # type: ignore[arg-type]
 
-    async def ask(self, publication: Publication) -> InferResponse:
-        """The answer to it, which must be the next that comes."""
+    async def message_to(self, publication: Publication) -> Message:
+        """What comes back, whatever it is; it must be the next that comes."""
         await self.client.publish(publication)
         async with asyncio.timeout(10):
             message = await self.got.get()
         assert message.correlation_data == publication.correlation_data
         assert not message.retain
-        return mqtt_messages.read_response(message)
+        return message
+
+    async def ask(self, publication: Publication) -> InferResponse:
+        return mqtt_messages.read_response(await self.message_to(publication))
 
     async def infer(self, request: InferRequest) -> InferResponse:
         return await self.ask(self.publication(request))
