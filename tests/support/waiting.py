@@ -20,9 +20,9 @@ def work_for(seconds: float) -> None:
         pass
 
 
-def _pause_s(began_s: float, most_s: float) -> float:
+def _pause_s(began_s: float) -> float:
     """A pause between two looks at a condition: what has taken long is looked at less often."""
-    return min(most_s, 0.002 + (time.monotonic() - began_s) / 50)
+    return min(0.05, 0.002 + (time.monotonic() - began_s) / 50)
 
 
 async def until(condition: Callable[[], object], timeout_s: float = 20) -> None:
@@ -43,7 +43,7 @@ async def until(condition: Callable[[], object], timeout_s: float = 20) -> None:
                 holds = await holds
             if holds:
                 return
-            await asyncio.sleep(_pause_s(began_s, 0.05) if is_costly else 0.002)
+            await asyncio.sleep(_pause_s(began_s) if is_costly else 0.002)
 
 
 def wait_until(condition: Callable[[], object], timeout_s: float = 60) -> None:
@@ -51,7 +51,7 @@ def wait_until(condition: Callable[[], object], timeout_s: float = 60) -> None:
     began_s = time.monotonic()
     while not condition():
         assert time.monotonic() < began_s + timeout_s, "the condition is still false"
-        time.sleep(_pause_s(began_s, 0.1))
+        time.sleep(_pause_s(began_s))
 
 
 async def result_of(awaited: Awaitable[T], clock: SimulatedClock, step_s: float = 0.001) -> T:
