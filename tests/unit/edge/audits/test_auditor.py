@@ -51,6 +51,11 @@ async def make_scene(tmp_path: Path) -> AsyncIterator[MakeScene]:
         await scene.close()
 
 
+@pytest.fixture
+async def scene(make_scene: MakeScene) -> Scene:
+    return make_scene()
+
+
 async def turns_until(holds: Callable[[], bool]) -> None:
     for _ in range(1000):
         if holds():
@@ -70,8 +75,7 @@ def monitored_in(scene: Scene) -> MonitoredCertificate:
     return monitored
 
 
-async def test_an_accepted_answer_is_audited_under_its_own_id(make_scene: MakeScene) -> None:
-    scene = make_scene()
+async def test_an_accepted_answer_is_audited_under_its_own_id(scene: Scene) -> None:
     response = await scene.infer(SURE)
     assert answer_of(response).certified
     assert scene.cloud.requests == []  # not before the answer
@@ -88,8 +92,7 @@ async def test_an_accepted_answer_is_audited_under_its_own_id(make_scene: MakeSc
     assert sent.full_model_digest == scene.cloud.digest
 
 
-async def test_cache_hits_are_audited_and_travel_each_time(make_scene: MakeScene) -> None:
-    scene = make_scene()
+async def test_cache_hits_are_audited_and_travel_each_time(scene: Scene) -> None:
     scene.cloud.agrees = lambda _: True
     for number in range(3):
         response = await scene.infer(SURE)
@@ -98,8 +101,7 @@ async def test_cache_hits_are_audited_and_travel_each_time(make_scene: MakeScene
     assert len(scene.cloud.requests) == 3
 
 
-async def test_only_accepted_rows_of_a_batch_are_audited_one_by_one(make_scene: MakeScene) -> None:
-    scene = make_scene()
+async def test_only_accepted_rows_of_a_batch_are_audited_one_by_one(scene: Scene) -> None:
     await scene.infer(SURE, UNSURE, 0.99)
     await ended(scene, 2)
     audited = [request.audit is not None for request in scene.cloud.requests]
@@ -108,8 +110,7 @@ async def test_only_accepted_rows_of_a_batch_are_audited_one_by_one(make_scene: 
 
 
 @pytest.mark.parametrize("wish", [{"privacy": Privacy.LOCAL_ONLY}, {"route": Route.EDGE}])
-async def test_private_answers_are_never_audited_or_counted(make_scene: MakeScene, wish: dict[str, Any]) -> None:
-    scene = make_scene()
+async def test_private_answers_are_never_audited_or_counted(scene: Scene, wish: dict[str, Any]) -> None:
     for _ in range(5):
         await scene.infer(SURE, **wish)
     monitored = monitored_in(scene)
@@ -149,8 +150,7 @@ async def test_a_stricter_device_audits_all_covered_answers(make_scene: MakeScen
     assert sorted(sampled) == [(UNSURE, False), (0.85, True), (0.85, True), (0.99, True)]  # each drawn once
 
 
-async def test_an_alarm_that_an_audit_brings_back_begins_a_test_without_it(make_scene: MakeScene) -> None:
-    scene = make_scene()
+async def test_an_alarm_that_an_audit_brings_back_begins_a_test_without_it(scene: Scene) -> None:
     monitored = monitored_in(scene)
     scene.cloud.agrees = lambda value: value > 0.9
     for _ in range(60):  # enough to say from where on answers are good
@@ -169,8 +169,7 @@ async def test_an_alarm_that_an_audit_brings_back_begins_a_test_without_it(make_
     assert monitored.record.events[""].test == audit.begin(0.05)
 
 
-async def test_an_audit_caches_the_full_models_output(make_scene: MakeScene) -> None:
-    scene = make_scene()
+async def test_an_audit_caches_the_full_models_output(scene: Scene) -> None:
     response = await scene.infer(SURE)
     await ended(scene, 1)
     (audited,) = scene.cloud.requests
@@ -180,8 +179,7 @@ async def test_an_audit_caches_the_full_models_output(make_scene: MakeScene) -> 
     assert (await scene.infer(SURE)).output("probabilities").tolist() == response.output("probabilities").tolist()
 
 
-async def test_lost_audits_are_counted_and_not_tried_again(make_scene: MakeScene) -> None:
-    scene = make_scene()
+async def test_lost_audits_are_counted_and_not_tried_again(scene: Scene) -> None:
     scene.cloud.error = LinkDownError("gone")
     await scene.infer(SURE)
     assert await ended(scene, 1) == ["lost"]
@@ -194,15 +192,13 @@ async def test_lost_audits_are_counted_and_not_tried_again(make_scene: MakeScene
     assert list(read(scene.samples_path)) == []
 
 
-async def test_another_models_answer_is_no_verdict(make_scene: MakeScene) -> None:
-    scene = make_scene()
+async def test_another_models_answer_is_no_verdict(scene: Scene) -> None:
     scene.cloud.digest = ""
     await scene.infer(SURE)
     assert await ended(scene, 1) == ["lost"]
 
 
-async def test_escalations_go_first(make_scene: MakeScene) -> None:
-    scene = make_scene()
+async def test_escalations_go_first(scene: Scene) -> None:
     scene.cloud.gate = asyncio.Event()
     live = [asyncio.create_task(scene.infer(UNSURE + number / 1000)) for number in range(4)]
     await turns_until(lambda: len(scene.cloud.requests) == 4)
@@ -216,8 +212,7 @@ async def test_escalations_go_first(make_scene: MakeScene) -> None:
     assert len(scene.cloud.requests) == 5
 
 
-async def test_an_answer_that_was_drawn_is_not_given_back_later_than_others(make_scene: MakeScene) -> None:
-    scene = make_scene()
+async def test_an_answer_that_was_drawn_is_not_given_back_later_than_others(scene: Scene) -> None:
     scene.cloud.gate = asyncio.Event()  # the audit hangs
     for _ in range(100):
         assert answer_of(await scene.infer(SURE)).reason is Reason.CONFIDENT
@@ -226,8 +221,7 @@ async def test_an_answer_that_was_drawn_is_not_given_back_later_than_others(make
     assert scene.findings == []
 
 
-async def test_after_an_alarm_audits_go_on_without_a_note_while_budgets_are_ample(make_scene: MakeScene) -> None:
-    scene = make_scene()
+async def test_after_an_alarm_audits_go_on_without_a_note_while_budgets_are_ample(scene: Scene) -> None:
     monitored = monitored_in(scene)
     monitored.record.alarmed, monitored.record.tightened = True, 0.9
     monitored.certificate_state = CertificateState(True, 0.9)
@@ -240,8 +234,7 @@ async def test_after_an_alarm_audits_go_on_without_a_note_while_budgets_are_ampl
     assert (monitored.record.drawn, monitored.record.events[""].test.audits) == (1, 1)
 
 
-async def test_escalated_answers_are_sampled_without_a_request(make_scene: MakeScene) -> None:
-    scene = make_scene()
+async def test_escalated_answers_are_sampled_without_a_request(scene: Scene) -> None:
     scene.cloud.agrees = lambda value: value == UNSURE
     await scene.infer(UNSURE)
     await scene.infer(UNSURE)  # what the full model said is known by now

@@ -52,6 +52,11 @@ async def make_scene(tmp_path: Path) -> AsyncIterator[MakeScene]:
         await scene.close()
 
 
+@pytest.fixture
+async def scene(make_scene: MakeScene) -> Scene:
+    return make_scene()
+
+
 def states_of(scene: Scene) -> CertificateStates:
     assert scene.certificates is not None
     return scene.certificates
@@ -119,8 +124,7 @@ async def test_graded_losses_are_tested_by_their_mean(make_scene: MakeScene) -> 
     assert monitored.record.cause.endswith("audits on this device show a mean loss above 5 %")
 
 
-def test_a_comparison_keeps_the_loss(make_scene: MakeScene, monkeypatch: pytest.MonkeyPatch) -> None:
-    scene = make_scene()
+def test_a_comparison_keeps_the_loss(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     task, outputs = scene.held.manifest.task, {PROBABILITIES: np.eye(10, dtype=np.float32)[[3]]}
     monkeypatch.setattr(type(task), "loss", lambda *_: np.array([0.25], np.float32))
     compared = Comparison.of(scene.held, outputs, outputs)
@@ -128,8 +132,7 @@ def test_a_comparison_keeps_the_loss(make_scene: MakeScene, monkeypatch: pytest.
     assert (compared.agree, sample.agree, sample.loss("")) == (False, 0.75, 0.25)
 
 
-async def test_an_alarm_ends_certification_and_accepts_only_audited_scores(make_scene: MakeScene) -> None:
-    scene = make_scene()
+async def test_an_alarm_ends_certification_and_accepts_only_audited_scores(scene: Scene) -> None:
     assert 10 < feed(scene, *WORSE) < len(WORSE)
     monitored = monitored_in(scene)
     assert monitored.record.tightened == 0.96 and not monitored.record.escalates_all
@@ -138,8 +141,7 @@ async def test_an_alarm_ends_certification_and_accepts_only_audited_scores(make_
     assert monitored.record.events[""].test == audit.begin(0.05)  # the new threshold has a test of its own
 
 
-async def test_after_an_alarm_cached_answers_escalate_within_the_quota(make_scene: MakeScene) -> None:
-    scene = make_scene()
+async def test_after_an_alarm_cached_answers_escalate_within_the_quota(scene: Scene) -> None:
     assert answer_of(await scene.infer(SURE)).certified  # in the cache from now on
     assert feed(scene, *[(SURE, 0)] * 20)
     assert monitored_in(scene).record.escalates_all
@@ -179,8 +181,7 @@ async def test_on_alarm_escalate_keeps_nothing(make_scene: MakeScene) -> None:
     assert monitored_in(scene).record.escalates_all
 
 
-async def test_a_second_alarm_tightens_further_and_never_loosens(make_scene: MakeScene) -> None:
-    scene = make_scene()
+async def test_a_second_alarm_tightens_further_and_never_loosens(scene: Scene) -> None:
     feed(scene, *WORSE)
     monitored = monitored_in(scene)
     first, cause = monitored.threshold, monitored.record.cause
@@ -258,8 +259,7 @@ async def test_the_gateways_alarm_names_the_event(make_scene: MakeScene) -> None
     assert states_of(scene).alarm_of(scene.held) is None  # it is not reported back
 
 
-async def test_the_gateways_alarm_is_as_good_as_ones_own(make_scene: MakeScene) -> None:
-    scene = make_scene()
+async def test_the_gateways_alarm_is_as_good_as_ones_own(scene: Scene) -> None:
     assert answer_of(await scene.infer(SURE)).certified
     scene.cloud.notice = ContractNotice(alarm=False, escalations_per_hour=7.0)
     await scene.infer(UNSURE)
@@ -451,9 +451,8 @@ async def test_scores_are_compared_with_the_certificates_and_survive_a_restart(m
 
 
 async def test_records_are_saved_soon_and_a_refusal_is_logged_once(
-    make_scene: MakeScene, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    scene: Scene, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    scene = make_scene()
     async with saving(scene):
         feed(scene, (SURE, 1))
         await turns_until((tmp_path / "certificates.json").exists)

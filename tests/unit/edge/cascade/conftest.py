@@ -18,3 +18,8 @@ async def make_scene() -> AsyncIterator[MakeScene]:
     yield make
     for scene in made:
         await scene.close()
+
+
+@pytest.fixture
+async def scene(make_scene: MakeScene) -> Scene:
+    return make_scene()

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from msgspec.structs import replace
-from support.edge import SURE, UNSURE, MakeScene, answer_of, outcomes, request, tiers, yes
+from support.edge import SURE, UNSURE, MakeScene, Scene, answer_of, outcomes, request, tiers, yes
 from support.escalations import settle
 
 from firstline_core.clock import SimulatedClock
@@ -39,8 +39,7 @@ def with_probabilities(response: InferResponse, probabilities: Any) -> InferResp
     return replace(response, outputs=(Tensor("probabilities", np.array(probabilities, np.float32)),))
 
 
-async def test_a_confident_answer_is_accepted_and_nothing_is_sent(make_scene: MakeScene) -> None:
-    scene = make_scene()
+async def test_a_confident_answer_is_accepted_and_nothing_is_sent(scene: Scene) -> None:
     response = await scene.infer(SURE, id="mine")
     answer = answer_of(response)
     assert yes(response) == [SURE]
@@ -52,8 +51,7 @@ async def test_a_confident_answer_is_accepted_and_nothing_is_sent(make_scene: Ma
     assert (response.id, response.version, scene.cloud.requests) == ("mine", "3", [])
 
 
-async def test_an_unsure_answer_comes_from_the_full_model(make_scene: MakeScene) -> None:
-    scene = make_scene()
+async def test_an_unsure_answer_comes_from_the_full_model(scene: Scene) -> None:
     asked = request(UNSURE, id="mine", outputs=(RequestedOutput("probabilities"),))
     response = await scene.answer(asked)
     answer = answer_of(response)
@@ -68,8 +66,7 @@ async def test_an_unsure_answer_comes_from_the_full_model(make_scene: MakeScene)
     assert (sent.id, sent.outputs) == ("", ())
 
 
-async def test_a_batch_is_decided_row_by_row_and_keeps_its_order(make_scene: MakeScene) -> None:
-    scene = make_scene()
+async def test_a_batch_is_decided_row_by_row_and_keeps_its_order(scene: Scene) -> None:
     response = await scene.infer(0.6, 0.95, 0.7, 0.9)
     answer = answer_of(response)
     assert yes(response) == [0.01, 0.95, 0.01, 0.9]
@@ -80,8 +77,7 @@ async def test_a_batch_is_decided_row_by_row_and_keeps_its_order(make_scene: Mak
     assert answer.confidence == pytest.approx(0.6)
 
 
-async def test_a_score_that_is_no_number_is_never_kept(make_scene: MakeScene) -> None:
-    scene = make_scene()
+async def test_a_score_that_is_no_number_is_never_kept(scene: Scene) -> None:
     assert answer_of(await scene.infer(float("nan"))).tier is Tier.CLOUD
 
 
@@ -137,8 +133,7 @@ class TestCertificate:
 
 
 class TestCache:
-    async def test_a_cache_hit_keeps_the_reason(self, make_scene: MakeScene) -> None:
-        scene = make_scene()
+    async def test_a_cache_hit_keeps_the_reason(self, scene: Scene) -> None:
         await scene.infer(SURE)
         response = await scene.infer(SURE)
         assert (answer_of(response).tier, answer_of(response).reason) == (Tier.CACHE, Reason.CONFIDENT)
@@ -146,16 +141,14 @@ class TestCache:
         assert outcomes(response) == [("cache", "ok")]
         assert len(scene.echo.runs) == 1
 
-    async def test_the_full_models_answer_is_reused_for_an_uncertain_row(self, make_scene: MakeScene) -> None:
-        scene = make_scene()
+    async def test_the_full_models_answer_is_reused_for_an_uncertain_row(self, scene: Scene) -> None:
         await scene.infer(UNSURE)
         response = await scene.infer(UNSURE)
         answer = answer_of(response)
         assert (answer.tier, answer.reason, answer.certified) == (Tier.CACHE, Reason.UNCERTAIN, True)
         assert (yes(response), answer.model_digest, len(scene.cloud.requests)) == ([0.01], scene.cloud.digest, 1)
 
-    async def test_only_the_new_rows_of_a_batch_run_and_travel(self, make_scene: MakeScene) -> None:
-        scene = make_scene()
+    async def test_only_the_new_rows_of_a_batch_run_and_travel(self, scene: Scene) -> None:
         await scene.infer(0.95, 0.6)
         response = await scene.infer(0.7, 0.95, 0.6)
         assert scene.echo.runs[1:] == [[0.7]]
@@ -174,8 +167,7 @@ class TestCache:
         scene = make_scene(min_threshold=0.1)
         assert answer_of(await scene.infer(UNSURE)).tier is Tier.CLOUD
 
-    async def test_a_provisional_answer_is_not_cached(self, make_scene: MakeScene) -> None:
-        scene = make_scene()
+    async def test_a_provisional_answer_is_not_cached(self, scene: Scene) -> None:
         scene.cloud.error = LinkDownError("down")
         assert answer_of(await scene.infer(UNSURE)).status is Status.PROVISIONAL
         scene.cloud.error = None
@@ -186,8 +178,7 @@ class TestCache:
             [0.01],
         )
 
-    async def test_another_models_answer_is_refused_and_not_kept(self, make_scene: MakeScene) -> None:
-        scene = make_scene()
+    async def test_another_models_answer_is_refused_and_not_kept(self, scene: Scene) -> None:
         scene.cloud.digest = "f" * 64
         answer = answer_of(await scene.infer(UNSURE))
         assert (answer.tier, answer.reason, answer.status) == (Tier.EDGE, Reason.LINK_DOWN, Status.PROVISIONAL)
@@ -222,9 +213,8 @@ class TestTheFarSide:
         ],
     )
     async def test_a_wrong_answer_is_a_failure_of_the_link(
-        self, make_scene: MakeScene, spoil: Callable[[InferResponse], InferResponse]
+        self, scene: Scene, spoil: Callable[[InferResponse], InferResponse]
     ) -> None:
-        scene = make_scene()
         scene.cloud.spoil = spoil
         response = await scene.infer(UNSURE)
         answer = answer_of(response)
@@ -244,9 +234,8 @@ class TestTheFarSide:
         ],
     )
     async def test_a_wrong_answer_is_not_passed_on(
-        self, make_scene: MakeScene, spoil: Callable[[InferResponse], InferResponse], said: str
+        self, scene: Scene, spoil: Callable[[InferResponse], InferResponse], said: str
     ) -> None:
-        scene = make_scene()
         scene.cloud.spoil = spoil
         with pytest.raises(ProtocolError, match=said):
             await scene.infer(SURE, model="other")
@@ -265,9 +254,8 @@ class TestOffline:
         ],
     )
     async def test_the_edge_answer_now_and_a_durable_promise(
-        self, make_scene: MakeScene, error: FirstlineError, reason: Reason
+        self, scene: Scene, error: FirstlineError, reason: Reason
     ) -> None:
-        scene = make_scene()
         scene.cloud.error = error
         asked = request(0.95, 0.6, deadline_s=None)
         response = await scene.answer(asked)
@@ -281,8 +269,7 @@ class TestOffline:
         assert (item.request.version, item.request.full_model_digest) == ("3", scene.cloud.digest)
 
     @pytest.mark.parametrize("error", [RequestError("no"), InferenceError("no"), FirstlineError("broken")])
-    async def test_a_refusal_is_final(self, make_scene: MakeScene, error: FirstlineError) -> None:
-        scene = make_scene()
+    async def test_a_refusal_is_final(self, scene: Scene, error: FirstlineError) -> None:
         scene.cloud.error = error
         answer = answer_of(await scene.infer(UNSURE))
         assert (answer.status, answer.reason, answer.durable) == (Status.FINAL, Reason.CLOUD_ERROR, False)
@@ -331,15 +318,13 @@ class TestOffline:
             await clock.advance(BUNDLE_GRACE_S)
 
     @pytest.mark.parametrize("error", [QueueFullError("full"), CapacityError("the disk refuses")])
-    async def test_a_full_outbox_promises_nothing(self, make_scene: MakeScene, error: FirstlineError) -> None:
-        scene = make_scene()
+    async def test_a_full_outbox_promises_nothing(self, scene: Scene, error: FirstlineError) -> None:
         scene.cloud.error = LinkDownError("down")
         scene.promises.error = error
         answer = answer_of(await scene.infer(UNSURE))
         assert (answer.status, answer.reason, answer.durable) == (Status.FINAL, Reason.OUTBOX_FULL, False)
 
-    async def test_a_request_for_the_gateway_alone_fails_clearly(self, make_scene: MakeScene) -> None:
-        scene = make_scene()
+    async def test_a_request_for_the_gateway_alone_fails_clearly(self, scene: Scene) -> None:
         scene.cloud.error = LinkDownError("down", retry_after_s=7)
         with pytest.raises(LinkDownError) as raised:
             await scene.infer(*[SURE] * 20)  # 80 bytes, over the limit of 64
@@ -362,64 +347,53 @@ class TestOffline:
         assert answer_of(await scene.infer(UNSURE)).status is Status.FINAL
         assert scene.promises.items == []
 
-    async def test_a_refused_token_is_not_the_callers_fault(self, make_scene: MakeScene) -> None:
-        scene = make_scene()
+    async def test_a_refused_token_is_not_the_callers_fault(self, scene: Scene) -> None:
         scene.cloud.error = UnauthorizedError("who?")
         with pytest.raises(LinkError, match="refuses this device"):
             await scene.infer(*[SURE] * 20)
 
 
 class TestWishes:
-    async def test_route_edge_keeps_an_unsure_answer(self, make_scene: MakeScene) -> None:
-        scene = make_scene()
+    async def test_route_edge_keeps_an_unsure_answer(self, scene: Scene) -> None:
         answer = answer_of(await scene.infer(UNSURE, route=Route.EDGE))
         assert (answer.tier, answer.reason, answer.status) == (Tier.EDGE, Reason.REQUESTED, Status.FINAL)
         assert scene.cloud.requests == []
 
-    async def test_route_cloud_does_not_run_the_edge_model(self, make_scene: MakeScene) -> None:
-        scene = make_scene()
+    async def test_route_cloud_does_not_run_the_edge_model(self, scene: Scene) -> None:
         answer = answer_of(await scene.infer(SURE, route=Route.CLOUD))
         assert (answer.tier, answer.reason, answer.confidence) == (Tier.CLOUD, Reason.REQUESTED, None)
         assert scene.echo.runs == []
         assert answer_of(await scene.infer(SURE, route=Route.CLOUD)).tier is Tier.CACHE
 
-    async def test_route_cloud_falls_back_to_the_edge(self, make_scene: MakeScene) -> None:
-        scene = make_scene()
+    async def test_route_cloud_falls_back_to_the_edge(self, scene: Scene) -> None:
         scene.cloud.error = LinkDownError("down")
         response = await scene.infer(SURE, route=Route.CLOUD)
         answer = answer_of(response)
         assert (answer.tier, answer.reason, answer.status) == (Tier.EDGE, Reason.LINK_DOWN, Status.PROVISIONAL)
         assert yes(response) == [SURE]
 
-    async def test_wait_first_does_not_wait(self, make_scene: MakeScene) -> None:
-        scene = make_scene()
+    async def test_wait_first_does_not_wait(self, scene: Scene) -> None:
         answer = answer_of(await scene.infer(UNSURE, wait=Wait.FIRST))
         assert (answer.status, answer.reason, answer.durable) == (Status.PROVISIONAL, Reason.REQUESTED, True)
         assert scene.cloud.requests == [] and len(scene.promises.items) == 1
         assert answer_of(await scene.infer(SURE, wait=Wait.FIRST)).status is Status.FINAL
 
-    async def test_wait_first_takes_a_final_answer_that_is_there(self, make_scene: MakeScene) -> None:
-        scene = make_scene()
+    async def test_wait_first_takes_a_final_answer_that_is_there(self, scene: Scene) -> None:
         await scene.infer(UNSURE)
         answer = answer_of(await scene.infer(UNSURE, wait=Wait.FIRST))
         assert (answer.status, answer.tier) == (Status.FINAL, Tier.CACHE)
 
-    async def test_wait_first_waits_where_nothing_comes_first(self, make_scene: MakeScene) -> None:
-        scene = make_scene()
+    async def test_wait_first_waits_where_nothing_comes_first(self, scene: Scene) -> None:
         assert answer_of(await scene.infer(*[SURE] * 20, wait=Wait.FIRST)).reason is Reason.HEAVY
 
-    async def test_local_only_never_leaves(self, make_scene: MakeScene) -> None:
-        scene = make_scene()
+    async def test_local_only_never_leaves(self, scene: Scene) -> None:
         scene.cloud.error = LinkDownError("down")
         answer = answer_of(await scene.infer(UNSURE, privacy=Privacy.LOCAL_ONLY))
         assert (answer.tier, answer.reason, answer.status) == (Tier.EDGE, Reason.LOCAL_ONLY, Status.FINAL)
         assert not answer.certified
         assert scene.cloud.requests == [] and scene.promises.items == []
 
-    async def test_local_only_is_never_answered_by_the_full_model_even_from_the_cache(
-        self, make_scene: MakeScene
-    ) -> None:
-        scene = make_scene()
+    async def test_local_only_is_never_answered_by_the_full_model_even_from_the_cache(self, scene: Scene) -> None:
         await scene.infer(UNSURE)
         answer = answer_of(await scene.infer(UNSURE, privacy=Privacy.LOCAL_ONLY))
         assert (answer.model_digest, answer.certified) == (scene.echo.digest, False)
@@ -430,8 +404,7 @@ class TestWishes:
 
 
 class TestHeavy:
-    async def test_over_the_limit(self, make_scene: MakeScene) -> None:
-        scene = make_scene()
+    async def test_over_the_limit(self, scene: Scene) -> None:
         answer = answer_of(await scene.infer(*[SURE] * 20))
         assert (answer.tier, answer.reason) == (Tier.CLOUD, Reason.HEAVY)
         assert scene.echo.runs == []
@@ -442,8 +415,7 @@ class TestHeavy:
         assert (answer.tier, answer.reason, answer.model_digest) == (Tier.CLOUD, Reason.HEAVY, scene.cloud.digest)
         assert scene.cloud.requests[0].version == "3"
 
-    async def test_a_model_that_is_not_held_is_passed_on_as_it_is(self, make_scene: MakeScene) -> None:
-        scene = make_scene()
+    async def test_a_model_that_is_not_held_is_passed_on_as_it_is(self, scene: Scene) -> None:
         asked = request(SURE, SURE, model="other", id="mine")
         response = await scene.answer(asked)
         answer = answer_of(response)
@@ -453,21 +425,18 @@ class TestHeavy:
 
     @pytest.mark.parametrize("bound", [{"route": Route.EDGE}, {"privacy": Privacy.LOCAL_ONLY}])
     async def test_a_model_that_is_not_held_never_leaves_with_a_bound_request(
-        self, make_scene: MakeScene, bound: dict[str, Any]
+        self, scene: Scene, bound: dict[str, Any]
     ) -> None:
-        scene = make_scene()
         with pytest.raises(RequestError, match="device"):
             await scene.answer(request(SURE, model="other", **bound))
         assert scene.cloud.requests == []
 
-    async def test_another_version_is_not_held(self, make_scene: MakeScene) -> None:
-        scene = make_scene()
+    async def test_another_version_is_not_held(self, scene: Scene) -> None:
         assert answer_of(await scene.infer(SURE, version="2")).reason is Reason.HEAVY
         assert scene.cloud.requests[0].version == "2"
         assert answer_of(await scene.infer(SURE, version="3")).reason is Reason.CONFIDENT
 
-    async def test_an_edge_model_that_breaks_is_replaced_by_the_full_one(self, make_scene: MakeScene) -> None:
-        scene = make_scene()
+    async def test_an_edge_model_that_breaks_is_replaced_by_the_full_one(self, scene: Scene) -> None:
         response = await scene.infer(2.0)
         assert (answer_of(response).tier, answer_of(response).reason) == (Tier.CLOUD, Reason.HEAVY)
         assert outcomes(response) == [("edge", "inference_failed"), ("cloud", "ok")]
@@ -503,8 +472,7 @@ class TestHeavy:
 
 class TestInvalid:
     @pytest.mark.parametrize("fields", [{}, {"model": "other"}, {"route": Route.CLOUD}])
-    async def test_no_rows(self, make_scene: MakeScene, fields: dict[str, Any]) -> None:
-        scene = make_scene()
+    async def test_no_rows(self, scene: Scene, fields: dict[str, Any]) -> None:
         with pytest.raises(InvalidTensorError, match="has no rows; send one at least"):
             await scene.infer(**fields)
         with pytest.raises(InvalidTensorError, match="no rows"):
@@ -681,8 +649,7 @@ class TestLatenessGate:
 
 
 class TestTogether:
-    async def test_equal_requests_cross_the_link_once(self, make_scene: MakeScene) -> None:
-        scene = make_scene()
+    async def test_equal_requests_cross_the_link_once(self, scene: Scene) -> None:
         scene.cloud.gate = asyncio.Event()
         tasks = [asyncio.create_task(scene.infer(UNSURE, UNSURE)) for _ in range(5)]
         await settle()
@@ -715,8 +682,7 @@ class TestTogether:
         assert len(scene.cloud.requests) == 1
 
     @pytest.mark.parametrize("value", [0.95, 0.6, 1.5], ids=["kept", "escalated", "failed"])
-    async def test_a_quick_model_runs_once(self, value: float, make_scene: MakeScene) -> None:
-        scene = make_scene()
+    async def test_a_quick_model_runs_once(self, value: float, scene: Scene) -> None:
         found = await scene.infer(value)
         assert scene.echo.runs == [[value]]
         assert [tried.tier for tried in found.answer.attempts].count(Tier.EDGE) == 1

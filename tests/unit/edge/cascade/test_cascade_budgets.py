@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from support.budgets import COST_BYTES, limited_spending, spent
-from support.edge import SURE, UNSURE, MakeScene, answer_of, request
+from support.edge import SURE, UNSURE, MakeScene, Scene, answer_of, request
 
 from firstline_core.errors import BudgetExceededError
 from firstline_core.routing import policy
@@ -86,8 +86,7 @@ async def test_a_requested_route_ignores_prices(short: Spending, make_scene: Mak
     assert answer_of(await scene.infer(SURE, route=Route.CLOUD)).tier is Tier.CLOUD
 
 
-async def test_a_hard_stop_on_the_way_leaves_the_edge_answer_final(make_scene: MakeScene) -> None:
-    scene = make_scene()
+async def test_a_hard_stop_on_the_way_leaves_the_edge_answer_final(scene: Scene) -> None:
     scene.cloud.error = BudgetExceededError("The budget is spent.")
     answer = answer_of(await scene.infer(UNSURE))
     assert (answer.reason, answer.status, answer.certified) == (Reason.BUDGET, Status.FINAL, False)

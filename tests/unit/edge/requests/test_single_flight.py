@@ -33,9 +33,17 @@ class Work:
         return keys, compute
 
 
-async def test_overlapping_batches_compute_each_key_once() -> None:
-    flights: SingleFlight[bytes] = SingleFlight()
-    work = Work()
+@pytest.fixture
+def flights() -> SingleFlight[bytes]:
+    return SingleFlight()
+
+
+@pytest.fixture
+def work() -> Work:
+    return Work()
+
+
+async def test_overlapping_batches_compute_each_key_once(flights: SingleFlight[bytes], work: Work) -> None:
     first = asyncio.create_task(flights.run(*work.of(b"a", b"b", b"a")))
     second = asyncio.create_task(flights.run(*work.of(b"b", b"c")))
     await settle()
@@ -45,17 +53,14 @@ async def test_overlapping_batches_compute_each_key_once() -> None:
     assert await second == [b"bb", b"cc"]
 
 
-async def test_results_are_not_remembered() -> None:
-    flights: SingleFlight[bytes] = SingleFlight()
-    work = Work()
+async def test_results_are_not_remembered(flights: SingleFlight[bytes], work: Work) -> None:
     work.gate.set()
     await flights.run(*work.of(b"a"))
     await flights.run(*work.of(b"a"))
     assert work.calls == [[b"a"], [b"a"]]
 
 
-async def test_a_failure_is_raised_for_its_caller_and_others_retry() -> None:
-    flights: SingleFlight[bytes] = SingleFlight()
+async def test_a_failure_is_raised_for_its_caller_and_others_retry(flights: SingleFlight[bytes]) -> None:
     work = Work(failures=1)
     first = asyncio.create_task(flights.run(*work.of(b"a")))
     others = [asyncio.create_task(flights.run(*work.of(b"a"))) for _ in range(3)]
@@ -67,8 +72,7 @@ async def test_a_failure_is_raised_for_its_caller_and_others_retry() -> None:
     assert len(work.calls) == 2  # together, once
 
 
-async def test_only_failed_keys_are_computed_again() -> None:
-    flights: SingleFlight[bytes] = SingleFlight()
+async def test_only_failed_keys_are_computed_again(flights: SingleFlight[bytes]) -> None:
     work = Work(failures=1)
     bad = asyncio.create_task(flights.run(*work.of(b"bad", b"a")))
     await settle()
@@ -81,8 +85,7 @@ async def test_only_failed_keys_are_computed_again() -> None:
     assert work.calls == [[b"bad", b"a"], [b"b", b"c"], [b"a"]]
 
 
-async def test_a_lasting_failure_ends() -> None:
-    flights: SingleFlight[bytes] = SingleFlight()
+async def test_a_lasting_failure_ends(flights: SingleFlight[bytes]) -> None:
     work = Work(failures=100)
     tasks = [asyncio.create_task(flights.run(*work.of(b"a"))) for _ in range(5)]
     await settle()
@@ -92,9 +95,7 @@ async def test_a_lasting_failure_ends() -> None:
     assert len(work.calls) == 2
 
 
-async def test_a_computation_continues_without_callers() -> None:
-    flights: SingleFlight[bytes] = SingleFlight()
-    work = Work()
+async def test_a_computation_continues_without_callers(flights: SingleFlight[bytes], work: Work) -> None:
     first = asyncio.create_task(flights.run(*work.of(b"a")))
     await settle()
     first.cancel()
@@ -106,8 +107,7 @@ async def test_a_computation_continues_without_callers() -> None:
     assert work.calls == [[b"a"]]
 
 
-async def test_close_cancels_running_work() -> None:
-    flights: SingleFlight[bytes] = SingleFlight()
+async def test_close_cancels_running_work(flights: SingleFlight[bytes]) -> None:
     task = asyncio.create_task(flights.run(*Work().of(b"a")))
     await settle()
     await flights.close()
@@ -118,9 +118,7 @@ async def test_close_cancels_running_work() -> None:
 class TestWithoutKeeping:
     """A computation that its caller wants only for itself."""
 
-    async def test_a_computation_ends_with_its_only_caller(self) -> None:
-        flights: SingleFlight[bytes] = SingleFlight()
-        work = Work()
+    async def test_a_computation_ends_with_its_only_caller(self, flights: SingleFlight[bytes], work: Work) -> None:
         alone = asyncio.create_task(flights.run(*work.of(b"a", b"b"), keep=False))
         await settle()
         alone.cancel()
@@ -130,9 +128,9 @@ class TestWithoutKeeping:
         assert await flights.run(*work.of(b"a")) == [b"aa"]
         assert work.calls == [[b"a", b"b"], [b"a"]]
 
-    async def test_a_caller_at_the_end_of_a_flight_computes_again(self) -> None:
-        flights: SingleFlight[bytes] = SingleFlight()
-        work = Work()
+    async def test_a_caller_at_the_end_of_a_flight_computes_again(
+        self, flights: SingleFlight[bytes], work: Work
+    ) -> None:
         alone = asyncio.create_task(flights.run(*work.of(b"a"), keep=False))
         await settle()
         alone.cancel()
@@ -142,9 +140,7 @@ class TestWithoutKeeping:
         work.gate.set()
         assert await late == [b"aa"]
 
-    async def test_work_continues_for_callers_that_joined(self) -> None:
-        flights: SingleFlight[bytes] = SingleFlight()
-        work = Work()
+    async def test_work_continues_for_callers_that_joined(self, flights: SingleFlight[bytes], work: Work) -> None:
         first = asyncio.create_task(flights.run(*work.of(b"a", b"b"), keep=False))
         await settle()
         other = asyncio.create_task(flights.run(*work.of(b"c", b"b")))  # waits for its own before it looks at the other
@@ -155,9 +151,7 @@ class TestWithoutKeeping:
         assert await other == [b"cc", b"bb"]
         assert work.calls == [[b"a", b"b"], [b"c"]]
 
-    async def test_a_caller_that_only_joined_cancels_nothing(self) -> None:
-        flights: SingleFlight[bytes] = SingleFlight()
-        work = Work()
+    async def test_a_caller_that_only_joined_cancels_nothing(self, flights: SingleFlight[bytes], work: Work) -> None:
         owner = asyncio.create_task(flights.run(*work.of(b"a")))
         await settle()
         guest = asyncio.create_task(flights.run(*work.of(b"a"), keep=False))
