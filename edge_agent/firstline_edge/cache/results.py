@@ -11,11 +11,10 @@ tells so without a read of the disk.
 
 from __future__ import annotations
 
-import math
 import sqlite3
 import time
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import closing
 from pathlib import Path
@@ -249,7 +248,7 @@ class DiskCache:
         self._ttl_s = ttl_s
         self._seal = seal
         self._clock = clock
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="cache-writer")
+        self._thread = _writing_thread()
         self._pending: dict[bytes, Entry] = {}  # perhaps not on the disk yet, oldest first
         # Keys of which the disk may hold an older value, because a newer one was never written.
         self._outdated: set[bytes] = set()
@@ -259,6 +258,7 @@ class DiskCache:
         self._group_limit = 1  # the first put goes alone, to see what the disk does
         self._due_s = 0.0
         self._flush = False  # the next group does not wait for more puts
+        self._closed = False
         self._retry_at_s = self._rests_until_s = 0.0
         self._problem = self.damage = ""
         self._cache: diskcache.Cache | None = None
@@ -275,8 +275,8 @@ class DiskCache:
         """The value and the seconds that it has left to live."""
         if self._cache is None and not self._reopened():
             return None
-        entry = self._pending.get(key)
-        if entry is None and (self._stored is None or key in self._stored) and key not in self._outdated:
+        entry, stored = self._pending.get(key), self._stored  # which the writing thread may replace at any moment
+        if entry is None and (stored is None or key in stored) and key not in self._outdated:
             entry = self._read(key)
         if entry is None:
             return None
@@ -326,10 +326,10 @@ class DiskCache:
 
     def close(self) -> None:
         """Writes what waits and closes the database; calling it twice is harmless."""
+        self._closed = True
         if self._writing is not None:
             wait([self._writing])
             self._settle()
-        self._retry_at_s = math.inf
         if self._pending or self._outdated:
             self._begin()
             if self._writing is not None and (error := self._writing.exception()) is not None:
@@ -343,7 +343,18 @@ class DiskCache:
             return
         self._flush = False
         self._group, self._removed = dict(self._pending), frozenset(self._outdated)
-        self._writing = self._thread.submit(self._write, self._cache, self._group, self._removed)
+        self._writing = self._in_thread(self._write, self._cache, self._group, self._removed)
+        if self._writing is None:
+            self._group = {}
+
+    def _in_thread(self, call: Callable[..., None], *arguments: Any) -> Future[None] | None:
+        """Starts a call in the writing thread; returns None, and says why, if the system has no thread."""
+        try:
+            return self._thread.submit(call, *arguments)
+        except RuntimeError as error:
+            self._thread = _writing_thread()  # the other one would run the call later
+            self._refuse(error, "The system has no thread for the result cache")
+            return None
 
     def _write(self, cache: diskcache.Cache, group: dict[bytes, Entry], removed: frozenset[bytes]) -> None:
         """Commits a group, then evicts what has expired or does not fit; in the writing thread."""
@@ -384,13 +395,15 @@ class DiskCache:
         """Reads which keys are on the disk, in the writing thread. After an error, every lookup reads the disk."""
         self._stored = None
         try:
-            stored = KeyFilter(max(_FILTERED_KEYS, 2 * len(cache)))
             path = Path(cache.directory) / diskcache.core.DBNAME
             with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as database:
-                # From the index of the keys, which is much smaller than the table.
+                # Both from the index of the keys, which is much smaller than the table. The number that diskcache
+                # stores may be damaged.
+                (count,) = database.execute("SELECT COUNT(*) FROM Cache").fetchone()
+                stored = KeyFilter(max(_FILTERED_KEYS, 2 * count))
                 for (key,) in database.execute("SELECT key FROM Cache"):
                     stored.add(key)
-                    if cache is not self._cache:
+                    if self._closed or cache is not self._cache:
                         return
         except Exception as error:  # noqa: BLE001 (reading and writing find out whether the database is damaged)
             log.info("keys of the disk cache not read", error=str(_cause(error)))
@@ -444,7 +457,7 @@ class DiskCache:
 
     def _reopened(self) -> bool:
         """Whether the database could be opened again, if that failed a while ago."""
-        if self._clock.monotonic_s() >= self._retry_at_s:
+        if not self._closed and self._clock.monotonic_s() >= self._retry_at_s:
             self._open()
             if self._cache is not None:
                 log.info("disk cache restored", path=str(self._directory))
@@ -459,7 +472,6 @@ class DiskCache:
                 log.warning("disk cache unreadable; starting empty", moved_to=str(aside), error=str(why))
             make_folder(self._directory)
             self._cache = _opened(self._directory, self._limit_bytes)
-            self._thread.submit(self._read_keys, self._cache)
             self._problem = ""
         except Exception as error:  # noqa: BLE001 (no request may fail because of the cache)
             if damage is None and not _is_refusal(error):
@@ -467,6 +479,8 @@ class DiskCache:
             else:
                 self._retry_at_s = self._clock.monotonic_s() + _RETRY_S
                 self._refuse(_cause(error))
+        else:
+            self._in_thread(self._read_keys, self._cache)
 
     def _fail(self, error: BaseException) -> None:
         """Sets a damaged database aside and starts an empty one; reports a disk that refuses."""
@@ -476,21 +490,28 @@ class DiskCache:
             self._shut()
             self._open(damage=error)
 
-    def _refuse(self, why: BaseException) -> None:
+    def _refuse(self, why: BaseException, problem: str = "") -> None:
         """Logs once, however many entries it concerns."""
         if not self._problem:
             log.warning("disk cache unavailable", path=str(self._directory), error=str(why))
-        self._problem = f"The disk refuses the result cache: {why}. Free space, or correct who may write there."
+        refused = f"The disk refuses the result cache: {why}. Free space, or correct who may write there."
+        self._problem = f"{problem}: {why}." if problem else refused
 
     def _shut(self) -> None:
         """Waits for the write in progress, drops waiting values, and closes the database in both threads."""
         cache, self._cache = self._cache, None
         if cache is not None:
-            self._thread.submit(cache.close).result()
+            closed = self._in_thread(cache.close)
+            if closed is not None:
+                closed.result()
             cache.close()
         self._writing = self._stored = None
         for stored in (self._pending, self._group, self._outdated):
             stored.clear()
+
+
+def _writing_thread() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(1, thread_name_prefix="cache-writer")
 
 
 def _opened(directory: Path, limit_bytes: int) -> diskcache.Cache:

@@ -27,6 +27,7 @@ from firstline_core.clock import SimulatedClock
 from firstline_core.storage.files import erase_all
 from firstline_core.storage.seals import Seal
 from firstline_edge.cache import results
+from firstline_edge.cache.key_filter import KeyFilter
 from firstline_edge.cache.results import DiskCache
 
 KEY = b"k" * 32
@@ -429,6 +430,79 @@ def test_keys_are_read_again_after_many_evictions(directory: Path, monkeypatch: 
     assert not any(cache.get(key) for key in evicted)
     assert len(reads) < len(evicted) / 2
     cache.close()
+
+
+def test_a_damaged_number_of_entries_does_not_set_the_size_of_the_filter(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(results, "_FILTERED_KEYS", 16)
+    cache = opened(directory)
+    put_group(cache, 0)
+    cache.close()
+    plant(directory, "UPDATE Settings SET value = ? WHERE key = 'count'", (0,))
+    cache = opened(directory)
+    cache.put(KEY, b"v")
+    written(cache)
+    assert cache._stored is not None and cache._stored.room == 128 - 65
+    cache.close()
+
+
+def test_a_cache_is_closed_while_its_keys_are_read(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = opened(directory)
+    put_group(cache, 0)
+    cache.close()
+    added, reading, goes_on = list[bytes](), threading.Event(), threading.Event()
+
+    def add(self: KeyFilter, key: bytes) -> None:
+        added.append(key)
+        reading.set()
+        goes_on.wait(10)
+
+    monkeypatch.setattr(KeyFilter, "add", add)
+    cache = opened(directory)
+    cache.expire()
+    reading.wait(10)
+
+    def waits(futures: list[Future[None]]) -> None:
+        goes_on.set()
+        wait(futures)
+
+    monkeypatch.setattr(results, "wait", waits)
+    cache.close()
+    assert len(added) == 1
+
+
+def test_a_system_without_threads_costs_no_stored_result(directory: Path) -> None:
+    cache = opened(directory)
+    cache.put(KEY, b"stored")
+    cache.close()
+    with pytest.MonkeyPatch.context() as without:
+        without.setattr(threading.Thread, "start", no_thread)
+        cache = opened(directory)
+        assert value_of(cache, KEY) == b"stored" and cache.damage == ""
+        cache.put(b"n" * 32, b"new")
+        cache.expire()
+        assert value_of(cache, b"n" * 32) == b"new"
+        assert "The system has no thread for the result cache: can't start new thread." in cache.problem
+    cache.put(b"o" * 32, b"other")
+    written(cache)
+    assert cache.problem == ""
+    assert rows_on_disk(directory) == 3
+    cache.close()
+
+
+def test_a_cache_is_erased_and_closed_without_threads(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threading.Thread, "start", no_thread)
+    cache = opened(directory)
+    cache.put(KEY, b"to be erased")
+    erase_all(cache.clear())
+    assert value_of(cache, KEY) is None
+    cache.close()
+    assert rows_on_disk(directory) == 0
+
+
+def no_thread(_thread: threading.Thread) -> None:
+    raise RuntimeError("can't start new thread")
 
 
 class Held:
