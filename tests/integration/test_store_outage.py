@@ -22,6 +22,7 @@ from support.identities import csr
 from support.inference import post, read
 from support.proxy import FINE, ChaosProxy, Network
 
+from firstline_core.fleet.rest import CONTRACTS_PATH
 from firstline_core.protocol.enrolment import ENROL_PATH
 from firstline_gateway.app import Gateway, open_gateway
 from firstline_gateway.settings.load import load
@@ -112,6 +113,9 @@ async def test_silent_database_delays_no_request(postgresql: PostgreSql) -> None
             async with asyncio.timeout(4):  # left alone for now
                 assert (await post(client, delivery(2))).status_code == 503
             read(await post(client, replace(delivery(3), promised=False)))
+            async with asyncio.timeout(15):
+                shown = await asyncio.gather(*(client.get(f"{CONTRACTS_PATH}{path}") for path in ("", "/digits")))
+            assert {reply.json()["code"] for reply in shown} == {"store_unavailable"}
             await network.become(FINE)
             await recovers(gateway, client, 1)
 

@@ -41,7 +41,7 @@ def contract_routes(contracts: ContractMonitor, repository: Repository, access: 
     @router.get("")
     async def list_contracts(sees: Sees) -> Response:
         """The audits of every contract."""
-        await wrap_future(contracts.refresh())
+        await contracts.refreshed()
         alarms = [alarm for alarm in contracts.device_alarms() if await sees(alarm.device)]
         return json_response(
             {
@@ -74,7 +74,7 @@ def contract_routes(contracts: ContractMonitor, repository: Repository, access: 
 
 async def _bundle(contracts: ContractMonitor, repository: Repository, bundle: str, sees: Sees) -> dict[str, Any]:
     """Returns the contracts of a bundle, in all its versions, with the devices that the person sees."""
-    await wrap_future(contracts.refresh())
+    await contracts.refreshed()
     pools = [pool for pool in contracts.pools() if pool.key.bundle == bundle]
     if not pools:
         repository.versions(bundle)  # raises if the bundle is not served either

@@ -40,7 +40,7 @@ from firstline_gateway.identity.principals import UNAUTHENTICATED, device_of
 from firstline_gateway.models.repository import Repository, ServedModel
 from firstline_gateway.settings.settings import Contracts
 from firstline_gateway.store.service_clock import ServiceClock
-from firstline_gateway.store.store import Store
+from firstline_gateway.store.store import PATIENCE_S, Store, unresponsive
 
 log = logger(__name__)
 
@@ -116,8 +116,16 @@ class ContractMonitor:
         return self.store.submit_then(read, self._take_up, writes=False)
 
     async def refreshed(self) -> None:
-        """Returns once `refresh` is done."""
-        await asyncio.wrap_future(self.refresh())
+        """Returns once `refresh` is done.
+
+        Raises:
+            StoreUnavailableError: the store refuses, or does not answer.
+        """
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                await asyncio.wrap_future(self.refresh())
+        except TimeoutError as error:
+            raise unresponsive(self.store.database) from error
 
     def pools(self) -> list[Pool]:
         """Returns all pools, sorted by promise."""
