@@ -78,7 +78,7 @@ class BrokerFolder:
 
     @property
     def path(self) -> Path:
-        """Where this gateway sees it."""
+        """Returns the path of the folder, as this gateway sees it."""
         return self.settings.broker.folder
 
     @property

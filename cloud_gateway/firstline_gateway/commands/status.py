@@ -33,12 +33,12 @@ def add_commands(commands: Commands) -> None:
 def _status(arguments: argparse.Namespace) -> int:
     from firstline_core.fleet.rest import CONTRACTS_PATH
     from firstline_core.protocol.http_client import HTTP_FAILURES, ClientSettings, connection_fault, open_client
-    from firstline_core.protocol.tls import verifying
+    from firstline_core.protocol.tls import verifying_context
 
     url, ca = (arguments.url, arguments.ca) if arguments.url is not None else _configured(arguments)
     token = os.environ.get("FIRSTLINE_TOKEN", "")
     headers = {"Authorization": f"Bearer {token}"} if token else {}
-    verify = True if ca is None else verifying(ca, "--ca")
+    verify = True if ca is None else verifying_context(ca, "--ca")
     found: dict[str, Any] = {"url": url, "live": False, "ready": False}
     try:
         settings = ClientSettings(url, headers=headers, tls=verify, timeout=_TIMEOUT_S, use_environment=True)

@@ -11,14 +11,14 @@ import numpy as np
 
 from firstline_core.types import Tensor
 
-# Half a millisecond of hashing, which holds up the event loop: in less time than a thread takes to hand over.
+# A larger input would occupy the event loop for more than half a millisecond.
 _HASHED_HERE_BYTES = 256 * 1024
 
 _T = TypeVar("_T")
 
 
 async def hashed(size_bytes: int, digest: Callable[[], _T]) -> _T:
-    """Returns a digest of so many bytes; that of a large input is computed in a thread."""
+    """Returns the result of `digest`, which runs in a thread if it reads many bytes (`size_bytes`)."""
     return digest() if size_bytes <= _HASHED_HERE_BYTES else await asyncio.to_thread(digest)
 
 

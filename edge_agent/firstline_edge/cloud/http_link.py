@@ -33,7 +33,7 @@ from firstline_core.protocol.http import error_from, header_length, headers_for
 from firstline_core.protocol.http_client import SHORTEST_IDLE_S, ClientSettings, HttpClient, HttpReply, untrusted
 from firstline_core.protocol.limits import DEFAULT_LIMITS, Limits
 from firstline_core.protocol.oip import decode_response, encode_request
-from firstline_core.protocol.tls import verifying
+from firstline_core.protocol.tls import verifying_context
 from firstline_core.storage.secrets import read_secret
 from firstline_core.telemetry.logs import logger
 from firstline_core.types import InferRequest, InferResponse
@@ -91,8 +91,8 @@ def tls_context(section: LinkSection, credentials: Credentials | None) -> ssl.SS
     if not section.tls_ca_file:
         import certifi  # the authorities that httpx uses as well
 
-        return verifying(certifi.where(), "links.url")
-    return verifying(section.tls_ca_file, "links.tls_ca_file")
+        return verifying_context(certifi.where(), "links.url")
+    return verifying_context(section.tls_ca_file, "links.tls_ca_file")
 
 
 def token_of(section: LinkSection) -> str:

@@ -36,7 +36,7 @@ from firstline_core.protocol.oip import (
     encode_request,
     encode_response,
 )
-from firstline_core.protocol.tls import verifying
+from firstline_core.protocol.tls import verifying_context
 from firstline_core.storage.files import system_reason
 from firstline_core.storage.secrets import read_secret
 from firstline_core.telemetry.trace import received
@@ -154,7 +154,7 @@ def tls_context(settings: MqttSettings) -> ssl.SSLContext | None:
             )
         return None
     file = None if str(settings.tls_ca_file) == "system" else settings.tls_ca_file
-    context = verifying(file, f"{settings.section}.tls_ca_file")
+    context = verifying_context(file, f"{settings.section}.tls_ca_file")
     if settings.tls_certificate_file is not None:
         try:
             context.load_cert_chain(settings.tls_certificate_file, settings.tls_key_file)

@@ -9,7 +9,7 @@ from firstline_core.errors import ConfigError
 from firstline_core.storage.files import not_certificates
 
 
-def verifying(file: Path | str | None, setting: str) -> ssl.SSLContext:
+def verifying_context(file: Path | str | None, setting: str) -> ssl.SSLContext:
     """Returns a context that trusts a file's certificates, in PEM; those of this machine for None or "".
 
     Raises:

@@ -30,7 +30,7 @@ _NO_SUCH_SYNC = (errno.EINVAL, errno.ENOTSUP)
 
 @contextlib.contextmanager
 def naming(what: object, done: str = "read", refusal: type[FirstlineError] = ConfigError) -> Iterator[None]:
-    """Raises what the system refuses, or text that is not UTF-8, as `refusal`: `what`, why, and what to do."""
+    """Raises a system error, or text that is not UTF-8, as `refusal`, which says `what`, the reason, and what to do."""
     try:
         yield
     except UnicodeDecodeError as error:

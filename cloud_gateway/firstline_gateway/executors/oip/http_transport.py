@@ -17,7 +17,7 @@ from httpx_aiohttp import AiohttpTransport
 from firstline_core.protocol.http_client import ClientSettings, HttpClient
 from firstline_core.protocol.http_transport import SOCKET_OPTIONS, KeepingTransport
 from firstline_core.protocol.limits import Limits
-from firstline_core.protocol.tls import verifying
+from firstline_core.protocol.tls import verifying_context
 from firstline_core.storage.secrets import read_secret
 from firstline_gateway.settings.settings import Oip
 
@@ -35,7 +35,9 @@ def open_transports(settings: Oip, limits: Limits) -> dict[str, HttpClient]:
         ConfigError: the token or the authorities cannot be read.
     """
     token = read_secret(settings.token_file, "oip.token_file", "the token")
-    tls = any(url.startswith("https:") for url in settings.endpoints) and verifying(settings.ca_file, "oip.ca_file")
+    tls = any(url.startswith("https:") for url in settings.endpoints) and verifying_context(
+        settings.ca_file, "oip.ca_file"
+    )
     headers = {"User-Agent": _USER_AGENT} | ({"Authorization": f"Bearer {token}"} if token else {})
     return {
         url: HttpClient(
