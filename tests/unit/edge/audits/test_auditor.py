@@ -356,16 +356,20 @@ def drawn_in_bursts(seed: int, cycles: int, **settings: Any) -> Iterator[tuple[i
                     yield phase, propensity
 
 
+@pytest.fixture(scope="module")
+def bursts() -> list[list[tuple[int, float]]]:
+    return [list(drawn_in_bursts(seed, 60, spacing_s=10.0, max_share=0.1)) for seed in range(30)]
+
+
 @pytest.mark.parametrize(
     ("risks", "share_of_alarms"), [((0.0, 0.953), (0.0, 0.05)), ((0.12, 0.953), (0.95, 1.0))], ids=["holds", "broken"]
 )
 def test_audits_of_bursts_alarm_only_if_the_promise_is_broken(
-    risks: tuple[float, float], share_of_alarms: tuple[float, float]
+    bursts: list[list[tuple[int, float]]], risks: tuple[float, float], share_of_alarms: tuple[float, float]
 ) -> None:
     """The answers of bursts and of quiet times differ in risk: 4.54 % of all are wrong, or 16 %."""
     rng, alarms = random.Random(2), list[bool]()
-    for seed in range(30):
-        drawn = list(drawn_in_bursts(seed, 60, spacing_s=10.0, max_share=0.1))
+    for drawn in bursts:
         for _ in range(10):
             state = audit.begin(0.05)
             for phase, _ in drawn:
