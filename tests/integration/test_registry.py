@@ -165,7 +165,16 @@ async def test_numbered_metadata_can_be_cached(begun: RegistrySite) -> None:
     assert root.content == begun.keyring.anchor.read_bytes()
     again = await begun.client.get(prefix + "1.root.json", headers={"If-None-Match": root.headers["etag"]})
     assert again.status_code == 304
-    for name in ("2.root.json", "0.root.json", "x.json", "root.json.json", "..%2f1.root.json", "1.key.json", "9" * 30):
+    for name in (
+        "2.root.json",
+        "0.root.json",
+        ".root.json",
+        "x.json",
+        "root.json.json",
+        "..%2f1.root.json",
+        "1.key.json",
+        "9" * 30,
+    ):
         reply = await begun.client.get(prefix + name)
         assert reply.status_code == 404, name
 
