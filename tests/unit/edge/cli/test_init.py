@@ -1,4 +1,4 @@
-"""The first configuration of a device: twelve lines, and valid."""
+"""The first configuration of a device: twelve lines, valid, and never written over another."""
 
 from __future__ import annotations
 
@@ -32,5 +32,9 @@ def test_init_writes_five_settings_that_doctor_accepts(
     assert sum(len(section) for section in tomllib.loads(text).values()) == 5
     settings = load(file, environ={})
     assert (settings.api.port, settings.models.directories) == (8070, (str(tmp_path / "models"),))
+    file.write_text(text + "# changed since")
+    assert run(monkeypatch, "init", "--config", str(file)) == 2
+    assert file.read_text() == text + "# changed since"
+    assert [each.name for each in tmp_path.iterdir()] == [file.name]
     shutil.copytree(DIGITS, tmp_path / "models" / "digits")
     assert run(monkeypatch, "doctor", "--config", str(file), "--set", "api.port=0") == 0

@@ -1,4 +1,4 @@
-"""The first configuration of a gateway: twelve lines, and valid."""
+"""The first configuration of a gateway: twelve lines, valid, and never written over another."""
 
 from __future__ import annotations
 
@@ -21,5 +21,9 @@ def test_init_writes_five_settings_that_check_accepts(tmp_path: Path, capsys: py
     text = file.read_text()
     assert len(text.splitlines()) == 12
     assert sum(len(section) for section in tomllib.loads(text).values()) == 5
+    file.write_text(text + "# changed since")
+    assert main(["init", "--config", str(file)]) == 2
+    assert file.read_text() == text + "# changed since"
+    assert [each.name for each in tmp_path.iterdir()] == [file.name]
     shutil.copytree(DIGITS, tmp_path / "models" / "digits")
     assert main(["check", "--config", str(file)]) == 0
