@@ -80,7 +80,7 @@ def open_key(directory: Path) -> Ed25519PrivateKey:
             fresh = Ed25519PrivateKey.generate()
             content = fresh.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
             authorities.write(path, content, private=True)
-    return authorities.read_signing_key(path)
+    return authorities.read_signing_key(path, "a new one is made")
 
 
 def sign(last: tuple[int, str], key: Ed25519PrivateKey, now_s: float, first: int = 1) -> Head:

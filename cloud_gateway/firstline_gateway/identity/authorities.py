@@ -295,13 +295,17 @@ def read(path: Path) -> bytes:
         return path.read_bytes()
 
 
-def read_signing_key(file: Path) -> Ed25519PrivateKey:
+def read_signing_key(file: Path, otherwise: str) -> Ed25519PrivateKey:
     """Returns the key in a file of the folder, which signs the audit log or the registry's metadata.
+
+    Args:
+        file: of the key, in PEM.
+        otherwise: what follows where no backup has the key, for the error.
 
     Raises:
         ConfigError: it cannot be read, or is not such a key.
     """
-    advice = "Restore it from a backup, or put it aside, and a new one is made."
+    advice = f"Restore it from a backup, or put it aside, and {otherwise}."
     try:
         key = load_pem_private_key(read(file), None)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:

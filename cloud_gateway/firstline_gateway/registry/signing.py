@@ -245,7 +245,8 @@ def signers(directory: Path) -> list[CryptoSigner]:
     if not directory.exists():
         return []
     files = sorted(directory.glob(f"{_KEY_PREFIX}*{_KEY_SUFFIX}"), key=lambda file: file.stat().st_mtime_ns)
-    return [CryptoSigner(authorities.read_signing_key(file)) for file in files]
+    otherwise = "let the root name another: `firstline keys rotate online --gateway URL`"
+    return [CryptoSigner(authorities.read_signing_key(file, otherwise)) for file in files]
 
 
 def signer_for(directory: Path, keyids: set[str]) -> CryptoSigner:
