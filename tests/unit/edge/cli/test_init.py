@@ -35,6 +35,6 @@ def test_init_writes_five_settings_that_doctor_accepts(
     file.write_text(text + "# changed since")
     assert run(monkeypatch, "init", "--config", str(file)) == 2
     assert file.read_text() == text + "# changed since"
-    assert [each.name for each in tmp_path.iterdir()] == [file.name]
+    assert {each.name for each in tmp_path.iterdir()} == {file.name, "models"}
     shutil.copytree(DIGITS, tmp_path / "models" / "digits")
     assert run(monkeypatch, "doctor", "--config", str(file), "--set", "api.port=0") == 0

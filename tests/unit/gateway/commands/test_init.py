@@ -24,6 +24,6 @@ def test_init_writes_five_settings_that_check_accepts(tmp_path: Path, capsys: py
     file.write_text(text + "# changed since")
     assert main(["init", "--config", str(file)]) == 2
     assert file.read_text() == text + "# changed since"
-    assert [each.name for each in tmp_path.iterdir()] == [file.name]
+    assert {each.name for each in tmp_path.iterdir()} == {file.name, "models"}
     shutil.copytree(DIGITS, tmp_path / "models" / "digits")
     assert main(["check", "--config", str(file)]) == 0
