@@ -367,7 +367,7 @@ def _certify_data(
 
 
 def _certify_scores(source: str, terms: Terms) -> tuple[CertificationResult, Report]:
-    """Returns what a table of scores proves of no particular bundle, and its report."""
+    """Certifies a table of scores without a bundle; returns the result and its report."""
     rows = read_table(source)
     losses = [1 - row.agree for row in rows]
     result = certify_weighted(
@@ -385,7 +385,7 @@ def _certify_scores(source: str, terms: Terms) -> tuple[CertificationResult, Rep
 def _certify_audits(
     source: str, bundle: Bundle, contract: ContractOptions, terms: Terms
 ) -> tuple[Certification, dict[str, int]]:
-    """Returns what a device's audits prove of the bundle that it ran, and how many made-up rows were checked."""
+    """Certifies a bundle by the audits of a device; also returns how many random rows each model was checked with."""
     rows = read_table(source, bundle.manifest.task.events)
     scores, weights = [row.score for row in rows], [row.weight for row in rows]
     rows_checked = require_independent_rows(bundle, bundle.manifest.models)

@@ -530,7 +530,7 @@ def auditable_epsilon(terms: Terms, differs: Scores) -> float:
 def _select(
     bundle: Bundle, evidence: Evidence, terms: Terms, contract: EdgeContract, losses: Scores | None = None
 ) -> Selection:
-    """Lets a part of the rows decide, by the losses of a contract or by given ones."""
+    """Makes the decisions on a part of the rows, by the losses of a contract unless others are given."""
     harm = contract == "harm"
     selection = select(
         evidence.edge,

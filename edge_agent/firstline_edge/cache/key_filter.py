@@ -1,4 +1,4 @@
-"""A Bloom filter: tells of most keys that were never added that they were not (Bloom, CACM 1970)."""
+"""A Bloom filter: has every key that was added, and lacks nearly all others (Bloom, CACM 1970)."""
 
 from __future__ import annotations
 
@@ -6,15 +6,16 @@ _BITS_PER_KEY = 16
 
 
 class KeyFilter:
-    """A set of keys in two bytes each. It holds every key that was added, and 1.4 % of all others once it is full.
+    """A set of keys that needs two to four bytes for each key of its capacity.
 
-    One thread may add while another looks.
+    It has every key that was added. Once it is full, it also seems to have up to 1.4 % of all other keys. One thread
+    may add keys while another one looks them up.
 
     Args:
-        capacity: keys that it takes, at least 1.
+        capacity: number of keys, at least 1.
 
     Attributes:
-        room: how many more it takes; a filter with more keys holds more of the others.
+        room: number of keys until the filter is full; below 0, it seems to have more of the other keys.
     """
 
     def __init__(self, capacity: int) -> None:

@@ -6,7 +6,7 @@ model's digest (see `result_key`), so a new model never gets an old model's outp
 The cache may always be lost: a database that cannot be read is set aside, and an empty one is started. A disk that is
 full or may not be written does not mean that the database is damaged: the database stays, and is tried again later.
 Values are sealed with their keys, so a value that the disk has damaged is a miss. Most inputs are new: a `KeyFilter`
-tells so without a read of the disk.
+of the stored keys saves the read of the disk that would not find them.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ _ROUNDING_S = 1.0
 # Reads are on the event loop, so a disk that took longer is not read for so many times as long: those reads miss. That
 # costs a twentieth of the time at most; a thread would cost each lookup more than its read.
 _SLOW_S, _REST_TIMES = 0.01, 20
-# The least capacity of the filter of stored keys, 16 KiB; a larger cache has one for twice its entries.
+# The least capacity of the filter of stored keys, which takes 16 KiB. A larger cache has one for twice its entries.
 _FILTERED_KEYS = 8192
 
 # Memory of an entry in addition to its arrays: key, objects, links of the ordered map.

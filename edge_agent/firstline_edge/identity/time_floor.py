@@ -41,7 +41,7 @@ class TimeFloor:
         self._path = path
         self._clock = clock
         self._most_s = most_s
-        # A lost floor is as 1970: a damaged, higher one could never be lowered again.
+        # Without a valid file the floor is 1970, because a damaged, higher floor could never be lowered again.
         self._saved = read_stored(path, StoredFloor, "gateway time") or StoredFloor()
         self._floor_s = max(least_s, min(self._saved.floor_s, most_s))
         self._since_s = clock.monotonic_s()

@@ -176,7 +176,7 @@ class Delivery:
     max_age_s: float
     pace: RateSettings = _PACE
     on_correction: OnCorrection = lambda _answer, _cause, _trace: None
-    # By model, the code of what its corrections wait for.
+    # By model, the code of the error that its corrections wait for.
     _waiting_for: dict[tuple[str, str], str] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
