@@ -137,10 +137,10 @@ class Outbox:
     seal: Callable[[], Seal] = Seal
     clock: Clock = SYSTEM_CLOCK
     writer: MakeWriter = make_writer
-    _database: Database = field(init=False)
-    _writer: Writer = field(init=False)
-    _reader: sqlite3.Connection = field(init=False)
-    _seal: Seal = field(init=False)
+    _database: Database = field(init=False, repr=False)
+    _writer: Writer = field(init=False, repr=False)
+    _reader: sqlite3.Connection = field(init=False, repr=False)
+    _seal: Seal = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         self.completions = Completions()

@@ -661,8 +661,10 @@ async def test_a_refusing_disk_is_reported_and_recovers(open_outbox: Open, caplo
 
 async def test_a_folder_that_cannot_be_made_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
+    unopened = Outbox(tmp_path / "file" / "outbox.db")
     with pytest.raises(CapacityError, match="cannot be opened"):
-        Outbox(tmp_path / "file" / "outbox.db").check()
+        unopened.check()
+    assert "outbox.db" in repr(unopened)
 
 
 async def test_many_puts_share_few_commits(open_outbox: Open) -> None:
