@@ -154,8 +154,10 @@ def test_triton_finds_server_and_model(request: pytest.FixtureRequest, tier: str
     assert metadata["outputs"] == [{"name": "probabilities", "datatype": "FP32", "shape": [-1, 10]}]
 
 
-def test_triton_finds_a_version(triton: ClientResults) -> None:
-    assert triton["version_ready"] is True
+@pytest.mark.usefixtures("tier")
+@pytest.mark.parametrize("transport", ["triton", "triton_grpc"])
+def test_triton_finds_a_version(request: pytest.FixtureRequest, transport: str) -> None:
+    assert request.getfixturevalue(transport)["version_ready"] is True
 
 
 REST_FORMS = ("bytes_binary", "bytes_binary_json_output", "pixels_binary", "pixels_json", "gzip", "deflate")

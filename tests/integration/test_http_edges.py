@@ -18,7 +18,7 @@ from firstline_core.protocol.http_server import ServerLimits, connections_within
 from firstline_gateway.api.sockets import raise_descriptor_limit
 
 V2 = "/v2/models/digits/infer"
-LIVE = "/v2/health/live"
+LIVE, READY = "/v2/health/live", "/v2/health/ready"
 BODY = b'{"inputs":[{"name":"image","datatype":"UINT8","shape":[1,8,8,1],"data":[%b]}]}' % b",".join([b"0"] * 64)
 LENGTH, CHUNKED = f"Content-Length: {len(BODY)}", "Transfer-Encoding: chunked"
 IN_CHUNKS = b"%x\r\n%b\r\n0\r\n\r\n" % (len(BODY), BODY)
@@ -167,11 +167,12 @@ def test_other_http_versions_are_refused(tier: Tier) -> None:
     assert statuses(tier, b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n") == [400]
 
 
-def test_head_is_get_without_the_body(tier: Tier) -> None:
+@pytest.mark.parametrize("path", [LIVE, READY])
+def test_head_is_get_without_the_body(tier: Tier, path: str) -> None:
     with connection(tier) as found:
-        found.sendall(head(tier, "HEAD", LIVE))
+        found.sendall(head(tier, "HEAD", path))
         answer = read(found, "HEAD")
-        whole = exchange(tier, head(tier, "GET", LIVE))
+        whole = exchange(tier, head(tier, "GET", path))
         assert (answer.status, answer.body, answer.headers["content-length"]) == (200, b"", str(len(whole.body)))
         found.sendall(NEXT)
         assert read(found).status == 404

@@ -19,6 +19,7 @@ KNOWN = [
     Figure("x: a: size", 1234, "bytes"),
     Figure("x: a: b: size", 617, "bytes"),
     Figure("x: a: b: times smaller", 2.0004, "times", ">= 4", False),
+    Figure("x: ab: size", 5, "bytes"),
     Figure("x: lost", 0, "", "0", True),
     Figure("y: memory", 1234.5, "MiB"),
 ]

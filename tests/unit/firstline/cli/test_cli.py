@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from support.cli import json_of, run
+from support.cli import in_one_line, json_of, run
 from support.sample_bundles import detector_bundle
 
 from firstline_core.bundle.store import open_bundle
@@ -47,9 +47,17 @@ def test_bundle_is_created_and_evaluated(tmp_path: Path) -> None:
     verified = json_of("bundle", "verify", out)
     assert verified["ok"] is True
     assert [check["rows_checked"] is None for check in verified["checks"]] == [True, False, False, True]
-    figures = json_of("evaluate", out, "--data", _DIGITS / "heldout", "--limit", 50)
+    evaluation = ("evaluate", out, "--data", _DIGITS / "heldout", "--limit", 50)
+    figures = json_of(*evaluation)
     assert figures["samples"] == 50
-    assert figures["variants"][0]["tiered"]["quality"]["accuracy"] > 0.9
+    tiered = figures["variants"][0]["tiered"]
+    assert tiered["quality"]["accuracy"] > 0.9
+
+    assert "full.onnx" in run("bundle", "get", out).stdout
+    assert run("bundle", "verify", out).stdout.count("ok ") == 4
+    text = in_one_line(run(*evaluation).stdout)
+    assert "on 50 rows of heldout." in text and "without the network" in text
+    assert f'edge: AUROC {tiered["auroc"]:.3f} of the score for "edge disagrees with full".' in text
 
 
 def test_calibration_is_not_called_certified(tmp_path: Path) -> None:

@@ -298,6 +298,7 @@ def test_one_of_several_outputs_must_be_named(tmp_path: Path) -> None:
         ({"name": "digits\n"}, "is not valid: use 1 to 64 letters"),
         ({"policy": PolicySpec(temperature=0.0)}, "The temperature 0 is not valid: it is a number from 0.01 to 100."),
         ({"policy": PolicySpec(temperature=math.inf)}, "The temperature inf is not valid"),
+        ({"policy": PolicySpec("energi")}, "'energi' is not one of this task's; use one of max_probability"),
         (
             {"policy": PolicySpec("margin", threshold=1.5)},
             "The threshold 1.5 is not valid: margin is from 0 to 1, such as 0.9.",

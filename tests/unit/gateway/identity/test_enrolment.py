@@ -81,6 +81,18 @@ def test_of_many_with_one_token_one_enrols(database: Database, issue: Callable[[
         assert on.scalar(select(func.count()).select_from(CERTIFICATES)) == 1
 
 
+def test_an_invitation_that_is_replaced_or_taken_back_admits_no_device(
+    database: Database, issue: Callable[[str], Issued]
+) -> None:
+    first, second = invited(database, "a", "first"), invited(database, "a", "second")
+    assert redeemed(database, first, issue) is None
+    with database.begin() as on:
+        assert enrolment.revoke(on, "a", "ops", NOW_S)
+        assert not enrolment.revoke(on, "a", "ops", NOW_S)
+    assert redeemed(database, second, issue) is None
+    assert redeemed(database, invited(database, "a", "third"), issue) is not None
+
+
 def test_secrets_are_not_stored(database: Database) -> None:
     invited(database, "a", "secret")
     with database.reading() as on:
