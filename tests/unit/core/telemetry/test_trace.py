@@ -48,6 +48,7 @@ def test_fields_of_later_versions_are_ignored(value: str) -> None:
         f"cc-{TRACE}-{SPAN}-01.more",
         f"00-{'0' * 32}-{SPAN}-01",
         f"00-{TRACE}-{'0' * 16}-01",
+        f"00-{TRACE}-{SPAN}-0x",
         f"00-{TRACE[:-1]}٣-{SPAN}-01",
         f"00_{TRACE}_{SPAN}_01",
         f"cc-{TRACE}-{SPAN}-01-" + "x" * 300,

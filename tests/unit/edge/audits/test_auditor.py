@@ -283,6 +283,16 @@ async def test_denied_and_granted_escalations_are_sampled_alike(make_scene: Make
     assert monitored.record.drawn == 2
 
 
+async def test_the_auditor_keeps_the_budget_of_audits(make_scene: MakeScene) -> None:
+    scene = make_scene(AuditSection(per_hour=20, bytes_per_hour=1e9, max_share=1.0, spacing_s=0.0))
+    scene.cloud.agrees = lambda _: True
+    for _ in range(120):  # within an hour
+        scene.clock._now_s += 30  # type: ignore[attr-defined]
+        await scene.infer(SURE)
+        await asyncio.sleep(0)
+    assert 10 < monitored_in(scene).record.drawn <= 21
+
+
 def test_a_budget_of_audits_holds_over_a_day_of_requests() -> None:
     clock, drawn_at_s = SimulatedClock(), list[float]()
     rate = AuditRate(AuditSection(per_hour=20, bytes_per_hour=1e9, max_share=1.0, spacing_s=0.0), clock)

@@ -217,6 +217,12 @@ def test_an_edge_model_that_is_larger_than_the_full_one_is_pointed_out(site: Pat
     assert "exchange --edge and --full" in _run("--edge", "larger.onnx", "--full", "colours.onnx", *_DATA).stderr
 
 
+def test_a_folder_of_data_as_output_stays_as_it_is(site: Path) -> None:
+    before = sorted((site / "data").rglob("*"))
+    assert "has other files" in _run(*_PAIR, "--data", "data", "--out", "data", code=2).stderr
+    assert sorted((site / "data").rglob("*")) == before
+
+
 def test_a_folder_that_cannot_be_written_is_refused_before_any_work(site: Path) -> None:
     (site / "file").touch()
     found = _run("--edge", "colours.onnx", "--data", "data", "--out", "file/out", code=2)
