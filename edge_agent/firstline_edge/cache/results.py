@@ -14,7 +14,7 @@ from __future__ import annotations
 import sqlite3
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import closing
 from pathlib import Path
@@ -248,7 +248,7 @@ class DiskCache:
         self._ttl_s = ttl_s
         self._seal = seal
         self._clock = clock
-        self._thread = _writing_thread()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="cache-writer")
         self._pending: dict[bytes, Entry] = {}  # perhaps not on the disk yet, oldest first
         # Keys of which the disk may hold an older value, because a newer one was never written.
         self._outdated: set[bytes] = set()
@@ -343,18 +343,7 @@ class DiskCache:
             return
         self._flush = False
         self._group, self._removed = dict(self._pending), frozenset(self._outdated)
-        self._writing = self._in_thread(self._write, self._cache, self._group, self._removed)
-        if self._writing is None:
-            self._group = {}
-
-    def _in_thread(self, call: Callable[..., None], *arguments: Any) -> Future[None] | None:
-        """Starts a call in the writing thread; returns None, and says why, if the system has no thread."""
-        try:
-            return self._thread.submit(call, *arguments)
-        except RuntimeError as error:
-            self._thread = _writing_thread()  # the other one would run the call later
-            self._refuse(error, "The system has no thread for the result cache")
-            return None
+        self._writing = self._thread.submit(self._write, self._cache, self._group, self._removed)
 
     def _write(self, cache: diskcache.Cache, group: dict[bytes, Entry], removed: frozenset[bytes]) -> None:
         """Commits a group, then evicts what has expired or does not fit; in the writing thread."""
@@ -480,7 +469,7 @@ class DiskCache:
                 self._retry_at_s = self._clock.monotonic_s() + _RETRY_S
                 self._refuse(_cause(error))
         else:
-            self._in_thread(self._read_keys, self._cache)
+            self._thread.submit(self._read_keys, self._cache)
 
     def _fail(self, error: BaseException) -> None:
         """Sets a damaged database aside and starts an empty one; reports a disk that refuses."""
@@ -490,28 +479,21 @@ class DiskCache:
             self._shut()
             self._open(damage=error)
 
-    def _refuse(self, why: BaseException, problem: str = "") -> None:
+    def _refuse(self, why: BaseException) -> None:
         """Logs once, however many entries it concerns."""
         if not self._problem:
             log.warning("disk cache unavailable", path=str(self._directory), error=str(why))
-        refused = f"The disk refuses the result cache: {why}. Free space, or correct who may write there."
-        self._problem = f"{problem}: {why}." if problem else refused
+        self._problem = f"The disk refuses the result cache: {why}. Free space, or correct who may write there."
 
     def _shut(self) -> None:
         """Waits for the write in progress, drops waiting values, and closes the database in both threads."""
         cache, self._cache = self._cache, None
         if cache is not None:
-            closed = self._in_thread(cache.close)
-            if closed is not None:
-                closed.result()
+            self._thread.submit(cache.close).result()
             cache.close()
         self._writing = self._stored = None
         for stored in (self._pending, self._group, self._outdated):
             stored.clear()
-
-
-def _writing_thread() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(1, thread_name_prefix="cache-writer")
 
 
 def _opened(directory: Path, limit_bytes: int) -> diskcache.Cache:

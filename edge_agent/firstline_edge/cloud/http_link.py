@@ -189,7 +189,7 @@ class _Pool:
         await self._client.close()
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)  # a proxy's URL may hold a password
 class HttpLink:
     """Asks the gateway over HTTP/1.1.
 

@@ -472,39 +472,6 @@ def test_a_cache_is_closed_while_its_keys_are_read(directory: Path, monkeypatch:
     assert len(added) == 1
 
 
-def test_a_system_without_threads_costs_no_stored_result(directory: Path) -> None:
-    cache = opened(directory)
-    cache.put(KEY, b"stored")
-    cache.close()
-    with pytest.MonkeyPatch.context() as without:
-        without.setattr(threading.Thread, "start", no_thread)
-        cache = opened(directory)
-        assert value_of(cache, KEY) == b"stored" and cache.damage == ""
-        cache.put(b"n" * 32, b"new")
-        cache.expire()
-        assert value_of(cache, b"n" * 32) == b"new"
-        assert "The system has no thread for the result cache: can't start new thread." in cache.problem
-    cache.put(b"o" * 32, b"other")
-    written(cache)
-    assert cache.problem == ""
-    assert rows_on_disk(directory) == 3
-    cache.close()
-
-
-def test_a_cache_is_erased_and_closed_without_threads(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(threading.Thread, "start", no_thread)
-    cache = opened(directory)
-    cache.put(KEY, b"to be erased")
-    erase_all(cache.clear())
-    assert value_of(cache, KEY) is None
-    cache.close()
-    assert rows_on_disk(directory) == 0
-
-
-def no_thread(_thread: threading.Thread) -> None:
-    raise RuntimeError("can't start new thread")
-
-
 class Held:
     """Another process holds the database's lock, so that writers wait as on a slow disk."""
 
