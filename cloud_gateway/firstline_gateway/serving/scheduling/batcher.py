@@ -17,8 +17,8 @@ import asyncio
 import math
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import KW_ONLY, InitVar, dataclass, field
 from functools import partial
-from types import MappingProxyType
 from typing import NamedTuple
 
 from firstline_core.clock import Clock
@@ -61,6 +61,7 @@ class _Batch(NamedTuple):
     on_loop: bool
 
 
+@dataclass(eq=False)
 class Batcher:
     """Admits requests, runs them in batches and answers them. Belongs to one event loop.
 
@@ -75,26 +76,18 @@ class Batcher:
         on_ran: called for each batch that ended: its model, rows, seconds, and the seconds that each request waited.
     """
 
-    def __init__(
-        self,
-        dispatcher: Dispatcher,
-        *,
-        clock: Clock,
-        bounds: Bounds,
-        concurrency: int = 0,
-        concurrency_of: Mapping[str, int] = MappingProxyType({}),
-        on_batch: Callable[[int], None] = lambda rows: None,
-        on_late: Callable[[], None] = lambda: None,
-        on_ran: Callable[[ModelKey, int, float, Sequence[float]], None] = lambda key, rows, seconds, waits_s: None,
-    ) -> None:
-        self._dispatcher = dispatcher
-        self._clock = clock
+    dispatcher: Dispatcher
+    _: KW_ONLY
+    clock: Clock
+    bounds: InitVar[Bounds]
+    concurrency: int = 0
+    concurrency_of: Mapping[str, int] = field(default_factory=dict)
+    on_batch: Callable[[int], None] = lambda rows: None
+    on_late: Callable[[], None] = lambda: None
+    on_ran: Callable[[ModelKey, int, float, Sequence[float]], None] = lambda key, rows, seconds, waits_s: None
+
+    def __post_init__(self, bounds: Bounds) -> None:
         self._max_rows = bounds.batch_rows
-        self._concurrency = concurrency
-        self._concurrency_of = concurrency_of
-        self._on_batch = on_batch
-        self._on_late = on_late
-        self._on_ran = on_ran
         self._queue = PendingQueue()
         self._admission = Admission(self._queue, bounds)
         self._running: dict[FutureOutcomes, _Batch] = {}
@@ -104,7 +97,7 @@ class Batcher:
         self._is_turn_ending = False
         self._may_start = False  # an executor, or what waits for one, has changed
         self._snapshot: ExecutorSnapshot | None = None  # of this turn, for admission
-        dispatcher.subscribe(self._start_soon)
+        self.dispatcher.subscribe(self._start_soon)
 
     def adopt(self, bounds: Bounds) -> None:
         """Admits new requests by other bounds from now on, which have the same `batch_rows`."""
@@ -118,7 +111,7 @@ class Batcher:
     @property
     def wait_s(self) -> float:
         """The predicted wait of a new request without a deadline, averaged over the models by what waits of each."""
-        snapshot, waits_s, requests = self._dispatcher.snapshot(), 0.0, 0
+        snapshot, waits_s, requests = self.dispatcher.snapshot(), 0.0, 0
         for key in self._queue.rows:
             waiting, batches = self._queue.of(key).requests, snapshot.completion(key, self._max_rows).of(1)
             waits_s += waiting * batches.wait_s(self._queue.work_s(self._weights(snapshot, key)))
@@ -140,7 +133,7 @@ class Batcher:
             DeadlineExceededError: it allows less than the model takes, or its deadline passed.
             FirstlineError: the error of the executor for this request.
         """
-        now_s = self._clock.monotonic_s()
+        now_s = self.clock.monotonic_s()
         if request.deadline_s is not None and request.deadline_s <= now_s:
             raise _deadline_error()
         self._end_turn_soon()  # also if it is refused: the snapshot is of this turn
@@ -160,7 +153,7 @@ class Batcher:
             self._queue.remove(item)
             raise
         if item.is_predictable:
-            self._admission.margin.learn(item, self._clock.monotonic_s())
+            self._admission.margin.learn(item, self.clock.monotonic_s())
         return outputs
 
     def abandon(self, error: FirstlineError) -> None:
@@ -189,7 +182,7 @@ class Batcher:
                     self._admission.check_start(item, now_s, alone_s, done_s, self._ended_s.get(key, -math.inf))
                     return times, {}
         if self._snapshot is None:
-            self._snapshot = self._dispatcher.snapshot()
+            self._snapshot = self.dispatcher.snapshot()
         snapshot = self._snapshot
         if key not in self._queue.rows and not self._is_at_limit(key):
             placement = snapshot.place(key, item.rows, self._max_rows, item.rows)
@@ -208,14 +201,14 @@ class Batcher:
 
     def _is_at_limit(self, key: ModelKey, more: int = 1) -> bool:
         """Whether a model may not run so many more batches."""
-        limit = self._concurrency_of.get(key.name, self._concurrency)
+        limit = self.concurrency_of.get(key.name, self.concurrency)
         return 0 < limit < more + sum([batch.key == key for batch in self._running.values()])
 
     # The event loop as an executor.
 
     def _loop_times(self, key: ModelKey, rows: int, now_s: float) -> tuple[LoopTimes | None, float]:
         """Returns the times of a model on the event loop if a batch of so many rows may run there, and its seconds."""
-        times = self._dispatcher.loop_times(key)
+        times = self.dispatcher.loop_times(key)
         if times is None or (self._running and self._is_at_limit(key)):
             return None, 0.0
         seconds = times.quick_s(rows)
@@ -228,7 +221,7 @@ class Batcher:
         """Returns the seconds of what waits for the event loop, a new request included."""
         work_s = times.seconds(self._queue.rows.get(item.key, 0) + item.rows)
         for key, rows in self._queue.rows.items():
-            if key != item.key and (others := self._dispatcher.loop_times(key)) is not None:
+            if key != item.key and (others := self.dispatcher.loop_times(key)) is not None:
                 work_s += others.seconds(rows)
         return work_s
 
@@ -257,7 +250,7 @@ class Batcher:
 
     def _start_on_loop(self, waiting: list[PendingRequest], times: Mapping[ModelKey, LoopTimes]) -> None:
         """Runs the next batches of quick models, for as long as one turn may take."""
-        now_s = self._clock.monotonic_s()
+        now_s = self.clock.monotonic_s()
         end_s = now_s + TURN_S
         while waiting and now_s < end_s:
             choice = choose_batch(waiting, times, now_s=now_s, margin_s=0.0, max_rows=self._max_rows)
@@ -268,7 +261,7 @@ class Batcher:
                 self._start(choice.batch, times[choice.batch[0].key], now_s)
             done = {*choice.too_late, *choice.batch}
             waiting = [item for item in waiting if item not in done]
-            now_s = self._clock.monotonic_s()
+            now_s = self.clock.monotonic_s()
 
     # Batches.
 
@@ -299,10 +292,10 @@ class Batcher:
 
     def _start_waiting(self) -> None:
         """Starts every batch that can start now, on the executors and on the event loop."""
-        loop_requests, times = self._requests_for_loop(self._clock.monotonic_s())
+        loop_requests, times = self._requests_for_loop(self.clock.monotonic_s())
         if self._may_start:  # until an executor, or what waits for one, changes, nothing more can start there
             others = set(loop_requests)
-            while len(self._queue) > len(others) and self._start_next(others, self._clock.monotonic_s()):
+            while len(self._queue) > len(others) and self._start_next(others, self.clock.monotonic_s()):
                 pass
             self._may_start = False
         if loop_requests:
@@ -312,7 +305,7 @@ class Batcher:
 
     def _start_next(self, loop_requests: Collection[PendingRequest], now_s: float) -> bool:
         """Starts one batch on an executor; returns whether another one may start."""
-        snapshot = self._dispatcher.snapshot()
+        snapshot = self.dispatcher.snapshot()
         if snapshot.is_full(self._queue.rows):
             return False
         full = {key for key in self._queue.rows if self._is_at_limit(key)}
@@ -374,15 +367,15 @@ class Batcher:
         deadlines_s = [item.request.deadline_s for item in items]
         batch = _Batch(key, items, sum([item.rows for item in items]), now_s, isinstance(place, LoopTimes))
         try:
-            self._on_batch(batch.rows)
+            self.on_batch(batch.rows)
             if isinstance(place, LoopTimes):
-                ran = self._dispatcher.run_on_loop(key, inputs, deadlines_s)
+                ran = self.dispatcher.run_on_loop(key, inputs, deadlines_s)
             else:
                 # A batch that is sent on has one parent in the trace, though several requests may have one.
                 trace = next((item.request.trace for item in items if item.request.trace is not None), None)
                 token = CURRENT.set(trace)
                 try:
-                    ran = self._dispatcher.run_on(place.member, key, inputs, deadlines_s)
+                    ran = self.dispatcher.run_on(place.member, key, inputs, deadlines_s)
                 finally:
                     CURRENT.reset(token)
         except Exception as error:  # no other code would answer these requests
@@ -391,7 +384,7 @@ class Batcher:
                 item.settle(error)
             return
         if isinstance(ran, list):
-            self._answer(batch, ran, self._clock.monotonic_s())
+            self._answer(batch, ran, self.clock.monotonic_s())
         else:
             self._follow(batch, ran)
 
@@ -408,7 +401,7 @@ class Batcher:
         batch = self._running.pop(ran)
         error = asyncio.CancelledError() if ran.cancelled() else ran.exception()
         if error is None:
-            self._answer(batch, ran.result(), self._clock.monotonic_s())
+            self._answer(batch, ran.result(), self.clock.monotonic_s())
             return
         for item in batch.items:
             item.settle(error)
@@ -421,7 +414,7 @@ class Batcher:
             else:
                 item.settle(outcome)
         waits_s = [max(0.0, batch.started_s - item.admitted_s) for item in batch.items]
-        self._on_ran(batch.key, batch.rows, now_s - batch.started_s, waits_s)
+        self.on_ran(batch.key, batch.rows, now_s - batch.started_s, waits_s)
         if tracing.active:
             self._trace(batch, now_s, waits_s)
 
@@ -437,14 +430,14 @@ class Batcher:
 
     def _expire_at_deadline(self, item: PendingRequest) -> None:
         if item.expiry is None and item.request.deadline_s is not None:
-            item.expiry = self._clock.call_at(item.request.deadline_s, partial(self._expire, item))
+            item.expiry = self.clock.call_at(item.request.deadline_s, partial(self._expire, item))
 
     def _expire(self, item: PendingRequest) -> None:
         self._queue.remove(item)
         if not item.answered.done():
             if item.level != AUDIT_LEVEL:
-                self._on_late()
-            self._admission.margin.learn(item, self._clock.monotonic_s())
+                self.on_late()
+            self._admission.margin.learn(item, self.clock.monotonic_s())
             item.settle(_deadline_error())
 
 
