@@ -313,11 +313,14 @@ async def test_ambiguous_heads_are_refused_after_the_answers_before_them(
 
 @pytest.mark.parametrize(("lines", "status"), [(9_000, 400), (20_000, 431)])
 async def test_a_head_of_repeated_headers_is_refused_in_linear_time(lines: int, status: int) -> None:
-    async with served(echo) as (_, port), connected(port) as (reader, writer):
-        started_s = time.thread_time()
-        writer.write(b"GET /a HTTP/1.1\r\n" + b"host:\r\n" * lines + b"\r\n")
-        assert (await answered(reader))[0] == status
-        assert time.thread_time() - started_s < 0.25
+    took_s = []
+    for _ in range(3):  # a search for garbage may take as long as a quadratic check
+        async with served(echo) as (_, port), connected(port) as (reader, writer):
+            started_s = time.thread_time()
+            writer.write(b"GET /a HTTP/1.1\r\n" + b"host:\r\n" * lines + b"\r\n")
+            assert (await answered(reader))[0] == status
+            took_s.append(time.thread_time() - started_s)
+    assert min(took_s) < 0.25
 
 
 # --- Slow, idle and absent clients -----------------------------------------------------------------------------------
