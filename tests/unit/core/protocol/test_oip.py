@@ -301,7 +301,10 @@ def test_a_tensor_of_many_empty_elements_is_refused_before_they_are_read(shape: 
     head = orjson.dumps(
         {"inputs": [{"name": "x", "datatype": "BYTES", "shape": shape, "parameters": {"binary_data_size": size}}]}
     )
-    started_s = time.thread_time()
-    with pytest.raises(PayloadTooLargeError, match="at most 4096"):
-        decode_request("m", head + bytes(size), len(head))
-    assert time.thread_time() - started_s < 0.05
+    took_s = []
+    for _ in range(3):  # a search for garbage may take longer
+        started_s = time.thread_time()
+        with pytest.raises(PayloadTooLargeError, match="at most 4096"):
+            decode_request("m", head + bytes(size), len(head))
+        took_s.append(time.thread_time() - started_s)
+    assert min(took_s) < 0.05
