@@ -241,8 +241,10 @@ async def test_killed_replica_loses_and_repeats_nothing(
     async with site(tmp_path, mosquitto, Store(url=postgresql.new_database())) as found:
         load = Load(found)
         await load.more(60, 15)
-        for url in found.replicas:
-            assert await requests_of(url) > 5, "each replica has its part"
+        for url in found.replicas:  # each gets its part, by the connections that the balancer gives it
+            async with asyncio.timeout(60):
+                while await requests_of(url) <= 5:  # noqa: ASYNC110 (another process)
+                    await asyncio.sleep(0.1)
         killed, process = next(iter(found.replicas.items()))
         await killed_at_work(found, killed, process, load)
         await load.more(100, 25)
