@@ -211,6 +211,9 @@ class Load:
                     reply = await client.post(url, content=picture(1), headers={"Connection": "close"})
                 except httpx.TransportError:  # whether it was taken is not known: nothing was said
                     continue
+                if reply.status_code == 503:  # a busy database: the gateway asks to come back
+                    await asyncio.sleep(0.05)
+                    continue
                 assert reply.status_code == 202, reply.text
                 self.jobs.append(reply.headers["Location"])
                 await asyncio.sleep(0.2)
