@@ -211,9 +211,6 @@ class Load:
                     reply = await client.post(url, content=picture(1), headers={"Connection": "close"})
                 except httpx.TransportError:  # whether it was taken is not known: nothing was said
                     continue
-                if reply.status_code == 503:  # a busy database: the gateway asks to come back
-                    await asyncio.sleep(0.05)
-                    continue
                 assert reply.status_code == 202, reply.text
                 self.jobs.append(reply.headers["Location"])
                 await asyncio.sleep(0.2)
@@ -238,17 +235,14 @@ async def requests_of(url: str) -> float:
     )
 
 
-@pytest.mark.timeout(300)
 async def test_killed_replica_loses_and_repeats_nothing(
     tmp_path: Path, mosquitto: Broker, postgresql: PostgreSql
 ) -> None:
     async with site(tmp_path, mosquitto, Store(url=postgresql.new_database())) as found:
         load = Load(found)
         await load.more(60, 15)
-        for url in found.replicas:  # each gets its part, by the connections that the balancer gives it
-            async with asyncio.timeout(60):
-                while await requests_of(url) <= 5:  # noqa: ASYNC110 (another process)
-                    await asyncio.sleep(0.1)
+        for url in found.replicas:
+            assert await requests_of(url) > 5, "each replica has its part"
         killed, process = next(iter(found.replicas.items()))
         await killed_at_work(found, killed, process, load)
         await load.more(100, 25)
@@ -261,8 +255,7 @@ async def test_killed_replica_loses_and_repeats_nothing(
 
         for device, promised in load.promises.items():
             async with httpx.AsyncClient(base_url=found.agents[device], timeout=20) as client:
-                # On a busy machine a device that has met the dead replica sends one at a time for a minute or two.
-                async with asyncio.timeout(180):
+                async with asyncio.timeout(60):
                     while (await client.get("/firstline/v1/status")).json()["outbox"]["items"]:  # noqa: ASYNC110 (another process)
                         await asyncio.sleep(0.05)
                 for request_id in promised:
