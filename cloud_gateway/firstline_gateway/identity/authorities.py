@@ -300,7 +300,7 @@ def read_signing_key(file: Path, otherwise: str) -> Ed25519PrivateKey:
 
     Args:
         file: of the key, in PEM.
-        otherwise: what follows where no backup has the key, for the error.
+        otherwise: the end of the error, which says what to do if no backup has the key.
 
     Raises:
         ConfigError: it cannot be read, or is not such a key.
