@@ -2,8 +2,9 @@
 
 The gateway is a process of its own on one core; both clients are on another core. The hostile key sends a new image as
 soon as the last one is answered: one of the most costly that are allowed, one of half a megapixel, or one of 8x8
-pixels. The other key sends small images, or photos of 3 megapixels, at a steady rate. In each round it sends first
-alone and then next to the hostile key, so that other work on the machine affects both alike.
+pixels. wrk sends them, so that its work does not hold the interpreter of the other client, whose latency counts. The
+other key sends small images, or photos of 3 megapixels, at a steady rate. In each round it sends first alone and then
+next to the hostile key, so that other work on the machine affects both alike.
 """
 
 from __future__ import annotations
@@ -11,15 +12,13 @@ from __future__ import annotations
 import argparse
 import http.client
 import io
+import math
 import os
 import statistics
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from itertools import product
 from pathlib import Path
 
@@ -29,11 +28,15 @@ from PIL import Image
 from bench.figures import Figure, report
 from bench.page import refill
 from bench.serving import ours
-from bench.serving.processes import Cores, cores, prefer
+from bench.serving.bodies import Body, plan
+from bench.serving.processes import Cores, Server, cores, prefer
+from bench.serving.wrk import Load, load
 
 CHECKOUT = Path(__file__).parents[1]
 MODEL = "digits"
+_PATH = f"/firstline/v1/models/{MODEL}/infer"
 CONNECTIONS = 4
+_PAUSE_S = 2.0  # until images are decoded whose clients have left
 FACTOR = 2.0
 _RATES = {"small": 50.0, "photo": 5.0}  # requests per second of the other key
 _SIDES = {"costly": 5600, "medium": 700, "tiny": 8}  # 31 million pixels are within the limit of memory
@@ -61,7 +64,7 @@ def _encoded(image: Image.Image, kind: str) -> bytes:
 
 def post(connection: http.client.HTTPConnection, key: str, body: bytes) -> int:
     """Sends one image, and returns the status."""
-    connection.request("POST", f"/firstline/v1/models/{MODEL}/infer", body, {"Authorization": f"Bearer {key}"})
+    connection.request("POST", _PATH, body, {"Authorization": f"Bearer {key}"})
     answer = connection.getresponse()
     answer.read()
     return answer.status
@@ -80,32 +83,28 @@ def steady(port: int, key: str, body: bytes, rate: float, seconds: float) -> tup
     return latencies, refused
 
 
-@contextmanager
-def hostile_connections(port: int, key: str, image: bytes) -> Iterator[list[int]]:
-    """Sends an image again and again over some connections; yields the statuses of the answers."""
-    ended = threading.Event()
-    statuses: list[int] = []
-
-    def send(_: int) -> None:
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-        while not ended.is_set():
-            statuses.append(post(connection, key, image))
-
-    with ThreadPoolExecutor(CONNECTIONS) as pool:
-        sending = pool.map(send, range(CONNECTIONS))
-        try:
-            yield statuses
-        finally:
-            ended.set()
-        list(sending)  # raises an error of a connection
+def flood(server: Server, key: str, image: bytes, seconds: float, on: Cores) -> Load:
+    """Sends an image again and again over some connections, for so long."""
+    with tempfile.TemporaryDirectory(prefix="firstline-images-") as folder:
+        headers = {"Authorization": f"Bearer {key}"}
+        script = plan(Path(folder), "hostile", _PATH, Body({}, image), headers)
+        return load(server, script, in_flight=CONNECTIONS, seconds=math.ceil(seconds), on=on)
 
 
 def p95_ms(latencies: list[float]) -> float:
     return float(np.quantile(latencies, 0.95)) * 1000
 
 
-def measured(victim: str, hostile_kind: str, gateway_core: Cores, seconds: float, repeats: int) -> list[Figure]:
-    """Returns the latencies of a key that sends small images or photos, alone and next to the hostile one."""
+def measured(victim: str, hostile_kind: str, on: tuple[Cores, Cores], *, seconds: float, repeats: int) -> list[Figure]:
+    """Returns the latencies of a key that sends small images or photos, alone and next to the hostile one.
+
+    Args:
+        victim: what the other key sends.
+        hostile_kind: what the hostile key sends.
+        on: the cores of the gateway and of the clients.
+        seconds: of each load.
+        repeats: of both loads.
+    """
     body, rate = (small_image() if victim == "small" else photo()), _RATES[victim]
     image = hostile_image(hostile_kind)
     with tempfile.TemporaryDirectory(prefix="firstline-images-") as name:
@@ -113,28 +112,29 @@ def measured(victim: str, hostile_kind: str, gateway_core: Cores, seconds: float
         (Path(name) / "models").symlink_to(CHECKOUT / "models" / "digits")
         config.write_text('[log]\nlevel = "warning"\n')
         polite, hostile = ours.create_key(config, "polite"), ours.create_key(config, "hostile")
-        quiet, loaded, statuses, refused = [], [], [], 0
-        with ours.gateway(config, gateway_core) as running:
-            steady(running.port, polite, body, rate, 2.0)
+        quiet, loaded, loads, refused = [], [], [], 0
+        with ours.gateway(config, on[0]) as running, ThreadPoolExecutor(1) as pool:
+            steady(running.port, polite, body, rate, _PAUSE_S)
             idle_mb, most_mb = running.rss_mb(), 0.0
             for _ in range(repeats):
+                steady(running.port, polite, body, rate, _PAUSE_S)
                 latencies, bad = steady(running.port, polite, body, rate, seconds)
                 quiet.append(p95_ms(latencies))
                 refused += bad
-                with hostile_connections(running.port, hostile, image) as answered:
-                    latencies, bad = steady(running.port, polite, body, rate, seconds)
-                    most_mb = max(most_mb, running.rss_mb())
+                flooding = pool.submit(flood, running, hostile, image, seconds, on[1])
+                latencies, bad = steady(running.port, polite, body, rate, seconds)
+                most_mb = max(most_mb, running.rss_mb())
+                loads.append(flooding.result())
                 loaded.append(p95_ms(latencies))
                 refused += bad
-                statuses += answered
     factor = statistics.median(loaded) / statistics.median(quiet)
     figures = [
         Figure("p95 of a key alone (median of the runs)", round(statistics.median(quiet), 2), "ms"),
         Figure("p95 next to four hostile connections", round(statistics.median(loaded), 2), "ms"),
         Figure("factor", round(factor, 2), "", f"at most {FACTOR:g}", factor <= FACTOR),
         Figure("requests of that key that were not answered", refused, "", "0", refused == 0),
-        Figure("hostile images answered", statuses.count(200), ""),
-        Figure("hostile images refused", len(statuses) - statuses.count(200), ""),
+        Figure("hostile images answered", sum(each.requests - each.bad for each in loads), ""),
+        Figure("hostile images refused", sum(each.bad for each in loads), ""),
         Figure("memory that they add, as last seen", round(most_mb - idle_mb), "MB"),
     ]
     return [figure._replace(figure=f"{victim} next to {hostile_kind}: {figure.figure}") for figure in figures]
@@ -145,13 +145,13 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=10.0, help="of each load")
     parser.add_argument("--repeats", type=int, default=3, help="of both loads (default: %(default)s)")
     options = parser.parse_args()
-    gateway_core, core, _ = cores()
+    on = cores()[:2]
     prefer(os.getpid())
-    os.sched_setaffinity(0, core)
+    os.sched_setaffinity(0, on[1])
     figures = [
         figure
         for victim, hostile_kind in product(_RATES, _SIDES)
-        for figure in measured(victim, hostile_kind, gateway_core, options.seconds, options.repeats)
+        for figure in measured(victim, hostile_kind, on, seconds=options.seconds, repeats=options.repeats)
     ]
     code = report("hostile-images", figures)
     refill("hostile-images")
