@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import math
 import resource
 import socket
 import ssl
@@ -43,10 +44,8 @@ from firstline_core.protocol.asgi import (
     STATE_KEY,
     AsgiApp,
     Message,
-    Receive,
     RequestInfo,
     Scope,
-    Send,
     age_s,
     request_info,
 )
@@ -63,6 +62,7 @@ _TLS_CLOSE_S = 0.5
 _LAST_TURNS = 10
 # A larger body is written after its head, which costs less than to copy it.
 _JOINED_BYTES = 65_536
+_UNKNOWN_LENGTH = cast(int, math.inf)  # of a body without a frame; uvicorn subtracts each part from it
 
 _NOT_HTTP = "This is no valid HTTP/1.1 request; check its request line, headers and chunks."
 _FRAMING = (b"content-length", b"transfer-encoding")
@@ -358,10 +358,7 @@ class Connection(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._answering = cycle
-        if cycle.scope["http_version"] == "1.0":
-            app = _without_chunks(cycle, app)
-        else:
-            cycle.send = partial(self._send, cycle, [])  # type: ignore[method-assign]
+        cycle.send = partial(self._send, cycle, [])  # type: ignore[method-assign]
         task = self.loop.create_task(cycle.run_asgi(app), context=contextvars.Context())
         self.tasks.add(task)
         task.add_done_callback(self._server.ended)
@@ -372,6 +369,7 @@ class Connection(HttpToolsProtocol):
 
         The start of an answer of known length is held until its body comes. A second start, such as that of uvicorn's
         500, means that the application failed in between; it replaces the first, and the connection closes after it.
+        A client of HTTP/1.0 knows no chunks: a body of unknown length has no frame, and ends with the connection.
         """
         start = held.pop() if held else None
         if message["type"] == "http.response.start" and not cycle.response_started:
@@ -381,6 +379,8 @@ class Connection(HttpToolsProtocol):
             if head.length is not None:
                 held.append((message, head))
                 return
+            if cycle.scope["http_version"] == "1.0":
+                cycle.chunked_encoding, cycle.expected_content_length = False, _UNKNOWN_LENGTH
         elif start is not None:
             (first, head), body = start, message.get("body", b"")
             is_whole = head.length == len(body) and not message.get("more_body")
@@ -391,6 +391,8 @@ class Connection(HttpToolsProtocol):
                     self._write_whole(cycle, STATUS_LINE[first["status"]], head.lines, body)
                 return
             await RequestResponseCycle.send(cycle, cast(Any, first))
+        elif cycle.expected_content_length == _UNKNOWN_LENGTH and not message.get("more_body"):
+            cycle.expected_content_length = len(message.get("body", b""))  # the last part ends the body
         await RequestResponseCycle.send(cycle, cast(Any, message))
 
     def _write_whole(self, cycle: RequestResponseCycle, head: bytes, lines: bytes, body: bytes) -> None:
@@ -491,33 +493,6 @@ class _LingeringTransport:
         self.close = connection.close_after_request
         self.write = connection.transport.write
         self.is_closing = connection.transport.is_closing
-
-
-def _without_chunks(cycle: RequestResponseCycle, app: AsgiApp) -> AsgiApp:
-    """Wraps an application for a client of HTTP/1.0, which knows no chunks.
-
-    A body of unknown length ends with the connection. uvicorn frames no body in answers to HEAD, so the head is sent
-    as for HEAD, and the body is written directly.
-    """
-
-    async def run(scope: Scope, receive: Receive, send: Send) -> None:
-        is_unframed = False
-
-        async def sending(message: Message) -> None:
-            nonlocal is_unframed
-            if message["type"] == "http.response.start":
-                has_length = any(name.lower() == b"content-length" for name, _ in message.get("headers", ()))
-                is_unframed = not has_length and scope["method"] != "HEAD"
-                if is_unframed:
-                    scope["method"] = "HEAD"
-            elif is_unframed and not cycle.disconnected:
-                await cycle.flow.drain()
-                cycle.transport.write(message.get("body", b""))
-            await send(message)
-
-        await app(scope, receive, sending)
-
-    return run
 
 
 class _Head(NamedTuple):

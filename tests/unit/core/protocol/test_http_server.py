@@ -514,7 +514,7 @@ async def test_uvicorn_has_what_the_server_relies_on() -> None:
             "cycle": (connection.cycle, (
                 *("scope", "transport", "flow", "message_event", "disconnected", "keep_alive", "response_started"),
                 *("response_complete", "body", "default_headers", "waiting_for_100_continue", "on_response"),
-                *("run_asgi", "send", "receive"),
+                *("run_asgi", "send", "receive", "chunked_encoding", "expected_content_length"),
             )),
             "flow": (FlowControl(connection.transport), ("pause_reading", "resume_reading", "drain", "write_paused")),
             "configuration": (uvicorn.Config, ("load", "asgi_version")),
