@@ -25,12 +25,8 @@ class _Object(ssl.SSLObject):
 
 class _Socket(ssl.SSLSocket):
     def do_handshake(self, block: bool = False) -> None:
-        try:
-            super().do_handshake(block)
-            _check_times(self)
-        except OSError:
-            self.close()  # paho would leave it open
-            raise
+        super().do_handshake(block)
+        _check_times(self)
 
 
 class DeviceContext(ssl.SSLContext):

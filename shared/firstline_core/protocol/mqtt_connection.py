@@ -1,8 +1,8 @@
 """One MQTT 5 connection on paho, from CONNECT to its loss. The only module that imports paho.
 
-The event loop drives paho's socket (`add_reader`, `add_writer`), so there is no thread and no lock. Each connection is
-a fresh paho client, so nothing of a lost connection is sent again behind the caller's back: a publication that was not
-acknowledged fails, and the sender decides what to do.
+A thread connects the socket. Then the event loop drives it (`add_reader`, `add_writer`), so that paho needs no thread
+and no lock. Each connection is a fresh paho client, so nothing of a lost connection is sent again behind the caller's
+back: a publication that was not acknowledged fails, and the sender decides what to do.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import contextlib
 import socket
 import ssl
 import struct
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -84,18 +83,19 @@ class _Client(paho.Client):
     for 20 seconds. So the length of the properties is checked first, and paho decodes their bytes alone.
     paho ends the connection on a reason code that the standard does not list for a PUBACK, but Mosquitto sends one
     (149, packet too large). So paho reads "unspecified error" instead, and `refusal_code` has the broker's code.
-    It connects by Happy Eyeballs, which paho does not.
-    `_handle_publish`, `_handle_pubackcomp`, `_in_packet` and `_create_socket_connection` are private to paho: hence the
-    upper bound on its version.
+    `_handle_publish`, `_handle_pubackcomp`, `_in_packet` and `_create_socket` are private to paho: hence the upper
+    bound on its version.
 
     Attributes:
         refusal_code: of the PUBACK that is being handled.
+        connected: its socket.
     """
 
     refusal_code = _UNSPECIFIED_ERROR
+    connected: socket.socket
 
-    def _create_socket_connection(self) -> socket.socket:
-        return happy_eyeballs.connect(self.host, self.port, self.connect_timeout)
+    def _create_socket(self) -> socket.socket:
+        return self.connected
 
     def _handle_pubackcomp(self, cmd: Literal["PUBACK", "PUBCOMP"]) -> MQTTErrorCode:
         packet = self._in_packet["packet"]
@@ -155,7 +155,6 @@ class Connection:
         self._session_expiry_s = session_expiry_s
         self._on_message = on_message
         self._loop = asyncio.get_running_loop()
-        self._loop_thread = threading.get_ident()
         self._ready: asyncio.Future[None] = self._loop.create_future()
         self._waiting: dict[int, asyncio.Future[Sequence[_Reason]]] = {}
         self._maximum_packet_bytes: int | None = None
@@ -177,7 +176,19 @@ class Connection:
             UnauthorizedError: the broker refused the name or password.
             ConfigError: a certificate file that cannot be used, or settings that MQTT has no place for.
         """
-        await asyncio.to_thread(self._connect)  # name look-up, TCP and TLS block
+        try:
+            client = self._client = self._make_client()
+            opened = client.connected = await asyncio.to_thread(self._connect)  # name look-up, TCP and TLS block
+            client.reconnect()  # sends the CONNECT
+        except ssl.SSLError as error:
+            raise LinkDownError(handshake_problem(self._settings.address, error)) from error
+        except OSError as error:
+            raise LinkDownError(f"The MQTT broker at {self._settings.address} cannot be reached: {error}.") from error
+        except (ValueError, MQTTException) as error:
+            raise ConfigError(
+                f"The settings of the MQTT connection to {self._settings.address} make no sense: {error}."
+            ) from error
+        self._loop.add_reader(opened, self._read, client, opened)
         self._keepalive = asyncio.create_task(self._keep_alive())
         try:
             async with asyncio.timeout(self._settings.connect_timeout_s):
@@ -262,27 +273,22 @@ class Connection:
             raise not_connected(self._settings.address)
         return self._client
 
-    def _connect(self) -> None:
-        settings, where = self._settings, self._settings.address
-        try:
-            self._client = self._make_client()
-            properties = _properties(PacketTypes.CONNECT)
-            properties.SessionExpiryInterval = self._session_expiry_s
-            properties.ReceiveMaximum = settings.receive_maximum
-            properties.MaximumPacketSize = min(settings.maximum_packet_bytes, _LARGEST_PACKET_BYTES)
-            self._client.connect(
-                settings.host,
-                settings.port,
-                settings.keepalive_s,
-                clean_start=self._clean_start,
-                properties=properties,
-            )
-        except ssl.SSLError as error:
-            raise LinkDownError(handshake_problem(where, error)) from error
-        except OSError as error:
-            raise LinkDownError(f"The MQTT broker at {where} cannot be reached: {error}.") from error
-        except (ValueError, MQTTException) as error:
-            raise ConfigError(f"The settings of the MQTT connection to {where} make no sense: {error}.") from error
+    def _connect(self) -> socket.socket:
+        """Connects a socket by Happy Eyeballs, which paho does not; called in a thread."""
+        settings = self._settings
+        tls = tls_context(settings)
+        connected = happy_eyeballs.connect(settings.host, settings.port, settings.connect_timeout_s)
+        if tls is not None:
+            connected = tls.wrap_socket(connected, server_hostname=settings.host)
+        # Nagle's algorithm holds a small packet back until the last one is acknowledged: 40 ms a round trip.
+        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if hasattr(socket, "TCP_USER_TIMEOUT"):
+            # A cut cable is noticed by unacknowledged data after this time, not after a quarter of an hour.
+            connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, settings.keepalive_s * 1000)
+        self._socket = connected
+        if self._closed:  # while this thread was connecting
+            connected.close()
+        return connected
 
     def _make_client(self) -> _Client:
         settings, will = self._settings, self._will
@@ -293,19 +299,15 @@ class Connection:
             reconnect_on_failure=False,
             manual_ack=True,
         )
-        client.connect_timeout = settings.connect_timeout_s
         client.max_inflight_messages_set(_IN_FLIGHT)
         client.max_queued_messages_set(_IN_FLIGHT)
         if settings.username:
             client.username_pw_set(settings.username, settings.password)
-        if (tls := tls_context(settings)) is not None:
-            client.tls_set_context(tls)
         if will is not None:
             properties = _publication_properties(PacketTypes.WILLMESSAGE, will)
             client.will_set(will.topic, will.payload, will.qos, will.retain, properties)
-        client.on_socket_open = self._socket_opened
         client.on_socket_close = lambda _c, _u, closing: self._unwatch(closing)
-        client.on_socket_register_write = self._wants_write
+        client.on_socket_register_write = lambda _c, _u, opened: self._loop.add_writer(opened, client.loop_write)
         client.on_socket_unregister_write = self._wrote_all
         client.on_connect = self._accepted
         client.on_disconnect = lambda _c, _u, _f, code, _p: self._lose(str(code))
@@ -313,34 +315,14 @@ class Connection:
         client.on_subscribe = lambda _c, _u, mid, codes, _p: self._answered(mid, codes)
         client.on_unsubscribe = lambda _c, _u, mid, codes, _p: self._answered(mid, codes)
         client.on_message = self._received
+        properties = _properties(PacketTypes.CONNECT)
+        properties.SessionExpiryInterval = self._session_expiry_s
+        properties.ReceiveMaximum = settings.receive_maximum
+        properties.MaximumPacketSize = min(settings.maximum_packet_bytes, _LARGEST_PACKET_BYTES)
+        client.connect_async(
+            settings.host, settings.port, settings.keepalive_s, clean_start=self._clean_start, properties=properties
+        )
         return client
-
-    # paho connects in a thread, so the first two calls about its socket are handed over to the event loop.
-
-    def _socket_opened(self, client: paho.Client, _userdata: object, opened: Any) -> None:
-        # Nagle's algorithm holds a small packet back until the last one is acknowledged: 40 ms a round trip.
-        opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if hasattr(socket, "TCP_USER_TIMEOUT"):
-            # A cut cable is noticed by unacknowledged data after this time, not after a quarter of an hour.
-            opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, self._settings.keepalive_s * 1000)
-        self._socket = opened
-        self._loop.call_soon_threadsafe(self._watch, client, opened)
-
-    def _watch(self, client: paho.Client, opened: socket.socket) -> None:
-        if self._closed:  # closed while the thread was still connecting
-            opened.close()
-        elif self._socket is opened:
-            self._loop.add_reader(opened, self._read, client, opened)
-
-    def _wants_write(self, client: paho.Client, _userdata: object, opened: Any) -> None:
-        if threading.get_ident() == self._loop_thread:
-            self._loop.add_writer(opened, client.loop_write)
-        else:
-            self._loop.call_soon_threadsafe(self._write_first, client, opened)
-
-    def _write_first(self, client: paho.Client, opened: socket.socket) -> None:
-        if self._socket is opened and not self._closed:
-            self._loop.add_writer(opened, client.loop_write)
 
     def _wrote_all(self, _client: object, _userdata: object, opened: Any) -> None:
         self._loop.remove_writer(opened)
