@@ -1,4 +1,6 @@
-"""Logs: one line per event to stderr, as text for people or as JSON for collectors. structlog writes all of them.
+"""Logs: one line per event to stderr, as text for people or as JSON for collectors, by structlog.
+
+Records of libraries become the same lines as the events of Firstline's own loggers.
 
 Lines below warning that an event loop logs are collected for a moment and written together, because a system call for
 each request costs as much as a small model. The service manager bounds what is kept (journald, Docker's log driver);
@@ -12,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
-import threading
 import time
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
@@ -47,28 +48,12 @@ for _package in _PACKAGES:
     logging.getLogger(_package).addHandler(logging.NullHandler())
 
 
-def _limit_values(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+def _limit_values(event: EventDict) -> EventDict:
     """Cuts long values, so that no input can write an endless line."""
     for key, value in event.items():
         if isinstance(value, str) and len(value) > _VALUE_LIMIT_CHARACTERS:
             event[key] = value[:_VALUE_LIMIT_CHARACTERS] + "..."
     return event
-
-
-def _add_facts(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
-    """Adds `FACTS`; fields of the line itself take precedence."""
-    read = FACTS.get()
-    return event if read is None else {**read(), **event}
-
-
-_LIBRARY_PROCESSORS: list[Processor] = [
-    _add_facts,
-    structlog.stdlib.add_log_level,
-    structlog.stdlib.add_logger_name,
-    structlog.processors.TimeStamper(fmt="iso", utc=True),
-    structlog.processors.StackInfoRenderer(),
-    _limit_values,
-]
 
 
 def _ascii(value: object) -> str:
@@ -79,25 +64,51 @@ def _ascii(value: object) -> str:
         return f"a {type(value).__name__} that cannot be shown"
 
 
-class _LineBuffer:
-    """Collects lines for a file, and renders them when it writes them; safe for threads.
+class _Handler(logging.Handler):
+    """Collects the lines of a configured process, and renders them when it writes them; safe for threads.
 
     Args:
         file: takes the text at each flush, in the order of the lines.
         render: returns the text of an event.
     """
 
-    def __init__(self, file: TextIO, render: Callable[[EventDict], str]) -> None:
+    def __init__(self, file: TextIO, render: Processor) -> None:
+        super().__init__()
         self._file = file
         self._render = render
-        self._lock = threading.Lock()
-        self._lines: list[EventDict | str] = []
+        self._lock: Any = self.lock  # may be held already: a `__repr__` or the garbage collector may log
+        self._lines: list[EventDict] = []
         self._flush_by_s = 0.0
 
-    def write(self, line: EventDict | str) -> None:
-        """Collects a line; another method has it written."""
+    def emit(self, record: logging.LogRecord) -> None:
+        """Writes a record of a library."""
+        try:
+            read = FACTS.get()
+            event: EventDict = {
+                **(read() if read is not None else {}),
+                "event": record.getMessage(),
+                "level": record.levelname.lower(),
+                "logger": record.name,
+                "timestamp": _timestamp(),
+            }
+            if record.exc_info:
+                event["exc_info"] = record.exc_info
+            if record.stack_info:
+                event["stack"] = record.stack_info
+            self.write(event)
+        except Exception:  # noqa: BLE001 (e.g. the arguments do not fit the text)
+            self.handleError(record)
+
+    def write(self, event: EventDict) -> None:
+        """Writes an event; below warning it may wait for others."""
+        if "exc_info" in event:  # whose traceback is not limited
+            event = structlog.processors.format_exc_info(None, "", _limit_values(event))
         with self._lock:
-            self._lines.append(line)
+            self._lines.append(event)
+        if event["level"] in _COLLECTED_LEVELS:
+            self._flush_soon()
+        else:
+            self.flush()
 
     def flush(self) -> None:
         """Writes the collected lines now."""
@@ -105,19 +116,26 @@ class _LineBuffer:
             lines, self._lines = self._lines, []
             self._flush_by_s = 0.0
             if lines:
-                self._file.write("".join([line if isinstance(line, str) else self._text_of(line) for line in lines]))
+                self._file.write("".join(map(self._text_of, lines)))
             self._file.flush()
 
     def _text_of(self, event: EventDict) -> str:
         """Returns the text of an event, or of a substitute: a value must not lose the other lines."""
         try:
-            return self._render(event)
+            return self._rendered(event)
         except Exception:  # noqa: BLE001 (whatever the `__repr__` of a value raises)
             substitute = {key: _ascii(event.get(key)) for key in ("timestamp", "level", "event", "logger")}
             fields = {key: _ascii(value) for key, value in event.items() if key not in substitute}
-            return self._render({**substitute, "fields": str(fields)})
+            return self._rendered({**substitute, "fields": str(fields)})
 
-    def flush_soon(self) -> None:
+    def _rendered(self, event: EventDict) -> str:
+        """Returns the text of an event; each value is limited, but for a traceback."""
+        text = self._render(None, event["level"], dict(event))
+        if len(text) > _VALUE_LIMIT_CHARACTERS and "exception" not in event:  # perhaps because of one value
+            text = self._render(None, event["level"], _limit_values(event))
+        return f"{text!s}\n"
+
+    def _flush_soon(self) -> None:
         """Writes the collected lines within `_WRITE_DELAY_S`; at once outside an event loop."""
         now_s = time.monotonic()
         if now_s < self._flush_by_s:  # if that loop has ended meanwhile, the next line or the exit writes the text
@@ -129,39 +147,6 @@ class _LineBuffer:
             return
         self._flush_by_s = now_s + _WRITE_DELAY_S
         loop.call_later(_WRITE_DELAY_S, self.flush)
-
-
-class _LibraryHandler(logging.StreamHandler):  # type: ignore[type-arg]
-    """Renders the records of libraries, and marks the process as configured.
-
-    Args:
-        render: the last processor; it returns a line of text.
-    """
-
-    def __init__(self, render: Processor) -> None:
-        self.buffer = _LineBuffer(sys.stderr, self._text_of)
-        super().__init__(self.buffer)
-        self._render = render
-        self.setFormatter(
-            structlog.stdlib.ProcessorFormatter(
-                foreign_pre_chain=_LIBRARY_PROCESSORS,
-                processors=[
-                    structlog.stdlib.ProcessorFormatter.remove_processors_meta,
-                    structlog.processors.format_exc_info,
-                    render,
-                ],
-            )
-        )
-
-    def _text_of(self, event: EventDict) -> str:
-        """Returns the text of an event of a logger; each value is limited, but for a traceback."""
-        render, method = self._render, event["level"]
-        if "exception" in event:
-            return f"{render(None, method, dict(event))!s}\n"
-        text = render(None, method, dict(event))
-        if len(text) > _VALUE_LIMIT_CHARACTERS:  # perhaps because of one value
-            text = render(None, method, _limit_values(None, method, event))
-        return f"{text!s}\n"
 
 
 class _Logger(BoundLogger):
@@ -201,17 +186,10 @@ def _timestamp() -> str:
 def _write(logger: WrappedLogger, method: str, event: EventDict) -> None:
     """Writes an event in a configured process; otherwise hands a sentence to the standard library's logger."""
     for handler in logging.root.handlers:
-        if not isinstance(handler, _LibraryHandler):
-            continue
-        if "exc_info" in event:  # whose traceback is not limited
-            event = structlog.processors.format_exc_info(logger, method, _limit_values(logger, method, event))
-        handler.buffer.write(event)
-        if method in _COLLECTED_LEVELS:
-            handler.buffer.flush_soon()
-        else:
-            handler.buffer.flush()
-        return
-    event = _limit_values(logger, method, event)
+        if isinstance(handler, _Handler):
+            handler.write(event)
+            return
+    event = _limit_values(event)
     keywords: Mapping[str, Any] = {key: event.pop(key) for key in ("exc_info", "stack_info") if key in event}
     text = str(event.pop("event", ""))
     facts = " ".join(f"{key}={value}" for key, value in event.items() if key not in ("level", "logger", "timestamp"))
@@ -278,7 +256,7 @@ def configure(level: str = "info", format: Literal["text", "json"] = "text") -> 
         # A plain traceback: with local variables in it it would show payloads.
         render = structlog.dev.ConsoleRenderer(pad_event_to=0, exception_formatter=structlog.dev.plain_traceback)
     root = logging.getLogger()
-    root.handlers = [_LibraryHandler(render)]
+    root.handlers = [_Handler(sys.stderr, render)]
     root.setLevel(level.upper())
     for name in _VERBOSE_LIBRARIES:
         logging.getLogger(name).setLevel(max(logging.WARNING, root.level))

@@ -156,6 +156,27 @@ class _Silent:
         raise ValueError("no text")
 
 
+class _Logging:
+    def __repr__(self) -> str:
+        logging.getLogger("some.library").warning("during the text")
+        return "odd"
+
+
+@pytest.mark.timeout(10)
+def test_a_value_that_logs_during_its_text_blocks_nothing() -> None:
+    with configured("text") as stream:
+        logs.logger(NAME).info("answered", value=_Logging())
+    assert "during the text [some.library]" in stream.getvalue()
+    assert f"answered [{NAME}] value=odd" in stream.getvalue()
+
+
+def test_a_record_whose_arguments_do_not_fit_loses_no_other_line(capsys: pytest.CaptureFixture[str]) -> None:
+    logs.configure()
+    logging.getLogger("some.library").warning("%d", "no number")
+    logging.getLogger("some.library").warning("after")
+    assert "after [some.library]" in capsys.readouterr().err
+
+
 def _deep() -> object:
     value: list[object] = []
     for _ in range(100_000):
