@@ -214,9 +214,12 @@ def certify(
         score_array, loss_array = score_array[rest], loss_array[rest]
     check_starts(starts or ())
     tests = RiskTests.of(score_array, loss_array, epsilon, delta, seed=seed)
-    if starts is None:
-        return _certify(tests, _at_ranks(tests.descending, tests.n, fewest_rows))
-    return _certify(tests, _at_thresholds(tests.descending, starts))
+    hypotheses = at_ranks(tests, fewest_rows) if starts is None else at_thresholds([tests], starts)
+    proof = prove([tests], hypotheses)
+    if proof is None:
+        needed = missing([tests], hypotheses, binomial.rows_needed(0, epsilon, delta))
+        return CertificationResult(False, None, 0.0, None, tests.n, needed)
+    return CertificationResult(True, proof.threshold, proof.kept[0] / tests.n, proof.risk_upper[0], tests.n, 0)
 
 
 def split(n: int, fraction: float, seed: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
@@ -259,53 +262,55 @@ def check_starts(starts: Sequence[Start]) -> None:
         raise ConfigError(f"The starts share out {shares:g} of delta; together they have at most 1.")
 
 
-class _Hypotheses(NamedTuple):
-    """The hypotheses, from strict to loose, and where testing begins.
+class Hypotheses(NamedTuple):
+    """The hypotheses of one or several tests, from strict to loose, and where testing begins.
 
     Attributes:
-        kept: (hypotheses,) number of rows that each keeps.
+        kept: for each test, (hypotheses,) number of its rows that each hypothesis keeps.
         lowest: (hypotheses,) the lowest known threshold that keeps exactly these rows.
         whole: (hypotheses,) whether it is a threshold, in contrast to a start at a rank.
         places: (position, share of delta), ascending.
     """
 
-    kept: NDArray[np.intp]
+    kept: Sequence[NDArray[np.intp]]
     lowest: Floats
     whole: NDArray[np.bool_]
     places: list[tuple[int, float]]
 
 
-def _at_thresholds(descending: Floats, starts: Sequence[Start]) -> _Hypotheses:
+def at_thresholds(tests: Sequence[RiskTests], starts: Sequence[Start]) -> Hypotheses:
     """Returns the hypotheses from given thresholds through every score."""
-    thresholds = np.unique(np.concatenate([descending, [start.threshold for start in starts]]))[::-1]
-    kept = np.searchsorted(-descending, -thresholds, side="right")
+    own = [start.threshold for start in starts]
+    thresholds = np.unique(np.concatenate([*(test.descending for test in tests), own]))[::-1]
+    kept = [np.searchsorted(-test.descending, -thresholds, side="right") for test in tests]
     places = [(int(np.searchsorted(-thresholds, -start.threshold)), start.share) for start in starts]
-    return _Hypotheses(kept, thresholds, np.ones(len(kept), np.bool_), sorted(places))
+    return Hypotheses(kept, thresholds, np.ones(len(thresholds), np.bool_), sorted(places))
 
 
-def _at_ranks(descending: Floats, rows: int, fewest_rows: int) -> _Hypotheses:
+def at_ranks(test: RiskTests, fewest_rows: int) -> Hypotheses:
     """Returns the hypotheses from ranks of the most certain rows, ties in the given order, through every score.
 
     A start within the cell of the highest scores keeps the whole cell, which makes it a threshold. So does a start that
     keeps all rows with a score.
     """
+    descending = test.descending
     if not len(descending):
-        return _Hypotheses(np.zeros(0, np.intp), np.zeros(0), np.zeros(0, np.bool_), [])
+        return Hypotheses([np.zeros(0, np.intp)], np.zeros(0), np.zeros(0, np.bool_), [])
     ends = np.append(np.flatnonzero(np.diff(descending)) + 1, len(descending))
     cells = cells_of(descending)
     surest = int(np.searchsorted(-cells, -cells[0], side="right"))
-    starts = {rank: min(max(rank, surest), len(descending)) for rank in ranks(rows, fewest_rows)}
+    starts = {rank: min(max(rank, surest), len(descending)) for rank in ranks(test.n, fewest_rows)}
     cuts = [rank for rank in starts.values() if surest < rank < len(descending)]
     kept = np.concatenate([ends, np.array(cuts, np.intp)])
     whole = np.arange(len(kept)) < len(ends)
     order = np.lexsort((~whole, kept))
     kept, whole = kept[order], whole[order]
     places: dict[int, float] = {}
-    for rank, share in ranks(rows, fewest_rows).items():
+    for rank, share in ranks(test.n, fewest_rows).items():
         begun = starts[rank]
         at = int(np.searchsorted(kept, begun, side="right")) - 1 if begun in cuts else int(np.searchsorted(kept, begun))
         places[at] = min(places.get(at, 0.0) + share, 1.0)
-    return _Hypotheses(kept, descending[kept - 1], whole, sorted(places.items()))
+    return Hypotheses([kept], descending[kept - 1], whole, sorted(places.items()))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -395,25 +400,61 @@ class RiskTests:
         return self.losses[:kept][np.argsort(self.random_order[:kept])]
 
 
-def _certify(tests: RiskTests, hypotheses: _Hypotheses) -> CertificationResult:
-    n, descending, delta = tests.n, tests.descending, tests.delta
-    kept, places = hypotheses.kept, hypotheses.places
+class Proof(NamedTuple):
+    """The loosest threshold that tests have proved.
+
+    Attributes:
+        threshold: half-way to the next lower score.
+        kept: for each test, number of its rows that the threshold keeps.
+        risk_upper: for each test, upper confidence bound of the risk among them, at the level of the proof.
+    """
+
+    threshold: float
+    kept: list[int]
+    risk_upper: list[float]
+
+
+def prove(tests: Sequence[RiskTests], hypotheses: Hypotheses) -> Proof | None:
+    """Tests "the risk of any of them is above its epsilon" for each hypothesis; returns None if nothing is proved.
+
+    The p-value of a hypothesis is the largest of the tests' p-values. Those of tests with different deltas are divided
+    by their delta, so that the levels are in proportion to them.
+    """
+    delta = max(test.delta for test in tests)
+
+    def p_values(first: int, last: int) -> Floats:
+        scaled = [
+            test.p_values(kept[first:last]) * (delta / test.delta)
+            for test, kept in zip(tests, hypotheses.kept, strict=True)
+        ]
+        largest: Floats = np.maximum.reduce(scaled)
+        return largest
+
     proven = [
         (at, rejected.level)
-        for rejected in rejected_ranges(len(kept), places, delta, lambda first, last: tests.p_values(kept[first:last]))
+        for rejected in rejected_ranges(len(hypotheses.lowest), hypotheses.places, delta, p_values)
         for at in np.flatnonzero(hypotheses.whole[: rejected.last + 1])[-1:].tolist()
         if at >= rejected.first
     ]
     if not proven:
-        needed = [tests.missing(int(kept[at]), share * delta) for at, share in places]
-        least = min(needed, default=binomial.rows_needed(0, tests.epsilon, delta))
-        return CertificationResult(False, None, 0.0, None, n, max(int(least), 1))
+        return None
     at, level = proven[-1]
-    rows = int(kept[at])
-    below = float(descending[rows]) if rows < len(descending) else None
-    return CertificationResult(
-        True, between(below, float(hypotheses.lowest[at])), rows / n, tests.upper_bound(rows, level), n, 0
-    )
+    rows = [int(kept[at]) for kept in hypotheses.kept]
+    below = [
+        float(test.descending[kept]) for test, kept in zip(tests, rows, strict=True) if kept < len(test.descending)
+    ]
+    threshold = between(max(below, default=None), float(hypotheses.lowest[at]))
+    upper = [test.upper_bound(kept, level * test.delta / delta) for test, kept in zip(tests, rows, strict=True)]
+    return Proof(threshold, rows, upper)
+
+
+def missing(tests: Sequence[RiskTests], hypotheses: Hypotheses, default: int) -> int:
+    """Returns how many more rows without error a start would need for a proof, at least 1; `default` without starts."""
+    needed = [
+        max(test.missing(int(kept[at]), share * test.delta) for test, kept in zip(tests, hypotheses.kept, strict=True))
+        for at, share in hypotheses.places
+    ]
+    return max(min(needed, default=default), 1)
 
 
 def between(below: float | None, lowest: float) -> float:

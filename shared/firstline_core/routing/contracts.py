@@ -305,8 +305,6 @@ def certify_events(
     probability of at most its delta, all of them together with at most the largest delta, and no delta is shared out.
     It does not matter whether the same inputs are rows of several events. `docs/concepts/proof.md` has the argument.
 
-    Promises with different deltas are tested at levels in proportion to them: p-values are divided by their delta.
-
     Args:
         events: by name.
         starts: thresholds where testing starts; they must not come from these rows. Only a single event may do
@@ -318,91 +316,36 @@ def certify_events(
     """
     if not events:
         raise ConfigError("A contract about events names at least one of them.")
-    if starts is None:
-        if len(events) > 1:
-            raise ConfigError(
-                "Promises about several events need a part of the rows that decides where testing starts; set one "
-                "aside with --select 0.1."
-            )
-        ((name, rows),) = events.items()
-        fewest = first_rows(rows.epsilon, rows.delta)
-        scores, losses, weights = rows.bounded()
-        found = certification.certify(scores, losses, rows.epsilon, rows.delta, seed=seed, fewest_rows=fewest)
-        few = 0 if found.certified else _too_few(found.n, rows.epsilon, rows.delta)
-        kept = 0.0 if found.threshold is None else _kept_share(scores, weights, found.threshold)
-        only = EventResult(rows.epsilon, rows.delta, found.n, kept, found.risk_upper, few)
-        return EventsResult(
-            found.certified, found.threshold, kept, found.risk_upper, found.n, found.n_needed, {name: only}
+    if starts is None and len(events) > 1:
+        raise ConfigError(
+            "Promises about several events need a part of the rows that decides where testing starts; set one "
+            "aside with --select 0.1."
         )
-    certification.check_starts(starts)
-    return _certify_at_starts(events, starts, seed)
-
-
-def _certify_at_starts(
-    events: Mapping[str, EventRows], starts: Sequence[certification.Start], seed: int
-) -> EventsResult:
-    bounded = {name: rows.bounded() for name, rows in events.items()}
+    certification.check_starts(starts or ())
+    bounded = [rows.bounded() for rows in events.values()]
     tests = [
         certification.RiskTests.of(scores, losses, rows.epsilon, rows.delta, seed=seed)
-        for rows, (scores, losses, _) in zip(events.values(), bounded.values(), strict=True)
+        for rows, (scores, losses, _) in zip(events.values(), bounded, strict=True)
     ]
-    delta = max(test.delta for test in tests)
+    if starts is None:
+        hypotheses = certification.at_ranks(tests[0], first_rows(tests[0].epsilon, tests[0].delta))
+    else:
+        hypotheses = certification.at_thresholds(tests, starts)
     n = sum(test.n for test in tests)
-    thresholds = np.unique(
-        np.concatenate([*(test.descending for test in tests), [start.threshold for start in starts]])
-    )
-    descending = thresholds[::-1]
-    kept = [np.searchsorted(-test.descending, -descending, side="right") for test in tests]
-    places = sorted((int(np.searchsorted(-descending, -start.threshold)), start.share) for start in starts)
-
-    def p_values(first: int, last: int) -> NDArray[np.float64]:
-        scaled = [
-            test.p_values(rows[first:last]) * (delta / test.delta) for test, rows in zip(tests, kept, strict=True)
-        ]
-        largest: NDArray[np.float64] = np.maximum.reduce(scaled)
-        return largest
-
-    rejected = certification.rejected_ranges(len(descending), places, delta, p_values)
-    if not rejected:
-        missing = [
-            max(test.missing(int(rows[at]), share * test.delta) for test, rows in zip(tests, kept, strict=True))
-            for at, share in places
-        ]
+    proof = certification.prove(tests, hypotheses)
+    if proof is None:
+        few = [max(binomial.rows_needed(0, test.epsilon, test.delta) - test.n, 0) for test in tests]
         results = {
-            name: EventResult(test.epsilon, test.delta, test.n, 0.0, None, _too_few(test.n, test.epsilon, test.delta))
-            for name, test in zip(events, tests, strict=True)
+            name: EventResult(test.epsilon, test.delta, test.n, 0.0, None, lacking)
+            for name, test, lacking in zip(events, tests, few, strict=True)
         }
-        fewest = max(result.n_needed for result in results.values())
-        needed = max(fewest, min(missing, default=fewest), 1)
+        needed = max(*few, certification.missing(tests, hypotheses, max(few)))
         return EventsResult(False, None, 0.0, None, n, needed, results)
-    at, level = rejected[-1].last, rejected[-1].level
-    lowest = float(descending[at])
     results = {
-        name: EventResult(
-            test.epsilon,
-            test.delta,
-            test.n,
-            _kept_share(scores, weights, lowest),
-            test.upper_bound(int(rows[at]), level * test.delta / delta),
-            0,
-        )
-        for (name, (scores, _, weights)), test, rows in zip(bounded.items(), tests, kept, strict=True)
+        name: EventResult(test.epsilon, test.delta, test.n, _kept_share(scores, weights, proof.threshold), upper, 0)
+        for name, test, upper, (scores, _, weights) in zip(events, tests, proof.risk_upper, bounded, strict=True)
     }
-    below = float(descending[at + 1]) if at + 1 < len(descending) else None
-    return EventsResult(
-        certified=True,
-        threshold=certification.between(below, lowest),
-        kept=sum(int(rows[at]) for rows in kept) / n,
-        risk_upper=max(result.risk_upper or 0.0 for result in results.values()),
-        n=n,
-        n_needed=0,
-        events=results,
-    )
-
-
-def _too_few(rows: int, epsilon: float, delta: float) -> int:
-    """Returns how many rows are missing even if none is lost."""
-    return max(binomial.rows_needed(0, epsilon, delta) - rows, 0)
+    return EventsResult(True, proof.threshold, sum(proof.kept) / n, max(proof.risk_upper), n, 0, results)
 
 
 def first_rows(epsilon: float, delta: float) -> int:
