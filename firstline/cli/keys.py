@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from rich.table import Table
     from tuf.api.metadata import Root, Targets
 
+    from firstline.fleet.registry import Registry
     from firstline.release import publishing, roles
     from firstline.release.keyring import Keyring, short
-    from firstline.release.registry import Registry
     from firstline_core.fleet.registry import OnlineKey, expiry_warnings
 
 app = command_group("Create, check, rotate and revoke the signing keys of a fleet.")

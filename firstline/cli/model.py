@@ -28,9 +28,9 @@ from firstline_core.telemetry.wording import counted
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from firstline.fleet.registry import Registry
     from firstline.release.publishing import push_bundle, remove_bundle
     from firstline.release.pulling import pull_bundle
-    from firstline.release.registry import Registry
     from firstline_core.bundle.manifest import Manifest, valid_certificate
     from firstline_core.bundle.store import open_bundle
     from firstline_core.bundle.trust import Trust

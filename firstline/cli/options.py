@@ -32,13 +32,15 @@ from firstline_core.storage.secrets import read_secret
 if TYPE_CHECKING:
     from firstline.client.sync_client import Client
     from firstline.fleet.client import Fleet
+    from firstline.fleet.registry import Registry
     from firstline.release.keyring import Keyring
-    from firstline.release.registry import Registry
     from firstline.workbench.data.dataset import Dataset
     from firstline_core.processing.steps import InputSpec
     from firstline_core.types import TensorSpec
 
 GATEWAY = "FIRSTLINE_GATEWAY"
+# The longest that a gateway may stay silent; files travel to and from its registry.
+_TIMEOUT_S, _REGISTRY_TIMEOUT_S = 30.0, 60.0
 _DIGITS = re.compile("[0-9]")
 _WHAT = "the API key"
 _CONTEXT = "The context's key file"
@@ -208,6 +210,14 @@ class GatewayOptions:
             raise LinkDownError(f"--ca {self.found_ca}: {error.message}") from error
 
     @contextmanager
+    def _api(self, timeout_s: float) -> Iterator[Fleet]:
+        from firstline.fleet.client import open_fleet
+
+        url, key = self.required_url(), self.required_key()
+        with self._naming_sources(key), open_fleet(url, key, self.found_ca, timeout_s) as fleet:
+            yield fleet
+
+    @contextmanager
     def fleet(self, device: str = "") -> Iterator[Fleet]:
         """Opens the gateway's fleet API.
 
@@ -217,14 +227,7 @@ class GatewayOptions:
         Raises:
             ConfigError: no gateway is named, or there is no API key.
         """
-        from firstline.fleet.client import open_fleet
-
-        url, key = self.required_url(), self.required_key()
-        with (
-            self._naming_sources(key),
-            open_fleet(url, key, self.found_ca) as fleet,
-            _suggesting(device, lambda: (each.name for each in fleet.listed())),
-        ):
+        with self._api(_TIMEOUT_S) as fleet, _suggesting(device, lambda: (each.name for each in fleet.listed())):
             yield fleet
 
     @contextmanager
@@ -237,15 +240,11 @@ class GatewayOptions:
         Raises:
             ConfigError: no gateway is named, or there is no API key.
         """
-        from firstline.release.registry import open_registry
-
-        url, key = self.required_url(), self.required_key()
         with (
-            self._naming_sources(key),
-            open_registry(url, key, self.found_ca) as registry,
-            _suggesting(model, lambda: (each.name for each in registry.bundles())),
+            self._api(_REGISTRY_TIMEOUT_S) as fleet,
+            _suggesting(model, lambda: (each.name for each in fleet.registry.bundles())),
         ):
-            yield registry
+            yield fleet.registry
 
     @contextmanager
     def client(self) -> Iterator[Client]:

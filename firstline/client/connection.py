@@ -7,7 +7,6 @@ import os
 import ssl
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -16,7 +15,7 @@ import httpx
 from firstline.client.calls import Call
 from firstline.client.retries import Steps, job_result
 from firstline_core.errors import ConfigError, FirstlineError, LinkDownError, ProtocolError, RemoteTimeoutError
-from firstline_core.protocol.http_client import ClientSettings, connection_fault, open_client, untrusted
+from firstline_core.protocol.http_client import ClientSettings, connection_fault, untrusted
 from firstline_core.storage.files import not_certificates
 
 DEFAULT_URL = "http://127.0.0.1:8070"  # this machine's agent
@@ -106,22 +105,6 @@ def this_loop() -> tuple[int, asyncio.AbstractEventLoop | None]:
         return os.getpid(), asyncio.get_running_loop()
     except RuntimeError:  # no loop runs yet
         return os.getpid(), None
-
-
-def open_gateway(url: str, headers: Mapping[str, str], ca_file: Path | None, timeout_s: float) -> httpx.Client:
-    """Returns a client of a gateway's fleet and registry APIs; the environment's proxies are not used.
-
-    Args:
-        url: of the gateway.
-        headers: sent with each request.
-        ca_file: CA certificate used to verify the gateway; None for the certificates that this system trusts.
-        timeout_s: the longest that the gateway may stay silent (seconds).
-
-    Raises:
-        ConfigError: the URL or the file cannot be used.
-    """
-    tls = ssl.create_default_context() if ca_file is None else verification(ca_file)
-    return open_client(ClientSettings(str(base_url(url)), headers=headers, tls=tls, timeout=timeout_s))
 
 
 def base_url(url: str) -> httpx.URL:

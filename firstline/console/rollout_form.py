@@ -25,7 +25,7 @@ def add_pages(watch: Watch) -> None:
         frame = Frame("New rollout", "/rollouts", lead)
         with frame.main:
             form = Redrawn(lambda bundles: _Form(frame, watch, bundles, bundle))
-        frame.follow(lambda: watch.ask(("bundles",), lambda fleet: fleet.bundles()), form.show)
+        frame.follow(lambda: watch.ask(("bundles",), lambda fleet: tuple(fleet.registry.bundles())), form.show)
 
 
 class _Form:

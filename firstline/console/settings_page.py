@@ -55,7 +55,7 @@ def add_pages(watch: Watch, settings: Settings) -> None:
 
 def _fetch(fleet: Fleet) -> Data:
     try:
-        registry = fleet.registry()
+        registry = fleet.registry.status()
     except NotFoundError:
         registry = None
     return Data(registry, fleet.braked())

@@ -1,7 +1,8 @@
-"""The client of a gateway's fleet API: devices, the escalation brake, rollouts and profiles."""
+"""The client of a gateway's fleet API: devices, the escalation brake, rollouts, profiles and the registry."""
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -15,12 +16,12 @@ import msgspec
 from msgspec.structs import asdict
 
 from firstline.client import connection
+from firstline.fleet.api import Api
 from firstline.fleet.profiles import Profiles
-from firstline.fleet.request import exchange, pages, send
+from firstline.fleet.registry import Registry
 from firstline.fleet.rollouts import Rollouts
 from firstline_core.fleet import rest
 from firstline_core.fleet.persons import PERSON_HEADER, SIGN_INS_PATH, Person, SignIn
-from firstline_core.fleet.registry import BUNDLES_PATH, REGISTRY_PATH, BundleEntry, BundlePage, RegistryStatus
 from firstline_core.fleet.rest import (
     BrakeState,
     ContractStates,
@@ -43,6 +44,7 @@ from firstline_core.protocol.enrolment import (
     InviteAnswer,
     InviteRequest,
 )
+from firstline_core.protocol.http_client import ClientSettings, open_client
 
 _TIMEOUT_S = 30.0
 _T = TypeVar("_T")
@@ -59,11 +61,8 @@ class ListedDevice(FleetDevice, frozen=True):
     invited_until_s: float | None = None
 
 
-class Fleet:
-    """The devices of one gateway; see `open_fleet`."""
-
-    def __init__(self, client: httpx.Client) -> None:
-        self._client = client
+class Fleet(Api):
+    """The devices of one gateway, and the other parts of its API; see `open_fleet`."""
 
     @cached_property
     def rollouts(self) -> Rollouts:
@@ -75,59 +74,43 @@ class Fleet:
         """Stored profiles: latency and energy of models on machines."""
         return Profiles(self._client)
 
-    def sign_in(self, attempt: SignIn) -> None:
-        """Notes in the audit log that a person signed in, or was refused.
+    @cached_property
+    def registry(self) -> Registry:
+        """Signed bundles and configurations; every method raises `NotFoundError` if the gateway has no registry."""
+        return Registry(self._client)
 
-        Raises:
-            FirstlineError: the gateway's error.
-        """
-        exchange(self._client, "POST", SIGN_INS_PATH, msgspec.json.encode(attempt))
+    def sign_in(self, attempt: SignIn) -> None:
+        """Notes in the audit log that a person signed in, or was refused."""
+        self._exchange("POST", SIGN_INS_PATH, msgspec.json.encode(attempt))
 
     def invite(self, devices: Sequence[str], valid_s: float) -> list[Invitation]:
         """Creates a join token for each device, in the given order; the gateway shows each token only once.
 
         Raises:
             ConfigError: a device name is not valid.
-            FirstlineError: the gateway's error.
         """
         invitations: list[Invitation] = []
         for start in range(0, len(devices), _AT_ONCE):
             request = InviteRequest(tuple(devices[start : start + _AT_ONCE]), valid_s)
-            invitations += send(self._client, "POST", DEVICES_PATH, InviteAnswer, request).invitations
+            invitations += self._send("POST", DEVICES_PATH, InviteAnswer, request).invitations
         return invitations
 
     def devices(self) -> Iterator[DeviceState]:
-        """Yields all devices, by name.
-
-        Raises:
-            FirstlineError: the gateway's error.
-        """
-        for page in pages(lambda after: send(self._client, "GET", DEVICES_PATH, DeviceList, params={"after": after})):
+        """Yields all devices, by name."""
+        for page in self._pages(DEVICES_PATH, DeviceList):
             yield from page.devices
 
     def revoke(self, device: str) -> None:
-        """Revokes a device's access.
-
-        Raises:
-            FirstlineError: the gateway's error.
-        """
-        send(self._client, "POST", f"{DEVICES_PATH}/{quote(device, safe='')}/revoke", dict)
+        """Revokes a device's access."""
+        self._send("POST", f"{DEVICES_PATH}/{quote(device, safe='')}/revoke", dict)
 
     def fleet(self, selector: str = "") -> Iterator[FleetDevice]:
-        """Yields what devices run and report, by name; only devices whose tags match the selector, if one is given.
-
-        Raises:
-            FirstlineError: the gateway's error.
-        """
-        for page in pages(lambda after: self.page(after, selector)):
+        """Yields what devices run and report, by name; only devices whose tags match the selector, if one is given."""
+        for page in self._pages(rest.DEVICES_PATH, FleetDevicePage, {"selector": selector, "limit": _AT_ONCE}):
             yield from page.devices
 
     def listed(self, selector: str = "") -> list[ListedDevice]:
-        """Returns the devices of `fleet` with their access, by name; without a selector also those only invited.
-
-        Raises:
-            FirstlineError: the gateway's error.
-        """
+        """Returns the devices of `fleet` with their access, by name; without a selector also those only invited."""
         devices = {device.name: device for device in self.fleet(selector)}
         access = {state.device: state for state in self.devices() if not selector or state.device in devices}
         listed = []
@@ -163,138 +146,65 @@ class Fleet:
             accepted: whether they belong to the fleet; None for any.
             sort: their order.
             limit: devices on one page, up to 1000.
-
-        Raises:
-            FirstlineError: the gateway's error.
         """
-        params = {"after": after, "selector": selector, "search": search, "model": model, "limit": str(limit)}
-        params |= {"sort": sort.value}
-        if version is not None:
-            params["version"] = str(version)
-        if presence is not None:
-            params["presence"] = presence.value
-        if accepted is not None:
-            params["accepted"] = str(accepted).lower()
-        return send(self._client, "GET", rest.DEVICES_PATH, FleetDevicePage, params=params)
+        params: dict[str, object] = {"after": after, "selector": selector, "search": search, "model": model}
+        params |= {"version": version, "presence": presence, "accepted": accepted, "sort": sort, "limit": limit}
+        return self._send("GET", rest.DEVICES_PATH, FleetDevicePage, params=params)
 
     def overview(self, tag: str = "site", selector: str = "") -> FleetOverview:
-        """Returns the state of the fleet, counted by the values of a tag.
-
-        Raises:
-            FirstlineError: the gateway's error.
-        """
-        return send(self._client, "GET", rest.OVERVIEW_PATH, FleetOverview, params={"tag": tag, "selector": selector})
+        """Returns the state of the fleet, counted by the values of a tag."""
+        return self._send("GET", rest.OVERVIEW_PATH, FleetOverview, params={"tag": tag, "selector": selector})
 
     def tiers(self, hours: int = 24, model: str = "") -> TierHistory:
-        """Returns which tier answered the devices' requests over the last hours, for one model or for all.
-
-        Raises:
-            FirstlineError: the gateway's error.
-        """
-        return send(self._client, "GET", rest.TIERS_PATH, TierHistory, params={"hours": str(hours), "model": model})
+        """Returns which tier answered the devices' requests over the last hours, for one model or for all."""
+        return self._send("GET", rest.TIERS_PATH, TierHistory, params={"hours": hours, "model": model})
 
     def contracts(self, bundle: str = "") -> ContractStates:
-        """Returns what the audits of all devices show of each promise of a bundle, or of all bundles.
-
-        Raises:
-            FirstlineError: the gateway's error.
-        """
+        """Returns what the audits of all devices show of each promise of a bundle, or of all bundles."""
         path = f"{rest.CONTRACTS_PATH}/{quote(bundle, safe='')}" if bundle else rest.CONTRACTS_PATH
-        return send(self._client, "GET", path, ContractStates)
+        return self._send("GET", path, ContractStates)
 
     def end_alarm(self, bundle: str, version: str) -> None:
-        """Ends the alarms of a version: its audits are deleted, and the test starts again.
-
-        Raises:
-            FirstlineError: the gateway's error.
-        """
+        """Ends the alarms of a version: its audits are deleted, and the test starts again."""
         path = f"{rest.CONTRACTS_PATH}/{quote(bundle, safe='')}/versions/{quote(version, safe='')}"
-        send(self._client, "DELETE", path, dict)
+        self._send("DELETE", path, dict)
 
     def webhooks(self) -> tuple[WebhookState, ...]:
-        """Returns the webhooks in the gateway's settings.
-
-        Raises:
-            FirstlineError: the gateway's error.
-        """
-        return send(self._client, "GET", rest.WEBHOOKS_PATH, WebhookStates).webhooks
+        """Returns the webhooks in the gateway's settings."""
+        return self._send("GET", rest.WEBHOOKS_PATH, WebhookStates).webhooks
 
     def test_webhook(self, name: str) -> WebhookTest:
         """Has the gateway send a test message to a webhook; returns the receiver's answer.
 
         Raises:
             NotFoundError: the gateway has no such webhook.
-            FirstlineError: the gateway's error.
         """
-        return send(self._client, "POST", f"{rest.WEBHOOKS_PATH}/{quote(name, safe='')}/test", WebhookTest)
-
-    def bundles(self) -> tuple[BundleEntry, ...]:
-        """Returns the signed bundles of the gateway's registry, by name and version.
-
-        Raises:
-            NotFoundError: the gateway has no registry.
-            FirstlineError: the gateway's error.
-        """
-        found = pages(lambda after: send(self._client, "GET", BUNDLES_PATH, BundlePage, params={"after": after}))
-        return tuple(entry for page in found for entry in page.bundles)
-
-    def registry(self) -> RegistryStatus:
-        """Returns the state of the gateway's registry.
-
-        Raises:
-            NotFoundError: the gateway has no registry.
-            FirstlineError: the gateway's error.
-        """
-        return send(self._client, "GET", REGISTRY_PATH, RegistryStatus)
+        return self._send("POST", f"{rest.WEBHOOKS_PATH}/{quote(name, safe='')}/test", WebhookTest)
 
     def braked(self) -> Brake | None:
-        """Returns the limit on the escalations of the whole fleet; None without one.
-
-        Raises:
-            FirstlineError: the gateway's error.
-        """
-        return send(self._client, "GET", rest.BRAKE_PATH, BrakeState).brake
+        """Returns the limit on the escalations of the whole fleet; None without one."""
+        return self._send("GET", rest.BRAKE_PATH, BrakeState).brake
 
     def device(self, name: str) -> FleetDevice:
-        """Returns one device.
-
-        Raises:
-            FirstlineError: the gateway's error.
-        """
-        return send(self._client, "GET", _device(name), FleetDevice)
+        """Returns one device."""
+        return self._send("GET", _device(name), FleetDevice)
 
     def tag(self, name: str, tags: Mapping[str, str | None]) -> FleetDevice:
-        """Sets tags of a device; None as a value removes the tag.
-
-        Raises:
-            FirstlineError: the gateway's error.
-        """
-        return send(self._client, "PATCH", _device(name), FleetDevice, {"tags": dict(tags)})
+        """Sets tags of a device; None as a value removes the tag."""
+        return self._send("PATCH", _device(name), FleetDevice, {"tags": dict(tags)})
 
     def accept(self, name: str) -> FleetDevice:
-        """Accepts a device permanently.
-
-        Raises:
-            FirstlineError: the gateway's error.
-        """
-        return send(self._client, "PATCH", _device(name), FleetDevice, {"accepted": True})
+        """Accepts a device permanently."""
+        return self._send("PATCH", _device(name), FleetDevice, {"accepted": True})
 
     def decommission(self, name: str) -> None:
-        """Decommissions a device: revokes its access and deletes everything stored about it.
-
-        Raises:
-            FirstlineError: the gateway's error.
-        """
-        send(self._client, "POST", f"{_device(name)}/decommission", dict)
+        """Decommissions a device: revokes its access and deletes everything stored about it."""
+        self._send("POST", f"{_device(name)}/decommission", dict)
 
     def brake(self, brake: Brake | None) -> int:
-        """Limits the escalations of the whole fleet, or removes the limit; returns the number of devices concerned.
-
-        Raises:
-            FirstlineError: the gateway's error.
-        """
+        """Limits the escalations of the whole fleet, or removes the limit; returns the number of devices concerned."""
         method = "PUT" if brake is not None else "DELETE"
-        return int(send(self._client, method, rest.BRAKE_PATH, dict[str, Any], brake)["devices"])
+        return int(self._send(method, rest.BRAKE_PATH, dict[str, Any], brake)["devices"])
 
 
 def _device(name: str) -> str:
@@ -303,7 +213,7 @@ def _device(name: str) -> str:
 
 @contextmanager
 def open_fleet(url: str, key: str, ca_file: Path | None = None, timeout_s: float = _TIMEOUT_S) -> Iterator[Fleet]:
-    """Opens the fleet API of a gateway.
+    """Opens the fleet API of a gateway; the environment's proxies are not used.
 
     Args:
         url: of the gateway; https unless the gateway runs on this machine.
@@ -315,7 +225,9 @@ def open_fleet(url: str, key: str, ca_file: Path | None = None, timeout_s: float
         ConfigError: the URL, the key or the file is not valid.
     """
     headers = {**connection.authorization(key), "Content-Type": "application/json"}
-    with connection.open_gateway(url, headers, ca_file, timeout_s) as client:
+    tls = ssl.create_default_context() if ca_file is None else connection.verification(ca_file)
+    settings = ClientSettings(str(connection.base_url(url)), headers=headers, tls=tls, timeout=timeout_s)
+    with open_client(settings) as client:
         client.event_hooks = {"request": [_name_person]}
         yield Fleet(client)
 

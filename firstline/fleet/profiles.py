@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from urllib.parse import quote
 
-import httpx
-
-from firstline.client import connection
-from firstline.fleet.request import base_url, pages, send
+from firstline.fleet.api import Api, read_limited
 from firstline_core.fleet.profiles import (
     PROFILES_PATH,
     NewProfileRequest,
@@ -20,59 +17,46 @@ from firstline_core.fleet.profiles import (
     requests_path,
 )
 from firstline_core.profile.profile import LIMIT_BYTES, Profile, decode
-from firstline_core.protocol.http import error_from
 
 _AT_ONCE = 200
 
 
-class Profiles:
-    """See `Fleet.profiles`. Each method raises the gateway's error as a `FirstlineError`."""
-
-    def __init__(self, client: httpx.Client) -> None:
-        self._client = client
+class Profiles(Api):
+    """See `Fleet.profiles`."""
 
     def all(self, bundle: str = "", machine: str = "") -> Iterator[ProfileEntry]:
         """Yields the summaries of the stored profiles, by bundle, version and machine."""
-        for page in pages(lambda after: self.page(after, bundle, machine)):
+        params = {"bundle": bundle, "machine": machine, "limit": _AT_ONCE}
+        for page in self._pages(PROFILES_PATH, ProfilePage, params):
             yield from page.profiles
 
     def page(self, after: str = "", bundle: str = "", machine: str = "", limit: int = _AT_ONCE) -> ProfilePage:
         """Returns the next page; `after` comes from the page before, "" for the first page."""
-        params = {"after": after, "bundle": bundle, "machine": machine, "limit": str(limit)}
-        return send(self._client, "GET", PROFILES_PATH, ProfilePage, params=params)
+        params = {"after": after, "bundle": bundle, "machine": machine, "limit": limit}
+        return self._send("GET", PROFILES_PATH, ProfilePage, params=params)
 
     def get(self, bundle: str, version: int, machine: str) -> Profile:
         """Returns one profile, as it was measured."""
-        url = base_url(self._client)
-        content = b""
-        try:
-            with self._client.stream("GET", _path(bundle, version, machine)) as reply:
-                for part in reply.iter_bytes():
-                    content += part
-                    if len(content) > LIMIT_BYTES:
-                        break
-        except httpx.HTTPError as error:
-            raise connection.link_error(error, url) from error
-        if not reply.is_success:
-            raise error_from(reply.status_code, content, reply.headers)
-        return decode(content, f"What {url} answers")
+        with self._stream(_path(bundle, version, machine)) as reply:
+            content = read_limited(reply.iter_bytes(), LIMIT_BYTES)
+        return decode(content, f"What {self._url} answers")
 
     def put(self, profile: Profile) -> ProfileEntry:
         """Stores a profile, in place of the earlier one of the same bundle, version and machine."""
         path = _path(profile.bundle, profile.version, profile.machine)
-        return send(self._client, "PUT", path, ProfileEntry, profile)
+        return self._send("PUT", path, ProfileEntry, profile)
 
     def remove(self, bundle: str, version: int, machine: str) -> None:
         """Deletes a stored profile."""
-        send(self._client, "DELETE", _path(bundle, version, machine), dict)
+        self._send("DELETE", _path(bundle, version, machine), dict)
 
     def requests(self, device: str) -> tuple[ProfileRequest, ...]:
         """Returns a device's requests to measure bundles that are not fulfilled, with their progress."""
-        return send(self._client, "GET", _requests(device), ProfileRequests).requests
+        return self._send("GET", _requests(device), ProfileRequests).requests
 
     def ask(self, device: str, request: NewProfileRequest) -> ProfileRequest:
         """Requests that a device measures a bundle; returns an existing request with its progress."""
-        return send(self._client, "POST", _requests(device), ProfileRequest, request)
+        return self._send("POST", _requests(device), ProfileRequest, request)
 
     def request(self, before: ProfileRequest) -> ProfileRequest | None:
         """Returns the current progress of a request; None if it is fulfilled, cancelled or replaced."""
@@ -84,7 +68,7 @@ class Profiles:
 
     def cancel(self, device: str, bundle: str) -> None:
         """Cancels a request."""
-        send(self._client, "DELETE", f"{_requests(device)}/{quote(bundle, safe='')}", dict)
+        self._send("DELETE", f"{_requests(device)}/{quote(bundle, safe='')}", dict)
 
 
 def _requests(device: str) -> str:

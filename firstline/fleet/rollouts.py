@@ -7,9 +7,7 @@ from itertools import islice
 from typing import Any
 from urllib.parse import quote
 
-import httpx
-
-from firstline.fleet.request import pages, send
+from firstline.fleet.api import Api
 from firstline_core.fleet.audit_log import Entry, Head
 from firstline_core.fleet.rollout import (
     AUDIT_EXPORT_PATH,
@@ -29,11 +27,8 @@ from firstline_core.fleet.rollout import (
 from firstline_core.ids import new_request_id
 
 
-class Rollouts:
-    """See `Fleet.rollouts`. Each method raises the gateway's error as a `FirstlineError`."""
-
-    def __init__(self, client: httpx.Client) -> None:
-        self._client = client
+class Rollouts(Api):
+    """See `Fleet.rollouts`."""
 
     def create(self, definition: Mapping[str, Any]) -> RolloutSummary:
         """Creates a rollout; it begins with `command(id, "start")`.
@@ -42,35 +37,29 @@ class Rollouts:
             definition: bundle, version, manifest_sha256 and the optional fields in docs/concepts/rollouts.md.
         """
         headers = {"Idempotency-Key": new_request_id()}
-        return send(self._client, "POST", ROLLOUTS_PATH, RolloutSummary, dict(definition), headers=headers)
+        return self._send("POST", ROLLOUTS_PATH, RolloutSummary, dict(definition), headers=headers)
 
     def plan(self, definition: Mapping[str, Any], size_bytes: int | None = None) -> Plan:
         """Returns what a rollout would do if each device downloads `size_bytes`."""
-        params = {"size_bytes": str(size_bytes)} if size_bytes is not None else None
-        return send(self._client, "POST", PLAN_PATH, Plan, dict(definition), params=params)
+        return self._send("POST", PLAN_PATH, Plan, dict(definition), params={"size_bytes": size_bytes})
 
     def all(self, bundle: str = "") -> Iterator[RolloutSummary]:
         """Yields rollouts, the newest first."""
-        for page in pages(lambda after: self.page(after, bundle)):
+        for page in self._pages(ROLLOUTS_PATH, RolloutPage, {"bundle": bundle, "limit": 100}):
             yield from page.rollouts
 
     def page(self, after: str = "", bundle: str = "", limit: int = 100) -> RolloutPage:
         """Returns the next page of rollouts, the newest first."""
-        params = {"after": after, "bundle": bundle, "limit": str(limit)}
-        return send(self._client, "GET", ROLLOUTS_PATH, RolloutPage, params=params)
+        params = {"after": after, "bundle": bundle, "limit": limit}
+        return self._send("GET", ROLLOUTS_PATH, RolloutPage, params=params)
 
     def get(self, rollout: str) -> RolloutSummary:
         """Returns the state of a rollout."""
-        return send(self._client, "GET", _path(rollout), RolloutSummary)
+        return self._send("GET", _path(rollout), RolloutSummary)
 
     def looks(self, rollout: str) -> tuple[Look, ...]:
         """Returns the evaluations of a rollout, each with its verdict and numbers."""
-
-        def fetch(after: str) -> LookList:
-            params = {"after": after} if after else None
-            return send(self._client, "GET", f"{_path(rollout)}/looks", LookList, params=params)
-
-        return tuple(look for page in pages(fetch) for look in page.looks)
+        return tuple(look for page in self._pages(f"{_path(rollout)}/looks", LookList) for look in page.looks)
 
     def command(self, rollout: str, command: str, revision: int | None = None) -> RolloutSummary:
         """Applies a command: approve, start, pause, resume, promote, abort, retry or rollback.
@@ -81,39 +70,32 @@ class Rollouts:
             revision: the caller's last known revision; if the rollout has changed since, the command is refused.
         """
         headers = {"If-Match": f'"{revision}"'} if revision is not None else None
-        return send(
-            self._client, "POST", f"{_path(rollout)}/{quote(command, safe='')}", RolloutSummary, headers=headers
-        )
+        return self._send("POST", f"{_path(rollout)}/{quote(command, safe='')}", RolloutSummary, headers=headers)
 
     def devices(self, rollout: str, state: str = "", limit: int = 100) -> tuple[RolloutDevice, ...]:
         """Returns the first devices of a rollout by name, in one state or in all."""
-        params = {"limit": str(limit)} | ({"state": state} if state else {})
-        return send(self._client, "GET", f"{_path(rollout)}/devices", RolloutDevices, params=params).devices
+        params = {"limit": limit, "state": state or None}
+        return self._send("GET", f"{_path(rollout)}/devices", RolloutDevices, params=params).devices
 
     def audit_page(self, before: int = 2**53, subject: str = "", action: str = "", limit: int = 50) -> AuditPage:
         """Returns a page of the audit log, the newest entries first."""
-        params = {"before": str(before), "subject": subject, "action": action, "limit": str(limit)}
-        return send(self._client, "GET", AUDIT_PATH, AuditPage, params=params)
+        params = {"before": before, "subject": subject, "action": action, "limit": limit}
+        return self._send("GET", AUDIT_PATH, AuditPage, params=params)
 
     def export(self, since_s: float) -> tuple[Head, list[Entry]]:
         """Returns the entries of the audit log since a time with their signed head; the last one is this export."""
-        head = send(self._client, "POST", AUDIT_EXPORT_PATH, Head, params={"since_s": str(since_s)})
+        head = self._send("POST", AUDIT_EXPORT_PATH, Head, params={"since_s": since_s})
         following = self.audit_log(after=head.first - 1)
         return head, list(islice(following, head.number - head.first + 1))
 
     def audit_log(self, subject: str = "", after: int = 0) -> Iterator[Entry]:
         """Yields the entries of the audit log after a number, about one subject or all."""
-
-        def fetch(after: int) -> AuditPage:
-            params = {"after": str(after), "subject": subject}
-            return send(self._client, "GET", AUDIT_PATH, AuditPage, params=params)
-
-        for page in pages(fetch, after):
+        for page in self._pages(AUDIT_PATH, AuditPage, {"subject": subject}, after):
             yield from page.entries
 
     def head(self) -> Head:
         """Returns the signed head of the audit log."""
-        return send(self._client, "GET", AUDIT_HEAD_PATH, Head)
+        return self._send("GET", AUDIT_HEAD_PATH, Head)
 
 
 def _path(rollout: str) -> str:

@@ -3,7 +3,6 @@
 Modules
     roles       root and targets metadata: create, change, sign; no I/O
     keyring     a folder of keys and the metadata that they have signed
-    registry    the REST client of a gateway's registry
     publishing  uploads and signs for bundles and configurations, and makes the metadata current
     pulling     downloads bundles and configurations as a device does: verified
 """

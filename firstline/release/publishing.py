@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import msgspec
 from tuf.api.metadata import Metadata, Root, TargetFile, Targets
 
+from firstline.fleet.registry import LocalFile, Registry
 from firstline.release import roles
 from firstline.release.keyring import Keyring
-from firstline.release.registry import LocalFile, Registry
 from firstline_core.bundle.manifest import MANIFEST_NAME
 from firstline_core.bundle.store import Bundle
 from firstline_core.bundle.trust import Trust

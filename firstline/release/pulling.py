@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from firstline.fleet.api import read_limited
+from firstline.fleet.registry import Registry
 from firstline.release.publishing import ReportProgress
-from firstline.release.registry import Registry
 from firstline_core.bundle.manifest import MANIFEST_NAME
 from firstline_core.bundle.store import open_bundle
 from firstline_core.bundle.trust import Trust
@@ -81,12 +82,8 @@ def read_configuration(trust: Trust, registry: Registry, name: str, version: int
         raise NotFoundError(
             f"The gateway has no version {version} of the configuration {name}; `firstline config list` lists them."
         )
-    content = b""
     with registry.part(file.sha256, 0) as (_, parts):
-        for part in parts:
-            content += part
-            if len(content) > file.size_bytes:
-                break
+        content = read_limited(parts, file.size_bytes)
     if hashlib.sha256(content).hexdigest() != file.sha256:
         raise IntegrityError(f"{file.path} came with other bytes than were signed; ask who keeps the gateway.")
     return content

@@ -20,11 +20,12 @@ from support.keys import bearer
 from support.registry_site import RegistrySite, registry_site
 from tuf.api.metadata import Root, Targets
 
+from firstline.fleet.client import open_fleet
+from firstline.fleet.registry import LocalFile, Registry
 from firstline.release import publishing, roles
 from firstline.release.keyring import Keyring, short
 from firstline.release.publishing import PushedBundle, push_bundle, remove_bundle
 from firstline.release.pulling import pull_bundle
-from firstline.release.registry import LocalFile, Registry
 from firstline_core.bundle.store import open_bundle
 from firstline_core.bundle.trust import Trust
 from firstline_core.clock import SYSTEM_CLOCK
@@ -118,12 +119,10 @@ async def test_concurrent_pushes_all_succeed(begun: RegistrySite, tmp_path: Path
     bundles = [digits_bundle(tmp_path / str(version), version) for version in (2, 3, 4)]
 
     def pushing(version: int, bundle: Path) -> PushedBundle:
-        from firstline.release.registry import open_registry
-
         keyring = Keyring(begun.keyring.folder)
         keyring.trust = tmp_path / f"trust-{version}"
-        with open_registry(begun.url, begun.operator) as registry:
-            return push_bundle(keyring, registry, open_bundle(bundle), {}, begun.now_s())
+        with open_fleet(begun.url, begun.operator) as fleet:
+            return push_bundle(keyring, fleet.registry, open_bundle(bundle), {}, begun.now_s())
 
     made = await asyncio.gather(*(asyncio.to_thread(pushing, one.manifest.version, one.path) for one in bundles))
     assert all(one.is_new for one in made)

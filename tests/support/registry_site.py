@@ -18,10 +18,11 @@ from support.gateway import gateway_settings, http_link, serving
 from support.keys import bearer, create_key
 from support.waiting import until
 
+from firstline.fleet.client import open_fleet
+from firstline.fleet.registry import Registry
 from firstline.release import publishing
 from firstline.release.keyring import Keyring
 from firstline.release.publishing import PushedBundle, push_bundle
-from firstline.release.registry import Registry, open_registry
 from firstline_core.bundle.store import Bundle
 from firstline_core.clock import SYSTEM_CLOCK
 from firstline_core.fleet.target import ExtraNeeds
@@ -63,8 +64,8 @@ class RegistrySite:
         """What a blocking call gives that fills the registry."""
 
         def calling() -> _T:
-            with open_registry(self.url, self.operator) as registry:
-                return call(registry)
+            with open_fleet(self.url, self.operator) as fleet:
+                return call(fleet.registry)
 
         return await asyncio.to_thread(calling)
 

@@ -1,4 +1,4 @@
-"""The REST client of a gateway's registry."""
+"""A gateway's registry: signed bundles and configurations, their files and metadata, and aliases of versions."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from urllib.parse import quote
 import httpx
 import msgspec
 
-from firstline.client import connection
-from firstline.fleet.request import base_url, exchange, pages, send
+from firstline.fleet.api import Api
 from firstline_core.bundle.trust_http import HttpMetadata
 from firstline_core.errors import IntegrityError, NotFoundError, UnknownModelError
 from firstline_core.fleet.registry import (
@@ -34,9 +33,7 @@ from firstline_core.fleet.registry import (
     Publication,
     RegistryStatus,
 )
-from firstline_core.protocol.http import error_from
 
-_TIMEOUT_S = 60.0
 _PART_BYTES = 1 << 18
 
 
@@ -48,11 +45,8 @@ class LocalFile(NamedTuple):
     size_bytes: int
 
 
-class Registry:
-    """The registry of one gateway; see `open_registry`."""
-
-    def __init__(self, client: httpx.Client) -> None:
-        self._client = client
+class Registry(Api):
+    """See `Fleet.registry`."""
 
     @property
     def metadata(self) -> HttpMetadata:
@@ -61,20 +55,20 @@ class Registry:
 
     def status(self) -> RegistryStatus:
         """Returns versions, expiries and warnings."""
-        return send(self._client, "GET", REGISTRY_PATH, RegistryStatus)
+        return self._send("GET", REGISTRY_PATH, RegistryStatus)
 
     def online_key(self, *, fresh: bool = False) -> OnlineKey:
         """Returns the gateway's public key for the root metadata; `fresh` makes the gateway create a new one."""
-        return send(self._client, "POST" if fresh else "GET", ONLINE_KEY_PATH, OnlineKey)
+        return self._send("POST" if fresh else "GET", ONLINE_KEY_PATH, OnlineKey)
 
     def publish(self, metadata: Sequence[bytes]) -> dict[str, int]:
         """Publishes signed metadata; returns the current version of each role."""
-        return send(self._client, "POST", METADATA_PATH, dict[str, int], Publication(tuple(map(msgspec.Raw, metadata))))
+        return self._send("POST", METADATA_PATH, dict[str, int], Publication(tuple(map(msgspec.Raw, metadata))))
 
     def has(self, file: LocalFile) -> bool:
         """Returns whether the registry already has a file."""
         try:
-            exchange(self._client, "HEAD", f"{BLOBS_PATH}/{file.sha256}")
+            self._exchange("HEAD", f"{BLOBS_PATH}/{file.sha256}")
         except (NotFoundError, UnknownModelError):  # the answer to HEAD has no body that tells them apart
             return False
         return True
@@ -96,8 +90,7 @@ class Registry:
             if left:
                 raise IntegrityError(f"{file.path} has changed while it was sent; push the bundle again.")
 
-        exchange(
-            self._client,
+        self._exchange(
             "PUT",
             f"{BLOBS_PATH}/{file.sha256}",
             parts(),
@@ -110,38 +103,22 @@ class Registry:
         headers = {"Accept-Encoding": "identity"}
         if start:
             headers |= {"Range": f"bytes={start}-", "If-Range": f'"{sha256}"'}
-        try:
-            with self._client.stream("GET", f"{BLOBS_PATH}/{sha256}", headers=headers) as reply:
-                if reply.status_code == httpx.codes.PARTIAL_CONTENT:
-                    yield start, reply.iter_raw()
-                elif reply.status_code == httpx.codes.OK:
-                    yield 0, reply.iter_raw()
-                else:
-                    raise error_from(reply.status_code, reply.read(), reply.headers)
-        except httpx.HTTPError as error:
-            raise connection.link_error(error, base_url(self._client)) from error
+        with self._stream(f"{BLOBS_PATH}/{sha256}", headers) as reply:
+            yield (start if reply.status_code == httpx.codes.PARTIAL_CONTENT else 0), reply.iter_raw()
 
     def bundles(self, model: str = "") -> Iterator[BundleEntry]:
         """Yields the signed bundles, by name and version."""
-
-        def page(after: str) -> BundlePage:
-            return send(self._client, "GET", BUNDLES_PATH, BundlePage, params={"after": after, "model": model})
-
-        return (entry for found in pages(page) for entry in found.bundles)
+        for page in self._pages(BUNDLES_PATH, BundlePage, {"model": model}):
+            yield from page.bundles
 
     def bundle(self, model: str, version: int) -> BundleEntry:
         """Returns one bundle."""
-        return send(self._client, "GET", f"{BUNDLES_PATH}/{quote(model, safe='')}/versions/{version}", BundleEntry)
+        return self._send("GET", f"{BUNDLES_PATH}/{quote(model, safe='')}/versions/{version}", BundleEntry)
 
     def configurations(self, name: str = "") -> Iterator[ConfigurationEntry]:
         """Yields the signed configurations, by name and version."""
-
-        def page(after: str) -> ConfigurationPage:
-            return send(
-                self._client, "GET", CONFIGURATIONS_PATH, ConfigurationPage, params={"after": after, "name": name}
-            )
-
-        return (entry for found in pages(page) for entry in found.configurations)
+        for page in self._pages(CONFIGURATIONS_PATH, ConfigurationPage, {"name": name}):
+            yield from page.configurations
 
     def configuration(self, name: str, version: int) -> ConfigurationEntry:
         """Returns one configuration.
@@ -158,40 +135,24 @@ class Registry:
 
     def aliases(self, model: str = "") -> tuple[AliasChange, ...]:
         """Returns the current aliases."""
-        return send(self._client, "GET", ALIASES_PATH, AliasList, params={"model": model}).aliases
+        return self._send("GET", ALIASES_PATH, AliasList, params={"model": model}).aliases
 
     def alias_history(self, model: str, alias: str) -> tuple[AliasChange, ...]:
         """Returns the history of an alias, the newest change first."""
-        return send(self._client, "GET", _alias(model, alias), AliasList).aliases
+        return self._send("GET", _alias(model, alias), AliasList).aliases
 
     def set_alias(self, model: str, alias: str, version: int) -> AliasChange:
         """Points an alias to a version."""
-        return send(self._client, "PUT", _alias(model, alias), AliasChange, AliasRequest(version))
+        return self._send("PUT", _alias(model, alias), AliasChange, AliasRequest(version))
 
     def revert_alias(self, model: str, alias: str) -> AliasChange:
         """Points an alias back to its previous version."""
-        return send(self._client, "POST", _alias(model, alias) + "/revert", AliasChange)
+        return self._send("POST", _alias(model, alias) + "/revert", AliasChange)
 
     def remove_alias(self, model: str, alias: str) -> AliasChange:
         """Deletes an alias."""
-        return send(self._client, "DELETE", _alias(model, alias), AliasChange)
+        return self._send("DELETE", _alias(model, alias), AliasChange)
 
 
 def _alias(model: str, alias: str) -> str:
     return f"{ALIASES_PATH}/{quote(model, safe='')}/{quote(alias, safe='')}"
-
-
-@contextmanager
-def open_registry(url: str, key: str, ca_file: Path | None = None) -> Iterator[Registry]:
-    """Opens the registry of a gateway.
-
-    Args:
-        url: of the gateway; https unless the gateway runs on this machine.
-        key: an API key with the scope "fleet".
-        ca_file: CA certificates used to verify the gateway (PEM); None for those that this system trusts.
-
-    Raises:
-        ConfigError: the URL, the key or the file is not valid.
-    """
-    with connection.open_gateway(url, connection.authorization(key), ca_file, _TIMEOUT_S) as client:
-        yield Registry(client)

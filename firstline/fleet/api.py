@@ -1,0 +1,130 @@
+"""The base of the parts of a gateway's API: JSON in both directions, the gateway's errors as exceptions, and pages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from http import HTTPStatus
+from typing import Any, Protocol, TypeVar
+
+import httpx
+import msgspec
+
+from firstline.client import connection
+from firstline_core.errors import ProtocolError, RequestError
+from firstline_core.protocol.http import error_from
+
+_REFUSAL_BYTES = 65_536
+
+T = TypeVar("T")
+
+
+class Page(Protocol):
+    """A page of a list; `after` is the cursor of the next page, None at the end."""
+
+    @property
+    def after(self) -> Any: ...
+
+
+P = TypeVar("P", bound=Page)
+
+
+class Api:
+    """A part of the API of one gateway.
+
+    Each method raises `LinkDownError` or `RemoteTimeoutError` if the gateway cannot be reached or did not answer in
+    time, `ProtocolError` if the answer is not what a Firstline gateway sends, and the error that the gateway answered
+    with as a `FirstlineError`.
+    """
+
+    def __init__(self, client: httpx.Client) -> None:
+        self._client = client
+
+    @property
+    def _url(self) -> str:
+        """The gateway's address, for error messages."""
+        return str(self._client.base_url).rstrip("/")
+
+    def _send(
+        self,
+        method: str,
+        path: str,
+        kind: type[T],
+        body: object = None,
+        *,
+        params: Mapping[str, Any] | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> T:
+        """Sends one request and decodes the JSON answer.
+
+        Args:
+            method: the HTTP method.
+            path: below the gateway's address.
+            kind: type of the answer.
+            body: to be encoded in JSON; None for no body.
+            params: of the query; those that are None are left out.
+            headers: in addition to the client's own.
+        """
+        content = None if body is None else msgspec.json.encode(body)
+        response = self._exchange(method, path, content, params=params, headers=headers)
+        try:
+            return msgspec.json.decode(response.content, type=kind)
+        except msgspec.DecodeError as error:
+            raise ProtocolError(f"{self._url} does not answer as a Firstline gateway: {error}.") from error
+
+    def _exchange(
+        self,
+        method: str,
+        path: str,
+        content: bytes | Iterator[bytes] | None = None,
+        *,
+        params: Mapping[str, Any] | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> httpx.Response:
+        """Sends one request, and returns the answer in any form."""
+        given = {name: value for name, value in (params or {}).items() if value is not None} or None
+        try:
+            response = self._client.request(method, path, content=content, params=given, headers=headers)
+        except httpx.HTTPError as error:
+            raise connection.link_error(error, self._url) from error
+        if not response.is_success:
+            refusal = error_from(response.status_code, response.content, response.headers)
+            if response.status_code == HTTPStatus.NOT_FOUND and refusal.code == RequestError.code:
+                raise ProtocolError(
+                    f"{self._url} is not a gateway, or has another version: it has no {path}; name the gateway's "
+                    "address with --gateway."
+                )
+            raise refusal
+        return response
+
+    def _pages(
+        self, path: str, kind: type[P], params: Mapping[str, Any] | None = None, first: str | int = ""
+    ) -> Iterator[P]:
+        """Yields all pages of a list, from the one after the cursor `first` on."""
+        after: Any = first
+        while after is not None:
+            page = self._send("GET", path, kind, params={**(params or {}), "after": after})
+            yield page
+            after = page.after
+
+    @contextmanager
+    def _stream(self, path: str, headers: Mapping[str, str] | None = None) -> Iterator[httpx.Response]:
+        """Opens an answer whose body the caller reads in parts."""
+        try:
+            with self._client.stream("GET", path, headers=headers) as reply:
+                if not reply.is_success:
+                    refusal = read_limited(reply.iter_bytes(), _REFUSAL_BYTES)
+                    raise error_from(reply.status_code, refusal, reply.headers)
+                yield reply
+        except httpx.HTTPError as error:
+            raise connection.link_error(error, self._url) from error
+
+
+def read_limited(parts: Iterable[bytes], limit_bytes: int) -> bytes:
+    """Returns a body, or the beginning of one that is larger than the limit, which is itself larger than that."""
+    content = b""
+    for part in parts:
+        content += part
+        if len(content) > limit_bytes:
+            break
+    return content
