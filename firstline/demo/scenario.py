@@ -180,8 +180,8 @@ async def run(folder: Path, *, show: Show) -> dict[str, Any]:
     show("measuring both models alone", records)
     alone = await asyncio.to_thread(evaluate, bundle, dataset)
     with tempfile.TemporaryDirectory(prefix="firstline-demo-") as scratch:
-        async with open_site(Path(scratch), bundle.path, mosquitto=mosquitto() is not None) as running:
-            for transport in running.transports:
+        async with open_site(Path(scratch), bundle, mosquitto=mosquitto() is not None) as running:
+            for transport in running.ports:
                 async with running.device(transport) as device:
                     await _visit(device, job, records, show)
                     bytes_sent += device.wire.bytes_sent

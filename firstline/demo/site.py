@@ -3,54 +3,45 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import shlex
 import shutil
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
-from urllib.parse import urlsplit
 
 from firstline.client.async_client import AsyncClient
 from firstline.demo.cuttable_link import CuttableLink
-from firstline.demo.tiers import START_TIMEOUT_S, create_device_key, last_words, process, tier
+from firstline.demo.tiers import HTTP_LINK, START_TIMEOUT_S, last_words, process, run_agent, run_gateway
+from firstline_core.bundle.store import Bundle
 from firstline_core.errors import ConfigError
 
 Transport = Literal["http", "mqtt"]
 
 DEVICE = "demo-device"
 
-_GATEWAY = """\
-[api]
-port = 0
-[models]
-directory = "models"
-"""
 _GATEWAY_MQTT = """\
 [mqtt]
 enabled = true
 host = "127.0.0.1"
 port = {port}
 """
-_AGENT = """\
-[agent]
-device_id = "{device}"
-state_dir = "state-{transport}"
-[api]
-port = 0
-[models]
-directories = ["device"]
+_BREAKER = """\
 # A demo is short: the link is probed at least once a second.
 [breaker]
 open_ms = 200
 open_max_ms = 1000
-[[links]]
-kind = "{transport}"
 """
+_MQTT_LINK = """\
+[[links]]
+kind = "mqtt"
+host = "127.0.0.1"
+port = {port}
+"""
+_LINKS: Mapping[Transport, str] = {"http": HTTP_LINK, "mqtt": _MQTT_LINK}
 
 
 @asynccontextmanager
@@ -102,73 +93,60 @@ class Device:
     process: asyncio.subprocess.Process
 
 
+@dataclass(frozen=True, slots=True)
 class Site:
-    """A running gateway, and devices that are started one at a time."""
+    """A running gateway, and devices that are started one at a time.
 
-    def __init__(self, folder: Path, gateway_url: str, broker_port: int | None) -> None:
-        self.gateway_url = gateway_url
-        self._folder = folder
-        self._gateway_port = urlsplit(gateway_url).port
-        self._broker_port = broker_port
+    Attributes:
+        folder: of configurations, logs and state.
+        bundle: of both tiers.
+        gateway_url: address of the gateway.
+        ports: local port at the far end of a link, by its transport; MQTT only with a broker.
+    """
 
-    @property
-    def transports(self) -> tuple[Transport, ...]:
-        return ("http",) if self._broker_port is None else ("http", "mqtt")
-
-    def far_port(self, transport: Transport) -> int:
-        """Returns the local port of the gateway or the broker."""
-        port = self._gateway_port if transport == "http" else self._broker_port
-        assert port is not None  # noqa: S101 (`transports` offers mqtt only with a broker)
-        return port
+    folder: Path
+    bundle: Bundle
+    gateway_url: str
+    ports: Mapping[Transport, int]
 
     @asynccontextmanager
     async def device(self, transport: Transport, settings: str = "") -> AsyncIterator[Device]:
         """Starts an agent whose link uses `transport`; the next agent with that transport finds its state.
 
         Args:
-            transport: one of `transports`.
+            transport: one of `ports`.
             settings: further sections of its configuration, as TOML.
         """
-        async with AsyncExitStack() as stack:
-            wire = await stack.enter_async_context(CuttableLink(self.far_port(transport)))
-            config = self._folder / f"agent-{transport}.toml"
-            link = (
-                f'url = "http://127.0.0.1:{wire.port}"\ntoken_file = "device.token"\n'
-                if transport == "http"
-                else f'host = "127.0.0.1"\nport = {wire.port}\n'
-            )
-            config.write_text(_AGENT.format(device=DEVICE, transport=transport) + link + settings)
-            log = self._folder / f"agent-{transport}.log"
-            agent = await stack.enter_async_context(tier("firstline_edge", config, log))
-            client = await stack.enter_async_context(AsyncClient(agent.url))
-            yield Device(transport, agent.url, client, wire, agent.process)
+        async with CuttableLink(self.ports[transport]) as wire:
+            settings = _BREAKER + _LINKS[transport].format(port=wire.port) + settings
+            name = f"agent-{transport}"
+            async with (
+                run_agent(self.bundle, self.folder, settings, device=DEVICE, name=name) as agent,
+                AsyncClient(agent.url) as client,
+            ):
+                yield Device(transport, agent.url, client, wire, agent.process)
 
 
 @asynccontextmanager
-async def open_site(folder: Path, bundle: Path, mosquitto: bool) -> AsyncIterator[Site]:
+async def open_site(folder: Path, bundle: Bundle, mosquitto: bool) -> AsyncIterator[Site]:
     """Starts the gateway and its broker in processes of their own, and stops them at the end of the block.
 
     Args:
         folder: an empty folder for configurations, logs and state.
-        bundle: folder of the bundle; the device gets it without the full model.
+        bundle: of both tiers.
         mosquitto: also start a broker.
 
     Raises:
         ConfigError: a process did not start.
     """
-    shutil.copytree(bundle, folder / "models" / bundle.name)
-    manifest = json.loads((bundle / "manifest.json").read_bytes())
-    full_file = Path(manifest["full"]["artefact"]["file"]).name
-    shutil.copytree(bundle, folder / "device" / bundle.name, ignore=shutil.ignore_patterns(full_file))
+    ports: dict[Transport, int] = {}
     async with AsyncExitStack() as stack:
-        broker_port = await stack.enter_async_context(broker(folder)) if mosquitto else None
-        config = folder / "gateway.toml"
-        config.write_text(_GATEWAY + (_GATEWAY_MQTT.format(port=broker_port) if broker_port else ""))
-        token_file = folder / "device.token"
-        token_file.touch(mode=0o600)
-        token_file.write_text(await create_device_key(config, DEVICE))
-        gateway = await stack.enter_async_context(tier("firstline_gateway", config, folder / "gateway.log"))
-        yield Site(folder, gateway.url, broker_port)
+        settings = ""
+        if mosquitto:
+            ports["mqtt"] = await stack.enter_async_context(broker(folder))
+            settings = _GATEWAY_MQTT.format(port=ports["mqtt"])
+        gateway = await stack.enter_async_context(run_gateway(bundle, folder, settings, device=DEVICE))
+        yield Site(folder, bundle, gateway.url, {"http": gateway.port, **ports})
 
 
 def digits_folder() -> Path:

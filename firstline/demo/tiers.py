@@ -19,24 +19,23 @@ START_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 10.0
 _DEVICE = "local-device"
 _GATEWAY = """\
-[auth]
-mode = "{auth}"
 [models]
 directory = "full"
 """
 _AGENT = """\
 [agent]
 device_id = "{device}"
-state_dir = "state"
+state_dir = "state-{name}"
 [models]
 directories = ["edge"]
 """
-_LINK = """\
+HTTP_LINK = """\
 [[links]]
 kind = "http"
-url = "{url}"
+url = "http://127.0.0.1:{port}"
 token_file = "device.token"
 """
+"""An agent's link to `run_gateway` in the same folder."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +44,10 @@ class RunningTier:
 
     url: str
     process: asyncio.subprocess.Process
+
+    @property
+    def port(self) -> int:
+        return int(self.url.rpartition(":")[2])
 
 
 @asynccontextmanager
@@ -182,11 +185,67 @@ def _writing(folder: Path) -> Iterator[None]:
 
 
 @asynccontextmanager
+async def run_gateway(
+    bundle: Bundle, folder: Path, settings: str, *, device: str = "", port: int = 0
+) -> AsyncIterator[RunningTier]:
+    """Runs a gateway with a bundle's full model.
+
+    Args:
+        bundle: copied to the folder.
+        folder: of its configuration and its log.
+        settings: sections of its configuration besides the models, as TOML.
+        device: gets an API key for `HTTP_LINK`; "" for none.
+        port: that it listens on; 0 lets the system choose.
+
+    Raises:
+        ConfigError: the files cannot be written, or it did not start.
+    """
+    config = folder / "gateway.toml"
+    with _writing(folder):
+        shutil.copytree(bundle.path, folder / "full" / bundle.manifest.name)
+        config.write_text(_GATEWAY + settings)
+        if device:
+            token_file = folder / "device.token"
+            token_file.touch(mode=0o600)
+            token_file.write_text(await create_device_key(config, device))
+    async with tier("firstline_gateway", config, folder / "gateway.log", port) as running:
+        yield running
+
+
+@asynccontextmanager
+async def run_agent(
+    bundle: Bundle, folder: Path, settings: str, *, device: str, name: str = "agent", port: int = 0
+) -> AsyncIterator[RunningTier]:
+    """Runs an agent with a bundle's edge models; the next one of the same name finds its state.
+
+    Args:
+        bundle: copied to the folder without the full model.
+        folder: of its configuration, log and state.
+        settings: sections of its configuration besides the models, as TOML.
+        device: its id.
+        name: of its files.
+        port: that it listens on; 0 lets the system choose.
+
+    Raises:
+        ConfigError: the files cannot be written, or it did not start.
+    """
+    manifest, config = bundle.manifest, folder / f"{name}.toml"
+    edge_files = {artefact.file for model in manifest.edge for artefact in model.artefacts}
+    full_files = [] if manifest.full is None else [artefact.file for artefact in manifest.full.artefacts]
+    left_out = shutil.ignore_patterns(*(Path(file).name for file in full_files if file not in edge_files))
+    with _writing(folder):
+        shutil.copytree(bundle.path, folder / "edge" / manifest.name, ignore=left_out, dirs_exist_ok=True)
+        config.write_text(_AGENT.format(device=device, name=name) + settings)
+    async with tier("firstline_edge", config, folder / f"{name}.log", port) as running:
+        yield running
+
+
+@asynccontextmanager
 async def serve_bundle(bundle: Bundle, folder: Path, port: int = 0) -> AsyncIterator[ServedBundle]:
     """Runs an agent with the edge models and a gateway with the full model, or one of them for a bundle of one tier.
 
     Args:
-        bundle: the agent gets it without the full model.
+        bundle: of one or two tiers.
         folder: an empty folder for configurations, logs and state.
         port: of the tier that answers requests; 0 lets the system choose.
 
@@ -197,27 +256,13 @@ async def serve_bundle(bundle: Bundle, folder: Path, port: int = 0) -> AsyncIter
     agent = gateway = None
     async with AsyncExitStack() as stack:
         if manifest.full is not None:
-            config = folder / "gateway.toml"
-            with _writing(folder):
-                shutil.copytree(bundle.path, folder / "full" / manifest.name)
-                # Only the agent reaches the gateway. Without an agent, callers reach it, from this machine alone.
-                config.write_text(_GATEWAY.format(auth="tokens" if manifest.edge else "off"))
-                if manifest.edge:
-                    token_file = folder / "device.token"
-                    token_file.touch(mode=0o600)
-                    token_file.write_text(await create_device_key(config, _DEVICE))
-            own_port = 0 if manifest.edge else port
+            # Only the agent reaches the gateway. Without an agent, callers reach it, from this machine alone.
+            mode, device, own_port = ("tokens", _DEVICE, 0) if manifest.edge else ("off", "", port)
+            settings = f'[auth]\nmode = "{mode}"\n'
             gateway = await stack.enter_async_context(
-                tier("firstline_gateway", config, folder / "gateway.log", own_port)
+                run_gateway(bundle, folder, settings, device=device, port=own_port)
             )
         if manifest.edge:
-            others = {artefact.file for model in manifest.edge for artefact in model.artefacts}
-            left_out = [] if manifest.full is None else [file.file for file in manifest.full.artefacts]
-            names = [Path(name).name for name in left_out if name not in others]
-            config = folder / "agent.toml"
-            link = "" if gateway is None else _LINK.format(url=gateway.url)
-            with _writing(folder):
-                shutil.copytree(bundle.path, folder / "edge" / manifest.name, ignore=shutil.ignore_patterns(*names))
-                config.write_text(_AGENT.format(device=_DEVICE) + link)
-            agent = await stack.enter_async_context(tier("firstline_edge", config, folder / "agent.log", port))
+            link = "" if gateway is None else HTTP_LINK.format(port=gateway.port)
+            agent = await stack.enter_async_context(run_agent(bundle, folder, link, device=_DEVICE, port=port))
         yield ServedBundle(agent, gateway, folder)

@@ -73,7 +73,7 @@ def test_trace_is_logged_by_both_tiers(tmp_path: Path, transport: Transport) -> 
         f"{n:032x}" for n in range(1, 300)
     }
 
-    log = StatePaths(tmp_path / f"state-{transport}").decisions_path
+    log = StatePaths(tmp_path / f"state-agent-{transport}").decisions_path
     decision = decisions.find(log, request_id)
     assert [(each["trace_id"], each["span_id"]) for each in decision] == [(escalated, agent[escalated][0]["span_id"])]
 

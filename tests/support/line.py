@@ -17,6 +17,7 @@ from support.processes import Module, TierProcess
 
 from firstline.demo.site import DEVICE, Device, Site, Transport, open_site
 from firstline.demo.tiers import RunningTier
+from firstline_core.bundle.store import open_bundle
 
 DIGITS = Path(__file__).parents[2] / "models" / "digits" / "bundle"
 
@@ -83,8 +84,8 @@ async def _device_key(config: Path, device: str) -> str:
 @asynccontextmanager
 async def forked_site(folder: Path, bundle: Path = DIGITS, *, mosquitto: bool = False) -> AsyncIterator[Site]:
     """The demo's site with forked processes; `wait` of a device's process blocks."""
-    with patch.multiple("firstline.demo.site", tier=_forked_tier, create_device_key=_device_key):
-        async with open_site(folder, bundle, mosquitto) as site:
+    with patch.multiple("firstline.demo.tiers", tier=_forked_tier, create_device_key=_device_key):
+        async with open_site(folder, open_bundle(bundle), mosquitto) as site:
             yield site
 
 
@@ -109,7 +110,8 @@ def line(
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
-    running = (forked_site if forked else open_site)(folder, DIGITS, mosquitto=transport == "mqtt")
+    mqtt = transport == "mqtt"
+    running = forked_site(folder, mosquitto=mqtt) if forked else open_site(folder, open_bundle(DIGITS), mqtt)
     try:
         with patch.dict(os.environ, environ or {}):
             built: Site = asyncio.run_coroutine_threadsafe(running.__aenter__(), loop).result(60)
@@ -121,7 +123,7 @@ def line(
                 gateway=Tier(
                     "gateway", built.gateway_url, (folder / "device.token").read_text().strip(), folder / "gateway.log"
                 ),
-                broker_port=built._broker_port,
+                broker_port=built.ports.get("mqtt"),
                 _device=device,
                 _loop=loop,
             )
