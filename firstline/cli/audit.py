@@ -40,20 +40,19 @@ def list_entries(
 @command(app, "verify", example="firstline audit verify --keep head.json")
 def verify(
     gateway: GatewayOptions,
-    file: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Verify this export with the head next to it instead.")
-    ] = None,
-    head: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Head saved earlier; the log must contain it.")
-    ] = None,
-    keep: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Save the current head to this file, for the next verification.")
-    ] = None,
-    public_key: Annotated[
-        str, typer.Option(metavar="HEX", help="Public key of the gateway's log, which must have signed it.")
-    ] = "",
+    file: Annotated[Path | None, typer.Option(metavar="FILE")] = None,
+    head: Annotated[Path | None, typer.Option(metavar="FILE")] = None,
+    keep: Annotated[Path | None, typer.Option(metavar="FILE")] = None,
+    public_key: Annotated[str, typer.Option(metavar="HEX")] = "",
 ) -> Report:
-    """Verify the whole audit log, or an export without the gateway; exits 1 if it was changed."""
+    """Verify the whole audit log, or an export without the gateway; exits 1 if it was changed.
+
+    Args:
+        file: Verify this export with the head next to it instead.
+        head: Head saved earlier; the log must contain it.
+        keep: Save the current head to this file, for the next verification.
+        public_key: Public key of the gateway's log, which must have signed it.
+    """
     from firstline.fleet.audit_export import check_key
     from firstline_core.fleet.audit_log import verify_log
 
@@ -84,13 +83,17 @@ def verify(
 @command(app, "export", example="firstline audit export --since 2026-01-01 -o csv")
 def export(
     gateway: GatewayOptions,
-    since: Annotated[
-        str, typer.Option(metavar="DATE", help="Only entries since this day or time (ISO 8601, UTC).")
-    ] = "",
-    form: Annotated[Literal["jsonl", "csv"], typer.Option("--output", "-o", help="Format of the file.")] = "jsonl",
-    file: Annotated[Path | None, typer.Option(metavar="FILE", help="File to write; default: audit-log.FORMAT.")] = None,
+    since: Annotated[str, typer.Option(metavar="DATE")] = "",
+    form: Annotated[Literal["jsonl", "csv"], typer.Option("--output", "-o")] = "jsonl",
+    file: Annotated[Path | None, typer.Option(metavar="FILE")] = None,
 ) -> None:
-    """Export the audit log with a signed head, which proves the entries without the gateway."""
+    """Export the audit log with a signed head, which proves the entries without the gateway.
+
+    Args:
+        since: Only entries since this day or time (ISO 8601, UTC).
+        form: Format of the file.
+        file: File to write; default: audit-log.FORMAT.
+    """
     from firstline.fleet.audit_export import head_of, time_of, write_export
 
     target, since_s = file or Path(f"audit-log.{form}"), time_of(since)

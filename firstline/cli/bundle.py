@@ -44,18 +44,25 @@ app = command_group("Create bundles from model files, show and verify them.")
 
 @dataclass(frozen=True, slots=True)
 class ModelFlags:
-    """The flags that a recipe replaces; None for each that is not given."""
+    """The flags that a recipe replaces; None for each that is not given.
 
-    name: Annotated[str | None, typer.Option(help="Name of the bundle, used in requests.")] = None
-    edge: Annotated[
-        list[str] | None,
-        typer.Option(metavar="[ID=]FILE", help="Edge model, .onnx or .tflite; repeat for variants, preferred first."),
-    ] = None
-    full: Annotated[Path | None, typer.Option(help="Full model, .onnx or .tflite.")] = None
-    labels: Annotated[Path | None, typer.Option(help="Text file, one label a line.")] = None
-    labels_skip: Annotated[int | None, typer.Option(min=0, help="Leading lines to skip.")] = None
-    preprocess: Annotated[str | None, typer.Option(help="Steps before the model, for every model; see below.")] = None
-    postprocess: Annotated[str | None, typer.Option(help="Steps after the model, for every model; see below.")] = None
+    Attributes:
+        name: Name of the bundle, used in requests.
+        edge: Edge model, .onnx or .tflite; repeat for variants, preferred first.
+        full: Full model, .onnx or .tflite.
+        labels: Text file, one label a line.
+        labels_skip: Leading lines to skip.
+        preprocess: Steps before the model, for every model; see below.
+        postprocess: Steps after the model, for every model; see below.
+    """
+
+    name: str | None = None
+    edge: Annotated[list[str] | None, typer.Option(metavar="[ID=]FILE")] = None
+    full: Path | None = None
+    labels: Path | None = None
+    labels_skip: Annotated[int | None, typer.Option(min=0)] = None
+    preprocess: str | None = None
+    postprocess: str | None = None
 
     def given(self) -> list[str]:
         """Returns the flags that are given, as they are written on the command line."""
@@ -95,18 +102,19 @@ def _naming_flag(flag: str) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class CalibrationOptions:
-    """How the policy is chosen on data."""
+    """How the policy is chosen on data.
+
+    Attributes:
+        target_disagreement: With --calibrate: share of edge answers that may differ from the full model's.
+        against: With --calibrate: the truth for the temperature.
+    """
 
     data: Annotated[
         Path | None,
         typer.Option("--calibrate", help=f"Choose temperature and threshold on data (not a certificate). {DATA_HELP}"),
     ] = None
-    target_disagreement: Annotated[
-        float, typer.Option(help="With --calibrate: share of edge answers that may differ from the full model's.")
-    ] = 0.01
-    against: Annotated[
-        Literal["labels", "full"], typer.Option(help="With --calibrate: the truth for the temperature.")
-    ] = "labels"
+    target_disagreement: float = 0.01
+    against: Literal["labels", "full"] = "labels"
 
     def calibrate(self, bundle: Bundle, reading: DataReading, *, keep_temperature: bool) -> Calibration:
         """Chooses the policy; with `keep_temperature` only its threshold."""
@@ -133,32 +141,30 @@ def create(
     calibration_options: CalibrationOptions,
     reading: DataReading,
     *,
-    out: Annotated[Path, typer.Option(help="Folder to create.")],
-    recipe: Annotated[
-        Path | None, typer.Option(help="TOML file that declares the bundle, including what flags cannot express.")
-    ] = None,
-    models: Annotated[
-        Path | None, typer.Option(help="Folder that the recipe's paths are relative to (default: the recipe's own).")
-    ] = None,
-    bundle_version: Annotated[int | None, typer.Option(help="Increase it with every change (default: 1).")] = None,
-    score: Annotated[
-        str | None,
-        typer.Option(help="A score of the task (default: its first), or graph:FILE.onnx."),
-    ] = None,
-    temperature: Annotated[float | None, typer.Option(help="Divides log-probabilities before scoring.")] = None,
-    threshold: Annotated[float | None, typer.Option(help="Accept edge answers of at least this score.")] = None,
-    golden: Annotated[
-        list[Path] | None,
-        typer.Option(
-            metavar="FILE",
-            help="Data set, such as an image, whose rows each device must answer alike: up to 64, evenly spread.",
-        ),
-    ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace an existing bundle.")] = False,
+    out: Path,
+    recipe: Path | None = None,
+    models: Path | None = None,
+    bundle_version: int | None = None,
+    score: str | None = None,
+    temperature: float | None = None,
+    threshold: float | None = None,
+    golden: Annotated[list[Path] | None, typer.Option(metavar="FILE")] = None,
+    force: bool = False,
 ) -> Report:
     """Create a bundle from model files, and check that they fit together.
 
     Quantised models take real values; the runtime quantises them.
+
+    Args:
+        out: Folder to create.
+        recipe: TOML file that declares the bundle, including what flags cannot express.
+        models: Folder that the recipe's paths are relative to (default: the recipe's own).
+        bundle_version: Increase it with every change (default: 1).
+        score: A score of the task (default: its first), or graph:FILE.onnx.
+        temperature: Divides log-probabilities before scoring.
+        threshold: Accept edge answers of at least this score.
+        golden: Data set, such as an image, whose rows each device must answer alike: up to 64, evenly spread.
+        force: Replace an existing bundle.
     """
     spec = _spec(flags, recipe, models)
     policy = spec.policy

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from firstline.cli.command import EXIT_FAILED, Report, command, command_group
-from firstline.cli.options import PROMISE_EXAMPLE, DataReading, require_bundle
+from firstline.cli.options import DataReading, require_bundle
 from firstline.cli.output import percent, progress, rows_checked_sentence, table, warn
 from firstline_core.errors import ConfigError
 from firstline_core.storage.secrets import read_secret
@@ -68,45 +68,26 @@ _UNCERTIFIED_SHOWN = 20
 
 @dataclass(frozen=True, slots=True)
 class ContractOptions:
-    """The contract; `plain` is the one on all accepted edge answers together."""
+    """The contract; `plain` is the one on all accepted edge answers together.
 
-    epsilon: Annotated[
-        float | None,
-        typer.Option(help="Share of the accepted edge answers that may disagree, or their mean loss, e.g. 0.05."),
-    ] = None
-    delta: Annotated[float | None, typer.Option(help="Probability that the promise is wrong, e.g. 0.05.")] = None
-    loss: Annotated[
-        Literal["disagreement", "harm"],
-        typer.Option(
-            help="disagreement: the full model gives another label; harm: the edge is wrong and the full model is "
-            "right."
-        ),
-    ] = "disagreement"
-    scope: Annotated[
-        Literal["kept", "stream"],
-        typer.Option(
-            "--contract",
-            help="kept: errors among accepted edge answers; stream: accuracy lost by both tiers together (needs "
-            "labels).",
-        ),
-    ] = "kept"
-    by: Annotated[
-        Literal["class"] | None, typer.Option(help="class: a promise and a threshold for each predicted class.")
-    ] = None
-    promise: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="TEXT",
-            help=f"Instead of --epsilon and --delta: a promise about an event, such as '{PROMISE_EXAMPLE}'; may be "
-            "repeated.",
-        ),
-    ] = None
-    groups: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="CSV", help="File with the columns file and group: a promise for each group; no bundle is written."
-        ),
-    ] = None
+    Attributes:
+        epsilon: Share of the accepted edge answers that may disagree, or their mean loss, e.g. 0.05.
+        delta: Probability that the promise is wrong, e.g. 0.05.
+        loss: disagreement: the full model gives another label; harm: the edge is wrong and the full model is right.
+        scope: kept: errors among accepted edge answers; stream: accuracy lost by both tiers together (needs labels).
+        by: class: a promise and a threshold for each predicted class.
+        promise: Instead of --epsilon and --delta: a promise about an event, such as 'missed person 5% at 90%'; may be
+            repeated.
+        groups: File with the columns file and group: a promise for each group; no bundle is written.
+    """
+
+    epsilon: float | None = None
+    delta: float | None = None
+    loss: Literal["disagreement", "harm"] = "disagreement"
+    scope: Annotated[Literal["kept", "stream"], typer.Option("--contract")] = "kept"
+    by: Literal["class"] | None = None
+    promise: Annotated[list[str] | None, typer.Option(metavar="TEXT")] = None
+    groups: Annotated[Path | None, typer.Option(metavar="CSV")] = None
 
     @property
     def plain(self) -> bool:
@@ -151,24 +132,20 @@ class ContractOptions:
 
 @dataclass(frozen=True, slots=True)
 class TierOptions:
-    """The device and the gateway that run the models instead of this machine."""
+    """The device and the gateway that run the models instead of this machine.
 
-    from_agent: Annotated[
-        str | None,
-        typer.Option(
-            metavar="URL",
-            help="Device that answers the data, so that scores are those of its processor; it must hold the same "
-            "bundle.",
-        ),
-    ] = None
-    token_file: Annotated[
-        str, typer.Option(metavar="FILE", help="File with the device's token, if it requires one.")
-    ] = ""
-    full_from: Annotated[
-        str | None,
-        typer.Option(metavar="URL", help="With --from-agent: gateway that runs the full model; default: this machine."),
-    ] = None
-    full_token_file: Annotated[str, typer.Option(metavar="FILE", help="File with the gateway's token.")] = ""
+    Attributes:
+        from_agent: Device that answers the data, so that scores are those of its processor; it must hold the same
+            bundle.
+        token_file: File with the device's token, if it requires one.
+        full_from: With --from-agent: gateway that runs the full model; default: this machine.
+        full_token_file: File with the gateway's token.
+    """
+
+    from_agent: Annotated[str | None, typer.Option(metavar="URL")] = None
+    token_file: Annotated[str, typer.Option(metavar="FILE")] = ""
+    full_from: Annotated[str | None, typer.Option(metavar="URL")] = None
+    full_token_file: Annotated[str, typer.Option(metavar="FILE")] = ""
 
     def gather(self, bundle: Bundle, dataset: Dataset, edge: str) -> Evidence:
         """Collects the rows of a certificate, with a progress bar.
@@ -211,50 +188,37 @@ def certify_command(
     tiers: TierOptions,
     reading: DataReading,
     *,
-    bundle: Annotated[
-        Path | None, typer.Argument(metavar="[BUNDLE]", help="Folder of a bundle with edge and full model.")
-    ] = None,
-    scores: Annotated[
-        str | None,
-        typer.Option(
-            help="Instead of --data: CSV file with the columns score and agree (1, 0, or 1 - loss); '-' is stdin. With "
-            "BUNDLE: the output of `edge-agent audit list` on a device that runs it."
-        ),
-    ] = None,
-    data: Annotated[
-        Path | None,
-        typer.Option(
-            help="Folder of images, recordings or videos, or a table; with labels if the contract needs them."
-        ),
-    ] = None,
-    edge: Annotated[str, typer.Option(help="Edge variant by id. Default: the first that loads.")] = "",
-    out: Annotated[
-        Path | None,
-        typer.Option(help="Folder for the certified bundle, as the next version; without it, no bundle is written."),
-    ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace an existing bundle at --out.")] = False,
-    require: Annotated[bool, typer.Option("--require", help="Exit with 1 if nothing is certified.")] = False,
-    score: Annotated[
-        str,
-        typer.Option(
-            help="Score to certify: 'best' on the rows set aside, 'bundle' for the bundle's own, 'learned', or one of "
-            "the task's by name."
-        ),
-    ] = "best",
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the random split.")] = 0,
-    select: Annotated[
-        float | None,
-        typer.Option(
-            help="Share of the rows set aside to decide on score, temperature and where testing starts; 0 certifies on "
-            "all rows. Default: 0.1 of a bundle's rows from 1,500 on, else 0."
-        ),
-    ] = None,
+    bundle: Annotated[Path | None, typer.Argument(metavar="[BUNDLE]")] = None,
+    scores: str | None = None,
+    data: Path | None = None,
+    edge: str = "",
+    out: Path | None = None,
+    force: bool = False,
+    require: bool = False,
+    score: str = "best",
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+    select: float | None = None,
 ) -> Report:
     """Find the loosest threshold at which the accepted edge answers keep a promise, with confidence 1 - delta.
 
     An edge answer is accepted if its score is at least the threshold. The rows must be drawn at random from the
     inputs of the field, and none may have been used before to choose the model or its score. Exits 0 whether or not a
     threshold is certified, unless --require is given; a bundle is written only if one is.
+
+    Args:
+        bundle: Folder of a bundle with edge and full model.
+        scores: Instead of --data: CSV file with the columns score and agree (1, 0, or 1 - loss); '-' is stdin. With
+            BUNDLE: the output of `edge-agent audit list` on a device that runs it.
+        data: Folder of images, recordings or videos, or a table; with labels if the contract needs them.
+        edge: Edge variant by id. Default: the first that loads.
+        out: Folder for the certified bundle, as the next version; without it, no bundle is written.
+        force: Replace an existing bundle at --out.
+        require: Exit with 1 if nothing is certified.
+        score: Score to certify: 'best' on the rows set aside, 'bundle' for the bundle's own, 'learned', or one of the
+            task's by name.
+        seed: Seed of the random split.
+        select: Share of the rows set aside to decide on score, temperature and where testing starts; 0 certifies on all
+            rows. Default: 0.1 of a bundle's rows from 1,500 on, else 0.
     """
     _check_sources(bundle, data, scores)
     needs_bundle = bundle is None and (out or contract.promise)

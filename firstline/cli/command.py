@@ -12,10 +12,11 @@ import inspect
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from copy import copy
 from dataclasses import MISSING, fields, is_dataclass
 from importlib import import_module
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
 import typer
 from typer.core import TyperArgument, TyperCommand, TyperGroup
@@ -167,8 +168,11 @@ def command(
 ) -> Callable[[_Function], _Function]:
     """Adds the decorated function to an application as a command.
 
-    A parameter whose type is a dataclass is an option group: each field, declared with `typer.Option`, becomes an
-    option of the command. A function that returns a `Report` gets the option `--output`; any other prints by itself.
+    Each parameter is an option, unless it is declared with `typer.Argument`; a flag has no opposite unless one is
+    declared. Its help text is part of the declaration, or its entry in the section `Args` of the docstring. A parameter
+    whose type is a dataclass is an option group: each field becomes an option of the command, with a help text in the
+    section `Attributes` of the class. A function that returns a `Report` gets the option
+    `--output`; any other prints by itself.
 
     Args:
         app: the application or a group.
@@ -189,6 +193,7 @@ def command(
 def _expanded(function: Callable[..., Any]) -> Callable[..., None]:
     """Returns a function with one parameter for each option, as typer reads them."""
     signature = inspect.signature(function, eval_str=True)
+    text, helps = _described(function)
     groups: dict[str, Any] = {}
     parameters = []
     for parameter in signature.parameters.values():
@@ -196,13 +201,10 @@ def _expanded(function: Callable[..., Any]) -> Callable[..., None]:
             groups[parameter.name] = parameter.annotation
             parameters += _options_of(parameter.annotation)
         else:
-            parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
+            parameters.append(_parameter(parameter.name, parameter.annotation, parameter.default, helps))
     reports = signature.return_annotation is Report
     if reports:
-        option = inspect.Parameter(
-            "output", inspect.Parameter.KEYWORD_ONLY, default=Output.TEXT, annotation=OutputOption
-        )
-        parameters.append(option)
+        parameters.append(_parameter("output", OutputOption, Output.TEXT, {}))
 
     def run(**arguments: Any) -> None:
         output = arguments.pop("output") if reports else Output.TEXT
@@ -213,7 +215,7 @@ def _expanded(function: Callable[..., Any]) -> Callable[..., None]:
         if reports:
             print_report(report, output)
 
-    run.__doc__ = function.__doc__
+    run.__doc__ = text
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return run
@@ -221,15 +223,30 @@ def _expanded(function: Callable[..., Any]) -> Callable[..., None]:
 
 def _options_of(group: Any) -> list[inspect.Parameter]:
     hints = get_type_hints(group, include_extras=True)
+    _, helps = _described(group)
     return [
-        inspect.Parameter(
-            field.name,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=inspect.Parameter.empty if field.default is MISSING else field.default,
-            annotation=hints[field.name],
+        _parameter(
+            field.name, hints[field.name], inspect.Parameter.empty if field.default is MISSING else field.default, helps
         )
         for field in fields(group)
     ]
+
+
+def _described(function_or_group: Any) -> tuple[str, dict[str, str]]:
+    """Returns a docstring up to its section of arguments or attributes, and the entries of that section."""
+    text, *sections = re.split("\n\n(?:Args|Attributes):\n", inspect.getdoc(function_or_group) or "")
+    entries = re.findall(r"^    (\w+): (.+(?:\n {8}.+)*)", "".join(sections), re.MULTILINE)
+    return text, {name: " ".join(entry.split()) for name, entry in entries}
+
+
+def _parameter(name: str, annotation: Any, default: Any, helps: Mapping[str, str]) -> inspect.Parameter:
+    """Returns a parameter as typer reads it, with its help text and its name on the command line."""
+    kind, *declared = get_args(annotation) if get_origin(annotation) is Annotated else (annotation,)
+    option = copy(declared[0]) if declared else typer.Option()
+    if kind is bool and option.default is ...:  # typer takes a declared name as the default at first
+        option.param_decls = (f"--{name.replace('_', '-')}",)
+    option.help = helps.get(name, option.help)
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, option])
 
 
 def _start(function: Callable[..., Any]) -> None:

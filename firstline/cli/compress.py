@@ -12,7 +12,6 @@ import typer
 from firstline.cli.command import Report, command, command_group
 from firstline.cli.options import (
     DATA_HELP,
-    PROMISE_EXAMPLE,
     BundleArgument,
     DataReading,
     GatewayOptions,
@@ -53,15 +52,15 @@ app = command_group()
 
 @dataclass(frozen=True, slots=True)
 class StudentOptions:
-    """The student, if one is trained."""
+    """The student, if one is trained.
 
-    train: Annotated[
-        int | None,
-        typer.Option(min=1, help="With --student: train it for this many epochs. Up to an hour; needs PyTorch."),
-    ] = None
-    student: Annotated[
-        str, typer.Option(metavar="ID", help="Also train this smaller model of the bundle on the source's answers.")
-    ] = ""
+    Attributes:
+        train: With --student: train it for this many epochs. Up to an hour; needs PyTorch.
+        student: Also train this smaller model of the bundle on the source's answers.
+    """
+
+    train: Annotated[int | None, typer.Option(min=1)] = None
+    student: Annotated[str, typer.Option(metavar="ID")] = ""
 
     def lesson(self, threads: int) -> Lesson | None:
         """Returns how a student is trained; None for no student.
@@ -80,26 +79,20 @@ class StudentOptions:
 
 @dataclass(frozen=True, slots=True)
 class RuleOptions:
-    """The requirements for a candidate."""
+    """The requirements for a candidate.
 
-    max_loss_points: Annotated[
-        float, typer.Option(min=0, max=100, help="Points of accuracy that a candidate may lose.")
-    ] = 2.0
-    epsilon: Annotated[
-        float | None, typer.Option(help="Of the certificates. Default: that of the first variant, else 0.05.")
-    ] = None
-    delta: Annotated[
-        float | None, typer.Option(help="Of the certificates. Default: that of the first variant, else 0.05.")
-    ] = None
-    promise: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="TEXT",
-            help=f"Instead of --epsilon and --delta: a promise about an event, such as '{PROMISE_EXAMPLE}'; may be "
-            "repeated. "
-            "Default: those of the first variant.",
-        ),
-    ] = None
+    Attributes:
+        max_loss_points: Points of accuracy that a candidate may lose.
+        epsilon: Of the certificates. Default: that of the first variant, else 0.05.
+        delta: Of the certificates. Default: that of the first variant, else 0.05.
+        promise: Instead of --epsilon and --delta: a promise about an event, such as 'missed person 5% at 90%'; may be
+            repeated. Default: those of the first variant.
+    """
+
+    max_loss_points: Annotated[float, typer.Option(min=0, max=100)] = 2.0
+    epsilon: float | None = None
+    delta: float | None = None
+    promise: Annotated[list[str] | None, typer.Option(metavar="TEXT")] = None
 
     def rule(self, manifest: Manifest) -> Rule:
         """Returns the rule for candidates of a bundle.
@@ -127,28 +120,15 @@ def compress_command(
         typer.Option(help=f"Labelled data that no model was trained on. {DATA_HELP}"),
     ],
     reading: DataReading,
-    of: Annotated[
-        str, typer.Option(help="Model by id. Default: the first edge variant in fp32, else the full model.")
-    ] = "",
-    for_: Annotated[
-        str,
-        typer.Option(
-            "--for",
-            metavar="PROFILE",
-            help="Profile of the target machine, for latency and energy: a file, or BUNDLE/VERSION/MACHINE on the "
-            "gateway. Default: latency on this machine.",
-        ),
-    ] = "",
+    of: str = "",
+    for_: Annotated[str, typer.Option("--for", metavar="PROFILE")] = "",
     limit: LimitOption = None,
     threads: ThreadsOption = 1,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the split of the data.")] = 0,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
     rules: RuleOptions,
     student: StudentOptions,
-    out: Annotated[
-        Path | None,
-        typer.Option(help="Folder of the next version, if a candidate is taken; without it none is written."),
-    ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Take refused candidates too.")] = False,
+    out: Path | None = None,
+    force: bool = False,
     gateway: GatewayOptions,
 ) -> Report:
     """Make variants by static and dynamic int8, fp16 and int8 weights, and keep those that are better.
@@ -156,6 +136,14 @@ def compress_command(
     Half of the data makes the candidates, a fifth judges them, the rest certifies them. Latency is measured on this
     machine, in turns with the existing models; with --for, the points of its profile count, energy too. A candidate
     that is not better is refused, with the numbers; the exit code is 0 all the same.
+
+    Args:
+        of: Model by id. Default: the first edge variant in fp32, else the full model.
+        for_: Profile of the target machine, for latency and energy: a file, or BUNDLE/VERSION/MACHINE on the gateway.
+            Default: latency on this machine.
+        seed: Seed of the split of the data.
+        out: Folder of the next version, if a candidate is taken; without it none is written.
+        force: Take refused candidates too.
     """
     opened = open_bundle(require_bundle(bundle))
     if out is not None:

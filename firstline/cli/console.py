@@ -30,31 +30,28 @@ _PASSWORD = "FIRSTLINE_CONSOLE_PASSWORD"  # noqa: S105 (the name of a variable)
 def console(
     *,
     gateway: GatewayOptions,
-    host: Annotated[
-        str, typer.Option(help="Address to listen on; addresses beyond loopback require sign-in.")
-    ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65_535, help="0 for a free one.")] = DEFAULT_PORT,
-    password_file: Annotated[
-        str,
-        typer.Option(metavar="FILE", help=f"File with the password for browsers; default: {_PASSWORD}."),
-    ] = "",
-    accounts: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="File with persons, roles and OpenID Connect (TOML)."),
-    ] = None,
-    hash_password: Annotated[
-        bool, typer.Option("--hash-password", help="Read a password from stdin, print its hash for the file, and exit.")
-    ] = False,
-    tls_cert: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="The console's certificate, with its chain (PEM).")
-    ] = None,
-    tls_key: Annotated[Path | None, typer.Option(metavar="FILE", help="The certificate's key (PEM).")] = None,
-    plain_http: Annotated[
-        bool, typer.Option("--plain-http", help="Serve other machines without TLS, e.g. behind a proxy.")
-    ] = False,
+    host: str = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65_535)] = DEFAULT_PORT,
+    password_file: Annotated[str, typer.Option(metavar="FILE")] = "",
+    accounts: Annotated[Path | None, typer.Option(metavar="FILE")] = None,
+    hash_password: bool = False,
+    tls_cert: Annotated[Path | None, typer.Option(metavar="FILE")] = None,
+    tls_key: Annotated[Path | None, typer.Option(metavar="FILE")] = None,
+    plain_http: bool = False,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Serve the web console of a fleet until a signal stops it."""
+    """Serve the web console of a fleet until a signal stops it.
+
+    Args:
+        host: Address to listen on; addresses beyond loopback require sign-in.
+        port: 0 for a free one.
+        password_file: File with the password for browsers; default: FIRSTLINE_CONSOLE_PASSWORD.
+        accounts: File with persons, roles and OpenID Connect (TOML).
+        hash_password: Read a password from stdin, print its hash for the file, and exit.
+        tls_cert: The console's certificate, with its chain (PEM).
+        tls_key: The certificate's key (PEM).
+        plain_http: Serve other machines without TLS, e.g. behind a proxy.
+    """
     if hash_password:
         password = sys.stdin.readline().rstrip("\n")
         check_length(password or " ")

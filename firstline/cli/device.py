@@ -38,19 +38,19 @@ NamesArgument = Annotated[list[str], typer.Argument(metavar="NAME...", help="The
 def enroll(
     gateway: GatewayOptions,
     *,
-    names: Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", help="The devices.")] = None,
-    list_file: Annotated[
-        Path | None, typer.Option("--csv", metavar="FILE", help="File with a list of devices in a column 'name'.")
-    ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR|CSV", help="Where to write the tokens: a folder with one file each, or one file *.csv."
-        ),
-    ] = None,
-    valid_days: Annotated[float, typer.Option(min=0.001, max=90, help="How long the tokens are valid.")] = 7.0,
+    names: Annotated[list[str] | None, typer.Argument(metavar="[NAME]...")] = None,
+    list_file: Annotated[Path | None, typer.Option("--csv", metavar="FILE")] = None,
+    out: Annotated[Path | None, typer.Option(metavar="DIR|CSV")] = None,
+    valid_days: Annotated[float, typer.Option(min=0.001, max=90)] = 7.0,
 ) -> Report:
-    """Create a join token for each device, for `edge-agent join`; they are shown only once."""
+    """Create a join token for each device, for `edge-agent join`; they are shown only once.
+
+    Args:
+        names: The devices.
+        list_file: File with a list of devices in a column 'name'.
+        out: Where to write the tokens: a folder with one file each, or one file *.csv.
+        valid_days: How long the tokens are valid.
+    """
     devices = [*(names or ()), *(_names_in(list_file) if list_file is not None else ())]
     if not devices:
         raise ConfigError("No device is named; give names, or a list with --csv.")

@@ -34,21 +34,19 @@ def evaluate_bundle(
     data: Annotated[Path, typer.Option(help=DATA_HELP)],
     reading: DataReading,
     limit: LimitOption = None,
-    edge: Annotated[
-        list[str] | None,
-        typer.Option(help="Edge variant by id, or 'all'; may be repeated. Default: the first that loads."),
-    ] = None,
+    edge: list[str] | None = None,
     threads: ThreadsOption = 1,
-    plots: Annotated[
-        Path | None,
-        typer.Option(help="Folder for plots (PNG) and one page with all of them (index.html); needs matplotlib."),
-    ] = None,
+    plots: Path | None = None,
 ) -> Report:
     """Measure edge-only, full-only and tiered: quality, share at the edge, bytes, latency, missed and invented objects.
 
     Every row goes through the models one by one, as requests do. Without labels, the answers of both models are
     compared. The tiered answers are routed by the bundle's own
     policy. Latency is that of the models on this machine, decoding and processing included and the network excluded.
+
+    Args:
+        edge: Edge variant by id, or 'all'; may be repeated. Default: the first that loads.
+        plots: Folder for plots (PNG) and one page with all of them (index.html); needs matplotlib.
     """
     opened = open_bundle(require_bundle(bundle))
     dataset = reading.open(data, opened.manifest.inputs, limit)

@@ -20,11 +20,17 @@ app = command_group("Brake the whole fleet's escalation, and lift the brake.")
 @command(app, "brake", example='firstline fleet brake --reason "the gateway is being moved" --per-hour 10')
 def brake(
     gateway: GatewayOptions,
-    reason: Annotated[str, typer.Option(help="Reason that each device's status shows.")],
-    per_hour: Annotated[float, typer.Option(min=0, help="Rows that each device may escalate per hour.")] = 0.0,
-    hours: Annotated[float, typer.Option(min=0, help="Hours until the brake ends; 0 keeps it until `lift`.")] = 0.0,
+    reason: str,
+    per_hour: Annotated[float, typer.Option(min=0)] = 0.0,
+    hours: Annotated[float, typer.Option(min=0)] = 0.0,
 ) -> Report:
-    """Limit the escalations per hour of every device."""
+    """Limit the escalations per hour of every device.
+
+    Args:
+        reason: Reason that each device's status shows.
+        per_hour: Rows that each device may escalate per hour.
+        hours: Hours until the brake ends; 0 keeps it until `lift`.
+    """
     limit = Brake(per_hour, reason, time.time() + hours * 3600 if hours else 0.0)
     return _set(gateway, limit, "braked")
 

@@ -61,18 +61,12 @@ class TierOptions:
 
 @command(app, "infer", example="firstline infer digits scan.png")
 def infer_command(
-    model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="Folder of a bundle, or with --url the name of a model.")
-    ],
-    places: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Files, and folders of files.")],
+    model: Annotated[str, typer.Argument(metavar="MODEL")],
+    places: Annotated[list[Path], typer.Argument(metavar="FILE...")],
     *,
     tier: TierOptions,
-    route: Annotated[
-        Literal["auto", "edge", "cloud"], typer.Option(help="auto, or the model that answers: edge or cloud.")
-    ] = "auto",
-    draw: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Write each image with its answer drawn into this folder.")
-    ] = None,
+    route: Literal["auto", "edge", "cloud"] = "auto",
+    draw: Annotated[Path | None, typer.Option(metavar="DIR")] = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
     """Run a model on files, and print one line for each; with -o json a JSON object a line.
@@ -80,6 +74,12 @@ def infer_command(
     The files are what the tiers' route for files takes: images, or rows as JSON. Every file of a folder is taken, in
     order of the names. A file that does not fit is named on stderr, the others go on, and the exit code is 1. A model
     that does not load or a tier that does not answer stops the command.
+
+    Args:
+        model: Folder of a bundle, or with --url the name of a model.
+        places: Files, and folders of files.
+        route: auto, or the model that answers: edge or cloud.
+        draw: Write each image with its answer drawn into this folder.
     """
     if draw is not None and draw.exists() and not draw.is_dir():
         raise ConfigError(f"--draw is {draw}, which is not a folder.")

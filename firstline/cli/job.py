@@ -25,12 +25,17 @@ JobsArgument = Annotated[list[str], typer.Argument(metavar="JOB...", help="Ids t
 
 @command(app, "create", example="firstline job create digits scan.png")
 def create(
-    model: Annotated[str, typer.Argument(help="The bundle's name.")],
-    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Images or JSON files; one job each.")],
+    model: Annotated[str, typer.Argument()],
+    files: Annotated[list[Path], typer.Argument(metavar="FILE...")],
     gateway: GatewayOptions,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Create a job for each file, and print its id once the gateway has stored it."""
+    """Create a job for each file, and print its id once the gateway has stored it.
+
+    Args:
+        model: The bundle's name.
+        files: Images or JSON files; one job each.
+    """
     jobs = []
     try:
         with gateway.client() as client:

@@ -149,14 +149,17 @@ def _status_text(status: _Status) -> Iterator[str | Table]:
 
 @command(app, "rotate", example="firstline keys rotate targets")
 def rotate(
-    role: Annotated[Literal["root", "targets", "online"], typer.Argument(help="Role whose key is replaced.")],
+    role: Annotated[Literal["root", "targets", "online"], typer.Argument()],
     keys: RootKeys,
     gateway: GatewayOptions,
-    key: Annotated[
-        str, typer.Option(metavar="ID", help="Id of the key, as `keys get` shows it; default: the first.")
-    ] = "",
+    key: Annotated[str, typer.Option(metavar="ID")] = "",
 ) -> Report:
-    """Replace a key by a new one, and publish the change."""
+    """Replace a key by a new one, and publish the change.
+
+    Args:
+        role: Role whose key is replaced.
+        key: Id of the key, as `keys get` shows it; default: the first.
+    """
     keyring = keys.keyring()
     if role == "online":
         with gateway.registry() as registry:

@@ -130,15 +130,18 @@ def get(model: ModelArgument, version: WhichArgument, gateway: GatewayOptions) -
 def pull(
     model: ModelArgument,
     version: WhichArgument,
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder to create.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR")],
     keys: KeysFolder,
     gateway: GatewayOptions,
     *,
-    root: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="The first root metadata, if the keys' folder is elsewhere.")
-    ] = None,
+    root: Annotated[Path | None, typer.Option(metavar="FILE")] = None,
 ) -> Report:
-    """Fetch a bundle and verify it from the first root on, as a device does. Repeat the command to resume."""
+    """Fetch a bundle and verify it from the first root on, as a device does. Repeat the command to resume.
+
+    Args:
+        folder: The folder to create.
+        root: The first root metadata, if the keys' folder is elsewhere.
+    """
     keyring = keys.keyring()
     anchor = root or keyring.anchor
     trust_folder = keyring.trust if root is None else folder.absolute().parent / ".firstline-trust"

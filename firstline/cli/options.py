@@ -62,7 +62,6 @@ DATA_HELP = (
 PortOption = Annotated[
     int, typer.Option(min=0, max=65535, help="Port of the tier that answers; 0 lets the system choose.")
 ]
-PROMISE_EXAMPLE = "missed person 5% at 90%"
 ThreadsOption = Annotated[int, typer.Option(min=0, help="Threads for each model; 0 uses the runtime's default.")]
 GatewayOption = Annotated[
     str,
@@ -297,12 +296,15 @@ def _suggesting(name: str, known: Callable[[], Iterable[str]]) -> Iterator[None]
 
 @dataclass(frozen=True, slots=True)
 class DataReading:
-    """How a data set is read."""
+    """How a data set is read.
 
-    label: Annotated[
-        str, typer.Option("--label-column", metavar="NAME", help="Column of labels.csv or of a table with the label.")
-    ] = "label"
-    every: Annotated[int, typer.Option(min=1, metavar="N", help="Of videos, take one frame in N.")] = 30
+    Attributes:
+        label: Column of labels.csv or of a table with the label.
+        every: Of videos, take one frame in N.
+    """
+
+    label: Annotated[str, typer.Option("--label-column", metavar="NAME")] = "label"
+    every: Annotated[int, typer.Option(min=1, metavar="N")] = 30
 
     def open(self, path: Path, inputs: Iterable[InputSpec | TensorSpec], limit: int | None = None) -> Dataset:
         """Opens a data set, and warns of arrays that are not used; see `open_dataset`.

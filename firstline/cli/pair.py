@@ -11,7 +11,7 @@ import typer
 
 from firstline.cli.command import EXIT_FAILED, command, command_group, print_report
 from firstline.cli.command import Report as Printed
-from firstline.cli.options import PROMISE_EXAMPLE, DataReading, PortOption, ThreadsOption
+from firstline.cli.options import DataReading, PortOption, ThreadsOption
 from firstline.cli.output import Output, OutputOption, progress, warn
 from firstline_core.errors import ConfigError
 from firstline_core.telemetry.wording import counted
@@ -45,30 +45,21 @@ app = command_group()
 
 @dataclass(frozen=True, slots=True)
 class PairDecisions:
-    """Properties that the user names, and that files and data need not decide."""
+    """Properties that the user names, and that files and data need not decide.
 
-    promise: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="TEXT",
-            help=f"What to certify, such as '{PROMISE_EXAMPLE}'; may be repeated. Default: 5% at 90% of disagreement, "
-            "or of missing what the full model reports most often.",
-        ),
-    ] = None
-    labels: Annotated[
-        Path | None, typer.Option(help="Text file, one label a line; found in or near the models by default.")
-    ] = None
-    tolerance: Annotated[
-        str,
-        typer.Option(
-            help="Of models that answer with numbers: 2.5, 5% of the value, or 0.25sd of the row's deviation. Default: "
-            "the full model's median error on labelled data."
-        ),
-    ] = ""
-    choose: Annotated[
-        list[str] | None,
-        typer.Option(metavar="edge|full=N", help="Number on a contact sheet, for each question in its order."),
-    ] = None
+    Attributes:
+        promise: What to certify, such as 'missed person 5% at 90%'; may be repeated. Default: 5% at 90% of
+            disagreement, or of missing what the full model reports most often.
+        labels: Text file, one label a line; found in or near the models by default.
+        tolerance: Of models that answer with numbers: 2.5, 5% of the value, or 0.25sd of the row's deviation. Default:
+            the full model's median error on labelled data.
+        choose: Number on a contact sheet, for each question in its order.
+    """
+
+    promise: Annotated[list[str] | None, typer.Option(metavar="TEXT")] = None
+    labels: Path | None = None
+    tolerance: str = ""
+    choose: Annotated[list[str] | None, typer.Option(metavar="edge|full=N")] = None
 
     def spec(self, files: dict[str, Path], out: Path, name: str) -> PairSpec:
         """Returns the parts of the pair.
@@ -92,18 +83,16 @@ def pair_command(
     *,
     reading: DataReading,
     decisions: PairDecisions,
-    edge: Annotated[Path | None, typer.Option(help="Edge model, .onnx or .tflite.")] = None,
-    full: Annotated[Path | None, typer.Option(help="Full model, .onnx or .tflite.")] = None,
-    data: Annotated[Path, typer.Option(help="Data of the kind that will be asked, with or without labels.")],
-    out: Annotated[Path, typer.Option(help="Folder for recipe, labels, bundle and pictures.")] = Path("pair"),
-    name: Annotated[str, typer.Option(help="Name of the bundle; derived from the files by default.")] = "",
-    limit: Annotated[int | None, typer.Option(min=1, help="Use this many samples, spread evenly.")] = None,
+    edge: Path | None = None,
+    full: Path | None = None,
+    data: Path,
+    out: Path = Path("pair"),
+    name: str = "",
+    limit: Annotated[int | None, typer.Option(min=1)] = None,
     threads: ThreadsOption = 1,
-    force: Annotated[bool, typer.Option("--force", help="Replace the bundle in the output folder.")] = False,
-    require: Annotated[bool, typer.Option("--require", help="Exit with 1 if nothing is certified.")] = False,
-    serve_it: Annotated[
-        bool, typer.Option("--serve", help="Serve the bundle afterwards, as firstline run does.")
-    ] = False,
+    force: bool = False,
+    require: bool = False,
+    serve_it: Annotated[bool, typer.Option("--serve")] = False,
     port: PortOption = 0,
     output: OutputOption = Output.TEXT,
 ) -> None:
@@ -112,6 +101,17 @@ def pair_command(
     Both models' families are recognised. The data decides the properties that the files leave open; if it cannot, a
     contact sheet shows the possible decodings and --choose picks one. An edge model that does not fit the full model is
     refused. One model alone becomes a bundle of one tier.
+
+    Args:
+        edge: Edge model, .onnx or .tflite.
+        full: Full model, .onnx or .tflite.
+        data: Data of the kind that will be asked, with or without labels.
+        out: Folder for recipe, labels, bundle and pictures.
+        name: Name of the bundle; derived from the files by default.
+        limit: Use this many samples, spread evenly.
+        force: Replace the bundle in the output folder.
+        require: Exit with 1 if nothing is certified.
+        serve_it: Serve the bundle afterwards, as firstline run does.
     """
     files = {role: file for role, file in ((EDGE, edge), (FULL, full)) if file is not None}
     if not files:

@@ -33,27 +33,31 @@ app = command_group("Measure what models cost on machines; store, list and use t
 
 @dataclass(frozen=True, slots=True)
 class MeasureOptions:
-    """Options of a measurement on this machine; of these a device takes only --quick."""
+    """Options of a measurement on this machine; of these a device takes only --quick.
 
-    threads: Annotated[str, typer.Option(metavar="N,...", help="Threads of a run; default: 1 and all cores.")] = ""
-    batches: Annotated[str, typer.Option(metavar="N,...", help="Samples of a query; default: 1,4,16.")] = ""
-    providers: Annotated[
-        str, typer.Option(metavar="NAME,...", help="ONNX Runtime's, each by itself. Default: CPUExecutionProvider.")
-    ] = ""
-    variant: Annotated[list[str] | None, typer.Option(help="Only this model; may be repeated.")] = None
-    quick: Annotated[bool, typer.Option("--quick", help="A fifth of the time.")] = False
-    remeasure: Annotated[bool, typer.Option("--remeasure", help="Measure known points again.")] = False
-    alone: Annotated[
-        bool, typer.Option("--alone", help="Nothing else runs here: measure at the priority of a service.")
-    ] = False
-    joules_per_core_second: Annotated[
-        float, typer.Option(min=0, help="Stated energy of a busy core, if no sensor measures energy; 0: not stated.")
-    ] = 0.0
-    sustained: Annotated[
-        float,
-        typer.Option(metavar="MINUTES", help="Also measure single samples after this long at full load, when hot."),
-    ] = 0.0
-    machine: Annotated[str, typer.Option(help="Name of this machine, instead of the host's.")] = ""
+    Attributes:
+        threads: Threads of a run; default: 1 and all cores.
+        batches: Samples of a query; default: 1,4,16.
+        providers: ONNX Runtime's, each by itself. Default: CPUExecutionProvider.
+        variant: Only this model; may be repeated.
+        quick: A fifth of the time.
+        remeasure: Measure known points again.
+        alone: Nothing else runs here: measure at the priority of a service.
+        joules_per_core_second: Stated energy of a busy core, if no sensor measures energy; 0: not stated.
+        sustained: Also measure single samples after this long at full load, when hot.
+        machine: Name of this machine, instead of the host's.
+    """
+
+    threads: Annotated[str, typer.Option(metavar="N,...")] = ""
+    batches: Annotated[str, typer.Option(metavar="N,...")] = ""
+    providers: Annotated[str, typer.Option(metavar="NAME,...")] = ""
+    variant: list[str] | None = None
+    quick: bool = False
+    remeasure: bool = False
+    alone: bool = False
+    joules_per_core_second: Annotated[float, typer.Option(min=0)] = 0.0
+    sustained: Annotated[float, typer.Option(metavar="MINUTES")] = 0.0
+    machine: str = ""
 
     def wanted(self) -> ProfileOptions:
         """Returns the options; empty values leave the choice to the machine.
@@ -119,15 +123,17 @@ class AccuracyOptions:
 
 @dataclass(frozen=True, slots=True)
 class DeviceOptions:
-    """The device that measures instead of this machine."""
+    """The device that measures instead of this machine.
 
-    on: Annotated[str, typer.Option(metavar="DEVICE", help="Let this device of the fleet measure while it serves.")] = (
-        ""
-    )
-    version: Annotated[int, typer.Option(min=0, help="With --on: this version; 0: the version that answers there.")] = 0
-    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="With --on: wait until the device has measured.")] = (
-        True
-    )
+    Attributes:
+        on: Let this device of the fleet measure while it serves.
+        version: With --on: this version; 0: the version that answers there.
+        wait: With --on: wait until the device has measured.
+    """
+
+    on: Annotated[str, typer.Option(metavar="DEVICE")] = ""
+    version: Annotated[int, typer.Option(min=0)] = 0
+    wait: Annotated[bool, typer.Option("--wait/--no-wait")] = True
 
 
 @command(app, "create", example="firstline profile create digits --on press-7")
@@ -180,11 +186,16 @@ def create(
 
 @command(app, "cancel", example="firstline profile cancel digits --on press-7")
 def cancel(
-    bundle: Annotated[Path, typer.Argument(metavar="BUNDLE", help="Folder or name of the bundle.", show_default=False)],
-    on: Annotated[str, typer.Option(metavar="DEVICE", help="Device of the fleet.")],
+    bundle: Annotated[Path, typer.Argument(metavar="BUNDLE", show_default=False)],
+    on: Annotated[str, typer.Option(metavar="DEVICE")],
     gateway: GatewayOptions,
 ) -> Report:
-    """Cancel a device's measurement of a bundle; points that it has measured stay there."""
+    """Cancel a device's measurement of a bundle; points that it has measured stay there.
+
+    Args:
+        bundle: Folder or name of the bundle.
+        on: Device of the fleet.
+    """
     name = bundle_named(bundle).name
     with gateway.fleet() as fleet:
         fleet.profiles.cancel(on, name)
@@ -211,10 +222,15 @@ def push(
 @command(app, "list", example="firstline profile list digits")
 def list_profiles(
     gateway: GatewayOptions,
-    bundle: Annotated[str, typer.Argument(metavar="[BUNDLE]", help="Only this bundle.")] = "",
-    machine: Annotated[str, typer.Option(help="Only of this device or machine.")] = "",
+    bundle: Annotated[str, typer.Argument(metavar="[BUNDLE]")] = "",
+    machine: str = "",
 ) -> Report:
-    """List the profiles on the gateway."""
+    """List the profiles on the gateway.
+
+    Args:
+        bundle: Only this bundle.
+        machine: Only of this device or machine.
+    """
     with gateway.fleet() as fleet:
         entries = list(fleet.profiles.all(bundle, machine))
     rows = (

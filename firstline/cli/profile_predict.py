@@ -25,31 +25,25 @@ _LEAST_PER_S, _MOST_PER_S = 1e-6, 1e9
 
 
 def predict_command(
-    profile: Annotated[
-        str,
-        typer.Argument(metavar="PROFILE", help="A file, or BUNDLE/VERSION/MACHINE on the gateway.", show_default=False),
-    ],
-    loads: Annotated[
-        list[str],
-        typer.Argument(metavar="MODEL=PER_SECOND...", help="Rates of queries of one row each.", show_default=False),
-    ],
+    profile: Annotated[str, typer.Argument(metavar="PROFILE", show_default=False)],
+    loads: Annotated[list[str], typer.Argument(metavar="MODEL=PER_SECOND...", show_default=False)],
     *,
-    threads: Annotated[
-        int | None, typer.Option(min=0, help="Threads of a run; they must be measured. Default: the fewest measured.")
-    ] = None,
-    servers: Annotated[int, typer.Option(min=1, max=1024, help="Number of queries that run at once.")] = 1,
-    within: Annotated[
-        float | None,
-        typer.Option(
-            metavar="MS", help="Also search the highest rates in these proportions whose p99 is within this bound."
-        ),
-    ] = None,
+    threads: Annotated[int | None, typer.Option(min=0)] = None,
+    servers: Annotated[int, typer.Option(min=1, max=1024)] = 1,
+    within: Annotated[float | None, typer.Option(metavar="MS")] = None,
     gateway: GatewayOptions,
 ) -> Report:
     """Predict response times of several models on one machine.
 
     Queries arrive as a Poisson process and are answered first come, first served. They are simulated from the times in
     the profile; nothing is run.
+
+    Args:
+        profile: A file, or BUNDLE/VERSION/MACHINE on the gateway.
+        loads: Rates of queries of one row each.
+        threads: Threads of a run; they must be measured. Default: the fewest measured.
+        servers: Number of queries that run at once.
+        within: Also search the highest rates in these proportions whose p99 is within this bound.
     """
     if within is not None and not 0 < within < math.inf:
         raise ConfigError(f"--within {within:g} is not a time above 0; give milliseconds, such as 5.")

@@ -30,29 +30,29 @@ def split_command(
     bundle: BundleArgument,
     *,
     data: Annotated[Path, typer.Option(help=DATA_HELP)],
-    at: Annotated[str, typer.Option(help="Tensor to cut at, or 'auto': those narrower than all before them.")] = "auto",
+    at: str = "auto",
     reading: DataReading,
     limit: LimitOption = 200,
     threads: ThreadsOption = 1,
-    round_trip: Annotated[float, typer.Option(min=0, metavar="MS", help="Round trip time of the link.")] = 20.0,
-    device_slowdown: Annotated[
-        float, typer.Option(min=0.001, help="Time on the device over time on this machine.")
-    ] = 1.0,
-    gateway_slowdown: Annotated[
-        float, typer.Option(min=0.001, help="Time on the gateway over time on this machine.")
-    ] = 1.0,
-    most_disagreement: Annotated[
-        float, typer.Option(min=0, max=1, help="Largest disagreement that a checkpoint may cause.")
-    ] = 0.0,
-    out: Annotated[
-        Path | None, typer.Option(help=f"New folder for {DOCUMENT}, and for the halves at each cut.")
-    ] = None,
+    round_trip: Annotated[float, typer.Option(min=0, metavar="MS")] = 20.0,
+    device_slowdown: Annotated[float, typer.Option(min=0.001)] = 1.0,
+    gateway_slowdown: Annotated[float, typer.Option(min=0.001)] = 1.0,
+    most_disagreement: Annotated[float, typer.Option(min=0, max=1)] = 0.0,
+    out: Path | None = None,
 ) -> Report:
     """Cut the full model in two and measure head, checkpoint and tail, and the bandwidths at which a cut is faster.
 
     The head would run on the device, the checkpoint (the one tensor that crosses the cut, quantised and compressed) be
     sent, and the tail answer in the cloud. Times are this machine's. Cuts are compared with the whole model on the
     device, and with sending the encoded image. Firstline measures splits and plans with them; it does not run them.
+
+    Args:
+        at: Tensor to cut at, or 'auto': those narrower than all before them.
+        round_trip: Round trip time of the link.
+        device_slowdown: Time on the device over time on this machine.
+        gateway_slowdown: Time on the gateway over time on this machine.
+        most_disagreement: Largest disagreement that a checkpoint may cause.
+        out: New folder for split.json, and for the halves at each cut.
     """
     opened = open_bundle(require_bundle(bundle))
     dataset = reading.open(data, opened.manifest.inputs, limit)

@@ -43,45 +43,29 @@ IdArgument = Annotated[str, typer.Argument(metavar="ID", help="Id that `rollout 
 
 @dataclass(frozen=True, slots=True)
 class RolloutOptions:
-    """The options that describe a rollout."""
+    """The options that describe a rollout.
 
-    stages: Annotated[
-        str,
-        typer.Option(
-            metavar="LIST", help="Shares of the fleet (percent), e.g. 1,10,100; each includes the one before."
-        ),
-    ] = "1,10,100"
-    soak: Annotated[str, typer.Option(metavar="TIME", help="How long each stage is observed, e.g. 90m, 8h, 2d.")] = "1h"
-    per_minute: Annotated[
-        float | None, typer.Option(min=0.001, help="Devices that are updated in a minute; default: all at once.")
-    ] = None
-    selector: Annotated[str, typer.Option(help="Only devices with these tags, e.g. site=berlin,!test.")] = ""
-    held_back: Annotated[
-        float, typer.Option(min=0, max=90, help="Percentage held back until all stages are judged.")
-    ] = 5.0
-    promote_unseen: Annotated[
-        bool,
-        typer.Option("--promote-unseen", help="Promote at the end even without enough observations, for small fleets."),
-    ] = False
-    ignore: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="FIGURE",
-            help="Do not judge this figure; repeatable. Without disagreement, no audits are needed.",
-        ),
-    ] = None
-    configuration: Annotated[
-        bool,
-        typer.Option("--configuration", help="Roll out a configuration (see `firstline config`) instead of a bundle."),
-    ] = False
-    file: Annotated[
-        Path | None,
-        typer.Option(
-            "--file",
-            metavar="TOML",
-            help="File with parts of the definition (docs/concepts/rollouts.md); it overrides the options.",
-        ),
-    ] = None
+    Attributes:
+        stages: Shares of the fleet (percent), e.g. 1,10,100; each includes the one before.
+        soak: How long each stage is observed, e.g. 90m, 8h, 2d.
+        per_minute: Devices that are updated in a minute; default: all at once.
+        selector: Only devices with these tags, e.g. site=berlin,!test.
+        held_back: Percentage held back until all stages are judged.
+        promote_unseen: Promote at the end even without enough observations, for small fleets.
+        ignore: Do not judge this figure; repeatable. Without disagreement, no audits are needed.
+        configuration: Roll out a configuration (see `firstline config`) instead of a bundle.
+        file: File with parts of the definition (docs/concepts/rollouts.md); it overrides the options.
+    """
+
+    stages: Annotated[str, typer.Option(metavar="LIST")] = "1,10,100"
+    soak: Annotated[str, typer.Option(metavar="TIME")] = "1h"
+    per_minute: Annotated[float | None, typer.Option(min=0.001)] = None
+    selector: str = ""
+    held_back: Annotated[float, typer.Option(min=0, max=90)] = 5.0
+    promote_unseen: bool = False
+    ignore: Annotated[list[str] | None, typer.Option(metavar="FIGURE")] = None
+    configuration: bool = False
+    file: Annotated[Path | None, typer.Option(metavar="TOML")] = None
 
     def definition(
         self, bundle: str, version: int, gateway: GatewayOptions, **more: object
@@ -174,7 +158,9 @@ def create(
     version: VersionArgument,
     options: RolloutOptions,
     gateway: GatewayOptions,
-    approval: Annotated[bool, typer.Option(help="A second person must approve it before it starts.")] = False,
+    approval: Annotated[
+        bool, typer.Option("--approval/--no-approval", help="A second person must approve it before it starts.")
+    ] = False,
 ) -> Report:
     """Create a rollout, start it and print its id. A running rollout of the same bundle ends."""
     definition, _ = options.definition(bundle, version, gateway, approval=approval)
