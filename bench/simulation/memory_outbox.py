@@ -18,8 +18,7 @@ class MemoryOutbox:
     def __init__(self, clock: Clock) -> None:
         self._items: dict[str, OutboxItem] = {}
         self._ages = Timeline(clock)
-        self._pending = asyncio.Event()
-        self._arrival = asyncio.Event()
+        self.changed = asyncio.Event()
         self.finished: dict[str, InferResponse] = {}
         self.stored: asyncio.Queue[OutboxItem] = asyncio.Queue()  # always empty: no caller waits here
 
@@ -35,12 +34,7 @@ class MemoryOutbox:
     async def put(self, item: OutboxItem) -> None:
         self._items[item.request.request_id] = item
         self._ages.start(item.request.request_id)
-        self._pending.set()
-        self._arrival.set()
-        self._arrival = asyncio.Event()
-
-    def arrival(self) -> asyncio.Event:
-        return self._arrival
+        self.changed.set()
 
     async def pending(
         self,
@@ -66,15 +60,18 @@ class MemoryOutbox:
         if self._items.pop(request_id, None) is not None:
             self.finished[request_id] = final
         self._ages.remove(request_id)
-        if not self._items:
-            self._pending.clear()
 
     def age_s(self, item: OutboxItem) -> float:
         return self._ages.of(item.request.request_id)
+
+    def is_waiting(self, item: OutboxItem) -> bool:
+        return item.request.request_id in self._items
 
     @property
     def oldest_s(self) -> float:
         return self._ages.oldest_s()
 
     async def wait_pending(self) -> None:
-        await self._pending.wait()
+        while not self._items:
+            self.changed.clear()
+            await self.changed.wait()

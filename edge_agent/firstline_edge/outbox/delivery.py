@@ -3,8 +3,8 @@
 A promise ends in exactly one of two ways, stored under its id: with the merged answer (`final`), or with the
 provisional answer marked as `expired`, because the promise is too old or the gateway will never answer it. Delivery is
 at least once, with the same request id. Nothing polls, but the wall clock is checked while a promise waits. If a caller
-waits for the better answer (`wait=first`), its promise is sent at once (`PriorityDelivery`), concurrently with those
-that wait for their turn (`pacing.py`). `CorrectionClient` asks the full model, and decides which failures end a
+waits for the better answer (`wait=first`), its promise is sent at once, concurrently with those that wait for their
+turn (`pacing.py`). `CorrectionClient` asks the full model, and decides which failures end a
 promise.
 """
 
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, field
 
 from msgspec.structs import replace
@@ -183,7 +183,8 @@ class Delivery:
         self._recoveries = self.links.recoveries
         self._order = RetryQueue(self.outbox, self.links.retries, self.clock, self.rng)
         self._rate = DeliveryRate(self.clock, self.rng, self.pace)
-        self._priority = PriorityDelivery(self._deliver)
+        self._under_way: set[str] = set()  # request ids of the promises that are being sent
+        self._overtaking = 0  # those of them that do not wait for their turn
 
     async def run(self) -> None:
         """Delivers until it is cancelled."""
@@ -191,10 +192,32 @@ class Delivery:
             tasks.create_task(self._keep_working())
             while True:
                 item = await self.outbox.stored.get()
-                answer, model = item.provisional.answer, (item.request.model, item.request.version)
-                waited_for = answer is not None and answer.reason is Reason.REQUESTED
-                if waited_for and self.links.available and not self._order.is_failing(model):
-                    self._priority.send(item, tasks)
+                if self._may_overtake(item):
+                    self._overtaking += 1
+                    self._under_way.add(item.request.request_id)
+                    tasks.create_task(self._overtake(item))
+
+    def _may_overtake(self, item: OutboxItem) -> bool:
+        """Whether a promise is sent now because its caller waits; otherwise it waits for its turn."""
+        answer, model = item.provisional.answer, (item.request.model, item.request.version)
+        waited_for = answer is not None and answer.reason is Reason.REQUESTED
+        may_send = self.links.available and not self._order.is_failing(model) and self._overtaking < AT_ONCE
+        return waited_for and may_send and bool(self._still_waiting([item]))
+
+    async def _overtake(self, item: OutboxItem) -> None:
+        try:
+            await self._deliver(item)
+        except Exception:  # the outermost loop of a task that must not end the others
+            log.exception("outbox delivery failed unexpectedly", request_id=item.request.request_id)
+        finally:
+            self._overtaking -= 1
+            self.outbox.changed.set()  # the others may have been chosen without it
+
+    def _still_waiting(self, items: list[OutboxItem]) -> list[OutboxItem]:
+        """Returns the promises that are not being sent, and have not ended since they were read."""
+        return [
+            item for item in items if item.request.request_id not in self._under_way and self.outbox.is_waiting(item)
+        ]
 
     async def _keep_working(self) -> None:
         failures = 0
@@ -214,10 +237,8 @@ class Delivery:
 
     async def _work(self) -> None:
         """One step: ends overdue promises, or sends some, or waits."""
-        arrival = self.outbox.arrival()
-        self._priority.begin_step()
-        overdue = await self.outbox.overdue(self.max_age_s, AT_ONCE)
-        ending = self._priority.without_sent(overdue)
+        self.outbox.changed.clear()
+        ending = self._still_waiting(await self.outbox.overdue(self.max_age_s, AT_ONCE))
         for item in ending:
             await self._end(item, expire(item.provisional))
         if ending:
@@ -231,12 +252,12 @@ class Delivery:
             await self._wait()
             return
         if (pause_s := self._rate.wait_s) > 0:
-            await self._wait(retry_in_s=pause_s)
+            await self._wait(pause_s)
             return
-        pending, others_in_s = await self._order.next(self._priority.sent_in_step)
-        items = self._priority.without_sent(pending)
+        pending, others_in_s = await self._order.next(self._under_way)
+        items = self._still_waiting(pending)
         if not items:
-            await self._wait(arrival, min(others_in_s, self.max_age_s))
+            await self._wait(min(others_in_s, self.max_age_s))
             return
         chosen: list[OutboxItem] = []
         for item in items:
@@ -249,7 +270,7 @@ class Delivery:
 
     async def _send(self, items: list[OutboxItem]) -> None:
         """Delivers these promises concurrently; a model waits if all of its promises failed."""
-        self._priority.under_way.update(item.request.request_id for item in items)
+        self._under_way.update(item.request.request_id for item in items)
         failures: dict[tuple[str, str], list[FirstlineError | None]] = {}
         async with asyncio.TaskGroup() as sending:
             tasks = [(item.request, sending.create_task(self._deliver(item))) for item in items]
@@ -260,20 +281,17 @@ class Delivery:
         for model, errors in failures.items():
             self._order.note(model, errors)
 
-    async def _wait(self, arrival: asyncio.Event | None = None, retry_in_s: float = float("inf")) -> None:
-        """Waits until a link is back, a promise expires, a new one arrives, or one may be retried.
+    async def _wait(self, retry_in_s: float = float("inf")) -> None:
+        """Waits until a link is back, a promise expires, the promises have changed, or one may be retried.
 
         It waits until the next check of the wall clock at most.
         """
         expires_in_s = self.max_age_s - self.outbox.oldest_s
-        waits: list[Awaitable[object]] = [
+        await first_of(
             self.clock.sleep(max(_SHORTEST_WAIT_S, min(expires_in_s, retry_in_s, CHECK_CLOCK_EVERY_S))),
             self.links.wait_recovery(self._recoveries),
-            self._priority.ended.wait(),
-        ]
-        if arrival is not None:
-            waits.append(arrival.wait())
-        await first_of(*waits)
+            self.outbox.changed.wait(),
+        )
 
     async def _deliver(self, item: OutboxItem) -> FirstlineError | None:
         """Delivers one promise and ends it; or makes it wait, and returns the error."""
@@ -289,7 +307,7 @@ class Delivery:
             self._order.failed(request_id, error)
             return error
         finally:
-            self._priority.under_way.discard(request_id)
+            self._under_way.discard(request_id)
         self._waiting_for.pop((item.request.model, item.request.version), None)
         return None
 
@@ -344,57 +362,3 @@ async def deliver_corrections(
         if report is not None:
             reporter = Announcer(outbox, Receiver.FLEET, report, links.wait_usable, clock, rng, together=CONCURRENCY)
             tasks.create_task(reporter.run(), name="reporter")
-
-
-class PriorityDelivery:
-    """Sends a few new promises at once, without waiting for their turn.
-
-    Delivery reads promises from the disk in steps. A promise that is sent here may end during a step, so each step
-    skips the promises that were sent here since it began.
-
-    Args:
-        deliver: ends one promise, or makes it wait for its turn.
-
-    Attributes:
-        under_way: request ids of all promises that are being sent, here or in a step.
-        ended: set when one of them has ended since the step began.
-    """
-
-    def __init__(self, deliver: Callable[[OutboxItem], Awaitable[object]]) -> None:
-        self._deliver = deliver
-        self._sending = 0
-        self._sent_in_step: set[str] = set()
-        self.under_way: set[str] = set()
-        self.ended = asyncio.Event()
-
-    def send(self, item: OutboxItem, tasks: asyncio.TaskGroup) -> None:
-        """Sends a promise in a task if a slot is free; otherwise it waits for its turn."""
-        request_id = item.request.request_id
-        if self._sending < AT_ONCE and request_id not in self.under_way:
-            self._sending += 1
-            self.under_way.add(request_id)
-            self._sent_in_step.add(request_id)
-            tasks.create_task(self._send(item))
-
-    def begin_step(self) -> None:
-        """Notes that delivery starts to read promises from the disk."""
-        self.ended.clear()
-        self._sent_in_step = set(self.under_way)
-
-    def without_sent(self, items: list[OutboxItem]) -> list[OutboxItem]:
-        """Returns the promises that were not sent here since the step began."""
-        return [item for item in items if item.request.request_id not in self._sent_in_step]
-
-    @property
-    def sent_in_step(self) -> frozenset[str]:
-        """Request ids that the step must skip."""
-        return frozenset(self._sent_in_step)
-
-    async def _send(self, item: OutboxItem) -> None:
-        try:
-            await self._deliver(item)
-        except Exception:  # the outermost loop of a task that must not end the others
-            log.exception("outbox delivery failed unexpectedly", request_id=item.request.request_id)
-        finally:
-            self._sending -= 1
-            self.ended.set()

@@ -125,6 +125,7 @@ class Outbox:
     Attributes:
         completions: wakes callers that wait for a promise to end.
         stored: promises that were just stored, for their delivery.
+        changed: set when a promise was stored or the file opened; the delivery clears it before it reads promises.
 
     Raises:
         ConfigError: a newer version wrote the file.
@@ -145,8 +146,7 @@ class Outbox:
     def __post_init__(self) -> None:
         self.completions = Completions()
         self.stored: asyncio.Queue[OutboxItem] = asyncio.Queue(_STORED)
-        self._pending = asyncio.Event()
-        self._arrival = asyncio.Event()
+        self.changed = asyncio.Event()
         self._to_announce = {receiver: asyncio.Event() for receiver in Receiver}
         self._note_unannounced()  # what an earlier process left
         self._ages = Timeline(self.clock)
@@ -230,8 +230,8 @@ class Outbox:
 
         def note_stored(done: asyncio.Future[bool]) -> None:
             if not done.cancelled() and done.exception() is None and done.result():
-                self._arrival.set()
-                self._arrival = asyncio.Event()
+                self._ages.start(request_id)  # again, if the same request was refused at the same time
+                self.changed.set()
             elif not existed:
                 self._ages.remove(request_id)
 
@@ -241,10 +241,6 @@ class Outbox:
         await asyncio.shield(done)
         if not self.stored.full():  # otherwise it is delivered in its turn
             self.stored.put_nowait(item)
-
-    def arrival(self) -> asyncio.Event:
-        """Set when the next promise is on the disk."""
-        return self._arrival
 
     async def pending(
         self,
@@ -411,9 +407,15 @@ class Outbox:
         """The age of a promise in seconds."""
         return self._ages.of(item.request.request_id)
 
+    def is_waiting(self, item: OutboxItem) -> bool:
+        """Whether a promise has not ended yet."""
+        return item.request.request_id in self._ages
+
     async def wait_pending(self) -> None:
-        """Returns once there is a promise."""
-        await self._pending.wait()
+        """Returns once there is a promise; for the task that clears `changed`."""
+        while not self.depth:
+            self.changed.clear()
+            await self.changed.wait()
 
     async def keep_open(self) -> None:
         """Opens the file again if a purge could not, until it is cancelled.
@@ -493,8 +495,6 @@ class Outbox:
             undo.pop_all()
         self._damage, self._read_problem = opened.damage, ""  # the latter may be of a file that a purge replaced
         self._ages.load(newest_wall_s, created)
-        if created:
-            self._pending.set()
         self._database = Database(opened.connection, Totals(*counts, opened.newest), opened.mark)
         self._writer = self.writer(self._database)
 
@@ -525,7 +525,7 @@ class Outbox:
         try:
             await asyncio.to_thread(open_files)  # which looks at the whole file, while requests go on
         finally:
-            self._note_depth()
+            self.changed.set()
             for request_id in before.difference(self._ages.ids()):
                 self.completions.notify(request_id, None)
 
@@ -583,9 +583,7 @@ class Outbox:
     def _submit(self, operation: Callable[[Transaction], _T | FirstlineError]) -> asyncio.Future[_T]:
         """Queues an operation, which is committed even if its caller is cancelled."""
         self.check()
-        done = asyncio.wrap_future(self._writer.submit(operation))
-        done.add_done_callback(lambda _: self._note_depth())
-        return done
+        return asyncio.wrap_future(self._writer.submit(operation))
 
     async def _write(self, operation: Callable[[Transaction], _T | FirstlineError]) -> _T:
         """Returns an operation's result once it is on the disk."""
@@ -609,12 +607,6 @@ class Outbox:
     def _note_unannounced(self) -> None:
         for event in self._to_announce.values():
             event.set()
-
-    def _note_depth(self) -> None:
-        if self.depth:
-            self._pending.set()
-        else:
-            self._pending.clear()
 
 
 _RETRY_S = 30.0

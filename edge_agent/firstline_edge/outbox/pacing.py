@@ -146,9 +146,10 @@ class RetryQueue:
 
         If the budget is empty, promises that would need it are not looked up for now.
         """
-        if self._is_early(item):
+        request_id = item.request.request_id
+        if request_id in self._items.waiting() or self._is_early(item):  # it may have failed since it was read
             return False
-        again = item.reached_gateway or item.request.request_id in self._items.failing()
+        again = item.reached_gateway or request_id in self._items.failing()
         return not again or self._retries.may_retry()
 
     def is_failing(self, model: Model) -> bool:

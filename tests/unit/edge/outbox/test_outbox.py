@@ -262,6 +262,17 @@ async def test_a_cancelled_put_that_is_refused_leaves_nothing_behind(open_outbox
     assert outbox.oldest_s == 0.0
 
 
+async def test_a_promise_that_was_refused_and_then_stored_is_waiting(open_outbox: Open) -> None:
+    outbox = open_outbox(limit_items=1)
+    first, second = item(), item()
+    await outbox.put(first)
+    refused, _, stored = await asyncio.gather(
+        outbox.put(second), end(outbox, first), outbox.put(second), return_exceptions=True
+    )
+    assert isinstance(refused, QueueFullError) and stored is None
+    assert outbox.is_waiting(second) and not outbox.is_waiting(first)
+
+
 async def test_a_cancelled_put_is_stored_whole_or_not_at_all(outbox: Outbox) -> None:
     task = asyncio.create_task(outbox.put(item()))
     await asyncio.sleep(0)
@@ -541,12 +552,12 @@ async def test_promises_that_reached_the_gateway_are_skipped_by_an_index(outbox:
 
 async def test_an_arrival_is_signalled_after_the_commit(outbox: Outbox) -> None:
     one = item()
-    arrival = outbox.arrival()
+    assert not outbox.changed.is_set()
     await outbox.put(one)
-    assert arrival.is_set()
-    again = outbox.arrival()
+    assert outbox.changed.is_set()
+    outbox.changed.clear()
     await outbox.put(one)
-    assert not again.is_set()
+    assert not outbox.changed.is_set()
 
 
 # Announcements
