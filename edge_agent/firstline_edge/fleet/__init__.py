@@ -2,9 +2,8 @@
 
 Files
     fleet_state         what the device stores for its fleet, and the number of the agent's starts
-    member              takes what the fleet desires, and reports the actual state
+    member              the twin: takes what the fleet desires, and reports the actual state
     updater             all updates of the models and of the configuration
-    twin                stores the desired state, and reports the actual one
     transports          the twin's transport: MQTT, or polling over HTTP
     http_client         the fleet's HTTP connections to the gateway
     report              the content of reports: models, hardware, counts of answers

@@ -126,7 +126,7 @@ class FleetReport:
     started_s: float
 
     def reported(self, updates: tuple[Update, ...], profiles: tuple[Profiling, ...]) -> Reported:
-        """Returns the device's actual state; the twin fills in session, sequence and revision."""
+        """Returns the device's actual state; `FleetMember` fills in session, sequence and revision."""
         running = self.state.configuration.state.running
         return Reported(
             "-",
@@ -145,7 +145,7 @@ class FleetReport:
         )
 
     def telemetry(self) -> Telemetry:
-        """Returns counts and condition; the twin fills in session and sequence."""
+        """Returns counts and condition; `FleetMember` fills in session and sequence."""
         self.recorder.flush()
         starts = self.state.starts
         return Telemetry(

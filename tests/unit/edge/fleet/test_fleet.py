@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import pytest
@@ -38,9 +39,10 @@ from firstline_edge.cloud.chain import no_budget
 from firstline_edge.cloud.link import LinkReport, LinkStatus
 from firstline_edge.fleet.escalation_limiter import EscalationLimiter
 from firstline_edge.fleet.fleet_state import note_end, note_start
+from firstline_edge.fleet.member import FleetMember
 from firstline_edge.fleet.report import FleetCounts, health_of
 from firstline_edge.fleet.transports import MqttTransport
-from firstline_edge.fleet.twin import Twin
+from firstline_edge.settings.settings import EdgeSettings, FleetSection
 from firstline_edge.state import read_stored, store
 
 OWN = ContractAlarm("a" * 64, "missed yes")
@@ -231,22 +233,42 @@ class FakeTransport:
             raise LinkDownError("No gateway answers.")
 
 
-async def test_a_twin_applies_the_desired_state_and_reports_changes(tmp_path: Path) -> None:
-    clock, transport, applied = SimulatedClock(), FakeTransport(), []
-    so = Reported("-", 0, agent_version="1")
+class FakeWork:
+    """Updates, profiles and audits of a device, which notes what the fleet desires of them."""
 
-    def twin() -> Twin:
-        return Twin(
-            path=tmp_path / "desired",
-            transport=transport,
-            apply=applied.append,
-            describe=lambda: so,
-            count=lambda: Telemetry("-", 0),
-            changes=asyncio.Event(),
-            telemetry_s=300,
-            clock=clock,
-            rng=random.Random(1),
-        )
+    def __init__(self) -> None:
+        self.received: list[tuple[object, ...]] = []
+
+    def receive(self, *desired: object) -> None:
+        self.received.append(desired)
+
+    audit_for_rollouts = receive
+
+    def updates(self) -> tuple[()]:
+        return ()
+
+    progress = updates
+
+    async def run(self) -> None:
+        await asyncio.Event().wait()
+
+
+async def test_a_twin_applies_the_desired_state_and_reports_changes(tmp_path: Path) -> None:
+    clock, transport, updater = SimulatedClock(), FakeTransport(), FakeWork()
+    applied = updater.received
+    so = Reported("-", 0, agent_version="1")
+    state = SimpleNamespace(
+        own=EdgeSettings(fleet=FleetSection(telemetry_s=300)),
+        folder=tmp_path,
+        limiter=EscalationLimiter(tmp_path / "brake", clock),
+        changes=asyncio.Event(),
+        reporting=asyncio.Event(),
+    )
+    report = SimpleNamespace(reported=lambda *_: so, telemetry=lambda: Telemetry("-", 0))
+
+    def twin() -> FleetMember:
+        parts: list[Any] = [state, updater, FakeWork(), FakeWork()]
+        return FleetMember(*parts, report=report, transport=transport, clock=clock, rng=random.Random(1))  # type: ignore[arg-type]
 
     made = twin()
     transport.away = True
