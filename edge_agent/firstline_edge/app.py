@@ -419,8 +419,7 @@ class EdgeAgent:
         self, fleet: FleetState, counts: FleetCounts, http: FleetHttp | None, rng: random.Random
     ) -> Updater:
         """Returns the updates of the device's models and configuration."""
-        from firstline_edge.fleet.configuration.configurator import Configurator
-        from firstline_edge.fleet.configuration.settings_changes import SettingsAdoption
+        from firstline_edge.fleet.configuration.configurator import Configurator, SettingsAdoption
         from firstline_edge.fleet.report import device_hardware
         from firstline_edge.fleet.updater import Updater
         from firstline_edge.fleet.updates.installation import Installer

@@ -7,6 +7,8 @@ it, the agent starts with it, and the agent answers.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
@@ -15,19 +17,50 @@ from firstline_core.fleet.configuration import LIMIT_BYTES, configuration_path
 from firstline_core.fleet.twin import DesiredConfiguration
 from firstline_core.fleet.update import UpdateState
 from firstline_core.storage.artefact import SignedFile
+from firstline_edge.cascade.cascade import LiveSettings
 from firstline_edge.fleet.configuration.installed_configuration import (
     ConfigurationFile,
     SignedConfiguration,
     settings_with,
     usable_settings,
 )
-from firstline_edge.fleet.configuration.settings_changes import SettingsAdoption
 from firstline_edge.fleet.updates.installation import Registry
 from firstline_edge.fleet.updates.installed import Record
 from firstline_edge.fleet.updates.state_machine import UpdateServices, UpdateStateMachine
+from firstline_edge.fleet.updates.trial import has_failed
+from firstline_edge.models.models import DeviceModel, Models
 from firstline_edge.settings.settings import EdgeSettings
 
 _S = UpdateState
+
+
+@dataclass(eq=False, kw_only=True)
+class SettingsAdoption:
+    """Applies other settings to a running agent, and counts its failures since then.
+
+    Args:
+        models: of the agent.
+        live: exchanges the settings.
+        answered: returns the rows of a model so far, and those without an answer.
+    """
+
+    models: Models
+    live: LiveSettings
+    answered: Callable[[DeviceModel], tuple[int, int]]
+    _before: tuple[int, int] = field(default=(0, 0), init=False)
+
+    def adopt(self, settings: EdgeSettings) -> None:
+        """Exchanges the settings, and begins to count failures."""
+        self._before = self._counts()
+        self.live.exchange(settings)
+
+    def failed(self) -> bool:
+        """Returns whether more than half of the rows since the latest exchange got no answer."""
+        return has_failed(self._before, self._counts())
+
+    def _counts(self) -> tuple[int, int]:
+        counts = [self.answered(device_model) for device_model in self.models.all]
+        return sum(rows for rows, _ in counts), sum(errors for _, errors in counts)
 
 
 class Configurator(UpdateStateMachine[SignedConfiguration, DesiredConfiguration]):

@@ -10,7 +10,7 @@ from support.agent import edge_settings
 
 from firstline_core.errors import ConfigError
 from firstline_core.fleet.configuration import KEYS, Configuration, parse_configuration
-from firstline_edge.fleet.configuration.settings_changes import changed_settings
+from firstline_edge.fleet.configuration.installed_configuration import changed_settings
 from firstline_edge.settings.load import load
 from firstline_edge.settings.settings import EdgeSettings
 
