@@ -31,7 +31,7 @@ from firstline_core.storage.group_writer import GroupWriter
 from firstline_core.storage.seals import OVERHEAD_BYTES, Seal
 from firstline_core.telemetry.logs import logger
 from firstline_core.telemetry.wording import counted
-from firstline_edge.outbox.item import ITEM_OVERHEAD_BYTES, StoredItem
+from firstline_edge.outbox.item import ANSWER, ITEM_OVERHEAD_BYTES, PROVISIONAL, StoredItem
 from firstline_edge.outbox.timeline import ClockJump
 
 log = logger(__name__)
@@ -606,13 +606,13 @@ def _announced_to(receivers: Iterable[Receiver]) -> str:
     return "".join(f" AND {receiver} = 1" for receiver in receivers)
 
 
-def find_answer(connection: sqlite3.Connection, request_id: str, principal: str) -> tuple[bytes, bool] | None:
-    """Returns the sealed answer under this id, and whether it is provisional: its promise still waits."""
+def find_answer(connection: sqlite3.Connection, request_id: str, principal: str) -> tuple[bytes, str] | None:
+    """Returns the sealed answer under this id, and its kind: it is provisional while its promise waits."""
     whose = (request_id, principal)
-    found: tuple[bytes, bool] | None = connection.execute(
-        "SELECT provisional, true FROM items WHERE request_id = ? AND principal = ? "
-        "UNION ALL SELECT response, false FROM answers WHERE request_id = ? AND principal = ?",
-        whose + whose,
+    found: tuple[bytes, str] | None = connection.execute(
+        "SELECT provisional, ? FROM items WHERE request_id = ? AND principal = ? "
+        "UNION ALL SELECT response, ? FROM answers WHERE request_id = ? AND principal = ?",
+        (PROVISIONAL, *whose, ANSWER, *whose),
     ).fetchone()
     return found
 

@@ -40,7 +40,9 @@ ITEM_OVERHEAD_BYTES = 512
 """Estimated size of a promise's other columns and its share of the indexes."""
 
 _HEADER_LENGTH = struct.Struct(">i")
-_REQUEST, _PROVISIONAL, _ANSWER = "request", "provisional", "answer"
+_REQUEST = "request"
+PROVISIONAL, ANSWER = "provisional", "answer"
+"""The kinds of answers: one that was given with a promise, and one that ended a promise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +109,7 @@ def pack(item: OutboxItem, seal: Seal) -> StoredItem:
     return StoredItem(
         *(request_id, principal, model, version, rows),
         seal.close(request, _about(_REQUEST, request_id, principal, model, version, rows)),
-        seal.close(pack_response(item.provisional), _about(_PROVISIONAL, request_id, principal)),
+        seal.close(pack_response(item.provisional), _about(PROVISIONAL, request_id, principal)),
         item.reached_gateway,
     )
 
@@ -129,36 +131,27 @@ def unpack(stored: StoredItem, created_wall_s: float, seal: Seal) -> OutboxItem:
         Origin(principal=principal, trust_request_id=True, limits=_NO_LIMITS),
         version=stored.version,
     )
-    provisional = unpack_provisional(stored.provisional, request_id, principal, seal)
+    provisional = open_answer(stored.provisional, PROVISIONAL, request_id, principal, seal)
     rows = msgspec.json.decode(stored.rows, type=tuple[Annotated[int, Meta(ge=0)], ...])
     if len(rows) != request.rows:
         raise IntegrityError(f"It has {len(rows)} positions for {request.rows} rows.")
     return OutboxItem(request, rows, provisional, created_wall_s)
 
 
-@_decoding()
-def unpack_provisional(sealed: bytes, request_id: str, principal: str, seal: Seal) -> InferResponse:
-    """Returns the answer that was given with the promise.
-
-    Raises:
-        FirstlineError: the bytes are not what `pack` wrote.
-    """
-    return unpack_response(seal.open(sealed, _about(_PROVISIONAL, request_id, principal)))
-
-
 def seal_answer(packed: bytes, request_id: str, principal: str, seal: Seal) -> bytes:
-    """Seals a packed answer with its id and principal."""
-    return seal.close(packed, _about(_ANSWER, request_id, principal))
+    """Seals a packed answer that ended a promise, with its id and principal."""
+    return seal.close(packed, _about(ANSWER, request_id, principal))
 
 
 @_decoding()
-def unpack_answer(sealed: bytes, request_id: str, principal: str, seal: Seal) -> InferResponse:
-    """Returns the answer from its form on disk.
+def open_answer(sealed: bytes, kind: str, request_id: str, principal: str, seal: Seal) -> InferResponse:
+    """Returns an answer of a kind from its form on disk.
 
     Raises:
-        FirstlineError: the bytes are not what `seal_answer` made.
+        FirstlineError: the bytes are not what `pack` or `seal_answer` made.
     """
-    return unpack_response(seal.open(sealed, _about(_ANSWER, request_id, principal)))
+    header_length, body = _unframed(seal.open(sealed, _about(kind, request_id, principal)))
+    return decode_response(body, header_length, _NO_LIMITS)
 
 
 def _about(*fields: str) -> bytes:
@@ -179,16 +172,6 @@ def pack_response(response: InferResponse) -> bytes:
     """Encodes an answer with all its outputs in binary, so that NaN and raw bytes survive."""
     everything = InferRequest(model=response.model, inputs=(), request_id="", binary_output=True)
     return _framed(encode_response(everything, response))
-
-
-def unpack_response(packed: bytes) -> InferResponse:
-    """Decodes an answer that `pack_response` wrote.
-
-    Raises:
-        ProtocolError: the bytes are not what it wrote.
-    """
-    header_length, body = _unframed(packed)
-    return decode_response(body, header_length, _NO_LIMITS)
 
 
 def expire(provisional: InferResponse, reason: Reason | None = None, refusal: str = "") -> InferResponse:

@@ -49,15 +49,16 @@ from firstline_edge.outbox.database import (
     store_damage,
 )
 from firstline_edge.outbox.item import (
+    ANSWER,
+    PROVISIONAL,
     OutboxItem,
     StoredItem,
     expire,
+    open_answer,
     pack,
     pack_response,
     seal_answer,
     unpack,
-    unpack_answer,
-    unpack_provisional,
 )
 from firstline_edge.outbox.recovery import open_or_recover
 from firstline_edge.outbox.timeline import ClockJump, Timeline
@@ -333,9 +334,9 @@ class Outbox:
                 f"No answer is kept under the id {request_id[:64]!r} for this caller; take the request_id of a "
                 "provisional answer, with the same token."
             )
-        sealed, is_provisional = found
+        sealed, kind = found
         try:
-            return (unpack_provisional if is_provisional else unpack_answer)(sealed, request_id, principal, self._seal)
+            return open_answer(sealed, kind, request_id, principal, self._seal)
         except FirstlineError as error:
             self._unreadable.add(request_id)
             raise UnknownAnswerError(
@@ -359,7 +360,7 @@ class Outbox:
         try:
             for request_id, principal, sealed in await self._read(query):
                 try:
-                    answers.append((request_id, unpack_answer(sealed, request_id, principal, self._seal)))
+                    answers.append((request_id, open_answer(sealed, ANSWER, request_id, principal, self._seal)))
                 except FirstlineError as error:
                     self._report_damage("outbox answer unreadable", request_id, error)
                     unreadable.append(request_id)
@@ -544,7 +545,7 @@ class Outbox:
         """Ends a promise whose request cannot be read, so that it does not block those behind it."""
         request_id = stored.request_id
         try:
-            provisional = unpack_provisional(stored.provisional, request_id, stored.principal, self._seal)
+            provisional = open_answer(stored.provisional, PROVISIONAL, request_id, stored.principal, self._seal)
         except FirstlineError:
             await self._write(partial(database.delete_promise, request_id=request_id))
             self._ages.remove(request_id)

@@ -37,7 +37,7 @@ from firstline_edge.outbox.database import (
     store_damage,
     unreported_damage,
 )
-from firstline_edge.outbox.item import StoredItem, unpack_answer, unpack_provisional
+from firstline_edge.outbox.item import ANSWER, PROVISIONAL, StoredItem, open_answer
 
 log = logger(__name__)
 
@@ -265,11 +265,9 @@ def _is_genuine(table: str, row: Row, seal: Seal) -> bool:
     A promise whose request cannot be read will end as expired.
     """
     _, request_id, principal, *rest = row
+    sealed, kind = (StoredItem(*row[1:-1]).provisional, PROVISIONAL) if table == "items" else (rest[0], ANSWER)
     try:
-        if table == "items":
-            unpack_provisional(StoredItem(*row[1:-1]).provisional, request_id, principal, seal)
-        else:
-            unpack_answer(rest[0], request_id, principal, seal)
+        open_answer(sealed, kind, request_id, principal, seal)
     except FirstlineError:
         return False
     return True
