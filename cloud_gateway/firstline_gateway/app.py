@@ -53,7 +53,6 @@ from firstline_gateway.models.residency import Residency
 from firstline_gateway.mqtt import MqttConsumer
 from firstline_gateway.profiles import records as profile_records
 from firstline_gateway.profiles.profiles import Profiles
-from firstline_gateway.profiles.requests import RequestedProfiles
 from firstline_gateway.registry import metrics as registry_metrics
 from firstline_gateway.rollouts.bundle_use import reason_to_keep
 from firstline_gateway.rollouts.driver import RolloutDriver
@@ -239,7 +238,6 @@ class Gateway:
         )
         rollout_gauges = RolloutGauges(self.store, self.metrics)
         self.profiles = Profiles(self.store, clock=clock, on_desired=desired_changed.set)
-        self.profile_requests = RequestedProfiles(self.store, clock=clock, on_desired=desired_changed.set)
         self.audit_log = AuditLog(self.store, Path(settings.identity.directory), clock=clock)
         self.webhooks = Webhooks(settings.webhooks, self.store, metrics=self.metrics, clock=clock, service=service)
         self.rollout_driver = RolloutDriver(self.store, clock=clock, service=service, on_desired=desired_changed.set)
@@ -338,7 +336,6 @@ class Gateway:
                 rollouts.audit_log_routes(self.audit_log, access),
                 rollouts.sign_in_routes(self.audit_log, access),
                 profiles.profile_routes(self.profiles, access),
-                profiles.request_routes(self.profile_requests, access),
                 profiles.own_profile_routes(self.profiles, access),
             ),
             self.metrics.count_error,

@@ -77,14 +77,14 @@ class Site:
         await until(heard)
 
     async def ask(self, asked: NewProfileRequest = ASKED) -> ProfileRequest:
-        return await self.gateway.profile_requests.ask("device-1", asked, "application:ops")
+        return await self.gateway.profiles.request("device-1", asked, "application:ops")
 
     async def wait_for(self, state: ProfilingState) -> ProfileRequest:
         """Waits until the only request has this state."""
         found: list[ProfileRequest] = []
 
         async def reached() -> bool:
-            found[:] = (await self.gateway.profile_requests.of("device-1")).requests
+            found[:] = (await self.gateway.profiles.requests_of("device-1")).requests
             return found[0].state is state
 
         await until(reached, MEASURING_S)
@@ -94,7 +94,7 @@ class Site:
         """Waits until no request is left, and returns the stored profile."""
 
         async def stored() -> bool:
-            return not (await self.gateway.profile_requests.of("device-1")).requests
+            return not (await self.gateway.profiles.requests_of("device-1")).requests
 
         await until(stored, MEASURING_S)
         return decode((await self.gateway.profiles.get(("two", 1, "device-1")))[1], "what is kept")
@@ -186,7 +186,7 @@ async def test_cancelling_a_request_ends_the_process(site: Site) -> None:
         await site.connected()
         await site.ask(replace(ASKED, quick=False))
         await site.wait_for(ProfilingState.MEASURING)
-        await site.gateway.profile_requests.cancel("device-1", "two", "application:ops")
+        await site.gateway.profiles.cancel_request("device-1", "two", "application:ops")
 
         await until(lambda: not agent.operations.status()["fleet"]["profiles"] and not _measuring())
 
@@ -235,7 +235,7 @@ async def test_a_device_uploads_only_requested_profiles_of_itself(site: Site) ->
         mine = encode(profile(1.0, machine="cam"))
         refused = await cam.put(own_profile_path("digits", 1), content=mine)
         assert refused.status_code == 409 and "cam is not asked for" in refused.json()["detail"]
-        await site.gateway.profile_requests.ask("cam", NewProfileRequest("digits", 1), "application:ops")
+        await site.gateway.profiles.request("cam", NewProfileRequest("digits", 1), "application:ops")
         other = encode(profile(1.0, machine="press"))
         assert (await cam.put(own_profile_path("digits", 1), content=other)).status_code == 400
         assert (await cam.put(own_profile_path("digits", 1), content=mine)).status_code == 200
@@ -315,7 +315,7 @@ async def test_an_interrupted_command_leaves_the_request(site: Site) -> None:
     assert process.returncode == 130
     assert stdout == "" and "Traceback" not in stderr
     assert "The request stays valid. `firstline profile create two --on device-1 --quick` follows it" in stderr
-    (found,) = (await site.gateway.profile_requests.of("device-1")).requests
+    (found,) = (await site.gateway.profiles.requests_of("device-1")).requests
     assert found.state is ProfilingState.SENT
 
 

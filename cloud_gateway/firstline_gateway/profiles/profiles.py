@@ -1,24 +1,44 @@
-"""Stores profiles that people and devices upload. Changes by people are in the audit log, in the same transaction."""
+"""Stores profiles that people and devices upload, and requests profiles from devices.
+
+A request is part of the device's desired document until the profile is stored. Changes by people are in the audit log,
+in the same transaction.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from msgspec.structs import replace
 from sqlalchemy import Connection
 
 from firstline_core.clock import Clock
 from firstline_core.errors import ConflictError, NotFoundError, ProtocolError, RequestError
-from firstline_core.fleet.profiles import ProfileEntry, ProfilePage, entry_of
+from firstline_core.fleet.profiles import (
+    NewProfileRequest,
+    ProfileEntry,
+    ProfilePage,
+    ProfileRequest,
+    ProfileRequests,
+    entry_of,
+)
+from firstline_core.fleet.twin import REQUESTS, DesiredProfile, ProfilingState
+from firstline_core.ids import new_request_id
 from firstline_core.profile.profile import decode
 from firstline_core.protocol.enrolment import device_principal
 from firstline_core.telemetry.logs import logger
+from firstline_core.telemetry.wording import duration_text
 from firstline_gateway import audit_log
 from firstline_gateway.fleet import devices
+from firstline_gateway.fleet.devices import Device
 from firstline_gateway.profiles import records
 from firstline_gateway.profiles.records import Place
-from firstline_gateway.profiles.requests import desire_profiles, without
 from firstline_gateway.store.store import Store
+
+_SILENT_S = 900.0
+"""A device reports at least this often."""
+
+Requests = tuple[DesiredProfile, ...]
 
 log = logger(__name__)
 
@@ -39,8 +59,9 @@ def read_uploaded(content: bytes, place: Place) -> ProfileEntry:
     return entry_of(profile, content)
 
 
+@dataclass(eq=False)
 class Profiles:
-    """The profiles of one gateway, or of the replicas that share its store.
+    """The profiles of one gateway, or of the replicas that share its store, and the requests for them.
 
     Args:
         store: reads and writes it.
@@ -48,14 +69,13 @@ class Profiles:
         on_desired: called on the event loop when the desired document of a device changes.
     """
 
-    def __init__(self, store: Store, *, clock: Clock, on_desired: Callable[[], None]) -> None:
-        self._store = store
-        self._clock = clock
-        self._on_desired = on_desired
+    store: Store
+    clock: Clock
+    on_desired: Callable[[], None]
 
     async def page(self, after: Place, limit: int, *, bundle: str = "", machine: str = "") -> ProfilePage:
         """Returns profiles after a place; see `records.page`."""
-        found = await self._store.read(lambda on: records.page(on, after, limit + 1, bundle=bundle, machine=machine))
+        found = await self.store.read(lambda on: records.page(on, after, limit + 1, bundle=bundle, machine=machine))
         shown = found[:limit]
         last = shown[-1] if len(found) > limit else None
         return ProfilePage(tuple(shown), f"{last.bundle}/{last.version}/{last.machine}" if last is not None else None)
@@ -66,20 +86,20 @@ class Profiles:
         Raises:
             NotFoundError: it is not stored.
         """
-        found = await self._store.read(lambda on: records.find(on, place))
+        found = await self.store.read(lambda on: records.find(on, place))
         if found is None:
             raise _unknown(place)
         return found
 
     async def put(self, uploaded: ProfileEntry, content: bytes, by: str) -> ProfileEntry:
         """Stores a profile that a person uploads."""
-        entry = replace(uploaded, by=by, kept_s=self._clock.wall_s())
+        entry = replace(uploaded, by=by, kept_s=self.clock.wall_s())
 
         def store(connection: Connection) -> None:
             records.put(connection, entry, content)
             _record(connection, entry.kept_s, by, "profile.put", (entry.bundle, entry.version, entry.machine))
 
-        await self._store.write(store)
+        await self.store.write(store)
         return entry
 
     async def check_requested(self, device: str, bundle: str, version: int) -> None:
@@ -90,10 +110,10 @@ class Profiles:
         """
 
         def check(connection: Connection) -> None:
-            if not _is_requested(connection, device, bundle, version):
+            if not _permit(_requests(connection, device), bundle, version):
                 _uploaded(connection, device, (bundle, version, device))
 
-        await self._store.read(check)
+        await self.store.read(check)
 
     async def take(self, uploaded: ProfileEntry, content: bytes, device: str) -> ProfileEntry:
         """Stores a requested profile that a device measured of itself, and ends the request.
@@ -103,20 +123,21 @@ class Profiles:
         Raises:
             ConflictError: it was not requested, or the device has uploaded another one.
         """
-        now_s = self._clock.wall_s()
+        now_s = self.clock.wall_s()
         entry = replace(uploaded, by=device_principal(device), kept_s=now_s)
 
         def store(connection: Connection) -> ProfileEntry:
-            if not _is_requested(connection, device, entry.bundle, entry.version, lock=True):
+            requests = _requests(connection, device, lock=True)
+            if not _permit(requests, entry.bundle, entry.version):
                 return _uploaded(connection, device, (entry.bundle, entry.version, entry.machine), entry.sha256)
             records.put(connection, entry, content)
-            desire_profiles(connection, device, lambda open_: without(open_, entry.bundle), now_s)
+            _desire(connection, device, _without(requests, entry.bundle), now_s)
             return entry
 
-        stored = await self._store.write(store, key=device)
+        stored = await self.store.write(store, key=device)
         if stored is not entry:
             return stored
-        self._on_desired()
+        self.on_desired()
         log.info("profile stored", device=device, bundle=entry.bundle, version=entry.version, points=entry.points)
         return entry
 
@@ -126,22 +147,130 @@ class Profiles:
         Raises:
             NotFoundError: it is not stored.
         """
-        now_s = self._clock.wall_s()
+        now_s = self.clock.wall_s()
 
         def delete(connection: Connection) -> None:
             if not records.remove(connection, place):
                 raise _unknown(place)
             _record(connection, now_s, by, "profile.remove", place)
 
-        await self._store.write(delete)
+        await self.store.write(delete)
+
+    async def requests_of(self, device: str) -> ProfileRequests:
+        """Returns the requests of one device whose profiles are not stored yet.
+
+        Raises:
+            NotFoundError: the device is unknown.
+        """
+        found, now_s = await self.store.read(lambda on: devices.existing(on, device)), self.clock.wall_s()
+        return ProfileRequests(tuple(request_of(found, one, now_s) for one in found.desired.profiles))
+
+    async def request(self, device: str, asked: NewProfileRequest, by: str) -> ProfileRequest:
+        """Requests a profile; an equal request that is open is returned instead.
+
+        Raises:
+            NotFoundError: the device is unknown.
+            ConflictError: the device is not accepted, or has the largest number of requests.
+        """
+        now_s = self.clock.wall_s()
+
+        def request(connection: Connection) -> ProfileRequest:
+            found = devices.existing(connection, device, lock=True)
+            if found.accepted_s is None:
+                raise ConflictError(f"{device} has not been accepted; run `firstline device accept {device}`.")
+            before = found.desired.profiles
+            same = next((one for one in before if asked.is_same(one)), None)
+            if same is not None and (known := request_of(found, same, now_s)).state is not ProfilingState.REFUSED:
+                return known
+            others = _without(before, asked.bundle)
+            refused = [one for one in others if request_of(found, one, now_s).state is ProfilingState.REFUSED]
+            is_open = len(others) - len(refused)
+            if is_open >= REQUESTS:
+                raise ConflictError(f"{device} has {is_open} profiles to measure, the most allowed; cancel one.")
+            dropped = refused[: max(0, len(others) + 1 - REQUESTS)]  # the oldest
+            wanted = asked.desired(new_request_id())
+            _desire(connection, device, (*(one for one in others if one not in dropped), wanted), now_s)
+            details = {"bundle": wanted.bundle, "version": wanted.version, "request": wanted.id}
+            audit_log.add(connection, now_s, by, "profile.request", f"device:{device}", **details)
+            return replace(request_of(found, wanted, now_s), new=True)
+
+        made = await self.store.write(request)
+        if made.new:
+            self.on_desired()
+        return made
+
+    async def cancel_request(self, device: str, bundle: str, by: str) -> None:
+        """Cancels a request; a device that is measuring stops, and keeps the points that it has.
+
+        Raises:
+            NotFoundError: the device is unknown, or has no request for that bundle.
+        """
+        now_s = self.clock.wall_s()
+
+        def remove(connection: Connection) -> None:
+            found = devices.existing(connection, device, lock=True)
+            others = _without(found.desired.profiles, bundle)
+            if others == found.desired.profiles:
+                raise NotFoundError(f"{device} is asked for no profile of {bundle}.")
+            _desire(connection, device, others, now_s)
+            audit_log.add(connection, now_s, by, "profile.cancel", f"device:{device}", bundle=bundle)
+
+        await self.store.write(remove)
+        self.on_desired()
 
 
-def _is_requested(connection: Connection, device: str, bundle: str, version: int, *, lock: bool = False) -> bool:
-    """Returns whether a device is requested to measure this version now."""
+def request_of(device: Device, request: DesiredProfile, now_s: float) -> ProfileRequest:
+    """Returns the state of a request, as the device reports it. Pure.
+
+    Args:
+        device: as the fleet knows it.
+        request: one of its requests.
+        now_s: wall time.
+    """
+    profiles = device.reported.profiles if device.reported is not None else ()
+    reported = next((one for one in profiles if one.id == request.id), None)
+    offline = _offline(device, now_s)
+    if reported is None:
+        message = offline or f"{device.name} has not received it yet."
+        return ProfileRequest(device.name, request, ProfilingState.SENT, message=message)
+    message = offline if offline and not reported.state.ended else reported.message
+    return ProfileRequest(
+        device.name, request, reported.state, reported.version, reported.done, reported.total, message
+    )
+
+
+def _offline(device: Device, now_s: float) -> str:
+    """Returns a sentence if the device is offline, else ""."""
+    if device.last_seen_s is None:
+        return f"{device.name} has never connected. The request stays valid until it is back."
+    silent_s = max(0.0, now_s - device.last_seen_s)
+    if device.online and silent_s < _SILENT_S:
+        return ""
+    last_seen = f"it was last seen {duration_text(silent_s)} ago"
+    return f"{device.name} is offline: {last_seen}. The request stays valid until it is back."
+
+
+def _requests(connection: Connection, device: str, *, lock: bool = False) -> Requests:
+    """Returns the requests of a device; none if it is unknown or not accepted."""
     found = devices.find(connection, device, lock=lock)
-    is_accepted = found is not None and found.accepted_s is not None
-    wanted = found.desired.profiles if found is not None and is_accepted else ()
-    return any(one.bundle == bundle and one.version in (0, version) for one in wanted)
+    return found.desired.profiles if found is not None and found.accepted_s is not None else ()
+
+
+def _permit(requests: Requests, bundle: str, version: int) -> bool:
+    """Returns whether requests ask for a profile of this version."""
+    return any(one.bundle == bundle and one.version in (0, version) for one in requests)
+
+
+def _without(requests: Requests, bundle: str) -> Requests:
+    """Returns the requests of other bundles."""
+    return tuple(one for one in requests if one.bundle != bundle)
+
+
+def _desire(connection: Connection, device: str, requests: Requests, now_s: float) -> None:
+    """Replaces the requests in the desired document of a device."""
+    devices.desire(
+        connection, [device], lambda _, before: replace(before, profiles=requests), now_s, existing_only=True
+    )
 
 
 def _uploaded(connection: Connection, device: str, place: Place, sha256: str = "") -> ProfileEntry:

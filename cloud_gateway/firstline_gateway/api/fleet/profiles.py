@@ -33,7 +33,6 @@ from firstline_gateway.api.messages import (
 )
 from firstline_gateway.profiles.profiles import Profiles, read_uploaded
 from firstline_gateway.profiles.records import Place
-from firstline_gateway.profiles.requests import RequestedProfiles
 
 _DOCUMENT = Limits(body_bytes=wire.BODY_BYTES)
 _ONE = wire.PROFILES_PATH + "/{bundle}/versions/{version}/machines/{machine}"
@@ -49,7 +48,7 @@ PlaceDep = Annotated[Place, Depends(place_of)]
 
 
 def profile_routes(profiles: Profiles, access: Access) -> APIRouter:
-    """Returns the routes of the stored profiles, for operators."""
+    """Returns the routes of the stored profiles, and of requests to devices, for operators."""
     router = APIRouter(tags=["profiles"], dependencies=[Depends(access.scope("fleet"))])
 
     @router.get(wire.PROFILES_PATH)
@@ -92,29 +91,22 @@ def profile_routes(profiles: Profiles, access: Access) -> APIRouter:
         await profiles.remove(place, principal)
         return answer({"removed": {"bundle": place[0], "version": place[1], "machine": place[2]}})
 
-    return router
-
-
-def request_routes(requests: RequestedProfiles, access: Access) -> APIRouter:
-    """Returns the routes of requests to devices, for operators."""
-    router = APIRouter(tags=["profiles"], dependencies=[Depends(access.scope("fleet"))])
-
     @router.get(_REQUESTS)
     async def list_requests(name: DeviceName) -> Response:
         """The measurements requested from a device, and their progress."""
-        return answer(await requests.of(name))
+        return answer(await profiles.requests_of(name))
 
     @router.post(_REQUESTS, responses=NEW, openapi_extra=body_schema(wire.NewProfileRequest))
     async def ask(request: Request, principal: Operator, name: DeviceName) -> Response:
         """Request that a device measures a bundle: 201 if new, 200 if already requested."""
         wanted = await body_of(request, wire.NewProfileRequest)
-        created = await requests.ask(name, wanted, principal)
+        created = await profiles.request(name, wanted, principal)
         return answer(created, 201 if created.new else 200)
 
     @router.delete(_REQUESTS + "/{bundle}")
     async def cancel(principal: Operator, name: DeviceName, bundle: BundleName) -> Response:
         """Cancel such a request."""
-        await requests.cancel(name, bundle, principal)
+        await profiles.cancel_request(name, bundle, principal)
         return answer({"cancelled": {"device": name, "bundle": bundle}})
 
     return router
