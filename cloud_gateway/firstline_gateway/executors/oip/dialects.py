@@ -7,12 +7,14 @@ model's own inputs; the bundle's processing is done here.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import quote
 
 import numpy as np
 import orjson
+from msgspec.structs import replace
 
 from firstline_core.bundle.loading import LoadedModel, load_around
 from firstline_core.bundle.store import Bundle
@@ -52,49 +54,48 @@ SHA256 = "sha256"
 _ERROR_CHARS = 300
 
 
-class RemoteModel(Protocol):
-    """A model on the servers behind the gateway: the requests for it, and how their answers are read."""
+class RemoteModel(ABC):
+    """A model on the servers behind the gateway: the requests for it, and how their answers are read.
 
-    @property
-    def batch(self) -> int | None:
-        """The most rows in one request; None if the model sets no limit."""
-        ...
+    Args:
+        served: the model.
+        limits: of answers.
 
-    @property
-    def loaded(self) -> LoadedModel | None:
-        """Its processing; None if the servers do it, or as long as no server is known."""
-        ...
+    Attributes:
+        batch: the most rows in one request; None if the model sets no limit.
+        loaded: its processing; None if the servers do it, or as long as no server is known.
+        needs_thread: whether `prepare` may take milliseconds, and needs a thread.
+        path: of its requests.
+        questions: paths whose replies show whether a server has it.
+    """
 
-    @property
-    def path(self) -> str:
-        """Path of its requests."""
-        ...
+    batch: int | None = None
+    loaded: LoadedModel | None = None
+    needs_thread = False
+    questions: tuple[str, ...]
 
-    @property
-    def questions(self) -> tuple[str, ...]:
-        """Paths whose replies show whether a server has it."""
-        ...
+    def __init__(self, served: ServedModel, limits: Limits) -> None:
+        self._served = served
+        self._limits = limits
+        self._address = f"/v2/models/{quote(served.key.name, safe='')}/versions/{served.key.version}"
+        self.path = f"{self._address}/infer"
 
+    @abstractmethod
     def check(self, replies: Mapping[str, HttpReply]) -> str:
         """Returns what is wrong with the model of a server with these replies; "" if nothing is."""
-        ...
 
-    @property
-    def needs_thread(self) -> bool:
-        """Returns whether `prepare` may take milliseconds, and needs a thread."""
-        ...
-
+    @abstractmethod
     def prepare(self, inputs: Arrays) -> Arrays:
         """Returns the rows to send for a request's inputs.
 
         Raises:
             RequestError: they cannot be made of it.
         """
-        ...
 
     def encode(self, rows: Arrays, request_id: str, deadline_s: float | None, now_s: float) -> Encoded:
         """The body of a request; the server echoes the id."""
-        ...
+        request = replace(self._request(rows), id=request_id, deadline_s=deadline_s)
+        return encode_request(request, now_s=now_s)
 
     def read(self, reply: HttpReply, request_id: str, rows: Arrays) -> Arrays:
         """Returns the task's outputs from the answer to a request with these rows.
@@ -102,20 +103,43 @@ class RemoteModel(Protocol):
         Raises:
             FirstlineError: the server's error, a malformed answer, or another request's.
         """
-        ...
+        return self._outputs(self._response(reply, request_id), rows)
+
+    @abstractmethod
+    def _request(self, rows: Arrays) -> InferRequest:
+        """Returns the request for these rows, without its id and deadline."""
+
+    @abstractmethod
+    def _outputs(self, response: InferResponse, rows: Arrays) -> Arrays:
+        """Returns the task's outputs for these rows."""
+
+    def _response(self, reply: HttpReply, request_id: str) -> InferResponse:
+        if reply.status != 200:
+            raise error_from(reply.status, reply.body[: self._limits.json_bytes], reply.headers)
+        try:
+            length = header_length(reply.headers)
+        except RequestError as error:
+            raise ProtocolError(error.message) from error
+        response = decode_response(reply.body, length, self._limits)
+        if response.id != request_id:
+            raise ProtocolError(f"It gave the answer to request {shown(response.id)}, not to {request_id}.")
+        # V2 lets a server leave the version out; the request's address named it.
+        key = self._served.key
+        if response.model != key.name or response.version not in ("", str(key.version)):
+            raise ModelMismatchError(
+                f"Version {key.version} of '{key.name}' was requested, and it answered with "
+                f"{shown(response.version)} of {shown(response.model)}."
+            )
+        return response
 
 
-class FirstlineModel:
-    """A bundle that a Firstline gateway serves: it is asked as a client of this gateway would ask it."""
+class FirstlineModel(RemoteModel):
+    """A bundle that a Firstline gateway serves: it is asked as a client of this gateway would ask it.
+
+    That gateway obeys the bundle's own limit of rows.
+    """
 
     questions = ("/firstline/v1/models",)
-    batch = None  # that gateway obeys the bundle's
-    loaded = None
-
-    def __init__(self, served: ServedModel, limits: Limits) -> None:
-        self._served = served
-        self._limits = limits
-        self.path = f"{_path_of(served)}/infer"
 
     def check(self, replies: Mapping[str, HttpReply]) -> str:
         reply = replies[self.questions[0]]
@@ -128,25 +152,14 @@ class FirstlineModel:
                 return self._other(entry.get("full_model_digest"))
         return f"There is no version {key.version} of '{key.name}'."
 
-    needs_thread = False
-
     def prepare(self, inputs: Arrays) -> Arrays:
         return as_sent(inputs)
 
-    def encode(self, rows: Arrays, request_id: str, deadline_s: float | None, now_s: float) -> Encoded:
-        request = InferRequest(
-            model=self._served.key.name,
-            inputs=_tensors(rows),
-            request_id="",
-            id=request_id,
-            binary_output=True,
-            deadline_s=deadline_s,
-            full_model_digest=self._served.digest,
-        )
-        return encode_request(request, now_s=now_s)
+    def _request(self, rows: Arrays) -> InferRequest:
+        digest = self._served.digest
+        return InferRequest(self._served.key.name, _tensors(rows), "", binary_output=True, full_model_digest=digest)
 
-    def read(self, reply: HttpReply, request_id: str, rows: Arrays) -> Arrays:
-        response = _response_of(reply, request_id, self._served, self._limits)
+    def _outputs(self, response: InferResponse, rows: Arrays) -> Arrays:
         if response.answer is None:
             raise ProtocolError("It answered, but not as a Firstline gateway does.")
         if problem := self._other(response.answer.model_digest):
@@ -164,21 +177,18 @@ class FirstlineModel:
         return f"Version {key.version} of '{key.name}' there has full model {shown(digest)}, not {self._served.digest}."
 
 
-class V2Model:
+class V2Model(RemoteModel):
     """A full model that any server of V2 runs, between the bundle's processing here.
 
     The first server that has it says what it takes and gives; the others must say the same.
     """
 
     def __init__(self, served: ServedModel, options: RuntimeOptions, limits: Limits) -> None:
-        self._served = served
+        super().__init__(served, limits)
         self._options = options
-        self._limits = limits
-        self.loaded: LoadedModel | None = None
         self.batch = served.full.batch
-        path = _path_of(served)
-        self.path = f"{path}/infer"
-        self.questions = (path, f"{path}/ready", f"{path}/config")
+        self.needs_thread = bool(served.full.presteps)
+        self.questions = (self._address, f"{self._address}/ready", f"{self._address}/config")
 
     def check(self, replies: Mapping[str, HttpReply]) -> str:
         metadata, ready, config = (replies[question] for question in self.questions)
@@ -207,31 +217,19 @@ class V2Model:
             return "It takes or gives something else than it does on another server."
         return ""
 
-    @property
-    def needs_thread(self) -> bool:
-        return bool(self._served.full.presteps)
-
     def prepare(self, inputs: Arrays) -> Arrays:
         loaded = self._known()
         rows = loaded.prepare(inputs)
         ports = [each.port for each in loaded.inputs]
         return {**rows, **{port.name: _sendable(port, rows[port.name]) for port in ports}}
 
-    def encode(self, rows: Arrays, request_id: str, deadline_s: float | None, now_s: float) -> Encoded:
+    def _request(self, rows: Arrays) -> InferRequest:
         loaded = self._known()
-        request = InferRequest(
-            model=self._served.key.name,
-            inputs=_tensors(loaded.feeds(rows)),
-            request_id="",
-            id=request_id,
-            outputs=tuple(RequestedOutput(name, binary=True) for name in loaded.output_names),
-            deadline_s=deadline_s,
-        )
-        return encode_request(request, now_s=now_s)
+        outputs = tuple(RequestedOutput(name, binary=True) for name in loaded.output_names)
+        return InferRequest(self._served.key.name, _tensors(loaded.feeds(rows)), "", outputs=outputs)
 
-    def read(self, reply: HttpReply, request_id: str, rows: Arrays) -> Arrays:
+    def _outputs(self, response: InferResponse, rows: Arrays) -> Arrays:
         loaded = self._known()
-        response = _response_of(reply, request_id, self._served, self._limits)
         return loaded.finish({name: _output_of(response, name) for name in loaded.output_names}, rows)
 
     def _known(self) -> LoadedModel:
@@ -266,29 +264,6 @@ def _sendable(port: TensorSpec, rows: Array) -> Array:
 
 def _tensors(arrays: Arrays) -> tuple[Tensor, ...]:
     return tuple([Tensor(name, array) for name, array in arrays.items()])
-
-
-def _path_of(served: ServedModel) -> str:
-    return f"/v2/models/{quote(served.key.name, safe='')}/versions/{served.key.version}"
-
-
-def _response_of(reply: HttpReply, request_id: str, served: ServedModel, limits: Limits) -> InferResponse:
-    if reply.status != 200:
-        raise error_from(reply.status, reply.body[: limits.json_bytes], reply.headers)
-    try:
-        length = header_length(reply.headers)
-    except RequestError as error:
-        raise ProtocolError(error.message) from error
-    response = decode_response(reply.body, length, limits)
-    if response.id != request_id:
-        raise ProtocolError(f"It gave the answer to request {shown(response.id)}, not to {request_id}.")
-    # V2 lets a server leave the version out; the request's address named it.
-    if response.model != served.key.name or response.version not in ("", str(served.key.version)):
-        raise ModelMismatchError(
-            f"Version {served.key.version} of '{served.key.name}' was requested, and it answered with "
-            f"{shown(response.version)} of {shown(response.model)}."
-        )
-    return response
 
 
 def _output_of(response: InferResponse, name: str) -> Array:
