@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cache, partial
 from typing import assert_never
@@ -21,7 +22,7 @@ from firstline_gateway.executors.dispatch.dispatcher import Dispatcher
 from firstline_gateway.executors.dispatch.member import Member, OpensMember
 from firstline_gateway.executors.local import LocalExecutor
 from firstline_gateway.executors.oip.dialects import FirstlineModel, RemoteModel, V2Model
-from firstline_gateway.executors.oip.server import open_servers
+from firstline_gateway.executors.oip.server import ServerGroup, open_servers
 from firstline_gateway.executors.profiles import batch_seconds, profiles_near, read
 from firstline_gateway.executors.ray.deployment import deployment_of
 from firstline_gateway.executors.ray.executor import RayExecutor
@@ -155,16 +156,11 @@ def _open_oip(
         return V2Model(served, options, settings.limits)
 
     oip = _oip(settings, found)
-    return open_servers(
-        models,
-        open_transports(oip, settings.limits),
-        oip,
-        open_member,
-        sessions=found.sessions,
-        threads=settings.sessions,
-        max_batch_rows=settings.execution.max_batch_rows,
-        make=far,
+    threads = ThreadPoolExecutor(settings.sessions, thread_name_prefix="prepare")
+    group = ServerGroup(
+        {served.key: far(served) for served in models}, far, oip, threads, settings.execution.max_batch_rows
     )
+    return open_servers(group, open_transports(oip, settings.limits), open_member, sessions=found.sessions)
 
 
 def _oip(settings: Settings, found: ExecutorOf) -> Oip:

@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Protocol
 
@@ -85,23 +85,27 @@ class ServerGroup:
     Args:
         models: by key, as the servers have them.
         make: returns a model as the servers have it.
-        has_peer: whether another server of the group can take a model's batches; if none can, only a readiness check
-            marks a server as unavailable.
+        settings: the most batches at the same time on each server, and the longest that one request may take.
         threads: prepare inputs.
-        in_flight: the most batches at the same time on each server.
-        timeout_s: the longest that one request may take.
         max_batch_rows: the most rows in one request.
         clock: for deadlines, and the pauses between readiness checks.
+        members: one for each server.
     """
 
     models: dict[ModelKey, RemoteModel]
     make: Callable[[ServedModel], RemoteModel]
-    has_peer: Callable[[OipServer, ModelKey], bool]
+    settings: Oip
     threads: ThreadPoolExecutor
-    in_flight: int
-    timeout_s: float
     max_batch_rows: int
-    clock: Clock
+    clock: Clock = SYSTEM_CLOCK
+    members: list[Member] = field(default_factory=list)
+
+    def has_peer(self, server: OipServer, key: ModelKey) -> bool:
+        """Returns whether another server can take a model's batches.
+
+        If none can, only a readiness check marks a server as unavailable.
+        """
+        return any(member.takes_now(key) for member in self.members if member.executor is not server)
 
 
 @dataclass(eq=False)
@@ -138,7 +142,7 @@ class OipServer:
 
     @property
     def slots(self) -> int:
-        return self.group.in_flight
+        return self.group.settings.in_flight
 
     async def start(self) -> None:
         """Starts the readiness checks; returns after the first one, or after a time limit."""
@@ -371,7 +375,7 @@ class RemoteBatch:
             DeadlineExceededError: the deadline passed before an answer.
             FirstlineError: see `OipServer.translated`.
         """
-        now_s, timeout_s = self._group.clock.monotonic_s(), self._group.timeout_s
+        now_s, timeout_s = self._group.clock.monotonic_s(), self._group.settings.timeout_s
         if deadline_s is not None:
             timeout_s = min(timeout_s, max(0.0, deadline_s - now_s) + _GRACE_S)
         try:
@@ -397,48 +401,19 @@ class RemoteBatch:
 
 
 def open_servers(
-    models: Iterable[ServedModel],
-    transports: Mapping[str, Transport],
-    settings: Oip,
-    open_member: OpensMember,
-    *,
-    sessions: int,
-    threads: int,
-    max_batch_rows: int,
-    make: Callable[[ServedModel], RemoteModel],
-    clock: Clock = SYSTEM_CLOCK,
+    group: ServerGroup, transports: Mapping[str, Transport], open_member: OpensMember, *, sessions: int
 ) -> list[Member]:
     """Returns a member for each server of one executor.
 
     Args:
-        models: that the servers should have.
+        group: what the servers share; gets the members.
         transports: sends requests to each server, by its URL.
-        settings: how many batches, for how long.
         open_member: opens a member with the name of the executor, which its servers share.
         sessions: batches that really run at the same moment on all servers together; 0 if that is unknown.
-        threads: that prepare inputs side by side.
-        max_batch_rows: the most rows in one request to a server.
-        make: returns a model as the servers have it.
-        clock: for deadlines.
     """
-    members: list[Member] = []
-
-    def has_peer(server: OipServer, key: ModelKey) -> bool:
-        return any(member.takes_now(key) for member in members if member.executor is not server)
-
-    group = ServerGroup(
-        {served.key: make(served) for served in models},
-        make,
-        has_peer,
-        ThreadPoolExecutor(threads, thread_name_prefix="prepare"),
-        in_flight=settings.in_flight,
-        timeout_s=settings.timeout_s,
-        max_batch_rows=max_batch_rows,
-        clock=clock,
-    )
-    hedges = HedgeBudget(settings.hedge_share)
+    hedges = HedgeBudget(group.settings.hedge_share)
     for url, transport in transports.items():
-        members.append(
+        group.members.append(
             open_member(
                 OipServer(url, transport, group),
                 sessions=math.ceil(sessions / len(transports)),
@@ -447,4 +422,4 @@ def open_servers(
                 is_shared=len(transports) > 1,
             )
         )
-    return members
+    return group.members

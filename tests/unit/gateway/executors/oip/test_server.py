@@ -6,6 +6,7 @@ import asyncio
 import gc
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, TypeVar
@@ -36,7 +37,8 @@ from firstline_gateway.executors.base import Outcome
 from firstline_gateway.executors.dispatch.dispatcher import Dispatcher
 from firstline_gateway.executors.dispatch.member import Member
 from firstline_gateway.executors.oip.dialects import FirstlineModel
-from firstline_gateway.executors.oip.server import open_servers
+from firstline_gateway.executors.oip.server import ServerGroup, open_servers
+from firstline_gateway.models.repository import ServedModel
 from firstline_gateway.settings.settings import Oip
 
 T = TypeVar("T")
@@ -50,17 +52,13 @@ class Site:
     ) -> None:
         self.clock = SimulatedClock()
         self.servers = [FarGateway(self.clock) for _ in range(servers)]
-        members = open_servers(
-            [SERVED],
-            {f"http://far-{number}": server for number, server in enumerate(self.servers)},
-            Oip(**found),  # type: ignore[arg-type]
-            partial(Member, name),
-            sessions=0,
-            threads=1,
-            max_batch_rows=8,
-            make=lambda served: model(served, DEFAULT_LIMITS),
-            clock=self.clock,
-        )
+
+        def made(served: ServedModel) -> FirstlineModel:
+            return model(served, DEFAULT_LIMITS)
+
+        group = ServerGroup({M: made(SERVED)}, made, Oip(**found), ThreadPoolExecutor(1), 8, self.clock)  # type: ignore[arg-type]
+        transports = {f"http://far-{number}": server for number, server in enumerate(self.servers)}
+        members = open_servers(group, transports, partial(Member, name), sessions=0)
         for member in members:
             member.place(SERVED, {})
         self.pool = Dispatcher(members, clock=self.clock, is_named=bool(name))
