@@ -17,6 +17,7 @@ from sqlalchemy import Connection
 from firstline_core.clock import SYSTEM_CLOCK, Clock, end_tasks
 from firstline_core.errors import RateLimitedError, UnauthorizedError
 from firstline_core.protocol import http_server
+from firstline_core.routing.token_bucket import TokenBucket
 from firstline_core.telemetry.logs import logger
 from firstline_core.telemetry.wording import iso_time
 from firstline_gateway.background import PeriodicTask
@@ -41,13 +42,13 @@ class TokenBuckets:
     """Rate limits with room for a burst: one bucket per key (an address, a principal), full when first seen."""
 
     def __init__(self) -> None:
-        self._levels: OrderedDict[str, tuple[float, float]] = OrderedDict()
+        self._buckets: OrderedDict[str, TokenBucket] = OrderedDict()
 
     def take(self, key: str, now_s: float, *, per_s: float, burst: float) -> float:
         """Takes a token from the bucket of a key.
 
         Args:
-            key: the owner of the bucket.
+            key: the owner of the bucket, which always has the same rate and capacity.
             now_s: monotonic time.
             per_s: tokens added each second.
             burst: capacity in tokens; at least 1.
@@ -55,21 +56,16 @@ class TokenBuckets:
         Returns:
             0 if there was a token; otherwise the seconds until there is one.
         """
-        level, when_s = self._levels.get(key, (burst, now_s))
-        level = min(burst, level + (now_s - when_s) * per_s)
-        if level < 1:
-            return (1 - level) / per_s
-        self._levels[key] = level - 1, now_s
-        self._levels.move_to_end(key)
-        if len(self._levels) > _BUCKETS:
-            self._levels.popitem(last=False)
-        return 0.0
+        bucket = self._buckets.setdefault(key, TokenBucket(burst, per_s))
+        self._buckets.move_to_end(key)
+        if len(self._buckets) > _BUCKETS:
+            self._buckets.popitem(last=False)
+        return 0.0 if bucket.take(now_s) else bucket.wait_s(now_s)
 
     def give_back(self, key: str) -> None:
         """Returns the token that `take` took."""
-        if key in self._levels:
-            level, when_s = self._levels[key]
-            self._levels[key] = level + 1, when_s
+        if key in self._buckets:
+            self._buckets[key].earn(1)
 
 
 class TlsConnections:
