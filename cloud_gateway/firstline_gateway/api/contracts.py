@@ -42,20 +42,23 @@ def contract_routes(contracts: ContractMonitor, repository: Repository, access: 
     async def list_contracts(sees: Sees) -> Response:
         """The audits of every contract."""
         await contracts.refreshed()
-        alarms = [alarm for alarm in contracts.device_alarms() if await sees(alarm.device)]
-        return json_response(
-            {
-                "delta": contracts.delta,
-                "contracts": [_described(contracts, repository, pool) for pool in contracts.pools()],
-                "unaudited": _unaudited(contracts, repository),
-                "device_alarms": _device_alarms(repository, alarms),
-            }
-        )
+        return json_response(await _contracts(contracts, repository, contracts.pools(), "", sees))
 
     @router.get("/{bundle}")
     async def read_contract(sees: Sees, bundle: str) -> Response:
         """The contracts of a bundle, with the devices that contributed most disagreements."""
-        return json_response(await _bundle(contracts, repository, bundle, sees))
+        await contracts.refreshed()
+        pools = [pool for pool in contracts.pools() if pool.key.bundle == bundle]
+        if not pools:
+            repository.versions(bundle)  # raises if the bundle is not served either
+        details = await contracts.details([pool.key for pool in pools], _DEVICES_SHOWN)
+        named = {one.device for contributions, _ in details.values() for one in contributions}
+        seen = {name for name in named if await sees(name)}
+        found = await _contracts(contracts, repository, pools, bundle, sees)
+        for described, (contributions, evidence) in zip(found["contracts"], details.values(), strict=True):
+            described["contributions"] = [_contribution(one) for one in contributions if one.device in seen]
+            described["evidence"] = [asdict(one) for one in evidence]
+        return json_response({"bundle": bundle, **found})
 
     @router.delete("/{bundle}/versions/{version}")
     async def end_contract(principal: Principal, bundle: str, version: str) -> Response:
@@ -72,32 +75,16 @@ def contract_routes(contracts: ContractMonitor, repository: Repository, access: 
     return router
 
 
-async def _bundle(contracts: ContractMonitor, repository: Repository, bundle: str, sees: Sees) -> dict[str, Any]:
-    """Returns the contracts of a bundle, in all its versions, with the devices that the person sees."""
-    await contracts.refreshed()
-    pools = [pool for pool in contracts.pools() if pool.key.bundle == bundle]
-    if not pools:
-        repository.versions(bundle)  # raises if the bundle is not served either
-    details = await contracts.details([pool.key for pool in pools], _DEVICES_SHOWN)
-    alarms = [alarm for alarm in contracts.device_alarms() if alarm.model.name == bundle]
-    named = {one.device for of_pool, _ in details.values() for one in of_pool} | {one.device for one in alarms}
-    shown = {name for name in named if await sees(name)}
-    described = [
-        _described(contracts, repository, pool)
-        | {
-            "contributions": [_contribution(one) for one in details[pool.key][0] if one.device in shown],
-            "evidence": [asdict(one) for one in details[pool.key][1]],
-        }
-        for pool in pools
-    ]
-    alarms_described = _device_alarms(repository, [alarm for alarm in alarms if alarm.device in shown])
-    unaudited = [one for one in _unaudited(contracts, repository) if one["bundle"] == bundle]
+async def _contracts(
+    contracts: ContractMonitor, repository: Repository, pools: Sequence[Pool], bundle: str, sees: Sees
+) -> dict[str, Any]:
+    """Returns what pools show, and the alarms of the devices that the person sees; "" is all bundles."""
+    alarms = [one for one in contracts.device_alarms() if bundle in ("", one.model.name)]
     return {
-        "bundle": bundle,
-        "contracts": described,
-        "unaudited": unaudited,
-        "device_alarms": alarms_described,
         "delta": contracts.delta,
+        "contracts": [_described(contracts, repository, pool) for pool in pools],
+        "unaudited": [one for one in _unaudited(contracts, repository) if bundle in ("", one["bundle"])],
+        "device_alarms": _device_alarms(repository, [one for one in alarms if await sees(one.device)]),
     }
 
 
