@@ -74,7 +74,6 @@ class RayExecutor:
         self._outcomes: Counter[tuple[str, str]] = Counter()
         self._retries = 0
         self._calls: dict[str, set[asyncio.Task[list[Outcome]]]] = defaultdict(set)
-        self._batches: set[asyncio.Task[object]] = set()
 
     @property
     def slots(self) -> int:
@@ -103,15 +102,6 @@ class RayExecutor:
         )
 
     async def run(self, key: ModelKey, inputs: Sequence[Arrays], deadlines_s: Sequence[float | None]) -> list[Outcome]:
-        task = asyncio.current_task()
-        assert task is not None  # noqa: S101 (a coroutine runs in a task)
-        self._batches.add(task)
-        try:
-            return await self._run(key, inputs, deadlines_s)
-        finally:
-            self._batches.discard(task)
-
-    async def _run(self, key: ModelKey, inputs: Sequence[Arrays], deadlines_s: Sequence[float | None]) -> list[Outcome]:
         name, problem = self.models[key].name, ""
         for attempt in range(_ATTEMPTS):
             if problem := self.problem_with(key):
@@ -161,10 +151,8 @@ class RayExecutor:
         self.models.pop(key, None)
 
     async def close(self, timeout_s: float) -> bool:
-        """See `Executor.close`; cuts off longer batches, because they are not in this process."""
+        """See `Executor.close`; cuts off what still runs, because it runs in another process."""
         await end_tasks(self._following)
-        if self._batches:
-            await asyncio.wait(self._batches, timeout=timeout_s)
         await self.cluster.close()
         return True
 
