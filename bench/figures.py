@@ -29,9 +29,10 @@ class Figure(NamedTuple):
     holds: bool | None = None
 
 
-def at_least(name: str, value: float | None, aim: float) -> Figure:
+def at_least(name: str, value: float | None, aim: float, unit: str = "", digits: int = 3) -> Figure:
     """Returns a figure that should be at least `aim`; without a value the aim is missed."""
-    return plain(name, value)._replace(aim=f">= {aim:g}", holds=value is not None and value >= aim)
+    figure = plain(name, value, unit, digits)
+    return figure._replace(aim=f">= {aim:g}", holds=value is not None and value >= aim)
 
 
 def at_most(name: str, value: float | None, aim: float, unit: str = "", digits: int = 3) -> Figure:

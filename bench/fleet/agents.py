@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
-from bench.fleet.population import BUNDLE, NEW, Device, DeviceReport
+from bench.fleet.population import BUNDLE, HOUR_S, NEW, Device, DeviceReport
 from bench.fleet.shelf import Shelf
 from bench.simulation.simulated_time import LoopClock
 from firstline_core.bundle.store import open_bundle
@@ -42,7 +42,6 @@ from firstline_edge.models.reloading import Reloading
 from firstline_edge.models.workers import Workers
 from firstline_edge.state import read_stored, store
 
-_HOUR_S = 3600.0
 _TRIP_S, _TRIP_SPREAD, _PART_BYTES, _BYTES_PER_S = 0.1, 0.5, 512, 20_000.0
 _CUTS = 0.02  # of trips, and of parts
 _RESTART_S = (5.0, 60.0)
@@ -57,7 +56,7 @@ class Line:
         self._shelf = shelf
         self._clock = clock
         self._rng = rng
-        self._trust = Trust(folder, shelf.repository, anchor=shelf.anchor, now_s=clock.wall_s, clock=clock)
+        self._trust = Trust(folder, shelf.repository, anchor=shelf.repository.anchor, now_s=clock.wall_s, clock=clock)
 
     async def files(self) -> dict[str, SignedFile]:
         """See `Registry`."""
@@ -184,7 +183,7 @@ class Agent:
     def live(self) -> None:
         """Requests are answered, until now, by the model that runs."""
         now_s = self._clock.monotonic_s()
-        hours, self._lived_to_s = (now_s - self._lived_to_s) / _HOUR_S, now_s
+        hours, self._lived_to_s = (now_s - self._lived_to_s) / HOUR_S, now_s
         self.habits.version = self.version
         if hours > 0:
             self.habits.live(hours)
@@ -201,7 +200,7 @@ class Agent:
             self._crash.cancel()
         a_day = self.habits.crashing + (self.habits.effect.crashes if self.version == NEW else 0.0)
         if a_day > 0:
-            after_s = self._rng.expovariate(a_day / 24 / _HOUR_S)
+            after_s = self._rng.expovariate(a_day / 24 / HOUR_S)
             self._crash = asyncio.get_running_loop().call_later(after_s, self.crash)
 
     def crash(self) -> None:

@@ -11,15 +11,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bench.fleet.driven import HOUR_S, definition, driven
-from bench.fleet.population import BUNDLE, NEW, DeviceReport
+from bench.fleet.driven import definition, driven
+from bench.fleet.population import BUNDLE, HOUR_S, MEMORY, NEW, DeviceReport
 from bench.fleet.pretended import Pretended, PretendedDevice, pretended_population
 from firstline_core.fleet.twin import Desired
 from firstline_core.telemetry import logs
 from firstline_core.types import AuditNote, ModelKey
 from firstline_gateway import audit_log
 from firstline_gateway.contracts import records
-from firstline_gateway.contracts.pool import Pool, PoolKey, new_pool, with_audit
+from firstline_gateway.contracts.pool import PoolKey, new_pool, with_audit
 from firstline_gateway.contracts.records import Audit
 from firstline_gateway.rollouts.judgement.figures import FIGURES
 from firstline_gateway.rollouts.judgement.verdict import Limit, Rules
@@ -35,7 +35,6 @@ _RULES = (Rules(promote_unseen=True), Rules(ignored=tuple(FIGURES)), Rules(limit
 _STAGES = ((1.0,), (0.5, 1.0), (0.01, 0.1, 1.0))
 _PER_HOUR = 10
 _MOST_HOURS = 40
-_MEMORY = Path("/dev/shm")
 
 
 class Alarmed(NamedTuple):
@@ -68,18 +67,14 @@ class BoundedContract:
     def audit(self, audits: int) -> bool:
         """Counts so many audits; returns whether the contract alarms."""
         for disagrees in self._rng.random(audits) < KEY.epsilon:
-            self._pool = _counted(self._pool, float(disagrees))
+            self._pool = with_audit(self._pool, _NOTE, float(disagrees), now_s=0.0, delta=CONTRACTS.delta)
         return self._pool.alarmed_s is not None
-
-
-def _counted(pool: Pool, loss: float) -> Pool:
-    return with_audit(pool, _NOTE, loss, now_s=0.0, delta=CONTRACTS.delta)
 
 
 def alarmed(seed: int) -> Alarmed:
     """Rolls out a bad bundle with flags that promote it whatever its figures are."""
     logs.configure("critical")
-    with tempfile.TemporaryDirectory(dir=_MEMORY if _MEMORY.is_dir() else None) as folder:
+    with tempfile.TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else None) as folder:
         store = Store(url=f"sqlite:///{Path(folder) / 'gateway.db'}")
         with closing(open_database(store)) as database:
             return asyncio.run(_alarmed(seed, store, database))

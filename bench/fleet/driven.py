@@ -6,18 +6,15 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from typing import Any, Protocol
+from typing import Protocol
 
-from sqlalchemy import bindparam, delete, insert, select, update
+from sqlalchemy import select
 
-from bench.fleet.population import BUNDLE, NEW, DeviceReport
+from bench.fleet.population import BUNDLE, HOUR_S, NEW, DeviceReport
 from firstline_core.clock import SimulatedClock
 from firstline_core.fleet.rollout import RolloutSummary
-from firstline_core.fleet.telemetry import Telemetry
 from firstline_core.fleet.twin import Desired
-from firstline_gateway.fleet import devices
-from firstline_gateway.fleet.devices import DEVICES
-from firstline_gateway.fleet.totals import COUNTS, HISTORY, Totals, added
+from firstline_gateway.fleet import devices, totals
 from firstline_gateway.rollouts.commands import Command
 from firstline_gateway.rollouts.driver import RolloutDriver
 from firstline_gateway.rollouts.judgement.verdict import Rules
@@ -28,7 +25,6 @@ from firstline_gateway.store.service_clock import ServiceClock
 from firstline_gateway.store.store import Store
 from firstline_gateway.tables import open_database
 
-HOUR_S = 3600.0
 SOAK_H = 8.0
 
 
@@ -79,8 +75,6 @@ class Driven:
         self.clock = SimulatedClock(1000.0)
         self.database = store.database
         self.fleet = fleet
-        self._counts: dict[str, tuple[Telemetry | None, Totals]] = {}
-        self._sessions: dict[str, str] = {}
         service = ServiceClock(store.database, self.clock)
         self.rollouts = Rollouts(
             store, clock=self.clock, service=service, delta=settings.Contracts().delta, on_change=lambda: None
@@ -94,44 +88,14 @@ class Driven:
         await self.driver.drive()
 
     def _pass(self, hours: float) -> None:
-        """Puts down what all devices say in a few statements: how single words are taken is measured elsewhere."""
         with self.database.begin() as connection:
-            rows = connection.execute(select(DEVICES.c.name, DEVICES.c.desired)).all()
-        desired = {row.name: row.desired for row in rows}
+            rows = connection.execute(select(devices.DEVICES.c.name, devices.DEVICES.c.desired)).all()
         now_s = self.clock.wall_s()
-        reports = self.fleet.pass_time(hours, desired, now_s)
+        reports = self.fleet.pass_time(hours, {row.name: row.desired for row in rows}, now_s)
         with self.database.begin() as connection:
-            for each in reports:  # a new device, or a new process of one, reports as devices do
-                if each.reported.session != self._sessions.get(each.name):
-                    devices.report(connection, each.name, each.reported, now_s, accept=True)
-                    self._sessions[each.name] = each.reported.session
-            connection.execute(
-                update(DEVICES).where(DEVICES.c.name == bindparam("device")), [_words(each, now_s) for each in reports]
-            )
-            counts = [self._counted(each, now_s) for each in reports]
-            names = [each["device"] for each in counts]
-            connection.execute(delete(COUNTS).where(COUNTS.c.device.in_(names)))
-            connection.execute(insert(COUNTS), counts)
-            hour = int(now_s // HOUR_S)
-            past = [
-                {"device": each["device"], "hour": hour, "at_s": now_s, "totals": each["totals"]} for each in counts
-            ]
-            connection.execute(insert(HISTORY), past)
-
-    def _counted(self, device: DeviceReport, now_s: float) -> dict[str, Any]:
-        telemetry = device.telemetry
-        before, totals = self._counts.get(device.name, (None, Totals()))
-        same = before is not None and before.session == telemetry.session
-        after = added(totals, before if same else None, telemetry)
-        self._counts[device.name] = telemetry, after
-        return {
-            "device": device.name,
-            "session": telemetry.session,
-            "sequence": telemetry.sequence,
-            "latest": telemetry,
-            "totals": after,
-            "at_s": now_s,
-        }
+            for each in reports:
+                devices.report(connection, each.name, each.reported, now_s, accept=True)
+                totals.count(connection, each.name, each.telemetry, now_s)
 
     async def run(self, found: Definition, hours: int) -> RolloutSummary:
         """Starts a rollout, and lets so many hours pass, or as many as it takes to its end."""
@@ -144,16 +108,6 @@ class Driven:
             if made.state not in ("running", "rolling_back"):
                 break
         return made
-
-
-def _words(report: DeviceReport, now_s: float) -> dict[str, Any]:
-    return {
-        "device": report.name,
-        "last_seen_s": now_s,
-        "online": True,
-        "sequence": report.reported.sequence,
-        "reported": report.reported,
-    }
 
 
 @asynccontextmanager

@@ -85,11 +85,20 @@ def _verdict(
 
 
 class Ended(NamedTuple):
-    """How a rollout ended: aborted or not, in which stage (from 0), and by which rule."""
+    """How a rollout ended: the last decision, its stage (from 0) and rule, and the number of devices reached."""
 
-    aborted: bool
+    decision: Decision
     stage: int
     rule: str
+    reached: int = 0
+
+    @property
+    def aborted(self) -> bool:
+        return self.decision is Decision.ABORT
+
+    @property
+    def promoted(self) -> bool:
+        return self.decision is Decision.PROMOTE
 
 
 def judged(
@@ -119,22 +128,12 @@ def judged(
         fleet = _Fleet(list(population(treated + control, seed * 64 + stage, effect).values()))
         for look, devices in fleet.stage(slice(treated), hours):
             if audits is not None and audits.audit(round(treated * hours / LOOKS_PER_STAGE * AUDITS_PER_HOUR)):
-                return Ended(True, stage, "contract")
+                return Ended(Decision.ABORT, stage, "contract")
             verdict = _verdict(Rules(), look, devices[:treated], devices[treated:], stages=stages, seed=seed)
             if verdict.decision is Decision.ABORT:
-                return Ended(True, stage, verdict.rule)
+                return Ended(verdict.decision, stage, verdict.rule)
     assert verdict is not None
-    return Ended(False, stages - 1, verdict.rule)
-
-
-class Spread(NamedTuple):
-    """How far a model came: promoted to all devices or not, how many it reached, and by which rule it ended where."""
-
-    promoted: bool
-    reached: int
-    stage: int
-    decision: str
-    rule: str
+    return Ended(verdict.decision, stages - 1, verdict.rule)
 
 
 DEVICES, SHARES, SOAK_H = 200, (0.1, 0.5, 0.9), 24.0
@@ -142,7 +141,7 @@ DEVICES, SHARES, SOAK_H = 200, (0.1, 0.5, 0.9), 24.0
 _EVERY = 2  # evaluations are drawn: half of them take half as long, and find no more
 
 
-def rolled_out(seed: int, *, effect: Effect, scenery: Scenery = STREET) -> Spread:
+def rolled_out(seed: int, *, effect: Effect, scenery: Scenery = STREET) -> Ended:
     """One rollout of a version without a certificate, which therefore no contract stops.
 
     Each stage is observed for a day, and takes devices that no earlier stage took.
@@ -167,9 +166,8 @@ def rolled_out(seed: int, *, effect: Effect, scenery: Scenery = STREET) -> Sprea
             verdict = _verdict(rules, look, treated, control, stages=len(SHARES), seed=seed, running=running)
             if verdict.decision is Decision.ABORT:
                 break
-        if verdict is None or verdict.decision is not Decision.PROMOTE:
-            return Spread(
-                False, until, stage, verdict.decision.value if verdict else "", verdict.rule if verdict else ""
-            )
+        assert verdict is not None
+        if verdict.decision is not Decision.PROMOTE:
+            return Ended(verdict.decision, stage, verdict.rule, until)
         taken = until
-    return Spread(True, DEVICES, len(SHARES), Decision.PROMOTE.value, "sound")
+    return Ended(Decision.PROMOTE, len(SHARES), "sound", DEVICES)

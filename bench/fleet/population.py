@@ -5,23 +5,25 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from operator import add
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from firstline_core.fleet.telemetry import LATENCY_BOUNDS_MS, ModelCounts, Telemetry
 from firstline_core.fleet.twin import Reported
+from firstline_gateway.fleet.totals import Totals, added
 
 BUNDLE = "cameras"
+HOUR_S = 3600.0
 OLD, NEW = 1, 2
 AUDITS_PER_HOUR = 25
+MEMORY = Path("/dev/shm")
+"""Where simulations put their databases and disks, if there is such a folder."""
 SCORE_BINS = 20
 """Bins of scores, as the certificates of this checkout's bundles have."""
 
-_BY_CLASS = ("objects", "event_audits", "event_losses")
 _LOG_BOUNDS = [math.log(bound) for bound in LATENCY_BOUNDS_MS]
 _SPREAD = 0.4  # of the logarithm of latencies
 # A device's scene changes over hours: how far it wanders from what is usual there, and how soon it is back.
@@ -152,16 +154,16 @@ class Device:
             event_audits=looked.event_audits,
             event_losses=looked.event_losses,
         )
-        held = self.models.get(self.version)
-        self.models[self.version] = counted if held is None else _sum(held, counted)
+        held = (self.models[self.version],) if self.version in self.models else ()
+        (self.models[self.version],) = added(Totals(held), None, Telemetry("", 0, 0.0, (counted,))).models
         self.unclean += int(rng.poisson((self.crashing + effect.crashes) * hours / 24))
-        self.uptime_s += hours * 3600
+        self.uptime_s += hours * HOUR_S
 
     def look(self, hours: float, audited: int, effect: Effect) -> Look:
         """Returns what the model reports in a period, and what the audits of it find."""
         rng, names = self.rng, [*self.scenery.objects]
         affected = self.board < effect.boards
-        starts_h = self.scenery.start_h + self.uptime_s / 3600 + np.arange(max(1, round(hours)))
+        starts_h = self.scenery.start_h + self.uptime_s / HOUR_S + np.arange(max(1, round(hours)))
         of_day = starts_h % 24
         rhythm = 1 + _SWING * np.cos((of_day - 14) * math.pi / 12)
         busy = rhythm[:, None] * rng.lognormal(-(_HOURLY**2) / 2, _HOURLY, (len(starts_h), len(names)))
@@ -242,33 +244,6 @@ def generators(number: int, seed: int) -> Iterator[tuple[str, np.random.Generato
     """Yields the names of devices, each with a random generator of its own."""
     for index, one in enumerate(np.random.SeedSequence(seed).spawn(number)):
         yield f"camera-{index:05}", np.random.default_rng(one)
-
-
-def _sum(one: ModelCounts, more: ModelCounts) -> ModelCounts:
-    numbers = (
-        "rows",
-        "kept",
-        "escalated",
-        "errors",
-        "audited",
-        "audited_empty",
-        "disagreed",
-        "losses",
-        "latency_sum_ms",
-    )
-    values = {name: getattr(one, name) + getattr(more, name) for name in numbers}
-    classes = {name: _by_class(getattr(one, name), getattr(more, name)) for name in _BY_CLASS}
-    return replace(
-        one,
-        **values,
-        **classes,
-        latency=tuple(map(add, one.latency, more.latency)),
-        scores=tuple(map(add, one.scores, more.scores)),
-    )
-
-
-def _by_class(one: Mapping[str, int], more: Mapping[str, int]) -> dict[str, int]:
-    return {name: one.get(name, 0) + number for name, number in more.items()}
 
 
 def _log_normal_shares(mean: float) -> NDArray[np.float64]:

@@ -1,9 +1,11 @@
-"""Runs simulated rollouts: false aborts, bad models found, and a thousand simulated devices."""
+"""Measures how rollouts are judged: false aborts, bad models found, and a thousand simulated devices."""
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import math
+import os
 import sys
 import tempfile
 from collections import Counter
@@ -15,12 +17,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bench.figures import Figure, stored, tell, write
+from bench.figures import Figure, at_least, at_most, stored, tell, write
 from bench.fleet.alarms import CONTRACTS, alarmed
-from bench.fleet.driven import HOUR_S, definition, driven
-from bench.fleet.judged import DEVICES, Ended, Spread, judged, rolled_out
-from bench.fleet.population import NEW, NOTHING, OLD, STREET, Effect, Scenery
+from bench.fleet.driven import definition, driven
+from bench.fleet.judged import DEVICES, Ended, judged, rolled_out
+from bench.fleet.population import HOUR_S, NEW, NOTHING, OLD, STREET, Effect, Scenery
 from bench.fleet.world import world
+from bench.page import refill
 from firstline_core.telemetry import logs
 from firstline_gateway.rollouts.judgement.verdict import Rules
 from firstline_gateway.rollouts.rollout import Stage
@@ -143,7 +146,7 @@ def _alarms(effort: Effort) -> dict[str, Any]:
     }
 
 
-def detector(name: str, seed: int) -> Spread:
+def detector(name: str, seed: int) -> Ended:
     """Rolls out one of `DETECTORS`; every second fleet has no full model, so that only its objects can tell."""
     effect, scenery = DETECTORS[name]
     return rolled_out(seed, effect=effect, scenery=replace(scenery, audits_per_hour=0) if seed % 2 else scenery)
@@ -157,7 +160,7 @@ def _detectors(name: str, effort: Effort) -> dict[str, Any]:
     return {
         "rollouts": len(ended),
         "promoted": len(promoted),
-        "aborted": sum(each.decision == "abort" for each in ended),
+        "aborted": sum(each.aborted for each in ended),
         "reached": sum(each.reached for each in ended) / len(ended) / DEVICES,
         "rules": dict(Counter(each.rule for each in ended)),
     }
@@ -215,48 +218,59 @@ def store(results: dict[str, Any]) -> int:
 def figures(found: dict[str, Any]) -> list[Figure]:
     """Returns the measurements with their aims."""
     made = []
-    if "same_model" in found:
-        same = found["same_model"]
-        share = same["aborted"] / same["rollouts"]
-        name = f"of {same['rollouts']:,} rollouts of a model that changes nothing, aborted"
-        made.append(_judged(name, share, f"<= {PROMISED:g}", share <= PROMISED, same["rollouts"]))
-    if "five_points_worse" in found:
-        worse = found["five_points_worse"]
-        share = worse["aborted_in_stage_1"] / worse["rollouts"]
-        name = f"of {worse['rollouts']:,} rollouts of a model that is five points worse, stopped in stage 1"
-        made.append(_judged(name, share, ">= 0.99", share >= 0.99, worse["rollouts"]))
-    if "alarmed" in found:
-        bad = found["alarmed"]
-        name = f"of {bad['alarmed']:,} rollouts of bad bundles that alarm, promoted after the alarm"
-        stopped = bad["promoted_after"] == 0 and bad["states"] == {"rolled_back": bad["alarmed"]}
-        made.append(_judged(name, bad["promoted_after"] / bad["alarmed"], "0", stopped, bad["alarmed"]))
+    if same := found.get("same_model"):
+        made.append(_judged("a model that changes nothing, aborted", same["aborted"], same["rollouts"], PROMISED))
+    if worse := found.get("five_points_worse"):
+        what = "a model that is five points worse, stopped in stage 1"
+        made.append(_judged(what, worse["aborted_in_stage_1"], worse["rollouts"], 0.99, at_least))
+    if bad := found.get("alarmed"):
+        figure = _judged("bad bundles that alarm, promoted after the alarm", bad["promoted_after"], bad["alarmed"], 0)
+        if figure.aim is not None:
+            stopped = bad["states"] == {"rolled_back": bad["alarmed"]}
+            figure = figure._replace(aim="0", holds=bool(figure.holds) and stopped)
+        made.append(figure)
     for name, one in found.get("detectors", {}).items():
-        what = f"of {one['rollouts']:,} rollouts of a detector: {name}"
-        if name == UNCHANGED:
-            share, alpha = one["aborted"] / one["rollouts"], Rules().alpha
-            made.append(_judged(f"{what}, aborted", share, f"<= {alpha:g}", share <= alpha, one["rollouts"]))
-        else:
-            share = round(one["promoted"] / one["rollouts"], 4)
-            made.append(_judged(f"{what}, promoted", share, "<= 0.01", share <= 0.01, one["rollouts"]))
-        made.append(Figure(f"judged: {what}, devices reached", round(one["reached"], 4), "of them"))
+        counted, aim = ("aborted", Rules().alpha) if name == UNCHANGED else ("promoted", 0.01)
+        what, rollouts = f"a detector: {name}", one["rollouts"]
+        made.append(_judged(f"{what}, {counted}", one[counted], rollouts, aim))
+        reached = f"judged: of {rollouts:,} rollouts of {what}, devices reached"
+        made.append(Figure(reached, round(one["reached"], 4), "of them"))
     for name, ended in found.get("devices", {}).items():
-        made.append(_ended("simulated", name, ended))
+        made.append(_ended(name, ended))
     return made
 
 
-def _ended(part: str, name: str, ended: dict[str, Any]) -> Figure:
+def _ended(name: str, ended: dict[str, Any]) -> Figure:
     """How the rollout of one model ended, and on how many devices as it should."""
     good = name == GOOD
     state, which = ("completed", "new") if good else ("rolled_back", "old")
     right = ended["verified"].get(which, 0)
     stopped = ended["state"] == state and (good or ended["stage"] == 1)
     how = ended["state"].replace("_", " ") + ("" if good else f" in stage {ended['stage']} by '{ended['rule']}'")
-    told = f"{part}: {name}, {how}; on the {which} model, which verifies"
+    told = f"simulated: {name}, {how}; on the {which} model, which verifies"
     aim = f"{ended['devices']:,}, {'completed' if good else 'in stage 1'}"
     return Figure(told, right, "devices", aim, stopped and right == ended["devices"])
 
 
-def _judged(name: str, share: float, aim: str, holds: bool, rollouts: int) -> Figure:
+def _judged(what: str, count: int, rollouts: int, aim: float, compare: Callable[..., Figure] = at_most) -> Figure:
     """A share of rollouts; of fewer than are asked for nothing can be said of so small an error."""
-    enough = rollouts >= ENOUGH
-    return Figure(f"judged: {name}", share, "of them", aim if enough else None, holds if enough else None)
+    figure = compare(f"judged: of {rollouts:,} rollouts of {what}", count / rollouts, aim, "of them", 4)
+    return figure if rollouts >= ENOUGH else figure._replace(aim=None, holds=None)
+
+
+def main() -> int:
+    """Returns 0 if every aim holds, else 1."""
+    parser = argparse.ArgumentParser(prog="python -m bench.fleet.run", description=__doc__)
+    parser.add_argument("--rollouts", type=int, default=1000, help="of the same model, and of a worse one")
+    parser.add_argument("--devices", type=int, default=1000, help="simulated, under the driver")
+    parser.add_argument("--processes", type=int, default=os.cpu_count(), help="that judge and simulate at once")
+    parser.add_argument("--only", choices=PARTS, action="append", help="parts that are left out keep their figures")
+    options = parser.parse_args()
+    effort = Effort(options.rollouts, options.devices, options.processes)
+    code = store(measure(effort, frozenset(options.only or PARTS)))
+    refill(TARGET)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

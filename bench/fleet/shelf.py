@@ -31,11 +31,6 @@ class Shelf:
         self.blobs: dict[str, bytes] = {}
         self._manifests: dict[int, str] = {}
 
-    @property
-    def anchor(self) -> bytes:
-        """What devices are given once."""
-        return self.repository.anchor
-
     def add(self, bundle: Bundle) -> None:
         """Signs for a bundle."""
         manifest = bundle.manifest

@@ -13,10 +13,9 @@ from pathlib import Path
 
 import numpy as np
 from msgspec.structs import replace
-from numpy.typing import NDArray
 
 from bench.fleet.agents import Agent
-from bench.fleet.population import BUNDLE, NEW, OLD, DeviceReport, Effect, population
+from bench.fleet.population import BUNDLE, HOUR_S, MEMORY, NEW, OLD, DeviceReport, Effect, population
 from bench.fleet.shelf import Shelf
 from bench.simulation.simulated_time import WALL_START_S, LoopClock, SimulatedLoop
 from bench.support.bundles import with_certificate
@@ -27,11 +26,6 @@ from firstline_core.bundle.manifest import MANIFEST_NAME, encode_manifest
 from firstline_core.bundle.store import Bundle, open_bundle
 from firstline_core.fleet.twin import Desired
 from firstline_core.processing.steps import Softmax
-from firstline_core.routing.certificate import Histogram
-from firstline_core.routing.drift import histogram
-
-_HOUR_S = 3600.0
-_MEMORY = Path("/dev/shm")
 
 
 class World:
@@ -71,7 +65,7 @@ class World:
         for name, agent in self.agents.items():
             if name in desired:
                 agent.hear(desired[name])
-        await asyncio.sleep(hours * _HOUR_S)
+        await asyncio.sleep(hours * HOUR_S)
         return [said for agent in self.agents.values() if (said := agent.said()) is not None]
 
     def versions(self) -> Counter[int]:
@@ -89,11 +83,6 @@ class World:
             verified = agent.verified()
             found[verified if verified == agent.version else 0] += 1
         return found
-
-    @property
-    def processes(self) -> int:
-        """That were started so far."""
-        return sum(agent.processes for agent in self.agents.values())
 
     def close(self) -> None:
         """Ends what runs."""
@@ -115,7 +104,7 @@ async def world(devices: int, seed: int, effect: Effect, *, corrupt: bool = Fals
         effect: of the new version.
         corrupt: whether the registry has other bytes of it than were signed.
     """
-    folder = Path(tempfile.mkdtemp(prefix="firstline-fleet-", dir=_MEMORY if _MEMORY.is_dir() else None))  # noqa: ASYNC240
+    folder = Path(tempfile.mkdtemp(prefix="firstline-fleet-", dir=MEMORY if MEMORY.is_dir() else None))
     try:
         found = await asyncio.to_thread(World, folder, devices, seed, effect, corrupt=corrupt)
         try:
@@ -126,13 +115,8 @@ async def world(devices: int, seed: int, effect: Effect, *, corrupt: bool = Fals
         shutil.rmtree(folder, ignore_errors=True)
 
 
-FEATURES, CLASSES = 16, 4
 _LABELS = tuple("abcd")
-_SHARPNESS, _NOISE = 2.5, 0.05
-_KEPT, _SAMPLE = 0.8, 4000
-_GOLDEN_ROWS = 4
-
-Floats = NDArray[np.float32]
+_FEATURES, _GOLDEN_ROWS = 16, 4
 
 
 def write_bundle(folder: Path, name: str, version: int, sharpness: float = 1.0) -> Bundle:
@@ -144,41 +128,13 @@ def write_bundle(folder: Path, name: str, version: int, sharpness: float = 1.0) 
         version: of the bundle.
         sharpness: factor of the edge model's logits; its answers stay the same, with other confidences.
     """
-    sources = folder.with_name(f"{folder.name}-sources")
-    full = linear(sources / "full.onnx", _weights())
-    edge = linear(sources / "edge.onnx", _edge_weights() * np.float32(sharpness))
-    np.savez(sources / "rows.npz", x=sample(1)[:_GOLDEN_ROWS])
-    threshold, scores = _certified()
-    edge_spec, full_spec = (ModelSpec(file, postprocess=(Softmax(),)) for file in (edge, full))
-    spec = BundleSpec(name, version, _LABELS, (edge_spec,), full_spec, PolicySpec(threshold=threshold))
+    sources, random = folder.with_name(f"{folder.name}-sources"), np.random.default_rng(0)
+    weights = random.standard_normal((_FEATURES, len(_LABELS))).astype(np.float32)
+    files = linear(sources / "edge.onnx", weights * np.float32(sharpness)), linear(sources / "full.onnx", weights)
+    np.savez(sources / "rows.npz", x=random.standard_normal((_GOLDEN_ROWS, _FEATURES)).astype(np.float32))
+    edge, full = (ModelSpec(file, postprocess=(Softmax(),)) for file in files)
+    spec = BundleSpec(name, version, _LABELS, (edge,), full, PolicySpec(threshold=0.9))
     manifest = create_bundle(spec, folder, golden=[sources / "rows.npz"]).manifest
-    certified = with_certificate(manifest.edge[0], manifest, threshold, n=_SAMPLE, kept=_KEPT, histogram=scores)
+    certified = with_certificate(manifest.edge[0], manifest)
     (folder / MANIFEST_NAME).write_bytes(encode_manifest(replace(manifest, edge=(certified,))))
     return open_bundle(folder)
-
-
-def sample(seed: int, rows: int = _SAMPLE) -> Floats:
-    """(rows, 16) inputs, as the field has them."""
-    return np.random.default_rng(seed).standard_normal((rows, FEATURES)).astype(np.float32)
-
-
-def _weights() -> Floats:
-    found = np.random.default_rng(0).standard_normal((FEATURES, CLASSES)) / np.sqrt(FEATURES)
-    weights: Floats = (_SHARPNESS * found).astype(np.float32)
-    return weights
-
-
-def _edge_weights() -> Floats:
-    noise = np.random.default_rng(1).standard_normal((FEATURES, CLASSES)) / np.sqrt(FEATURES)
-    weights: Floats = (_weights() + _NOISE * _SHARPNESS * noise).astype(np.float32)
-    return weights
-
-
-def _certified() -> tuple[float, Histogram]:
-    """The threshold of the first version, and how its scores lie."""
-    logits = sample(2) @ _edge_weights()
-    powers = np.exp(logits - logits.max(axis=1, keepdims=True))
-    scores = (powers / powers.sum(axis=1, keepdims=True)).max(axis=1)
-    lie = histogram(scores)
-    assert lie is not None
-    return float(np.quantile(scores, 1 - _KEPT)), lie

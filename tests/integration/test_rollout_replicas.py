@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from support.databases import OpenStore, PostgreSql
 
-from bench.fleet.driven import HOUR_S, definition
-from bench.fleet.population import NEW
+from bench.fleet.driven import definition
+from bench.fleet.population import HOUR_S, NEW
 from bench.fleet.pretended import PretendedDevice, pretended_population
 from firstline_core.clock import SimulatedClock
 from firstline_core.fleet.audit_log import verify_log

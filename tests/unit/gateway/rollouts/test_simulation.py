@@ -10,8 +10,8 @@ from sqlalchemy import Connection
 from support.databases import sqlite_store
 from support.pools import KEY, pool_of
 
-from bench.fleet.driven import HOUR_S, definition, driven
-from bench.fleet.population import BUNDLE, NEW, NOTHING, OLD, Effect
+from bench.fleet.driven import definition, driven
+from bench.fleet.population import BUNDLE, HOUR_S, NEW, NOTHING, OLD, Effect
 from bench.fleet.pretended import Pretended, pretended_population
 from firstline_core.fleet.audit_log import verify_log
 from firstline_gateway import audit_log
