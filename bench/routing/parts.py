@@ -20,18 +20,15 @@ class Job(NamedTuple):
     call: Callable[[], Sequence[Record]]
 
 
-def run(jobs: Sequence[Job], processes: int) -> list[list[Record]]:
-    """What each job gave, in their order; tells on stderr how far it is."""
+def run(jobs: Sequence[Job], processes: int) -> list[Record]:
+    """Returns what the jobs gave, in their order; prints to stderr how far it is."""
     found: list[list[Record]] = [[] for _ in jobs]
     began_s = time.monotonic()
-
-    def tell(done: int, name: str) -> None:
-        print(f"[{time.monotonic() - began_s:5.0f} s] {done}/{len(jobs)} {name}", file=sys.stderr, flush=True)
-
     # Forking would share what runtimes and BLAS keep in threads.
     with ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn")) as workers:
         futures = {workers.submit(job.call): at for at, job in enumerate(jobs)}
         for done, future in enumerate(as_completed(futures), 1):
             found[futures[future]] = list(future.result())
-            tell(done, jobs[futures[future]].name)
-    return found
+            seconds, name = time.monotonic() - began_s, jobs[futures[future]].name
+            print(f"[{seconds:5.0f} s] {done}/{len(jobs)} {name}", file=sys.stderr, flush=True)
+    return [record for given in found for record in given]

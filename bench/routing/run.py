@@ -1,4 +1,4 @@
-"""Runs the parts of the routing benchmark, prints their figures and writes them."""
+"""Measures whether routing keeps its promises; see docs/benchmarks.md."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from functools import partial
 from types import ModuleType
 
-from bench.figures import Figure, keep, named, tell
+from bench.figures import Figure
+from bench.parts import measure
 from bench.pools import CIFAR10, DATA, DIGITS, IMAGENET, TRAINSAMPLE, Pool, collect
 from bench.routing import alarm, contract
-from bench.routing.parts import Job, run
+from bench.routing.parts import run
 
 PARTS: dict[str, ModuleType] = {"contract": contract, "alarm": alarm}
 _TARGET = "routing"
@@ -30,20 +32,22 @@ def pools() -> dict[str, Pool]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """0 where every aim holds, 1 where one does not."""
-    parser = argparse.ArgumentParser(prog="python -m bench.routing", description=__doc__)
+    """Returns 0 if all ran and every aim holds, 1 if an aim is missed, 2 if a part has no data."""
+    parser = argparse.ArgumentParser(prog="python -m bench.routing.run", description=__doc__)
     parser.add_argument("--only", choices=PARTS, nargs="+", default=list(PARTS), help="parts (default: all)")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="(default: %(default)s)")
     options = parser.parse_args(arguments)
     for threads in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):  # one process a core is enough
         os.environ.setdefault(threads, "1")
-
     collected = pools()
-    jobs: list[tuple[str, Job]] = [(name, job) for name in options.only for job in PARTS[name].jobs(collected)]
-    found = run([job for _, job in jobs], options.processes)
-    figures: dict[str, list[Figure]] = {}
-    for name in options.only:
-        records = [record for (part, _), given in zip(jobs, found, strict=True) if part == name for record in given]
-        figures[name] = PARTS[name].figures(records)
-    keep(_TARGET, figures, PARTS)
-    return tell([figure for name in options.only for figure in named(name, figures[name])])
+    measures = {name: partial(_measured, part, collected, options.processes) for name, part in PARTS.items()}
+    return measure(_TARGET, measures, options.only)
+
+
+def _measured(part: ModuleType, collected: dict[str, Pool], processes: int) -> tuple[list[Figure], None]:
+    """Runs the jobs of a part; see `parts.Part`."""
+    return part.figures(run(part.jobs(collected), processes)), None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

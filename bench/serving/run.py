@@ -1,10 +1,11 @@
-"""Runs the parts of `make -C bench serving`, and writes figures, raw numbers and the machine."""
+"""Measures both tiers next to raw ASGI, `make -C bench serving`; writes figures, raw numbers and the machine."""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from bench import figures as book
@@ -13,7 +14,6 @@ from bench.serving import machine, rest, tables, wrk
 from bench.serving.samples import QUICK, Effort, Sample
 
 TARGET = "serving"
-PARTS = ("rest", "device")
 
 
 class Found(NamedTuple):
@@ -36,11 +36,11 @@ def _device(effort: Effort) -> Found:
     return Found(asyncio.run(agent.measured_figures(requests, repeats)), [])
 
 
-_RUNS: dict[str, Callable[[Effort], Found]] = {"rest": _rest, "device": _device}
+PARTS: dict[str, Callable[[Effort], Found]] = {"rest": _rest, "device": _device}
 
 
 def read_command(
-    module: str, description: str | None, names: Sequence[str], rounds: int, arguments: Sequence[str] | None
+    module: str, description: str | None, names: Iterable[str], rounds: int, arguments: Sequence[str] | None
 ) -> tuple[list[str], Effort]:
     """Reads a command line; ends the program if wrk, the client, is not installed.
 
@@ -55,7 +55,7 @@ def read_command(
         What is measured, and how much.
     """
     parser = argparse.ArgumentParser(prog=f"python -m {module}", description=description)
-    parser.add_argument("--only", choices=names, nargs="+", default=list(names), help="(default: all)")
+    parser.add_argument("--only", choices=tuple(names), nargs="+", default=list(names), help="(default: all)")
     parser.add_argument("--rounds", type=int, default=rounds, help="(default: %(default)s)")
     parser.add_argument("--seconds", type=int, default=Effort.seconds, help="of each load (default: %(default)s)")
     parser.add_argument("--quick", action="store_true", help="everything once and briefly: figures mean nothing")
@@ -68,9 +68,9 @@ def read_command(
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """0 whatever the figures are: times of one machine are no gate."""
-    only, effort = read_command("bench.serving", __doc__, PARTS, Effort.rounds, arguments)
+    only, effort = read_command("bench.serving.run", __doc__, PARTS, Effort.rounds, arguments)
     described = machine.described()
-    found = {part: _RUNS[part](effort) for part in only}
+    found = {part: PARTS[part](effort) for part in only}
     effort.progress("done")
     keep(TARGET, found, described, effort)
     if not effort.quick:
@@ -88,3 +88,7 @@ def keep(target: str, found: dict[str, Found], described: dict[str, Any], effort
     machines = before.get("machine", {}) | dict.fromkeys(found, machine_record)
     figures = {part: one.figures for part, one in found.items()}
     book.keep(target, figures, PARTS, {"machine": machines, "samples": samples})
+
+
+if __name__ == "__main__":
+    sys.exit(main())

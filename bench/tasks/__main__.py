@@ -11,10 +11,11 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 
-from bench.figures import Figure, keep, named, tell
-from bench.page import refill
+from bench.figures import Figure
+from bench.parts import measure
 from bench.pools import DATA
 from bench.tasks import (
     bargain,
@@ -45,17 +46,16 @@ def main() -> int:
     parser.add_argument("--data", type=Path, default=DATA, help="folder with the pairs (default: %(default)s)")
     parser.add_argument("--only", action="append", choices=PARTS, help="measures this part; the others keep theirs")
     given = parser.parse_args()
-    folder = given.data
-    found: dict[str, list[Figure]] = {}
-    for part in given.only or PARTS:
-        pair, measure = PARTS[part]
-        if (folder / pair).is_dir():
-            found[part] = list(measure(folder / pair))
-        else:
-            print(f"{pair} is skipped: {folder} does not have it.", file=sys.stderr)
-    keep("tasks", found, PARTS)
-    refill("tasks")
-    return tell([figure for part, figures in found.items() for figure in named(part, figures)])
+    return measure("tasks", {name: partial(_measured, name, given.data) for name in PARTS}, given.only or PARTS)
+
+
+def _measured(name: str, folder: Path) -> tuple[list[Figure], None]:
+    """Measures a part; see `parts.Part`."""
+    pair, figures = PARTS[name]
+    if not (folder / pair).is_dir():
+        print(f"{pair} is skipped: {folder} does not have it.", file=sys.stderr)
+        return [], None
+    return list(figures(folder / pair)), None
 
 
 if __name__ == "__main__":

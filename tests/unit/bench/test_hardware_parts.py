@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from bench import figures, page
+from bench import figures, page, parts
 from bench.figures import Figure
 from bench.hardware import prediction, run
 from bench.hardware.controller import runs
@@ -23,8 +23,8 @@ def told() -> str:
 
 def test_every_part_was_measured_and_nothing_else() -> None:
     """One that fails is run by `make -C bench hardware BENCH_ARGS='--only PART'`."""
-    parts = {row["figure"].partition(":")[0] for row in json.loads(told())["figures"]}
-    assert parts == set(run.PARTS)
+    measured = {row["figure"].partition(":")[0] for row in json.loads(told())["figures"]}
+    assert measured == set(run.PARTS)
     assert set(json.loads(told())) - {"figures"} == set(run.PARTS)
 
 
@@ -70,7 +70,7 @@ def test_parts_run_one_after_the_other_and_what_was_not_run_stays(
 
     monkeypatch.setattr(run, "PARTS", {"one": of(9), "two": of(2)})
     capsys.readouterr()
-    assert run.main(["--only", "one"]) == run.MISSED
+    assert run.main(["--only", "one"]) == parts.MISSED
     assert rows(results) == {"one: much": 9, "two: much": 2}
     assert json.loads(results.read_text())["one"] == {"now": 9}
     assert "two" not in capsys.readouterr().out, "what was not run now is not told"
@@ -84,10 +84,10 @@ def test_a_part_that_could_not_run_says_so_and_keeps_its_figures(
     before = results.read_text()
     capsys.readouterr()
     monkeypatch.setattr(run, "PARTS", {"one": of(9), "two": without_data})
-    assert run.main(["--only", "two"]) == run.NOT_RUN
+    assert run.main(["--only", "two"]) == parts.NOT_RUN
     assert results.read_text() == before
     assert capsys.readouterr().out == "two was not run, for the reason above.\n"
-    assert run.main([]) == run.NOT_RUN, "which outweighs an aim that is missed"
+    assert run.main([]) == parts.NOT_RUN, "which outweighs an aim that is missed"
 
 
 def test_what_is_of_a_part_that_is_no_more_leaves(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
