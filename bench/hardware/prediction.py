@@ -100,15 +100,9 @@ def measure(quick: bool) -> tuple[list[Figure], dict[str, list[Trial]]]:
         if (missing := pair.missing_in(DATA)) is not None:
             print(f"prediction is skipped: missing {missing}.", file=sys.stderr)
             return [], {}
-    trials = {pair.name: _trials(pair, quick) for pair in pairs}
+    threads, rounds = (THREADS[:1], 1) if quick else (THREADS, _ROUNDS)
+    trials = {pair.name: [_trial(pair, bundle_of(pair), each, rounds) for each in threads] for pair in pairs}
     return figures(trials), trials
-
-
-def _trials(pair: Pair, quick: bool) -> list[Trial]:
-    bundle = bundle_of(pair)
-    if quick:
-        return [_trial(pair, bundle, THREADS[0], 1)]
-    return [_trial(pair, bundle, threads, _ROUNDS) for threads in THREADS]
 
 
 def figures(records: Mapping[str, list[Trial]]) -> list[Figure]:

@@ -74,15 +74,13 @@ class Scenario:
     seed: int = 20261123
     timing: StepTiming = field(default_factory=StepTiming)
 
-    def in_burst(self, at_s: float) -> bool:
-        return at_s % self.every_s >= self.every_s - self.burst_s
-
 
 def arrivals(scenario: Scenario) -> Iterator[tuple[float, float]]:
     """Yields arrival times (s) and time limits (ms) of rows: two Poisson processes."""
     steady = _poisson(scenario.seed + 1, scenario.steady_per_s, scenario.steady_deadline_ms)
     bursts = _poisson(scenario.seed + 2, scenario.burst_per_s, scenario.burst_deadline_ms)
-    return heapq.merge(steady, (row for row in bursts if scenario.in_burst(row[0])))
+    begins_s = scenario.every_s - scenario.burst_s
+    return heapq.merge(steady, (row for row in bursts if row[0] % scenario.every_s >= begins_s))
 
 
 def _poisson(seed: int, per_s: float, deadline_ms: float) -> Iterator[tuple[float, float]]:
