@@ -70,17 +70,12 @@ TRAINSAMPLE = Pair("imagenet-trainsample v1-160", "imagenet-cascade", "v1-160", 
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """One edge variant of one pair on all labelled images. Shapes (n, classes) and (n,).
-
-    Args:
-        size_bytes: of each encoded image.
-    """
+    """One edge variant of one pair on all labelled images. Shapes (n, classes) and (n,)."""
 
     name: str
     edge: Probabilities
     full: Probabilities
     labels: NDArray[np.int64]
-    size_bytes: NDArray[np.int64]
 
     def losses(self) -> dict[str, NDArray[np.bool_]]:
         """Returns both losses of an edge answer: the full model answers differently; only the full model is right."""
@@ -89,41 +84,34 @@ class Pool:
 
     def take(self, rows: NDArray[np.intp]) -> Pool:
         """Returns the pool of these rows, repeated if they are named twice."""
-        return Pool(self.name, self.edge[rows], self.full[rows], self.labels[rows], self.size_bytes[rows])
+        return Pool(self.name, self.edge[rows], self.full[rows], self.labels[rows])
 
 
 def collect(
-    pair: Pair,
-    data: Path = DATA,
-    cache: Path = CACHE,
-    *,
-    change: Change | None = None,
-    changed: str = "",
-    limit: int | None = None,
+    pair: Pair, data: Path = DATA, *, change: Change | None = None, changed: str = "", limit: int | None = None
 ) -> Pool:
-    """Runs the pair's models on its images, or reads the answers of an earlier run.
+    """Runs the pair's models on its images, or reads the answers of an earlier run of this recipe.
 
     Args:
         pair: what to run.
         data: third-party models and images.
-        cache: folder of collected answers; a changed recipe is collected again.
         change: applied to each image first.
         changed: name of that change, with its strength.
         limit: number of images, spread evenly; None for all.
     """
     digest = _digest(pair)
-    file = cache / f"{pair.name.replace(' ', '-')}{'-' + changed if changed else ''}-{limit or 'all'}-{digest}.npz"
+    file = CACHE / f"{pair.name.replace(' ', '-')}{'-' + changed if changed else ''}-{limit or 'all'}-{digest}.npz"
     if not file.is_file():
-        cache.mkdir(parents=True, exist_ok=True)
+        CACHE.mkdir(parents=True, exist_ok=True)
         folder = data / pair.images / "dev" if pair.images else _MODELS / pair.recipe / "heldout"
         dataset = open_dataset(folder, limit)
         if change is not None:
             dataset = replace(dataset, media=_Changed(dataset.media, change))
         unfinished = file.with_suffix(f".{os.getpid()}.npz")
-        np.savez_compressed(unfinished, allow_pickle=False, **_observe(bundle_of(pair, data, cache), pair, dataset))
+        np.savez_compressed(unfinished, allow_pickle=False, **_observe(bundle_of(pair, data), pair, dataset))
         unfinished.replace(file)
     with np.load(file) as stored:
-        return Pool(pair.name, stored["edge"], stored["full"], stored["labels"], stored["size_bytes"])
+        return Pool(pair.name, stored["edge"], stored["full"], stored["labels"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,11 +129,11 @@ def _digest(pair: Pair) -> str:
     return hashlib.sha256(file.read_bytes()).hexdigest()[:12]
 
 
-def bundle_of(pair: Pair, data: Path = DATA, cache: Path = CACHE) -> Bundle:
+def bundle_of(pair: Pair, data: Path = DATA) -> Bundle:
     """Returns the pair's bundle; bundles of third-party models are created in the cache."""
     if not pair.images:
         return open_bundle(_MODELS / pair.recipe / "bundle")
-    folder = cache / f"{pair.recipe}-{_digest(pair)}"
+    folder = CACHE / f"{pair.recipe}-{_digest(pair)}"
     if not folder.is_dir():
         create_bundle(read_recipe(_MODELS / pair.recipe / "recipe.toml", data / pair.recipe), folder)
     return open_bundle(folder)
@@ -156,11 +144,9 @@ def _observe(bundle: Bundle, pair: Pair, dataset: Dataset) -> dict[str, NDArray[
     if manifest.full is None:
         raise ValueError(f"{manifest.name} has no full model to compare with")
     edge = next(model for model in manifest.edge if model.id == pair.variant)
-    seen = observe_here(bundle, (edge, manifest.full), dataset, RuntimeOptions(threads=1))
-    of_edge, of_full = seen.answers
+    of_edge, of_full = observe_here(bundle, (edge, manifest.full), dataset, RuntimeOptions(threads=1)).answers
     return {
         "edge": of_edge.probabilities,
         "full": of_full.probabilities,
         "labels": dataset.required_truth(manifest.task)[LABEL],
-        "size_bytes": seen.sizes,
     }

@@ -134,18 +134,15 @@ def figures(wheel: Path) -> list[Figure]:
     # The faster of two, because other work on the machine and the index is not Firstline's.
     answered_s = min(first_answer_s(wheel) for _ in range(2))
     found = [_below("first answer from the wheel", answered_s, FIRST_ANSWER_LIMIT_S, "s")]
-    found += [plain("no extra installed", installed(wheel, "", lambda _: None)[0], "MB", 1)]
     project = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]
-    for extra in project["optional-dependencies"]:
-        if extra in NOT_MEASURED:
-            continue
-        name = f"firstline[{extra}] installed"
-        if extra != "edge":
+    for extra in ("", *project["optional-dependencies"]):
+        name = f"firstline[{extra}] installed" if extra else "no extra installed"
+        if extra == "edge":
+            size_mb, resident_mb = installed(wheel, extra, agent_mb)
+            found.append(_below(name, size_mb, EDGE_LIMIT_MB))
+            found.append(_below("edge-agent resident, digits bundle", resident_mb, AGENT_LIMIT_MB))
+        elif extra not in NOT_MEASURED:
             found.append(plain(name, installed(wheel, extra, lambda _: None)[0], "MB", 1))
-            continue
-        size_mb, resident_mb = installed(wheel, extra, agent_mb)
-        found.append(_below(name, size_mb, EDGE_LIMIT_MB))
-        found.append(_below("edge-agent resident, digits bundle", resident_mb, AGENT_LIMIT_MB))
     return found
 
 

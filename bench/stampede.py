@@ -70,13 +70,10 @@ def figures(fleet: Fleet, runs: Sequence[dict[str, float]]) -> list[Figure]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--devices", type=int, default=1000)
-    parser.add_argument("--away", type=float, default=120.0, help="seconds for which the gateway is away")
     parser.add_argument("--seed", type=int, default=0, help="the first")
     parser.add_argument("--seeds", type=int, default=5)
     arguments = parser.parse_args()
-    fleet = Fleet(devices=arguments.devices, capacity_s=0.4 * arguments.devices, away_s=arguments.away)
-    runs = []
+    fleet, runs = Fleet(), []
     for seed in range(arguments.seed, arguments.seed + arguments.seeds):
         began_s = time.perf_counter()
         seen = simulate(come_back(fleet, LoopClock(), seed))

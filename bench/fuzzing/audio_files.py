@@ -22,7 +22,7 @@ from bench.fuzzing.mutation import damaged
 from firstline_core.processing.audio import AudioProcessing
 from firstline_core.processing.steps import AudioStep, Crop, DecodeAudio, Mono, Resample, Windows
 from firstline_core.protocol.limits import DecodingLimits
-from firstline_core.types import Tensor
+from firstline_core.types import Tensor, object_array
 
 _LIMITS = DecodingLimits(memory_bytes=4 << 20)
 _OWN_KIB = 32 << 10  # that the decoders and the process may take beyond it
@@ -68,9 +68,7 @@ def read_audio(given: AudioFile) -> object:
         RequestError: the clip is refused.
         AssertionError: the cost is over the limit, or not what was used.
     """
-    row = np.empty((1,), object)
-    row[0] = given.content
-    tensor = Tensor("audio", row)
+    tensor = Tensor("audio", object_array([given.content]))
     before_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     try:
         processing = AudioProcessing(given.steps, _LIMITS)

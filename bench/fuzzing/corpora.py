@@ -71,15 +71,18 @@ def _tensors() -> tuple[Tensor, ...]:
     return tuple(found)
 
 
-def _png() -> bytes:
+def _encoded(image: Image.Image, kind: str, **options: Any) -> bytes:
     with io.BytesIO() as file:
-        Image.fromarray(np.arange(64, dtype=np.uint8).reshape(8, 8)).save(file, "PNG")
+        image.save(file, kind, **options)
         return file.getvalue()
+
+
+_PNG = _encoded(Image.fromarray(np.arange(64, dtype=np.uint8).reshape(8, 8)), "PNG")
 
 
 NOTE = AuditNote(propensity=0.1, epsilon=0.02, threshold=0.9, edge_digest="a" * 64)
 REQUESTS = (
-    InferRequest("digits", (Tensor("image", np.array([_png()], np.object_)),), ID),
+    InferRequest("digits", (Tensor("image", np.array([_PNG], np.object_)),), ID),
     InferRequest(
         *("digits", (Tensor("x", np.zeros((1, 4), np.float32)),), ID),
         binary_output=True,
@@ -163,17 +166,12 @@ PUBLICATIONS = [
 ]
 
 
-def _manifests() -> list[bytes]:
-    path = CHECKOUT / "models/digits/bundle/manifest.json"
-    # Without the line breaks for people: damage should hit the content.
-    return [json.dumps(json.loads(path.read_bytes()), separators=(",", ":")).encode()]
-
-
-MANIFESTS = _manifests()
+_MANIFEST = json.loads((CHECKOUT / "models/digits/bundle/manifest.json").read_bytes())
+MANIFESTS = [json.dumps(_MANIFEST, separators=(",", ":")).encode()]  # damage should hit the content, and no line break
 
 
 def _images() -> list[bytes]:
-    found = [_png()]
+    found = [_PNG]
     rng = np.random.default_rng(1)
     for mode, kind, options in (
         ("RGB", "JPEG", {}),
@@ -188,10 +186,8 @@ def _images() -> list[bytes]:
         ("I;16", "PNG", {}),
         ("1", "PNG", {}),
     ):
-        with io.BytesIO() as file:
-            pixels = rng.integers(0, 256, (9, 9, 3), np.uint8)
-            Image.fromarray(pixels).convert("L" if mode == "I;16" else mode).convert(mode).save(file, kind, **options)
-            found.append(file.getvalue())
+        image = Image.fromarray(rng.integers(0, 256, (9, 9, 3), np.uint8))
+        found.append(_encoded(image.convert("L" if mode == "I;16" else mode).convert(mode), kind, **options))
     return found
 
 

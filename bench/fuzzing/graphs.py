@@ -234,32 +234,39 @@ def _write_onnx(root: Path, blocks: tuple[str, ...], rng: np.random.Generator) -
 # TFLite.
 
 
+def _object(kind: str, **fields: object) -> Any:
+    """Returns an object of the schema with these fields."""
+    made = getattr(schema, f"{kind}T")()
+    for name, value in fields.items():
+        setattr(made, name, value)
+    return made
+
+
+def _subgraph() -> Any:
+    return _object("SubGraph", tensors=[], operators=[], inputs=[], outputs=[])
+
+
 class _TfLite:
     """A subgraph that is being built; its batch is 1, as in most converted models."""
 
     def __init__(self, rng: np.random.Generator) -> None:
         self.rng = rng
-        self.model = schema.ModelT()
-        self.model.version, self.model.operatorCodes, self.model.buffers = 3, [], [schema.BufferT()]
-        self.graph = schema.SubGraphT()
-        self.graph.tensors, self.graph.operators = [], []
-        self.model.subgraphs = [self.graph]
+        self.graph = _subgraph()
+        self.model = _object("Model", version=3, operatorCodes=[], buffers=[schema.BufferT()], subgraphs=[self.graph])
 
     def tensor(
         self, shape: tuple[int, ...], content: NDArray[Any] | None = None, kind: int = 0, *, is_variable: bool = False
     ) -> int:
         """Adds a tensor, FP32 if `content` does not say otherwise, and returns its index."""
-        made = schema.TensorT()
-        made.shape, made.type, made.isVariable = list(shape), kind, is_variable
-        made.name = f"t{len(self.graph.tensors)}"
+        buffer = 0
         if content is not None:
-            buffer = schema.BufferT()
-            buffer.data = np.frombuffer(content.tobytes(), np.uint8)
-            made.buffer = len(self.model.buffers)
-            made.type = {"f": schema.TensorType.FLOAT32, "i": schema.TensorType.INT32}[content.dtype.kind]
-            self.model.buffers.append(buffer)
-        self.graph.tensors.append(made)
-        return len(self.graph.tensors) - 1
+            buffer = len(self.model.buffers)
+            kind = {"f": schema.TensorType.FLOAT32, "i": schema.TensorType.INT32}[content.dtype.kind]
+            self.model.buffers.append(_object("Buffer", data=np.frombuffer(content.tobytes(), np.uint8)))
+        index = len(self.graph.tensors)
+        fields = {"shape": list(shape), "type": kind, "isVariable": is_variable, "name": f"t{index}", "buffer": buffer}
+        self.graph.tensors.append(_object("Tensor", **fields))
+        return index
 
     def constant(self, content: NDArray[Any]) -> int:
         """Adds a weight and returns its index."""
@@ -267,19 +274,14 @@ class _TfLite:
 
     def add(self, kind: str, given: list[int], *, options: str = "", made: int | None = None, **fields: object) -> int:
         """Adds an operator and returns the index of its output, FP32 [1, WIDTH] unless `made` names one."""
-        code = schema.OperatorCodeT()
-        code.builtinCode = getattr(schema.BuiltinOperator, kind)
-        code.deprecatedBuiltinCode = min(code.builtinCode, 127)
-        operator = schema.OperatorT()
-        operator.opcodeIndex = len(self.model.operatorCodes)
+        code = getattr(schema.BuiltinOperator, kind)
         made = self.tensor((1, WIDTH)) if made is None else made
-        operator.inputs, operator.outputs = given, [made] if made >= 0 else []
+        outputs = [made] if made >= 0 else []
+        operator = _object("Operator", opcodeIndex=len(self.model.operatorCodes), inputs=given, outputs=outputs)
         if options:
             operator.builtinOptionsType = getattr(schema.BuiltinOptions, options)
-            operator.builtinOptions = getattr(schema, f"{options}T")()
-            for name, value in fields.items():
-                setattr(operator.builtinOptions, name, value)
-        self.model.operatorCodes.append(code)
+            operator.builtinOptions = _object(options, **fields)
+        self.model.operatorCodes.append(_object("OperatorCode", builtinCode=code, deprecatedBuiltinCode=min(code, 127)))
         self.graph.operators.append(operator)
         return made
 
@@ -316,9 +318,7 @@ def _lite_memory(graph: _TfLite, value: int) -> int:
 def _lite_counter(graph: _TfLite, value: int) -> int:
     """Adds the number of earlier runs, from a resource variable, which an interpreter does not reset."""
     name = f"v{len(graph.model.subgraphs)}"
-    main = graph.graph
-    graph.graph = schema.SubGraphT()
-    graph.graph.tensors, graph.graph.operators, graph.graph.inputs, graph.graph.outputs = [], [], [], []
+    main, graph.graph = graph.graph, _subgraph()
     graph.model.subgraphs.append(graph.graph)
     graph.assign(graph.handle(name), graph.constant(np.zeros((1, WIDTH), np.float32)))
     graph.graph = main

@@ -19,7 +19,7 @@ from PIL import Image
 from firstline_core.processing.images import ImageProcessing
 from firstline_core.processing.steps import CenterCrop, Decode, Resize
 from firstline_core.protocol.limits import DecodingLimits
-from firstline_core.types import Tensor
+from firstline_core.types import Tensor, object_array
 
 _LIMITS = DecodingLimits(pixels=100_000, side=5000, memory_bytes=1 << 20)
 _SIZES = (0, 1, 2, 8, 9, 255, 4999, 5001, 65_500, 65_535, 2**31 - 1, 2**31, 2**32 - 1)
@@ -50,9 +50,7 @@ def read_image(given: ImageFile) -> object:
         RequestError: the image is refused.
         AssertionError: the size or the cost is not what the header promised.
     """
-    row = np.empty((1,), object)
-    row[0] = given.content
-    tensor = Tensor("image", row)
+    tensor = Tensor("image", object_array([given.content]))
     whole = ImageProcessing(given.step, (), _LIMITS)
     cost = whole.checked_cost(tensor)
     assert cost.pixels <= _LIMITS.pixels, "over the limit of pixels"

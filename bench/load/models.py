@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper
 
 from bench.serving.client import session
 from bench.support.bundles import model, write_manifest
-from bench.support.onnx_models import linear, write_graph
+from bench.support.onnx_models import float_graph, linear
 from firstline_core.processing.steps import InputSpec, Softmax
 
 FEATURES = 16
@@ -54,13 +56,7 @@ def _layers(folder: Path, count: int) -> Path:
         nodes.append(helper.make_node("Relu", [f"product_{n}"], [f"layer_{n + 1}"]))
     nodes.append(helper.make_node("ReduceMean", [f"layer_{count}"], ["mean"], axes=[1], keepdims=0))
     nodes.append(helper.make_node("MatMul", ["mean", "last"], ["logits"]))
-    write_graph(
-        folder / "full.onnx",
-        nodes,
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", FEATURES])],
-        [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["n", _CLASSES])],
-        [numpy_helper.from_array(array, name) for name, array in weights.items()],
-    )
+    float_graph(folder / "full.onnx", nodes, {"x": ["n", FEATURES]}, {"logits": ["n", _CLASSES]}, **weights)
     return _write_bundle(folder)
 
 
@@ -88,22 +84,23 @@ class Alone(NamedTuple):
 
 def rows_alone(folder: Path, seconds: float) -> Alone:
     """What a bundle's model alone gives."""
-    alone, row = session(folder / "full.onnx"), np.zeros((1, FEATURES), np.float32)
     times_s: list[float] = []
-    while sum(times_s) < seconds:
-        started_s = time.perf_counter()
-        alone.run(None, {"x": row})
-        times_s.append(time.perf_counter() - started_s)
+    for took_s in _runs_s(folder / "full.onnx"):
+        times_s.append(took_s)
+        if sum(times_s) >= seconds:
+            break
     middle_s, slow_s = np.quantile(times_s, [0.5, 0.995])
     return Alone(len(times_s) / sum(times_s), float(slow_s / middle_s))
 
 
 def _timed_ms(path: Path) -> float:
-    alone = session(path)
-    row = np.zeros((1, FEATURES), np.float32)
-    times = []
-    for _ in range(_TRIALS):
+    return min(islice(_runs_s(path), _TRIALS)) * 1000  # what other work on this machine did not lengthen
+
+
+def _runs_s(path: Path) -> Iterator[float]:
+    """Runs the model on one row again and again, and yields how long each run took."""
+    alone, row = session(path), np.zeros((1, FEATURES), np.float32)
+    while True:
         started_s = time.perf_counter()
         alone.run(None, {"x": row})
-        times.append(time.perf_counter() - started_s)
-    return min(times) * 1000  # what other work on this machine did not lengthen
+        yield time.perf_counter() - started_s

@@ -124,7 +124,7 @@ def watch(pool: Pool, shifted: Mapping[str, Pool], streams: int) -> list[Watch]:
         }
         for name, threshold in thresholds.items():
             kept, risk = truth.at(threshold)
-            test, stream = Tests(epsilon, (streams,)), constant(random, streams)
+            test, stream = Tests(epsilon, streams), constant(random, streams)
             late, _ = delays(test, DELTA, stream, (risk, 0), (risk, FALSE_ALARM_AUDITS))
             found.append(Watch(pool.name, "", epsilon, name, 0, risk, risk, kept, late, 0))
         shifts: dict[str, Callable[[float], Pool]] = {
@@ -139,7 +139,7 @@ def watch(pool: Pool, shifted: Mapping[str, Pool], streams: int) -> list[Watch]:
                 continue
             (kept, after), risk = at[name], truth.at(thresholds[name])[1]
             for quiet in QUIET:
-                test, stream = Tests(epsilon, (streams,)), constant(random, streams)
+                test, stream = Tests(epsilon, streams), constant(random, streams)
                 late, early = delays(test, DELTA, stream, (risk, quiet), (after, within(epsilon)))
                 found.append(Watch(pool.name, shift, epsilon, name, quiet, risk, after, kept, late, int(early.sum())))
     return found

@@ -22,14 +22,15 @@ class Tests:
     """The e-values of many runs at once.
 
     Args:
-        shape: one test for each run, or each run and device.
+        epsilon: as promised.
+        runs: how many.
     """
 
-    def __init__(self, epsilon: float, shape: tuple[int, ...]) -> None:
+    def __init__(self, epsilon: float, runs: int) -> None:
         self.epsilon = epsilon
-        self.bets = np.array(audit.begin(epsilon).bets).reshape(-1, *[1] * len(shape))
+        self.bets = np.array(audit.begin(epsilon).bets)[:, None]
         # A single start is the mixture of which all money starts with the first audit.
-        self.wealth = np.zeros((self.bets.size, *shape))
+        self.wealth = np.zeros((self.bets.size, runs))
         self.audits = 0
 
     def update(self, losses: Floats) -> Floats:
@@ -74,7 +75,7 @@ def check_against_update(epsilon: float, stream: Stream) -> None:
         epsilon: as promised.
         stream: of one run; 2,000 audits of it, at twice the risk that was promised.
     """
-    test, state = Tests(epsilon, (1,)), audit.begin(epsilon)
+    test, state = Tests(epsilon, 1), audit.begin(epsilon)
     for _ in range(2_000):
         losses = stream(2 * epsilon)
         seen = test.update(losses)[0]

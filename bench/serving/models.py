@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from onnx import NodeProto, TensorProto, helper, numpy_helper
+from onnx import NodeProto, helper
 
 from bench.support.bundles import model, with_certificate, write_manifest
-from bench.support.onnx_models import write_graph
+from bench.support.onnx_models import float_graph
 from firstline_core.processing.steps import InputSpec
 from firstline_core.routing.certificate import Histogram
 
@@ -52,9 +52,7 @@ def rows(kind: Kind, count: int = 1, seed: int = 0) -> np.ndarray[Any, np.dtype[
 def write_onnx(kind: Kind, path: Path) -> Path:
     """The model alone."""
     nodes, weights = _small() if kind is S else _medium()
-    ports = [(INPUT, kind.row), (OUTPUT, (kind.classes,))]
-    inputs, outputs = ([helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", *row])] for name, row in ports)
-    return write_graph(path, nodes, inputs, outputs, [numpy_helper.from_array(a, name) for name, a in weights.items()])
+    return float_graph(path, nodes, {INPUT: ["n", *kind.row]}, {OUTPUT: ["n", kind.classes]}, **weights)
 
 
 def write_bundle(kind: Kind, folder: Path, *, edge: bool = False) -> Path:

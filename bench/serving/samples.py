@@ -76,14 +76,9 @@ def of_load(part: str, number: int, who: str, what: str, load: Load) -> Sample:
     return Sample(part, number, who, what, {name: round(value, 3) for name, value in values.items()})
 
 
-def values(samples: Iterable[Sample], who: str, what: str, name: str) -> list[float]:
-    """One for each round."""
-    return [one.values[name] for one in samples if (one.who, one.what) == (who, what) and name in one.values]
-
-
 def median(samples: Iterable[Sample], who: str, what: str, name: str) -> float | None:
     """Over the rounds; None where it was not measured."""
-    found = values(samples, who, what, name)
+    found = [one.values[name] for one in samples if (one.who, one.what) == (who, what) and name in one.values]
     return statistics.median(found) if found else None
 
 

@@ -19,7 +19,6 @@ class MemoryOutbox:
         self._items: dict[str, OutboxItem] = {}
         self._ages = Timeline(clock)
         self.changed = asyncio.Event()
-        self.finished: dict[str, InferResponse] = {}
         self.stored: asyncio.Queue[OutboxItem] = asyncio.Queue()  # always empty: no caller waits here
 
     @property
@@ -57,8 +56,7 @@ class MemoryOutbox:
         return [self._items[request_id] for request_id in self._ages.over(age_s, limit)]
 
     async def finish(self, request_id: str, final: InferResponse) -> None:
-        if self._items.pop(request_id, None) is not None:
-            self.finished[request_id] = final
+        self._items.pop(request_id, None)
         self._ages.remove(request_id)
 
     def age_s(self, item: OutboxItem) -> float:

@@ -28,7 +28,7 @@ def pool() -> Pool:
         odds = np.exp(logits)
         return (odds / odds.sum(axis=1, keepdims=True)).astype(np.float32)
 
-    return Pool(CIFAR10.name, said(4), said(9), labels, rng.integers(600, 1300, len(labels)))
+    return Pool(CIFAR10.name, said(4), said(9), labels)
 
 
 def missed(part: Any, records: Sequence[Any]) -> list[str]:
@@ -49,7 +49,7 @@ def test_alarm(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(alarm, "FALSE_ALARM_AUDITS", 500)
     monkeypatch.setattr(alarm, "QUIET", (0, 300))
     monkeypatch.setattr(alarm, "EPSILONS", (0.05,))
-    worse = Pool(pool.name, pool.edge[::-1], pool.full, pool.labels, pool.size_bytes)
+    worse = Pool(pool.name, pool.edge[::-1], pool.full, pool.labels)
     records = alarm.watch(pool, {"blur": worse}, 100)
     assert {record.shift for record in records} == {"", "labels", "blur"}
     assert all(record.found == 1 for record in records if record.shift == "blur")
