@@ -20,6 +20,7 @@ import soundfile
 
 from bench.fuzzing.mutation import damaged
 from firstline_core.processing.audio import AudioProcessing
+from firstline_core.processing.image_header import DecodingCost
 from firstline_core.processing.steps import AudioStep, Crop, DecodeAudio, Mono, Resample, Windows
 from firstline_core.protocol.limits import DecodingLimits
 from firstline_core.types import Tensor, object_array
@@ -72,9 +73,10 @@ def read_audio(given: AudioFile) -> object:
     before_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     try:
         processing = AudioProcessing(given.steps, _LIMITS)
-        cost = processing.checked_cost(tensor)
+        costs = processing.checked_costs(tensor)
+        cost = DecodingCost((costs,))
         assert cost.memory_bytes <= _LIMITS.memory_bytes, "over the limit of memory"
-        samples = processing.run(tensor, cost)
+        samples = processing.run(tensor, costs)
         assert samples.nbytes <= cost.memory_bytes, f"{samples.nbytes} bytes, although it costs {cost.memory_bytes}"
         assert samples.size and np.isfinite(samples).all(), f"samples of shape {samples.shape} that are not finite"
         return samples

@@ -16,6 +16,7 @@ import numpy as np
 from msgspec import UNSET
 from PIL import Image
 
+from firstline_core.processing.image_header import DecodingCost
 from firstline_core.processing.images import ImageProcessing
 from firstline_core.processing.steps import CenterCrop, Decode, Resize
 from firstline_core.protocol.limits import DecodingLimits
@@ -52,10 +53,11 @@ def read_image(given: ImageFile) -> object:
     """
     tensor = Tensor("image", object_array([given.content]))
     whole = ImageProcessing(given.step, (), _LIMITS)
-    cost = whole.checked_cost(tensor)
+    costs = whole.checked_costs(tensor)
+    cost = DecodingCost((costs,))
     assert cost.pixels <= _LIMITS.pixels, "over the limit of pixels"
     assert cost.memory_bytes <= _LIMITS.memory_bytes, "over the limit of memory"
-    pixels = whole.run(tensor, cost)
+    pixels = whole.run(tensor, costs)
     assert pixels.size <= cost.memory_bytes, f"{pixels.size} bytes, although it costs {cost.memory_bytes}"
     assert pixels.shape[1] * pixels.shape[2] == cost.pixels, f"{pixels.shape}, although it declares {cost.pixels}"
     small = ImageProcessing(given.step, (CenterCrop(0.5), Resize(4, 4, letterbox="center")), _LIMITS).run(tensor)

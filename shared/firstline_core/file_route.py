@@ -18,7 +18,13 @@ from numpy.typing import NDArray
 
 from firstline_core.errors import InferenceError, NotAcceptableError, RequestError, did_you_mean
 from firstline_core.processing.decoding import FileDecoding
-from firstline_core.processing.image_header import DecodingCost, check_limits, is_encoded_image, read_header
+from firstline_core.processing.image_header import (
+    DecodingCost,
+    MeasuredImage,
+    check_limits,
+    is_encoded_image,
+    read_header,
+)
 from firstline_core.processing.steps import Decode, Resize
 from firstline_core.protocol import file_inference
 from firstline_core.protocol.asgi import Request
@@ -62,12 +68,12 @@ class Sketch(NamedTuple):
     Args:
         image: of the request.
         processing: decodes the image, and makes it smaller.
-        cost: of the decoding.
+        costs: of the decoding, for its only row.
     """
 
     image: Tensor
     processing: ImageProcessing
-    cost: DecodingCost
+    costs: tuple[MeasuredImage, ...]
 
 
 class FileRoute:
@@ -142,7 +148,7 @@ class FileRoute:
         scale = SIDE_LIMIT / max(width, height)
         smaller = (Resize(max(1, round(width * scale)), max(1, round(height * scale))),) if scale < 1 else ()
         processing = ImageProcessing(Decode("RGB"), smaller, self._limits, _BYTES_PER_PIXEL)
-        return Sketch(image, processing, processing.checked_cost(image))
+        return Sketch(image, processing, processing.checked_costs(image))
 
     async def _picture(
         self, sketch: Sketch, request: InferRequest, response: InferResponse, query: Mapping[str, str]
@@ -162,12 +168,12 @@ class FileRoute:
         def draw() -> bytes:
             from PIL import Image
 
-            pixels: NDArray[np.uint8] = sketch.processing.run(image, sketch.cost)[0]
+            pixels: NDArray[np.uint8] = sketch.processing.run(image, sketch.costs)[0]
             encoded = BytesIO()
             task.draw(Image.fromarray(pixels), outputs, 0, view).save(encoded, "JPEG", quality=_QUALITY)
             return encoded.getvalue()
 
-        memory_bytes = sketch.cost.memory_bytes
+        memory_bytes = DecodingCost((sketch.costs,)).memory_bytes
         async with self._decoding.done(draw, memory_bytes, request.principal, request.deadline_s) as picture:
             facts = json.dumps(file_inference.answer_json(response, [{}]), separators=(",", ":"))
             return Reply(200, {CONTENT_TYPE: PICTURE_TYPE, ANSWER_HEADER: facts}, picture)

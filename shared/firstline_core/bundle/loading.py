@@ -7,7 +7,7 @@ A loaded model computes the task's outputs from the bundle's input. It is synchr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import cache, partial
 from types import MappingProxyType
@@ -15,7 +15,6 @@ from typing import Any, Protocol
 
 import numpy as np
 from msgspec import Struct
-from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from firstline_core.bundle.manifest import Manifest, Model, Score
@@ -26,7 +25,7 @@ from firstline_core.processing import steps as ops
 from firstline_core.processing.boxes import InputSize
 from firstline_core.processing.compile import Preprocess, Step, check_needs, compile_preprocess
 from firstline_core.processing.decoding import LIGHT_BYTES, MeasuredInputs, PreparedRows
-from firstline_core.processing.image_header import NO_COST, DecodingCost
+from firstline_core.processing.image_header import DecodingCost, MeasuredFile
 from firstline_core.processing.text import Encoder, Shared, read_encoder
 from firstline_core.processing.trial import trial_input, typical_row
 from firstline_core.processing.windows import WINDOWS, combine_windows
@@ -88,19 +87,19 @@ class LoadedInput(Struct, frozen=True, eq=False):
             raise InvalidTensorError(f"The model needs input '{spec.name}'; it was given: {', '.join(inputs)}.")
         return check_input(spec, array, takes_pixels=self.takes_pixels)
 
-    def prepare(self, tensor: Tensor, cost: DecodingCost | None, model: str, shared: Shared) -> Arrays:
+    def prepare(self, tensor: Tensor, costs: tuple[MeasuredFile, ...], model: str, shared: Shared) -> Arrays:
         """Returns the rows of the model's input, and the side arrays, by name.
 
         Args:
             tensor: from `check`.
-            cost: of its images; None to read their headers now.
+            costs: of its files.
             model: id, for messages.
             shared: with the other inputs, of this request.
 
         Raises:
             InvalidTensorError: the rows do not fit the model.
         """
-        (rows, side), port = self.pre.run(tensor, cost, self.side, shared), self.port
+        (rows, side), port = self.pre.run(tensor, costs, self.side, shared), self.port
         if port.datatype == "BYTES":
             rows = rows.reshape(len(rows), *(1,) * (len(port.shape) - 1))  # [n] or [n, 1] strings
         shape = rows.shape if self.pre.windows is None else rows.shape[1:]
@@ -169,7 +168,7 @@ class LoadedModel:
         self.output_names = post.reads
         self._resources = resources
 
-    def prepare(self, inputs: Arrays, cost: DecodingCost | None = None) -> Arrays:
+    def prepare(self, inputs: Arrays) -> Arrays:
         """Preprocesses the bundle's inputs into rows for `run`.
 
         Numbers are converted to the declared datatype if they keep their values within rounding: floats of another
@@ -177,8 +176,8 @@ class LoadedModel:
 
         Args:
             inputs: by name, as declared in the manifest; others than those that the model reads are ignored. Encoded
-                images may also be pixels, UINT8 [rows, height, width, channels].
-            cost: from `decoding_cost`, of these inputs; None to read the headers of the images now.
+                images may also be pixels, UINT8 [rows, height, width, channels]. The headers of files are read
+                unless these are `MeasuredInputs`.
 
         Returns:
             The model's inputs by name, and the arrays that its postprocessing needs, such as `GEOMETRY`. If clips are
@@ -196,15 +195,14 @@ class LoadedModel:
                     f"These rows were prepared for a model without an input '{self.inputs[0].port.name}'."
                 )
             inputs = inputs.sent  # the same model on another executor may name its inputs otherwise
-        if cost is None and self._decoders:
+        costs: Iterator[tuple[MeasuredFile, ...]] = iter(())
+        if self._decoders:
             cost = inputs.cost if isinstance(inputs, MeasuredInputs) else self.decoding_cost(inputs)
+            costs = iter(cost.files)
         rows: dict[str, Array] = {}
         shared: Shared = {}
-        decoded = 0
         for each in self.inputs:
-            of_input = cost
-            if cost is not None and cost.parts and each.pre.decoder is not None:
-                of_input, decoded = cost.parts[decoded], decoded + 1
+            of_input = next(costs) if self._decoders and each.pre.decoder is not None else ()
             rows |= each.prepare(each.check(inputs), of_input, self.model.id, shared)
         return rows
 
@@ -214,13 +212,13 @@ class LoadedModel:
         Raises:
             InvalidTensorError, PayloadTooLargeError: see `prepare`, as far as the headers tell.
         """
-        costs = [
-            each.pre.decoder.checked_cost(each.check(inputs)) for each in self._decoders if each.pre.decoder is not None
+        files = [
+            each.pre.decoder.checked_costs(each.check(inputs))
+            for each in self._decoders
+            if each.pre.decoder is not None
         ]
-        cost = DecodingCost.joined(costs) if costs else NO_COST
         given = [each for each in self._computing if each.spec.name in inputs]
-        numbers_bytes = sum([each.pre.steps_bytes(inputs[each.spec.name].shape) for each in given])
-        return replace(cost, numbers_bytes=numbers_bytes) if numbers_bytes else cost
+        return DecodingCost(tuple(files), sum([each.pre.steps_bytes(inputs[each.spec.name].shape) for each in given]))
 
     def trial_inputs(self) -> Arrays | None:
         """Returns one row of zeros of each of the bundle's inputs that the model reads; None for free sizes."""

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from firstline_core.errors import InvalidTensorError, PayloadTooLargeError
 from firstline_core.processing.audio_header import AudioHeader, MeasuredClip, check_format
-from firstline_core.processing.image_header import DecodingCost
 from firstline_core.processing.memory import steps_memory
 from firstline_core.processing.steps import AudioStep, Crop, DecodeAudio, Mono, Pad, PreStep, Resample, Windows
 from firstline_core.protocol.limits import DEFAULT_DECODING_LIMITS, DecodingLimits
@@ -71,8 +70,8 @@ class AudioProcessing:
         self._windows = next((step for step in steps if isinstance(step, Windows)), None)
         self._limits = limits
 
-    def checked_cost(self, tensor: Tensor) -> DecodingCost:
-        """Returns what the clips of a request cost, from their headers.
+    def checked_costs(self, tensor: Tensor) -> tuple[MeasuredClip, ...]:
+        """Returns what each clip of a request costs, from its header.
 
         Raises:
             InvalidTensorError: not a clip that can be decoded, as far as its header says.
@@ -83,11 +82,11 @@ class AudioProcessing:
         for row, element in enumerate(tensor.array):
             where = f"Row {row} of input '{tensor.name}'"
             header = read_header(element, where)
-            clip, count, later = self._measured(header, where)
+            clip, later = self._measured(header, where)
             measured.append(clip)
             later_bytes = max(later_bytes, later)
             samples += max(header.frames * header.channels, clip.result_bytes // _FLOAT_BYTES)
-            windows, window_bytes = max(windows, count), max(window_bytes, clip.result_bytes // count)
+            windows, window_bytes = max(windows, clip.windows), max(window_bytes, clip.result_bytes // clip.windows)
             padded = (row + 1) * windows * window_bytes // _FLOAT_BYTES if self._windows is not None else 0
             if max(samples, padded) > TOTAL_SAMPLES_LIMIT or (row + 1) * windows > WINDOWS_LIMIT:
                 raise PayloadTooLargeError(
@@ -96,27 +95,25 @@ class AudioProcessing:
                 )
         # The result of each clip, its copy among those of all clips, and what the later steps make of it.
         more_bytes = windows * (window_bytes + later_bytes)
-        return DecodingCost(
-            clips=tuple([clip._replace(result_bytes=clip.result_bytes + more_bytes) for clip in measured])
-        )
+        return tuple([clip._replace(result_bytes=clip.result_bytes + more_bytes) for clip in measured])
 
-    def run(self, tensor: Tensor, cost: DecodingCost | None = None) -> Array:
+    def run(self, tensor: Tensor, costs: Sequence[MeasuredClip] | None = None) -> Array:
         """Runs the steps.
 
         Args:
             tensor: encoded clips.
-            cost: from `checked_cost`, of this tensor; None to read the headers now.
+            costs: from `checked_costs`, of this tensor; None to read the headers now.
 
         Raises:
             InvalidTensorError: a row that is not a clip, or of another length than the others.
-            PayloadTooLargeError: see `checked_cost`.
+            PayloadTooLargeError: see `checked_costs`.
         """
-        headers = [clip.header for clip in (self.checked_cost(tensor) if cost is None else cost).clips]
+        costs = self.checked_costs(tensor) if costs is None else costs
         done: list[Array] = []
-        for row, (element, header) in enumerate(zip(tensor.array, headers, strict=True)):
+        for row, (element, clip) in enumerate(zip(tensor.array, costs, strict=True)):
             where = f"Row {row} of input '{tensor.name}'"
             samples = decode(element, where)
-            rate_hz = header.rate_hz
+            rate_hz = clip.header.rate_hz
             for step in self._steps:
                 samples, rate_hz = _applied(step, samples, rate_hz)
             if self._windows is not None:
@@ -140,38 +137,23 @@ class AudioProcessing:
             stacked[row, : len(each)] = each
         return stacked
 
-    def counts(self, cost: DecodingCost) -> NDArray[np.int64]:
-        """Returns the number of windows of each clip, (rows,).
-
-        Args:
-            cost: from `checked_cost`.
-        """
-        return np.array([self._length(clip.header)[1] for clip in cost.clips], np.int64)
-
-    def _length(self, header: AudioHeader) -> tuple[int, int]:
-        """Returns the samples of each channel before windows are cut, and the number of windows."""
-        frames, rate_hz = header.frames, header.rate_hz
+    def _measured(self, header: AudioHeader, where: str) -> tuple[MeasuredClip, int]:
+        """Returns the cost of one clip within the limits, and the bytes that the later steps hold of a window."""
+        check_header(header, where)
+        longest = frames = header.frames
         for step in self._steps:
             match step:
-                case Resample():
-                    frames, rate_hz = _resampled_length(frames, rate_hz, step.rate_hz), step.rate_hz
+                case Resample():  # comes before the steps that change the length
+                    frames = _resampled_length(frames, header.rate_hz, step.rate_hz)
+                    longest = max(longest, frames)
                 case Crop():
                     frames = min(frames, step.samples)
                 case Pad():
                     frames = max(frames, step.samples)
-        return frames, window_count(frames, self._windows) if self._windows is not None else 1
-
-    def _measured(self, header: AudioHeader, where: str) -> tuple[MeasuredClip, int, int]:
-        """Returns the cost of one clip within the limits, the number of its windows, and a window's bytes later."""
-        check_header(header, where)
-        longest = header.frames
-        for step in self._steps:
-            if isinstance(step, Resample):
-                longest = max(longest, _resampled_length(header.frames, header.rate_hz, step.rate_hz))
         mono = any(isinstance(step, Mono) for step in self._steps)
-        channels = 1 if mono else header.channels
-        frames, windows = self._length(header)
+        channels, windows = 1 if mono else header.channels, 1
         if self._windows is not None:
+            windows = window_count(frames, self._windows)
             frames = windows * self._windows.samples
         result = frames * channels
         if longest * channels > SAMPLES_LIMIT or result > SAMPLES_LIMIT:
@@ -190,7 +172,7 @@ class AudioProcessing:
                 f"of memory; at most {self._limits.memory_bytes} are used (decoding.memory_limit_bytes). Send a "
                 "shorter clip."
             )
-        return MeasuredClip(header, working_bytes, _FLOAT_BYTES * result), windows, later.row_bytes
+        return MeasuredClip(header, working_bytes, _FLOAT_BYTES * result, windows), later.row_bytes
 
 
 def read_header(encoded: bytes, where: str) -> AudioHeader:

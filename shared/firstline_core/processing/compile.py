@@ -8,7 +8,7 @@ arrays of their own.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from firstline_core import errors
 from firstline_core.processing import steps as ops
 from firstline_core.processing.geometry import GEOMETRY
-from firstline_core.processing.image_header import DecodingCost
 from firstline_core.processing.memory import steps_memory
 from firstline_core.processing.signals import compile_signal
 from firstline_core.processing.standardize import OBSERVED, STANDARDIZATION, in_units_of, split_observed, standardize
@@ -91,7 +90,7 @@ class Preprocess(NamedTuple):
     def run(
         self,
         tensor: Tensor,
-        cost: DecodingCost | None = None,
+        costs: Sequence[Any] | None = None,
         needs: Collection[str] = (),
         shared: Shared | None = None,
     ) -> Prepared:
@@ -99,7 +98,7 @@ class Preprocess(NamedTuple):
 
         Args:
             tensor: a checked bundle input.
-            cost: from `decoder.checked_cost`, of this tensor; None to read the headers now.
+            costs: from `decoder.checked_costs`, of this tensor; None to read the headers now.
             needs: names of the side arrays, that it `gives`: `GEOMETRY`, `STANDARDIZATION` and `OBSERVED`.
             shared: with the other inputs of the model, of this request.
 
@@ -107,17 +106,15 @@ class Preprocess(NamedTuple):
             (rows, ...); with `windows` (rows, windows, ...), and `WINDOWS` as a side array.
         """
         array, side = tensor.array, dict[str, Array]()
-        if self.images is not None:
-            cost = self.images.checked_cost(tensor) if cost is None else cost
-            array = self.images.run(tensor, cost)
-            if GEOMETRY in needs:
-                side[GEOMETRY] = self.images.geometry(tensor, cost)
-        elif self.audio is not None:
-            cost = self.audio.checked_cost(tensor) if cost is None else cost
-            array = self.audio.run(tensor, cost)
+        if (decoder := self.images or self.audio) is not None:
+            measured: Sequence[Any] = decoder.checked_costs(tensor) if costs is None else costs
+            array = decoder.run(tensor, measured)
+            if self.images is not None and GEOMETRY in needs:
+                side[GEOMETRY] = self.images.geometry(tensor, measured)
             if self.windows is not None:
                 done = self.array_steps(array.reshape(-1, *array.shape[2:]))
-                return Prepared(done.reshape(*array.shape[:2], *done.shape[1:]), {WINDOWS: self.audio.counts(cost)})
+                counts = np.array([clip.windows for clip in measured], np.int64)
+                return Prepared(done.reshape(*array.shape[:2], *done.shape[1:]), {WINDOWS: counts})
         elif self.text is not None:
             array = self.text.run(tensor, {} if shared is None else shared)
         elif self.steps:

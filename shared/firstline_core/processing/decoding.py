@@ -82,7 +82,7 @@ class Preparing(Protocol):
 
     def decoding_cost(self, inputs: Arrays) -> DecodingCost: ...
 
-    def prepare(self, inputs: Arrays, cost: DecodingCost) -> Arrays: ...
+    def prepare(self, inputs: Arrays) -> Arrays: ...
 
 
 def is_light(cost: DecodingCost, row_s: float = 0.0) -> bool:
@@ -378,4 +378,4 @@ class FileDecoding:
     def _prepare(self, model: Preparing, inputs: Arrays, cost: DecodingCost, deadline_s: float | None) -> Arrays:
         if deadline_s is not None and self._clock.monotonic_s() >= deadline_s:
             raise DeadlineExceededError("The request's deadline passed before its preparation; allow more time.")
-        return model.prepare(inputs, cost)
+        return model.prepare(MeasuredInputs(inputs, cost))

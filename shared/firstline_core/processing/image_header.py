@@ -18,7 +18,6 @@ from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple
 
 from msgspec import Struct
-from msgspec.structs import replace
 
 from firstline_core.errors import InvalidTensorError, PayloadTooLargeError
 from firstline_core.processing.audio_header import MeasuredClip
@@ -156,33 +155,24 @@ class MeasuredImage(NamedTuple):
     encoded_bytes: int = 0
 
 
+MeasuredFile = MeasuredImage | MeasuredClip
+
+
 class DecodingCost(Struct, frozen=True):
     """The cost of processing the inputs of a request: images, audio clips and numbers.
 
     Args:
-        images: one for each row of each image input; none if there is nothing to process.
-        clips: the same, of inputs of audio.
-        parts: the cost of each input that is decoded, if there are several.
+        files: each row of each input that is decoded, in the order of the model's inputs; () of pixels without steps.
         numbers_bytes: the most memory that the steps of inputs of numbers hold.
     """
 
-    images: tuple[MeasuredImage, ...] = ()
-    clips: tuple[MeasuredClip, ...] = ()
-    parts: tuple[DecodingCost, ...] = ()
+    files: tuple[tuple[MeasuredFile, ...], ...] = ()
     numbers_bytes: int = 0
 
-    @staticmethod
-    def joined(parts: Sequence[DecodingCost]) -> DecodingCost:
-        """Returns the cost of all inputs of a request that are decoded, of which there is at least one."""
-        if len(parts) == 1:
-            return parts[0]
-        images = [image for part in parts for image in part.images]
-        return DecodingCost(tuple(images), tuple([clip for part in parts for clip in part.clips]), tuple(parts))
-
     @property
-    def rows(self) -> Sequence[MeasuredImage | MeasuredClip]:
+    def rows(self) -> Sequence[MeasuredFile]:
         """Returns the cost of each row of each input; nothing if there is nothing to process."""
-        return (*self.images, *self.clips)
+        return [row for rows in self.files for row in rows]
 
     @property
     def pixels(self) -> int:
@@ -192,7 +182,7 @@ class DecodingCost(Struct, frozen=True):
     @property
     def encoded_bytes(self) -> int:
         """Bytes of the files of all images."""
-        return sum([image.encoded_bytes for image in self.images])
+        return sum([row.encoded_bytes for row in self.rows])
 
     @property
     def memory_bytes(self) -> int:
@@ -204,14 +194,8 @@ class DecodingCost(Struct, frozen=True):
 
     def take(self, rows: Sequence[int]) -> DecodingCost:
         """Returns the cost of some of the rows, in the given order; of numbers, at most the cost of all rows."""
-        if self.parts:
-            taken = DecodingCost.joined([part.take(rows) for part in self.parts])
-            return replace(taken, numbers_bytes=self.numbers_bytes)
-        return replace(
-            self,
-            images=tuple([self.images[row] for row in rows]) if self.images else (),
-            clips=tuple([self.clips[row] for row in rows]) if self.clips else (),
-        )
+        files = [tuple([each[row] for row in rows]) if each else () for each in self.files]
+        return DecodingCost(tuple(files), self.numbers_bytes)
 
 
 NO_COST = DecodingCost()

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Callable
+from collections.abc import Sequence
 from io import BytesIO
 
 import numpy as np
@@ -22,7 +22,7 @@ from PIL.PngImagePlugin import PngImageFile
 from firstline_core.errors import InvalidTensorError, PayloadTooLargeError
 from firstline_core.processing import image_header
 from firstline_core.processing.geometry import ImageStep, crop_side, geometry, placed
-from firstline_core.processing.steps import CHANNELS, CenterCrop, Decode, Mode, Resize
+from firstline_core.processing.steps import CHANNELS, CenterCrop, Decode, Mode
 from firstline_core.protocol.limits import DEFAULT_DECODING_LIMITS, DecodingLimits
 from firstline_core.types import Array, Tensor
 
@@ -36,7 +36,6 @@ A larger limit of one image (`DecodingLimits.pixels`) replaces it.
 """
 
 Pixels = Array  # uint8 [height, width, channels]
-Transform = Callable[[Image.Image], Image.Image]
 
 # Pillow warns about broken metadata, which is an error if warnings are errors.
 _BROKEN = (
@@ -96,10 +95,9 @@ class ImageProcessing:
         self._steps = steps
         self._limits = limits
         self._later_bytes = later_bytes
-        self._transform = _transform(steps)
 
-    def checked_cost(self, tensor: Tensor) -> image_header.DecodingCost:
-        """Returns what the images of a request cost, from their headers; `NO_COST` if they need no step.
+    def checked_costs(self, tensor: Tensor) -> tuple[image_header.MeasuredImage, ...]:
+        """Returns what each image of a request costs, from its header; () for pixels that need no step.
 
         Raises:
             InvalidTensorError: an image that cannot be decoded, as far as its header says.
@@ -109,7 +107,7 @@ class ImageProcessing:
         if not array.dtype.hasobject:
             _check_pixels(tensor)
             if self._passes(array):
-                return image_header.NO_COST
+                return ()
         source_limit = max(SOURCE_PIXELS_LIMIT, self._limits.pixels)
         measured: list[image_header.MeasuredImage] = []
         source_pixels = pixels = 0
@@ -125,26 +123,28 @@ class ImageProcessing:
                         f"Input '{tensor.name}' has more than {limit} pixels by row {row}; send fewer or smaller "
                         "images."
                     )
-        return image_header.DecodingCost(tuple(measured))
+        return tuple(measured)
 
-    def run(self, tensor: Tensor, cost: image_header.DecodingCost | None = None) -> Array:
+    def run(self, tensor: Tensor, costs: Sequence[image_header.MeasuredImage] | None = None) -> Array:
         """Runs the steps.
 
         Args:
             tensor: images, or pixels.
-            cost: from `checked_cost`, of this tensor; None to read the headers now.
+            costs: from `checked_costs`, of this tensor; None to read the headers now.
 
         Raises:
             InvalidTensorError: a row that is not an image, or of another size than the others.
-            PayloadTooLargeError: see `checked_cost`.
+            PayloadTooLargeError: see `checked_costs`.
         """
-        images = (self.checked_cost(tensor) if cost is None else cost).images
+        images = self.checked_costs(tensor) if costs is None else costs
         if not tensor.array.dtype.hasobject and self._passes(tensor.array):
             return tensor.array
         done: list[Pixels] = []
         for row, (element, image) in enumerate(zip(tensor.array, images, strict=True)):
-            original = self._original(element, image.header, f"Row {row} of input '{tensor.name}'")
-            found = _to_pixels(self._transform(original), reverse=self._mode == "BGR")
+            picture = self._original(element, image.header, f"Row {row} of input '{tensor.name}'")
+            for step in self._steps:
+                picture = _applied(picture, step)
+            found = _to_pixels(picture, reverse=self._mode == "BGR")
             if done and found.shape != done[0].shape:
                 raise InvalidTensorError(
                     f"Row {row} of input '{tensor.name}' has {found.shape[1]}x{found.shape[0]} pixels and row 0 has "
@@ -153,15 +153,15 @@ class ImageProcessing:
             done.append(found)
         return done[0][None] if len(done) == 1 else np.stack(done)
 
-    def geometry(self, tensor: Tensor, cost: image_header.DecodingCost) -> NDArray[np.float32]:
+    def geometry(self, tensor: Tensor, costs: Sequence[image_header.MeasuredImage]) -> NDArray[np.float32]:
         """Returns where the result of `run` lies in the upright images: FP32 (rows, 6), see `processing/geometry.py`.
 
         Args:
             tensor: images, or pixels.
-            cost: from `checked_cost`, of this tensor.
+            costs: from `checked_costs`, of this tensor.
         """
-        if cost.images:
-            return geometry([image.header.upright_size for image in cost.images], self._steps)
+        if costs:
+            return geometry([image.header.upright_size for image in costs], self._steps)
         rows, height, width, _ = tensor.array.shape
         return geometry([(width, height)] * rows, self._steps)
 
@@ -349,41 +349,18 @@ def _in_mode(image: Image.Image, mode: Mode) -> Image.Image:
     return image if image.mode == form else image.convert(form)
 
 
-def _transform(steps: tuple[ImageStep, ...]) -> Transform:
-    """Returns the steps as one function."""
-    functions = [_crop(step) if isinstance(step, CenterCrop) else _resize(step) for step in steps]
-
-    def apply(image: Image.Image) -> Image.Image:
-        for function in functions:
-            image = function(image)
-        return image
-
-    return apply
-
-
-def _crop(step: CenterCrop) -> Transform:
-    def crop(image: Image.Image) -> Image.Image:
+def _applied(image: Image.Image, step: ImageStep) -> Image.Image:
+    """Returns an image after a step."""
+    if isinstance(step, CenterCrop):
         width, height = image.size
         side = crop_side(step, width, height)
-        if (width, height) == (side, side):
-            return image
         left, top = (width - side) // 2, (height - side) // 2
-        return image.crop((left, top, left + side, top + side))
-
-    return crop
-
-
-def _resize(step: Resize) -> Transform:
-    size, resample = (step.width, step.height), _FILTERS[step.filter]
-
-    def resize(image: Image.Image) -> Image.Image:
-        place = placed(step, *image.size)
-        if image.size != place[:2]:
-            image = image.resize(place[:2], resample)
-        if place[:2] == size:
-            return image
-        padded = Image.new(image.mode, size, (step.pad or 0,) * len(image.getbands()))
-        padded.paste(image, place[2:])
-        return padded
-
-    return resize
+        return image if (width, height) == (side, side) else image.crop((left, top, left + side, top + side))
+    place = placed(step, *image.size)
+    if image.size != place[:2]:
+        image = image.resize(place[:2], _FILTERS[step.filter])
+    if place[:2] == (step.width, step.height):
+        return image
+    padded = Image.new(image.mode, (step.width, step.height), (step.pad or 0,) * len(image.getbands()))
+    padded.paste(image, place[2:])
+    return padded

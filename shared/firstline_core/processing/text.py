@@ -28,6 +28,7 @@ MARKS_LIMIT = 30
 
 _MARKS_END = 0x20000  # no character from here on is a combining mark
 
+_PARTS = {"ids": "ids", "mask": "attention_mask", "types": "type_ids"}
 _PAD_TOKENS = ("[PAD]", "<pad>", "<PAD>", "<|pad|>")
 
 
@@ -202,23 +203,11 @@ def _rows(step: Tokenize, encodings: Sequence[Encoding], pad_id: int, name: str)
     length = step.length if step.padding == "length" else max(1, *(len(encoding.ids) for encoding in encodings))
     rows = np.full((len(encodings), length), pad_id if step.part == "ids" else 0, np.int64)
     for row, encoding in enumerate(encodings):
-        values = _part(encoding, step.part)
+        values: Sequence[int] = getattr(encoding, _PARTS[step.part])
         rows[row, : len(values)] = values
         if not values and step.part == "mask":
             rows[row, 0] = 1  # models divide by the number of tokens
     return rows
-
-
-def _part(encoding: Encoding, part: str) -> Sequence[int]:
-    match part:
-        case "ids":
-            found: Any = encoding.ids
-        case "mask":
-            found = encoding.attention_mask
-        case _:
-            found = encoding.type_ids
-    values: Sequence[int] = found
-    return values
 
 
 def _pad_id(tokenizer: Tokenizer) -> int:

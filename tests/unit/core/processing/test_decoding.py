@@ -29,7 +29,7 @@ PICTURE = by_name(images(b"picture"))
 
 def cost_of(pixels: int, working_bytes: int, encoded_bytes: int = 0) -> DecodingCost:
     header = ImageHeader("PNG", pixels, 1, 1)
-    return DecodingCost((MeasuredImage(header, pixels, working_bytes, 0, encoded_bytes),))
+    return DecodingCost(((MeasuredImage(header, pixels, working_bytes, 0, encoded_bytes),),))
 
 
 HEAVY = cost_of(LIGHT_PIXELS + 1, 40 * MIB)
@@ -48,7 +48,7 @@ class Model:
         self.threads.append(threading.current_thread().name)
         return HEAVY
 
-    def prepare(self, inputs: Arrays, cost: DecodingCost) -> Arrays:
+    def prepare(self, inputs: Arrays) -> Arrays:
         self.threads.append(threading.current_thread().name)
         self.began.set()
         self.go.wait()
@@ -90,8 +90,8 @@ async def test_a_small_image_is_left_to_its_model(decoding: FileDecoding, model:
         (cost_of(64 * 64, MIB, encoded_bytes=MIB), True),
         (cost_of(64 * 64, MIB, encoded_bytes=2 * MIB), False),
         (cost_of(790, LIGHT_BYTES + 1), False),
-        (DecodingCost(cost_of(1, 100).images * 8), True),
-        (DecodingCost(cost_of(1, 100).images * 10), False),
+        (DecodingCost(cost_of(1, 100).files * 8), True),
+        (DecodingCost(cost_of(1, 100).files * 10), False),
     ],
     ids=["small", "in a large file", "becomes large", "eight", "ten"],
 )

@@ -84,7 +84,7 @@ def test_images_of_common_encoders_are_decoded(options: dict[str, object]) -> No
 
 
 def test_the_cost_counts_the_bytes_of_the_file() -> None:
-    cost = ImageProcessing(Decode(), ()).checked_cost(images(PNG, JPEG))
+    cost = DecodingCost((ImageProcessing(Decode(), ()).checked_costs(images(PNG, JPEG)),))
     assert cost.encoded_bytes == len(PNG) + len(JPEG)
 
 
@@ -195,12 +195,12 @@ def test_wide_greyscale_with_alpha_is_checked_like_that_without() -> None:
 )
 def test_declared_sizes_over_a_limit_are_refused(content: bytes, message: str) -> None:
     with pytest.raises(PayloadTooLargeError, match=message):
-        ImageProcessing(Decode(), (Resize(224, 224),)).checked_cost(images(content))
+        ImageProcessing(Decode(), (Resize(224, 224),)).checked_costs(images(content))
 
 
 def test_the_largest_photo_within_the_limits_costs_as_much_as_allowed() -> None:
     content = JPEG[: JPEG.index(b"\xff\xc0")] + segment(0xC0, struct.pack(">BHHB", 8, 8000, 8000, 3) + bytes(9))
-    cost = ImageProcessing(Decode(), (Resize(224, 224),)).checked_cost(images(content))
+    cost = DecodingCost((ImageProcessing(Decode(), (Resize(224, 224),)).checked_costs(images(content)),))
     assert cost.pixels == 64_000_000
     assert 256_000_000 < cost.memory_bytes <= 256 << 20
 
@@ -208,28 +208,28 @@ def test_the_largest_photo_within_the_limits_costs_as_much_as_allowed() -> None:
 def test_a_larger_limit_of_one_image_replaces_that_of_all_rows() -> None:
     larger, fewer = (ImageProcessing(Decode("L"), (Resize(8, 8),), DecodingLimits(most)) for most in (10**9, 10**8))
     content = png(16_000, 12_500)
-    assert larger.checked_cost(images(content)).pixels == 200_000_000
+    assert DecodingCost((larger.checked_costs(images(content)),)).pixels == 200_000_000
     with pytest.raises(PayloadTooLargeError, match="at most 100000000 are decoded"):
-        fewer.checked_cost(images(content))
+        fewer.checked_costs(images(content))
     with pytest.raises(PayloadTooLargeError, match="more than 160000000 pixels by row 1"):
-        fewer.checked_cost(images(png(9000, 9000), png(9000, 9000)))
+        fewer.checked_costs(images(png(9000, 9000), png(9000, 9000)))
 
 
 def test_headers_that_were_read_are_not_read_again() -> None:
     processing = ImageProcessing(Decode(), ())
     tensor = images(PNG, JPEG, PNG)
-    cost = processing.checked_cost(tensor)
-    np.testing.assert_array_equal(processing.run(tensor, cost), processing.run(tensor))
-    turned = cost.images[0]._replace(header=replace(cost.images[0].header, orientation=3))
-    found = processing.run(images(PNG, JPEG), DecodingCost((turned, *cost.images[1:])).take([0, 1]))
+    costs = processing.checked_costs(tensor)
+    np.testing.assert_array_equal(processing.run(tensor, costs), processing.run(tensor))
+    turned = costs[0]._replace(header=replace(costs[0].header, orientation=3))
+    found = processing.run(images(PNG, JPEG), (turned, costs[1]))
     np.testing.assert_array_equal(found[0], processing.run(images(PNG))[0][::-1, ::-1])
 
 
 def test_rows_that_are_done_count_while_others_are_processed() -> None:
-    cost = ImageProcessing(Decode("L"), (Resize(100, 100),), later_bytes=8).checked_cost(images(PNG, JPEG, PNG))
-    largest = max(image.working_bytes for image in cost.images)
+    costs = ImageProcessing(Decode("L"), (Resize(100, 100),), later_bytes=8).checked_costs(images(PNG, JPEG, PNG))
+    cost, largest = DecodingCost((costs,)), max(image.working_bytes for image in costs)
     assert cost.memory_bytes == largest + 3 * 10 * 100 * 100
-    assert cost.take([2]).memory_bytes == cost.images[2].working_bytes
+    assert cost.take([2]).memory_bytes == costs[2].working_bytes
     assert cost.take([2, 0]).pixels == 2 * 64 * 64
 
 

@@ -12,6 +12,7 @@ from support.audio import clip, clips
 
 from firstline_core.errors import PayloadTooLargeError
 from firstline_core.processing.compile import compile_preprocess
+from firstline_core.processing.image_header import DecodingCost
 from firstline_core.processing.memory import steps_memory
 from firstline_core.processing.steps import (
     AudioStep,
@@ -119,8 +120,8 @@ def test_steps_on_numbers_hold_what_is_counted(steps: tuple[PreStep, ...], shape
 def test_steps_of_audio_hold_what_is_counted(steps: tuple[PreStep, ...], rows: int) -> None:
     of = clips(*[clip(RNG.uniform(-0.5, 0.5, (30_000, 2)), rate_hz=16_000) for _ in range(rows)])
     prepared = compiled(steps, AUDIO)
-    cost = prepared.audio.checked_cost(of)
-    measured = peak_bytes(lambda: prepared.run(of, cost))
+    costs = prepared.audio.checked_costs(of)
+    cost, measured = DecodingCost((costs,)), peak_bytes(lambda: prepared.run(of, costs))
     assert measured <= cost.memory_bytes + 40_000
     assert cost.memory_bytes <= 6 * measured
     largest = max(row.working_bytes for row in cost.rows)
