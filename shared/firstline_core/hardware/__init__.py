@@ -6,8 +6,7 @@
     power           rails, RAPL, batteries, power of the whole device
     catalogue       the document that describes a device; catalogue and readings as text
     survey          fills the catalogue: from files, and by trials of engines
-    engines         tries every provider and delegate
-    engine_trial    the process that tries one runtime
+    engines         tries every provider and delegate, each in a process of its own
 
 Nothing here reads settings or uses the network; numpy is imported only for trials. Reading files may take milliseconds,
 or hang with a driver, so it runs in a thread and never in a request.

@@ -1,18 +1,35 @@
-"""Tries every provider and delegate of the runtimes."""
+"""Tries every provider and delegate of the runtimes, each in a process of its own, which a driver may crash.
+
+    python -m firstline_core.hardware.engines onnx          writes the names of the providers as a JSON list
+    python -m firstline_core.hardware.engines onnx NAME     tries one, and writes an `Engine` as JSON
+
+The model is a convolution, a rectifier and a mean of 32-bit floats; with an input of ones its output is 9.
+"""
 
 from __future__ import annotations
 
+import math
+import os
+import sys
+import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import msgspec
+import numpy as np
 
+from firstline_core.errors import InferenceError, ModelLoadError
 from firstline_core.hardware.catalogue import MOST, Engine
 from firstline_core.hardware.kernel_files import printable_name
+from firstline_core.runtime import litert, onnx
 from firstline_core.runtime.child import ChildFailed, run_python
+from firstline_core.runtime.priority import use_lowest_priority
 
 _TRIAL_S = 60.0
 _REASON_CHARACTERS = 160
-_TRIAL = ("-m", "firstline_core.hardware.engine_trial")
+_TRIAL = ("-m", "firstline_core.hardware.engines")
+_FOLDER = Path(__file__).parent
+_EXPECTED = 9.0
 
 
 def engines(progress: Callable[[str], None], must_end: Callable[[], str]) -> tuple[Engine, ...]:
@@ -60,7 +77,47 @@ def try_engine(
         output = run_python((*trial, runtime, name), limit_s=limit_s, must_end=must_end)
         return msgspec.json.decode(output, type=Engine)
     except ChildFailed as error:
-        why = str(error)
+        return _failed(runtime, name, str(error))
     except msgspec.MsgspecError:
-        why = "Its trial gave no readable result."
-    return Engine(runtime, printable_name(name), works=False, reason=why[:_REASON_CHARACTERS])
+        return _failed(runtime, name, "Its trial gave no readable result.")
+
+
+def trial(runtime: str, name: str) -> Engine:
+    """Returns the result of running the trial model in this process."""
+    began_s = time.perf_counter()
+    ones = np.ones((1, 1, 8, 8) if runtime == "onnx" else (1, 8, 8, 1), np.float32)
+    try:
+        if runtime == "onnx":
+            found = onnx.run_alone(_FOLDER / "trial.onnx", name, ones)
+        else:
+            found = litert.run_alone(_FOLDER / "trial.tflite", name, ones)
+    except (ModelLoadError, InferenceError) as error:
+        return _failed(runtime, name, error.message)
+    first_s = time.perf_counter() - began_s
+    value = float(found.reshape(-1)[0]) if found.size else math.nan
+    if not math.isclose(value, _EXPECTED, rel_tol=1e-2):
+        return _failed(runtime, name, f"It ran, and gave {value:g} where {_EXPECTED:g} is right.")
+    return Engine(runtime, name, works=True, reason="It ran the trial model.", first_run_ms=round(first_s * 1e3, 3))
+
+
+def _failed(runtime: str, name: str, why: str) -> Engine:
+    words = " ".join(why.split())
+    reason = words if len(words) <= _REASON_CHARACTERS else f"{words[: _REASON_CHARACTERS - 3]}..."
+    return Engine(runtime, printable_name(name), works=False, reason=reason)
+
+
+def main(arguments: list[str]) -> int:
+    """Runs the command in the module's docstring."""
+    use_lowest_priority()
+    runtime, *named = arguments
+    if not named:
+        sys.stdout.buffer.write(msgspec.json.encode(onnx.providers() if runtime == "onnx" else litert.delegates()))
+        return 0
+    sys.stdout.buffer.write(msgspec.json.encode(trial(runtime, named[0])))
+    sys.stdout.flush()
+    # Skip the driver's own clean-up, in which drivers often crash.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

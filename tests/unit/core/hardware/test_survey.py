@@ -21,8 +21,7 @@ from firstline_core.hardware.catalogue import (
     catalogue_lines,
     sensor_lines,
 )
-from firstline_core.hardware.engine_trial import trial
-from firstline_core.hardware.engines import try_engine
+from firstline_core.hardware.engines import trial, try_engine
 from firstline_core.hardware.kernel_files import Tree, read_in_time
 from firstline_core.hardware.readings import Absent, Measured, Snapshot
 from firstline_core.hardware.sensors import Sensors
