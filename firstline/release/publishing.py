@@ -201,13 +201,12 @@ def _publish(
         judged_s = 0.0 if renew else now_s
         trust = Trust(keyring.trust, registry.metadata, anchor=keyring.anchor.read_bytes(), now_s=lambda: judged_s)
         try:
-            trust.refresh()
+            current = trust.verified_targets()
         except SignatureError as error:
             raise SignatureError(
                 f"{error.message} If {keyring.folder} does not hold the keys that published this registry's first "
                 "root, name the folder that does with --keys."
             ) from error
-        current = trust.targets
         version = current.signed.version + 1
     targets = change(dict(current.signed.targets))
     if targets is not None or renew or not roles.allows(root, current):

@@ -18,7 +18,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 import httpx
-from tuf.api.exceptions import LengthOrHashMismatchError
+from tuf.api.exceptions import DownloadError, LengthOrHashMismatchError, RepositoryError
 from tuf.api.metadata import TargetFile
 
 from firstline_core.bundle.trust import Trust
@@ -49,21 +49,22 @@ def main() -> int:
             trust.refresh()
             if found.command == "download":
                 _download(client, trust, found.target_name, found.target_base_url, Path(found.target_dir))
-        except FirstlineError as error:
-            print(f"{type(error).__name__}: {error.message}", file=sys.stderr)
+        except (FirstlineError, RepositoryError, DownloadError) as error:
+            print(f"{type(error).__name__}: {getattr(error, 'message', error)}", file=sys.stderr)
             return 1
     return 0
 
 
 def _download(client: httpx.Client, trust: Trust, name: str, base_url: str, folder: Path) -> None:
-    target = trust.find(name)
+    assert trust.updater is not None
+    target = trust.updater.get_targetinfo(name)
     if target is None:
         raise IntegrityError(f"{name} is not among the targets.")
     kept = folder / quote(name, safe="")
     if kept.exists() and _fits(target, kept.read_bytes()):
         return
     path = target.path
-    if trust.root.consistent_snapshot:
+    if trust.updater.trusted.root.consistent_snapshot:
         path = target.get_prefixed_paths()[0]
     content = bytearray()
     with client.stream("GET", f"{base_url.rstrip('/')}/{path}", headers={"Accept-Encoding": "identity"}) as reply:

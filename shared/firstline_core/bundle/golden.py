@@ -49,11 +49,6 @@ class GoldenAnswers(Struct, frozen=True, forbid_unknown_fields=True):
     inputs: Annotated[dict[str, GoldenInput], Meta(min_length=1)]
     outputs: dict[str, dict[str, list[Any]]]
 
-    @property
-    def rows(self) -> int:
-        """Returns the number of rows."""
-        return len(next(iter(self.inputs.values())).rows)
-
 
 def read_golden(bundle: Bundle, artefact: Artefact) -> GoldenAnswers:
     """Reads the bundle's golden answers.

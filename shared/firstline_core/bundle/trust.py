@@ -23,7 +23,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -32,7 +32,7 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_public_key
 from securesystemslib.signer import Key
 from tuf.api import exceptions
-from tuf.api.metadata import Metadata, Root, Snapshot, TargetFile, Targets, Timestamp
+from tuf.api.metadata import Metadata, Root, Snapshot, Targets, Timestamp
 from tuf.ngclient import FetcherInterface, Updater, UpdaterConfig
 
 from firstline_core import errors
@@ -79,6 +79,9 @@ class Trust:
         now_s: returns the time for checks of expiry (wall time, seconds); on a device from its `TimeFloor`.
         clock: for time limits.
         rotations_limit: maximum number of new root versions per refresh.
+
+    Attributes:
+        updater: python-tuf's, with the verified metadata; None unless the latest `refresh` succeeded.
     """
 
     folder: Path
@@ -88,17 +91,7 @@ class Trust:
     now_s: Callable[[], float]
     clock: Clock = SYSTEM_CLOCK
     rotations_limit: int = _ROTATIONS_LIMIT
-
-    def __post_init__(self) -> None:
-        self._config = UpdaterConfig(
-            max_root_rotations=self.rotations_limit,
-            root_max_length=LIMITS_BYTES["root"],
-            timestamp_max_length=LIMITS_BYTES["timestamp"],
-            snapshot_max_length=LIMITS_BYTES["snapshot"],
-            targets_max_length=LIMITS_BYTES["targets"],
-        )
-        self._updater: _DurableUpdater | None = None
-        self._fetcher = _Fetcher(self.source, self.clock)
+    updater: _DurableUpdater | None = field(default=None, init=False)
 
     def refresh(self) -> dict[str, SignedFile]:
         """Fetches and verifies the newest metadata; returns the signed files by path.
@@ -110,72 +103,42 @@ class Trust:
             UpdateError: it cannot be stored; NoRoomError if the disk is full.
             FirstlineError: any other error of the source.
         """
-        fetcher = self._fetcher = _Fetcher(self.source, self.clock)
-        self._updater = None
-        updater: _DurableUpdater | None = None
+        config = UpdaterConfig(
+            max_root_rotations=self.rotations_limit,
+            root_max_length=LIMITS_BYTES["root"],
+            timestamp_max_length=LIMITS_BYTES["timestamp"],
+            snapshot_max_length=LIMITS_BYTES["snapshot"],
+            targets_max_length=LIMITS_BYTES["targets"],
+        )
+        fetcher = _Fetcher(self.source, self.clock)
+        updater = self.updater = None
         try:
             make_folder(self.folder)
-            updater = _DurableUpdater(str(self.folder), "", fetcher=fetcher, config=self._config, bootstrap=self.anchor)
+            updater = _DurableUpdater(str(self.folder), "", fetcher=fetcher, config=config, bootstrap=self.anchor)
             updater.trusted.reference_time = datetime.fromtimestamp(self.now_s(), UTC)
             updater.refresh()
         except (exceptions.RepositoryError, exceptions.DownloadError) as error:
             raise refusal(error, fetcher.name, fetcher.content, updater.trusted if updater else None) from error
         except OSError as error:
-            raise self._storage_error(error) from error
-        self._updater = updater
+            full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+            raise (errors.NoRoomError if full else errors.UpdateError)(
+                f"Metadata cannot be kept in {self.folder}: {system_reason(error)}."
+            ) from error
+        self.updater = updater
         return {
             path: SignedFile(path, found.length, found.hashes[_SHA256], found.custom or {})
             for path, found in updater.trusted.targets.targets.items()
             if _SHA256 in found.hashes
         }
 
-    @property
-    def versions(self) -> dict[str, int]:
-        """Returns the version of each role's metadata, after `refresh`."""
-        trusted = self._refreshed.trusted
-        return {signed.type: signed.version for signed in trusted}
-
-    @property
-    def expires_s(self) -> float:
-        """Returns the earliest expiry of the metadata (wall time, seconds), after `refresh`."""
-        return min(signed.expires.timestamp() for signed in self._refreshed.trusted)
-
-    @property
-    def targets(self) -> Metadata[Targets]:
-        """Returns the signed targets metadata, after `refresh`; the next version is based on it."""
-        self._refreshed  # noqa: B018 (it must have been verified)
-        return Metadata[Targets].from_file(str(self.folder / "targets.json"))
-
-    @property
-    def root(self) -> Root:
-        """Returns the trusted root, after `refresh`."""
-        return self._refreshed.trusted.root
-
-    def find(self, path: str) -> TargetFile | None:
-        """Returns a target, including delegated ones, after `refresh`; None if it does not exist.
+    def verified_targets(self) -> Metadata[Targets]:
+        """Refreshes, and returns the signed targets metadata, on which the next version is based.
 
         Raises:
-            UpdateError, LinkError: as `refresh`, for delegated metadata.
+            FirstlineError: see `refresh`.
         """
-        updater = self._refreshed
-        try:
-            return updater.get_targetinfo(path)
-        except (exceptions.RepositoryError, exceptions.DownloadError) as error:
-            raise refusal(error, self._fetcher.name, self._fetcher.content, updater.trusted) from error
-        except OSError as error:
-            raise self._storage_error(error) from error
-
-    @property
-    def _refreshed(self) -> _DurableUpdater:
-        if self._updater is None:
-            raise errors.UpdateError("No metadata has been verified yet; refresh it first.")
-        return self._updater
-
-    def _storage_error(self, error: OSError) -> errors.UpdateError:
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        return (errors.NoRoomError if full else errors.UpdateError)(
-            f"Metadata cannot be kept in {self.folder}: {system_reason(error)}."
-        )
+        self.refresh()
+        return Metadata[Targets].from_file(str(self.folder / "targets.json"))
 
 
 class _DurableUpdater(Updater):

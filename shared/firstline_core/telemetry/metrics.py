@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
@@ -60,10 +60,6 @@ class RequestMetrics:
     def counter(self, name: str, description: str, labels: Sequence[str] = ()) -> Counter:
         """Adds a counter; label values must come from a closed list."""
         return Counter(f"{self._prefix}_{name}", description, labels, registry=self.registry)
-
-    def histogram(self, name: str, description: str, buckets: Sequence[float], labels: Sequence[str] = ()) -> Histogram:
-        """Adds a histogram; label values must come from a closed list."""
-        return Histogram(f"{self._prefix}_{name}", description, labels, buckets=buckets, registry=self.registry)
 
     def readings(
         self,
