@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import replace
 
 import httpx
 
@@ -23,7 +22,6 @@ _TIMEOUT_S = 20.0
 # A download continues as long as a byte arrives within this time.
 _SILENCE_S = 30.0
 _PART_BYTES = 16 * 1024
-_BLOCKING_TIMEOUT_S = 5.0
 _CONNECTIONS, _IDLE_S = 4, 5.0
 
 
@@ -46,12 +44,12 @@ class FleetHttp:
         self._client = open_async_client(self._settings)
 
     def blocking_client(self) -> httpx.Client:
-        """Returns a client for a thread that may block; the caller closes it.
+        """Returns a client for a thread that may block; the caller sets its time limits, and closes it.
 
         Raises:
             LinkDownError: the token cannot be read now.
         """
-        client = open_client(replace(self._settings, timeout=_BLOCKING_TIMEOUT_S))
+        client = open_client(self._settings)
         client.headers.update(self._authorization())
         return client
 

@@ -77,7 +77,7 @@ class BundleMeasurement:
             ConfigError: this device does not measure it; the sentence says why.
             IntegrityError: the bundle is not what its manifest says.
         """
-        path, options = self._order(request)
+        path, settings = self._checked_path(request), self.settings
         loop = asyncio.get_running_loop()
 
         def tell(**fields: Any) -> None:
@@ -88,14 +88,21 @@ class BundleMeasurement:
                 if stopped.wait(seconds):
                     raise _Stopped
 
-            gate = DeviceGate(self.latest, bounds_of(self.settings), lambda why: tell(message=why), pause)
+            gate = DeviceGate(self.latest, bounds_of(settings), lambda why: tell(message=why), pause)
             bundle = open_bundle(path)
             present = tuple(model.id for model in bundle.manifest.models if bundle.has(model))  # often not the full one
+            options = ProfileOptions(
+                providers=tuple(settings.models.providers),
+                variants=present,
+                quick=request.quick,
+                joules_per_core_s=settings.costs.joules_per_core_second,
+                root=Path(settings.hardware.root),
+            )
             return measure_profile(
                 bundle,
-                StatePaths(self.settings.state_dir).device_profile_path(request.bundle),
-                options(variants=present),
-                machine=self.settings.device_id,
+                StatePaths(settings.state_dir).device_profile_path(request.bundle),
+                options,
+                machine=settings.device_id,
                 gate=gate,
                 progress=lambda done, total, _: tell(done=done, total=total),
             )
@@ -106,7 +113,8 @@ class BundleMeasurement:
             raise ConfigError(f"No point of {profile.bundle} could be measured: {reason}")
         return profile
 
-    def _order(self, request: DesiredProfile) -> tuple[Path, Callable[..., ProfileOptions]]:
+    def _checked_path(self, request: DesiredProfile) -> Path:
+        """Returns the folder of the bundle; raises ConfigError if this device does not measure it."""
         settings = self.settings
         if not settings.fleet.profiling:
             raise ConfigError("This device measures nothing for the fleet: its settings say fleet.profiling = false.")
@@ -129,13 +137,7 @@ class BundleMeasurement:
                 f"{free_bytes >> 20} MiB are free on this device's disk, and profiles leave {SPARE_BYTES >> 20} MiB "
                 "alone; make room, then ask again."
             )
-        return found.bundle.path, partial(
-            ProfileOptions,
-            providers=tuple(settings.models.providers),
-            quick=request.quick,
-            joules_per_core_s=settings.costs.joules_per_core_second,
-            root=Path(settings.hardware.root),
-        )
+        return found.bundle.path
 
 
 @dataclass(eq=False)

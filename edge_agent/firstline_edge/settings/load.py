@@ -13,7 +13,6 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TypeVar
 
 import msgspec
 from msgspec.structs import replace
@@ -33,7 +32,6 @@ log = logger(__name__)
 
 _STORED_NAME = "last-good-configuration.json"
 _STATE_DIR = re.compile(r"""^\s*state_dir\s*=\s*["']([^"'\n]+)["']""", re.MULTILINE)
-_Struct = TypeVar("_Struct", bound=msgspec.Struct)
 
 
 class ConfigurationFile(msgspec.Struct, frozen=True):
