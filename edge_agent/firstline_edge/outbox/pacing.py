@@ -9,8 +9,8 @@ The rate (`DeliveryRate`): as fast as possible without delaying live requests. P
 outage they wait on every device. A fleet that delivers as fast as the gateway answers takes capacity from live
 requests, and gets more refusals than answers. So delivery starts slowly whenever a link is back, and adapts to the
 delay that it causes, as LEDBAT does (RFC 6817, a background transport): faster while answers arrive with little delay,
-slower when they queue, at half the rate after a refusal. The gap before each delivery is random, so that devices do not
-synchronize.
+slower when they queue, at half the rate after a refusal. The first timely answer ends a slowdown: from the minimum rate
+alone, a dozen promises would take a minute. The gap before each delivery is random, so that devices do not synchronize.
 """
 
 from __future__ import annotations
@@ -255,7 +255,10 @@ class DeliveryRate:
         self._shortest_s = min(self._shortest_s * _FORGET, took_s)
         target_s = max(self._settings.target_s, self._shortest_s)
         off_target = 1 - (took_s - self._shortest_s) / target_s
-        self._change(max(self._settings.slowest, 1 + self._settings.gain * off_target))
+        if off_target > 0 and self.per_s < self._settings.begin_per_s:
+            self._end_slowdown()
+        else:
+            self._change(max(self._settings.slowest, 1 + self._settings.gain * off_target))
 
     def refused(self) -> None:
         """Halves the rate: of the deliveries that went together, at least one was refused."""
@@ -263,3 +266,9 @@ class DeliveryRate:
 
     def _change(self, factor: float) -> None:
         self.per_s = min(1e6, max(self._settings.least_per_s, self.per_s * factor))
+
+    def _end_slowdown(self) -> None:
+        """Starts again at the initial rate, and shortens the present gap accordingly."""
+        now_s, before_per_s = self._clock.monotonic_s(), self.per_s
+        self.per_s = self._settings.begin_per_s
+        self._next_s = now_s + max(0.0, self._next_s - now_s) * before_per_s / self.per_s

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 
+import pytest
+
 from firstline_core.clock import SimulatedClock
 from firstline_edge.outbox.pacing import DeliveryRate, RateSettings
 
@@ -81,3 +83,24 @@ def test_the_gaps_of_two_devices_differ() -> None:
         pace.sent()
         waits.add(pace.wait_s)
     assert len(waits) == 10
+
+
+async def test_a_dozen_deliveries_after_an_overload_take_seconds() -> None:
+    line = Line()
+    await line.deliver(10)
+    await line.deliver(30, took_s=2.0)
+    assert line.pace.per_s == SETTINGS.least_per_s
+    began_s = line.clock.monotonic_s()
+    await line.deliver(12)
+    assert line.clock.monotonic_s() - began_s < 30
+
+
+async def test_a_timely_answer_shortens_the_gap_of_a_slowdown() -> None:
+    line = Line()
+    await line.deliver(10)
+    await line.deliver(30, took_s=2.0)
+    line.pace.sent()
+    waited_s = line.pace.wait_s
+    line.pace.answered(0.05)
+    assert line.pace.per_s == SETTINGS.begin_per_s
+    assert line.pace.wait_s == pytest.approx(waited_s * SETTINGS.least_per_s / SETTINGS.begin_per_s)
