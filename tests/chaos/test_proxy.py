@@ -5,28 +5,32 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
-from support.proxy import FINE, ChaosProxy, Network, drawn
+from support.proxy import FINE, Balancer, ChaosProxy, Network, drawn
+from support.waiting import until
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class Echo:
-    """Says everything twice over, and notes how its connections ended."""
+    """Says everything twice over, and notes how its connections ended, and how many are open."""
 
     def __init__(self) -> None:
         self.ends: asyncio.Queue[str] = asyncio.Queue()
+        self.opened = 0
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         end = "eof"
+        self.opened += 1
         try:
             while received := await reader.read(1 << 16):
                 writer.write(received)
         except ConnectionResetError:
             end = "reset"
         writer.close()
+        self.opened -= 1
         await self.ends.put(end)
 
 
@@ -155,6 +159,23 @@ async def test_absent_server_ends_the_connection() -> None:
     async with ChaosProxy(1) as proxy, connected(proxy) as streams:
         with pytest.raises(ConnectionResetError):
             await streams[0].read(1)
+
+
+async def test_connections_that_stay_open_are_spread_whatever_short_ones_come_between() -> None:
+    async with AsyncExitStack() as stack:
+        echoes = [Echo() for _ in range(3)]
+        servers = [
+            await stack.enter_async_context(await asyncio.start_server(echo.serve, "127.0.0.1", 0)) for echo in echoes
+        ]
+        ports = [server.sockets[0].getsockname()[1] for server in servers]
+        balancer = await stack.enter_async_context(Balancer([1, *ports]))  # the first one refuses
+        for stay in (1, 2, 3):
+            await echoed_s(await stack.enter_async_context(connected(balancer)))
+            for _ in range(2):
+                async with connected(balancer) as streams:
+                    await echoed_s(streams)
+                await until(lambda opened=stay: balancer.connections == opened == sum(echo.opened for echo in echoes))
+        assert [echo.opened for echo in echoes] == [1, 1, 1]
 
 
 async def test_script_is_played_in_order() -> None:

@@ -37,6 +37,9 @@ DEVICES = {"over-http": "http", "over-mqtt": "mqtt"}
 REFRESH_S = 2.0  # `auth.refresh_s`
 LEASE_S = 6.0
 JOBS = {"firstline_gateway.jobs.jobs._LEASE_S": LEASE_S, "firstline_gateway.jobs.jobs._RENEW_S": 1.0}
+PAUSE_S = 0.1
+"""Of each application after an answer. Without one they take all of the processor, and on a busy machine the gateways'
+writing threads then wait longer for it than a client waits for the store."""
 OUTBOX = {"firstline_edge.outbox.delivery._TIMEOUT_S": 6.0}
 """A fifth of what they are in the field: what the dead replica had begun is waited for."""
 
@@ -199,6 +202,7 @@ class Load:
                     continue
                 self.answers.append((number % 50, reply))
                 number += 1
+                await asyncio.sleep(PAUSE_S)
 
     async def _hand_in(self) -> None:
         """Jobs, each for whichever replica the balancer chooses."""
@@ -223,7 +227,7 @@ class Load:
                 assert reply.status_code == 200, reply.text
                 if reply.json()["durable"]:
                     self.promises[device].append(reply.json()["request_id"])
-                await asyncio.sleep(0.02)
+                await asyncio.sleep(PAUSE_S)
 
 
 async def requests_of(url: str) -> float:

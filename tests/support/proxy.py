@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import math
 import random
 import socket
 import struct
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -54,6 +54,7 @@ FINE = Network()
 @dataclass(slots=True, eq=False)
 class _Connection:
     near: asyncio.StreamWriter
+    server_port: int = 0
     far: asyncio.StreamWriter | None = None
     came_back: int = 0
     carrying: list[asyncio.Task[None]] = field(default_factory=list)
@@ -161,7 +162,7 @@ class ChaosProxy:
         """One connection, until both sides have said all; however it ends before, both are reset."""
         try:
             await self._moving.wait()
-            far_reader, connection.far = await self._connect()
+            far_reader, connection.far = await self._connect(connection)
             connection.carrying = [
                 asyncio.create_task(self._pump(reader, connection.far, None)),
                 asyncio.create_task(self._pump(far_reader, connection.near, connection)),
@@ -178,8 +179,9 @@ class ChaosProxy:
             for writer in filter(None, (connection.near, connection.far)):
                 _abort(writer)
 
-    async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        return await asyncio.open_connection("127.0.0.1", self.server_port)
+    async def _connect(self, connection: _Connection) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        connection.server_port = self.server_port
+        return await asyncio.open_connection("127.0.0.1", connection.server_port)
 
     async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, back: _Connection | None) -> None:
         """One direction: reads as it comes, and gives on when its time has come."""
@@ -229,22 +231,28 @@ class ChaosProxy:
 
 
 class Balancer(ChaosProxy):
-    """Gives each new connection to the next of several servers on 127.0.0.1, and skips those that refuse it."""
+    """Gives each new connection to one of several servers on 127.0.0.1, and skips those that refuse it.
+
+    It is the one with the fewest open connections; of several such, the one that was chosen least recently. If each
+    connection went to the next server, a few short ones in between could leave a server without any that stay open.
+    """
 
     def __init__(self, server_ports: Sequence[int]) -> None:
         super().__init__(server_ports[0])
-        self._turns = itertools.cycle(server_ports)
-        self._servers = len(server_ports)
+        self._least_recent = list(server_ports)
 
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
-    async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        for _ in range(self._servers):
-            self.server_port = next(self._turns)
+    async def _connect(self, connection: _Connection) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        opened = Counter(each.server_port for each in self._connections.values())
+        for port in sorted(self._least_recent, key=opened.__getitem__):
+            self._least_recent.remove(port)
+            self._least_recent.append(port)
+            self.server_port = port
             with contextlib.suppress(OSError):
-                return await super()._connect()
+                return await super()._connect(connection)
         raise ConnectionRefusedError
 
 
