@@ -134,36 +134,32 @@ def p_values(tested: Sequence[ClassGroups], smallest: float, rng: np.random.Gene
     Returns:
         For each figure, in (0, 1]; 1 unless both groups report it.
     """
-    found = [1.0] * len(tested)
-    open_ = [index for index, one in enumerate(tested) if one.is_open]
-    if not open_:
-        return found
-    treated = tested[0].classes[0].treated
-    owners = np.array([index for index in open_ for _ in tested[index].classes], int)
-    columns = [_column(groups, tested[index]) for index in open_ for groups in tested[index].classes]
-    table = np.column_stack([*columns, *(groups.weights for index in open_ for groups in tested[index].classes)])
-    observed = _worst(treated.astype(float)[None] @ table, table, owners)[0]
-    observed -= _ROUNDING * (1 + np.abs(observed))
-    still, exceeded = np.array(open_), np.zeros(len(open_), int)
-    drawn, at_most = 0, math.ceil(2 / smallest)
-    while still.size:
+    found, drawn, at_most = [1.0] * len(tested), 0, math.ceil(2 / smallest)
+    tables = {index: _table(figure) for index, figure in enumerate(tested) if figure.is_open}
+    exceeded, observed = dict.fromkeys(tables, 0), dict[int, float]()
+    for index, table in tables.items():
+        largest = float(_largest(tested[index].classes[0].treated.astype(float)[None], table)[0])
+        observed[index] = largest - _ROUNDING * (1 + abs(largest))
+    while tables:
+        treated = tested[0].classes[0].treated
         divisions = _divisions(rng, len(treated), int(treated.sum()))
         drawn += len(divisions)
-        # A division without a reporting device in one group shows nothing, and counts as an exceedance.
-        exceeded += np.count_nonzero(~(_worst(_sums(divisions, table), table, owners) < observed), axis=0)
-        ended = (exceeded >= _ENOUGH) | (drawn >= at_most)
-        for index, times in zip(still[ended], exceeded[ended], strict=True):
-            found[index] = float((1 + times) / (1 + drawn))
-        still, exceeded, observed = still[~ended], exceeded[~ended], observed[~ended]
-        left = np.isin(owners, still)
-        owners, table = owners[left], table[:, np.tile(left, 2)]
+        for index, table in list(tables.items()):
+            # A division without a reporting device in one group shows nothing, and counts as an exceedance.
+            exceeded[index] += int(np.count_nonzero(~(_largest(divisions, table) < observed[index])))
+            if exceeded[index] >= _ENOUGH or drawn >= at_most:
+                found[index] = (1 + exceeded[index]) / (1 + drawn)
+                del tables[index]
     return found
 
 
-def _column(groups: Groups, tested: ClassGroups) -> Floats:
-    """Returns the weighted residuals of a class; of several classes each in units of its spread over both groups."""
-    residuals, weights = adjusted(groups, tested.tolerance), groups.weights
-    return residuals * weights / (_scale(residuals, weights) if len(tested.classes) > 1 else 1.0)
+def _table(tested: ClassGroups) -> Floats:
+    """Returns (devices, 2 * classes): weighted residuals, of several classes each in units of its spread; weights."""
+    columns = []
+    for groups in tested.classes:
+        residuals, weights = adjusted(groups, tested.tolerance), groups.weights
+        columns.append(residuals * weights / (_scale(residuals, weights) if len(tested.classes) > 1 else 1.0))
+    return np.column_stack([*columns, *(groups.weights for groups in tested.classes)])
 
 
 def difference(groups: Groups, tolerance: float) -> float:
@@ -181,23 +177,19 @@ def _scale(residuals: Floats, weights: Floats) -> float:
     return found if found > _ROUNDING else 1.0
 
 
-def _worst(sums: Floats, table: Floats, owners: NDArray[np.int64]) -> Floats:
-    """Returns (divisions, figures): the largest difference of a figure's classes.
+def _largest(divisions: Floats, table: Floats) -> Floats:
+    """Returns (divisions,): the largest difference of a figure's classes; NaN if a figure without classes shows none.
 
     Args:
-        sums: (divisions, 2 * classes) over the devices that a division would treat.
-        table: (devices, 2 * classes) weighted values of each class, then weights.
-        owners: (classes,) the figure of each class, ascending.
+        divisions: (divisions, devices) 1 for the devices that a division would treat.
+        table: of the figure, see `_table`.
     """
-    differences = _differences(sums, table.sum(axis=0))
-    first = np.flatnonzero(np.diff(owners, prepend=-1))
-    if len(first) == len(owners):
-        return differences
-    several = np.isin(owners, owners[1:][np.diff(owners) == 0])
+    differences = _differences(_sums(divisions, table), table.sum(axis=0))
+    if differences.shape[1] == 1:
+        return differences[:, 0]
     # A class that only one group reports shows nothing; without any other, the figure shows nothing either.
-    differences[:, several] = np.nan_to_num(differences[:, several], nan=-math.inf)
-    worst: Floats = np.maximum.reduceat(differences, first, axis=1)
-    return worst
+    largest: Floats = np.nan_to_num(differences, nan=-math.inf).max(axis=1)
+    return largest
 
 
 def _divisions(rng: np.random.Generator, devices: int, treated: int) -> Floats:
@@ -221,11 +213,11 @@ def _differences(sums: Floats, totals: Floats) -> Floats:
     """Returns the weighted means of a part less those of the rest.
 
     Args:
-        sums: (divisions, 2 * figures) weighted values of the part, then weights.
-        totals: (2 * figures,) of both groups together.
+        sums: (divisions, 2 * classes) weighted values of the part, then weights.
+        totals: (2 * classes,) of both groups together.
 
     Returns:
-        (divisions, figures); NaN without a reporting device in one of the groups.
+        (divisions, classes); NaN without a reporting device in one of the groups.
     """
     (part, weight), (rest, rest_weight) = np.split(sums, 2, axis=1), np.split(totals - sums, 2, axis=1)
     least = _ROUNDING * np.split(totals, 2)[1]  # the rounding error of an empty group's weight
