@@ -181,4 +181,4 @@ def _read_fleet(
 ) -> tuple[dict[str, Assignment], FleetView]:
     cache = caches.setdefault(rollout.id, FleetCache(rollout.definition))
     view = FleetView(connection, rollout.id, rollout.definition, cache, now.wall_s)
-    return cache.assignments(connection, rollout.id), view
+    return records.assignments(connection, rollout.id), view

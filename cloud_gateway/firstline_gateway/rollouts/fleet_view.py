@@ -10,11 +10,10 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
-import msgspec
 from msgspec.structs import replace
-from sqlalchemy import Connection, Row, Text, select, type_coerce
+from sqlalchemy import Connection, Row, select
 
 from firstline_core.hardware.catalogue import Catalogue
 from firstline_core.routing import audit
@@ -27,22 +26,13 @@ from firstline_gateway.identity.enrolment import revoked_devices
 from firstline_gateway.rollouts import records
 from firstline_gateway.rollouts.device_progress import DeviceView, desired_of, model_of, update_of, version_of
 from firstline_gateway.rollouts.judgement.figures import Period
-from firstline_gateway.rollouts.rollout import Assignment, Definition, Subject
+from firstline_gateway.rollouts.rollout import Definition, Subject
 from firstline_gateway.store.schema import batched
 
 _C = DEVICES.c
-
-
-class _Cached(NamedTuple):
-    """A device as a rollout has read it.
-
-    Attributes:
-        edition: differs if a document differs; the time of acceptance distinguishes a device from a decommissioned one
-            of the same name.
-    """
-
-    edition: tuple[object, ...]
-    device: DeviceView
+_Edition = tuple[object, ...]
+"""Differs if a document of a device differs; the time of acceptance distinguishes a device from a decommissioned one of
+the same name."""
 
 
 class FleetCache:
@@ -55,40 +45,25 @@ class FleetCache:
     def __init__(self, definition: Definition) -> None:
         self._what, self._bundle = definition.what, definition.bundle
         self._judged_bundle = definition.judged_bundle
-        self._devices: dict[str, _Cached] = {}
-        self._tags: dict[str, dict[str, str]] = {}
-        self._assigned: dict[str, tuple[str, Assignment]] = {}
+        self._devices: dict[str, tuple[_Edition, DeviceView]] = {}
 
     def devices(self, connection: Connection, wall_s: float) -> dict[str, DeviceView]:
         """Returns the current devices of the fleet, without those that are revoked."""
-        tags = type_coerce(_C.tags, Text).label("tags")  # decoded once for all devices with the same tags
-        columns = _C.name, tags, _C.last_seen_s, _C.online, _C.accepted_s, _C.session, _C.sequence, _C.revision
+        columns = _C.name, _C.tags, _C.last_seen_s, _C.online, _C.accepted_s, _C.session, _C.sequence, _C.revision
         revoked = revoked_devices(connection)
         accepted = connection.execute(select(*columns).where(_C.accepted_s.is_not(None)))
-        rows: Sequence[Any] = [row for row in accepted if row.name not in revoked]
-        cached = self._devices
-        changed = {row.name: row for row in rows if row.name not in cached or cached[row.name].edition != _edition(row)}
-        fresh = {name: found for some in batched(changed) for name, found in self._read(connection, some, changed)}
-        self._devices = {row.name: fresh.get(row.name) or cached[row.name] for row in rows}
-        self._tags = {text: self._tags.get(text) or _tags(text) for text in {row.tags for row in rows}}
-        return {row.name: self._device(row, wall_s) for row in rows}
-
-    def assignments(self, connection: Connection, rollout_id: str) -> dict[str, Assignment]:
-        """Returns the rollout's devices so far, by name."""
-        cached, current = self._assigned, dict[str, tuple[str, Assignment]]()
-        for name, text in records.assignment_texts(connection, rollout_id):
-            before = cached.get(name)
-            current[name] = (
-                before
-                if before is not None and before[0] == text
-                else (text, msgspec.json.decode(text, type=Assignment))
-            )
-        self._assigned = current
-        return {name: assignment for name, (_, assignment) in current.items()}
+        rows = {row.name: row for row in accepted if row.name not in revoked}
+        cached = {
+            name: found for name, found in self._devices.items() if name in rows and found[0] == _edition(rows[name])
+        }
+        for some in batched(rows.keys() - cached.keys()):
+            cached.update(self._read(connection, some, rows))
+        self._devices = cached
+        return {name: self._device(row, wall_s) for name, row in rows.items()}
 
     def _read(
         self, connection: Connection, names: Sequence[str], rows: Mapping[str, Row[Any]]
-    ) -> Iterable[tuple[str, _Cached]]:
+    ) -> Iterable[tuple[str, tuple[_Edition, DeviceView]]]:
         query = select(_C.name, _C.reported, _C.desired).where(_C.name.in_(names))
         for row in connection.execute(query):
             reported, desired = row.reported, row.desired
@@ -103,12 +78,12 @@ class FleetCache:
                 model=model_of(reported, self._what, self._bundle),
                 board=_board(reported.hardware if reported is not None else None),
             )
-            yield row.name, _Cached(_edition(rows[row.name]), device)
+            yield row.name, (_edition(rows[row.name]), device)
 
     def _device(self, row: Row[Any], wall_s: float) -> DeviceView:
         """Returns a device with the facts that change without a document."""
         age_s = max(0.0, wall_s - row.last_seen_s) if row.last_seen_s is not None else math.inf
-        return replace(self._devices[row.name].device, tags=self._tags[row.tags], age_s=age_s, online=row.online)
+        return replace(self._devices[row.name][1], tags=row.tags, age_s=age_s, online=row.online)
 
 
 @dataclass(eq=False)
@@ -161,9 +136,5 @@ def _board(hardware: Catalogue | None) -> str:
     return hardware.board or hardware.processor.model if hardware is not None else ""
 
 
-def _edition(row: Row[Any]) -> tuple[object, ...]:
+def _edition(row: Row[Any]) -> _Edition:
     return row.accepted_s, row.session, row.sequence, row.revision
-
-
-def _tags(text: str) -> dict[str, str]:
-    return msgspec.json.decode(text, type=dict[str, str])

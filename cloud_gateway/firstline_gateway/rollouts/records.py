@@ -169,13 +169,6 @@ def page_of_devices(connection: sa.Connection, rollout_id: str, state: str, afte
     return list(connection.execute(query).scalars())
 
 
-def assignment_texts(connection: sa.Connection, rollout_id: str) -> Iterable[tuple[str, str]]:
-    """Yields the devices of a rollout with their encoded assignments."""
-    text = sa.type_coerce(_A.record, sa.Text).label("text")
-    query = sa.select(_A.device, text).where(_A.rollout == rollout_id).order_by(_A.device)
-    return ((row.device, row.text) for row in connection.execute(query))
-
-
 def counts(connection: sa.Connection, rollout_ids: Iterable[str]) -> dict[str, dict[str, int]]:
     """Returns the number of devices by state, by rollout."""
     query = (

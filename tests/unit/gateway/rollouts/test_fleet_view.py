@@ -14,10 +14,9 @@ from firstline_core.fleet.twin import Desired, DesiredModel, Reported, RunningMo
 from firstline_gateway.fleet import devices
 from firstline_gateway.identity import enrolment
 from firstline_gateway.identity.tables import DEVICES as ENROLLED
-from firstline_gateway.rollouts import records
 from firstline_gateway.rollouts.device_progress import DeviceView
 from firstline_gateway.rollouts.fleet_view import FleetCache
-from firstline_gateway.rollouts.rollout import Assignment, Definition, DeviceState
+from firstline_gateway.rollouts.rollout import Definition
 from firstline_gateway.store.database import Database
 from firstline_gateway.tables import open_database
 
@@ -102,22 +101,6 @@ def test_only_changed_documents_are_read(database: Database) -> None:
         fleet = cache.devices(connection, NOW_S + 10)
     assert fleet["d7"].version == 2 and {each.age_s for each in fleet.values()} == {5.0}
     assert [parameters for statement, parameters in queries if "reported" in statement] == [("d7",)]
-
-
-def test_assignments_equal_those_in_the_store(database: Database) -> None:
-    cache = FleetCache(DEFINITION)
-    one = Assignment("a", 0, True, True, 0, DeviceState.WAITING)
-    with database.begin() as connection:
-        records.assign(connection, "r", [one, replace(one, device="b")])
-        records.assign(connection, "another", [replace(one, device="c")])
-    with database.reading() as connection:
-        before = cache.assignments(connection, "r")
-        assert before == records.assignments(connection, "r")
-    with database.begin() as connection:
-        records.assign(connection, "r", [replace(one, state=DeviceState.DONE)])
-    with database.reading() as connection:
-        after = cache.assignments(connection, "r")
-    assert after["a"].state is DeviceState.DONE and after["b"] is before["b"]
 
 
 def test_revoked_devices_are_left_out_until_they_enrol_again(database: Database) -> None:
