@@ -40,7 +40,7 @@ from firstline_core.types import LOWEST_PRIORITY, InferRequest, InferResponse, W
 from firstline_gateway.background import PeriodicTask
 from firstline_gateway.jobs import records
 from firstline_gateway.jobs.records import RUNNING, Job, JobResult
-from firstline_gateway.jobs.waiters import JobWaiters
+from firstline_gateway.jobs.waiters import POLL_S, JobWaiters
 from firstline_gateway.serving.data_plane import GatewayDataPlane
 from firstline_gateway.settings.settings import Jobs as JobSettings
 from firstline_gateway.store.service_clock import ServiceClock
@@ -84,7 +84,7 @@ class Jobs:
 
     def __post_init__(self, metrics: RequestMetrics) -> None:
         self._counter = metrics.counter("jobs_total", "Jobs, by what became of them.", ("event",))
-        self.waiters = JobWaiters(self.store, self.clock, self.settings.waiting_limit)
+        self.waiters = JobWaiters(self.store, self.settings.waiting_limit)
         self._holder = new_request_id()
         self._running: dict[str, asyncio.Task[None]] = {}
         # Jobs whose earlier attempt had no result. One runs at a time, so that a job that crashes gateways is the only
@@ -94,6 +94,7 @@ class Jobs:
         self._tasks = (
             PeriodicTask("jobs", self._claim, interval_s=_LOOK_S, clock=self.clock, wake=self._wake),
             PeriodicTask("job leases", self._renew, interval_s=_RENEW_S, clock=self.clock),
+            PeriodicTask("ended jobs", self.waiters.poll, interval_s=POLL_S, clock=self.clock),
         )
         self._started = False
 
@@ -108,7 +109,7 @@ class Jobs:
 
     async def close(self) -> None:
         """Wakes the callers that wait, stops running jobs, and releases unfinished ones."""
-        await self.waiters.close()
+        self.waiters.close()
         for task in self._tasks:
             await task.close()
         running = [*self._running.values()]

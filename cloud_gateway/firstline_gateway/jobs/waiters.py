@@ -12,19 +12,17 @@ from collections import Counter
 from collections.abc import Iterator
 from functools import partial
 
-from firstline_core.clock import Clock, end_tasks
-from firstline_core.errors import CapacityError, QueueFullError
-from firstline_core.telemetry.logs import logger
+from firstline_core.errors import QueueFullError
 from firstline_core.telemetry.wording import counted
 from firstline_gateway.jobs import records
 from firstline_gateway.store.store import Store
 
-log = logger("firstline_gateway.jobs")
-
 JobEnd = asyncio.Future[None]
 """Done once a job has ended, was deleted, or this gateway stops; the store knows which."""
 
-_POLL_S = 0.5
+POLL_S = 0.5
+"""Interval of `JobWaiters.poll` in seconds."""
+
 _RETRY_S = 1.0
 
 
@@ -33,17 +31,14 @@ class JobWaiters:
 
     Args:
         store: reads it.
-        clock: paces the look-ups in the store.
         limit: largest number of waiting callers; one principal may have half of them.
     """
 
-    def __init__(self, store: Store, clock: Clock, limit: int) -> None:
+    def __init__(self, store: Store, limit: int) -> None:
         self._store = store
-        self._clock = clock
         self._limit = limit
         self._waiting: dict[str, set[JobEnd]] = {}
         self._waits_of: Counter[str] = Counter()
-        self._polling: asyncio.Task[None] | None = None
         self._closed = False
 
     @contextlib.contextmanager
@@ -60,8 +55,6 @@ class JobWaiters:
         self._waits_of[principal] += 1
         others = self._waiting.setdefault(job_id, set())
         others.add(end)
-        if self._polling is None and not self._closed:
-            self._polling = asyncio.create_task(self._poll())
         try:
             yield end
         finally:
@@ -87,26 +80,21 @@ class JobWaiters:
             if not end.done():
                 end.set_result(None)
 
-    async def close(self) -> None:
+    def close(self) -> None:
         """Wakes all callers."""
         self._closed = True
         for job_id in tuple(self._waiting):
             self.notify(job_id)
-        await end_tasks(self._polling)
-        self._polling = None
 
-    async def _poll(self) -> None:
-        while self._waiting:
-            await self._clock.sleep(_POLL_S)
-            awaited = tuple(self._waiting)
-            try:
-                running = await self._store.read(partial(records.running, job_ids=awaited))
-            except CapacityError:
-                continue  # the store logs it
-            except Exception:  # the outermost loop of a task that must not end while a caller waits
-                log.exception("ended jobs not read")
-                continue
+    async def poll(self) -> None:
+        """Wakes the callers whose jobs have ended in another replica.
+
+        Raises:
+            StoreUnavailableError: the store refuses, or does not answer.
+        """
+        awaited = tuple(self._waiting)
+        if awaited:
+            running = await self._store.read(partial(records.running, job_ids=awaited))
             for job_id in awaited:
                 if job_id not in running:
                     self.notify(job_id)
-        self._polling = None
