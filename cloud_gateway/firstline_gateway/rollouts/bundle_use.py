@@ -14,21 +14,21 @@ from firstline_gateway.registry.bundle_use import SignedVersion
 from firstline_gateway.rollouts import records
 from firstline_gateway.rollouts.fleet_view import FleetCache
 from firstline_gateway.rollouts.late_joiners import in_force
-from firstline_gateway.rollouts.rollout import Rollout
+from firstline_gateway.rollouts.rollout import LIVE, Rollout, RolloutState
 
 
 def reason_to_keep(connection: Connection, removed: Collection[SignedVersion]) -> str | None:
     """Returns why one of these versions has to stay; see `BundleUse`."""
     if not removed:
         return None
-    for rollout in records.live(connection):
+    for rollout in records.in_states(connection, *LIVE):
         found = _target(rollout, removed) or _previous(connection, rollout, removed)
         if found is not None:
             return (
                 f"The rollout {rollout.id} is {rollout.state.replace('_', ' ')}, and its devices run or may go "
                 f"back to {found}, which the new targets no longer list; wait for its end, or abort it, and repeat."
             )
-    for rollout in in_force(records.completed(connection)):
+    for rollout in in_force(records.in_states(connection, RolloutState.COMPLETED)):
         found = _target(rollout, removed)
         if found is not None:
             return (

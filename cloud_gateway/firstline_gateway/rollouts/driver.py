@@ -21,7 +21,7 @@ from firstline_gateway.background import PeriodicTask
 from firstline_gateway.rollouts import records
 from firstline_gateway.rollouts.fleet_view import FleetCache, FleetView, contract_alarm
 from firstline_gateway.rollouts.late_joiners import in_force, join_changes
-from firstline_gateway.rollouts.rollout import BEGUN, Assignment, Rollout, RolloutState
+from firstline_gateway.rollouts.rollout import BEGUN, LIVE, Assignment, Rollout, RolloutState
 from firstline_gateway.rollouts.step import Changes, Now, step
 from firstline_gateway.store.database import StoreDamagedError
 from firstline_gateway.store.service_clock import ServiceClock
@@ -89,7 +89,8 @@ class RolloutDriver:
                 steps += await self._follow(each, _compute_step)
             if self.clock.monotonic_s() >= self._joining_s:
                 self._joining_s = self.clock.monotonic_s() + _JOIN_S
-                joinable = [rollout.id for rollout in in_force(await self._read(records.completed))]
+                completed = await self._read(lambda on: records.in_states(on, RolloutState.COMPLETED))
+                joinable = [rollout.id for rollout in in_force(completed)]
                 for each in joinable:
                     steps += await self._follow(each, _compute_join)
                 for each in self._caches.keys() - {*active, *joinable}:
@@ -162,7 +163,7 @@ def _compute_step(connection: Connection, rollout_id: str, caches: dict[str, Fle
 
 
 def _compute_join(connection: Connection, rollout_id: str, caches: dict[str, FleetCache], now: Now) -> _Computed:
-    completed = records.completed(connection)
+    completed = records.in_states(connection, RolloutState.COMPLETED)
     rollout = next((each for each in in_force(completed) if each.id == rollout_id), None)
     if rollout is None:
         return None
@@ -171,8 +172,10 @@ def _compute_join(connection: Connection, rollout_id: str, caches: dict[str, Fle
         return [each for each in rollouts if each.definition.document_key == rollout.definition.document_key]
 
     assignments, view = _read_fleet(connection, rollout, caches, now)
-    busy = partial(records.assigned, connection, [each.id for each in alike(records.live(connection))])
-    ended = alike(records.ended(connection))
+    busy = partial(records.assigned, connection, [each.id for each in alike(records.in_states(connection, *LIVE))])
+    # Those that change no desired state any more.
+    gone = records.in_states(connection, RolloutState.ABORTED, RolloutState.ROLLED_BACK)
+    ended = alike([each for each in gone if not each.unsettled])
     return rollout, join_changes(rollout, alike(completed), assignments, view, now, ended=ended, busy=busy)
 
 

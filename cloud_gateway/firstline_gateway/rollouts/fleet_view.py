@@ -52,7 +52,7 @@ class FleetCache:
         columns = _C.name, _C.tags, _C.last_seen_s, _C.online, _C.accepted_s, _C.session, _C.sequence, _C.revision
         revoked = revoked_devices(connection)
         accepted = connection.execute(select(*columns).where(_C.accepted_s.is_not(None)))
-        rows = {row.name: row for row in accepted if row.name not in revoked}
+        rows: dict[str, Any] = {row.name: row for row in accepted if row.name not in revoked}
         cached = {
             name: found for name, found in self._devices.items() if name in rows and found[0] == _edition(rows[name])
         }

@@ -94,6 +94,11 @@ def page(connection: sa.Connection, after: str, limit: int, bundle: str = "") ->
     return list(connection.execute(query).scalars())
 
 
+def in_states(connection: sa.Connection, *states: RolloutState) -> list[Rollout]:
+    """Returns the rollouts in these states, oldest first."""
+    return list(connection.execute(sa.select(_R.record).where(_R.state.in_(states)).order_by(_R.id)).scalars())
+
+
 def active(connection: sa.Connection) -> list[str]:
     """Returns the ids of the rollouts that need a step, oldest first.
 
@@ -104,36 +109,16 @@ def active(connection: sa.Connection) -> list[str]:
     return list(connection.execute(sa.select(_R.id).where(_R.active.is_(True)).order_by(running, _R.id)).scalars())
 
 
-def live(connection: sa.Connection) -> list[Rollout]:
-    """Returns the rollouts that may still change the desired state of devices."""
-    query = sa.select(_R.record).where(_R.active.is_(True)).order_by(_R.id)
-    return [rollout for rollout in connection.execute(query).scalars() if rollout.state in LIVE]
-
-
 def by_state(connection: sa.Connection) -> dict[RolloutState, int]:
     """Returns the number of rollouts in each state."""
-    counts: dict[str, int] = {}
-    for state, count in connection.execute(sa.select(_R.state, sa.func.count()).group_by(_R.state)):
-        counts[state] = count
+    found = connection.execute(sa.select(_R.state, sa.func.count()).group_by(_R.state))
+    counts: dict[str, int] = dict(found.tuples().all())
     return {state: counts.get(state.value, 0) for state in RolloutState}
 
 
 def waiting(connection: sa.Connection, limit: int) -> list[Rollout]:
     """Returns the rollouts that wait for a person, newest first."""
     query = sa.select(_R.record).where(_R.state.in_(WAITING)).order_by(_R.id.desc()).limit(limit)
-    return list(connection.execute(query).scalars())
-
-
-def completed(connection: sa.Connection) -> list[Rollout]:
-    """Returns rollouts that were completed and not rolled back since."""
-    query = sa.select(_R.record).where(_R.state == RolloutState.COMPLETED).order_by(_R.id)
-    return list(connection.execute(query).scalars())
-
-
-def ended(connection: sa.Connection) -> list[Rollout]:
-    """Returns the rollouts that were aborted or rolled back and change no desired state any more."""
-    states = [RolloutState.ABORTED, RolloutState.ROLLED_BACK]
-    query = sa.select(_R.record).where(_R.state.in_(states), _R.active.is_(False)).order_by(_R.id)
     return list(connection.execute(query).scalars())
 
 

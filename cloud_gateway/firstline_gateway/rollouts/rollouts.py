@@ -25,7 +25,7 @@ from firstline_gateway.rollouts import records
 from firstline_gateway.rollouts.commands import Command, command_changes, consequences, state_after
 from firstline_gateway.rollouts.fleet_view import FleetCache, FleetView, contract_alarm
 from firstline_gateway.rollouts.plan import no_device_warning, plan
-from firstline_gateway.rollouts.rollout import Definition, DeviceState, Rollout, RolloutState, Subject
+from firstline_gateway.rollouts.rollout import LIVE, Definition, DeviceState, Rollout, RolloutState, Subject
 from firstline_gateway.rollouts.step import Now
 from firstline_gateway.store.service_clock import ServiceClock
 from firstline_gateway.store.store import Store
@@ -270,7 +270,7 @@ def _supersede(connection: Connection, newer: Rollout, by: str, now: Now) -> Non
 
 def _conflicting(connection: Connection, newer: Definition) -> list[Rollout]:
     """Returns the live rollouts of the same bundle; of a configuration, also those that select one of its devices."""
-    live = [rollout for rollout in records.live(connection) if rollout.definition.what is newer.what]
+    live = [rollout for rollout in records.in_states(connection, *LIVE) if rollout.definition.what is newer.what]
     tags = [] if newer.what is Subject.MODEL else _selected_tags(connection, newer)
     return [
         rollout

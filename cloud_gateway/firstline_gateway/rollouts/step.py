@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from firstline_core.fleet.rollout import Look
 from firstline_core.fleet.selector import parse_selector
@@ -503,15 +503,7 @@ def _judged(
 def _record(changes: Changes, verdict: Verdict, now: Now) -> None:
     rollout = changes.rollout
     changes.rollout = replace(rollout, look=verdict.look)
-    changes.look = Look(
-        rollout.stage,
-        verdict.look,
-        now.wall_s,
-        verdict.decision.value,
-        verdict.rule,
-        verdict.sentence,
-        verdict.findings,
-    )
+    changes.look = Look(stage=rollout.stage, at_s=now.wall_s, **asdict(verdict))
     changes.note("look", f"rule:{verdict.rule}", **msgspec.to_builtins(changes.look))
 
 
