@@ -10,6 +10,7 @@ import asyncio
 import hashlib
 import os
 import secrets
+import time
 from collections.abc import AsyncIterable, AsyncIterator, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -137,14 +138,11 @@ class LocalBlobs:
 
     def _delete_abandoned(self) -> None:
         """Deletes incomplete uploads of processes that ended."""
-        try:
-            uploads = [(path, path.stat().st_mtime) for path in (self._folder / _INCOMING).iterdir()]
-        except FileNotFoundError:  # an upload that has just been completed
-            return
-        newest_s = max((modified_s for _, modified_s in uploads), default=0.0)
-        for path, modified_s in uploads:
-            if modified_s < newest_s - _ABANDONED_S:
-                path.unlink(missing_ok=True)
+        before_s = time.time() - _ABANDONED_S
+        with suppress(FileNotFoundError):  # an upload that has just been completed; the next call continues
+            for path in (self._folder / _INCOMING).iterdir():
+                if path.stat().st_mtime < before_s:
+                    path.unlink()
 
     async def remove(self, sha256: str) -> None:
         """See `Blobs`."""

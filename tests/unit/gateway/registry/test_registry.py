@@ -299,6 +299,8 @@ async def test_incomplete_uploads_are_deleted(tmp_path: Path) -> None:
     os.utime(old, (time.time() - 3 * DAY_S,) * 2)
     assert await folder.all() == []
     assert (old.exists(), new.exists()) == (False, True)
+    os.utime(new, (time.time() - 3 * DAY_S,) * 2)  # without a newer one
+    assert await folder.all() == [] and not new.exists()
 
 
 def test_where_files_are_must_be_said_well(tmp_path: Path) -> None:
