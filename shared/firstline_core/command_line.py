@@ -7,13 +7,12 @@ import re
 import sys
 from collections.abc import Sequence
 from itertools import takewhile
-from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
 from firstline_core.errors import did_you_mean
 
-if TYPE_CHECKING:
-    Commands: TypeAlias = argparse._SubParsersAction["Parser"]
-
+Commands: TypeAlias = "argparse._SubParsersAction[Parser]"
+"""The place of the commands of a program, or of a noun."""
 _CHOICES = re.compile(r"(.*invalid choice: '([^']*)') \(choose from (.*)\)", re.DOTALL)
 
 _NUMBER = re.compile(r"(.*)invalid (int|float) value: (.*)", re.DOTALL)

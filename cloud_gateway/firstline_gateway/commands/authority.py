@@ -8,12 +8,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from firstline_core.command_line import add_group
+from firstline_core.command_line import Commands, add_group
 from firstline_core.errors import ConfigError
 from firstline_gateway.commands.base import add_action, settings_of, show
 
 if TYPE_CHECKING:
-    from firstline_core.command_line import Commands
     from firstline_gateway.identity.ca import Authority
 
 

@@ -10,10 +10,9 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from firstline_core.command_line import Parser, add_command
+from firstline_core.command_line import Commands, Parser, add_command
 
 if TYPE_CHECKING:
-    from firstline_core.command_line import Commands
     from firstline_gateway.settings.settings import Settings
 
 

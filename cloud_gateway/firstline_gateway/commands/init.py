@@ -5,13 +5,9 @@ from __future__ import annotations
 import argparse
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from firstline_core.command_line import add_command
+from firstline_core.command_line import Commands, add_command
 from firstline_gateway.commands.base import show
-
-if TYPE_CHECKING:
-    from firstline_core.command_line import Commands
 
 CONFIGURATION = """\
 # Settings of this gateway. Paths start at this file's folder. `firstline-gateway check --config FILE` checks them.

@@ -10,7 +10,7 @@ from contextlib import closing, contextmanager
 from getpass import getuser
 from typing import TYPE_CHECKING, Any, Literal
 
-from firstline_core.command_line import add_group
+from firstline_core.command_line import Commands, add_group
 from firstline_core.errors import ConfigError
 from firstline_core.telemetry.wording import iso_time
 from firstline_gateway.commands.base import add_action, settings_of, show
@@ -18,7 +18,6 @@ from firstline_gateway.commands.base import add_action, settings_of, show
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
-    from firstline_core.command_line import Commands
 
 _DAY_S = 86_400.0
 _SCOPES = ("infer", "fleet", "admin", "delegate")  # those of `principals`, which need more imports

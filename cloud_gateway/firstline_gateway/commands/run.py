@@ -8,12 +8,9 @@ import logging
 import os
 import sys
 from functools import partial
-from typing import TYPE_CHECKING
 
+from firstline_core.command_line import Commands
 from firstline_gateway.commands.base import add_action, naming_sources, settings_of, show
-
-if TYPE_CHECKING:
-    from firstline_core.command_line import Commands
 
 
 def add_commands(commands: Commands) -> None:

@@ -5,15 +5,13 @@ from __future__ import annotations
 import argparse
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from firstline_core.command_line import Commands
 from firstline_core.errors import ConfigError
 from firstline_core.protocol.loopback import is_loopback
 from firstline_core.telemetry.wording import counted
 from firstline_gateway.commands.base import add_action, settings_of, show
-
-if TYPE_CHECKING:
-    from firstline_core.command_line import Commands
 
 _TIMEOUT_S = 5.0
 _ALARMS_SHOWN = 10

@@ -10,10 +10,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from firstline_core.command_line import Parser, add_command, add_group
+from firstline_core.command_line import Commands, Parser, add_command, add_group
 
 if TYPE_CHECKING:
-    from firstline_core.command_line import Commands
     from firstline_edge.settings.settings import EdgeSettings
 
 OK = 0

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
+from firstline_core.command_line import Commands
 from firstline_core.telemetry.wording import counted
 from firstline_gateway.commands.base import add_action, settings_of, show
-
-if TYPE_CHECKING:
-    from firstline_core.command_line import Commands
 
 
 def add_commands(commands: Commands) -> None:
