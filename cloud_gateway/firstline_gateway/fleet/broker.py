@@ -9,12 +9,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from functools import partial
 
 import msgspec
 
 from firstline_core.clock import Clock
-from firstline_core.errors import CapacityError, ConfigError, FirstlineError, ProtocolError, UnauthorizedError
+from firstline_core.errors import CapacityError, ConfigError, FirstlineError, UnauthorizedError
 from firstline_core.fleet.telemetry import Telemetry
 from firstline_core.fleet.twin import LIMIT_BYTES, Reported, read_document
 from firstline_core.protocol.mqtt import MqttClient
@@ -37,13 +37,6 @@ class State(msgspec.Struct):
 
     state: str
     session_id: str
-
-
-class DeviceTopic(NamedTuple):
-    """The device of a topic, and the topic's last level."""
-
-    device: str
-    leaf: str
 
 
 @dataclass(eq=False)
@@ -82,7 +75,7 @@ class FleetBroker:
     async def start(self) -> None:
         """Connects in the background, retries until it succeeds, and reconnects when the connection is lost."""
         for leaf in _LEAVES:
-            await self._client.subscribe(f"{self.prefix}/+/{leaf}", self._hear)
+            await self._client.subscribe(f"{self.prefix}/+/{leaf}", partial(self._hear, leaf))
         self._client.start()
         await self._publishing.start()
 
@@ -90,12 +83,13 @@ class FleetBroker:
         await self._publishing.close()
         await self._client.close()
 
-    async def _hear(self, message: Message) -> None:
+    async def _hear(self, leaf: str, message: Message) -> None:
         """Handles one message; an unreadable message is logged and dropped, as no sender waits for an answer."""
+        device = message.topic.removeprefix(f"{self.prefix}/").removesuffix(f"/{leaf}")
         try:
-            topic = parse_topic(message.topic, self.prefix)
-            await self.admit(topic.device)
-            await self._take(topic, message.payload)
+            Topics(device, self.prefix)  # raises ConfigError for a name that no device can have
+            await self.admit(device)
+            await self._take(device, leaf, message.payload)
         except UnauthorizedError as error:
             log.info("device message refused", topic=ascii(message.topic), error=error.message)
         except CapacityError as error:
@@ -103,16 +97,16 @@ class FleetBroker:
         except FirstlineError as error:
             log.warning("device message not readable", topic=ascii(message.topic), error=error.message)
 
-    async def _take(self, topic: DeviceTopic, payload: bytes) -> None:
-        where = f"The {topic.leaf} message of {topic.device}"
-        if topic.leaf == "reported":
-            await self.fleet.report(topic.device, read_document(payload, Reported, where))
-        elif topic.leaf == "telemetry":
+    async def _take(self, device: str, leaf: str, payload: bytes) -> None:
+        where = f"The {leaf} message of {device}"
+        if leaf == "reported":
+            await self.fleet.report(device, read_document(payload, Reported, where))
+        elif leaf == "telemetry":
             if b'"session"' in payload[:LIMIT_BYTES]:  # else it is another fact, such as an alarm
-                await self.fleet.take_telemetry(topic.device, read_document(payload, Telemetry, where))
+                await self.fleet.take_telemetry(device, read_document(payload, Telemetry, where))
         else:
             state = read_document(payload, State, where)
-            await self.fleet.presence(topic.device, state.session_id, online=state.state == "online")
+            await self.fleet.presence(device, state.session_id, online=state.state == "online")
 
     async def _publish(self) -> None:
         """Publishes the due documents while there is a connection.
@@ -139,20 +133,3 @@ class FleetBroker:
         if done:
             await self.fleet.mark_published(done)
         return len(due) == _AT_ONCE
-
-
-def parse_topic(topic: str, prefix: str) -> DeviceTopic:
-    """Returns the device and the kind of message of a topic.
-
-    Raises:
-        ProtocolError: it is not a device's topic.
-    """
-    head = f"{prefix}/"
-    parts = topic[len(head) :].split("/") if topic.startswith(head) else []
-    if len(parts) != 2 or parts[1] not in _LEAVES:
-        raise ProtocolError(f"{topic!a} is not a topic of a device; these are {prefix}/DEVICE/{'|'.join(_LEAVES)}.")
-    try:
-        Topics(parts[0], prefix)
-    except ConfigError as error:
-        raise ProtocolError(error.message) from error
-    return DeviceTopic(parts[0], parts[1])
