@@ -43,8 +43,6 @@ BRAKE = sa.Table(
     METADATA,
     sa.Column("id", sa.Integer, primary_key=True, autoincrement=False),
     sa.Column("brake", Document(Brake), nullable=False),
-    sa.Column("by", sa.String(160), nullable=False),
-    sa.Column("since_s", sa.Double, nullable=False),
 )
 """At most one row, of id 1: the limits on all devices' escalations."""
 
@@ -98,7 +96,7 @@ def mark_seen(connection: sa.Connection, name: str, session: str, now_s: float, 
     Returns:
         Whether this is its latest process; a message of an earlier one is late and must be ignored.
     """
-    _ensure(connection, [name], now_s if accept else None)
+    _ensure(connection, name, now_s if accept else None)
     row = connection.execute(
         sa.select(_C.session, _C.earlier_sessions, _C.first_seen_s).where(_C.name == name).with_for_update()
     ).one()
@@ -146,30 +144,19 @@ def report(connection: sa.Connection, name: str, reported: Reported, now_s: floa
     return True
 
 
-def desire(
-    connection: sa.Connection,
-    names: Iterable[str],
-    change: Callable[[str, Desired], Desired],
-    now_s: float,
-    *,
-    existing_only: bool = False,
-) -> list[str]:
-    """Changes the desired documents of devices; each change is a new revision.
+def desire(connection: sa.Connection, names: Iterable[str], change: Callable[[str, Desired], Desired]) -> list[str]:
+    """Changes the desired documents of known devices; each change is a new revision.
 
     Args:
         connection: within a transaction.
-        names: of the devices; an unknown device gets the document when it connects.
+        names: of the devices; one that was removed meanwhile is not created again.
         change: returns the new document from a device's name and old document; its revision is ignored.
-        now_s: wall time.
-        existing_only: change only known devices; a device that was removed meanwhile is not created again.
 
     Returns:
         The devices whose document has changed.
     """
     changed: list[dict[str, Any]] = []
     for some in batched(sorted(set(names))):  # in one order, so that two transactions do not deadlock
-        if not existing_only:
-            _ensure(connection, some, now_s)
         query = sa.select(_C.name, _C.desired, _C.revision).where(_C.name.in_(some)).order_by(_C.name)
         for row in connection.execute(query.with_for_update()):
             before: Desired = row.desired
@@ -292,7 +279,7 @@ def tag(connection: sa.Connection, name: str, tags: Mapping[str, str | None]) ->
 
 def accept(connection: sa.Connection, name: str, now_s: float) -> bool:
     """Accepts a device, also an unknown one; returns False if it was accepted before."""
-    _ensure(connection, [name], None)
+    _ensure(connection, name, None)
     open_ = (_C.name == name, _C.accepted_s.is_(None))
     return connection.execute(sa.update(DEVICES).where(*open_).values(accepted_s=now_s)).rowcount > 0
 
@@ -324,12 +311,11 @@ def brake(connection: sa.Connection) -> Brake | None:
     return connection.execute(sa.select(BRAKE.c.brake)).scalar_one_or_none()
 
 
-def set_brake(connection: sa.Connection, wanted: Brake | None, by: str, now_s: float) -> None:
+def set_brake(connection: sa.Connection, wanted: Brake | None) -> None:
     """Sets or lifts the brake; `desire` informs the devices."""
     connection.execute(sa.delete(BRAKE))
     if wanted is not None:
-        row = {"id": 1, "brake": wanted, "by": by, "since_s": now_s}
-        connection.execute(sa.insert(BRAKE).values(row))
+        connection.execute(sa.insert(BRAKE).values({"id": 1, "brake": wanted}))
 
 
 def names(connection: sa.Connection) -> list[str]:
@@ -337,8 +323,9 @@ def names(connection: sa.Connection) -> list[str]:
     return list(connection.execute(sa.select(_C.name).where(_C.accepted_s.is_not(None)).order_by(_C.name)).scalars())
 
 
-def _ensure(connection: sa.Connection, names: Iterable[str], accepted_s: float | None) -> None:
+def _ensure(connection: sa.Connection, name: str, accepted_s: float | None) -> None:
     new: dict[str, Any] = {
+        "name": name,
         "tags": {},
         "accepted_s": accepted_s,
         "online": False,
@@ -349,7 +336,7 @@ def _ensure(connection: sa.Connection, names: Iterable[str], accepted_s: float |
         "revision": 0,
         "published": -1,
     }
-    insert_missing(connection, DEVICES, *({"name": name, **new} for name in names))
+    insert_missing(connection, DEVICES, new)
 
 
 def _query() -> sa.Select[Any]:

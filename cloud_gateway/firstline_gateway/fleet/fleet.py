@@ -90,7 +90,7 @@ class Fleet:
             def change(_: str, before: Desired) -> Desired:
                 return replace(before, answers=self.wants_answers)
 
-            return True, devices.desire(connection, [device], change, now_s, existing_only=True)
+            return True, devices.desire(connection, [device], change)
 
         is_new, informed = await self.store.write(report, key=device)
         if informed:
@@ -238,10 +238,9 @@ class Fleet:
         now_s = self.clock.wall_s()
 
         def braked(connection: Connection) -> int:
-            devices.set_brake(connection, brake, by, now_s)
-            informed = devices.desire(
-                connection, devices.names(connection), lambda _, before: replace(before, brake=brake), now_s
-            )
+            devices.set_brake(connection, brake)
+            names = devices.names(connection)
+            informed = devices.desire(connection, names, lambda _, before: replace(before, brake=brake))
             action = "fleet.brake" if brake is not None else "fleet.lift"
             audit_log.add(connection, now_s, by, action, "fleet", brake=brake, devices=len(informed))
             return len(informed)

@@ -131,7 +131,7 @@ class Profiles:
             if not _permit(requests, entry.bundle, entry.version):
                 return _uploaded(connection, device, (entry.bundle, entry.version, entry.machine), entry.sha256)
             records.put(connection, entry, content)
-            _desire(connection, device, _without(requests, entry.bundle), now_s)
+            _desire(connection, device, _without(requests, entry.bundle))
             return entry
 
         stored = await self.store.write(store, key=device)
@@ -189,7 +189,7 @@ class Profiles:
                 raise ConflictError(f"{device} has {is_open} profiles to measure, the most allowed; cancel one.")
             dropped = refused[: max(0, len(others) + 1 - REQUESTS)]  # the oldest
             wanted = asked.desired(new_request_id())
-            _desire(connection, device, (*(one for one in others if one not in dropped), wanted), now_s)
+            _desire(connection, device, (*(one for one in others if one not in dropped), wanted))
             details = {"bundle": wanted.bundle, "version": wanted.version, "request": wanted.id}
             audit_log.add(connection, now_s, by, "profile.request", f"device:{device}", **details)
             return replace(request_of(found, wanted, now_s), new=True)
@@ -212,7 +212,7 @@ class Profiles:
             others = _without(found.desired.profiles, bundle)
             if others == found.desired.profiles:
                 raise NotFoundError(f"{device} is asked for no profile of {bundle}.")
-            _desire(connection, device, others, now_s)
+            _desire(connection, device, others)
             audit_log.add(connection, now_s, by, "profile.cancel", f"device:{device}", bundle=bundle)
 
         await self.store.write(remove)
@@ -266,11 +266,9 @@ def _without(requests: Requests, bundle: str) -> Requests:
     return tuple(one for one in requests if one.bundle != bundle)
 
 
-def _desire(connection: Connection, device: str, requests: Requests, now_s: float) -> None:
+def _desire(connection: Connection, device: str, requests: Requests) -> None:
     """Replaces the requests in the desired document of a device."""
-    devices.desire(
-        connection, [device], lambda _, before: replace(before, profiles=requests), now_s, existing_only=True
-    )
+    devices.desire(connection, [device], lambda _, before: replace(before, profiles=requests))
 
 
 def _uploaded(connection: Connection, device: str, place: Place, sha256: str = "") -> ProfileEntry:

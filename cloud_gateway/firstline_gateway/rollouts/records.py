@@ -25,7 +25,6 @@ ROLLOUTS = sa.Table(
     sa.Column("bundle", sa.String(64), nullable=False, index=True),
     sa.Column("state", sa.String(16), nullable=False),
     sa.Column("active", sa.Boolean, nullable=False, index=True),  # whether steps are due
-    sa.Column("revision", sa.BigInteger, nullable=False),
     sa.Column("idempotency", sa.String(64), unique=True),  # hash of the creator and the key; NULL without a key
     sa.Column("record", Document(Rollout), nullable=False),
 )
@@ -45,7 +44,6 @@ LOOKS = sa.Table(
     sa.Column("rollout", sa.String(64), primary_key=True),
     sa.Column("stage", sa.Integer, primary_key=True, autoincrement=False),
     sa.Column("look", sa.Integer, primary_key=True, autoincrement=False),
-    sa.Column("at_s", sa.Double, nullable=False),
     sa.Column("verdict", Document(Look), nullable=False),
 )
 LEASE = sa.Table(
@@ -67,7 +65,6 @@ def add(connection: sa.Connection, rollout: Rollout, idempotency: str | None) ->
         "bundle": rollout.definition.bundle,
         "state": rollout.state.value,
         "active": False,
-        "revision": rollout.revision,
         "idempotency": idempotency,
         "record": rollout,
     }
@@ -133,7 +130,6 @@ def put(connection: sa.Connection, rollout: Rollout) -> Rollout:
     values = {
         "state": changed.state.value,
         "active": changed.state in LIVE or changed.unsettled,
-        "revision": changed.revision,
         "record": changed,
     }
     connection.execute(sa.update(ROLLOUTS).where(_R.id == rollout.id).values(values))
@@ -211,7 +207,7 @@ def baselines(connection: sa.Connection, rollout_id: str) -> dict[str, tuple[Per
 
 def add_look(connection: sa.Connection, rollout_id: str, look: Look) -> None:
     """Stores an evaluation."""
-    row = {"rollout": rollout_id, "stage": look.stage, "look": look.look, "at_s": look.at_s, "verdict": look}
+    row = {"rollout": rollout_id, "stage": look.stage, "look": look.look, "verdict": look}
     connection.execute(sa.insert(LOOKS).values(row))
 
 
@@ -269,7 +265,7 @@ def apply(connection: sa.Connection, before: Rollout, changes: Changes, wall_s: 
             document = with_audits(document, before.definition.judged_bundle, wanted=changes.audits[name])
         return document
 
-    devices.desire(connection, changes.desired.keys() | changes.audits.keys(), desire, wall_s, existing_only=True)
+    devices.desire(connection, changes.desired.keys() | changes.audits.keys(), desire)
     for action, actor, details in changes.notes:
         audit_log.add(connection, wall_s, actor, action, f"rollout:{before.id}", **details)
     return put(connection, changes.rollout) if changes.rollout != before else current

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from msgspec.structs import replace
-from sqlalchemy import event
+from sqlalchemy import Connection, event
 
 from firstline_core.fleet.rest import Presence, Sort
 from firstline_core.fleet.selector import parse_selector
@@ -60,14 +60,20 @@ def test_late_messages_of_an_earlier_process_are_ignored(database: Database) -> 
     assert version_of(database, "cam") == 2
 
 
+def accept(connection: Connection, *names: str) -> None:
+    for name in names:
+        devices.accept(connection, name, NOW_S)
+
+
 def test_each_change_of_the_desired_document_is_a_revision(database: Database) -> None:
     with database.begin() as connection:
-        assert devices.desire(connection, ["b", "a"], wanted, NOW_S) == ["a", "b"]
-        assert devices.desire(connection, ["a"], wanted, NOW_S) == []
+        accept(connection, "b", "a")
+        assert devices.desire(connection, ["b", "a"], wanted) == ["a", "b"]
+        assert devices.desire(connection, ["a"], wanted) == []
         assert [(name, said.revision) for name, said in devices.unpublished(connection, 10)] == [("a", 1), ("b", 1)]
         devices.mark_published(connection, {"a": 1})
         assert [name for name, _ in devices.unpublished(connection, 10)] == ["b"]
-        devices.desire(connection, ["a"], lambda _, before: replace(before, models=()), NOW_S)
+        devices.desire(connection, ["a"], lambda _, before: replace(before, models=()))
         found = devices.find(connection, "a")
         assert found.desired == Desired(2)
         devices.mark_published(connection, {"a": 1})  # of before, and late
@@ -80,7 +86,8 @@ def test_each_change_of_the_desired_document_is_a_revision(database: Database) -
 
 def test_a_restored_store_continues_after_the_revisions_that_devices_know(database: Database) -> None:
     with database.begin() as connection:
-        devices.desire(connection, ["cam", "liar"], wanted, NOW_S)
+        accept(connection, "cam", "liar")
+        devices.desire(connection, ["cam", "liar"], wanted)
         devices.mark_published(connection, {"cam": 1, "liar": 1})
         assert devices.report(connection, "cam", Reported("s", 1, 9), NOW_S, accept=True)
         assert [(name, said.revision) for name, said in devices.unpublished(connection, 10)] == [("cam", 10)]
@@ -91,7 +98,7 @@ def test_a_restored_store_continues_after_the_revisions_that_devices_know(databa
         assert devices.report(connection, "cam", Reported("s", 2, 10), NOW_S, accept=True)
         assert devices.report(connection, "liar", Reported("s", 1, 2**53), NOW_S, accept=True)
         assert devices.unpublished(connection, 10) == []
-        assert devices.desire(connection, ["cam"], lambda _, before: replace(before, models=()), NOW_S) == ["cam"]
+        assert devices.desire(connection, ["cam"], lambda _, before: replace(before, models=())) == ["cam"]
         assert [said.revision for _, said in devices.unpublished(connection, 10)] == [11]
 
 
@@ -159,10 +166,10 @@ def test_a_decommissioned_device_is_deleted(database: Database) -> None:
 def test_the_brake_is_in_force_until_it_is_lifted(database: Database) -> None:
     with database.begin() as connection:
         assert devices.brake(connection) is None
-        devices.set_brake(connection, Brake(0.0, "the gateway is down"), "application:ops", NOW_S)
-        devices.set_brake(connection, Brake(10.0, "the gateway is slow"), "application:ops", NOW_S)
+        devices.set_brake(connection, Brake(0.0, "the gateway is down"))
+        devices.set_brake(connection, Brake(10.0, "the gateway is slow"))
         assert devices.brake(connection) == Brake(10.0, "the gateway is slow")
-        devices.set_brake(connection, None, "application:ops", NOW_S)
+        devices.set_brake(connection, None)
         assert devices.brake(connection) is None
 
 
@@ -176,9 +183,10 @@ def statements(database: Database) -> list[str]:
 def test_ten_thousand_devices_take_few_statements(database: Database) -> None:
     names = [f"d{number:05}" for number in range(2000)]
     with database.begin() as connection:
-        devices.desire(connection, names, wanted, NOW_S)
+        accept(connection, *names)
+        devices.desire(connection, names, wanted)
         asked = statements(database)
-        devices.desire(connection, names, lambda _, said: replace(said, models=()), NOW_S)
+        devices.desire(connection, names, lambda _, said: replace(said, models=()))
         devices.mark_published(connection, dict.fromkeys(names, 2))
         assert devices.unpublished(connection, 10) == []
         assert devices.page(connection, "", 1, tagged("nowhere")) == []
@@ -189,5 +197,5 @@ def test_ten_thousand_devices_take_few_statements(database: Database) -> None:
 def test_a_device_that_was_decommissioned_meanwhile_is_not_created_again(database: Database) -> None:
     say(database, "here", "s", 1)
     with database.begin() as connection:
-        assert devices.desire(connection, ["gone", "here"], wanted, NOW_S, existing_only=True) == ["here"]
+        assert devices.desire(connection, ["gone", "here"], wanted) == ["here"]
         assert devices.find(connection, "gone") is None

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from sqlalchemy import Connection, event, insert, update
 from support.databases import sqlite_store
 
-from firstline_core.fleet.twin import Desired, DesiredModel, Reported, RunningModel
+from firstline_core.fleet.twin import DesiredModel, Reported, RunningModel
 from firstline_gateway.fleet import devices
 from firstline_gateway.identity import enrolment
 from firstline_gateway.identity.tables import DEVICES as ENROLLED
@@ -38,7 +38,7 @@ def report(connection: Connection, name: str, version: int, sequence: int, *, se
 
 def desire(connection: Connection, name: str, version: int) -> None:
     desired = DesiredModel("cameras", version, "2" * 64, "r")
-    devices.desire(connection, [name], lambda _, old: replace(old, models=(desired,)), NOW_S)
+    devices.desire(connection, [name], lambda _, old: replace(old, models=(desired,)))
 
 
 def read(cache: FleetCache, database: Database) -> dict[str, DeviceView]:
@@ -76,10 +76,10 @@ def test_a_device_that_was_decommissioned_and_accepted_again_is_read_again(datab
     read(cache, database)
     with database.begin() as connection:
         devices.forget(connection, "a")
-        devices.desire(connection, ["a"], lambda _, old: Desired(0, ()), NOW_S + 5)
+        devices.accept(connection, "a", NOW_S + 5)
         devices.report(connection, "a", Reported("s", 1, 1, (RunningModel("cameras", 7),)), NOW_S + 5, accept=True)
         desired = DesiredModel("cameras", 9, "9" * 64, "another")
-        devices.desire(connection, ["a"], lambda _, old: replace(old, models=(desired,)), NOW_S + 5)
+        devices.desire(connection, ["a"], lambda _, old: replace(old, models=(desired,)))
     assert read(cache, database)["a"].version == 7
     with database.begin() as connection:
         devices.forget(connection, "a")
