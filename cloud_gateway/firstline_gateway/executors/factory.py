@@ -10,11 +10,9 @@ from typing import assert_never
 
 import msgspec
 
-from firstline_core.bundle.loading import LoadedModel
 from firstline_core.errors import FirstlineError
 from firstline_core.hardware.kernel_files import Tree
 from firstline_core.hardware.survey import fingerprint
-from firstline_core.profile.profile import Profile
 from firstline_core.runtime.select import RuntimeOptions, check_options
 from firstline_core.telemetry.logs import logger
 from firstline_gateway.executors.base import Executor
@@ -27,6 +25,7 @@ from firstline_gateway.executors.profiles import batch_seconds, profiles_near, r
 from firstline_gateway.executors.ray.deployment import deployment_of
 from firstline_gateway.executors.ray.executor import RayExecutor
 from firstline_gateway.models.folder import load_full
+from firstline_gateway.models.memory import Load
 from firstline_gateway.models.repository import Repository, ServedModel, in_loading_order
 from firstline_gateway.settings.settings import ExecutorOf, Oip, Settings
 
@@ -44,68 +43,20 @@ def open_executors(settings: Settings, repository: Repository, options: RuntimeO
     Raises:
         ConfigError: a setting of the executors is invalid.
     """
-    if not settings.executors:
-        (only,) = settings.engines.values()
-        placed = [served for served in repository if served.loaded is not None or only.engine != "local"]
-        open_member = partial(Member, "")
-        return Dispatcher(_open(settings, only, placed, options, open_member), is_named=False)
-    members = []
-    taken = False  # what the repository has loaded is the first one's in this process; others load their own
-    for name, found in settings.executors.items():
+    members: list[Member] = []
+    loads_own = False  # what the repository has loaded is the first one's in this process; others load their own
+    for name, found in settings.engines.items():
         load = None
-        if found.engine == "local" and taken:
+        if found.engine == "local" and loads_own:
             load = partial(
                 load_full,
                 options=RuntimeOptions(
                     providers=found.providers or settings.execution.providers, decoding=settings.decoding.limits
                 ),
             )
-        taken = taken or found.engine == "local"
-        members += _open_named(settings, name, repository, options, load=load)
-    return Dispatcher(members)
-
-
-def _open_named(
-    settings: Settings,
-    name: str,
-    repository: Repository,
-    options: RuntimeOptions,
-    *,
-    load: Callable[[ServedModel], LoadedModel] | None,
-) -> list[Member]:
-    """One of several executors, with the models that it may run, newest first."""
-
-    def takes(model: str) -> bool:
-        return name in settings.models.executors_of.get(model, (name,))
-
-    def profiled(served: ServedModel) -> dict[int, float]:
-        return batch_seconds([*_profiles(served, found), *profiles], served.full, provider)
-
-    found = settings.executors[name]
-    profiles = read(found.profiles)
-    provider = (found.providers or settings.execution.providers)[0] if found.engine == "local" else ""
-    placed = []
-    for served in in_loading_order(repository):
-        if not takes(served.key.name):
-            log.info("model not on an executor", executor=name, model=served.key.name, version=served.key.version)
-        elif found.engine != "local":
-            placed.append(served)
-        elif served.loaded is not None:
-            try:
-                placed.append(served if load is None else replace(served, loaded=load(served)))
-            except FirstlineError as error:
-                log.error("model not on an executor", executor=name, model=served.key.name, error=error.message)
-        if load is None and served.loaded is not None and served not in placed:
-            served.loaded.close()
-    open_member = partial(Member, name, profiled=profiled, takes=takes, load=load)
-    return _open(settings, found, placed, options, open_member)
-
-
-def _profiles(served: ServedModel, found: ExecutorOf) -> list[Profile]:
-    """A model's profiles of this machine; of others' machines only what the settings name is known to be theirs."""
-    if found.engine != "local":
-        return []
-    return profiles_near(served.path, served.manifest.name, _fingerprint)
+        loads_own = loads_own or found.engine == "local"
+        members += _open(settings, name if settings.executors else "", found, repository, options, load=load)
+    return Dispatcher(members, is_named=bool(settings.executors))
 
 
 @cache
@@ -115,12 +66,37 @@ def _fingerprint() -> str:
 
 def _open(
     settings: Settings,
+    name: str,
     found: ExecutorOf,
-    models: Sequence[ServedModel],
+    repository: Repository,
     options: RuntimeOptions,
-    open_member: OpensMember,
+    *,
+    load: Load | None,
 ) -> list[Member]:
-    """Opens an executor with its models; one of several servers has a member for each."""
+    """Opens an executor with the models that it may run; one of several servers has a member for each.
+
+    Args:
+        settings: the gateway's.
+        name: of the executor; "" if it is the only one, without a name.
+        found: the executor's settings.
+        repository: the models.
+        options: how they run here.
+        load: loads the executor's own copy of a model; None if it takes what the repository has loaded.
+    """
+
+    def takes(model: str) -> bool:
+        return name in settings.models.executors_of.get(model, (name,))
+
+    def profiled(served: ServedModel) -> dict[int, float]:
+        # The profiles near a bundle are of this machine; of others' machines only what the settings name is theirs.
+        is_here = name and found.engine == "local"
+        near = profiles_near(served.path, served.manifest.name, _fingerprint) if is_here else []
+        return batch_seconds([*near, *profiles], served.full, provider)
+
+    profiles = read(found.profiles)
+    provider = (found.providers or settings.execution.providers)[0] if found.engine == "local" else ""
+    models = _models_of(name, found, repository, takes, load)
+    open_member = partial(Member, name, profiled=profiled, takes=takes, load=load)
     match found.engine:
         case "local":
             sessions = found.sessions or settings.sessions
@@ -139,6 +115,27 @@ def _open(
         for member in members:
             member.place(served, seconds)
     return members
+
+
+def _models_of(
+    name: str, found: ExecutorOf, repository: Repository, takes: Callable[[str], bool], load: Load | None
+) -> list[ServedModel]:
+    """Returns the models that an executor may run, newest first; closes those that were loaded for it in vain."""
+    models = []
+    is_here = found.engine == "local"
+    for served in in_loading_order(repository):
+        if not takes(served.key.name):
+            log.info("model not on an executor", executor=name, model=served.key.name, version=served.key.version)
+            if is_here and load is None and served.loaded is not None:
+                served.loaded.close()
+        elif not is_here:
+            models.append(served)
+        elif served.loaded is not None:
+            try:
+                models.append(served if load is None else replace(served, loaded=load(served)))
+            except FirstlineError as error:
+                log.error("model not on an executor", executor=name, model=served.key.name, error=error.message)
+    return models
 
 
 def _open_oip(
