@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import os
 import shutil
@@ -56,12 +57,10 @@ class FetchedBundles:
         path, coming = self.path(key), self.folder / f".{key.name}@{key.version}"
         inside = target_path(key.name, key.version, "")
         try:
-            shutil.rmtree(coming, ignore_errors=True)
+            await asyncio.to_thread(shutil.rmtree, coming, ignore_errors=True)
             for file in files_for(bundle, FULL):
                 await self._fetch(file, coming / file.path.removeprefix(inside))
-            shutil.rmtree(path, ignore_errors=True)
-            os.replace(coming, path)  # noqa: PTH105 (a folder)
-            sync_folder(self.folder)
+            await asyncio.to_thread(self._install, coming, path)
         except OSError as error:
             raise StoreUnavailableError(
                 f"registry.full_models {self.folder} refuses: {system_reason(error)}; make room, or mend its rights.",
@@ -73,15 +72,20 @@ class FetchedBundles:
         """Forgets a version; blocks."""
         shutil.rmtree(self.path(key), ignore_errors=True)
 
+    def _install(self, coming: Path, path: Path) -> None:
+        shutil.rmtree(path, ignore_errors=True)
+        os.replace(coming, path)  # noqa: PTH105 (a folder)
+        sync_folder(self.folder)
+
     async def _fetch(self, file: SignedFile, path: Path) -> None:
-        make_folder(path.parent)
+        await asyncio.to_thread(make_folder, path.parent)
         digest = hashlib.sha256()
         with path.open("wb") as stream:
             async for part in self._read(file.sha256, 0, file.size_bytes):
                 digest.update(part)
-                stream.write(part)
+                await asyncio.to_thread(stream.write, part)
             stream.flush()
-            os.fsync(stream.fileno())
+            await asyncio.to_thread(os.fsync, stream.fileno())
         if digest.hexdigest() != file.sha256:
             raise IntegrityError(
                 f"The registry has other bytes of {file.path} than were signed; push the bundle again."
