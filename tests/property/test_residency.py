@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -42,7 +43,7 @@ class SmallModel(ServedModel):
 
     @property
     def memory_bytes(self) -> int:
-        return SIZE_BYTES
+        return self.copies * SIZE_BYTES
 
 
 def served(name: str, digest: str = "d") -> ServedModel:
@@ -56,7 +57,7 @@ class Engine:
         self.held: dict[ModelKey, ServedModel] = {}
 
     async def put(self, model: ServedModel) -> None:
-        assert model.loaded is not None
+        assert (model.loaded is not None) == bool(model.copies)
         self.held[model.key] = model
 
     async def drop(self, key: ModelKey) -> None:
@@ -218,6 +219,17 @@ async def test_waiting_requests_share_one_load(room: Room) -> None:
     await settled(*asked)
     assert room.loads == 1
     assert room.residency.memory.places[ModelKey("m0", 1)].holders == 20
+
+
+async def test_a_model_that_runs_elsewhere_alone_needs_no_load_and_stays(room: Room) -> None:
+    elsewhere = replace(served("elsewhere"), copies=0)
+    await room.residency.orders.add(elsewhere)
+    room.residency.memory.release(await room.residency.loaded(elsewhere.key, None))
+    assert (room.loads, room.residency.memory.used_bytes) == (0, 0)
+    for name in NAMES:
+        room.residency.memory.release(await room.residency.loaded(ModelKey(name, 1), None))
+    assert elsewhere.key in room.residency.memory.resident
+    assert len(room.residency.memory.resident) == BUDGET + 1
 
 
 async def test_the_least_recently_used_model_is_evicted_unless_held(room: Room) -> None:

@@ -59,7 +59,7 @@ class ModelsFolder:
         taken_bytes = 0
         for served in in_loading_order(models.values()):
             taken_bytes += served.memory_bytes
-            if options is None or 0 < budget_bytes < taken_bytes:
+            if options is None or not served.copies or 0 < budget_bytes < taken_bytes:
                 taken_bytes -= served.memory_bytes
                 log.info("model declared", model=served.key.name, version=served.key.version, digest=served.digest)
                 continue
@@ -129,10 +129,10 @@ class ModelsFolder:
         manifest = bundle.manifest
         if manifest.full is None:
             raise ModelLoadError(f"The bundle {path} has no full model, and a gateway runs nothing else.")
-        if must_be_whole and (missing := bundle.missing(manifest.full)):
+        key, copies = ModelKey(manifest.name, manifest.version), self.copies_of(manifest.name)
+        if must_be_whole and copies and (missing := bundle.missing(manifest.full)):
             raise ModelLoadError(f"Model '{manifest.full.id}' cannot be loaded: {path} has no {', '.join(missing)}.")
-        key = ModelKey(manifest.name, manifest.version)
-        return ServedModel(key, path, manifest, None, manifest.full_digest, self.copies_of(key.name))
+        return ServedModel(key, path, manifest, None, manifest.full_digest, copies)
 
 
 def _refused(path: Path, error: FirstlineError, key: ModelKey | None) -> RefusedBundle:

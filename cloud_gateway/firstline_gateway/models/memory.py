@@ -96,7 +96,8 @@ class ModelMemory:
         self.load_s = _FIRST_LOAD_S  # duration of the latest load, at least `_FIRST_LOAD_S`
         self.places: dict[ModelKey, Place] = {}
         for served in repository:
-            self.places[served.key] = Place(served, is_in=load is None or served.loaded is not None)
+            is_in = load is None or not served.copies or served.loaded is not None
+            self.places[served.key] = Place(served, is_in)
             if load is not None and served.loaded is not None:
                 self.places[served.key].served = replace(served, loaded=None)
                 repository.put(self.places[served.key].served)
@@ -167,7 +168,7 @@ class ModelMemory:
         key, before = served.key, self.places.get(served.key)
         fresh = Place(served, is_in=True)
         loaded = None
-        if self._load is not None:
+        if self._load is not None and served.copies:
             if self._budget_bytes:
                 check_size(served, self._budget_bytes)
                 while not self.fits(served) and await self._evict_one(except_for=key):
@@ -212,7 +213,7 @@ class ModelMemory:
         idle = [
             place
             for key, place in self.places.items()
-            if place.is_in and not place.holders and not place.waiting and key != except_for
+            if place.is_in and place.served.copies and not place.holders and not place.waiting and key != except_for
         ]
         if not idle:
             return False

@@ -402,8 +402,8 @@ class Settings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     def copies_of(self, model: str) -> int:
         """Returns how many times this process loads a model: once for each local executor that it may run on."""
-        names = self.models.executors_of.get(model, tuple(self.executors))
-        return max(1, sum(found.engine == "local" for name, found in self.executors.items() if name in names))
+        names = self.models.executors_of.get(model, tuple(self.engines))
+        return sum(found.engine == "local" for name, found in self.engines.items() if name in names)
 
     @property
     def engines(self) -> dict[str, ExecutorOf]:

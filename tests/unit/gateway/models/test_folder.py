@@ -106,6 +106,13 @@ def test_the_budget_counts_each_copy_of_a_model(tmp_path: Path) -> None:
     assert [loaded(budget_mb) for budget_mb in (3, 5, 8)] == [["other"], ["digits"], ["digits", "other"]]
 
 
+def test_a_model_that_runs_elsewhere_alone_is_neither_loaded_nor_counted(tmp_path: Path) -> None:
+    put(tmp_path / "digits")
+    (tmp_path / "digits" / "full.onnx").unlink()
+    (found,) = ModelsFolder(tmp_path, copies_of=lambda _: 0).load(RuntimeOptions(), budget_bytes=1)
+    assert (found.key.name, found.loaded, found.memory_bytes) == ("digits", None, 0)
+
+
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read every folder")
 def test_a_folder_that_may_not_be_read_is_refused_alone(tmp_path: Path) -> None:
     put(tmp_path / "good")

@@ -170,7 +170,7 @@ def test_several_executors_take_the_place_of_the_one(tmp_path: Path) -> None:
         ({"a": {}, "b": {}}, {}, 2),
         ({"a": {}, "b": {}}, {"m": ["b"]}, 1),
         ({"a": {}, "far": {"engine": "oip", "endpoints": ["http://gpu-1"]}}, {}, 1),
-        ({"a": {}, "far": {"engine": "oip", "endpoints": ["http://gpu-1"]}}, {"m": ["far"]}, 1),
+        ({"a": {}, "far": {"engine": "oip", "endpoints": ["http://gpu-1"]}}, {"m": ["far"]}, 0),
     ],
 )
 def test_a_model_has_a_copy_for_each_local_executor(
