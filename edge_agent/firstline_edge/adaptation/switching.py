@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
-from weakref import WeakKeyDictionary
 
 from firstline_core.adaptation.controller import LadderPosition
 from firstline_core.clock import Clock, end_tasks
@@ -25,7 +24,6 @@ log = logger(__name__)
 
 _RETRY_S = 60.0  # after a variant failed to load
 _REPORT_S = 60.0  # requests that are split again are reported at most this often
-_NEVER_S = float("-inf")
 
 
 class CertificateWatch(Protocol):
@@ -54,8 +52,6 @@ class VariantSwitcher:
     on_switch: Callable[[Mapping[str, object]], None]
     clock: Clock
     _loading: dict[Variants, asyncio.Task[None]] = field(default_factory=dict, init=False)
-    _retry_s: WeakKeyDictionary[Variants, float] = field(default_factory=WeakKeyDictionary, init=False)
-    _split_s: WeakKeyDictionary[Variants, float] = field(default_factory=WeakKeyDictionary, init=False)
     switches: Counter[str] = field(default_factory=Counter, init=False)
 
     def update(self, snapshot: Snapshot) -> None:
@@ -80,7 +76,7 @@ class VariantSwitcher:
             self._unload(variants)
         if variants.current is not device_model:
             self.models.put(variants.current)
-        may_retry = self.clock.monotonic_s() >= self._retry_s.get(variants, _NEVER_S)
+        may_retry = self.clock.monotonic_s() >= variants.retry_s
         if variants.missing_rung is not None and variants not in self._loading and may_retry:
             task = asyncio.get_running_loop().create_task(self._load(device_model, variants, variants.missing_rung))
             self._loading[variants] = task
@@ -88,9 +84,9 @@ class VariantSwitcher:
 
     def _begins_to_split(self, variants: Variants, before: LadderPosition) -> bool:
         now_s = self.clock.monotonic_s()
-        if before.next_share or now_s < self._split_s.get(variants, _NEVER_S) + _REPORT_S:
+        if before.next_share or now_s < variants.split_reported_s + _REPORT_S:
             return False
-        self._split_s[variants] = now_s
+        variants.split_reported_s = now_s
         return True
 
     def _unload(self, variants: Variants) -> None:
@@ -108,7 +104,7 @@ class VariantSwitcher:
         try:
             edge = await asyncio.to_thread(variants.load, rung)
         except (FirstlineError, *REFUSED) as error:
-            self._retry_s[variants] = self.clock.monotonic_s() + _RETRY_S
+            variants.retry_s = self.clock.monotonic_s() + _RETRY_S
             log.warning("variant not reloaded", model=device_model.manifest.name, variant=wanted, error=str(error))
             return
         now = self.models.find(device_model.manifest.name, device_model.version)

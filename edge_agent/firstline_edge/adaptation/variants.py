@@ -38,6 +38,8 @@ class Variants:
         position: the controller's latest position.
         reported_place: the place that was reported last, with hysteresis: temperature that hovers around a rung is not
             reported each time.
+        split_reported_s: when a split of requests was reported last, monotonic.
+        retry_s: until then no variant is loaded again, because the last attempt failed; monotonic.
     """
 
     def __init__(
@@ -50,6 +52,7 @@ class Variants:
         self.rungs = tuple(rungs)
         self.position = LadderPosition()
         self.reported_place = 0
+        self.split_reported_s = self.retry_s = -math.inf
         self._controller = controller
         self._load = load
         self._sources = tuple(sources) or ({},) * len(self.rungs)

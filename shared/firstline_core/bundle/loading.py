@@ -27,7 +27,7 @@ from firstline_core.processing.compile import Preprocess, Step, check_needs, com
 from firstline_core.processing.decoding import LIGHT_BYTES, MeasuredInputs, PreparedRows
 from firstline_core.processing.image_header import DecodingCost, MeasuredFile
 from firstline_core.processing.text import Encoder, Shared, read_encoder
-from firstline_core.processing.trial import trial_input, typical_row
+from firstline_core.processing.trial import made_up_row
 from firstline_core.processing.windows import WINDOWS, combine_windows
 from firstline_core.protocol.limits import DEFAULT_LIMITS
 from firstline_core.protocol.tensors import shown, sizes
@@ -222,19 +222,17 @@ class LoadedModel:
 
     def trial_inputs(self) -> Arrays | None:
         """Returns one row of zeros of each of the bundle's inputs that the model reads; None for free sizes."""
-        return self._made_up(trial_input)
+        return self._made_up(typical=False)
 
     def typical_inputs(self) -> Arrays | None:
-        """Returns one row in the form that clients send, see `typical_row`; None for free sizes."""
-        return self._made_up(typical_row)
+        """Returns one row in the form that clients send, see `made_up_row`; None for free sizes."""
+        return self._made_up(typical=True)
 
-    def _made_up(
-        self, make: Callable[[ops.InputSpec, Sequence[ops.PreStep], tuple[int, ...]], Array | None]
-    ) -> Arrays | None:
+    def _made_up(self, *, typical: bool) -> Arrays | None:
         made: dict[str, Array] = {}
         for each, declared in zip(self.inputs, self.model.inputs, strict=True):
             if each.spec.name not in made:
-                row = make(each.spec, declared.preprocess, each.port.shape)
+                row = made_up_row(each.spec, declared.preprocess, each.port.shape, typical=typical)
                 if row is None:
                     return None
                 made[each.spec.name] = row

@@ -16,58 +16,49 @@ _WORDS = b"please book a table for two at the old harbour tonight"
 _MAGNITUDES = np.array([1.0, 0.5, 0.1])
 
 
-def trial_input(spec: ops.InputSpec, steps: Sequence[ops.PreStep], model_shape: tuple[int, ...]) -> Array | None:
-    """Returns one row of zeros, or a short text, that fits the model after the steps; None for free sizes.
+def made_up_row(
+    spec: ops.InputSpec, steps: Sequence[ops.PreStep], model_shape: tuple[int, ...], *, typical: bool
+) -> Array | None:
+    """Returns one row that fits the model after the steps; None for free sizes.
 
     Args:
         spec: the bundle's input.
         steps: the model's preprocessing.
         model_shape: of the model's own input, -1 where a size is free.
+        typical: whether the row has the form that clients send: a PNG of noise in the model's input size, because
+            decoding it costs as much as a photograph, or a WAV file of noise. Otherwise it is of zeros, and an image is
+            pixels. A text is the same.
     """
     if spec.kind == "audio":
-        return object_array([_clip(steps, model_shape, b"\0")])
+        return object_array([_clip(steps, model_shape, os.urandom(1 << 16) if typical else b"\0")])
     if spec.kind == "text":
         return object_array([_WORDS])
     if spec.kind == "tensor":
         shape = (1, *spec.shape[1:])
         return np.zeros(shape, DATATYPES[spec.datatype]) if min(shape) > 0 else None
-    size = _image_size(steps, model_shape) if spec.kind == "image" else None
+    size = _image_size(steps, model_shape)
     if size is None or min(size) <= 0:
         return None
     channels = next((ops.CHANNELS[step.mode] for step in steps if isinstance(step, ops.Decode)), 3)
-    return np.zeros((1, *size, channels), np.uint8)
+    return object_array([_png(*size, channels)]) if typical else np.zeros((1, *size, channels), np.uint8)
 
 
-def typical_row(spec: ops.InputSpec, steps: Sequence[ops.PreStep], model_shape: tuple[int, ...]) -> Array | None:
-    """Returns one row in the form that clients send; None for free sizes.
-
-    An image is a PNG of noise in the model's input size: decoding it costs as much as a photograph. A clip is a
-    WAV file of noise.
-
-    Args:
-        spec: the bundle's input.
-        steps: the model's preprocessing.
-        model_shape: of the model's own input, -1 where a size is free.
-    """
-    if spec.kind == "audio":
-        return object_array([_clip(steps, model_shape, os.urandom(1 << 16))])
-    trial = trial_input(spec, steps, model_shape)
-    if trial is None or spec.kind != "image":
-        return trial
-    from PIL import Image
+def _png(height: int, width: int, channels: int) -> bytes:
+    """Returns a picture of noise."""
+    from PIL import Image  # Pillow takes 3 MB: import it only for images
 
     # Not numpy.random, which takes 3 MB of memory.
-    pixels = np.frombuffer(os.urandom(trial.size), np.uint8).reshape(trial.shape[1:])
+    pixels = np.frombuffer(os.urandom(height * width * channels), np.uint8).reshape(height, width, channels)
     stream = io.BytesIO()
     Image.fromarray(pixels.squeeze()).save(stream, format="PNG")
-    return object_array([stream.getvalue()])
+    return stream.getvalue()
 
 
 def made_up_files(encoded: bytes, rows: int) -> list[bytes]:
     """Returns made-up rows, the same on every call: texts of different lengths, or WAV files of noise.
 
     Args:
-        encoded: a row of `trial_input`, a text or a WAV file, whose form is kept.
+        encoded: a row of zeros of `made_up_row`, a text or a WAV file, whose form is kept.
         rows: number of rows.
     """
     rng = np.random.default_rng(0)
