@@ -17,11 +17,12 @@ from msgspec.structs import replace
 from bench.fuzzing.mutation import damaged
 from firstline_core.protocol.limits import Limits
 from firstline_core.protocol.oip import decode_response, encode_response
-from firstline_core.tasks.classification import single_label
+from firstline_core.tasks.classification import Classification
 from firstline_core.types import Answer, InferRequest, InferResponse, Reason, Status, Tensor, Tier
 from firstline_edge.requests.full_answers import check_answer
 
 _LABELS = 10
+_TASK = Classification(tuple(map(str, range(_LABELS))))
 _DIGESTS = ("a" * 64, "b" * 64, "")
 _IDS = ("01890a5d-ac96-774b-bcce-b302099a8057", "01890a5d-ac96-774b-bcce-b302099a8058", "")
 _LIMITS = Limits(body_bytes=65_536, json_bytes=32_768, elements=65_536)
@@ -55,7 +56,7 @@ def read_answer(given: tuple[InferRequest, bytes, int | None]) -> InferResponse:
     """
     request, body, header_length = given
     response = decode_response(body, header_length, _LIMITS)
-    check_answer(request, response, single_label(_LABELS))
+    check_answer(request, response, _TASK.declared(rounded=False, cut=False))
     answer = response.answer
     assert response.id == _IDS[0], f"another request's: {response.id}"
     assert answer is not None and answer.model_digest == _DIGESTS[0], f"another model's: {answer}"

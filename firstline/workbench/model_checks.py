@@ -29,7 +29,7 @@ from firstline_core.processing.steps import (
     decoded_kind,
 )
 from firstline_core.runtime.select import RuntimeOptions
-from firstline_core.tasks.classification import Classification, Outputs
+from firstline_core.tasks.classification import Classification
 from firstline_core.types import PROBABILITIES, Array, Arrays, TensorSpec, row_count
 
 _TRIAL_ROWS = 4
@@ -161,8 +161,9 @@ def no_probabilities(outputs: Arrays, loaded: LoadedModel) -> str:
 
     A sum that is too small is possible: rounding to eight bits may take most of an answer to noise.
     """
-    declared = loaded.declared
-    problem = replace(declared, least_sum=0.0).fault(outputs) if isinstance(declared, Outputs) else ""
+    if not isinstance(loaded.task, Classification):
+        return ""
+    problem = loaded.task.declared(rounded=loaded.model.is_rounded, cut=True).fault(outputs)
     if not problem:
         return ""
     advice = "Add softmax to its postprocessing (postprocess) if its outputs are logits"

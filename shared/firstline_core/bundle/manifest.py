@@ -110,6 +110,11 @@ class Model(Struct, frozen=True, forbid_unknown_fields=True):
         return (self.artefact, *(step.artefact for step in steps if isinstance(step, ops.WithFile)))
 
     @property
+    def is_rounded(self) -> bool:
+        """Returns whether its numbers may be rounded to eight bits."""
+        return self.precision not in _FLOATS
+
+    @property
     def shows_logits(self) -> bool:
         """See `steps.shows_logits`."""
         return ops.shows_logits(self.postprocess)
@@ -333,7 +338,7 @@ class Manifest(Struct, frozen=True, forbid_unknown_fields=True, dict=True):
         if model is None:
             return self.task.declared(rounded=True, cut=True)
         cut = any(isinstance(step, ops.LabelOffset) for step in model.postprocess)
-        return self.task.declared(rounded=model.precision not in _FLOATS, cut=cut)
+        return self.task.declared(rounded=model.is_rounded, cut=cut)
 
     @property
     def full_digest(self) -> str:

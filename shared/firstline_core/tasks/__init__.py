@@ -23,8 +23,9 @@ from __future__ import annotations
 from typing import Any
 
 from firstline_core.tasks.anomaly import Anomaly
-from firstline_core.tasks.base import DeclaredOutputs, LikeOutputs, Task
-from firstline_core.tasks.classification import Classification, independent, labelled
+from firstline_core.tasks.arrays import not_finite
+from firstline_core.tasks.base import DeclaredOutputs, Task
+from firstline_core.tasks.classification import Classification, labelled, probability_fault
 from firstline_core.tasks.detection import Detection
 from firstline_core.tasks.embedding import Embedding
 from firstline_core.tasks.regression import Regression
@@ -32,7 +33,7 @@ from firstline_core.tasks.segmentation import Segmentation
 from firstline_core.tasks.tensors import Tensors
 from firstline_core.tasks.text import Text
 from firstline_core.tasks.view import WHOLE, View
-from firstline_core.types import DATATYPES, PROBABILITIES, Arrays, row_count
+from firstline_core.types import DATATYPES, PROBABILITIES, Arrays, Tensor, TensorSpec, row_count
 
 AnyTask = Classification | Detection | Regression | Segmentation | Anomaly | Embedding | Tensors | Text
 """The tasks of this package; `CONTRIBUTING.md` lists the files that a new one touches.
@@ -48,7 +49,10 @@ def like(outputs: Arrays) -> DeclaredOutputs:
         outputs: canonical outputs of that answer.
     """
     found = outputs.get(PROBABILITIES)
-    return LikeOutputs(outputs) if found is None or found.ndim != 2 else independent(found.shape[1])
+    one_each = found is not None and found.ndim == 2
+    tensors = [Tensor(name, array) for name, array in outputs.items() if name == PROBABILITIES or not one_each]
+    specs = [TensorSpec(tensor.name, tensor.datatype, (-1, *tensor.shape[1:])) for tensor in tensors]
+    return DeclaredOutputs(tuple(specs), probability_fault if one_each else not_finite)
 
 
 def describe(task: Task | None, outputs: Arrays, view: View = WHOLE) -> list[dict[str, Any]] | None:

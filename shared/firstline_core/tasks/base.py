@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import msgspec
 import numpy as np
@@ -33,7 +33,7 @@ from firstline_core.tasks.arrays import (
 )
 from firstline_core.tasks.drawing import caption
 from firstline_core.tasks.view import WHOLE, View
-from firstline_core.types import DATATYPES, Arrays, Tensor, TensorSpec, row_count
+from firstline_core.types import DATATYPES, Arrays, TensorSpec, row_count
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -147,17 +147,16 @@ class ModelOutputs(NamedTuple):
         return pick_port(self.ports, name, self.what, "output").name
 
 
-class DeclaredOutputs(Protocol):
-    """The declaration of one model's outputs."""
+class DeclaredOutputs(NamedTuple):
+    """The declaration of one model's outputs.
 
-    @property
-    def outputs(self) -> tuple[TensorSpec, ...]:
-        """Returns names, datatypes and shapes; -1 is the number of rows."""
-        ...
+    Attributes:
+        outputs: names, datatypes and shapes; -1 is the number of rows.
+        fault: returns what is wrong with the values of outputs of these shapes, as a noun; "" if nothing is.
+    """
 
-    def fault(self, outputs: Arrays) -> str:
-        """Returns what is wrong with the values of outputs of the declared shapes, as a noun; "" if nothing is."""
-        ...
+    outputs: tuple[TensorSpec, ...]
+    fault: Callable[[Arrays], str]
 
 
 def check_outputs(declared: DeclaredOutputs, outputs: Arrays, rows: int) -> None:
@@ -178,21 +177,6 @@ def check_outputs(declared: DeclaredOutputs, outputs: Arrays, rows: int) -> None
             raise InferenceError(f"'{spec.name}' is {got}, expected {dtype} {list(shape)}.")
     if problem := declared.fault(outputs):
         raise InferenceError(f"The answer has {problem}.")
-
-
-class LikeOutputs:
-    """The declaration of a model whose bundle is gone: its outputs are like an earlier answer of the same task.
-
-    Args:
-        before: canonical outputs.
-    """
-
-    def __init__(self, before: Arrays) -> None:
-        tensors = [Tensor(name, array) for name, array in before.items()]
-        self.outputs = tuple(TensorSpec(tensor.name, tensor.datatype, (-1, *tensor.shape[1:])) for tensor in tensors)
-
-    def fault(self, outputs: Arrays) -> str:
-        return not_finite(outputs)
 
 
 class _Kind:
@@ -282,7 +266,7 @@ class Task:
             rounded: whether the model's numbers may be rounded to eight bits.
             cut: whether some of the model's classes are left out, such as a background class.
         """
-        return self
+        return DeclaredOutputs(self.outputs, self.fault)
 
     def fault(self, outputs: Arrays) -> str:
         """Returns what is wrong with the values of outputs of the declared shapes, as a noun; "" if nothing is."""

@@ -6,19 +6,21 @@ Scores and features follow from the probabilities; the score "energy" needs the 
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Annotated, Any, ClassVar
 
 import msgspec
 import numpy as np
-from msgspec import Meta, Struct
+from msgspec import Meta
 from numpy.typing import NDArray
 
 from firstline_core.errors import InferenceError, InvalidTensorError
 from firstline_core.processing.compile import compile_postprocess
 from firstline_core.processing.steps import PostStep, Softmax, shows_logits
 from firstline_core.tasks.arrays import LABEL, some_labelled
-from firstline_core.tasks.base import ConfiguredTask, ModelOutputs, Postprocess, Prediction, Scores
+from firstline_core.tasks.base import ConfiguredTask, DeclaredOutputs, ModelOutputs, Postprocess, Prediction, Scores
 from firstline_core.tasks.view import WHOLE, View
 from firstline_core.types import PROBABILITIES, Array, Arrays, TensorSpec
 
@@ -97,9 +99,17 @@ class Classification(ConfiguredTask, frozen=True, tag="classification"):
         thresholds = msgspec.json.encode(self.thresholds) if self.thresholds else b""
         return hashlib.sha256(b"independent" + thresholds).hexdigest() if self.independent else ""
 
-    def declared(self, *, rounded: bool, cut: bool) -> Outputs:
-        labels = len(self.labels)
-        return independent(labels) if self.independent else single_label(labels, rounded=rounded, cut=cut)
+    def declared(self, *, rounded: bool, cut: bool) -> DeclaredOutputs:
+        """Returns the declaration: the probabilities of labels that exclude each other sum to about 1.
+
+        With a thousand labels, rounding to 0 alone can take most of the sum. Classes that are left out may have any
+        share.
+        """
+        if self.independent:
+            return DeclaredOutputs(self.outputs, probability_fault)
+        rounding = len(self.labels) * _HALF_STEP if rounded else 0.0
+        least_sum, most_sum = 0.0 if cut else min(_LEAST_SUM, 1 - rounding), max(_MOST_SUM, 1 + rounding)
+        return DeclaredOutputs(self.outputs, partial(probability_fault, least_sum=least_sum, most_sum=most_sum))
 
     def postprocess(self, model: ModelOutputs) -> Postprocess:
         """Compiles the steps; the logits are evidence if there is a softmax step and no graph."""
@@ -218,58 +228,28 @@ def _set_summary(said: NDArray[np.bool_], true: NDArray[np.bool_]) -> dict[str, 
     return {"accuracy": whole, "f1": float(f1[occurs].mean()) if occurs.any() else 0.0}
 
 
-class Outputs(Struct, frozen=True):
-    """The declared output of a classifier.
+def probability_fault(outputs: Arrays, *, least_sum: float = 0.0, most_sum: float = math.inf) -> str:
+    """Returns what is wrong with the values of a classifier's output, as a noun; "" if nothing is.
+
+    Values must be finite and in [0, 1], and each row must sum to a value within the limits.
 
     Args:
-        labels: number of labels.
+        outputs: has the probabilities, (n, labels).
         least_sum: of a row's probabilities.
         most_sum: of a row's probabilities.
     """
-
-    labels: int
-    least_sum: float = 0.0
-    most_sum: float = np.inf
-
-    @property
-    def outputs(self) -> tuple[TensorSpec, ...]:
-        return (TensorSpec(PROBABILITIES, "FP32", (-1, self.labels)),)
-
-    def fault(self, outputs: Arrays) -> str:
-        """Returns what is wrong with the values, as a noun; "" if nothing is.
-
-        Values must be finite and in [0, 1], and each row must sum to a value within the declared limits.
-        """
-        probabilities = outputs[PROBABILITIES]
-        # NaN fails every comparison. One pass each, without a temporary array: this runs for every request.
-        lowest, highest = np.minimum.reduce(probabilities, axis=None), np.maximum.reduce(probabilities, axis=None)
-        if lowest >= -_SLACK and highest <= 1 + _SLACK:
-            sums = np.add.reduce(probabilities, axis=1)
-            least, most = (sums[0], sums[0]) if len(sums) == 1 else (np.minimum.reduce(sums), np.maximum.reduce(sums))
-            if self.least_sum <= least and most <= self.most_sum:
-                return ""
-        return _described(probabilities, self)
+    probabilities = outputs[PROBABILITIES]
+    # NaN fails every comparison. One pass each, without a temporary array: this runs for every request.
+    lowest, highest = np.minimum.reduce(probabilities, axis=None), np.maximum.reduce(probabilities, axis=None)
+    if lowest >= -_SLACK and highest <= 1 + _SLACK:
+        sums = np.add.reduce(probabilities, axis=1)
+        least, most = (sums[0], sums[0]) if len(sums) == 1 else (np.minimum.reduce(sums), np.maximum.reduce(sums))
+        if least_sum <= least and most <= most_sum:
+            return ""
+    return _described(probabilities, least_sum, most_sum)
 
 
-def single_label(labels: int, *, rounded: bool = False, cut: bool = False) -> Outputs:
-    """Returns the output of a classifier whose labels exclude each other: a row's probabilities sum to about 1.
-
-    Args:
-        labels: number of labels.
-        rounded: whether each probability may be rounded to eight bits. With a thousand labels, rounding to 0 alone can
-            take most of the sum.
-        cut: whether some of the model's classes are left out, such as a background class; they may have any share.
-    """
-    rounding = labels * _HALF_STEP if rounded else 0.0
-    return Outputs(labels, 0.0 if cut else min(_LEAST_SUM, 1 - rounding), max(_MOST_SUM, 1 + rounding))
-
-
-def independent(labels: int) -> Outputs:
-    """Returns the output of a classifier of independent labels, each with a probability of its own."""
-    return Outputs(labels)
-
-
-def _described(probabilities: NDArray[np.float32], declared: Outputs) -> str:
+def _described(probabilities: NDArray[np.float32], least_sum: float, most_sum: float) -> str:
     count = len(probabilities)
     finite = np.isfinite(probabilities).all(axis=1)
     if not finite.all():
@@ -279,9 +259,9 @@ def _described(probabilities: NDArray[np.float32], declared: Outputs) -> str:
         least, most = probabilities.min(), probabilities.max()
         return f"values from {least:.3g} to {most:.3g} for {int(outside.sum())} of {count} rows, outside of 0 to 1"
     sums = probabilities.sum(axis=1)
-    worst = sums[np.argmax(np.maximum(declared.least_sum - sums, sums - declared.most_sum))]
+    worst = sums[np.argmax(np.maximum(least_sum - sums, sums - most_sum))]
     return (
-        f"a row that sums to {worst:.3g}, outside of {declared.least_sum:.3g} to {declared.most_sum:.3g}, although its "
+        f"a row that sums to {worst:.3g}, outside of {least_sum:.3g} to {most_sum:.3g}, although its "
         "labels exclude each other"
     )
 

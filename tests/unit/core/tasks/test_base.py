@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 
 from firstline_core.errors import InferenceError
-from firstline_core.tasks.base import LikeOutputs, check_outputs
+from firstline_core.tasks import like
+from firstline_core.tasks.base import check_outputs
 from firstline_core.types import Arrays
 
 BEFORE: Arrays = {"values": np.zeros((3, 2), np.float32), "text": np.array([b"a", b"bc", b""], object)}
-LIKE = LikeOutputs(BEFORE)
+LIKE = like(BEFORE)
 
 
 def outputs(rows: int, **changed: object) -> Arrays:
