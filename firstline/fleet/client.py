@@ -22,28 +22,8 @@ from firstline.fleet.registry import Registry
 from firstline.fleet.rollouts import Rollouts
 from firstline_core.fleet import rest
 from firstline_core.fleet.persons import PERSON_HEADER, SIGN_INS_PATH, Person, SignIn
-from firstline_core.fleet.rest import (
-    BrakeState,
-    ContractStates,
-    FleetDevice,
-    FleetDevicePage,
-    FleetOverview,
-    Presence,
-    Sort,
-    TierHistory,
-    WebhookState,
-    WebhookStates,
-    WebhookTest,
-)
 from firstline_core.fleet.twin import Brake, Desired
-from firstline_core.protocol.enrolment import (
-    DEVICES_PATH,
-    DeviceList,
-    DeviceState,
-    Invitation,
-    InviteAnswer,
-    InviteRequest,
-)
+from firstline_core.protocol import enrolment
 from firstline_core.protocol.http_client import ClientSettings, open_client
 
 _TIMEOUT_S = 30.0
@@ -52,7 +32,7 @@ _PERSON: ContextVar[Person | None] = ContextVar("person", default=None)
 _AT_ONCE = 1000  # names in one request, or devices in one answer
 
 
-class ListedDevice(FleetDevice, frozen=True):
+class ListedDevice(rest.FleetDevice, frozen=True):
     """A device with its access; see `DeviceState`. A device that was only invited has never been seen."""
 
     enrolled_s: float | None = None
@@ -83,30 +63,30 @@ class Fleet(Api):
         """Notes in the audit log that a person signed in, or was refused."""
         self._exchange("POST", SIGN_INS_PATH, msgspec.json.encode(attempt))
 
-    def invite(self, devices: Sequence[str], valid_s: float) -> list[Invitation]:
+    def invite(self, devices: Sequence[str], valid_s: float) -> list[enrolment.Invitation]:
         """Creates a join token for each device, in the given order; the gateway shows each token only once.
 
         Raises:
             ConfigError: a device name is not valid.
         """
-        invitations: list[Invitation] = []
+        invitations: list[enrolment.Invitation] = []
         for start in range(0, len(devices), _AT_ONCE):
-            request = InviteRequest(tuple(devices[start : start + _AT_ONCE]), valid_s)
-            invitations += self._send("POST", DEVICES_PATH, InviteAnswer, request).invitations
+            request = enrolment.InviteRequest(tuple(devices[start : start + _AT_ONCE]), valid_s)
+            invitations += self._send("POST", enrolment.DEVICES_PATH, enrolment.InviteAnswer, request).invitations
         return invitations
 
-    def devices(self) -> Iterator[DeviceState]:
+    def devices(self) -> Iterator[enrolment.DeviceState]:
         """Yields all devices, by name."""
-        for page in self._pages(DEVICES_PATH, DeviceList):
+        for page in self._pages(enrolment.DEVICES_PATH, enrolment.DeviceList):
             yield from page.devices
 
     def revoke(self, device: str) -> None:
         """Revokes a device's access."""
-        self._send("POST", f"{DEVICES_PATH}/{quote(device, safe='')}/revoke", dict)
+        self._send("POST", f"{enrolment.DEVICES_PATH}/{quote(device, safe='')}/revoke", dict)
 
-    def fleet(self, selector: str = "") -> Iterator[FleetDevice]:
+    def fleet(self, selector: str = "") -> Iterator[rest.FleetDevice]:
         """Yields what devices run and report, by name; only devices whose tags match the selector, if one is given."""
-        for page in self._pages(rest.DEVICES_PATH, FleetDevicePage, {"selector": selector, "limit": _AT_ONCE}):
+        for page in self._pages(rest.DEVICES_PATH, rest.FleetDevicePage, {"selector": selector, "limit": _AT_ONCE}):
             yield from page.devices
 
     def listed(self, selector: str = "") -> list[ListedDevice]:
@@ -115,7 +95,7 @@ class Fleet(Api):
         access = {state.device: state for state in self.devices() if not selector or state.device in devices}
         listed = []
         for name in sorted({*devices, *access}):
-            never_seen = FleetDevice(name, {}, False, False, None, None, None, Desired(0))
+            never_seen = rest.FleetDevice(name, {}, False, False, None, None, None, Desired(0))
             fields = asdict(devices.get(name, never_seen)) | (asdict(access[name]) if name in access else {})
             fields.pop("device", None)
             listed.append(ListedDevice(**fields))
@@ -129,11 +109,11 @@ class Fleet(Api):
         search: str = "",
         model: str = "",
         version: int | None = None,
-        presence: Presence | None = None,
+        presence: rest.Presence | None = None,
         accepted: bool | None = None,
-        sort: Sort = Sort.NAME,
+        sort: rest.Sort = rest.Sort.NAME,
         limit: int = _AT_ONCE,
-    ) -> FleetDevicePage:
+    ) -> rest.FleetDevicePage:
         """Returns the next page of devices.
 
         Args:
@@ -149,53 +129,53 @@ class Fleet(Api):
         """
         params: dict[str, object] = {"after": after, "selector": selector, "search": search, "model": model}
         params |= {"version": version, "presence": presence, "accepted": accepted, "sort": sort, "limit": limit}
-        return self._send("GET", rest.DEVICES_PATH, FleetDevicePage, params=params)
+        return self._send("GET", rest.DEVICES_PATH, rest.FleetDevicePage, params=params)
 
-    def overview(self, tag: str = "site", selector: str = "") -> FleetOverview:
+    def overview(self, tag: str = "site", selector: str = "") -> rest.FleetOverview:
         """Returns the state of the fleet, counted by the values of a tag."""
-        return self._send("GET", rest.OVERVIEW_PATH, FleetOverview, params={"tag": tag, "selector": selector})
+        return self._send("GET", rest.OVERVIEW_PATH, rest.FleetOverview, params={"tag": tag, "selector": selector})
 
-    def tiers(self, hours: int = 24, model: str = "") -> TierHistory:
+    def tiers(self, hours: int = 24, model: str = "") -> rest.TierHistory:
         """Returns which tier answered the devices' requests over the last hours, for one model or for all."""
-        return self._send("GET", rest.TIERS_PATH, TierHistory, params={"hours": hours, "model": model})
+        return self._send("GET", rest.TIERS_PATH, rest.TierHistory, params={"hours": hours, "model": model})
 
-    def contracts(self, bundle: str = "") -> ContractStates:
+    def contracts(self, bundle: str = "") -> rest.ContractStates:
         """Returns what the audits of all devices show of each promise of a bundle, or of all bundles."""
         path = f"{rest.CONTRACTS_PATH}/{quote(bundle, safe='')}" if bundle else rest.CONTRACTS_PATH
-        return self._send("GET", path, ContractStates)
+        return self._send("GET", path, rest.ContractStates)
 
     def end_alarm(self, bundle: str, version: str) -> None:
         """Ends the alarms of a version: its audits are deleted, and the test starts again."""
         path = f"{rest.CONTRACTS_PATH}/{quote(bundle, safe='')}/versions/{quote(version, safe='')}"
         self._send("DELETE", path, dict)
 
-    def webhooks(self) -> tuple[WebhookState, ...]:
+    def webhooks(self) -> tuple[rest.WebhookState, ...]:
         """Returns the webhooks in the gateway's settings."""
-        return self._send("GET", rest.WEBHOOKS_PATH, WebhookStates).webhooks
+        return self._send("GET", rest.WEBHOOKS_PATH, rest.WebhookStates).webhooks
 
-    def test_webhook(self, name: str) -> WebhookTest:
+    def test_webhook(self, name: str) -> rest.WebhookTest:
         """Has the gateway send a test message to a webhook; returns the receiver's answer.
 
         Raises:
             NotFoundError: the gateway has no such webhook.
         """
-        return self._send("POST", f"{rest.WEBHOOKS_PATH}/{quote(name, safe='')}/test", WebhookTest)
+        return self._send("POST", f"{rest.WEBHOOKS_PATH}/{quote(name, safe='')}/test", rest.WebhookTest)
 
     def braked(self) -> Brake | None:
         """Returns the limit on the escalations of the whole fleet; None without one."""
-        return self._send("GET", rest.BRAKE_PATH, BrakeState).brake
+        return self._send("GET", rest.BRAKE_PATH, rest.BrakeState).brake
 
-    def device(self, name: str) -> FleetDevice:
+    def device(self, name: str) -> rest.FleetDevice:
         """Returns one device."""
-        return self._send("GET", _device(name), FleetDevice)
+        return self._send("GET", _device(name), rest.FleetDevice)
 
-    def tag(self, name: str, tags: Mapping[str, str | None]) -> FleetDevice:
+    def tag(self, name: str, tags: Mapping[str, str | None]) -> rest.FleetDevice:
         """Sets tags of a device; None as a value removes the tag."""
-        return self._send("PATCH", _device(name), FleetDevice, {"tags": dict(tags)})
+        return self._send("PATCH", _device(name), rest.FleetDevice, {"tags": dict(tags)})
 
-    def accept(self, name: str) -> FleetDevice:
+    def accept(self, name: str) -> rest.FleetDevice:
         """Accepts a device permanently."""
-        return self._send("PATCH", _device(name), FleetDevice, {"accepted": True})
+        return self._send("PATCH", _device(name), rest.FleetDevice, {"accepted": True})
 
     def decommission(self, name: str) -> None:
         """Decommissions a device: revokes its access and deletes everything stored about it."""

@@ -14,25 +14,7 @@ import msgspec
 from firstline.fleet.api import Api
 from firstline_core.bundle.trust_http import HttpMetadata
 from firstline_core.errors import IntegrityError, NotFoundError, UnknownModelError
-from firstline_core.fleet.registry import (
-    ALIASES_PATH,
-    BLOBS_PATH,
-    BUNDLES_PATH,
-    CONFIGURATIONS_PATH,
-    METADATA_PATH,
-    ONLINE_KEY_PATH,
-    REGISTRY_PATH,
-    AliasChange,
-    AliasList,
-    AliasRequest,
-    BundleEntry,
-    BundlePage,
-    ConfigurationEntry,
-    ConfigurationPage,
-    OnlineKey,
-    Publication,
-    RegistryStatus,
-)
+from firstline_core.fleet import registry as wire
 
 _PART_BYTES = 1 << 18
 
@@ -51,24 +33,26 @@ class Registry(Api):
     @property
     def metadata(self) -> HttpMetadata:
         """The source of metadata for a `Trust`."""
-        return HttpMetadata(self._client, METADATA_PATH)
+        return HttpMetadata(self._client, wire.METADATA_PATH)
 
-    def status(self) -> RegistryStatus:
+    def status(self) -> wire.RegistryStatus:
         """Returns versions, expiries and warnings."""
-        return self._send("GET", REGISTRY_PATH, RegistryStatus)
+        return self._send("GET", wire.REGISTRY_PATH, wire.RegistryStatus)
 
-    def online_key(self, *, fresh: bool = False) -> OnlineKey:
+    def online_key(self, *, fresh: bool = False) -> wire.OnlineKey:
         """Returns the gateway's public key for the root metadata; `fresh` makes the gateway create a new one."""
-        return self._send("POST" if fresh else "GET", ONLINE_KEY_PATH, OnlineKey)
+        return self._send("POST" if fresh else "GET", wire.ONLINE_KEY_PATH, wire.OnlineKey)
 
     def publish(self, metadata: Sequence[bytes]) -> dict[str, int]:
         """Publishes signed metadata; returns the current version of each role."""
-        return self._send("POST", METADATA_PATH, dict[str, int], Publication(tuple(map(msgspec.Raw, metadata))))
+        return self._send(
+            "POST", wire.METADATA_PATH, dict[str, int], wire.Publication(tuple(map(msgspec.Raw, metadata)))
+        )
 
     def has(self, file: LocalFile) -> bool:
         """Returns whether the registry already has a file."""
         try:
-            self._exchange("HEAD", f"{BLOBS_PATH}/{file.sha256}")
+            self._exchange("HEAD", f"{wire.BLOBS_PATH}/{file.sha256}")
         except (NotFoundError, UnknownModelError):  # the answer to HEAD has no body that tells them apart
             return False
         return True
@@ -92,7 +76,7 @@ class Registry(Api):
 
         self._exchange(
             "PUT",
-            f"{BLOBS_PATH}/{file.sha256}",
+            f"{wire.BLOBS_PATH}/{file.sha256}",
             parts(),
             headers={"Content-Type": "application/octet-stream", "Content-Length": str(file.size_bytes)},
         )
@@ -103,24 +87,24 @@ class Registry(Api):
         headers = {"Accept-Encoding": "identity"}
         if start:
             headers |= {"Range": f"bytes={start}-", "If-Range": f'"{sha256}"'}
-        with self._stream(f"{BLOBS_PATH}/{sha256}", headers) as reply:
+        with self._stream(f"{wire.BLOBS_PATH}/{sha256}", headers) as reply:
             yield (start if reply.status_code == httpx.codes.PARTIAL_CONTENT else 0), reply.iter_raw()
 
-    def bundles(self, model: str = "") -> Iterator[BundleEntry]:
+    def bundles(self, model: str = "") -> Iterator[wire.BundleEntry]:
         """Yields the signed bundles, by name and version."""
-        for page in self._pages(BUNDLES_PATH, BundlePage, {"model": model}):
+        for page in self._pages(wire.BUNDLES_PATH, wire.BundlePage, {"model": model}):
             yield from page.bundles
 
-    def bundle(self, model: str, version: int) -> BundleEntry:
+    def bundle(self, model: str, version: int) -> wire.BundleEntry:
         """Returns one bundle."""
-        return self._send("GET", f"{BUNDLES_PATH}/{quote(model, safe='')}/versions/{version}", BundleEntry)
+        return self._send("GET", f"{wire.BUNDLES_PATH}/{quote(model, safe='')}/versions/{version}", wire.BundleEntry)
 
-    def configurations(self, name: str = "") -> Iterator[ConfigurationEntry]:
+    def configurations(self, name: str = "") -> Iterator[wire.ConfigurationEntry]:
         """Yields the signed configurations, by name and version."""
-        for page in self._pages(CONFIGURATIONS_PATH, ConfigurationPage, {"name": name}):
+        for page in self._pages(wire.CONFIGURATIONS_PATH, wire.ConfigurationPage, {"name": name}):
             yield from page.configurations
 
-    def configuration(self, name: str, version: int) -> ConfigurationEntry:
+    def configuration(self, name: str, version: int) -> wire.ConfigurationEntry:
         """Returns one configuration.
 
         Raises:
@@ -133,26 +117,26 @@ class Registry(Api):
             )
         return entry
 
-    def aliases(self, model: str = "") -> tuple[AliasChange, ...]:
+    def aliases(self, model: str = "") -> tuple[wire.AliasChange, ...]:
         """Returns the current aliases."""
-        return self._send("GET", ALIASES_PATH, AliasList, params={"model": model}).aliases
+        return self._send("GET", wire.ALIASES_PATH, wire.AliasList, params={"model": model}).aliases
 
-    def alias_history(self, model: str, alias: str) -> tuple[AliasChange, ...]:
+    def alias_history(self, model: str, alias: str) -> tuple[wire.AliasChange, ...]:
         """Returns the history of an alias, the newest change first."""
-        return self._send("GET", _alias(model, alias), AliasList).aliases
+        return self._send("GET", _alias(model, alias), wire.AliasList).aliases
 
-    def set_alias(self, model: str, alias: str, version: int) -> AliasChange:
+    def set_alias(self, model: str, alias: str, version: int) -> wire.AliasChange:
         """Points an alias to a version."""
-        return self._send("PUT", _alias(model, alias), AliasChange, AliasRequest(version))
+        return self._send("PUT", _alias(model, alias), wire.AliasChange, wire.AliasRequest(version))
 
-    def revert_alias(self, model: str, alias: str) -> AliasChange:
+    def revert_alias(self, model: str, alias: str) -> wire.AliasChange:
         """Points an alias back to its previous version."""
-        return self._send("POST", _alias(model, alias) + "/revert", AliasChange)
+        return self._send("POST", _alias(model, alias) + "/revert", wire.AliasChange)
 
-    def remove_alias(self, model: str, alias: str) -> AliasChange:
+    def remove_alias(self, model: str, alias: str) -> wire.AliasChange:
         """Deletes an alias."""
-        return self._send("DELETE", _alias(model, alias), AliasChange)
+        return self._send("DELETE", _alias(model, alias), wire.AliasChange)
 
 
 def _alias(model: str, alias: str) -> str:
-    return f"{ALIASES_PATH}/{quote(model, safe='')}/{quote(alias, safe='')}"
+    return f"{wire.ALIASES_PATH}/{quote(model, safe='')}/{quote(alias, safe='')}"

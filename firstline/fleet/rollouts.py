@@ -8,60 +8,46 @@ from typing import Any
 from urllib.parse import quote
 
 from firstline.fleet.api import Api
+from firstline_core.fleet import rollout as wire
 from firstline_core.fleet.audit_log import Entry, Head
-from firstline_core.fleet.rollout import (
-    AUDIT_EXPORT_PATH,
-    AUDIT_HEAD_PATH,
-    AUDIT_PATH,
-    PLAN_PATH,
-    ROLLOUTS_PATH,
-    AuditPage,
-    Look,
-    LookList,
-    Plan,
-    RolloutDevice,
-    RolloutDevices,
-    RolloutPage,
-    RolloutSummary,
-)
 from firstline_core.ids import new_request_id
 
 
 class Rollouts(Api):
     """See `Fleet.rollouts`."""
 
-    def create(self, definition: Mapping[str, Any]) -> RolloutSummary:
+    def create(self, definition: Mapping[str, Any]) -> wire.RolloutSummary:
         """Creates a rollout; it begins with `command(id, "start")`.
 
         Args:
             definition: bundle, version, manifest_sha256 and the optional fields in docs/concepts/rollouts.md.
         """
         headers = {"Idempotency-Key": new_request_id()}
-        return self._send("POST", ROLLOUTS_PATH, RolloutSummary, dict(definition), headers=headers)
+        return self._send("POST", wire.ROLLOUTS_PATH, wire.RolloutSummary, dict(definition), headers=headers)
 
-    def plan(self, definition: Mapping[str, Any], size_bytes: int | None = None) -> Plan:
+    def plan(self, definition: Mapping[str, Any], size_bytes: int | None = None) -> wire.Plan:
         """Returns what a rollout would do if each device downloads `size_bytes`."""
-        return self._send("POST", PLAN_PATH, Plan, dict(definition), params={"size_bytes": size_bytes})
+        return self._send("POST", wire.PLAN_PATH, wire.Plan, dict(definition), params={"size_bytes": size_bytes})
 
-    def all(self, bundle: str = "") -> Iterator[RolloutSummary]:
+    def all(self, bundle: str = "") -> Iterator[wire.RolloutSummary]:
         """Yields rollouts, the newest first."""
-        for page in self._pages(ROLLOUTS_PATH, RolloutPage, {"bundle": bundle, "limit": 100}):
+        for page in self._pages(wire.ROLLOUTS_PATH, wire.RolloutPage, {"bundle": bundle, "limit": 100}):
             yield from page.rollouts
 
-    def page(self, after: str = "", bundle: str = "", limit: int = 100) -> RolloutPage:
+    def page(self, after: str = "", bundle: str = "", limit: int = 100) -> wire.RolloutPage:
         """Returns the next page of rollouts, the newest first."""
         params = {"after": after, "bundle": bundle, "limit": limit}
-        return self._send("GET", ROLLOUTS_PATH, RolloutPage, params=params)
+        return self._send("GET", wire.ROLLOUTS_PATH, wire.RolloutPage, params=params)
 
-    def get(self, rollout: str) -> RolloutSummary:
+    def get(self, rollout: str) -> wire.RolloutSummary:
         """Returns the state of a rollout."""
-        return self._send("GET", _path(rollout), RolloutSummary)
+        return self._send("GET", _path(rollout), wire.RolloutSummary)
 
-    def looks(self, rollout: str) -> tuple[Look, ...]:
+    def looks(self, rollout: str) -> tuple[wire.Look, ...]:
         """Returns the evaluations of a rollout, each with its verdict and numbers."""
-        return tuple(look for page in self._pages(f"{_path(rollout)}/looks", LookList) for look in page.looks)
+        return tuple(look for page in self._pages(f"{_path(rollout)}/looks", wire.LookList) for look in page.looks)
 
-    def command(self, rollout: str, command: str, revision: int | None = None) -> RolloutSummary:
+    def command(self, rollout: str, command: str, revision: int | None = None) -> wire.RolloutSummary:
         """Applies a command: approve, start, pause, resume, promote, abort, retry or rollback.
 
         Args:
@@ -70,33 +56,33 @@ class Rollouts(Api):
             revision: the caller's last known revision; if the rollout has changed since, the command is refused.
         """
         headers = {"If-Match": f'"{revision}"'} if revision is not None else None
-        return self._send("POST", f"{_path(rollout)}/{quote(command, safe='')}", RolloutSummary, headers=headers)
+        return self._send("POST", f"{_path(rollout)}/{quote(command, safe='')}", wire.RolloutSummary, headers=headers)
 
-    def devices(self, rollout: str, state: str = "", limit: int = 100) -> tuple[RolloutDevice, ...]:
+    def devices(self, rollout: str, state: str = "", limit: int = 100) -> tuple[wire.RolloutDevice, ...]:
         """Returns the first devices of a rollout by name, in one state or in all."""
         params = {"limit": limit, "state": state or None}
-        return self._send("GET", f"{_path(rollout)}/devices", RolloutDevices, params=params).devices
+        return self._send("GET", f"{_path(rollout)}/devices", wire.RolloutDevices, params=params).devices
 
-    def audit_page(self, before: int = 2**53, subject: str = "", action: str = "", limit: int = 50) -> AuditPage:
+    def audit_page(self, before: int = 2**53, subject: str = "", action: str = "", limit: int = 50) -> wire.AuditPage:
         """Returns a page of the audit log, the newest entries first."""
         params = {"before": before, "subject": subject, "action": action, "limit": limit}
-        return self._send("GET", AUDIT_PATH, AuditPage, params=params)
+        return self._send("GET", wire.AUDIT_PATH, wire.AuditPage, params=params)
 
     def export(self, since_s: float) -> tuple[Head, list[Entry]]:
         """Returns the entries of the audit log since a time with their signed head; the last one is this export."""
-        head = self._send("POST", AUDIT_EXPORT_PATH, Head, params={"since_s": since_s})
+        head = self._send("POST", wire.AUDIT_EXPORT_PATH, Head, params={"since_s": since_s})
         following = self.audit_log(after=head.first - 1)
         return head, list(islice(following, head.number - head.first + 1))
 
     def audit_log(self, subject: str = "", after: int = 0) -> Iterator[Entry]:
         """Yields the entries of the audit log after a number, about one subject or all."""
-        for page in self._pages(AUDIT_PATH, AuditPage, {"subject": subject}, after):
+        for page in self._pages(wire.AUDIT_PATH, wire.AuditPage, {"subject": subject}, after):
             yield from page.entries
 
     def head(self) -> Head:
         """Returns the signed head of the audit log."""
-        return self._send("GET", AUDIT_HEAD_PATH, Head)
+        return self._send("GET", wire.AUDIT_HEAD_PATH, Head)
 
 
 def _path(rollout: str) -> str:
-    return f"{ROLLOUTS_PATH}/{quote(rollout, safe='')}"
+    return f"{wire.ROLLOUTS_PATH}/{quote(rollout, safe='')}"
