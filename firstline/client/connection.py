@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import ssl
-import time
 from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -82,11 +81,7 @@ class BaseClient(ABC, Generic[Http]):
         return self._clients.setdefault(place, unused if unused is not None else self._open(self._settings))
 
     def _job_result(self, call: Call[T], job_id: str, timeout_s: float) -> Steps[T]:
-        return job_result(call, job_id, timeout_s=timeout_s, silence_limit_s=self._silence_limit_s)
-
-    def _silence_limit_s(self, end_s: float) -> float:
-        """Returns how long the server may stay silent before `end_s` on the monotonic clock (seconds)."""
-        return min(end_s - time.monotonic(), self._timeout_s / 2)
+        return job_result(call, job_id, timeout_s=timeout_s, silence_s=self._timeout_s / 2)
 
     @property
     def url(self) -> str:

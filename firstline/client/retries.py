@@ -85,19 +85,19 @@ def retried(position: int, build: Callable[[], Call[T]], patience_s: float) -> S
         yield wait_s
 
 
-def job_result(call: Call[T], job_id: str, *, timeout_s: float, silence_limit_s: Callable[[float], float]) -> Steps[T]:
+def job_result(call: Call[T], job_id: str, *, timeout_s: float, silence_s: float) -> Steps[T]:
     """Repeats a long-polling call until a job is answered.
 
     Args:
         call: asks for the job's answer.
         job_id: id of the job.
         timeout_s: how long to wait (seconds).
-        silence_limit_s: how long the server may stay silent, for a time at which the waiting ends.
+        silence_s: how long the server may stay silent (seconds).
     """
     end_s = time.monotonic() + timeout_s
     while True:
         try:
-            result: T = yield long_polling(call, silence_limit_s(end_s))
+            result: T = yield long_polling(call, min(end_s - time.monotonic(), silence_s))
             return result
         except DeadlineExceededError:  # the job's
             raise
