@@ -4,10 +4,9 @@ View models, pure functions of the gateway's answers
     cells                words and tones of table cells
     overview_view        the whole fleet, and what needs attention
     contracts_view       promises and what their audits show
-    devices_view         all devices, and one device
+    devices_view         all devices, and one device with its profiles
     rollouts_view        rollouts, the stages of one, its evaluations
     answers_view         which tier answered, in the last 24 hours
-    profiles_view        costs of models on a device, and requests to measure them
 
 Service
     polling              the gateway's last answer to each question, refreshed at a limited rate

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from nicegui import ui
-from nicegui.elements.mixins.text_element import TextElement
 
-from firstline.console import audit_page, profiles_view
+from firstline.console import audit_page
 from firstline.console import devices_view as view
-from firstline.console.cells import Cell, address, rows
+from firstline.console.cells import address, rows
 from firstline.console.dialogs import Action, carry_out, confirm_button
 from firstline.console.page import (
+    Facts,
     Frame,
     PagedTable,
     Table,
@@ -21,9 +21,7 @@ from firstline.console.page import (
     choices,
     grid,
     may,
-    put,
     search_form,
-    text,
 )
 from firstline.console.polling import Watch
 from firstline.fleet.client import Fleet
@@ -181,8 +179,8 @@ class _DeviceTables:
                 self._hardware = Table("Hardware", view.HARDWARE, "The device has not reported its hardware.")
             with card("Profiles"):
                 empty = "No measurement is requested."
-                self._requests = Table("Requested measurements", profiles_view.REQUESTS, empty)
-                self._profiles = Table("Profiles", profiles_view.PROFILES, "The gateway has no profile of this device.")
+                self._requests = Table("Requested measurements", view.REQUESTS, empty)
+                self._profiles = Table("Profiles", view.PROFILES, "The gateway has no profile of this device.")
         with card("Decisions"):
             self._decisions = Table("Decisions", audit_page.ENTRIES, "The audit log has no decision about this device.")
             ui.link("All in the audit log", address("/audit", subject=f"device:{name}"))
@@ -195,8 +193,8 @@ class _DeviceTables:
         self._models.show(view.model_rows(data.device, alarmed))
         self._answers.show(view.answer_rows(data.device, alarmed))
         self._updates.show(view.update_rows(data.device))
-        self._requests.show(profiles_view.request_rows(data.requests))
-        self._profiles.show(profiles_view.profile_rows(data.profiles))
+        self._requests.show(view.request_rows(data.requests))
+        self._profiles.show(view.profile_rows(data.profiles))
         self._hardware.show(view.hardware_rows(data.device))
         self._decisions.show(rows(audit_page.ENTRIES, data.decisions, lambda entry: str(entry.number)))
 
@@ -229,21 +227,3 @@ def _actions(name: str) -> tuple[Action, ...]:
             then=lambda _: ui.navigate.to("/devices"),
         ),
     )
-
-
-class Facts:
-    """Facts as names and values."""
-
-    def __init__(self) -> None:
-        self._list = ui.element("dl").classes("facts")
-        self._values: dict[str, TextElement] = {}
-
-    def show(self, facts: list[tuple[str, Cell]]) -> None:
-        """Shows other values."""
-        for name, cell in facts:
-            if name not in self._values:
-                with self._list:
-                    text("dt", name)
-                    with ui.element("dd"):
-                        self._values[name] = text("span")
-            put(self._values[name], cell)

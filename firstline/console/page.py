@@ -207,6 +207,24 @@ def put(label: TextElement, cell: Cell, classes: str = "") -> None:
     label.classes(replace=f"{classes} tone-{cell.tone}" if cell.tone else classes)
 
 
+class Facts:
+    """Facts as names and values."""
+
+    def __init__(self, classes: str = "") -> None:
+        self._list = ui.element("dl").classes(f"facts {classes}")
+        self._values: dict[str, TextElement] = {}
+
+    def show(self, facts: list[tuple[str, Cell]]) -> None:
+        """Shows other values."""
+        for name, cell in facts:
+            if name not in self._values:
+                with self._list:
+                    text("dt", name)
+                    with ui.element("dd"):
+                        self._values[name] = text("span")
+            put(self._values[name], cell)
+
+
 class Redrawn:
     """A part of a page that is built again when its data changes; the data is compared, so a quiet page sends nothing.
 

@@ -7,9 +7,9 @@ from typing import Any
 from nicegui import ui
 
 from firstline.console import rollouts_view as view
-from firstline.console.cells import rollout_page
+from firstline.console.cells import Cell, rollout_page
 from firstline.console.dialogs import carry_out
-from firstline.console.page import Frame, Redrawn, button, card, empty, may, text
+from firstline.console.page import Facts, Frame, Redrawn, button, card, empty, may, text
 from firstline.console.polling import Watch
 from firstline_core.errors import FirstlineError, RequestError
 from firstline_core.fleet.registry import BundleEntry
@@ -100,10 +100,7 @@ def _number(text_: str, what: str) -> float:
 
 def _show(plan: Plan) -> None:
     with card("Plan", "max-w-3xl"):
-        with ui.element("dl").classes("facts mb-3"):
-            for name, value in view.plan_facts(plan):
-                text("dt", name)
-                text("dd", value)
+        Facts("mb-3").show([(name, Cell(value)) for name, value in view.plan_facts(plan)])
         for sentence in plan.warnings:
             text("p", sentence).classes("tone-bad")
         for sentence in filter(None, (plan.detects, plan.false_aborts, plan.audits, plan.unaudited)):

@@ -9,9 +9,8 @@ from nicegui import ui
 
 from firstline.console.accounts import Accounts
 from firstline.console.cells import Cell, Tone, moment
-from firstline.console.device_pages import Facts
 from firstline.console.dialogs import Action, confirm_button
-from firstline.console.page import Frame, Redrawn, card, grid, text
+from firstline.console.page import Facts, Frame, Redrawn, card, grid, text
 from firstline.console.polling import Watch
 from firstline.console.settings import Settings
 from firstline.fleet.client import Fleet

@@ -14,7 +14,6 @@ from firstline.console import (
     contracts_view,
     devices_view,
     overview_view,
-    profiles_view,
     rollouts_view,
 )
 from firstline.console.cells import Cell, Tone, address, number, plain
@@ -475,7 +474,7 @@ def test_formats() -> None:
 )
 def test_only_a_fulfilled_request_has_the_good_tone(state: ProfilingState, tone: Tone) -> None:
     request = ProfileRequest("cam", DesiredProfile("digits", id="1"), state, done=2, total=8, message="It is hot.")
-    (row,) = profiles_view.request_rows([request])
+    (row,) = devices_view.request_rows([request])
     assert row["state"] == Cell(state.value, tone=tone)
     assert (row["bundle"].text, row["points"].text, row["why"].text) == ("digits", "2 of 8", "It is hot.")
 
