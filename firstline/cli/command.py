@@ -223,7 +223,7 @@ def _expanded(function: Callable[..., Any]) -> Callable[..., None]:
 
 def _options_of(group: Any) -> list[inspect.Parameter]:
     hints = get_type_hints(group, include_extras=True)
-    _, helps = _described(group)
+    helps = {name: text for base in reversed(group.__mro__) for name, text in _described(base)[1].items()}
     return [
         _parameter(
             field.name, hints[field.name], inspect.Parameter.empty if field.default is MISSING else field.default, helps

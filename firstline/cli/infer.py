@@ -14,7 +14,7 @@ import msgspec
 import typer
 
 from firstline.cli.command import EXIT_FAILED, command, command_group
-from firstline.cli.options import CaOption, GatewayOptions, KeyFileOption, is_there, require_bundle
+from firstline.cli.options import GatewayOptions, is_there, require_bundle
 from firstline.cli.output import Output, OutputOption, progress
 from firstline_core.errors import (
     ConfigError,
@@ -51,12 +51,14 @@ Infer = Callable[[Path, Path], dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
-class TierOptions:
-    """A running tier, and the API key for it."""
+class TierOptions(GatewayOptions):
+    """A running tier, and the API key for it.
 
-    url: Annotated[str, typer.Option(metavar="URL", help="Ask this running tier instead of a bundle's files.")] = ""
-    key_file: KeyFileOption = ""
-    ca_file: CaOption = None
+    Attributes:
+        url: Ask this running tier instead of a bundle's files.
+    """
+
+    url: Annotated[str, typer.Option(metavar="URL")] = ""
 
 
 @command(app, "infer", example="firstline infer digits scan.png")
@@ -120,7 +122,7 @@ def _opened(model: str, tier: TierOptions, route: Route, draw: Path | None) -> I
         with _opened_bundle(require_bundle(Path(model)), route, draw) as infer:
             yield infer
         return
-    with GatewayOptions(tier.url, tier.key_file, tier.ca_file).client() as client:
+    with tier.client() as client:
 
         def infer(file: Path, name: Path) -> dict[str, Any]:
             body = _read(file)

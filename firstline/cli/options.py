@@ -44,12 +44,7 @@ _TIMEOUT_S, _REGISTRY_TIMEOUT_S = 30.0, 60.0
 _DIGITS = re.compile("[0-9]")
 _WHAT = "the API key"
 _CONTEXT = "The context's key file"
-_KEY, _KEY_FILE, _CA, _PASSPHRASE = (
-    "FIRSTLINE_TOKEN",
-    "FIRSTLINE_KEY_FILE",
-    "FIRSTLINE_CA",
-    "FIRSTLINE_KEY_PASSPHRASE",
-)
+_KEY, _KEY_FILE, _CA = "FIRSTLINE_TOKEN", "FIRSTLINE_KEY_FILE", "FIRSTLINE_CA"
 
 BundleArgument = Annotated[Path, typer.Argument(metavar="BUNDLE", help="Folder of the bundle.", show_default=False)]
 ModelArgument = Annotated[str, typer.Argument(metavar="MODEL", help="The bundle's name.")]
@@ -63,39 +58,21 @@ PortOption = Annotated[
     int, typer.Option(min=0, max=65535, help="Port of the tier that answers; 0 lets the system choose.")
 ]
 ThreadsOption = Annotated[int, typer.Option(min=0, help="Threads for each model; 0 uses the runtime's default.")]
-GatewayOption = Annotated[
-    str,
-    typer.Option("--gateway", envvar=GATEWAY, show_envvar=False, metavar="URL", help="URL of the gateway."),
-]
-KeyFileOption = Annotated[
-    str,
-    typer.Option(
-        "--key-file",
-        envvar=_KEY_FILE,
-        show_envvar=False,
-        metavar="FILE",
-        help="File with the API key; FIRSTLINE_TOKEN may contain the key itself.",
-    ),
-]
-CaOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--ca",
-        envvar=_CA,
-        show_envvar=False,
-        metavar="FILE",
-        help="CA certificate used to verify the gateway (PEM).",
-    ),
-]
 
 
 @dataclass(frozen=True, slots=True)
 class GatewayOptions:
-    """The gateway and the API key that a command uses: of the flags, the environment, or the context in use."""
+    """The gateway and the API key that a command uses: of the flags, the environment, or the context in use.
 
-    url: GatewayOption = ""
-    key_file: KeyFileOption = ""
-    ca_file: CaOption = None
+    Attributes:
+        url: URL of the gateway.
+        key_file: File with the API key; FIRSTLINE_TOKEN may contain the key itself.
+        ca_file: CA certificate used to verify the gateway (PEM).
+    """
+
+    url: Annotated[str, typer.Option("--gateway", envvar=GATEWAY, show_envvar=False, metavar="URL")] = ""
+    key_file: Annotated[str, typer.Option(envvar=_KEY_FILE, show_envvar=False, metavar="FILE")] = ""
+    ca_file: Annotated[Path | None, typer.Option("--ca", envvar=_CA, show_envvar=False, metavar="FILE")] = None
 
     @property
     def _own_environment(self) -> bool:
@@ -326,11 +303,13 @@ class DataReading:
 
 @dataclass(frozen=True, slots=True)
 class KeysFolder:
-    """The folder of the signing keys."""
+    """The folder of the signing keys.
 
-    key_folder: Annotated[Path, typer.Option("--keys", metavar="DIR", help="Folder of the signing keys.")] = Path(
-        "keys"
-    )
+    Attributes:
+        key_folder: Folder of the signing keys.
+    """
+
+    key_folder: Annotated[Path, typer.Option("--keys", metavar="DIR")] = Path("keys")
 
     def keyring(self) -> Keyring:
         """Opens the keys without a passphrase."""
@@ -341,14 +320,13 @@ class KeysFolder:
 
 @dataclass(frozen=True, slots=True)
 class SigningKeys(KeysFolder):
-    """The signing keys and their passphrase."""
+    """The signing keys and their passphrase.
 
-    passphrase_file: Annotated[
-        str,
-        typer.Option(
-            metavar="FILE", help=f"File with the signing keys' passphrase, if there is one; default: {_PASSPHRASE}."
-        ),
-    ] = ""
+    Attributes:
+        passphrase_file: File with the signing keys' passphrase, if there is one; default: FIRSTLINE_KEY_PASSPHRASE.
+    """
+
+    passphrase_file: Annotated[str, typer.Option(metavar="FILE")] = ""
 
     def keyring(self) -> Keyring:
         """Opens the keys with their passphrase."""
@@ -357,20 +335,19 @@ class SigningKeys(KeysFolder):
     def _open(self, elsewhere: Sequence[Path]) -> Keyring:
         from firstline.release.keyring import Keyring
 
-        passphrase = read_secret(self.passphrase_file, "--passphrase-file", "the passphrase") or os.environ.get(
-            _PASSPHRASE, ""
-        )
-        return Keyring(self.key_folder, passphrase, elsewhere)
+        passphrase = read_secret(self.passphrase_file, "--passphrase-file", "the passphrase")
+        return Keyring(self.key_folder, passphrase or os.environ.get("FIRSTLINE_KEY_PASSPHRASE", ""), elsewhere)
 
 
 @dataclass(frozen=True, slots=True)
 class RootKeys(SigningKeys):
-    """The signing keys, with root keys in other places."""
+    """The signing keys, with root keys in other places.
 
-    root_key: Annotated[
-        list[Path] | None,
-        typer.Option(metavar="FILE", help="A root key in another place, e.g. on a USB stick; may be repeated."),
-    ] = None
+    Attributes:
+        root_key: A root key in another place, e.g. on a USB stick; may be repeated.
+    """
+
+    root_key: Annotated[list[Path] | None, typer.Option(metavar="FILE")] = None
 
     def keyring(self) -> Keyring:
         """Opens the keys, also those in other places."""
