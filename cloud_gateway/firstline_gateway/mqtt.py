@@ -81,7 +81,7 @@ class MqttConsumer:
         self.connection = connection_settings(settings, self.plane.limits.body_bytes)
         self._filter = mqtt_messages.shared_requests(_group(settings.group, self.connection.password), settings.prefix)
         self._in_work = InFlight()
-        self._client = MqttClient(self.connection, manual_ack=True)
+        self._client = MqttClient(self.connection)
         self.metrics.gauge("mqtt_connected", "1 while the broker is connected.", lambda: float(self._client.connected))
 
     @property
@@ -148,13 +148,12 @@ class MqttConsumer:
         try:
             await self._client.publish(publication)
         except LinkDownError as lost:
+            # The request stays unacknowledged with the connection, so the broker may give it to another gateway.
             log.warning("answer not published", device=device, error=lost.message)
-            return  # unacknowledged, so the broker may give the request to another gateway
         except FirstlineError as refused:
             log.error("answer refused by the broker", device=device, error=refused.message)
             if isinstance(refused, PayloadTooLargeError):  # the device may have another link
                 await self._report_too_large(refused, own, message.correlation_data)
-        message.ack()
 
     async def _report_too_large(self, refused: PayloadTooLargeError, topic: str, correlation_data: bytes) -> None:
         error = mqtt_messages.error_publication(
@@ -197,10 +196,9 @@ class MqttConsumer:
             return publication, error.with_traceback(None)
 
     def _drop(self, message: mqtt_messages.Message, error: FirstlineError) -> None:
-        """Acknowledges a message that gets no answer."""
+        """Counts a message that gets no answer."""
         self.metrics.count_error(error)
         log.warning("mqtt request dropped", topic=ascii(message.topic), error=error.message)
-        message.ack()
 
 
 def check(settings: Mqtt) -> None:

@@ -303,48 +303,6 @@ async def test_publish_reports_whether_a_subscriber_exists(mosquitto: Broker) ->
         assert await client.publish(Publication("a", b"")) is True
 
 
-async def test_message_of_a_failed_handler_is_redelivered(mosquitto: Broker) -> None:
-    seen: list[bytes] = []
-
-    async def fail(message: Message) -> None:
-        seen.append(message.payload)
-        raise ValueError("a bug")
-
-    made = settings(mosquitto, "worker")
-    async with connected(made, session_expiry_s=60) as client:
-        await client.subscribe("work", fail)
-        await client.publish(Publication("work", b"1"))
-        await until(lambda: seen == [b"1"])
-    got: list[Message] = []
-    client = MqttClient(made, session_expiry_s=60)
-    await client.subscribe("work", collect(got))
-    await client.connect(5)
-    await until(lambda: [message.payload for message in got] == [b"1"])
-    await client.close()
-
-
-async def test_with_manual_ack_the_handler_decides(mosquitto: Broker) -> None:
-    held: list[Message] = []
-    made = settings(mosquitto, "worker")
-    async with connected(made, session_expiry_s=60, manual_ack=True) as client:
-        await client.subscribe("work", collect(held))
-        for number in range(3):
-            await client.publish(Publication("work", b"%d" % number))
-        await until(lambda: len(held) == 3)
-        held[1].ack()
-        held[1].ack()  # only the first counts
-        await client.publish(Publication("other", b""))  # sent after the acknowledgement, so it has arrived
-    again: list[Message] = []
-    client = MqttClient(made, session_expiry_s=60, manual_ack=True)
-    await client.subscribe("work", collect(again))
-    await client.connect(5)
-    await until(lambda: [message.payload for message in again] == [b"0", b"2"])
-    held[0].ack()  # of a connection that is gone: nothing happens
-    for message in again:
-        message.ack()
-    await client.close()
-
-
 async def test_failing_handlers_do_not_block_others(mosquitto: Broker) -> None:
     seen = 0
 

@@ -41,8 +41,6 @@ async def end_sessions(settings: MqttSettings, devices: Iterable[str]) -> list[s
         connection = Connection(
             replace(settings.renewed(), client_id=device),
             will=None,
-            clean_start=True,
-            session_expiry_s=0,
             on_message=_ignore,
         )
         try:

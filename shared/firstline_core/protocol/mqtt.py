@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections import deque
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable
 from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 
@@ -33,21 +31,15 @@ class MqttClient:
     The delay between attempts is random in [0, min(cap, 0.5 * 2^attempts)], which prevents a thundering herd when a
     fleet loses its broker. paho's own reconnection has no jitter.
 
-    Messages are acknowledged when their handler has returned; with `manual_ack`, when it calls `message.ack()`. A
-    message whose handler failed stays unacknowledged, so that the broker delivers it again on the next connection. At
-    most half of `receive_maximum` are held back in this way, then the oldest is acknowledged, because otherwise
-    messages that always fail would block all others. Acknowledgements are sent when handlers end, not in the order of
-    arrival that MQTT 5 (section 4.6) requires: brokers match them by packet id, and one slow request must not delay the
-    others.
+    A message is acknowledged when its handler has ended, also if it failed: the broker keeps no session, so it would
+    not deliver the message again. Acknowledgements are sent when handlers end, not in the order of arrival that MQTT 5
+    (section 4.6) requires: brokers match them by packet id, and one slow request must not delay the others.
 
     Args:
         settings: settings of the broker.
         will: published by the broker when the connection is lost.
-        manual_ack: whether handlers acknowledge messages themselves.
         on_connected: awaited after each connection, when subscriptions are renewed.
         on_lost: called when an established connection is lost or closed.
-        session_expiry_s: how long the broker keeps messages while the client is offline; 0 for a clean session each
-            time.
 
     Attributes:
         last_error: why the latest attempt to connect failed; None after a success.
@@ -56,10 +48,8 @@ class MqttClient:
     settings: MqttSettings
     _: KW_ONLY
     will: Publication | None = None
-    manual_ack: bool = False
     on_connected: Callable[[], Awaitable[None]] | None = None
     on_lost: Callable[[], None] | None = None
-    session_expiry_s: int = 0
     clock: Clock = SYSTEM_CLOCK
     rng: random.Random = field(default_factory=random.Random)
     last_error: FirstlineError | None = field(default=None, init=False)
@@ -70,7 +60,6 @@ class MqttClient:
         self._running: set[asyncio.Task[None]] = set()
         # The broker limits messages in flight to `receive_maximum`, but not every broker counts correctly.
         self._slots = asyncio.Semaphore(self.settings.receive_maximum)
-        self._held_back: deque[Message] = deque()
         self._connection: Connection | None = None
         self._keeper: asyncio.Task[None] | None = None
         self._reconnecting = False
@@ -180,15 +169,7 @@ class MqttClient:
     async def _keep_connected(self) -> None:
         attempts = 0
         while True:
-            connection = Connection(
-                self.settings.renewed(),
-                will=self.will,
-                # This client resumes its own session, and that of an earlier process if the caller asked the broker to
-                # keep it.
-                clean_start=self.session_expiry_s == 0,
-                session_expiry_s=self.session_expiry_s,
-                on_message=self._dispatch,
-            )
+            connection = Connection(self.settings.renewed(), will=self.will, on_message=self._dispatch)
             try:
                 await self._establish(connection)
                 since_s = asyncio.get_running_loop().time()
@@ -210,7 +191,6 @@ class MqttClient:
                 self._up.clear()
                 if established and self.on_lost is not None:
                     self.on_lost()
-                self._held_back.clear()
                 await connection.close()
             at_once, self._reconnecting = self._reconnecting, False
             if at_once:
@@ -251,8 +231,11 @@ class MqttClient:
             handle(message)
 
     def _call_handler(self, handle: Callable[[Message], None], message: Message) -> None:
-        with self._acknowledging(message):
+        try:
             handle(message)
+        except Exception:  # the outermost loop of a message
+            log.exception("mqtt handler failed", topic=message.topic)
+        message.ack()
 
     def _start_handler(self, handler: Handler, message: Message) -> None:
         if message.qos == 0 and len(self._running) >= self.settings.receive_maximum:
@@ -264,20 +247,9 @@ class MqttClient:
         task.add_done_callback(self._running.discard)
 
     async def _handle(self, handler: Handler, message: Message) -> None:
-        with self._acknowledging(message):
+        try:
             async with self._slots:
                 await handler(message)
-
-    @contextmanager
-    def _acknowledging(self, message: Message) -> Iterator[None]:
-        """Acknowledges a message when it was handled, or holds it back."""
-        try:
-            yield
         except Exception:  # the outermost loop of a message
             log.exception("mqtt handler failed", topic=message.topic)
-            self._held_back.append(message)
-            if len(self._held_back) > self.settings.receive_maximum // 2:
-                self._held_back.popleft().ack()
-        else:
-            if not self.manual_ack:
-                message.ack()
+        message.ack()

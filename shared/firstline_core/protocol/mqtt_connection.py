@@ -130,29 +130,19 @@ class _Client(paho.Client):
 
 
 class Connection:
-    """A connection to the broker.
+    """A connection to the broker, with a session of its own: it discards what the broker kept for the client id.
 
     Args:
         settings: settings of the broker.
         will: published by the broker when the connection is lost without a DISCONNECT.
-        clean_start: discard what the broker kept for this client id.
-        session_expiry_s: how long the broker keeps subscriptions and messages after a loss.
         on_message: called on the event loop for each message; `Message.ack` acknowledges it.
     """
 
     def __init__(
-        self,
-        settings: MqttSettings,
-        *,
-        will: Publication | None,
-        clean_start: bool,
-        session_expiry_s: int,
-        on_message: Callable[[Message], None],
+        self, settings: MqttSettings, *, will: Publication | None, on_message: Callable[[Message], None]
     ) -> None:
         self._settings = settings
         self._will = will
-        self._clean_start = clean_start
-        self._session_expiry_s = session_expiry_s
         self._on_message = on_message
         self._loop = asyncio.get_running_loop()
         self._ready: asyncio.Future[None] = self._loop.create_future()
@@ -316,11 +306,10 @@ class Connection:
         client.on_unsubscribe = lambda _c, _u, mid, codes, _p: self._answered(mid, codes)
         client.on_message = self._received
         properties = _properties(PacketTypes.CONNECT)
-        properties.SessionExpiryInterval = self._session_expiry_s
         properties.ReceiveMaximum = settings.receive_maximum
         properties.MaximumPacketSize = min(settings.maximum_packet_bytes, _LARGEST_PACKET_BYTES)
         client.connect_async(
-            settings.host, settings.port, settings.keepalive_s, clean_start=self._clean_start, properties=properties
+            settings.host, settings.port, settings.keepalive_s, clean_start=True, properties=properties
         )
         return client
 

@@ -90,9 +90,7 @@ async def over_aiohttp(port: int) -> None:
 
 
 async def over_mqtt(port: int) -> None:
-    connection = Connection(
-        MqttSettings(NAME, port), will=None, clean_start=True, session_expiry_s=0, on_message=lambda _: None
-    )
+    connection = Connection(MqttSettings(NAME, port), will=None, on_message=lambda _: None)
     await connection.open()
     await connection.close()
 
