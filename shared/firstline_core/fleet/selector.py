@@ -31,14 +31,12 @@ class _Part:
 
 @dataclass(frozen=True, slots=True)
 class Selector:
-    """Selects devices; "" selects all.
+    """Selects devices.
 
     Args:
-        text: as it was written.
-        parts: that must all hold.
+        parts: that must all hold; none to select all.
     """
 
-    text: str
     parts: tuple[_Part, ...]
 
     def matches(self, tags: Mapping[str, str]) -> bool:
@@ -55,7 +53,7 @@ def parse_selector(text: str) -> Selector:
     if len(text) > _LIMIT_CHARACTERS:
         raise RequestError(f"A selector has at most {_LIMIT_CHARACTERS} characters; this has {len(text)}.")
     parts = [_part(part.strip()) for part in text.split(",")] if text.strip() else []
-    return Selector(text, tuple(parts))
+    return Selector(tuple(parts))
 
 
 def _part(text: str) -> _Part:

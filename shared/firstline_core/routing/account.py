@@ -92,13 +92,6 @@ class Account:
     def markup(self, markup: Cost) -> None:
         self._markup, self._until_s = markup, -math.inf
 
-    def price(self, cost: Cost, now_s: float, *, demanded: bool) -> float:
-        """Returns the price as a value: the P(edge wrong and full right) that just pays for the cost."""
-        if not self._since_s <= now_s < self._until_s:
-            self._refresh(now_s)
-        per_byte, per_joule, per_money = self._prices[demanded]
-        return per_byte * cost[0] + per_joule * cost[1] + per_money * cost[2]
-
     def decide(self, value: float, cost: Cost, now_s: float, *, demanded: bool) -> Denial | None:
         """Returns why an escalation is denied; None if it is bought. It charges nothing: `take` does, once it is sent.
 

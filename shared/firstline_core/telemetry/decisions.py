@@ -42,21 +42,6 @@ class DecisionLog:
         self._size_bytes = 0
         self._torn = False
 
-    def write(self, response: InferResponse, *, wall_s: float, ms: float | None = None, **facts: object) -> None:
-        """Adds one line about an answer, without its outputs.
-
-        Args:
-            response: if it has no answer, nothing is added.
-            wall_s: wall time of the device (seconds since 1970).
-            ms: time to this answer.
-            facts: further fields, JSON values.
-
-        Raises:
-            OSError: the disk refused.
-        """
-        if response.answer is not None:
-            self.append(about(response, wall_s=wall_s, ms=ms) | facts)
-
     def append(self, *records: Mapping[str, object]) -> None:
         """Adds a line for each record in one write.
 
@@ -121,7 +106,13 @@ class DecisionLog:
 
 
 def about(response: InferResponse, *, wall_s: float, ms: float | None = None) -> dict[str, object]:
-    """Returns the fields of a line about an answer, see `DecisionLog.write`."""
+    """Returns the fields of a line about an answer, without its outputs.
+
+    Args:
+        response: its answer is described, if it has one.
+        wall_s: wall time of the device (seconds since 1970).
+        ms: time to this answer.
+    """
     answer = {} if response.answer is None else structs.asdict(response.answer)
     return {"at": wall_s, "model": response.model, "version": response.version, "ms": ms} | answer
 

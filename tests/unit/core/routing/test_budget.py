@@ -184,13 +184,18 @@ class TestAccount:
         assert account.decide(0.6, cost, self.now_s, demanded=False) is None
 
     def test_worth_scales_all_prices(self) -> None:
-        assert Account({}, worth=10.0).price(Cost(money=0.5), self.now_s, demanded=False) == pytest.approx(0.05)
+        assert self._price(Account({}, worth=10.0), Cost(money=0.5)) == pytest.approx(0.05)
 
     def test_a_markup_raises_prices(self) -> None:
         account = Account({}, worths=Cost(0.0, 0.1, 1.0))
-        before = account.price(Cost(joules=1.0), self.now_s, demanded=False)
+        before = self._price(account, Cost(joules=1.0))
         account.markup = Cost(1.0, 8.0, 1.0)
-        assert account.price(Cost(joules=1.0), self.now_s, demanded=False) == pytest.approx(8 * before)
+        assert self._price(account, Cost(joules=1.0)) == pytest.approx(8 * before)
+
+    def _price(self, account: Account, cost: Cost) -> float:
+        denial = account.decide(0.0, cost, self.now_s, demanded=False)
+        assert denial is not None
+        return denial.price
 
     def test_a_price_above_the_value_denies_an_escalation(self) -> None:
         account = Account({"bytes/day": Meter(Budget(100.0, DAY_S), Ledger(prices=[9.0, 9.0]))})

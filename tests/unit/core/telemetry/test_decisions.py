@@ -5,16 +5,16 @@ from pathlib import Path
 import pytest
 from support.answers import answered
 
-from firstline_core.telemetry.decisions import DecisionLog, find
+from firstline_core.telemetry.decisions import DecisionLog, about, find
 from firstline_core.types import Status
 
 
 def test_records_are_in_order_and_have_no_payload(tmp_path: Path) -> None:
     path = tmp_path / "decisions.jsonl"
     log = DecisionLog(path)
-    log.write(answered("a", Status.PROVISIONAL), wall_s=1.0, ms=2.0)
-    log.write(answered("b"), wall_s=2.0)
-    log.write(answered("a"), wall_s=3.0, corrected=True)
+    log.append(about(answered("a", Status.PROVISIONAL), wall_s=1.0, ms=2.0))
+    log.append(about(answered("b"), wall_s=2.0))
+    log.append(about(answered("a"), wall_s=3.0) | {"corrected": True})
     log.close()
     told = find(path, "a")
     assert [line["status"] for line in told] == ["provisional", "final"]
@@ -47,13 +47,13 @@ def test_the_decision_log_continues_if_it_cannot_rotate(tmp_path: Path) -> None:
     in_the_way.mkdir()
     (in_the_way / "file").touch()
     log = DecisionLog(path, max_bytes=600)
-    log.write(answered("first"), wall_s=0.0)
+    log.append(about(answered("first"), wall_s=0.0))
     for _ in range(2):  # each line tries again
         with pytest.raises(OSError, match="decisions"):
-            log.write(answered("lost"), wall_s=1.0)
+            log.append(about(answered("lost"), wall_s=1.0))
     (in_the_way / "file").unlink()
     in_the_way.rmdir()
-    log.write(answered("later"), wall_s=2.0)
+    log.append(about(answered("later"), wall_s=2.0))
     log.close()
     assert find(path, "first") and find(path, "later") and not find(path, "lost")
 
@@ -61,9 +61,9 @@ def test_the_decision_log_continues_if_it_cannot_rotate(tmp_path: Path) -> None:
 def test_the_decision_log_recovers_from_an_interrupted_rotation(tmp_path: Path) -> None:
     path = tmp_path / "decisions.jsonl"
     log = DecisionLog(path, max_bytes=600)
-    log.write(answered("first"), wall_s=0.0)
+    log.append(about(answered("first"), wall_s=0.0))
     path.replace(tmp_path / "decisions.jsonl.1")
-    log.write(answered("second"), wall_s=1.0)
+    log.append(about(answered("second"), wall_s=1.0))
     log.close()
     assert find(path, "first") and find(path, "second")
 
@@ -72,7 +72,7 @@ def test_the_log_is_bounded_and_survives_torn_lines(tmp_path: Path) -> None:
     path = tmp_path / "decisions.jsonl"
     log = DecisionLog(path, max_bytes=2000)
     for number in range(50):
-        log.write(answered(str(number)), wall_s=float(number))
+        log.append(about(answered(str(number)), wall_s=float(number)))
     log.close()
     assert sum(file.stat().st_size for file in tmp_path.iterdir()) <= 4000
     assert find(path, "49")
