@@ -63,7 +63,6 @@ class LinkState:
     """A link with its breaker, its last failure and its response times.
 
     Attributes:
-        retry: ends the prober's wait for an open breaker.
         up: whether requests were allowed at the last check.
         used: whether the link has worked or failed at all.
         refused: whether the gateway refuses this device's credentials.
@@ -73,7 +72,6 @@ class LinkState:
 
     link: Link
     breaker: CircuitBreaker
-    retry: asyncio.Event = field(default_factory=asyncio.Event)
     timing: LinkTiming = field(init=False)
     up: bool = True
     used: bool = False
@@ -109,8 +107,7 @@ class LinkState:
     def retry_now(self) -> None:
         """Forgets earlier failures, because the device has a new certificate."""
         self.breaker.forget()
-        self.link.probe_wanted.set()
-        self.retry.set()
+        self.link.probe_wanted.set()  # which also ends the prober's wait for an open breaker
 
     def timed(self, flight: Flight, started_s: float, now_s: float, outcome: InferResponse | BaseException) -> None:
         """Records the duration of a call that was answered, or whose caller stopped waiting.
@@ -413,8 +410,7 @@ async def _keep_probing(state: LinkState, clock: Clock, note_states: Callable[[]
             await state.link.probe_wanted.wait()
         state.link.probe_wanted.clear()
         if not state.breaker.allows_requests:
-            await first_of(clock.sleep(state.breaker.retry_in_s), state.retry.wait())
-            state.retry.clear()
+            await first_of(clock.sleep(state.breaker.retry_in_s), state.link.probe_wanted.wait())
         if state.breaker.try_probe():
             note_states()
             await _probe(state, clock)
