@@ -135,7 +135,7 @@ async def test_the_fleets_bundle_is_compared_instead_of_the_configured_one(tmp_p
         [finding] = await served_findings("links[0]", client, settings)
     assert finding.subject == "links[0] model digits 4"
     assert (finding.detail, finding.advice) == (f"the gateway does not serve it: {reason}", "")
-    assert "digits 4" in model_findings(settings)[0].subject
+    assert "digits 4" in next(model_findings(settings)).subject
 
 
 async def test_an_unknown_authority_of_the_gateway_is_named_once(tmp_path: Path) -> None:
@@ -167,14 +167,14 @@ async def test_a_silent_ipv6_address_hides_no_gateway(tmp_path: Path) -> None:
 
 async def test_doctor_reports_an_outbox_that_refuses(tmp_path: Path) -> None:
     settings = edge_settings(tmp_path / "state")
-    assert outbox_findings(settings) == []
+    assert list(outbox_findings(settings)) == []
     async with serving_agent(settings) as (agent, url):
         agent.state.publish_url(url)
-        assert await asyncio.to_thread(outbox_findings, settings) == []
+        assert await asyncio.to_thread(list, outbox_findings(settings)) == []
         with contextlib.closing(sqlite3.connect(agent.state.outbox_path)) as connection, connection:
             connection.execute("ALTER TABLE answers RENAME TO elsewhere")  # as if its page could not be read
         with pytest.raises(CapacityError):
             await agent.outbox.delete_old_answers()
-        [finding] = await asyncio.to_thread(outbox_findings, settings)
+        [finding] = await asyncio.to_thread(list, outbox_findings(settings))
     assert finding.severity is Severity.WARNING
     assert "The outbox could not be written" in finding.detail

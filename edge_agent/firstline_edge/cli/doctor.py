@@ -59,7 +59,7 @@ def command(arguments: argparse.Namespace) -> int:
     return FAILED if any(finding.severity is Severity.ERROR for finding in findings) else OK
 
 
-def _package_dependent_findings(settings: EdgeSettings) -> list[Finding]:
+def _package_dependent_findings(settings: EdgeSettings) -> Iterator[Finding]:
     """Returns the findings of the checks that need installed packages."""
     from firstline_core.clock import SYSTEM_CLOCK
     from firstline_edge.cli import doctor_device, doctor_links, doctor_models
@@ -67,18 +67,16 @@ def _package_dependent_findings(settings: EdgeSettings) -> list[Finding]:
 
     identity = DeviceIdentity(settings, SYSTEM_CLOCK)
     links, clock_offset_s = asyncio.run(doctor_links.link_findings(settings, identity.credentials))
-    return [
-        *doctor_device.hardware_findings(settings),
-        *doctor_models.model_findings(settings),
-        *doctor_models.contract_findings(settings),
-        *doctor_device.identity_findings(identity),
-        *links,
-        *doctor_device.fleet_findings(settings),
-        *doctor_device.state_findings(settings),
-        *doctor_device.outbox_findings(settings),
-        doctor_device.clock_finding(clock_offset_s),
-        *doctor_device.secret_findings(settings),
-    ]
+    yield from doctor_device.hardware_findings(settings)
+    yield from doctor_models.model_findings(settings)
+    yield from doctor_models.contract_findings(settings)
+    yield from doctor_device.identity_findings(identity)
+    yield from links
+    yield from doctor_device.fleet_findings(settings)
+    yield from doctor_device.state_findings(settings)
+    yield from doctor_device.outbox_findings(settings)
+    yield doctor_device.clock_finding(clock_offset_s)
+    yield from doctor_device.secret_findings(settings)
 
 
 def _lines(findings: list[Finding]) -> Iterator[str]:
@@ -90,46 +88,35 @@ def _lines(findings: list[Finding]) -> Iterator[str]:
     yield ", ".join(f"{counts[severity]} {severity}" for severity in Severity)
 
 
-def machine_findings() -> list[Finding]:
+def machine_findings() -> Iterator[Finding]:
     """Checks the processor first: on a 32-bit system the other checks fail."""
     bits = struct.calcsize("P") * 8
     machine = platform.machine()
-    findings = []
     if bits == 32:
-        findings.append(
-            warning(
-                "processor",
-                f"{machine}, a 32-bit system: PyPI has no numpy, Pillow or ONNX Runtime wheels for it",
-                "install a 64-bit system (on a Raspberry Pi: Raspberry Pi OS 64-bit), or the packages of your "
-                "distribution: apt install python3-numpy python3-pil",
-            )
+        yield warning(
+            "processor",
+            f"{machine}, a 32-bit system: PyPI has no numpy, Pillow or ONNX Runtime wheels for it",
+            "install a 64-bit system (on a Raspberry Pi: Raspberry Pi OS 64-bit), or the packages of your "
+            "distribution: apt install python3-numpy python3-pil",
         )
     else:
-        findings.append(ok("processor", f"{machine}, {bits} bits"))
-    current = sys.version_info[:2]
-    supported = _PYTHONS[0] <= current <= _PYTHONS[1]
-    findings.append(
-        Finding(
-            "python",
-            Severity.OK if supported else Severity.ERROR,
-            f"{platform.python_version()} ({platform.python_implementation()})",
-            "" if supported else "install Python 3.11, 3.12 or 3.13",
-        )
-    )
-    return findings
+        yield ok("processor", f"{machine}, {bits} bits")
+    python = f"{platform.python_version()} ({platform.python_implementation()})"
+    if _PYTHONS[0] <= sys.version_info[:2] <= _PYTHONS[1]:
+        yield ok("python", python)
+    else:
+        yield problem("python", python, "install Python 3.11, 3.12 or 3.13")
 
 
-def package_findings() -> list[Finding]:
+def package_findings() -> Iterator[Finding]:
     """Checks whether each package can be imported; an installed one may still fail on this device."""
     installed: list[str] = []
-    findings: list[Finding] = []
     for module, distribution in _NEEDED.items():
         try:
             import_module(module)
         except (ImportError, OSError) as error:  # OSError: a wheel for another C library or processor
-            findings.append(problem(distribution, f"cannot be imported: {error}", _INSTALL))
+            yield problem(distribution, f"cannot be imported: {error}", _INSTALL)
         else:
             installed.append(f"{distribution} {version(distribution)}")
     if installed:
-        findings.append(ok("packages", ", ".join(installed)))
-    return findings
+        yield ok("packages", ", ".join(installed))

@@ -10,7 +10,7 @@ import stat
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -52,12 +52,12 @@ _BELOW_C = 4.0
 """Degrees below the kernel's limit that the device still warms up while it steps down."""
 
 
-def identity_findings(identity: DeviceIdentity) -> list[Finding]:
+def identity_findings(identity: DeviceIdentity) -> Iterator[Finding]:
     """Checks the device's identity and its validity."""
-    findings = [problem("identity", each) for each in identity.problems]
+    yield from (problem("identity", each) for each in identity.problems)
     described, credentials = identity.describe(), identity.credentials
     if described is None or credentials is None:
-        return findings
+        return
     left_s = credentials.identity.not_after_s - credentials.floor.now_s()
     detail = (
         f"{described['device']} at {described['gateway']}, certificate until {described['not_after']}, authority "
@@ -67,11 +67,12 @@ def identity_findings(identity: DeviceIdentity) -> list[Finding]:
         advice = (
             "start the agent, which renews it; where the gateway refuses: edge-agent join URL --token-file FILE --force"
         )
-        return [*findings, warning("identity", f"{detail}: it has ended", advice)]
-    return [*findings, ok("identity", detail)]
+        yield warning("identity", f"{detail}: it has ended", advice)
+    else:
+        yield ok("identity", detail)
 
 
-def state_findings(settings: EdgeSettings) -> list[Finding]:
+def state_findings(settings: EdgeSettings) -> Iterator[Finding]:
     """Checks whether corrections can be stored here, and how long that takes: each one waits for an fsync."""
     path = settings.state_dir
     # For a directory that does not exist yet, its first existing parent is checked.
@@ -81,7 +82,8 @@ def state_findings(settings: EdgeSettings) -> list[Finding]:
         fsync_ms = _fsync_ms(folder)
     except OSError as error:
         advice = _WRITE_ADVICE.get(error.errno or 0, "sudo install -d -m 700 -o $USER {path}").format(path=path)
-        return [problem("state directory", f"{path} cannot be written: {system_reason(error)}", advice)]
+        yield problem("state directory", f"{path} cannot be written: {system_reason(error)}", advice)
+        return
     limits_bytes = settings.outbox.limit_bytes + settings.outbox.answers_limit_bytes + settings.cache.disk_limit_bytes
     needed_bytes = max(0, limits_bytes - _stored_bytes(path))
     enough = free_bytes >= needed_bytes + _DISK_SPARE_BYTES
@@ -89,29 +91,26 @@ def state_findings(settings: EdgeSettings) -> list[Finding]:
     lower = "lower outbox.limit_bytes and cache.disk_limit_bytes, or free space"
     faster = "set agent.state_dir to a faster disk (SD cards are slow), or raise policy.deadline_reserve_ms"
     fsync = f"{fsync_ms:.2f} ms (median), which every promised correction waits for"
-    findings = [
-        warning_if(not enough, "disk space", space, lower),
-        hint_if(fsync_ms > _FSYNC_SLOW_MS, "fsync", fsync, faster),
-    ]
+    yield warning_if(not enough, "disk space", space, lower)
+    yield hint_if(fsync_ms > _FSYNC_SLOW_MS, "fsync", fsync, faster)
     if path.exists() and stat.S_IMODE(path.stat().st_mode) & 0o077:
-        findings.append(warning("state directory", f"others may read {path}", f"chmod 700 {path}"))
-    return findings
+        yield warning("state directory", f"others may read {path}", f"chmod 700 {path}")
 
 
-def outbox_findings(settings: EdgeSettings) -> list[Finding]:
+def outbox_findings(settings: EdgeSettings) -> Iterator[Finding]:
     """Checks whether a damaged outbox was set aside, and whether the running agent can use its outbox."""
-    path, findings = StatePaths(settings.state_dir).outbox_path, []
+    path = StatePaths(settings.state_dir).outbox_path
     aside = path.with_name(path.name + DAMAGED)
     if aside.exists():
         detail = f"a damaged outbox was set aside as {aside}; corrections that it promised may be lost"
-        findings.append(warning("outbox", detail, "check the disk; delete that file once it is of no use"))
+        yield warning("outbox", detail, "check the disk; delete that file once it is of no use")
     try:
         _, status = agent_status(settings)
     except FirstlineError:  # no agent runs, or it does not answer
-        return findings
+        return
     advice = "check the disk, and start the agent again: it replaces an outbox that is damaged"
     problems = [each for each in status.get("problems", ()) if each["path"] == str(path)]
-    return findings + [warning("outbox", each["message"], advice) for each in problems]
+    yield from (warning("outbox", each["message"], advice) for each in problems)
 
 
 def _stored_bytes(state_dir: Path) -> int:
@@ -140,7 +139,7 @@ def clock_finding(offset_s: float | None) -> Finding:
     return ok("clock", now_text)
 
 
-def secret_findings(settings: EdgeSettings) -> list[Finding]:
+def secret_findings(settings: EdgeSettings) -> Iterator[Finding]:
     """Checks whether files with secrets are readable and private."""
     files: list[tuple[str, str, Callable[[str, str], object] | None]] = [
         ("api.token_file", settings.api.token_file, parse_tokens),
@@ -152,7 +151,6 @@ def secret_findings(settings: EdgeSettings) -> list[Finding]:
             (f"links[{number}].password_file", link.password_file, read_secret),
             (f"links[{number}].tls_key_file", link.tls_key_file, None),
         ]
-    findings = []
     for setting, file, read in files:
         if not file or file.startswith(CREDENTIAL):  # the service's own, which this command does not get
             continue
@@ -160,19 +158,18 @@ def secret_findings(settings: EdgeSettings) -> list[Finding]:
             mode = stat.S_IMODE(Path(file).stat().st_mode)
             readable = os.access(file, os.R_OK)
         except OSError as error:
-            findings.append(problem(setting, f"{file}: {system_reason(error)}", f"write the secret into {file}"))
+            yield problem(setting, f"{file}: {system_reason(error)}", f"write the secret into {file}")
             continue
         if not readable:
-            findings.append(problem(setting, f"{file} may not be read by this user", f"sudo chown $USER {file}"))
+            yield problem(setting, f"{file} may not be read by this user", f"sudo chown $USER {file}")
         elif read is not None and (fault := _fault(read, file, setting)):
-            findings.append(problem(setting, fault))
+            yield problem(setting, fault)
         elif mode & stat.S_IRWXO:
-            findings.append(problem(setting, f"every user may read {file}", f"chmod 600 {file}"))
+            yield problem(setting, f"every user may read {file}", f"chmod 600 {file}")
         elif mode & stat.S_IRWXG:
-            findings.append(warning(setting, f"its group may read {file}", f"chmod 600 {file}"))
+            yield warning(setting, f"its group may read {file}", f"chmod 600 {file}")
         else:
-            findings.append(ok(setting, f"{file} is private"))
-    return findings
+            yield ok(setting, f"{file} is private")
 
 
 def _fault(read: Callable[[str, str], object], file: str, setting: str) -> str:
@@ -196,28 +193,28 @@ def _fsync_ms(folder: Path) -> float:
     return statistics.median(spent_ms)
 
 
-def hardware_findings(settings: EdgeSettings) -> list[Finding]:
-    """Returns the findings of two sensor readings, because counters need two, and of the stored catalogue."""
+def hardware_findings(settings: EdgeSettings) -> Iterator[Finding]:
+    """Checks two sensor readings, because counters need two, and the stored catalogue."""
     tree = Tree(Path(settings.hardware.root))
-    engines = engine_findings(Surveyor(tree, settings.state_dir).read_stored(), settings.models.providers)
     if absent := missing_kernel_files(tree):
-        return [problem("hardware.root", absent), *engines]
-    return [*_sensor_findings(settings, tree), *engines]
+        yield problem("hardware.root", absent)
+    else:
+        yield from _sensor_findings(settings, tree)
+    yield from engine_findings(Surveyor(tree, settings.state_dir).read_stored(), settings.models.providers)
 
 
-def _sensor_findings(settings: EdgeSettings, tree: Tree) -> list[Finding]:
+def _sensor_findings(settings: EdgeSettings, tree: Tree) -> Iterator[Finding]:
     limit_c = settings.costs.heat_limit_c
     try:
         now = read_twice(device_sensors(settings), _BETWEEN_S)
         zones = read_in_time(tree, partial(thermal_zones, tree))
     except DeadlineExceededError as error:
         advice = "until then no guard of heat, battery or memory acts; edge-agent doctor says when it is well again"
-        return [warning("hardware", error.message, advice)]
-    return [
-        sensor_finding(now, limit_c),
-        *limit_findings(zones, now, limit_c),
-        ok("power", f"{describe(now.device_power_w)}{' W' if known(now.device_power_w) is not None else ''}"),
-    ]
+        yield warning("hardware", error.message, advice)
+        return
+    yield sensor_finding(now, limit_c)
+    yield from limit_findings(zones, now, limit_c)
+    yield ok("power", f"{describe(now.device_power_w)}{' W' if known(now.device_power_w) is not None else ''}")
 
 
 def sensor_finding(now: Snapshot, heat_limit_c: float) -> Finding:
@@ -290,25 +287,21 @@ def engine_findings(catalogue: Catalogue | None, providers: tuple[str, ...]) -> 
     ]
 
 
-def fleet_findings(settings: EdgeSettings) -> list[Finding]:
+def fleet_findings(settings: EdgeSettings) -> Iterator[Finding]:
     """Checks whether models can come from the fleet; no findings on a device that is not a member of one."""
     if not settings.fleet.enabled:
-        return []
-    findings = []
+        return
     if not any(link.kind == "http" for link in settings.links):
-        findings.append(warning("fleet", *HTTP_REQUIRED.split("; ", 1)))
+        yield warning("fleet", *HTTP_REQUIRED.split("; ", 1))
     root = settings.fleet.root_file
     if not root:
         advice = "set fleet.root_file to the root metadata that `firstline keys init` wrote (1.root.json)"
-        findings.append(warning("fleet.root_file", "not set, so that no model comes from the fleet", advice))
-        return findings
+        yield warning("fleet.root_file", "not set, so that no model comes from the fleet", advice)
+        return
     try:
         with Path(root).open("rb") as stream:
             stream.read(1)
     except OSError as error:
-        findings.append(
-            problem("fleet.root_file", f"{root} cannot be read: {system_reason(error)}", "put root.json there")
-        )
+        yield problem("fleet.root_file", f"{root} cannot be read: {system_reason(error)}", "put root.json there")
     else:
-        findings.append(ok("fleet.root_file", f"{root} says whose signatures count"))
-    return findings
+        yield ok("fleet.root_file", f"{root} says whose signatures count")

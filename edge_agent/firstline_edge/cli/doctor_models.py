@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from firstline_core.bundle.loading import load_model, load_scorer
 from firstline_core.bundle.manifest import (
@@ -36,35 +36,35 @@ _PROVIDERS = (
 )
 
 
-def model_findings(settings: EdgeSettings) -> list[Finding]:
+def model_findings(settings: EdgeSettings) -> Iterator[Finding]:
     """Returns one finding for each edge variant of each bundle."""
     directories = settings.models.folders
     if not directories:
         advice = "name a bundle's folder in models.directories, or every request goes to the cloud"
-        return [warning("models", "none configured", advice)]
+        yield warning("models", "none configured", advice)
+        return
     options = RuntimeOptions(providers=settings.models.providers, threads=settings.models.threads)
     try:
         check_options(options, "models.providers")
     except ConfigError as error:  # the agent does not start, whatever the models
-        return [problem("execution providers", error.message, _PROVIDERS)]
-    findings = [
-        problem("models", f"{directory} holds no bundle", "copy a bundle there: a folder with manifest.json")
-        for directory in directories
-        if not bundle_paths([directory])
-    ]
+        yield problem("execution providers", error.message, _PROVIDERS)
+        return
+    for directory in directories:
+        if not bundle_paths([directory]):
+            yield problem("models", f"{directory} holds no bundle", "copy a bundle there: a folder with manifest.json")
     try:
         paths = current_bundles(settings)
     except (FirstlineError, OSError) as error:
-        return [*findings, problem("models", f"the fleet's updates cannot be read: {error}")]
+        yield problem("models", f"the fleet's updates cannot be read: {error}")
+        return
     for path in paths:
         try:
             bundle = open_bundle(path)
         except FirstlineError as error:
             advice = f"copy the bundle again, whole: rsync -a --delete BUNDLE/ {path}/"
-            findings.append(problem(f"bundle {path.name}", error.message, advice))
+            yield problem(f"bundle {path.name}", error.message, advice)
             continue
-        findings += _bundle_findings(bundle, options, settings.policy.default_timeout_ms)
-    return findings
+        yield from _bundle_findings(bundle, options, settings.policy.default_timeout_ms)
 
 
 def _bundle_findings(bundle: Bundle, options: RuntimeOptions, timeout_ms: int) -> list[Finding]:
@@ -116,15 +116,15 @@ def _measure(bundle: Bundle, model: Model, options: RuntimeOptions) -> tuple[flo
         loaded.close()
 
 
-def contract_findings(settings: EdgeSettings) -> list[Finding]:
+def contract_findings(settings: EdgeSettings) -> Iterator[Finding]:
     """Returns the findings of the audits about the certificates in use; empty if there are none."""
     path = StatePaths(settings.state_dir).certificates_path
     try:
         stored = records.read(path)
         paths = current_bundles(settings)
     except (IntegrityError, OSError) as error:
-        return [warning("audits", f"{error}", "certify the models again: nothing is certified until then")]
-    findings = []
+        yield warning("audits", f"{error}", "certify the models again: nothing is certified until then")
+        return
     for folder in paths:
         try:
             manifest = parse_manifest((folder / MANIFEST_NAME).read_bytes(), str(folder))
@@ -133,8 +133,7 @@ def contract_findings(settings: EdgeSettings) -> list[Finding]:
         for variant in manifest.edge:
             record = _record_of(manifest, variant, stored)
             if record is not None:
-                findings.append(_contract_finding(f"contract {manifest.name} {manifest.version} {variant.id}", record))
-    return findings
+                yield _contract_finding(f"contract {manifest.name} {manifest.version} {variant.id}", record)
 
 
 def _record_of(manifest: Manifest, variant: Model, stored: Mapping[str, Record]) -> Record | None:

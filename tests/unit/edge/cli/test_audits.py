@@ -155,7 +155,7 @@ def test_doctor_reports_an_alarm_of_a_bundle_in_use(tmp_path: Path) -> None:
     bundle.mkdir()
     (bundle / MANIFEST_NAME).write_bytes(encode_manifest(manifest))
     settings = edge_settings(tmp_path / "state", models__directories=[str(bundle)])
-    assert contract_findings(settings) == []
+    assert list(contract_findings(settings)) == []
     assert variant.certificate is not None
     key = key_of(manifest.name, str(manifest.version), variant.certificate)
     record = Record(

@@ -92,7 +92,7 @@ def test_a_zone_above_its_own_limit_is_ignored(tmp_path: Path) -> None:
 )
 def test_power_is_reported_or_how_to_measure_it(tmp_path: Path, name: str, words: str) -> None:
     with board(name, tmp_path / "root"):
-        found = hardware_findings(edge_settings(tmp_path / "state", hardware__root=str(tmp_path / "root")))
+        found = list(hardware_findings(edge_settings(tmp_path / "state", hardware__root=str(tmp_path / "root"))))
     (power,) = (one for one in found if one.subject == "power")
     assert (power.severity, words in power.detail) == (Severity.OK, True)
 

@@ -353,10 +353,10 @@ class TestDoctor:
     def test_stored_bytes_reduce_the_needed_space(self, config: Path) -> None:
         outbox, settings = config.parent / "state" / "outbox", load(config)
         outbox.mkdir(parents=True, mode=0o700)
-        assert "outbox and cache may grow by 576" in str(doctor_device.state_findings(settings))
+        assert "outbox and cache may grow by 576" in str(list(doctor_device.state_findings(settings)))
         with (outbox / "outbox.db").open("wb") as file:
             file.truncate(100 << 20)
-        assert "outbox and cache may grow by 476" in str(doctor_device.state_findings(settings))
+        assert "outbox and cache may grow by 476" in str(list(doctor_device.state_findings(settings)))
 
     def test_a_damaged_outbox_is_reported(self, config: Path, findings: Findings) -> None:
         aside = config.parent / "state" / "outbox" / "outbox.db.damaged"
@@ -368,7 +368,7 @@ class TestDoctor:
     def test_a_32_bit_system_is_reported_first(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(doctor.struct, "calcsize", lambda _: 4)
         monkeypatch.setattr(doctor.platform, "machine", lambda: "armv7l")
-        first = doctor.machine_findings()[0]
+        first = next(doctor.machine_findings())
         assert (first.subject, first.severity) == ("processor", Severity.WARNING)
         assert "armv7l, a 32-bit system" in first.detail and "64-bit" in first.advice
 
