@@ -75,7 +75,7 @@ class App:
         self.operations = operations
         self.cors_origins = api.cors_origins
         self.bodies = BodyBudget(api.bodies_limit_bytes)
-        self.streams = Streams(limit=api.streams_limit, heartbeat_s=api.stream_heartbeat_s)
+        self.streams = Streams(outbox.completions, limit=api.streams_limit, heartbeat_s=api.stream_heartbeat_s)
         self._access = access
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -189,10 +189,9 @@ class App:
                 # Not before the body was read: a slow sender must not take a stream from other callers.
                 images = image_of(inference.inputs)
                 render = partial(self.files.json, query=request.query, images=images)
-                stream = resources.enter_context(self.streams.opened(render))
-                completion = resources.enter_context(self.outbox.completions.watch(inference.request_id))
+                stream = resources.enter_context(self.streams.opened(render, inference.request_id))
                 response = await plane.infer(inference)
-            return stream.response(response, completion, resources)
+            return stream.response(response, resources)
 
     async def answer(self, request: Request, principal: str) -> Reply:
         """Returns the latest answer under an id."""
@@ -203,9 +202,8 @@ class App:
         """Streams the present answer under an id, and the final one when it arrives."""
         request_id, seen = request.parameters["request_id"], last_event_id(request.headers)
         with contextlib.ExitStack() as resources:
-            stream = resources.enter_context(self.streams.opened(self._renderer(request), seen))
-            completion = resources.enter_context(self.outbox.completions.watch(request_id))
-            return stream.response(await self.outbox.answer(request_id, principal), completion, resources)
+            stream = resources.enter_context(self.streams.opened(self._renderer(request), request_id, seen))
+            return stream.response(await self.outbox.answer(request_id, principal), resources)
 
     def _renderer(self, request: Request) -> Render:
         """Returns the renderer for the form that the query asks for.

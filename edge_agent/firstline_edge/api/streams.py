@@ -10,7 +10,6 @@ import contextlib
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
 
 from firstline_core.errors import FirstlineError, NotReadyError, QueueFullError
 from firstline_core.protocol.asgi import Streamed
@@ -27,7 +26,7 @@ from firstline_core.protocol.http import (
 )
 from firstline_core.telemetry.logs import logger
 from firstline_core.types import InferResponse, Status
-from firstline_edge.outbox.outbox import Completion
+from firstline_edge.outbox.outbox import Completion, Completions
 
 log = logger(__name__)
 
@@ -46,22 +45,25 @@ class Streams:
     """The open streams.
 
     Args:
+        completions: wakes streams whose promise ends.
         limit: of open streams; each holds a connection, and at most one answer for a client that does not read.
         heartbeat_s: silence after which a stream sends a heartbeat.
     """
 
-    def __init__(self, *, limit: int, heartbeat_s: float) -> None:
+    def __init__(self, completions: Completions, *, limit: int, heartbeat_s: float) -> None:
+        self._completions = completions
         self._limit = limit
         self._heartbeat_s = heartbeat_s
-        self._open: set[asyncio.Future[None]] = set()
+        self._open = 0
         self._closed = False
 
     @contextlib.contextmanager
-    def opened(self, render: Render, seen: int = 0) -> Iterator[Stream]:
-        """Opens a stream until the context ends.
+    def opened(self, render: Render, request_id: str, seen: int = 0) -> Iterator[Stream]:
+        """Opens a stream until the context ends; read the present answer only after that.
 
         Args:
             render: turns an answer into the data of an event.
+            request_id: of the answer.
             seen: id of the last event that the caller has received.
 
         Raises:
@@ -70,27 +72,22 @@ class Streams:
         """
         if self._closed:
             raise NotReadyError("The agent is stopping; try again in a moment.", retry_after_s=1.0)
-        if len(self._open) >= self._limit:
+        if self._open >= self._limit:
             raise QueueFullError(
                 f"{self._limit} event streams are open, this agent's limit; try again, or raise api.streams_limit.",
                 retry_after_s=1.0,
             )
-        stopped: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._open.add(stopped)
+        self._open += 1
         try:
-            yield Stream(render, seen, stopped, self._heartbeat_s)
+            with self._completions.watch(request_id) as completion:
+                yield Stream(render, seen, completion, self._heartbeat_s)
         finally:
-            self._open.discard(stopped)
+            self._open -= 1
 
     def close(self) -> None:
         """Ends all streams before their final event; clients reconnect for it."""
         self._closed = True
-        for stopped in self._open:
-            if not stopped.done():
-                stopped.set_result(None)
-
-    def __len__(self) -> int:
-        return len(self._open)
+        self._completions.end()
 
 
 @dataclass(eq=False)
@@ -99,17 +96,14 @@ class Stream:
 
     render: Render
     seen: int
-    stopped: asyncio.Future[None]
+    completion: Completion
     heartbeat_s: float
 
-    def response(
-        self, answer: InferResponse, completion: Completion, resources: contextlib.ExitStack
-    ) -> Reply | Streamed:
+    def response(self, answer: InferResponse, resources: contextlib.ExitStack) -> Reply | Streamed:
         """Returns the stream as an HTTP answer.
 
         Args:
             answer: the present answer.
-            completion: a future of the final answer, watched since before `answer` was read.
             resources: closed when the stream ends.
 
         Raises:
@@ -120,21 +114,19 @@ class Stream:
         is_provisional = answer.answer is not None and answer.answer.status is Status.PROVISIONAL
         first_id = PROVISIONAL_ID if is_provisional else LAST_ID
         first = b"" if first_id <= self.seen else event(first_id, self.render(answer).body)
-        events = self._events(first, completion if first_id == PROVISIONAL_ID else None)
-        return Streamed(_HEADERS, events, resources.pop_all())
+        return Streamed(_HEADERS, self._events(first, is_last=first_id == LAST_ID), resources.pop_all())
 
-    async def _events(self, first: bytes, completion: Completion | None) -> AsyncGenerator[bytes, None]:
+    async def _events(self, first: bytes, *, is_last: bool) -> AsyncGenerator[bytes, None]:
         # The head is sent with the first piece, also to a caller that only waits for the final event.
         yield first or HEARTBEAT
-        if completion is None:
+        if is_last:
             return
-        waits: set[asyncio.Future[Any]] = {completion, self.stopped}
         while True:
-            done, _ = await asyncio.wait(waits, timeout=self.heartbeat_s, return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait({self.completion}, timeout=self.heartbeat_s)
             if done:
                 break
             yield HEARTBEAT
-        final = completion.result() if completion.done() else None
+        final = self.completion.result()
         if final is not None:
             try:
                 last = event(LAST_ID, self.render(final).body)

@@ -103,6 +103,11 @@ class Completions:
             if not completion.done():
                 completion.set_result(final)
 
+    def end(self) -> None:
+        """Wakes all callers without an answer, because the agent stops."""
+        for request_id in self._watched:
+            self.notify(request_id, None)
+
     def __len__(self) -> int:
         """Number of promises that callers wait for."""
         return len(self._watched)
