@@ -242,6 +242,17 @@ async def test_damaged_answer_is_not_returned(tmp_path: Path) -> None:
         assert (await fetch(client, job)).status_code == 404
 
 
+async def test_damaged_job_fails_and_the_others_run(tmp_path: Path) -> None:
+    async with running(settings_of(tmp_path)) as (gateway, client):
+        await gateway.jobs.close()
+        damaged, whole = await submit(client), await submit(client)
+        with gateway.store.database.begin() as connection:
+            connection.execute(update(JOBS).where(JOBS.c.job_id == damaged).values(content=b"damaged"))
+        await gateway.jobs.start()
+        assert (await fetch(client, whole)).status_code == 200
+        assert "The disk has damaged what was asked" in (await fetch(client, damaged)).json()["error"]
+
+
 async def test_job_over_the_store_limit_is_refused(tmp_path: Path) -> None:
     async with running(settings_of(tmp_path, jobs__bytes_limit=200)) as (_, client):
         reply = await client.post(INFER, content=json.dumps(ROW), headers=ASYNC)

@@ -36,7 +36,7 @@ from firstline_core.protocol.tensors import shown
 from firstline_core.telemetry.logs import logger
 from firstline_core.telemetry.metrics import RequestMetrics
 from firstline_core.telemetry.wording import counted
-from firstline_core.types import LOWEST_PRIORITY, InferRequest, InferResponse, Wait
+from firstline_core.types import LOWEST_PRIORITY, InferRequest, Wait
 from firstline_gateway.background import PeriodicTask
 from firstline_gateway.jobs import records
 from firstline_gateway.jobs.records import RUNNING, Job, JobResult
@@ -218,17 +218,17 @@ class Jobs:
             submitted_by_s=submitted_by_s,
             lease_s=_LEASE_S,
         )
-        for job in await self.store.write(claim):
-            if isinstance(job, str):
-                await self._end(
-                    job, _failed(job, FirstlineError("The disk has damaged what was asked; hand it in again."))
-                )
-            elif job.job_id not in self._running:
+        jobs, damaged = await self.store.write(claim)
+        for job in jobs:
+            if job.job_id not in self._running:
                 task = asyncio.create_task(self._run(job))
                 self._running[job.job_id] = task
                 if job.attempts > 1:
                     self._suspects.add(job.job_id)
                 task.add_done_callback(partial(self._done, job.job_id))
+        for job_id in damaged:
+            error = FirstlineError("The disk has damaged what was asked; hand it in again.")
+            await self._end(job_id, _failed(job_id, error))
 
     def _done(self, job_id: str, _task: asyncio.Task[None]) -> None:
         del self._running[job_id]
@@ -265,7 +265,20 @@ class Jobs:
             CapacityError, LinkError: the job could not be run now; it may be run later.
         """
         try:
-            request, response = await self._infer(job)
+            if job.attempts > _ATTEMPTS:
+                raise FirstlineError(
+                    f"The gateway ended {counted(job.attempts - 1, 'time')} while it ran this job, so it is given up."
+                )
+            origin = Origin(principal=job.principal, trust_request_id=True, limits=self.plane.limits)
+            request = decode_request(job.model, job.content, job.header, origin, version=job.version)
+            if job.due_service_s is not None:
+                left_s = job.due_service_s - self.service.now_s()
+                if left_s <= 0:
+                    raise DeadlineExceededError(
+                        "The job's deadline passed before there was room for it; allow more time."
+                    )
+                request = replace(request, deadline_s=self.clock.monotonic_s() + left_s)
+            response = await self.plane.infer(request)
             encoded = encode_response(request, response, class_labels(self.plane, request, response))
             return JobResult(200, encoded.body, encoded.header_length)
         except (CapacityError, LinkError) as error:
@@ -274,30 +287,6 @@ class Jobs:
             raise
         except FirstlineError as error:
             return _failed(job.job_id, error)
-
-    async def _infer(self, job: Job) -> tuple[InferRequest, InferResponse]:
-        """Returns the request and its response.
-
-        Raises:
-            FirstlineError: why there is no answer.
-        """
-        if job.attempts > _ATTEMPTS:
-            raise FirstlineError(
-                f"The gateway ended {counted(job.attempts - 1, 'time')} while it ran this job, so it is given up."
-            )
-        request = decode_request(
-            job.model,
-            job.content,
-            job.header,
-            Origin(principal=job.principal, trust_request_id=True, limits=self.plane.limits),
-            version=job.version,
-        )
-        if job.due_service_s is not None:
-            left_s = job.due_service_s - self.service.now_s()
-            if left_s <= 0:
-                raise DeadlineExceededError("The job's deadline passed before there was room for it; allow more time.")
-            request = replace(request, deadline_s=self.clock.monotonic_s() + left_s)
-        return request, await self.plane.infer(request)
 
     async def _end(self, job_id: str, result: JobResult) -> None:
         service_s = self.service.now_s()

@@ -169,7 +169,7 @@ def claim(
     service_s: float,
     submitted_by_s: float,
     lease_s: float,
-) -> list[Job | str]:
+) -> tuple[list[Job], list[str]]:
     """Claims up to `count` unclaimed jobs, urgent and old ones first; skips jobs that others are claiming.
 
     Args:
@@ -182,7 +182,7 @@ def claim(
         lease_s: duration of the claim.
 
     Returns:
-        The jobs; for a job whose content is damaged only its id.
+        The jobs, and the ids of those whose content is damaged.
     """
     claimed: list[int] = []
     for begun, limit in ((_C.attempts > 0, suspects), (_C.attempts == 0, count)):
@@ -195,18 +195,18 @@ def claim(
         )
         claimed += connection.execute(unclaimed).scalars()
     if not claimed:
-        return []
+        return [], []
     mine = _C.sequence.in_(claimed)
     connection.execute(
         sa.update(JOBS).where(mine).values(holder=holder, lease_service_s=service_s + lease_s, attempts=_C.attempts + 1)
     )
-    jobs: list[Job | str] = []
+    jobs, damaged = list[Job](), list[str]()
     for row in connection.execute(sa.select(*_COLUMNS).where(mine).order_by(_C.priority, _C.sequence)):
         try:
             jobs.append(_job(row))
         except IntegrityError:
-            jobs.append(row.job_id)
-    return jobs
+            damaged.append(row.job_id)
+    return jobs, damaged
 
 
 def _unclaimed(service_s: float, submitted_by_s: float) -> sa.Select[int]:
