@@ -108,8 +108,7 @@ def active(connection: sa.Connection) -> list[str]:
 
 def by_state(connection: sa.Connection) -> dict[RolloutState, int]:
     """Returns the number of rollouts in each state."""
-    found = connection.execute(sa.select(_R.state, sa.func.count()).group_by(_R.state))
-    counts: dict[str, int] = dict(found.tuples().all())
+    counts: dict[str, int] = dict(connection.execute(sa.select(_R.state, sa.func.count()).group_by(_R.state)).all())
     return {state: counts.get(state.value, 0) for state in RolloutState}
 
 
