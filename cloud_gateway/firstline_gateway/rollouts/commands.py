@@ -127,7 +127,7 @@ def command_changes(
         updates = {"paused_s": now.service_s}
     elif command is Command.RESUME:
         paused_s = now.service_s - (rollout.paused_s if rollout.paused_s is not None else now.service_s)
-        updates = {"paused_s": None, "lost_s": rollout.lost_s + paused_s, "patience_s": now.service_s}
+        updates = {"paused_s": None, "lost_s": rollout.lost_s + paused_s, "patience_from_s": now.service_s}
     elif command is Command.ABORT:
         updates = {"phase": Phase.NONE, "unsettled": rollout.state in BEGUN}
     elif command is Command.ROLLBACK:
@@ -138,7 +138,7 @@ def command_changes(
         details["devices"] = count
         updates = {
             "attempt": rollout.attempt + 1,
-            "patience_s": now.service_s,
+            "patience_from_s": now.service_s,
             # Time that the phase lost before is not counted again.
             "paused_s": now.service_s if rollout.paused_s is not None else None,
             "lost_s": 0.0,

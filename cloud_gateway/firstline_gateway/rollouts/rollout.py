@@ -260,7 +260,7 @@ class Rollout(Struct, frozen=True):
         created_s: wall time.
         stage: from 0; the number of stages while the devices held back take the model.
         since_s: when the phase began.
-        patience_s: the time from which `Stage.patience_s` counts.
+        patience_from_s: the time from which `Stage.patience_s` counts.
         paused_s: when it was paused; None if it is not.
         lost_s: how long the phase was paused.
         look: number of the stage's latest evaluation; 0 before the first.
@@ -284,7 +284,7 @@ class Rollout(Struct, frozen=True):
     stage: int = 0
     phase: Phase = Phase.NONE
     since_s: float = 0.0
-    patience_s: float = 0.0
+    patience_from_s: float = 0.0
     paused_s: float | None = None
     lost_s: float = 0.0
     look: int = 0

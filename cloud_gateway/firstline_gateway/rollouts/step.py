@@ -249,10 +249,10 @@ def _without_devices(changes: Changes, now: Now, *, members: int) -> None:
             rollout,
             phase=Phase.EMPTY,
             since_s=now.service_s,
-            patience_s=now.service_s,
+            patience_from_s=now.service_s,
             sentence=f"{sentence}; it waits for one.",
         )
-    elif now.service_s - rollout.patience_s > rollout.current.patience_s:
+    elif now.service_s - rollout.patience_from_s > rollout.current.patience_s:
         changes.pause(f"{sentence}; resume waits for as long again, promote and abort do not.", now)
 
 
@@ -283,7 +283,7 @@ def _begin(changes: Changes, assignments: Mapping[str, Assignment], view: View, 
         rollout,
         phase=Phase.INSTALLING,
         since_s=now.service_s,
-        patience_s=now.service_s,
+        patience_from_s=now.service_s,
         lost_s=0.0,
         look=0,
         sentence=f"{rollout.stage_title} takes {counted(devices, 'device')}; {len(control)} in the control group.",
@@ -315,7 +315,7 @@ def _install(changes: Changes, assignments: Mapping[str, Assignment], view: View
             changes.end(RolloutState.COMPLETED, "All stages were promoted, and those held back have the model.")
         else:
             observe(changes, assignments, view, now)
-    elif now.service_s - rollout.patience_s > patience_s:
+    elif now.service_s - rollout.patience_from_s > patience_s:
         slow, have = sum(each.state in UNFINISHED for each in devices), "has" if len(devices) == 1 else "have"
         changes.pause(
             f"{rollout.stage_title}: {slow} of {counted(len(devices), 'device')} {have} not installed "
@@ -378,7 +378,7 @@ def observe(changes: Changes, assignments: Mapping[str, Assignment], view: View,
         rollout,
         phase=Phase.OBSERVING,
         since_s=now.service_s,
-        patience_s=now.service_s + soak_s,
+        patience_from_s=now.service_s + soak_s,
         look_due_s=now.service_s + min(soak_s, _interval_s(soak_s, 0.0)),
         sentence=f"{rollout.stage_title} is observed for {soak_s:g} s.",
     )
@@ -396,7 +396,7 @@ def evaluate(changes: Changes, assignments: Mapping[str, Assignment], view: View
     over = elapsed_s >= stage.soak_s
     verdict = _judged(rollout, installed, failed, _observed(rollout, assignments, view), over=over)
     # A person who resumed the rollout within the stage's time resumed it for the rest of that time.
-    patient_s = max(rollout.patience_s, rollout.since_s + stage.soak_s) + stage.patience_s
+    patient_s = max(rollout.patience_from_s, rollout.since_s + stage.soak_s) + stage.patience_s
     due_s = now.service_s + _interval_s(stage.soak_s, elapsed_s)
     changes.rollout = replace(
         rollout,
