@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import Any
@@ -325,7 +325,7 @@ def _fixed_batch(inputs: tuple[TensorSpec, ...], path: Path) -> int | None:
     return sizes.pop() if sizes else None
 
 
-# Which fields of onnx.proto lead to a TensorProto: {message: {field number: message}}.
+# Which fields of onnx.proto lead to nodes and tensors: {message: {field number: message}}.
 _PATHS: dict[str, dict[int, str]] = {
     "model": {7: "graph", 20: "training", 25: "function"},
     "training": {1: "graph", 2: "graph"},
@@ -334,9 +334,30 @@ _PATHS: dict[str, dict[int, str]] = {
     "node": {5: "attribute"},
     "attribute": {5: "tensor", 6: "graph", 10: "tensor", 11: "graph", 22: "sparse", 23: "sparse"},
     "sparse": {1: "tensor", 2: "tensor"},
+    "tensor": {},
 }
 _TENSOR_EXTERNAL_DATA, _TENSOR_DATA_LOCATION = 13, 14
 _EXTERNAL = 1
+
+
+def messages(kind: str, data: memoryview) -> Iterator[tuple[str, memoryview]]:
+    """Yields a message of an ONNX file, and the messages inside of it, in their order, each with its kind.
+
+    Args:
+        kind: "model", "graph", "function", "node", "attribute", "tensor", ...
+        data: the message.
+
+    Raises:
+        ValueError: not protobuf.
+    """
+    left = [(kind, data)]
+    while left:
+        kind, data = left.pop()
+        yield kind, data
+        inner = _PATHS[kind]
+        if inner:
+            found = [(inner[number], value) for number, value in fields(data) if number in inner]
+            left += [(name, value) for name, value in reversed(found) if isinstance(value, memoryview)]
 
 
 def external_data(model: bytes) -> str | None:
@@ -348,15 +369,9 @@ def external_data(model: bytes) -> str | None:
     Raises:
         ValueError: not protobuf.
     """
-    found = [("model", memoryview(model))]
-    while found:
-        message, data = found.pop()
-        for number, value in fields(data):
-            if message == "tensor":
-                if number == _TENSOR_DATA_LOCATION and value == _EXTERNAL:
-                    return _location(data)
-            elif (inner := _PATHS[message].get(number)) is not None and isinstance(value, memoryview):
-                found.append((inner, value))
+    for kind, data in messages("model", memoryview(model)):
+        if kind == "tensor" and (_TENSOR_DATA_LOCATION, _EXTERNAL) in fields(data):
+            return _location(data)
     return None
 
 

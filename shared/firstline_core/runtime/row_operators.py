@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import struct
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 from firstline_core.protocol.protobuf import fields
 from firstline_core.runtime.litert import operator_names
+from firstline_core.runtime.onnx import messages
 
 _EVAL = "export the model for inference (in PyTorch: model.eval() and training=TrainingMode.EVAL)"
 _AXIS = "export it with the axis of the classes, for example 1 or -1"
@@ -78,11 +80,6 @@ class _Node(NamedTuple):
     attributes: Mapping[str, list[int]]
 
 
-class _Graph(NamedTuple):
-    nodes: list[_Node]
-    constants: dict[str, list[int]]
-
-
 class _Message:
     """The fields of a protobuf message by number; those of another type than is asked for are left out."""
 
@@ -108,15 +105,32 @@ class _Message:
 
 
 def _onnx_operators(model: bytes) -> Iterator[tuple[str, RowOperator]]:
-    graph, opset, parsed = _Graph([], {}), 0, _Message(memoryview(model))
-    for body in parsed.messages(7):
-        _read_graph(body, graph)
-    for function in parsed.messages(25):
-        _read_nodes(function.messages(7), graph)
+    parsed, opset = _Message(memoryview(model)), 0
     for imported in parsed.messages(8):
         opset = next(iter(imported.integers(2)), opset) if not imported.text(1) else opset
-    for node in graph.nodes:
-        yield from _judged(node, graph.constants, opset)
+    nodes, constants = list[_Node](), dict[str, list[int]]()
+    bodies = [("graph", each) for each in parsed.parts(7)] + [("function", each) for each in parsed.parts(25)]
+    for kind, data in chain.from_iterable(messages(*body) for body in bodies):
+        if kind == "graph":
+            constants |= {tensor.text(8): _values(tensor) for tensor in _Message(data).messages(5)}
+        elif kind == "node":
+            node = _node(_Message(data))
+            nodes.append(node)
+            if node.kind == "Constant" and node.outputs:
+                constants[node.outputs[0]] = next(iter(node.attributes.values()), [])
+    for node in nodes:
+        yield from _judged(node, constants, opset)
+
+
+def _node(message: _Message) -> _Node:
+    attributes = dict[str, list[int]]()
+    for each in message.messages(5):
+        name = each.text(1)
+        numbers = each.integers(3, 8) + [value for tensor in each.messages(5) for value in _values(tensor)]
+        # 0 may be left out of the file.
+        attributes[name] = [0] if name == "axis" and not numbers else numbers
+    outputs = [name for name in message.texts(2) if name]
+    return _Node(message.text(4), message.text(3), message.texts(1), outputs, attributes)
 
 
 def _judged(node: _Node, constants: Mapping[str, list[int]], opset: int) -> Iterator[tuple[str, RowOperator]]:
@@ -155,30 +169,6 @@ def _axes(node: _Node, constants: Mapping[str, list[int]], opset: int) -> list[i
             return constants.get(node.inputs[1], [-1])
         return [-1] if node.attributes.get("noop_with_empty_axes") == [1] else []
     return [1 if opset < _OLD_SOFTMAX and node.kind != "TopK" else -1]
-
-
-def _read_graph(body: _Message, graph: _Graph) -> None:
-    for tensor in body.messages(5):
-        graph.constants[tensor.text(8)] = _values(tensor)
-    _read_nodes(body.messages(1), graph)
-
-
-def _read_nodes(nodes: Iterable[_Message], graph: _Graph) -> None:
-    for node in nodes:
-        attributes, inner = dict[str, list[int]](), list[_Message]()
-        for each in node.messages(5):
-            name = each.text(1)
-            numbers = each.integers(3, 8) + [value for tensor in each.messages(5) for value in _values(tensor)]
-            if name == "axis" and not numbers:
-                numbers = [0]  # 0 may be left out of the file
-            attributes[name] = numbers
-            inner += map(_Message, each.parts(6, 11))
-        kind, outputs = node.text(4), node.texts(2)
-        graph.nodes.append(_Node(kind, node.text(3), node.texts(1), [name for name in outputs if name], attributes))
-        if kind == "Constant" and outputs:
-            graph.constants[outputs[0]] = next(iter(attributes.values()), [])
-        for body in inner:
-            _read_graph(body, graph)
 
 
 def _values(tensor: _Message) -> list[int]:
