@@ -169,6 +169,17 @@ def check_needs(inputs: Sequence[Preprocess], needs: Collection[str]) -> None:
             )
 
 
+def _require(holds: bool, rule: str) -> None:
+    if not holds:
+        raise errors.ModelLoadError(f"Preprocessing: {rule}")
+
+
+def _standardizes(steps: Sequence[ops.PreStep]) -> tuple[bool, bool]:
+    """Returns whether the first step is `standardize`, and whether a later one is."""
+    found = [isinstance(step, ops.Standardize) for step in steps]
+    return found[:1] == [True], any(found[1:])
+
+
 def _no_encoder(step: ops.Tokenize) -> Encoder:
     raise errors.ModelLoadError(f"{step.artefact.file} is absent.")
 
@@ -198,38 +209,28 @@ def compile_preprocess(
         return _compile_text(steps or (ops.DecodeText(),), spec, load_encoder)
     image_steps = [step for step in steps if isinstance(step, ops.Decode | ops.CenterCrop | ops.Resize)]
     array_steps = [step for step in steps if not isinstance(step, ops.Decode | ops.CenterCrop | ops.Resize)]
-    if list(steps) != [*image_steps, *array_steps]:
-        raise errors.ModelLoadError(
-            "Preprocessing: decode, center_crop and resize come before scale, layout, flatten and graph."
-        )
+    ordered = list(steps) == [*image_steps, *array_steps]
+    _require(ordered, "decode, center_crop and resize come before scale, layout, flatten and graph.")
     decodes = [step for step in image_steps if isinstance(step, ops.Decode)]
-    if len(decodes) > 1 or (decodes and image_steps[0] is not decodes[0]):
-        raise errors.ModelLoadError(
-            "Preprocessing: decode must be the first step, and occur once, such as decode:L,resize:8x8."
-        )
-    if spec.kind == "image" and not decodes:
-        raise errors.ModelLoadError(f"Preprocessing: input '{spec.name}' is an encoded image, so decode comes first.")
-    if spec.kind == "audio":
-        raise errors.ModelLoadError(
-            f"Preprocessing: input '{spec.name}' is encoded audio, so decode_audio comes first."
-        )
-    if spec.kind != "image" and spec.datatype != "UINT8" and image_steps:
-        raise errors.ModelLoadError(
-            f"Preprocessing: input '{spec.name}' is of kind {spec.kind}, {spec.datatype}; image steps need an image or "
-            "UINT8."
-        )
+    first = not decodes or image_steps[0] is decodes[0]
+    _require(first and len(decodes) < 2, "decode must be the first step, and occur once, such as decode:L,resize:8x8.")
+    what = f"input '{spec.name}' is"
+    _require(spec.kind != "image" or bool(decodes), f"{what} an encoded image, so decode comes first.")
+    _require(spec.kind != "audio", f"{what} encoded audio, so decode_audio comes first.")
+    _require(
+        spec.kind == "image" or spec.datatype == "UINT8" or not image_steps,
+        f"{what} of kind {spec.kind}, {spec.datatype}; image steps need an image or UINT8.",
+    )
     channels = ops.CHANNELS[decodes[0].mode] if decodes else spec.shape[-1] if len(spec.shape) > 1 else -1
     observed = array_steps[0].samples if array_steps and isinstance(array_steps[0], ops.Observed) else 0
     array_steps = array_steps[observed > 0 :]
-    if (image_steps and observed) or any(isinstance(step, ops.Observed) for step in array_steps):
-        raise errors.ModelLoadError("Preprocessing: observed comes first, once, and takes numbers that are no image.")
-    standardizes = bool(array_steps) and isinstance(array_steps[0], ops.Standardize)
-    if (image_steps and standardizes) or any(isinstance(step, ops.Standardize) for step in array_steps[1:]):
-        raise errors.ModelLoadError(
-            "Preprocessing: standardize comes first, once, and takes numbers that are no image."
-        )
-    if image_steps and any(isinstance(step, ops.SignalStep) for step in array_steps):
-        raise errors.ModelLoadError("Preprocessing: steps for signals take numbers that are no image.")
+    later = any(isinstance(step, ops.Observed) for step in array_steps)
+    alone = "comes first, once, and takes numbers that are no image."
+    _require(not later and not (image_steps and observed), f"observed {alone}")
+    standardizes, later = _standardizes(array_steps)
+    _require(not later and not (image_steps and standardizes), f"standardize {alone}")
+    signals = any(isinstance(step, ops.SignalStep) for step in array_steps)
+    _require(not (image_steps and signals), "steps for signals take numbers that are no image.")
     apply = chain(_array_steps(array_steps[standardizes:], channels, load_graph))
     if not image_steps:
         return Preprocess(
@@ -253,35 +254,27 @@ def _compile_audio(
     audio = [step for step in steps if isinstance(step, ops.AudioStep)]
     others = [step for step in steps if not isinstance(step, ops.AudioStep)]
     kinds = [type(step) for step in audio]
-    if list(steps) != [*audio, *others] or any(
-        isinstance(step, ops.Decode | ops.CenterCrop | ops.Resize) for step in others
-    ):
-        raise errors.ModelLoadError(
-            "Preprocessing: audio steps come before scale, flatten and graph, and do not go with image steps."
-        )
-    if kinds[0] is not ops.DecodeAudio or spec.datatype != "BYTES":
-        raise errors.ModelLoadError("Preprocessing: audio steps start with decode_audio, of an input of type BYTES.")
-    if kinds.count(ops.Resample) != 1:
-        raise errors.ModelLoadError(
-            "Preprocessing: decode_audio needs one resample:RATE, the sample rate that the model was made for."
-        )
+    images = any(isinstance(step, ops.Decode | ops.CenterCrop | ops.Resize) for step in others)
+    _require(
+        list(steps) == [*audio, *others] and not images,
+        "audio steps come before scale, flatten and graph, and do not go with image steps.",
+    )
+    decodes = kinds[0] is ops.DecodeAudio and spec.datatype == "BYTES"
+    _require(decodes, "audio steps start with decode_audio, of an input of type BYTES.")
+    one_rate = kinds.count(ops.Resample) == 1
+    _require(one_rate, "decode_audio needs one resample:RATE, the sample rate that the model was made for.")
     for kind in (ops.DecodeAudio, ops.Mono, ops.Windows):
-        if kinds.count(kind) > 1:
-            raise errors.ModelLoadError(f"Preprocessing: {kind.__struct_config__.tag} comes once.")
-    if any(kind in (ops.Crop, ops.Pad, ops.Windows) for kind in kinds[: kinds.index(ops.Resample)]):
-        raise errors.ModelLoadError(
-            "Preprocessing: resample comes before crop, pad and windows, which count its samples."
-        )
+        _require(kinds.count(kind) <= 1, f"{kind.__struct_config__.tag} comes once.")
+    early = {ops.Crop, ops.Pad, ops.Windows} & {*kinds[: kinds.index(ops.Resample)]}
+    _require(not early, "resample comes before crop, pad and windows, which count its samples.")
     windows = [step for step in audio if isinstance(step, ops.Windows)]
-    if windows and audio[-1] is not windows[0]:
-        raise errors.ModelLoadError("Preprocessing: windows is the last of the audio steps.")
+    _require(not windows or audio[-1] is windows[0], "windows is the last of the audio steps.")
     try:
         from firstline_core.processing.audio import AudioProcessing
     except ModuleNotFoundError as error:
         raise errors.missing_package(error, "A model that takes audio files", "audio", errors.ModelLoadError) from error
-    standardizes = bool(others) and isinstance(others[0], ops.Standardize)
-    if any(isinstance(step, ops.Standardize) for step in others[1:]):
-        raise errors.ModelLoadError("Preprocessing: standardize comes first after the audio steps, and once.")
+    standardizes, later = _standardizes(others)
+    _require(not later, "standardize comes first after the audio steps, and once.")
     first: list[Step] = [lambda array: standardize(array)[0]] if standardizes else []
     return Preprocess(
         chain(first + _array_steps(others[standardizes:], 1 if ops.Mono in kinds else -1, load_graph)),
@@ -302,8 +295,7 @@ def _compile_text(
             tokens = Tokens(tokenize, load_encoder(tokenize))
         case _:
             raise errors.ModelLoadError("Preprocessing of text: decode_text comes first, then at most tokenize.")
-    if spec.datatype != "BYTES":
-        raise errors.ModelLoadError(f"Preprocessing: input '{spec.name}' is {spec.datatype}; decode_text needs BYTES.")
+    _require(spec.datatype == "BYTES", f"input '{spec.name}' is {spec.datatype}; decode_text needs BYTES.")
     return Preprocess(chain([]), text=TextProcessing(decode, tokens))
 
 
@@ -389,20 +381,15 @@ def _array_steps(steps: Sequence[ops.PreStep], channels: int, load_graph: GraphL
 def _scale(step: ops.Scale, channels: int, *, moved: bool) -> Step:
     """Returns (x - mean) / std over the last axis as a function, FP32."""
     mean, std = (np.asarray(values, np.float32) for values in (step.mean, step.std))
-    if not (np.isfinite(mean).all() and np.isfinite(std).all() and np.all(std != 0)):
-        raise errors.ModelLoadError("Preprocessing: scale needs finite numbers, and no std of 0.")
+    finite = bool(np.isfinite(mean).all() and np.isfinite(std).all() and np.all(std != 0))
+    _require(finite, "scale needs finite numbers, and no std of 0.")
     sizes = {mean.size, std.size}
-    if 0 in sizes or len(sizes - {1}) > 1:
-        raise errors.ModelLoadError(
-            f"Preprocessing: scale has {mean.size} means and {std.size} stds; give one or one a channel."
-        )
+    alike = 0 not in sizes and len(sizes - {1}) < 2
+    _require(alike, f"scale has {mean.size} means and {std.size} stds; give one or one a channel.")
     wide = max(sizes)
-    if wide > 1 and moved:
-        raise errors.ModelLoadError(
-            "Preprocessing: scale by channel comes before layout, flatten, graph and steps for signals."
-        )
-    if wide > 1 and channels not in (-1, wide):
-        raise errors.ModelLoadError(f"Preprocessing: scale has {wide} channels, but the input has {channels}.")
+    _require(wide == 1 or not moved, "scale by channel comes before layout, flatten, graph and steps for signals.")
+    known = wide == 1 or channels in (-1, wide)
+    _require(known, f"scale has {wide} channels, but the input has {channels}.")
     if wide == 1:  # scalars are faster than arrays of one
         divisor, shift = np.float32(std.item()), np.float32(mean.item())
         if shift == 0:
