@@ -181,7 +181,10 @@ async def test_an_alarm_of_the_fleet_reaches_its_devices(tmp_path: Path, broker:
         assert {one["device"] for one in shown["contributions"]} == {f"cam{number}" for number in range(DEVICES)}
         assert shown["escalations_per_hour"] == 100
         # An alarmed device stays alarmed, whatever becomes of the gateway's audits.
-        assert fleet.gateway.contracts.end(fleet.gateway.repository.resolve("small", "").key).result() == 1
+        assert (
+            fleet.gateway.contracts.end(fleet.gateway.repository.resolve("small", "").key, "application:ops").result()
+            == 1
+        )
         await fleet.ask(fleet.agents[0], agreeing=False)
         assert fleet.contract(fleet.agents[0])["alarm"]
 

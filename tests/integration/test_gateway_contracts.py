@@ -122,6 +122,9 @@ async def test_alarm_by_audits_is_shown_and_ended(line: Line) -> None:
         assert "mean disagreement: 50 % over 16 audits; promised 5 %; 8 devices" in shown
         ended = await client.delete(f"{CONTRACTS}/digits/versions/1", headers=operator)
         assert ended.json() == {"ended": 1}
+        audit = await client.get("/fleet/v1/audit?subject=bundle:digits/1", headers=operator)
+        entries = [(entry["action"], entry["actor"]) for entry in audit.json()["entries"]]
+        assert entries == [("contract.alarm", "rule:contract"), ("contract.end", "application:anna")]
         answered = notice(await ask(client, request_from(""), line.headers("cam3", "device")))
         assert answered == ContractNotice(alarm=False, escalations_per_hour=None, devices=8)
         assert (await client.delete(f"{CONTRACTS}/digits/versions/1", headers=operator)).status_code == 404

@@ -18,7 +18,7 @@ from firstline_core.routing import audit
 from firstline_core.telemetry.logs import logger
 from firstline_core.telemetry.wording import iso_time
 from firstline_core.types import ModelKey
-from firstline_gateway.api.auth import Access, Principal, Sees
+from firstline_gateway.api.auth import Access, Operator, Sees
 from firstline_gateway.api.messages import json_response
 from firstline_gateway.contracts.monitor import ContractMonitor
 from firstline_gateway.contracts.pool import Pool, PoolKey, new_pool, promises_in
@@ -61,10 +61,10 @@ def contract_routes(contracts: ContractMonitor, repository: Repository, access: 
         return json_response({"bundle": bundle, **found})
 
     @router.delete("/{bundle}/versions/{version}")
-    async def end_contract(principal: Principal, bundle: str, version: str) -> Response:
+    async def end_contract(principal: Operator, bundle: str, version: str) -> Response:
         """End the alarms of a version: delete its audits and start again."""
         model = _model(bundle, version)
-        ended = await wrap_future(contracts.end(model))
+        ended = await wrap_future(contracts.end(model, principal))
         if not ended:
             raise UnknownModelError(f"There are no audits of version {shown(version)} of {shown(bundle)} here.")
         log.warning(

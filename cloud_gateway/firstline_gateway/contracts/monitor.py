@@ -29,6 +29,7 @@ from firstline_core.tasks.field import field_events, field_losses
 from firstline_core.telemetry.logs import logger
 from firstline_core.telemetry.metrics import RequestMetrics
 from firstline_core.types import Arrays, ContractAlarm, ContractNotice, InferRequest, ModelKey
+from firstline_gateway import audit_log
 from firstline_gateway.contracts import records
 from firstline_gateway.contracts.devices import DeviceActivity
 from firstline_gateway.contracts.metrics import ContractMetrics
@@ -221,15 +222,28 @@ class ContractMonitor:
             losses = _losses(served.manifest.task, keys, request.edge_outputs, outputs)
             self._take(Audit(device, request.request_id, model, note, losses, request.source))
 
-    def end(self, model: ModelKey) -> Future[int]:
-        """Deletes all pools of a version with their alarms; later audits start a new test.
+    def end(self, model: ModelKey, by: str) -> Future[int]:
+        """Deletes all pools of a version with their alarms, and enters that in the audit log.
+
+        Later audits start a new test.
+
+        Args:
+            model: the version.
+            by: the principal that ends the alarms.
 
         Returns:
             The number of deleted pools; fails with CapacityError if the store refuses, and deletes nothing.
         """
-        return self.store.submit_then(
-            lambda connection: records.delete_pools(connection, model), partial(self._forget, model)
-        )
+        now_s = self.clock.wall_s()
+
+        def delete(connection: Connection) -> int:
+            ended = records.delete_pools(connection, model)
+            if ended:
+                subject = f"bundle:{model.name}/{model.version}"
+                audit_log.add(connection, now_s, by, "contract.end", subject, tests=ended)
+            return ended
+
+        return self.store.submit_then(delete, partial(self._forget, model))
 
     def _note_device_alarm(self, device: str, model: ModelKey, alarm: ContractAlarm | None) -> None:
         """Stores the beginning of a device's alarm, its end, and from time to time that it lasts.

@@ -311,9 +311,9 @@ async def test_an_alarm_ends_with_its_pool_or_with_a_new_version(bench: Bench) -
     notice = bench.answer(request_from("quiet"))
     assert notice.alarm
     assert bench.answer(request_from("quiet"), version=2) == ContractNotice(False, None)
-    assert bench.monitor.end(ModelKey("digits", 1)).result() == 1
+    assert bench.monitor.end(ModelKey("digits", 1), "application:ops").result() == 1
     assert bench.answer(request_from("quiet")) == ContractNotice(False, None, devices=9)  # who audits, audits on
-    assert bench.monitor.end(ModelKey("digits", 1)).result() == 0
+    assert bench.monitor.end(ModelKey("digits", 1), "application:ops").result() == 0
 
 
 @EITHER
@@ -326,7 +326,7 @@ def test_a_damaged_pool_stops_no_gateway_and_can_be_ended(bench: Bench) -> None:
     assert bench.monitor.pools() == []
     assert not bench.answer(request_from("broken0")).alarm
     bench.monitor.refresh().result()
-    assert bench.monitor.end(ModelKey("digits", 1)).result() == 1
+    assert bench.monitor.end(ModelKey("digits", 1), "application:ops").result() == 1
 
 
 # Notices about other devices, and devices' reports about themselves.
@@ -763,7 +763,7 @@ def test_replicas_share_one_test(make_bench: MakeBench) -> None:
     for bench in replicas:  # neither saw enough by itself
         notice = bench.answer(request_from("stranger"))
         assert notice.alarm
-    assert one.monitor.end(ModelKey("digits", 1)).result() == 1
+    assert one.monitor.end(ModelKey("digits", 1), "application:ops").result() == 1
     other.monitor.refresh().result()
     assert other.monitor.pools() == []
 
