@@ -6,19 +6,18 @@ device answers over its REST API (`route=edge`); the full model then runs here, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from collections.abc import Mapping
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from firstline.client.sync_client import Client
-from firstline.workbench.data.dataset import Dataset, Row
+from firstline.workbench.data.dataset import Dataset
 from firstline.workbench.evaluate import Measured, measure
-from firstline.workbench.observe import Progress, predict_row
+from firstline.workbench.observe import Progress
 from firstline.workbench.selection import EdgeRows, cluster_keys
 from firstline.workbench.sequences import Sequences, find_sequences
 from firstline_core.bundle.loading import LoadedModel, load_model
@@ -40,8 +39,6 @@ from firstline_core.types import Arrays, InferResponse, join_rows
 
 # Slow devices may take it; a lost one ends the command that much later.
 _TIMEOUT_MS = 60_000
-FullModel = Callable[[Row], Arrays]
-"""The full model's outputs for a sample, one row."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -212,16 +209,12 @@ def gather_from_agent(
     answers, full = list[Arrays](), list[Arrays]()
     scores = np.empty(count, np.float64)
     with ExitStack() as stack:
-        if gateway is None:
-            large = load_model(bundle, far, RuntimeOptions())
-            stack.callback(large.close)
-            full_outputs: FullModel = partial(_here, large, manifest)
-        else:
-            full_outputs = partial(_on_gateway, gateway, manifest)
+        where: LoadedModel | Client
+        where = stack.enter_context(closing(load_model(bundle, far, RuntimeOptions()))) if gateway is None else gateway
         for i, (sample, row) in enumerate(dataset.rows(manifest.inputs)):
             try:
                 response = _ask(agent, manifest, row, "edge", variant.digest)
-                full.append(full_outputs(row))
+                full.append(_full_outputs(where, manifest, row))
             except UnauthorizedError:
                 raise
             except RequestError as error:
@@ -269,7 +262,7 @@ def running_variant(status: Mapping[str, Any], manifest: Manifest, where: str) -
     return variant
 
 
-def _ask(client: Client, manifest: Manifest, row: Row, route: Any, digest: str) -> InferResponse:
+def _ask(client: Client, manifest: Manifest, row: Arrays, route: Any, digest: str) -> InferResponse:
     """Returns the answer of exactly this model.
 
     Raises:
@@ -277,7 +270,7 @@ def _ask(client: Client, manifest: Manifest, row: Row, route: Any, digest: str) 
     """
     response = client.infer(
         manifest.name,
-        {name: tensor.array for name, tensor in row.items()},
+        row,
         version=manifest.version,
         route=route,
         timeout_ms=_TIMEOUT_MS,
@@ -302,9 +295,8 @@ def _row(response: InferResponse, manifest: Manifest, where: str) -> Arrays:
     return response.arrays_of(manifest.task.outputs)
 
 
-def _here(model: LoadedModel, manifest: Manifest, row: Row) -> Arrays:
-    return predict_row(model, row).outputs
-
-
-def _on_gateway(gateway: Client, manifest: Manifest, row: Row) -> Arrays:
-    return _row(_ask(gateway, manifest, row, "cloud", manifest.full_digest), manifest, gateway.url)
+def _full_outputs(where: LoadedModel | Client, manifest: Manifest, row: Arrays) -> Arrays:
+    """Returns the full model's outputs for a sample, computed here or by a gateway."""
+    if isinstance(where, LoadedModel):
+        return where.predict(row).outputs
+    return _row(_ask(where, manifest, row, "cloud", manifest.full_digest), manifest, where.url)

@@ -12,7 +12,6 @@ import msgspec
 import numpy as np
 
 from firstline.workbench.data.dataset import open_dataset
-from firstline.workbench.observe import arrays_of
 from firstline_core.bundle.golden import (
     GOLDEN_NAME,
     LIMIT_BYTES,
@@ -110,8 +109,7 @@ def _rows_of(file: Path, manifest: Manifest) -> Iterator[Arrays]:
     inputs = [spec for spec in manifest.inputs if len(manifest.inputs) == 1 or spec.name not in absent]
     left_bytes = LIMIT_BYTES
     for _, row in dataset.rows(inputs):
-        arrays = arrays_of(row)
-        left_bytes -= payload_bytes(arrays.values())
+        left_bytes -= payload_bytes(row.values())
         if left_bytes < 0:
             raise ConfigError(f"The golden inputs have more than {LIMIT_BYTES} bytes; give fewer or smaller ones.")
-        yield arrays
+        yield row

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from firstline.workbench.data.dataset import Dataset, Row
+from firstline.workbench.data.dataset import Dataset
 from firstline.workbench.data.sample import Sample
 from firstline.workbench.infer import of_file
 from firstline_core.bundle.loading import LoadedModel, Scorer, load_model
@@ -127,9 +127,9 @@ def observe(
         with naming_sample(sample, dataset):
             if position == 0:  # the first sample pays for what decoders and caches do lazily
                 for model in models:
-                    predict_row(model, row)
+                    model.predict(row)
             predictions = [_timed(model, row) for model in models]
-        sizes[position] = payload_bytes(tensor.array for tensor in row.values())
+        sizes[position] = payload_bytes(row.values())
         for of_model, (prediction, took_s), with_more in zip(answers, predictions, stored, strict=True):
             of_model.seconds[position] = took_s
             _store(of_model.outputs, prediction.outputs, position, count)
@@ -151,20 +151,10 @@ def _store(into: dict[str, Array], row: Arrays, position: int, count: int) -> No
         into[name][position] = array[0]
 
 
-def _timed(model: LoadedModel, row: Row) -> tuple[Prediction, float]:
+def _timed(model: LoadedModel, row: Arrays) -> tuple[Prediction, float]:
     start_s = time.perf_counter()
-    prediction = predict_row(model, row)
+    prediction = model.predict(row)
     return prediction, time.perf_counter() - start_s
-
-
-def predict_row(model: LoadedModel, row: Row) -> Prediction:
-    """Returns a model's answer to one sample of `Dataset.rows`."""
-    return model.predict(arrays_of(row))
-
-
-def arrays_of(row: Row) -> Arrays:
-    """Returns the inputs of a sample by name."""
-    return {name: tensor.array for name, tensor in row.items()}
 
 
 @contextmanager

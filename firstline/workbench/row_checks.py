@@ -140,10 +140,10 @@ def data_rows(dataset: Dataset, bundle: Bundle) -> Arrays:
     """
     rows, left_bytes = list[Arrays](), _LIMIT_BYTES
     for _, row in dataset.some(_ROWS).rows(bundle.manifest.inputs):
-        left_bytes -= payload_bytes(tensor.array for tensor in row.values())
+        left_bytes -= payload_bytes(row.values())
         if left_bytes < 0 and len(rows) >= _FEWEST_ROWS:
             break
-        rows.append({name: tensor.array for name, tensor in row.items()})
+        rows.append(row)
     return join_rows(rows)
 
 

@@ -22,7 +22,7 @@ from firstline.workbench.data.dataset import Dataset
 from firstline.workbench.data.sample import Sample
 from firstline.workbench.evaluate import Measured
 from firstline.workbench.evidence import Evidence
-from firstline.workbench.observe import Answers, arrays_of, naming_sample
+from firstline.workbench.observe import Answers, naming_sample
 from firstline.workbench.promises import EventBound
 from firstline.workbench.quality import quality
 from firstline.workbench.selection import Selection
@@ -123,7 +123,7 @@ def _prepared(model: LoadedModel, dataset: Dataset, inputs: Sequence[InputSpec])
     shape: tuple[int, ...] | None = None
     for sample, given in dataset.rows(inputs):
         with naming_sample(sample, dataset):
-            (row,) = model.prepare(arrays_of(given))[model.inputs[0].port.name]
+            (row,) = model.prepare(given)[model.inputs[0].port.name]
         if row.shape != (shape := shape or row.shape):
             raise ConfigError(
                 f"{dataset.place_of(sample)} becomes a row of shape {list(row.shape)}, and the first "

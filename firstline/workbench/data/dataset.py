@@ -46,9 +46,6 @@ from firstline_core.types import DATATYPES, Array, Arrays, Tensor, TensorSpec, o
 
 _T = TypeVar("_T")
 
-Row = Mapping[str, Tensor]
-"""The inputs of one sample by name: tensors of one row."""
-
 LABELS_NAME = "labels.csv"
 EVERY = 30
 """Frames of a video from one sample to the next: about a second."""
@@ -129,8 +126,8 @@ class Dataset:
             raise ConfigError(f"{self.path} is a table, which holds no images and no recordings.")
         return self.media.read(self.samples, self.naming)
 
-    def rows(self, inputs: Sequence[InputSpec]) -> Iterator[tuple[Sample, Row]]:
-        """Yields each sample with a bundle's inputs by name, as tensors of one row.
+    def rows(self, inputs: Sequence[InputSpec]) -> Iterator[tuple[Sample, Arrays]]:
+        """Yields each sample with a bundle's inputs by name, as arrays of one row.
 
         Args:
             inputs: of the bundle. The table's column of the name is read; for encoded images and recordings the file.
@@ -145,12 +142,11 @@ class Dataset:
                 raise ConfigError(self._lacks(spec))
         contents = self.contents() if from_files else (b"" for _ in self.samples)
         for sample, content in zip(self.samples, contents, strict=True):
-            row = {spec.name: Tensor(spec.name, object_array([content])) for spec in from_files}
+            row = {spec.name: object_array([content]) for spec in from_files}
             for spec in inputs:
                 if (values := columns.get(spec.name)) is not None:
                     where = f"{self.place_of(sample)}, column '{spec.name}',"
-                    array = row_of(values[sample.row], spec.datatype, spec.shape[1:], where)
-                    row[spec.name] = Tensor(spec.name, array[None])
+                    row[spec.name] = row_of(values[sample.row], spec.datatype, spec.shape[1:], where)[None]
             yield sample, row
 
     def truth(self, task: Task, inputs: Sequence[InputSpec] = ()) -> Arrays | None:
@@ -206,8 +202,9 @@ class Dataset:
         """
         for _, row in self.rows(inputs):
             total = hashlib.sha256()
-            for name, tensor in sorted(row.items()):
-                total.update(f"{name} {tensor.datatype} {list(tensor.shape)} {_sha256(tensor.array)}\n".encode())
+            for name, array in sorted(row.items()):
+                datatype = Tensor(name, array).datatype
+                total.update(f"{name} {datatype} {list(array.shape)} {_sha256(array)}\n".encode())
             yield total.hexdigest()
 
     def digest(self, inputs: Sequence[InputSpec], truth: Arrays | None = None) -> str:

@@ -16,7 +16,6 @@ from firstline.workbench.bundle import create_bundle
 from firstline.workbench.data.dataset import Dataset
 from firstline.workbench.decodings import Trials, first_score
 from firstline.workbench.model_file import ModelFile, read_model_file, with_output_rows
-from firstline.workbench.observe import arrays_of
 from firstline.workbench.pairing.agreement import check_agreement
 from firstline.workbench.pairing.labels import Labelled, label, label_files
 from firstline.workbench.pairing.operating import operate
@@ -153,7 +152,7 @@ def read_pair(
     inputs = _inputs(readings.values())
     # The first rows decide as long as they settle a choice; data are often sorted by class or cluster.
     order = np.random.default_rng(_SEED).permutation(len(dataset))
-    every = [arrays_of(row) for _, row in dataset.rows(inputs)]
+    every = [row for _, row in dataset.rows(inputs)]
     rows = [every[at] for at in order]
     trials = {role: Trials(spec.files[role], task, rows, options, spec.budget_s) for role in files}
     count = min(trials[role].affordable(readings[role], 1) for role in files)

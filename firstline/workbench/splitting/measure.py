@@ -15,7 +15,7 @@ from typing import ParamSpec, TypeVar
 import numpy as np
 
 from firstline.workbench.data.dataset import Dataset
-from firstline.workbench.observe import Progress, arrays_of
+from firstline.workbench.observe import Progress
 from firstline.workbench.quality import quality
 from firstline.workbench.splitting.checkpoint import Checkpoint
 from firstline.workbench.splitting.graphs import onnx_cut, onnx_points
@@ -125,7 +125,7 @@ def measure_splits(
         whole = load_model(bundle, model, options)
         stack.callback(whole.close)
         truth = dataset.truth(bundle.manifest.task, bundle.manifest.inputs)
-        rows = [arrays_of(row) for _, row in dataset.rows(bundle.manifest.inputs)]
+        rows = [row for _, row in dataset.rows(bundle.manifest.inputs)]
         tensors, found = chosen(bundle, whole, rows[0], at, options)
         cuts = [stack.enter_context(halves(bundle, tensor, options)) for tensor in tensors]
         _measure_row(whole, cuts, rows[0], _Measurements())  # the first run includes lazy initialisation

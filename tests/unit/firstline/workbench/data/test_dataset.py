@@ -20,7 +20,7 @@ TEN = Classification(tuple(f"class {number}" for number in range(10)))
 def _read(found: Dataset) -> list[tuple[bytes, int]]:
     """Returns the encoded images with their labels."""
     labels = found.required_truth(TEN)[LABEL].tolist()
-    images = [row["image"].array[0] for _, row in found.rows(IMAGE)]
+    images = [row["image"][0] for _, row in found.rows(IMAGE)]
     assert images == list(found.contents())
     return list(zip(images, labels, strict=True))
 
@@ -227,8 +227,8 @@ def test_columns_accompany_files(tmp_path: Path) -> None:
     folder = _folder(tmp_path, "file,label,age\na.png,1,7\n", {"a.png": b"first"})
     inputs = (*IMAGE, InputSpec("age", "FP32", (-1, 1)))
     ((_, row),) = open_dataset(folder).rows(inputs)
-    assert row["image"].array[0] == b"first"
-    assert row["age"].array.tolist() == [[7.0]]
+    assert row["image"][0] == b"first"
+    assert row["age"].tolist() == [[7.0]]
 
 
 def test_sets_of_independent_labels_are_read(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from firstline_core.tasks.base import Task
 from firstline_core.tasks.classification import Classification
 from firstline_core.tasks.regression import Regression
 from firstline_core.tasks.text import Text
+from firstline_core.types import Tensor
 
 CARAT, WINDOW, COLOR = (
     InputSpec("carat", "FP32", (-1, 1)),
@@ -69,17 +70,17 @@ def test_columns_are_inputs_of_their_names(tmp_path: Path, write: Callable[[Path
     found = open_dataset(write(tmp_path), label="cut")
     assert len(found) == 2
     rows = [row for _, row in found.rows((CARAT, WINDOW, COLOR))]
-    assert [row["carat"].array.tolist() for row in rows] == [[[0.25]], [[3.0]]]
-    assert [row["window"].array.tolist() for row in rows] == [[[1.0, 2.0]], [[3.5, 4.0]]]
-    assert [row["color"].array.tolist() for row in rows] == [[b"E"], ["é".encode()]]
-    assert {tensor.datatype for row in rows for tensor in row.values()} == {"FP32", "BYTES"}
+    assert [row["carat"].tolist() for row in rows] == [[[0.25]], [[3.0]]]
+    assert [row["window"].tolist() for row in rows] == [[[1.0, 2.0]], [[3.5, 4.0]]]
+    assert [row["color"].tolist() for row in rows] == [[b"E"], ["é".encode()]]
+    assert {Tensor(name, array).datatype for row in rows for name, array in row.items()} == {"FP32", "BYTES"}
     assert found.required_truth(CUTS)[LABEL].tolist() == [2, 0]
 
 
 def test_table_in_a_folder_is_read(tmp_path: Path) -> None:
     (tmp_path / "labels.csv").write_text("text,label,group\nhello there,1,a\nbye,-1,\n")
     found = open_dataset(tmp_path)
-    assert [row["text"].array[0] for _, row in found.rows((InputSpec("text", "BYTES", (-1,), "text"),))] == [
+    assert [row["text"][0] for _, row in found.rows((InputSpec("text", "BYTES", (-1,), "text"),))] == [
         b"hello there",
         b"bye",
     ]
