@@ -10,7 +10,7 @@ import numpy as np
 from PIL import Image
 
 from firstline.workbench.model_file import ModelFile
-from firstline.workbench.recognition import ImageInput, image_input, token_inputs
+from firstline.workbench.recognition import image_input, token_inputs
 from firstline_core.errors import FirstlineError, InferenceError
 from firstline_core.runtime.base import RowByRow
 from firstline_core.runtime.select import RuntimeOptions, load_runtime
@@ -38,9 +38,10 @@ def trial_outputs(file: Path, described: ModelFile, image: Image.Image | None) -
     """
     found = image_input(described)
     with closing(RowByRow(load_runtime(file, described.runtime, RuntimeOptions()), described.without_rows)) as loaded:
-        if found is None or image is None:
+        if found is None or found.size is None or image is None:
             return loaded.run(_made_up(described))
-        return loaded.run({described.inputs[0].name: _pixels(described, found, image)})
+        resized = image.convert(found.mode).resize(found.size)
+        return loaded.run({described.inputs[0].name: _pixels(described, resized, channels_first=found.channels_first)})
 
 
 def most_tokens(file: Path, described: ModelFile, limit: int) -> int:
@@ -86,11 +87,9 @@ def _row(spec: TensorSpec, rng: np.random.Generator, *, tokens: bool) -> Array:
     return rng.normal(0, 0.1, shape).astype(dtype) if dtype.kind == "f" else np.ones(shape, dtype)
 
 
-def _pixels(described: ModelFile, found: ImageInput, image: Image.Image) -> Array:
+def _pixels(described: ModelFile, image: Image.Image, *, channels_first: bool) -> Array:
     spec = described.inputs[0]
-    pixels = np.asarray(image.convert("L" if found.mode == "L" else "RGB").resize(found.size), np.float32)
-    if found.mode == "L":
-        pixels = pixels[..., None]
+    pixels = np.asarray(image, np.float32).reshape(image.height, image.width, -1)
     low, high = described.ranges.get(spec.name, (0, 255 if spec.datatype == "UINT8" else 1))
     row = (pixels / 255 * (high - low) + low).astype(DATATYPES[spec.datatype])[None]
-    return np.ascontiguousarray(row.transpose(0, 3, 1, 2) if found.channels_first else row)
+    return np.ascontiguousarray(row.transpose(0, 3, 1, 2) if channels_first else row)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,13 +22,11 @@ class Labelled(NamedTuple):
         labels: in the order of the task.
         source: where they are from, in words.
         readings: with steps that turn each model's own classes into them.
-        assumptions: sentences, by role.
     """
 
     labels: tuple[str, ...]
     source: str
     readings: dict[str, Reading]
-    assumptions: dict[str, str]
 
 
 def label_files(folders: Sequence[Path]) -> dict[Path, tuple[str, ...]]:
@@ -57,13 +54,10 @@ def label(readings: Mapping[str, Reading], given: tuple[str, ...], nearby: Mappi
     """
     task = next(iter(readings.values())).task
     if task in ("regression", "anomaly"):
-        return Labelled((), "", dict(readings), dict.fromkeys(readings, ""))
+        return Labelled((), "", dict(readings))
     labels, source = _chosen(readings, given, nearby, task)
-    adapted, assumptions = {}, {}
-    for role, reading in readings.items():
-        fit = {"detection": _detector, "classification": _classifier}.get(task, _segmentation)
-        adapted[role], assumptions[role] = fit(role, reading, labels)
-    return Labelled(labels, source, adapted, assumptions)
+    fit = {"detection": _detector, "classification": _classifier}.get(task, _segmentation)
+    return Labelled(labels, source, {role: fit(role, reading, labels) for role, reading in readings.items()})
 
 
 def _chosen(
@@ -106,33 +100,33 @@ def _without_background(labels: tuple[str, ...], task: str, readings: Sequence[R
     return labels[1:] if dropped else labels
 
 
-def _classifier(role: str, reading: Reading, labels: tuple[str, ...]) -> tuple[Reading, str]:
+def _classifier(role: str, reading: Reading, labels: tuple[str, ...]) -> Reading:
     """Returns a classifier's reading with the steps from its outputs to the labels."""
     if reading.classes == len(labels):
-        return reading, ""
+        return reading
     if reading.classes == len(labels) + 1:
         decoder = ",".join(step for step in (reading.decoder, "label_offset:1") if step)
-        return replace(reading, decoder=decoder), "its first output is a background class, which is dropped"
+        return reading.noted("its first output is a background class, which is dropped", decoder=decoder)
     raise ConfigError(
         f"The {role} model has {reading.classes} outputs and there are {len(labels)} labels; give the labels of the "
         "model, one per line, with --labels FILE."
     )
 
 
-def _segmentation(role: str, reading: Reading, labels: tuple[str, ...]) -> tuple[Reading, str]:
+def _segmentation(role: str, reading: Reading, labels: tuple[str, ...]) -> Reading:
     """Returns a segmentation's reading: its classes are the labels."""
     if reading.classes in (0, len(labels)):
-        return reading, ""
+        return reading
     raise ConfigError(
         f"The {role} model has {reading.classes} classes and there are {len(labels)} labels; give the labels of the "
         "model, the background included, one per line, with --labels FILE."
     )
 
 
-def _detector(role: str, reading: Reading, labels: tuple[str, ...]) -> tuple[Reading, str]:
+def _detector(role: str, reading: Reading, labels: tuple[str, ...]) -> Reading:
     """Returns a detector's reading with the step from its classes to the labels."""
     if reading.labels == labels:
-        return reading, ""
+        return reading
     if reading.labels:
         positions = {name: position for position, name in enumerate(labels)}
         found = [positions.get(name, -1) for name in reading.labels]
@@ -143,17 +137,14 @@ def _detector(role: str, reading: Reading, labels: tuple[str, ...]) -> tuple[Rea
                 f"The {role} model's own labels are {', '.join(used[:5])}, ..., and the bundle's "
                 f"{', '.join(labels[:5])}, ...; both models need the same classes, or names given with --labels FILE."
             )
-        chosen = replace(reading, class_map="/".join(map(str, found)), choices=_without(reading, "class_map"))
-        return chosen, f"its {len(used)} classes become the bundle's labels by their names"
+        why = f"its {len(used)} classes become the bundle's labels by their names"
+        left = tuple(choice for choice in reading.choices if choice.field != "class_map")
+        return reading.noted(why, class_map="/".join(map(str, found)), choices=left)
     if reading.classes in (0, len(labels)) or reading.class_map:
-        return reading, ""
+        return reading
     if reading.classes in (90, 91) and labels == COCO:
-        return replace(reading, class_map=f"coco{reading.classes}"), f"its {reading.classes} classes are COCO's ids"
+        return reading.noted(f"its {reading.classes} classes are COCO's ids", class_map=f"coco{reading.classes}")
     raise ConfigError(
         f"The {role} model has {reading.classes} classes and there are {len(labels)} labels; give the labels of the "
         "model, one per line, with --labels FILE."
     )
-
-
-def _without(reading: Reading, field: str) -> tuple:  # type: ignore[type-arg]
-    return tuple(choice for choice in reading.choices if choice.field != field)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from firstline.workbench.decodings import Trials, first_score
 from firstline.workbench.pairing.agreement import propose_score
-from firstline.workbench.pairing.recipe import EDGE, FULL, Described
+from firstline.workbench.pairing.recipe import EDGE, FULL
 from firstline.workbench.recognition import Reading
 from firstline_core.errors import ConfigError
 from firstline_core.tasks import AnyTask
@@ -37,12 +37,12 @@ class Operated(NamedTuple):
     """
 
     task: AnyTask
-    models: dict[str, Described]
+    models: dict[str, Reading]
     decided: tuple[str, ...]
 
 
 def operate(
-    task: AnyTask, trials: Mapping[str, Trials], models: Mapping[str, Described], truth: Arrays | None, tolerance: str
+    task: AnyTask, trials: Mapping[str, Trials], models: Mapping[str, Reading], truth: Arrays | None, tolerance: str
 ) -> Operated:
     """Proposes the operating scores of detectors and anomaly models, or the tolerance of a regression.
 
@@ -70,12 +70,8 @@ def operate(
     return Operated(task, dict(models), ())
 
 
-def _noted(role: str, one: Described, reading: Reading, why: str) -> tuple[Described, str]:
-    return Described(one.file, reading, [*one.notes, why]), f"{role}: {why}."
-
-
 def _detectors(
-    task: Detection, trials: Mapping[str, Trials], models: Mapping[str, Described], truth: Arrays | None
+    task: Detection, trials: Mapping[str, Trials], models: Mapping[str, Reading], truth: Arrays | None
 ) -> Operated:
     """Gives each detector the score of the best F1: the full model's against labels, then the edge's against it.
 
@@ -84,20 +80,19 @@ def _detectors(
     chosen, decided = dict(models), list[str]()
     reference, against = truth, "the labels"
     for role in (role for role in (FULL, EDGE) if role in models):
-        reading = models[role].reading
+        reading = models[role]
         if reference is not None:
             every = trials[role].outputs(replace(reading, score=_LOW_SCORE))
             proposed = propose_score(task, every, reference, reading.score, against)
-            reading = replace(reading, score=proposed.score)
-            chosen[role], sentence = _noted(role, models[role], reading, proposed.why)
-            decided.append(sentence)
+            chosen[role] = reading = reading.noted(proposed.why, score=proposed.score)
+            decided.append(f"{role}: {proposed.why}.")
         if role == FULL:
             reference, against = trials[FULL].outputs(reading), "the full model"
     return Operated(task, chosen, tuple(decided))
 
 
 def _anomalies(
-    task: Anomaly, trials: Mapping[str, Trials], models: Mapping[str, Described], truth: Arrays | None
+    task: Anomaly, trials: Mapping[str, Trials], models: Mapping[str, Reading], truth: Arrays | None
 ) -> Operated:
     """Gives each model the operating score of the best F1: the full model against labels, then the edge against it."""
     if truth is None:
@@ -109,15 +104,14 @@ def _anomalies(
     reference, against = truth[LABEL] == 1, "the labels"
     chosen, decided = dict(models), list[str]()
     for role in (role for role in (FULL, EDGE) if role in models):
-        scores = trials[role].outputs(models[role].reading)[SCORE].astype(np.float64)
+        scores = trials[role].outputs(models[role])[SCORE].astype(np.float64)
         value, side, f1 = _best_threshold(scores[known], reference[known])
         if not f1:
             raise ConfigError(f"The data has no anomaly by {against}, so the {role} model gets no operating score.")
         spread = float(np.quantile(scores, 0.75) - np.quantile(scores, 0.25)) or abs(value) or 1.0
-        reading = replace(models[role].reading, threshold=f"{value:.6g}:{side}:scale={spread:.6g}")
         why = f"operating score {value:.6g}, anomalies are {side} it: F1 {f1:.2f} against {against}"
-        chosen[role], sentence = _noted(role, models[role], reading, why)
-        decided.append(sentence)
+        chosen[role] = reading = models[role].noted(why, threshold=f"{value:.6g}:{side}:scale={spread:.6g}")
+        decided.append(f"{role}: {why}.")
         if role == FULL:
             reference, against = trials[FULL].outputs(reading)[ANOMALOUS], "the full model"
     return Operated(task, chosen, tuple(decided))
@@ -142,16 +136,16 @@ def _best_threshold(scores: NDArray[np.float64], anomalous: NDArray[np.bool_]) -
 def _values(
     task: Regression,
     trials: Mapping[str, Trials],
-    models: Mapping[str, Described],
+    models: Mapping[str, Reading],
     truth: Arrays | None,
     tolerance: str,
 ) -> Operated:
     """Sets the tolerance: the user's, or half of the errors of the full model are within it."""
     role = FULL if FULL in models else EDGE
-    scaled = models[role].reading.standardized == "standardize"
+    scaled = models[role].standardized == "standardize"
     if tolerance:
         fields, why = read_tolerance(tolerance, scaled=scaled), f"tolerance {tolerance}, as named"
-        if "relative" in fields and len(models) > 1 and first_score(task, models[EDGE].reading) == "small_values":
+        if "relative" in fields and len(models) > 1 and first_score(task, models[EDGE]) == "small_values":
             raise ConfigError(
                 f"--tolerance {tolerance} needs an edge model that gives the error it expects of its values: the only "
                 "score of this one, the size of its values by the tolerance, would be the same for every row. Name a "
@@ -165,7 +159,7 @@ def _values(
     else:
         unit = task if not scaled else msgspec.structs.replace(task, absolute=0, scaled=1)
         trials[role].task = unit
-        outputs = trials[role].outputs(models[role].reading)
+        outputs = trials[role].outputs(models[role])
         errors = np.abs(outputs[VALUES].astype(np.float64) - truth[VALUES])
         errors = errors / outputs[SCALE][:, None] if scaled else errors
         half = float(f"{np.nanmedian(errors.max(axis=1)):.2g}") or 1e-6

@@ -19,8 +19,8 @@ from firstline.workbench.model_file import ModelFile, read_model_file, with_outp
 from firstline.workbench.pairing.agreement import check_agreement
 from firstline.workbench.pairing.labels import Labelled, label, label_files
 from firstline.workbench.pairing.operating import operate
-from firstline.workbench.pairing.recipe import EDGE, FULL, Described, recipe_text
-from firstline.workbench.pairing.settling import Judges, Settled
+from firstline.workbench.pairing.recipe import EDGE, FULL, recipe_text
+from firstline.workbench.pairing.settling import Judges
 from firstline.workbench.pairing.specification import BUNDLE, PairSpec
 from firstline.workbench.pairing.surroundings import look_around, readable_image, unknown
 from firstline.workbench.promises import EventBound, parse_promises
@@ -57,14 +57,14 @@ class ReadPair:
     Attributes:
         task: of all of them.
         labels_source: where the labels are from, in words.
-        models: by role, with notes about what was assumed.
+        models: by role, with sentences about what was assumed and decided.
         agreement: of both models, as a sentence; "" for one model.
         promises: of the user, by event.
     """
 
     task: AnyTask
     labels_source: str
-    models: Mapping[str, Described]
+    models: Mapping[str, Reading]
     agreement: str
     promises: Mapping[str, EventBound]
 
@@ -143,11 +143,12 @@ def read_pair(
     tried = {role: with_output_rows(file, _raw(spec.files[role], file, dataset)) for role, file in files.items()}
     files, raw = ({role: found[0] for role, found in tried.items()}, {role: found[1] for role, found in tried.items()})
     found = {role: recognise(file, raw[role], near[role]) for role, file in files.items()}
-    labelled = label(_of_one_task(files, found, near), spec.labels, nearby)
+    recognised = _of_one_task(files, found, near)
+    labelled = label(recognised, spec.labels, nearby)
     task = task_of(labelled)
     promises = parse_promises(spec.promises, task)
     readings = labelled.readings
-    for role, reading in readings.items():
+    for role, reading in recognised.items():
         show(f"{role}: {reading.family} ({reading.sure:.0%} sure): {'; '.join(reading.assumptions)}.")
     inputs = _inputs(readings.values())
     # The first rows decide as long as they settle a choice; data are often sorted by class or cluster.
@@ -161,17 +162,15 @@ def read_pair(
     all_labels = dataset.truth(task, inputs)
     truth = None if all_labels is None else {name: array[order[:count]] for name, array in all_labels.items()}
     settled = Judges(truth, spec.chosen, spec.out).settle_all(trials, readings)
-    for role, one in settled.items():
-        for decision in one.decisions:
-            show(f"{role}: {decision.why}.")
-    notes = labelled.assumptions
-    described = {role: _described(spec.files[role], one, notes[role]) for role, one in settled.items()}
-    operated = operate(task, trials, described, truth, spec.tolerance)
+    for role, reading in settled.items():
+        for why in reading.assumptions[len(readings[role].assumptions) :]:
+            show(f"{role}: {why}.")
+    operated = operate(task, trials, settled, truth, spec.tolerance)
     for sentence in operated.decided:
         show(sentence)
     agreement = ""
     if len(settled) > 1:
-        agreed = {role: trials[role].outputs(one.reading) for role, one in operated.models.items()}
+        agreed = {role: trials[role].outputs(one) for role, one in operated.models.items()}
         agreement = check_agreement(operated.task, agreed[EDGE], agreed[FULL], raw[EDGE])
         show(f"Edge and full model on {counted(count, 'row')}: {agreement}.")
     return ReadPair(operated.task, labelled.source, operated.models, agreement, promises)
@@ -204,8 +203,9 @@ def draft_of(
         FirstlineError: the models fail on a trial run.
     """
     task = pair.task
-    score = first_score(task, next(iter(pair.models.values())).reading)
-    text = recipe_text(spec.bundle_name, task, pair.labels_source, pair.models, score)
+    score = first_score(task, next(iter(pair.models.values())))
+    models = {role: (spec.files[role], reading) for role, reading in pair.models.items()}
+    text = recipe_text(spec.bundle_name, task, pair.labels_source, models, score)
     recipe = spec.out / _RECIPE
     with naming(spec.out, "written"):
         spec.out.mkdir(parents=True, exist_ok=True)
@@ -283,8 +283,3 @@ def _of_one_task(
                 "write a recipe for `firstline bundle create`."
             )
     return chosen
-
-
-def _described(file: Path, settled: Settled, labels_note: str) -> Described:
-    notes = [*settled.reading.assumptions, *([labels_note] if labels_note else [])]
-    return Described(file, settled.reading, [*notes, *(decision.why for decision in settled.decisions)])

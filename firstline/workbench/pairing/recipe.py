@@ -6,7 +6,6 @@ import json
 import re
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -19,29 +18,16 @@ EDGE, FULL = "edge", "full"
 _WIDTH = 110
 
 
-@dataclass(frozen=True, slots=True)
-class Described:
-    """A model of the recipe.
-
-    Attributes:
-        file: of the model.
-        reading: how it is fed and read.
-        notes: assumptions, decisions and measurements, as sentences.
-    """
-
-    file: Path
-    reading: Reading
-    notes: Sequence[str]
-
-
-def recipe_text(name: str, task: AnyTask, labels_source: str, models: Mapping[str, Described], score: str) -> str:
+def recipe_text(
+    name: str, task: AnyTask, labels_source: str, models: Mapping[str, tuple[Path, Reading]], score: str
+) -> str:
     """Returns a recipe that `firstline bundle create --recipe` reads.
 
     Args:
         name: of the bundle.
         task: of the bundle.
         labels_source: where `labels.txt` is from.
-        models: by role, "edge" or "full".
+        models: file and reading by role, "edge" or "full".
         score: that the policy begins with.
     """
     lines = [
@@ -53,10 +39,10 @@ def recipe_text(name: str, task: AnyTask, labels_source: str, models: Mapping[st
     fields = msgspec.to_builtins(task)
     if fields.pop("labels", ()):
         lines += ['labels = "labels.txt"', *_comment(f"The labels are from {labels_source}.")]
-    lines += _inputs([feed for model in models.values() for feed in model.reading.feeds])
+    lines += _inputs([feed for _, reading in models.values() for feed in reading.feeds])
     lines += _table(fields.pop("kind"), fields)
-    for role, described in models.items():
-        lines += ["", *_model(role, described)]
+    for role, (file, reading) in models.items():
+        lines += ["", *_model(role, file, reading)]
     threshold = "1" if len(models) > 1 else "0"
     lines += ["", "[policy]", f"score = {json.dumps(score)}", f"threshold = {threshold}", ""]
     return "\n".join(lines)
@@ -82,14 +68,13 @@ def _table(kind: str, fields: Mapping[str, object]) -> Iterator[str]:
         yield from ("", f"[{kind}]", *(f"{name} = {json.dumps(value)}" for name, value in fields.items()))
 
 
-def _model(role: str, described: Described) -> Iterator[str]:
-    reading = described.reading
+def _model(role: str, file: Path, reading: Reading) -> Iterator[str]:
     yield from _comment(f"{reading.family}, {reading.sure:.0%} sure.")
-    for note in described.notes:
+    for note in reading.assumptions:
         yield from _comment(f"- {note}")
     yield "[[edge]]" if role == EDGE else "[full]"
     yield f'id = "{role}"'
-    yield f"file = {json.dumps(str(described.file.absolute()))}"
+    yield f"file = {json.dumps(str(file.absolute()))}"
     if len(reading.feeds) == 1 and reading.feeds[0].steps:
         yield f"preprocess = {json.dumps(reading.preprocess)}"
     yield f"postprocess = {json.dumps(reading.postprocess)}"

@@ -95,7 +95,7 @@ def report_of(
     return PairReport(
         bundle=str(folder),
         task=found.task,
-        family={role: pair.models[role].reading.family if role in pair.models else None for role in (EDGE, FULL)},
+        family={role: pair.models[role].family if role in pair.models else None for role in (EDGE, FULL)},
         certified=certification is not None and certification.certificate is not None,
         contracts=tuple(contracts_of(certification)) if certification is not None else (),
         share_at_edge=round(tiered.edge_share if tiered is not None else float(edge is not None), 6),

@@ -16,21 +16,6 @@ _MATTER = ("scaling", "rate", "standardized")
 
 
 @dataclass(frozen=True, slots=True)
-class Settled:
-    """A reading without open choices.
-
-    Attributes:
-        reading: with all choices made.
-        decisions: how they were made.
-        outputs: for the images of the trials.
-    """
-
-    reading: Reading
-    decisions: tuple[Decision, ...]
-    outputs: Arrays
-
-
-@dataclass(frozen=True, slots=True)
 class Judges:
     """The means by which choices are settled.
 
@@ -44,12 +29,15 @@ class Judges:
     chosen: Mapping[str, Sequence[int]]
     folder: Path
 
-    def settle_all(self, trials: Mapping[str, Trials], readings: Mapping[str, Reading]) -> dict[str, Settled]:
+    def settle_all(self, trials: Mapping[str, Trials], readings: Mapping[str, Reading]) -> dict[str, Reading]:
         """Settles the models of a pair; the one with fewer unknown properties comes first, and judges the other.
 
         Args:
             trials: by role.
             readings: by role.
+
+        Returns:
+            The readings without open choices, with a sentence about how each was made, in the order of settling.
 
         Raises:
             ConfigError: a person has to choose, with the name of the contact sheet; or a number of a person answers no
@@ -57,10 +45,10 @@ class Judges:
             FirstlineError: a model does not run with its steps.
         """
         order = sorted(readings, key=lambda role: (_unknown(readings[role]), role != "full"))
-        settled: dict[str, Settled] = {}
+        settled: dict[str, Reading] = {}
         for role in order:
-            shared = [one.reading.standardized for one in settled.values()]
-            others = [one.outputs for one in settled.values()]
+            shared = [reading.standardized for reading in settled.values()]
+            others = [trials[other].outputs(reading) for other, reading in settled.items()]
             if not others and len(order) > 1 and self.truth is None and _unknown(readings[role]):
                 others = [trials[order[1]].outputs(way) for way in _ways(readings[order[1]])]
             settled[role] = self._settle(role, trials[role], readings[role], others, shared)
@@ -68,8 +56,7 @@ class Judges:
 
     def _settle(
         self, role: str, trials: Trials, reading: Reading, others: Sequence[Arrays], shared: Sequence[str]
-    ) -> Settled:
-        decisions: list[Decision] = []
+    ) -> Reading:
         chosen = list(self.chosen.get(role, ()))
         for choice in reading.choices:
             decision = decide(trials, reading, choice, truth=self.truth, others=others)
@@ -80,15 +67,15 @@ class Judges:
                 sheet = self.folder / f"contact-{role}-{choice.field}.png"
                 values = write_contact_sheet(sheet, trials, reading, decision)
                 decision = _asked(role, decision, values, chosen, sheet)
-            decisions.append(decision)
-            reading = reading.with_value(choice, decision.value)
+            reading = reading.with_value(choice, decision.value).noted(decision.why)
         if chosen:
-            asked = "nothing more" if decisions and len(chosen) < len(self.chosen[role]) else "nothing"
+            asked = "nothing more" if len(chosen) < len(self.chosen[role]) else "nothing"
             raise ConfigError(
                 f"--choose {role}={chosen[0]} answers no question: {asked} was asked about the {role} model. Leave it "
                 "out."
             )
-        return Settled(reading, tuple(decisions), trials.outputs(reading))
+        trials.outputs(reading)  # fails if the model does not run with these steps
+        return reading
 
 
 def _unknown(reading: Reading) -> int:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from firstline.workbench.model_file import ModelFile
 from firstline.workbench.recognition import answers, detectors
-from firstline.workbench.recognition.inputs import ImageInput, Start, image_input, start_of, token_inputs
+from firstline.workbench.recognition.inputs import Start, image_input, start_of, token_inputs
 from firstline.workbench.recognition.outputs import Output
 from firstline.workbench.recognition.reading import COCO, SURE, Choice, Feed, Reading, Surroundings, Truth
 from firstline_core.types import Arrays
@@ -28,7 +28,6 @@ __all__ = [
     "Choice",
     "Family",
     "Feed",
-    "ImageInput",
     "Reading",
     "Surroundings",
     "Truth",

@@ -26,20 +26,6 @@ _LEAST_WINDOW = 8  # numbers of a row that may be a window of a series
 _TOKENS = {"ids": r"(input|token|word)_?ids?$|^ids$", "mask": r"mask$", "types": r"(type|segment)_?ids?$"}
 
 
-class ImageInput(NamedTuple):
-    """The input of a model of images.
-
-    Attributes:
-        mode: RGB or L.
-        size: width and height.
-        channels_first: order of the axes.
-    """
-
-    mode: str
-    size: tuple[int, int]
-    channels_first: bool
-
-
 class Start(NamedTuple):
     """The input side of a model, as the start of each of its readings."""
 
@@ -67,17 +53,11 @@ def start_of(file: ModelFile, near: Surroundings) -> Start | None:
     if near.kind == "audio":
         found = _recordings(file, near)
     elif near.kind == "image":
-        found = _images(file)
+        found = image_input(file)
     else:
-        found = None if near.kind else _images(file)
+        found = None if near.kind else image_input(file)
         found = found or _tokens(file, near) or _columns(file, near)
     return None if found is None else Start(found, near)
-
-
-def image_input(file: ModelFile) -> ImageInput | None:
-    """Returns the image input of a model; None for models of other inputs."""
-    found = _images(file)
-    return None if found is None or found.size is None else ImageInput(found.mode, found.size, found.channels_first)
 
 
 def token_inputs(file: ModelFile) -> dict[str, str]:
@@ -91,7 +71,8 @@ def token_inputs(file: ModelFile) -> dict[str, str]:
     return found if "ids" in found.values() else {}
 
 
-def _images(file: ModelFile) -> Reading | None:
+def image_input(file: ModelFile) -> Reading | None:
+    """Returns the start of a model of images, with its size; None for models of other inputs."""
     if len(file.inputs) != 1 or len(file.inputs[0].shape) != 4:
         return None
     spec = file.inputs[0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from firstline_core.processing.steps import InputSpec, Kind
 
@@ -151,7 +151,7 @@ class Reading:
         threshold: arguments of the step `threshold` of an anomaly model.
         inside: whether suppression is inside the model.
         without_rows: names of the model's inputs and outputs that have no axis of rows.
-        assumptions: sentences about what is assumed.
+        assumptions: sentences about what is assumed, and then about what was decided.
         choices: properties that the file leaves open.
     """
 
@@ -234,6 +234,10 @@ class Reading:
         """Returns this reading with a choice made."""
         rest = tuple(other for other in self.choices if other.field != choice.field)
         return replace(self, choices=rest, **{choice.field: value})  # type: ignore[arg-type]
+
+    def noted(self, *sentences: str, **fields: Any) -> Reading:
+        """Returns this reading with other fields, and sentences that say why."""
+        return replace(self, assumptions=(*self.assumptions, *sentences), **fields)
 
 
 def _scale(name: str, mode: str) -> str:

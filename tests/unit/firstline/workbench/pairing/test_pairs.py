@@ -107,7 +107,7 @@ def test_real_pairs_are_read_without_a_question(shared_data: Path, tmp_path: Pat
     case = REAL[name]
     pair = _pair(tmp_path, shared_data / case.edge, shared_data / case.full, shared_data / case.data, case.images)
     for role, (before, after) in case.steps.items():
-        reading = pair.models[role].reading
+        reading = pair.models[role]
         assert reading.preprocess == before
         assert reading.postprocess.split(":")[0] == after.split(":")[0] or reading.postprocess.startswith(after)
 
@@ -157,15 +157,15 @@ def test_real_pairs_of_labelled_data_that_are_no_images_are_read_without_a_quest
     )
     pair = read_pair(spec, files, dataset.some(case.images), OPTIONS)
     for role, steps in case.steps.items():
-        reading = pair.models[role].reading
+        reading = pair.models[role]
         assert (reading.preprocess, reading.postprocess) == steps
-    tokens = {feed.tensor: feed.steps for feed in pair.models["full"].reading.feeds if "tokenize" in feed.steps}
+    tokens = {feed.tensor: feed.steps for feed in pair.models["full"].feeds if "tokenize" in feed.steps}
     if name == "sentences":
         assert [step.split("tokenizer.json")[1] for step in tokens.values()] == [
             ":ids:64:padding=length:truncate=true",
             ":mask:64:padding=length:truncate=true",
         ]
-        assert [feed.spec.name for feed in pair.models["edge"].reading.feeds] == ["text"]
+        assert [feed.spec.name for feed in pair.models["edge"].feeds] == ["text"]
     if name == "forecasts":
         assert isinstance(pair.task, Regression)
         assert 0.1 < pair.task.scaled < 1
@@ -233,7 +233,7 @@ def test_made_pairs_are_read_without_a_question_and_agree(tmp_path: Path, name: 
         Image.fromarray(np.full((side, side, 3), 20 * number, np.uint8)).save(data / f"{number}.png")
     files = make_edge(tmp_path / "edge.onnx"), make_full(tmp_path / "full.onnx")
     pair = _pair(tmp_path, *files, data, 8)
-    assert tuple(pair.models[role].reading.postprocess for role in ("edge", "full")) == steps
+    assert tuple(pair.models[role].postprocess for role in ("edge", "full")) == steps
     assert pair.agreement == "it finds 8 of the 8 objects that the full model finds, and 0 others"
     with draft_of(_spec(tmp_path, *files), pair, OPTIONS) as bundle:
         assert [spell(model.postprocess[:1]).split(":")[0] for model in bundle.manifest.models] == [
