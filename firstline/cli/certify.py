@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from firstline.client.sync_client import Client
     from firstline.workbench.bundle import refuse_overwriting
     from firstline.workbench.certify import (
+        Audits,
         Certification,
         GroupsResult,
         Terms,
@@ -351,23 +352,17 @@ def _certify_audits(
 ) -> tuple[Certification, dict[str, int]]:
     """Certifies a bundle by the audits of a device; also returns how many random rows each model was checked with."""
     rows = read_table(source, bundle.manifest.task.events)
-    scores, weights = [row.score for row in rows], [row.weight for row in rows]
     rows_checked = require_independent_rows(bundle, bundle.manifest.models)
-    certificates = {row.certificate for row in rows}
-    if contract.plain and contract.epsilon is not None:
-        losses = [1 - row.agree for row in rows]
-        found = certify_field(bundle, scores, losses, weights, certificates=certificates, terms=terms)
-    else:
-        seen = set().union(*(row.events for row in rows))
-        found = certify_field_promises(
-            bundle,
-            scores,
-            {event: [row.events.get(event, math.nan) for row in rows] for event in seen},
-            weights,
-            certificates=certificates,
-            terms=terms,
-        )
-    return found, rows_checked
+    seen = set().union(*(row.events for row in rows))
+    audits = Audits(
+        [row.score for row in rows],
+        [1 - row.agree for row in rows],
+        {event: [row.events.get(event, math.nan) for row in rows] for event in seen},
+        [row.weight for row in rows],
+        {row.certificate for row in rows},
+    )
+    certified = certify_field if contract.plain and contract.epsilon is not None else certify_field_promises
+    return certified(bundle, audits, terms), rows_checked
 
 
 def _warn(manifest: Manifest, certification: Certification, *, learnable: bool) -> None:

@@ -7,14 +7,14 @@ or known group, or about all answers of both tiers. A bundle can be certified ag
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
 import msgspec
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from firstline.workbench.bundle import write_version
 from firstline.workbench.evidence import Evidence
@@ -402,56 +402,53 @@ def _certify_all_groups(
     return result, selection
 
 
-def certify_field(
-    bundle: Bundle,
-    scores: ArrayLike,
-    losses: ArrayLike,
-    weights: ArrayLike,
-    *,
-    certificates: Collection[str],
-    terms: Terms,
-) -> Certification:
+@dataclass(frozen=True, slots=True)
+class Audits:
+    """The audited rows of a device.
+
+    Attributes:
+        scores: (n,) of the edge model, by the bundle's score.
+        losses: (n,) of the task against the full model's answer, in [0, 1].
+        events: (n,) losses by event, NaN in rows in which it cannot occur; an event without audits may be absent.
+        weights: (n,) in proportion to one over the probability with which a row was drawn.
+        certificates: keys of the records that the device kept the rows for.
+    """
+
+    scores: Sequence[float]
+    losses: Sequence[float]
+    events: Mapping[str, Sequence[float]]
+    weights: Sequence[float]
+    certificates: set[str]
+
+
+def certify_field(bundle: Bundle, audits: Audits, terms: Terms) -> Certification:
     """Certifies a bundle again on a device's audits: always the agreement of accepted answers with the full model.
 
     Args:
         bundle: that the device ran, with the certificate under which it audited.
-        scores: (n,) of the edge model, by the bundle's score.
-        losses: (n,) of the task against the full model's answer, in [0, 1].
-        weights: (n,) in proportion to one over the probability with which a row was drawn.
-        certificates: of each row, the key of the record that its device kept it for.
+        audits: of the device.
         terms: its contract and score do not matter; no rows decide unless `select_fraction` says so.
 
     Raises:
         ConfigError: rows of another bundle, version, model or score; or as for `certify_weighted`.
     """
-    values = np.asarray(scores, np.float64)
-    variant, _ = _audited_variant(bundle.manifest, set(certificates))
+    scores, weights = np.array(audits.scores), np.array(audits.weights)
+    variant, _ = _audited_variant(bundle.manifest, audits.certificates)
     fraction = terms.select_fraction or 0.0
     result = certify_weighted(
-        values, losses, weights, terms.epsilon, terms.delta, select_fraction=fraction, seed=terms.seed
+        scores, audits.losses, weights, terms.epsilon, terms.delta, select_fraction=fraction, seed=terms.seed
     )
-    selection = Selection(bundle.manifest.policy.score, np.arange(len(values)), values)
-    found = Certification(variant, selection, result, terms, graded=is_graded(losses))
-    return _with_certificate(bundle, found, audit_epsilon=terms.epsilon, weights=np.asarray(weights, np.float64))
+    selection = Selection(bundle.manifest.policy.score, np.arange(len(scores)), scores)
+    found = Certification(variant, selection, result, terms, graded=is_graded(audits.losses))
+    return _with_certificate(bundle, found, audit_epsilon=terms.epsilon, weights=weights)
 
 
-def certify_field_promises(
-    bundle: Bundle,
-    scores: ArrayLike,
-    losses: Mapping[str, ArrayLike],
-    weights: ArrayLike,
-    *,
-    certificates: Collection[str],
-    terms: Terms,
-) -> Certification:
+def certify_field_promises(bundle: Bundle, audits: Audits, terms: Terms) -> Certification:
     """Certifies promises about events again on a device's audits.
 
     Args:
         bundle: as for `certify_field`.
-        scores: as for `certify_field`.
-        losses: (n,) by event, NaN in rows in which it cannot occur; an event without audits may be absent.
-        weights: as for `certify_field`.
-        certificates: as for `certify_field`.
+        audits: of the device.
         terms: without events, they are about those of the certificate under which the device audited. The score does
             not matter.
 
@@ -461,7 +458,7 @@ def certify_field_promises(
     Raises:
         ConfigError: as for `certify_field`; or a promise about an event of which the audits kept nothing.
     """
-    variant, certificate = _audited_variant(bundle.manifest, set(certificates))
+    variant, certificate = _audited_variant(bundle.manifest, audits.certificates)
     promises = terms.events or {
         name: EventBound(promise.epsilon, promise.delta) for name, promise in certificate.events.items()
     }
@@ -471,29 +468,29 @@ def certify_field_promises(
             f"The audits say nothing about '{unknown[0]}', because the certificate did not promise it; they are about "
             f"{audited}. Certify it on data with --data."
         )
-    values, weight_array = np.asarray(scores, np.float64), np.asarray(weights, np.float64)
-    absent = np.full(len(values), np.nan)
-    by_event = {name: np.asarray(losses.get(name, absent), np.float64) for name in promises}
+    scores, weights = np.array(audits.scores), np.array(audits.weights)
+    absent = np.full(len(scores), np.nan)
+    by_event = {name: np.array(audits.events.get(name, absent)) for name in promises}
     can_occur = {name: ~np.isnan(loss) for name, loss in by_event.items()}
     seed, fraction = terms.seed, terms.select_fraction
     if fraction is None:
         several = len(promises) > 1
         fraction = SELECT_FRACTION if several else default_fraction(sum(map(np.count_nonzero, can_occur.values())))
-    part, rest = split(len(values), fraction, seed)
+    part, rest = split(len(scores), fraction, seed)
     found = _EventsTest(
-        values,
+        scores,
         by_event,
         {name: rest[counts[rest]] for name, counts in can_occur.items()},
-        {name: values[part[counts[part]]] for name, counts in can_occur.items()} if len(part) else None,
+        {name: scores[part[counts[part]]] for name, counts in can_occur.items()} if len(part) else None,
         seed,
-        weight_array,
+        weights,
     ).prove(promises)
-    accepted = values[rest] >= (np.inf if found.threshold is None else found.threshold)
-    kept = float(weight_array[rest][accepted].sum() / weight_array[rest].sum())
+    accepted = scores[rest] >= (np.inf if found.threshold is None else found.threshold)
+    kept = float(weights[rest][accepted].sum() / weights[rest].sum())
     result = replace(found, kept=kept, n=len(rest))
-    selection = Selection(bundle.manifest.policy.score, rest, values)
+    selection = Selection(bundle.manifest.policy.score, rest, scores)
     renewed = Certification(variant, selection, result, terms.about(promises))
-    return _with_certificate(bundle, renewed, audit_epsilon=None, contract="events", weights=weight_array)
+    return _with_certificate(bundle, renewed, audit_epsilon=None, contract="events", weights=weights)
 
 
 def _audited_variant(manifest: Manifest, keys: set[str]) -> tuple[Model, Certificate]:

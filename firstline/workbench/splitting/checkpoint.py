@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from firstline_core.errors import ProtocolError
 from firstline_core.planning.split import FormName
 from firstline_core.types import Array
 
@@ -54,12 +53,8 @@ class Checkpoint(NamedTuple):
         return zlib.compress(b"".join(part.tobytes() for part in parts), _LEVEL)
 
     def unpack(self, content: bytes) -> Array:
-        """Decodes the FP32 tensor.
-
-        Raises:
-            ProtocolError: the bytes are not of such a tensor.
-        """
-        raw, count = self._inflated(content), math.prod(self.shape)
+        """Decodes the FP32 tensor of `pack`."""
+        raw, count = zlib.decompress(content), math.prod(self.shape)
         if self.form in _FLOATS:
             return np.frombuffer(raw, _FLOATS[self.form]).astype(np.float32).reshape(self.shape)
         codes = np.frombuffer(raw, np.uint8, count).astype(np.float32).reshape(self.shape)
@@ -71,15 +66,3 @@ class Checkpoint(NamedTuple):
     @property
     def _scales(self) -> tuple[int, ...]:
         return tuple(size if axis == self.channel else 1 for axis, size in enumerate(self.shape))
-
-    def _inflated(self, content: bytes) -> bytes:
-        inflater = zlib.decompressobj()
-        try:
-            raw = inflater.decompress(content, self.raw_bytes + 1)
-        except zlib.error as error:
-            raise ProtocolError(f"The checkpoint does not decompress: {error}.") from error
-        if len(raw) != self.raw_bytes or not inflater.eof:
-            raise ProtocolError(
-                f"The checkpoint has not the {self.raw_bytes} bytes that {list(self.shape)} takes as {self.form}."
-            )
-        return raw
