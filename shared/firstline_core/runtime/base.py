@@ -229,16 +229,12 @@ def _with_rows(spec: TensorSpec) -> TensorSpec:
     return TensorSpec(spec.name, spec.datatype, (-1, *spec.shape))
 
 
-def _joined(rows: Sequence[Array]) -> Array:
-    """Returns the rows one after the other, those of smaller sizes filled up with 0."""
-    if len({row.shape for row in rows}) == 1:
-        return np.concatenate(rows)
-    sizes = np.max([row.shape for row in rows], axis=0)
-    joined = np.zeros((len(rows), *sizes[1:]), rows[0].dtype)
-    for at, row in enumerate(rows):
-        place: tuple[int | slice, ...] = (at, *(slice(size) for size in row.shape[1:]))
-        joined[place] = row[0]
-    return joined
+def _joined(parts: Sequence[Array]) -> Array:
+    """Returns the rows of all parts, those of smaller sizes filled up with 0."""
+    if len({part.shape[1:] for part in parts}) > 1:
+        sizes = np.max([part.shape[1:] for part in parts], axis=0)
+        parts = [np.pad(part, [(0, 0), *((0, size) for size in sizes - part.shape[1:])]) for part in parts]
+    return np.concatenate(parts)
 
 
 def run_in_batches(feeds: Feeds, size: int, run: Callable[[Feeds], dict[str, Array]]) -> dict[str, Array]:
@@ -255,7 +251,7 @@ def run_in_batches(feeds: Feeds, size: int, run: Callable[[Feeds], dict[str, Arr
     if rows == size:
         return run(feeds)
     batches = [run(_batch(feeds, start, size)) for start in range(0, rows, size)]
-    return {name: np.concatenate([np.atleast_1d(batch[name]) for batch in batches])[:rows] for name in batches[0]}
+    return {name: _joined([np.atleast_1d(batch[name]) for batch in batches])[:rows] for name in batches[0]}
 
 
 def _batch(feeds: Feeds, start: int, size: int) -> Feeds:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from firstline_core.errors import InferenceError, InvalidTensorError, ModelLoadError
-from firstline_core.runtime.base import Feeds, RowByRow, Runtime, cast_feed
+from firstline_core.runtime.base import Feeds, RowByRow, Runtime, cast_feed, run_in_batches
 from firstline_core.types import Array, TensorSpec
 
 DIGITS_TFLITE = Path(__file__).parents[4] / "models" / "digits" / "artefacts" / "edge_int8.tflite"
@@ -134,3 +134,15 @@ def test_a_model_without_rows_gets_them() -> None:
         RowByRow(Above(), ("z",))
     with pytest.raises(ModelLoadError, match="takes 3 rows at once in 'x'"):
         RowByRow(Above(), ("y",))
+
+
+def test_batches_whose_outputs_differ_in_size_are_filled_up() -> None:
+    feeds = {"x": np.array([[1, 2, 3], [0, 0, 0], [4, 0, 0]], np.float32)}
+    found = run_in_batches(feeds, 1, lambda batch: {"y": batch["x"][batch["x"] > 1][None]})
+    assert found["y"].tolist() == [[2, 3], [0, 0], [4, 0]]
+
+
+def test_no_row_of_an_output_is_lost_unseen() -> None:
+    rows = RowByRow(Above(), ("x", "n"))  # "y" has no axis of rows either, which the task finds by its shape
+    found = rows.run({"x": np.array([[1, 2, 3], [4, 0, 0]], np.float32)})
+    assert found["y"].tolist() == [2, 3, 4]
