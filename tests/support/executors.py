@@ -16,7 +16,7 @@ from support.waiting import result_of
 from firstline_core.clock import SimulatedClock
 from firstline_core.errors import FirstlineError, InferenceError, InvalidTensorError
 from firstline_core.types import PROBABILITIES, Array, Arrays, ModelKey, row_count
-from firstline_gateway.executors.base import ExecutorReport, Outcome
+from firstline_gateway.executors.base import ExecutorReport, ModelOnExecutor, Outcome
 from firstline_gateway.executors.dispatch.dispatcher import Dispatcher
 from firstline_gateway.executors.dispatch.member import Member
 from firstline_gateway.models.repository import ServedModel
@@ -135,6 +135,9 @@ class Site:
 
     def report(self, name: str) -> ExecutorReport:
         return next(each for each in self.dispatcher.report().executors if each.name == name)
+
+    def pace(self, name: str, key: ModelKey) -> ModelOnExecutor:
+        return next(each for each in self.report(name).paces if each.model == key.name)
 
     @property
     def repeats(self) -> Counter[str]:

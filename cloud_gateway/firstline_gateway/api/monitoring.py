@@ -13,7 +13,6 @@ from firstline_core.telemetry.logs import logger
 from firstline_core.telemetry.metrics import RequestMetrics
 from firstline_gateway.api.auth import Access, Operator
 from firstline_gateway.api.messages import json_response
-from firstline_gateway.executors.base import ExecutorReport
 from firstline_gateway.executors.dispatch.dispatcher import Dispatcher
 from firstline_gateway.identity.audit_head import AuditLog
 from firstline_gateway.store.store import Store
@@ -44,7 +43,7 @@ def monitoring_routes(
     @router.get("/firstline/v1/executors", tags=["executors"])
     async def list_executors() -> Response:
         """The executors, if there are several: their state, shares and speeds."""
-        return json_response({"executors": [_executor(each) for each in dispatcher.report().executors]})
+        return json_response({"executors": dispatcher.report().executors})
 
     @router.get("/firstline/v1/store", tags=["store"])
     async def read_store() -> Response:
@@ -69,24 +68,3 @@ def monitoring_routes(
         return json_response(asdict(found))
 
     return router
-
-
-def _executor(found: ExecutorReport) -> dict[str, object]:
-    return {
-        "name": found.name,
-        "up": not found.problem,
-        "problem": found.problem,
-        "slots": found.slots,
-        "under_way": found.under_way,
-        "batches": dict(found.batches),
-        "paces": [
-            {
-                "model": key.name,
-                "version": str(key.version),
-                "pace": round(each.pace, 3),
-                "oldest_s": round(each.oldest_s, 3),
-                "problem": each.problem,
-            }
-            for key, each in sorted(found.models.items())
-        ],
-    }

@@ -26,38 +26,44 @@ Deadlines = Sequence[float | None]
 
 @dataclass(frozen=True, slots=True)
 class ModelOnExecutor:
-    """The state of one model on one of several executors.
+    """The state of one model on one of several executors, as the API shows it.
 
     Args:
+        model: its name.
+        version: its version.
         pace: present batch times as a multiple of the usual ones there.
-        problem: why it gets none of its batches, as a sentence, or "".
         oldest_s: how long its oldest batch has been under way; 0 if there is none.
+        problem: why it gets none of its batches, as a sentence, or "".
     """
 
+    model: str
+    version: str
     pace: float
-    problem: str
     oldest_s: float
+    problem: str
 
 
 @dataclass(frozen=True, slots=True)
 class ExecutorReport:
-    """The state of one of several executors.
+    """The state of one of several executors, as the API shows it.
 
     Args:
         name: in the settings.
+        up: whether it gets batches.
         problem: why it gets no batches at all, as a sentence, or "".
         slots: batches that it is worth giving at the same moment.
         under_way: batches that it has.
         batches: by outcome; see `ExecutionReport.batches`.
-        models: that it runs.
+        paces: of the models that it runs.
     """
 
     name: str
+    up: bool
     problem: str
     slots: int
     under_way: int
     batches: Mapping[str, int]
-    models: Mapping[ModelKey, ModelOnExecutor]
+    paces: tuple[ModelOnExecutor, ...]
 
 
 @dataclass(frozen=True, slots=True)

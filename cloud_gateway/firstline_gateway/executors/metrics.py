@@ -40,7 +40,7 @@ def register(metrics: RequestMetrics, report: Callable[[], ExecutionReport]) -> 
         "executor_up",
         "1 while an executor, of several, gets batches; 0 while it is away or ejected.",
         ("executor",),
-        lambda: {(each.name,): float(not each.problem) for each in report().executors},
+        lambda: {(each.name,): float(each.up) for each in report().executors},
     )
     metrics.readings(
         "executor_batches_total",
@@ -61,9 +61,5 @@ def register(metrics: RequestMetrics, report: Callable[[], ExecutionReport]) -> 
         "executor_pace",
         "Present batch times as a multiple of the usual ones there: 1 as usual, 3 three times as long.",
         ("executor", "model", "version"),
-        lambda: {
-            (each.name, key.name, str(key.version)): model.pace
-            for each in report().executors
-            for key, model in each.models.items()
-        },
+        lambda: {(each.name, one.model, one.version): one.pace for each in report().executors for one in each.paces},
     )

@@ -45,17 +45,17 @@ def execution_report(
 
 def _executor(name: str, members: Sequence[Member], now_s: float) -> ExecutorReport:
     """Returns the state of one executor: of its only member, or of all its servers together."""
-    models = {
-        key: _model([member for member in members if key in member.models], key, now_s) for key in members[0].models
-    }
-    problem = " ".join(sorted({each.problem for each in models.values()})) or "It has no model."
+    keys, up = sorted(members[0].models), any(member.usable for member in members)
+    paces = tuple(_model([member for member in members if key in member.models], key, now_s) for key in keys)
+    problem = " ".join(sorted({each.problem for each in paces})) or "It has no model."
     return ExecutorReport(
         name=name,
-        problem="" if any(member.usable for member in members) else problem,
+        up=up,
+        problem="" if up else problem,
         slots=sum(member.slots for member in members),
         under_way=sum(len(member.running) for member in members),
         batches=sum((member.outcomes for member in members), Counter()),
-        models=models,
+        paces=paces,
     )
 
 
@@ -67,7 +67,9 @@ def _model(members: Sequence[Member], key: ModelKey, now_s: float) -> ModelOnExe
             problem = f"It failed; it is tried again in {health.left_s(now_s):.1f} s."
         problems.append(problem)
     return ModelOnExecutor(
-        pace=min(member.models[key].forecast.pace for member in members),
+        model=key.name,
+        version=str(key.version),
+        pace=round(min(member.models[key].forecast.pace for member in members), 3),
+        oldest_s=round(max(member.oldest_s(key, now_s) for member in members), 3),
         problem=" ".join(problems) if all(problems) else "",
-        oldest_s=max(member.oldest_s(key, now_s) for member in members),
     )

@@ -9,14 +9,13 @@ from support.executors import M, N, row, site
 from support.gateway import served_as
 
 from firstline_core.protocol import http
-from firstline_gateway.api.monitoring import _executor
 from firstline_gateway.commands.status import executor_lines
 from firstline_gateway.executors.dispatch.dispatcher import Dispatcher
 
 
 def lines_of(dispatcher: Dispatcher) -> list[str]:
     """As `firstline-gateway status` writes what the API says."""
-    reply = http.json_reply({"executors": [_executor(each) for each in dispatcher.report().executors]})
+    reply = http.json_reply({"executors": dispatcher.report().executors})
     return executor_lines(orjson.loads(reply.body)["executors"])
 
 

@@ -93,13 +93,13 @@ async def test_load_moves_away_from_a_degraded_executor_and_returns() -> None:
         made.shares()
         await made.go(2.0, clients=1)
         assert made.shares()["one"] < 0.1
-        assert made.report("one").models[M].pace > 3
+        assert made.pace("one", M).pace > 3
         made.executors["one"].row_s = 0.01
         await made.go(6.0, clients=1)
         made.shares()
         await made.go(1.0, clients=1)
         assert made.shares()["one"] > 0.9
-        assert made.report("one").models[M].pace == pytest.approx(1.0, abs=0.3)
+        assert made.pace("one", M).pace == pytest.approx(1.0, abs=0.3)
 
 
 async def test_an_executor_that_hung_for_long_gets_work_again() -> None:
@@ -173,7 +173,7 @@ async def test_ejection_for_one_model_keeps_the_others(error: FirstlineError) ->
                 assert not isinstance(outcome, FirstlineError), outcome
         assert 3 <= made.repeats["executor_retry"] <= 6
         assert made.report("gpu").problem == ""
-        assert re.fullmatch(r"It failed; it is tried again in [0-9.]+ s\.", made.report("gpu").models[N].problem)
+        assert re.fullmatch(r"It failed; it is tried again in [0-9.]+ s\.", made.pace("gpu", N).problem)
         look = made.dispatcher.snapshot()
         completion = look.completion(N, 8)
         assert len(completion.lanes) == 1 and look.part(N, N) == 1
@@ -185,7 +185,7 @@ async def test_ejection_for_one_model_keeps_the_others(error: FirstlineError) ->
         del made.executors["gpu"].errors_of[N]
         for _ in range(1000):
             await made.until(made.ask(1.0, key=N))
-        assert made.report("gpu").models[N].problem == ""
+        assert made.pace("gpu", N).problem == ""
 
 
 async def test_only_failed_requests_are_retried() -> None:

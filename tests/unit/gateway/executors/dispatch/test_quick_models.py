@@ -93,7 +93,7 @@ class Site:
 
     @property
     def here(self) -> ModelOnExecutor:
-        return self.dispatcher.report().executors[0].models[M]
+        return self.dispatcher.report().executors[0].paces[0]
 
 
 @pytest.fixture
