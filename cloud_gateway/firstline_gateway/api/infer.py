@@ -33,7 +33,8 @@ from firstline_gateway.serving.data_plane import GatewayDataPlane
 from firstline_gateway.telemetry.journal import record
 
 _CLIENT_CLOSED_REQUEST = 499  # the client has left and does not read it; nginx uses the same status
-_PATHS_REMEMBERED = 4096
+# Longer paths than these name no model; clients without a key must not fill the memory with them.
+_PATHS_REMEMBERED, _REMEMBERED_CHARACTERS = 4096, 256
 
 
 class RouteMatch(NamedTuple):
@@ -169,10 +170,16 @@ _ENDPOINTS: dict[str, Endpoint] = {
 _PATTERNS = [(compile_path(path)[0], endpoint) for path, endpoint in _ENDPOINTS.items()]
 
 
-@lru_cache(_PATHS_REMEMBERED)
 def match_route(path: str) -> RouteMatch | None:
     """Returns the endpoint and model of a POST to an unquoted path; None if it does not ask for inference."""
+    return _remembered_route(path) if len(path) <= _REMEMBERED_CHARACTERS else _route_of(path)
+
+
+def _route_of(path: str) -> RouteMatch | None:
     for pattern, endpoint in _PATTERNS:
         if found := pattern.match(path):
             return RouteMatch(endpoint, found["model"], found.groupdict().get("version", ""))
     return None
+
+
+_remembered_route = lru_cache(_PATHS_REMEMBERED)(_route_of)

@@ -11,7 +11,7 @@ from support.gateway import gated_gateway
 from support.memory import growth_below
 
 from firstline_core.protocol.asgi import RequestInfo
-from firstline_gateway.api.infer import InferenceApp
+from firstline_gateway.api.infer import InferenceApp, match_route
 from firstline_gateway.app import Gateway
 
 
@@ -80,3 +80,12 @@ async def test_the_body_of_a_refused_request_is_freed_without_the_garbage_collec
             await app_of(gateway)(scope_of("digits", info), receive, send)
     assert statuses == [400] * 10
     await gateway.close()
+
+
+def test_long_paths_are_not_remembered() -> None:
+    with growth_below(100_000):
+        for number in range(100):
+            found = match_route(f"/v2/models/{number:05}{'m' * 60_000}/infer")
+            assert found is not None and found.model.startswith(f"{number:05}")
+            assert match_route(f"/v2/{number:05}{'m' * 60_000}") is None
+            del found
