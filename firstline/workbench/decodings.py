@@ -234,38 +234,32 @@ def _rows(
 
 def _compared(choice: Choice, rows: Mapping[str, NDArray[np.float64]], judge: Judge) -> Decision:
     figures = {value: _mean(found) for value, found in rows.items()}
+
+    def decided(value: str, why: str, *, sure: bool = True) -> Decision:
+        return Decision(choice, value, sure, why, figures)
+
     preferred = next(value for value in choice.values if value in rows)
     best = max(figures, key=lambda value: figures[value])
     meaning, shown = choice.meaning, f"{figures[best]:.3f}"
     if best == preferred:
         others = [value for value in figures if value != best]
         if not others:
-            return Decision(choice, best, sure=True, why=f"{meaning(best)}: the only way that fits", figures=figures)
+            return decided(best, f"{meaning(best)}: the only way that fits")
         second = max(others, key=lambda value: figures[value])
         clear = _standard_errors(rows[best], rows[second]) >= _CLEAR
         if clear or choice.known or _alike(figures[best], figures[second]):
             how = f"confirmed by {judge}" if clear else f"the usual way, and judged by {judge} no other is better"
-            why = f"{meaning(best)}: {how} ({shown} against {figures[second]:.3f} of {meaning(second)})"
-            return Decision(choice, best, sure=True, why=why, figures=figures)
+            return decided(best, f"{meaning(best)}: {how} ({shown} against {figures[second]:.3f} of {meaning(second)})")
         why = f"{meaning(best)} or {meaning(second)}: {judge} cannot tell ({shown} and {figures[second]:.3f})"
-        return Decision(choice, best, sure=False, why=why, figures=figures)
+        return decided(best, why, sure=False)
     errors = _standard_errors(rows[best], rows[preferred])
     gain = f"({shown} against {figures[preferred]:.3f} of the usual way, {meaning(preferred)})"
     if errors >= (_CLEAR_AGAINST_CONVENTION if choice.known else _CLEAR):
-        return Decision(
-            choice,
-            best,
-            sure=True,
-            why=f"{meaning(best)}: settled by {judge} {gain}",
-            figures=figures,
-        )
-    if errors < _CLEAR or _alike(figures[best], figures[preferred]):
-        same = _alike(figures[best], figures[preferred])
-        if choice.known or same:
-            why = f"{meaning(preferred)}: the usual way, and judged by {judge} no other is clearly better"
-            return Decision(choice, preferred, sure=True, why=why, figures=figures)
-    why = f"{meaning(best)} or {meaning(preferred)}: {judge} cannot tell {gain}"
-    return Decision(choice, preferred, sure=False, why=why, figures=figures)
+        return decided(best, f"{meaning(best)}: settled by {judge} {gain}")
+    if _alike(figures[best], figures[preferred]) or (choice.known and errors < _CLEAR):
+        why = f"{meaning(preferred)}: the usual way, and judged by {judge} no other is clearly better"
+        return decided(preferred, why)
+    return decided(preferred, f"{meaning(best)} or {meaning(preferred)}: {judge} cannot tell {gain}", sure=False)
 
 
 def _even(decision: Decision) -> bool:

@@ -91,10 +91,10 @@ class Dataset:
 
     path: Path
     samples: tuple[Sample, ...]
-    media: Media | None
-    table: Table | None
-    coco: CocoBoxes | None
-    label_column: str
+    media: Media | None = None
+    table: Table | None = None
+    coco: CocoBoxes | None = None
+    label_column: str = LABEL
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -458,7 +458,7 @@ def open_dataset(
     """
     named = {label, "group", *inputs} if inputs else ()
     try:
-        found = _folder(path, label, every, named) if path.is_dir() else _file(path, label, every, named)
+        found = _folder(path, every, named) if path.is_dir() else _file(path, every, named)
     except (OSError, ValueError) as error:  # ValueError: a null byte in the path
         raise ConfigError(f"{path} cannot be read: {fault_of(error)}; {_EXPECTED}.") from error
     if not found.samples:
@@ -472,54 +472,54 @@ def open_dataset(
             else f"{found.table.path} has no column '{label}' of labels; it has "
             f"{_listed(found.table.columns)}: name one with --label-column."
         )
-    return found.some(limit)
+    return replace(found.some(limit), label_column=label)
 
 
-def _file(path: Path, label: str, every: int, named: Collection[str]) -> Dataset:
+def _file(path: Path, every: int, named: Collection[str]) -> Dataset:
     suffix = path.suffix.lower()
     if not path.is_file():
         with naming(path):
             path.stat()
         raise ConfigError(f"{path} is neither a folder nor a file with data: {_EXPECTED}.")
     if suffix in tables.SUFFIXES:
-        return _tabular(path, read_table(path, named), label)
+        return _tabular(path, read_table(path, named))
     if suffix in videos.SUFFIXES:
         store = VideoStore(path)
-        return Dataset(path, tuple(store.samples([path.name], every)), store, None, None, label)
+        return Dataset(path, tuple(store.samples([path.name], every)), store)
     if suffix == ".json":
-        return _coco(path, path.parent, path, label)
+        return _coco(path, path.parent, path)
     if zipfile.is_zipfile(path):
         store_of_files = FileStore(path)
-        return Dataset(path, _named(store_of_files.names()), store_of_files, None, None, label)
+        return Dataset(path, _named(store_of_files.names()), store_of_files)
     if suffix in (*IMAGES, *AUDIO):
-        return Dataset(path, (Sample(path.name),), FileStore(path.parent), None, None, label)
+        return Dataset(path, (Sample(path.name),), FileStore(path.parent))
     if suffix == ".zip":
         raise ConfigError(f"{path} is not a zip archive, or it is damaged; make it again.")
     raise ConfigError(f"{path} is not a data set; {_EXPECTED}.")
 
 
-def _folder(path: Path, label: str, every: int, named: Collection[str]) -> Dataset:
+def _folder(path: Path, every: int, named: Collection[str]) -> Dataset:
     place = next((path / name for name in _STORES if (path / name).exists()), None)
     labels = path / LABELS_NAME
     if labels.exists():
-        return _with_labels(path, labels, place, label)
+        return _with_labels(path, labels, place)
     coco = sorted({file for pattern in _COCO_NAMES for file in path.glob(pattern)})
     if len(coco) > 1:
         raise ConfigError(f"{path} has several files of boxes: {', '.join(map(str, coco[:5]))}; name one of them.")
     if coco:
-        return _coco(path, path, coco[0], label)
+        return _coco(path, path, coco[0])
     if place is not None:
         store = FileStore(place)
-        return Dataset(path, _named(store.names()), store, None, None, label)
-    return _loose(path, label, every, named)
+        return Dataset(path, _named(store.names()), store)
+    return _loose(path, every, named)
 
 
-def _with_labels(path: Path, labels: Path, place: Path | None, label: str) -> Dataset:
+def _with_labels(path: Path, labels: Path, place: Path | None) -> Dataset:
     """Returns the samples of labels.csv: of files, or a table if it names no files and there are none."""
     table = read_csv(labels)
     if "file" not in table.columns:
         if place is None and table.columns:
-            return _tabular(path, table, label)
+            return _tabular(path, table)
         if fault := one_column(table.columns):
             raise ConfigError(f"{labels}{fault}")
         fault = "has no column 'file'" if table.columns else "is empty"
@@ -534,7 +534,7 @@ def _with_labels(path: Path, labels: Path, place: Path | None, label: str) -> Da
                 "its path there."
             )
         samples.append(Sample(file, table.line(row), (group or "").strip(), row))
-    return Dataset(path, tuple(samples), _Absent(path) if place is None else FileStore(place), table, None, label)
+    return Dataset(path, tuple(samples), _Absent(path) if place is None else FileStore(place), table)
 
 
 class _Absent(FileStore):
@@ -544,24 +544,24 @@ class _Absent(FileStore):
         raise ConfigError(f"{self.place} has neither images/ nor images.zip, and neither audio/ nor audio.zip.")
 
 
-def _tabular(path: Path, table: Table, label: str) -> Dataset:
+def _tabular(path: Path, table: Table) -> Dataset:
     groups = table.column("group") if "group" in table.columns else None
     samples = (
         Sample(f"row {row + 1}", table.line(row), "" if groups is None else _text(groups[row]), row)
         for row in range(len(table))
     )
-    return Dataset(path, tuple(samples), None, table, None, label)
+    return Dataset(path, tuple(samples), table=table)
 
 
-def _coco(path: Path, folder: Path, file: Path, label: str) -> Dataset:
+def _coco(path: Path, folder: Path, file: Path) -> Dataset:
     coco = CocoBoxes(file)
     above = folder.parent if folder.name == "annotations" else folder
     places = (above / "images", above / "images.zip")
     place = next((place for place in places if place.exists()), above)
-    return Dataset(path, _named(coco.files), FileStore(place), None, coco, label)
+    return Dataset(path, _named(coco.files), FileStore(place), coco=coco)
 
 
-def _loose(path: Path, label: str, every: int, named: Collection[str]) -> Dataset:
+def _loose(path: Path, every: int, named: Collection[str]) -> Dataset:
     """Returns the samples of a folder that holds files of one kind, and nothing that names them."""
     suffixes = {"images": IMAGES, "recordings": AUDIO, "videos": videos.SUFFIXES, "tables": tables.SUFFIXES}
     names = [name for name in FileStore(path).names() if not name.startswith(_NEXT_TO_IMAGES)]
@@ -573,13 +573,13 @@ def _loose(path: Path, label: str, every: int, named: Collection[str]) -> Datase
         if (path / "masks").is_dir():
             raise ConfigError(f"{path} has masks/, and no images were found next to it; {_EXPECTED}.")
         if len(kinds["tables"]) == 1:
-            return _tabular(path, read_table(path / kinds["tables"][0], named), label)
+            return _tabular(path, read_table(path / kinds["tables"][0], named))
         raise ConfigError(f"{path} has no images, recordings, videos or table; {_EXPECTED}.")
     chosen = kinds[found[0]]
     if found == ["videos"]:
         store = VideoStore(path)
-        return Dataset(path, tuple(store.samples(chosen, every)), store, None, None, label)
-    return Dataset(path, _named(chosen), FileStore(path), None, None, label)
+        return Dataset(path, tuple(store.samples(chosen, every)), store)
+    return Dataset(path, _named(chosen), FileStore(path))
 
 
 def _named(names: Sequence[str]) -> tuple[Sample, ...]:
