@@ -79,6 +79,6 @@ def recognise(file: ModelFile, raw: Arrays | None = None, near: Surroundings = S
     if start is None:
         return []
     outputs = [Output.of(spec, None if raw is None else raw.get(spec.name)) for spec in file.outputs]
-    families = [family for family in FAMILIES if start.start.size is not None or not family.images_only]
+    families = [family for family in FAMILIES if start.inputs.size is not None or not family.images_only]
     found = [reading for family in families for reading in family.read(file, start, outputs)]
     return sorted(found, key=lambda reading: -reading.sure)

@@ -29,7 +29,7 @@ _OF_PIXELS = (
 
 def classifier(file: ModelFile, start: Start, outputs: Sequence[Output]) -> Iterator[Reading]:
     """Yields classifiers: one number for each class."""
-    of_images = start.start.size is not None
+    of_images = start.inputs.size is not None
     counts = {len(file.labels), *start.near.label_counts, *((10, 100, 1000, 1001) if of_images else ())} - {0}
     many = [output for output in _flat(outputs) if math.prod(output.shape) >= 2]
     for clue in (
@@ -47,7 +47,7 @@ def classifier(file: ModelFile, start: Start, outputs: Sequence[Output]) -> Iter
         sure, why = GUESS, f"{why}; nothing shows that they are classes: no list of labels has {classes}"
     imagenet = classes in (1000, 1001)
     scalings = ("imagenet", "symmetric", "unit", "bytes", "caffe")
-    if not start.start.channels_first:
+    if not start.inputs.channels_first:
         scalings = ("symmetric", "unit", "bytes", "imagenet", "caffe")
     yield start.reading(
         f"{'softmax' if not activation else 'logits'} classifier" if of_images else f"{_kind(start)}classifier",
@@ -58,7 +58,7 @@ def classifier(file: ModelFile, start: Start, outputs: Sequence[Output]) -> Iter
         classes=classes,
         choices=(
             choice("scaling", *scalings, known=False),
-            choice("mode", "RGB", "BGR", known=bool(start.start.quantised)),
+            choice("mode", "RGB", "BGR", known=bool(start.inputs.quantised)),
             choice("geometry", *(("crop", "squash") if imagenet else ("squash", "crop"))),
         ),
         assumptions=(why,),
@@ -67,7 +67,7 @@ def classifier(file: ModelFile, start: Start, outputs: Sequence[Output]) -> Iter
 
 def _kind(start: Start) -> str:
     """Returns what the model takes, before the name of a family: "" for images."""
-    kinds = {feed.spec.name: feed.spec.kind for feed in start.start.feeds}
+    kinds = {feed.spec.name: feed.spec.kind for feed in start.inputs.feeds}
     return _KINDS[next(iter(kinds.values())) if len(kinds) == 1 else "tensor"]
 
 
@@ -130,7 +130,7 @@ def regression(file: ModelFile, start: Start, outputs: Sequence[Output]) -> Iter
         return
     column = start.near.label_column
     own = column if column in start.near.columns else output.name
-    windows = windows_of(start.start) and not by_kind
+    windows = windows_of(start.inputs) and not by_kind
     yield start.reading(
         "regression with a spread" if spreads else "regression",
         "regression",
@@ -146,7 +146,7 @@ def regression(file: ModelFile, start: Start, outputs: Sequence[Output]) -> Iter
 
 def anomaly(file: ModelFile, start: Start, outputs: Sequence[Output]) -> Iterator[Reading]:
     """Yields anomaly models: a score for each row, or a reconstruction of the input."""
-    sizes = [feed.spec.shape[1:] for feed in start.start.columns]
+    sizes = [feed.spec.shape[1:] for feed in start.inputs.columns]
     real = [output for output in outputs if output.real]
     rebuilt = [output for output in real if sizes == [output.shape] and math.prod(output.shape) > 1]
     single = [output for output in _flat(real) if math.prod(output.shape) == 1]
@@ -172,9 +172,9 @@ def anomaly(file: ModelFile, start: Start, outputs: Sequence[Output]) -> Iterato
 
 def segmentation(file: ModelFile, start: Start, outputs: Sequence[Output]) -> Iterator[Reading]:
     """Yields models that give each pixel a class: as a map of classes, or as scores of the classes."""
-    if start.start.size is None:
+    if start.inputs.size is None:
         return
-    least = min(start.start.size) // 8
+    least = min(start.inputs.size) // 8
     maps = [output for output in outputs if not output.real and len(output.shape) == 2 and min(output.shape) >= least]
     scores = [output for output in outputs if output.real and len(output.shape) == 3]
     if len(maps) > 1 or len(scores) > 1 or not maps + scores:

@@ -132,10 +132,10 @@ def detr(file: ModelFile, image: Start, outputs: Sequence[Output]) -> Iterator[R
 
 def anchors(file: ModelFile, image: Start, outputs: Sequence[Output]) -> Iterator[Reading]:
     """Yields SSD without suppression inside: offsets from as many anchors as TensorFlow's SSD has, and their scores."""
-    if len(outputs) != 2 or image.start.size is None:
+    if len(outputs) != 2 or image.inputs.size is None:
         return
     offsets, scores = sorted(outputs, key=lambda output: output.shape[-1:] != (4,))
-    count = len(anchors_of(Anchors("offsets", "scores"), InputSize(*image.start.size)))
+    count = len(anchors_of(Anchors("offsets", "scores"), InputSize(*image.inputs.size)))
     if offsets.shape != (count, 4) or scores.shape[:-1] != (count,) or scores.shape[-1] < 2:
         return
     columns, values = scores.shape[-1], scores.values
@@ -162,10 +162,10 @@ def anchors(file: ModelFile, image: Start, outputs: Sequence[Output]) -> Iterato
 
 def fastestdet(file: ModelFile, image: Start, outputs: Sequence[Output]) -> Iterator[Reading]:
     """Yields FastestDet: objectness, box terms and probabilities on one grid, channels first."""
-    if len(outputs) != 1 or len(outputs[0].shape) != 3 or image.start.size is None:
+    if len(outputs) != 1 or len(outputs[0].shape) != 3 or image.inputs.size is None:
         return
     channels, rows, columns = outputs[0].shape
-    width, height = image.start.size
+    width, height = image.inputs.size
     if channels < 6 or (height // rows, width // columns) != (16, 16):
         return
     known = channels - 5 in (80, len(file.labels))
@@ -193,7 +193,7 @@ def box_rows(file: ModelFile, image: Start, outputs: Sequence[Output]) -> Iterat
     numbered = output.shape[1] == 7
     if numbered and not file.without_rows:
         return
-    if output.shape[0] > _MOST_QUERIES or (image.start.size and output.shape[0] in _grids(*image.start.size)):
+    if output.shape[0] > _MOST_QUERIES or (image.inputs.size and output.shape[0] in _grids(*image.inputs.size)):
         return
     largest = output.largest(slice(None), slice(1, 5) if numbered else slice(0, 4))
     unit = "fractions" if largest is not None and 0 < largest <= 2 else "pixels"
@@ -233,12 +233,12 @@ def _grids(width: int, height: int) -> dict[int, tuple[int, tuple[int, ...]]]:
 def yolo(file: ModelFile, image: Start, outputs: Sequence[Output]) -> Iterator[Reading]:
     """Yields the YOLO families: a column of numbers for each box of a grid."""
     candidates = [output for output in outputs if output.real and len(output.shape) == 2 and min(output.shape) >= 5]
-    if len(candidates) != 1 or image.start.size is None:
+    if len(candidates) != 1 or image.inputs.size is None:
         return
     output, ultralytics = candidates[0], file.metadata.get("author") == "Ultralytics"
     columns, count = sorted(output.shape)
     transposed = output.shape[0] == columns
-    grids = _grids(*image.start.size)
+    grids = _grids(*image.inputs.size)
     if file.metadata.get("task", "detect") != "detect":
         return
     if count not in grids and not ultralytics:
@@ -278,9 +278,9 @@ def _yolox(
     image: Start, output: Output, values: Array | None, strides: tuple[int, ...], known: tuple[int, ...]
 ) -> Reading:
     """Returns YOLOX; its exports with the decoding inside have boxes in pixels, like those of YOLOv6."""
-    assert image.start.size is not None  # noqa: S101 (checked by the caller)
+    assert image.inputs.size is not None  # noqa: S101 (checked by the caller)
     columns = min(output.shape)
-    decoded = values is not None and _follows_grid(values[:, 0], strides, *image.start.size)
+    decoded = values is not None and _follows_grid(values[:, 0], strides, *image.inputs.size)
     step = "yolox" if strides == _STRIDES else f"yolox:{'/'.join(map(str, strides))}"
     return image.reading(
         "yolox with decoding inside" if decoded else "yolox",

@@ -27,25 +27,25 @@ _TOKENS = {"ids": r"(input|token|word)_?ids?$|^ids$", "mask": r"mask$", "types":
 
 
 class Start(NamedTuple):
-    """The input side of a model, as the start of each of its readings."""
+    """The input side of a model, with which each of its readings starts, and what lies near it."""
 
-    start: Reading
+    inputs: Reading
     near: Surroundings
 
     def reading(
         self, family: str, task: str, sure: float, choices: Sequence[Choice], assumptions: Sequence[str], **fields: Any
     ) -> Reading:
         """Returns a reading with the open properties of the input and of the family, at their preferred values."""
-        fixed = {"mode", "geometry", "scaling"} if self.start.size is None else set()
-        if self.start.mode == "L":
+        fixed = {"mode", "geometry", "scaling"} if self.inputs.size is None else set()
+        if self.inputs.mode == "L":
             fixed.add("mode")
-        if self.start.quantised or not self.start.scaling:
+        if self.inputs.quantised or not self.inputs.scaling:
             fixed.add("scaling")
         left = [choice for choice in choices if choice.field not in fixed]
         fields |= {choice.field: choice.values[0] for choice in left}
-        fields["assumptions"] = (*self.start.assumptions, *assumptions)
-        fields["choices"] = (*self.start.choices, *left)
-        return replace(self.start, family=family, task=task, sure=sure, **fields)
+        fields["assumptions"] = (*self.inputs.assumptions, *assumptions)
+        fields["choices"] = (*self.inputs.choices, *left)
+        return replace(self.inputs, family=family, task=task, sure=sure, **fields)
 
 
 def start_of(file: ModelFile, near: Surroundings) -> Start | None:
