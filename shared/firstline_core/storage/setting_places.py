@@ -79,7 +79,7 @@ class Sources:
             if key[: len(path)] == path and len(key) > len(path):
                 names.add(key[len(path)])
             elif key == path[: len(key)]:
-                found = _value_at(value_of(value) if isinstance(value, str) else value, path[len(key) :])
+                found = value_at(value_of(value) if isinstance(value, str) else value, path[len(key) :])
                 names.update(found if isinstance(found, dict) else ())
         return names
 
@@ -162,7 +162,7 @@ def value_of(text: str) -> object:
     return text
 
 
-def _value_at(value: Any, path: list[str]) -> Any:
+def value_at(value: Any, path: list[str]) -> Any:
     """Returns the value at a path; None if there is none."""
     try:
         for part in path:
@@ -231,5 +231,5 @@ def _defines(text: str, path: list[str]) -> bool | None:
             found = tomllib.loads(text + ending)
         except (ValueError, RecursionError):
             continue
-        return _value_at(found, path) is not None
+        return value_at(found, path) is not None
     return None

@@ -29,13 +29,15 @@ from firstline_core.storage.setting_places import (
     line_of,
     parts_of,
     spelled,
+    value_at,
     value_of,
 )
 
 T = TypeVar("T", bound=msgspec.Struct)
 
-_UNKNOWN = re.compile(r"Object contains unknown field `(?P<key>[^`]*)`(?: - at `(?P<path>[^`]*)`)?")
-_MISSING = re.compile(r"Object missing required field `(?P<key>[^`]*)`(?: - at `(?P<path>[^`]*)`)?")
+_FIELD = re.compile(
+    r"Object (?P<fault>contains unknown|missing required) field `(?P<key>[^`]*)`(?: - at `(?P<path>[^`]*)`)?"
+)
 _INVALID = re.compile(r"(?P<what>.*?)(?: - at `(?P<path>[^`]*)`)?$", re.DOTALL)
 _INVALID_NAME = re.compile(r" - at `key` in `(?P<path>[^`]*)`")
 _TOML_KEY = re.compile(r"[\w.\"'-]+|\[[\w.\"'-]+\]")
@@ -269,16 +271,14 @@ def _convert(cls: type[T], values: dict[str, Any], *, text: str, where: str, of_
     try:
         return msgspec.convert(values, cls, strict=False)
     except msgspec.ValidationError as error:
-        unknown = _UNKNOWN.match(str(error))
-        if unknown is not None:
-            key, path = unknown["key"], _path(cls, values, error, unknown["path"])
-            table = f"{spelled(path)}." if path else ""
-            raise ConfigError(
-                f"{where}{line_of(text, [*path, key])} has an unknown key '{table}{key}'"
-                f"{_suggest(key, _fields(_type_at(cls, path)), table)}"
-            ) from error
-        if (missing := _MISSING.match(str(error))) is not None:
-            key, path = missing["key"], _path(cls, values, error, missing["path"])
+        if (field := _FIELD.match(str(error))) is not None:
+            key, path = field["key"], _path(cls, values, error, field["path"])
+            if field["fault"] == "contains unknown":
+                table = f"{spelled(path)}." if path else ""
+                raise ConfigError(
+                    f"{where}{line_of(text, [*path, key])} has an unknown key '{table}{key}'"
+                    f"{_suggest(key, _fields(_type_at(cls, path)), table)}"
+                ) from error
             wanted = described(_types_at(cls, [*path, key]))
             value = '"..."' if wanted.startswith(("text", "name", "path", "URL")) else "..."
             raise ConfigError(
@@ -317,7 +317,7 @@ def _path(cls: type[T], values: dict[str, Any], error: Exception, path: str | No
     """
     parts = parts_of(path)
     for place in (number for number, part in enumerate(parts) if part == ANY_NAME):
-        names = _value_at(values, parts[:place])
+        names = value_at(values, parts[:place])
         alone = (name for name in names if _fails_alone(cls, values, error, [*parts[:place], name]))
         parts[place] = next(alone, ANY_NAME)
     return parts
@@ -326,7 +326,7 @@ def _path(cls: type[T], values: dict[str, Any], error: Exception, path: str | No
 def _fails_alone(cls: type[T], values: dict[str, Any], error: Exception, path: list[str]) -> bool:
     """Returns whether the values are invalid in the same way without the neighbours of one in a table."""
     values = deepcopy(values)
-    table = _value_at(values, path[:-1])
+    table = value_at(values, path[:-1])
     for other in table.keys() - {path[-1]}:
         del table[other]
     try:
@@ -336,18 +336,9 @@ def _fails_alone(cls: type[T], values: dict[str, Any], error: Exception, path: l
     return False
 
 
-def _value_at(values: Any, path: list[str]) -> Any:
-    for part in path:
-        values = values[int(part)] if isinstance(values, list) else values[part]
-    return values
-
-
 def _shown(values: Any, path: list[str]) -> str:
     """Returns the value at a path as a person has written it; never what is around it, which may be secret."""
-    try:
-        value = _value_at(values, path) if path else None
-    except (LookupError, TypeError, ValueError):
-        value = None
+    value = value_at(values, path) if path else None
     if value is None:
         return "invalid"
     if isinstance(value, dict):
