@@ -6,7 +6,7 @@ https://github.com/triton-inference-server/server/tree/main/docs/protocol
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from firstline_core.errors import InvalidTensorError, RequestError, UnknownModelError
 from firstline_core.protocol.data_plane import DataPlane, ModelState
@@ -14,10 +14,12 @@ from firstline_core.protocol.http import Reply, json_reply
 from firstline_core.protocol.limits import Limits
 from firstline_core.protocol.oip import parse_json
 from firstline_core.protocol.tensors import shown
-from firstline_core.telemetry.statistics import ModelStatistics, as_json
+from firstline_core.telemetry.statistics import as_json
 from firstline_core.types import LOWEST_PRIORITY, ModelMetadata, TensorSpec
 
 _DEFAULT_PRIORITY = 2
+
+T = TypeVar("T")
 
 
 def index_json(states: Sequence[ModelState], *, ready_only: bool) -> list[dict[str, str]]:
@@ -40,10 +42,7 @@ def index_reply(plane: DataPlane, body: bytes, limits: Limits) -> Reply:
     Raises:
         RequestError: the body is invalid.
     """
-    document = parse_json(body, limits) if body.strip() else {}
-    ready_only = document.get("ready", False) if isinstance(document, dict) else None
-    if not isinstance(ready_only, bool):
-        raise InvalidTensorError(f'The body is {shown(document)}; send nothing, or {{"ready": true}}.')
+    ready_only = _field(body, limits, "ready", False, '{"ready": true}')
     return json_reply(index_json(plane.index(), ready_only=ready_only))
 
 
@@ -53,7 +52,7 @@ async def load_reply(plane: DataPlane, model: str, body: bytes, limits: Limits) 
     Raises:
         RequestError: the body is not an object of parameters, or has unsupported ones; or see `DataPlane.load`.
     """
-    check_load_parameters(_parameters(body, limits))
+    check_load_parameters(_field(body, limits, "parameters", {}, '{"parameters": {}}'))
     await plane.load(model)
     return json_reply({"name": model, "load": True})
 
@@ -64,7 +63,7 @@ async def unload_reply(plane: DataPlane, model: str, body: bytes, limits: Limits
     Raises:
         RequestError: the body is not an object of parameters; or see `DataPlane.unload`.
     """
-    _parameters(body, limits)
+    _field(body, limits, "parameters", {}, '{"parameters": {}}')
     await plane.unload(model)
     return json_reply({"name": model, "unload": True})
 
@@ -83,16 +82,17 @@ def check_load_parameters(names: Iterable[str]) -> None:
             )
 
 
-def _parameters(body: bytes, limits: Limits) -> dict[str, Any]:
+def _field(body: bytes, limits: Limits, name: str, default: T, example: str) -> T:
+    """Returns a field of a body that may be empty, of the type of its default."""
     document = parse_json(body, limits) if body.strip() else {}
-    parameters = document.get("parameters", {}) if isinstance(document, dict) else None
-    if not isinstance(parameters, dict):
-        raise InvalidTensorError(f'The body is {shown(document)}; send nothing, or {{"parameters": {{}}}}.')
-    return parameters
+    found = document.get(name, default) if isinstance(document, dict) else None
+    if not isinstance(found, type(default)):
+        raise InvalidTensorError(f"The body is {shown(document)}; send nothing, or {example}.")
+    return found
 
 
-def chosen_statistics(plane: DataPlane, model: str, version: str) -> list[ModelStatistics]:
-    """Returns the statistics of one version, of all versions of a model, or of all models.
+def statistics_json(plane: DataPlane, model: str, version: str) -> dict[str, Any]:
+    """Returns the statistics of one version, of all versions of a model, or of all models, in Triton's form.
 
     Raises:
         UnknownModelError: there is no such model or version.
@@ -101,16 +101,7 @@ def chosen_statistics(plane: DataPlane, model: str, version: str) -> list[ModelS
     if model and not chosen:
         plane.metadata(model, version)  # raises an error that lists the served ones
         raise UnknownModelError(f"There are no statistics of model {shown(model)}; it is not served here.")
-    return chosen
-
-
-def statistics_json(plane: DataPlane, model: str, version: str) -> dict[str, Any]:
-    """Returns the result of `chosen_statistics` in Triton's form.
-
-    Raises:
-        UnknownModelError: there is no such model or version.
-    """
-    return as_json(chosen_statistics(plane, model, version))
+    return as_json(chosen)
 
 
 def config_json(metadata: ModelMetadata, limits: Limits, *, batching: bool) -> dict[str, Any]:
