@@ -383,7 +383,6 @@ async def test_tls_with_the_brokers_own_authority(start_mosquitto: Callable[...,
     await absent.close()
 
 
-@pytest.mark.filterwarnings("ignore:Exception ignored in. <ssl.SSLSocket")  # paho leaves it to the collector
 async def test_untrusted_broker_is_a_link_error(start_mosquitto: Callable[..., Broker], tmp_path: Path) -> None:
     key, certificate = tmp_path / "key.pem", tmp_path / "cert.pem"
     make_certificate(key, certificate)
