@@ -45,7 +45,7 @@ from firstline_core.protocol.loopback import is_loopback
 from firstline_core.protocol.tensors import shown
 from firstline_core.storage import settings
 from firstline_core.storage.files import naming, read_text
-from firstline_core.storage.setting_places import FILE_LIMIT_BYTES
+from firstline_core.storage.setting_places import FILE_LIMIT_BYTES, Sources
 
 # The PHC format, with a salt of 16 bytes and a hash of 32: a hash of another form would fail at each sign-in.
 _HASH = re.compile(
@@ -153,7 +153,7 @@ def read_accounts(path: Path | None, shared: str) -> Accounts:
             "--accounts excludes a shared password; remove it, or --password-file and FIRSTLINE_CONSOLE_PASSWORD."
         )
     with naming(path):
-        found = settings.load(Accounts, file=path, text=read_text(path, FILE_LIMIT_BYTES))
+        found = settings.load(Accounts, Sources(path, read_text(path, FILE_LIMIT_BYTES)))
     _check_persons(path, found)
     if found.oidc is not None:
         _check_https(path, "issuer", found.oidc.issuer)

@@ -75,7 +75,7 @@ from firstline_core.processing.steps import Datatype, InputSpec, Kind, Scale, de
 from firstline_core.routing.certification import check_share
 from firstline_core.storage import settings
 from firstline_core.storage.files import naming, read_text
-from firstline_core.storage.setting_places import FILE_LIMIT_BYTES, naming_key, parts_of
+from firstline_core.storage.setting_places import FILE_LIMIT_BYTES, Sources, naming_key, parts_of
 from firstline_core.tasks.base import Task
 from firstline_core.tasks.classification import Classification
 from firstline_core.tasks.installed import BUILT_IN, read_task, similar_task
@@ -361,7 +361,7 @@ def read_recipe(file: Path, models: Path | None = None) -> BundleSpec:
         text = read_text(file, FILE_LIMIT_BYTES)
     if not text.strip():
         raise ConfigError(f"{file} is empty; write name, version, labels, a model and [policy] into it.")
-    recipe = settings.load(_Recipe, file=file, text=text)
+    recipe = settings.load(_Recipe, Sources(file, text))
     spec = _spec(recipe, file, models if models is not None else file.parent)
     for key, sentence in _faults(spec, recipe.labels):
         with naming_key(file, key):

@@ -43,8 +43,9 @@ def load(
     Raises:
         ConfigError: a source cannot be read, or contains invalid settings.
     """
-    settings = sources.load(Settings, file=file, environ=environ, prefix=ENVIRONMENT_PREFIX, overrides=overrides)
-    with naming_sources(file, environ or {}, overrides or {}):
+    given = Sources(file, None, environ or {}, ENVIRONMENT_PREFIX, overrides or {})
+    settings = sources.load(Settings, given)
+    with sources.naming_sources(Settings, given):
         _check(settings)
         base = file.parent if file is not None else Path()
         settings = sources.with_absolute_paths(settings, base)

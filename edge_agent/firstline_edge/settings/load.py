@@ -64,11 +64,11 @@ def load(
     Raises:
         ConfigError: a source cannot be read or is invalid.
     """
-    environ = os.environ if environ is None else environ
-    settings = sources.load(EdgeSettings, file=file, environ=environ, prefix=PREFIX, overrides=overrides, text=text)
+    given = Sources(file, text, os.environ if environ is None else environ, PREFIX, overrides or {})
+    settings = sources.load(EdgeSettings, given)
     if file is not None:
         settings = sources.with_absolute_paths(settings, _resolved(file).parent)
-    with sources.naming_sources(EdgeSettings, Sources(file, text, environ, PREFIX, overrides or {})):
+    with sources.naming_sources(EdgeSettings, given):
         check(settings)
         return _with_identity(settings)
 

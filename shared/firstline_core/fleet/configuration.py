@@ -27,6 +27,7 @@ from firstline_core.fleet.twin import Version
 from firstline_core.routing.policy import PolicyKind
 from firstline_core.storage import settings
 from firstline_core.storage.files import naming
+from firstline_core.storage.setting_places import Sources
 from firstline_core.types import NAME_PATTERN, Name
 
 LIMIT_BYTES = 16 * 1024
@@ -127,7 +128,7 @@ def parse_configuration(content: bytes, where: str) -> Configuration:
         raise ConfigError(f"{where} has more than {LIMIT_BYTES} bytes, and is no configuration.")
     with naming(where):
         text = content.decode("utf-8-sig")
-    configuration = settings.load(Configuration, file=Path(where), text=text)
+    configuration = settings.load(Configuration, Sources(Path(where), text))
     for section, values in configuration.changes.items():
         for key, value in values.items():
             if value != value:  # noqa: PLR0124 (NaN is not equal to itself)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -22,23 +22,59 @@ ANY_NAME = "[...]"
 _PART = re.compile(rf"{re.escape(ANY_NAME)}|[^.\[\]]+")
 
 
-@dataclass(frozen=True, slots=True)
-class Sources:
-    """The sources of settings, for errors about values that are read well and make no sense together.
+class Given(NamedTuple):
+    """A value of a variable or a flag.
 
     Attributes:
-        file: None if there is none.
-        text: its content; None to read it.
-        environ: variables, see `settings.load`.
-        prefix: of the variables.
-        overrides: dotted keys from flags; None is ignored.
+        key: parts of the setting's key.
+        value: text for a variable.
+        name: of the variable, or the key of the flag.
+        place: for errors.
     """
 
-    file: Path | None
+    key: list[str]
+    value: object
+    name: str
+    place: str
+
+    @property
+    def parsed(self) -> object:
+        """Returns the value; that of text see `value_of`."""
+        return value_of(self.value) if isinstance(self.value, str) else self.value
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """The sources of settings; each overrides the one before.
+
+    Attributes:
+        file: a TOML file; None for defaults only.
+        text: its content; None to read it.
+        environ: variables `PREFIX` + `SECTION__KEY`, e.g. FIRSTLINE_EDGE_API__PORT=9000. Lists are JSON. Other
+            variables with the prefix are ignored: Kubernetes sets FIRSTLINE_GATEWAY_PORT and similar ones for a
+            service named firstline-gateway.
+        prefix: of the process's variables, e.g. "FIRSTLINE_EDGE_".
+        overrides: dotted keys from flags, e.g. {"api.port": 9000}; text as in the environment; None is ignored.
+    """
+
+    file: Path | None = None
     text: str | None = None
     environ: Mapping[str, str] = field(default_factory=dict)
-    prefix: str = ""
+    prefix: str = "FIRSTLINE_"
     overrides: Mapping[str, object] = field(default_factory=dict)
+
+    @property
+    def given(self) -> list[Given]:
+        """Returns what variables set, and then what flags set."""
+        found = []
+        for name, text in self.environ.items():
+            if name.startswith(self.prefix):
+                key = name.removeprefix(self.prefix).lower().replace("__", ".")
+                found.append(Given(key.split("."), text, name, f"the environment variable {name}"))
+        for key, value in self.overrides.items():
+            if value is not None:
+                found.append(Given(key.split("."), value, key, "the command line"))
+        return found
 
     @contextmanager
     def naming(self, is_key: Callable[[list[str]], bool]) -> Iterator[None]:
@@ -71,31 +107,21 @@ class Sources:
 
     def _names(self, path: list[str]) -> set[str]:
         """Returns the names that the sources have in a table."""
-        given = [(key.split("."), value) for key, value in self.overrides.items() if value is not None]
-        given += [(variable.removeprefix(self.prefix).lower().split("__"), text) for variable, text in self._variables]
-        given.append(([], _parsed(self._content)))
         names: set[str] = set()
-        for key, value in given:
+        for key, value in [*((each.key, each.parsed) for each in self.given), ([], _parsed(self._content))]:
             if key[: len(path)] == path and len(key) > len(path):
                 names.add(key[len(path)])
             elif key == path[: len(key)]:
-                found = value_at(value_of(value) if isinstance(value, str) else value, path[len(key) :])
+                found = value_at(value, path[len(key) :])
                 names.update(found if isinstance(found, dict) else ())
         return names
-
-    @property
-    def _variables(self) -> list[tuple[str, str]]:
-        return [(name, value) for name, value in self.environ.items() if name.startswith(self.prefix)]
 
     def _exact(self, path: list[str]) -> str:
         """Returns where a setting, or the section or list that contains it, is given; "" for a default."""
         for length in range(len(path), 0, -1):
-            key = ".".join(path[:length])
-            if self.overrides.get(key) is not None:
-                return "the command line"
-            variable = self.prefix + key.replace(".", "__").upper()
-            if variable in self.environ and path[:length] == key.lower().split("."):
-                return f"the environment variable {variable}"
+            for each in reversed(self.given):
+                if each.key == path[:length]:
+                    return each.place
         return self._closest(path) if _defines(self._content, path) else ""
 
     @property
@@ -107,14 +133,10 @@ class Sources:
     def _closest(self, path: list[str]) -> str:
         """Returns the line of a setting or of the closest table around it, or a variable of that table, or the file."""
         line = line_of(self._content, path)
-        table = f"{self.prefix}{'__'.join(path[:-1]).upper()}__"
         if not line and len(path) > 1:
-            if any(
-                key.startswith(f"{'.'.join(path[:-1])}.") for key, value in self.overrides.items() if value is not None
-            ):
-                return "the command line"
-            if variable := next((name for name in self.environ if name.startswith(table)), ""):
-                return f"the environment variable {variable}"
+            for each in reversed(self.given):
+                if each.key[: len(path) - 1] == path[:-1] and len(each.key) >= len(path):
+                    return each.place
         return "" if self.file is None else f"{self.file}{line}"
 
 

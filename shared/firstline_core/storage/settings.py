@@ -10,7 +10,7 @@ import difflib
 import logging
 import re
 import tomllib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from copy import deepcopy
 from functools import cache
@@ -30,7 +30,6 @@ from firstline_core.storage.setting_places import (
     parts_of,
     spelled,
     value_at,
-    value_of,
 )
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -58,55 +57,33 @@ Warn = Callable[[str], None]
 _log: Warn = logging.getLogger("settings").warning
 
 
-def load(
-    cls: type[T],
-    *,
-    file: Path | None = None,
-    environ: Mapping[str, str] | None = None,
-    prefix: str = "FIRSTLINE_",
-    overrides: Mapping[str, object] | None = None,
-    text: str | None = None,
-    warn: Warn = _log,
-) -> T:
-    """Reads settings from all three sources.
+def load(cls: type[T], sources: Sources, *, warn: Warn = _log) -> T:
+    """Reads settings from all of their sources.
 
     Args:
         cls: a frozen struct with `forbid_unknown_fields`; nested structs are TOML tables.
-        file: a TOML file, or None for defaults only.
-        environ: variables `PREFIX` + `SECTION__KEY` override the file, e.g. FIRSTLINE_EDGE_API__PORT=9000. Lists are
-            JSON. Other variables with the prefix are ignored: Kubernetes sets FIRSTLINE_GATEWAY_PORT and similar ones
-            for a service named firstline-gateway.
-        prefix: prefix of the process's environment variables, e.g. "FIRSTLINE_EDGE_".
-        overrides: dotted keys from flags, e.g. {"api.port": 9000}; text as in the environment; None is ignored.
-        text: content of the file, if already read.
+        sources: the file, variables and flags.
         warn: called with a sentence about ignored variables.
 
     Raises:
         ConfigError: a source cannot be read or is invalid.
     """
+    text = sources.text
     if text is None:
-        text = read_text(file) if file is not None else ""
-    values = parse(text, file)
-    _convert(cls, values, text=text, where=str(file))
+        text = read_text(sources.file) if sources.file is not None else ""
+    values = parse(text, sources.file)
+    _convert(cls, values, text=text, where=str(sources.file))
 
     known = {".".join(path) for path in _settings(cls)}
     ignored = []
-    for variable, value in (environ or {}).items():
-        if not variable.startswith(prefix):
+    for each in sources.given:
+        if len(each.key) == 1 and each.key[0] not in known:
+            ignored.append(each.name)
             continue
-        key = variable.removeprefix(prefix).lower().replace("__", ".")
-        if "." not in key and key not in known:
-            ignored.append(variable)
-            continue
-        _set(values, key.split("."), value_of(value), variable)
-        _convert(cls, values, text="", where=f"the environment variable {variable}", of_text=True)
-    _warn_about_ignored(ignored, known, prefix, warn)
-    for dotted, flag_value in (overrides or {}).items():
-        if flag_value is not None:
-            parsed = value_of(flag_value) if isinstance(flag_value, str) else flag_value
-            _set(values, dotted.split("."), parsed, dotted)
-            _convert(cls, values, text="", where="the command line", of_text=isinstance(flag_value, str))
-    return _convert(cls, values, text=text, where=str(file or "the defaults"))
+        _set(values, each.key, each.parsed, each.name)
+        _convert(cls, values, text="", where=each.place, of_text=isinstance(each.value, str))
+    _warn_about_ignored(ignored, known, sources.prefix, warn)
+    return _convert(cls, values, text=text, where=str(sources.file or "the defaults"))
 
 
 def naming_sources(cls: type[msgspec.Struct], sources: Sources) -> AbstractContextManager[None]:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Literal
@@ -9,7 +10,8 @@ import msgspec
 import pytest
 
 from firstline_core.errors import ConfigError
-from firstline_core.storage.settings import load
+from firstline_core.storage import settings
+from firstline_core.storage.setting_places import Sources
 
 
 class Api(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -41,6 +43,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     links: tuple[Link, ...] = ()
     peers: dict[str, Link] = {}
     sizes: dict[str, int] = {}
+
+
+def load(kind: type[Settings], warn: Callable[[str], None] | None = None, **sources: Any) -> Settings:
+    return settings.load(kind, Sources(**sources), **({} if warn is None else {"warn": warn}))
 
 
 def written(tmp_path: Path, text: str) -> Path:

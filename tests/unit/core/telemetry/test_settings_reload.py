@@ -9,6 +9,7 @@ from support.logs import captured_lines
 from support.waiting import until
 
 from firstline_core.errors import ConfigError
+from firstline_core.storage.setting_places import Sources
 from firstline_core.storage.settings import load
 from firstline_core.telemetry.settings_reload import SettingsReload
 
@@ -34,7 +35,7 @@ class Process:
         self.fails = False
         self.attempts = 0
         self.settings_reload = SettingsReload(
-            load(Settings, file=self.file), self._read, self._apply, lambda: {"log.level"}
+            load(Settings, Sources(self.file)), self._read, self._apply, lambda: {"log.level"}
         )
 
     def reload(self, text: str) -> list[tuple[str, str, str]]:
@@ -47,7 +48,7 @@ class Process:
         ]
 
     def _read(self) -> Settings:
-        return load(Settings, file=self.file)
+        return load(Settings, Sources(self.file))
 
     async def _apply(self, settings: Settings) -> list[str]:
         self.attempts += 1
