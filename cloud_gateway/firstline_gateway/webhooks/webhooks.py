@@ -174,12 +174,11 @@ class _Sender:
         position = await self.store.write(partial(claim, service_s=self.service.now_s()))
         if position is None:
             return
-        waiting = await self._waiting(position)
         position = replace(position, due_service_s=0.0)
         ends_s = self.clock.monotonic_s() + _ROUND_S
         try:
             async with self.receiver.client() as client:
-                for message in waiting:
+                for message in await self._waiting(position):
                     position = await self._after(message, position, client)
                     if position.due_service_s or self.clock.monotonic_s() >= ends_s:
                         break
