@@ -25,7 +25,6 @@ from support.proxy import FINE, ChaosProxy, Network
 from firstline_core.fleet.rest import CONTRACTS_PATH
 from firstline_core.protocol.enrolment import ENROL_PATH
 from firstline_gateway.app import Gateway, open_gateway
-from firstline_gateway.contracts import monitor
 from firstline_gateway.settings.load import load
 from firstline_gateway.store import store as store_module
 
@@ -103,11 +102,11 @@ async def test_postgresql_may_become_read_only(own_postgresql: PostgreSql) -> No
 
 
 async def test_silent_database_delays_no_request(postgresql: PostgreSql, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(monitor, "PATIENCE_S", 0.3)
     async with ChaosProxy(postgresql.port) as network:
         url = postgresql.new_database().replace(f":{postgresql.port}/", f":{network.port}/")
         async with line(url) as (gateway, client):
             read(await post(client, delivery(0)))
+            monkeypatch.setattr(store_module, "PATIENCE_S", 0.3)
             await network.become(Network(stalled=True))
             async with asyncio.timeout(15):
                 reply = await post(client, delivery(1))

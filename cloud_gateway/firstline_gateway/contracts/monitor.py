@@ -41,7 +41,7 @@ from firstline_gateway.identity.principals import UNAUTHENTICATED, device_of
 from firstline_gateway.models.repository import Repository, ServedModel
 from firstline_gateway.settings.settings import Contracts
 from firstline_gateway.store.service_clock import ServiceClock
-from firstline_gateway.store.store import PATIENCE_S, Store, unresponsive
+from firstline_gateway.store.store import Store, limited_wait
 
 log = logger(__name__)
 
@@ -122,11 +122,8 @@ class ContractMonitor:
         Raises:
             StoreUnavailableError: the store refuses, or does not answer.
         """
-        try:
-            async with asyncio.timeout(PATIENCE_S):
-                await asyncio.wrap_future(self.refresh())
-        except TimeoutError as error:
-            raise unresponsive(self.store.database) from error
+        async with limited_wait(self.store.database):
+            await asyncio.wrap_future(self.refresh())
 
     def pools(self) -> list[Pool]:
         """Returns all pools, sorted by promise."""

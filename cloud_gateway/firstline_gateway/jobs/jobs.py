@@ -11,10 +11,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from collections.abc import Callable
 from dataclasses import InitVar, dataclass
 from functools import partial
-from typing import TypeVar
 
 from msgspec.structs import replace
 from sqlalchemy import Connection
@@ -44,7 +42,7 @@ from firstline_gateway.jobs.waiters import POLL_S, JobWaiters
 from firstline_gateway.serving.data_plane import GatewayDataPlane
 from firstline_gateway.settings.settings import Jobs as JobSettings
 from firstline_gateway.store.service_clock import ServiceClock
-from firstline_gateway.store.store import PATIENCE_S, Store, unresponsive
+from firstline_gateway.store.store import Store, limited_wait
 
 log = logger("firstline_gateway.jobs")
 
@@ -55,8 +53,6 @@ _LOOK_S = 2.0
 # A job that was begun so often without a result has probably ended the gateways that ran it.
 _ATTEMPTS = 5
 _RETRY_S = 1.0
-
-T = TypeVar("T")
 
 
 @dataclass(eq=False)
@@ -160,7 +156,8 @@ class Jobs:
                 "jobs.bytes_limit; send it without Prefer: respond-async."
             )
         priority = request.priority or _DEFAULT_PRIORITY
-        refusal = await self._write(lambda connection: records.add(connection, job, priority, self.settings))
+        async with limited_wait(self.store.database):
+            refusal = await self.store.write(lambda on: records.add(on, job, priority, self.settings))
         if refusal is not None:
             raise refusal
         self._counter.labels("submitted").inc()
@@ -188,16 +185,11 @@ class Jobs:
             UnknownAnswerError: this principal has no job of this id.
             StoreUnavailableError: the store refuses or does not answer.
         """
-        if not await self._write(lambda connection: records.remove(connection, job_id, principal)):
+        async with limited_wait(self.store.database):
+            removed = await self.store.write(lambda connection: records.remove(connection, job_id, principal))
+        if not removed:
             raise _unknown(job_id)
         self.waiters.notify(job_id)
-
-    async def _write(self, operation: Callable[[Connection], T]) -> T:
-        try:
-            async with asyncio.timeout(PATIENCE_S):
-                return await self.store.write(operation)
-        except TimeoutError as error:
-            raise unresponsive(self.store.database) from error
 
     async def _claim(self) -> None:
         """Claims as many jobs as may run now, and starts them."""

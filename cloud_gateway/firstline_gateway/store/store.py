@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import TypeVar
 
@@ -56,11 +57,8 @@ class Readers:
             with self.database.reading() as connection:
                 return operation(connection)
 
-        try:
-            async with asyncio.timeout(PATIENCE_S):
-                return await asyncio.get_running_loop().run_in_executor(self._threads, run)
-        except TimeoutError as error:
-            raise unresponsive(self.database) from error
+        async with limited_wait(self.database):
+            return await asyncio.get_running_loop().run_in_executor(self._threads, run)
 
     def close(self, timeout_s: float | None = None) -> bool:
         """Ends the threads; returns False if the database blocked one for longer than `timeout_s`."""
@@ -119,11 +117,20 @@ class Store(GroupWriter[Connection]):
         return super().close(left_s) and readers_ended
 
 
-def unresponsive(database: Database) -> StoreUnavailableError:
-    """Returns the error for a database that does not answer."""
-    return StoreUnavailableError(
-        f"The store {database.shown} did not answer within {PATIENCE_S:g} s.", retry_after_s=_RETRY_AFTER_S
-    )
+@asynccontextmanager
+async def limited_wait(database: Database) -> AsyncIterator[None]:
+    """Waits for the database for at most `PATIENCE_S`; what it was asked may still happen later.
+
+    Raises:
+        StoreUnavailableError: it does not answer.
+    """
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            yield
+    except TimeoutError as error:
+        raise StoreUnavailableError(
+            f"The store {database.shown} did not answer within {PATIENCE_S:g} s.", retry_after_s=_RETRY_AFTER_S
+        ) from error
 
 
 def register_metrics(metrics: RequestMetrics, store: Store) -> None:

@@ -29,7 +29,7 @@ from firstline_gateway.serving.deliveries.records import DeliveryKey, Record
 from firstline_gateway.serving.request_digest import hashed
 from firstline_gateway.settings.settings import Store as StoreSettings
 from firstline_gateway.store.service_clock import ServiceClock, advance
-from firstline_gateway.store.store import PATIENCE_S, Readers, Store, unresponsive
+from firstline_gateway.store.store import Readers, Store, limited_wait
 
 # After a refusal the store is not used for so long, and no model runs for deliveries that could not be recorded.
 _REST_S = 1.0
@@ -153,10 +153,8 @@ class Deliveries:
             self._results.labels("refused").inc()
             raise StoreUnavailableError(self._refusal, retry_after_s=_RETRY_AFTER_S)
         try:
-            async with asyncio.timeout(PATIENCE_S):  # a device repeats a request without an answer
+            async with limited_wait(self.store.database):  # a device repeats a request without an answer
                 return await ask()
-        except TimeoutError:
-            refused = unresponsive(self.store.database)
         except StoreUnavailableError as error:
             refused = error
         self._results.labels("refused").inc()
