@@ -269,8 +269,8 @@ class EventResult:
     """The result of a promise about one event; see `EventRows` and `CertificationResult`.
 
     Attributes:
-        n_needed: without so many additional rows no threshold proves the promise, even if no row is lost; 0 if there
-            are enough.
+        n_needed: without so many additional rows with a score no threshold proves the promise, even if no row is lost;
+            0 if there are enough.
     """
 
     epsilon: float
@@ -334,18 +334,19 @@ def certify_events(
     n = sum(test.n for test in tests)
     proof = certification.prove(tests, hypotheses)
     if proof is None:
-        few = [max(binomial.rows_needed(0, test.epsilon, test.delta) - test.n, 0) for test in tests]
+        few = [max(binomial.rows_needed(0, test.epsilon, test.delta) - len(test.descending), 0) for test in tests]
         results = {
             name: EventResult(test.epsilon, test.delta, test.n, 0.0, None, lacking)
             for name, test, lacking in zip(events, tests, few, strict=True)
         }
-        needed = max(*few, certification.missing(tests, hypotheses, max(few)))
+        needed = certification.missing(tests, hypotheses, max(few))
         return EventsResult(False, None, 0.0, None, n, needed, results)
     results = {
         name: EventResult(test.epsilon, test.delta, test.n, _kept_share(scores, weights, proof.threshold), upper, 0)
         for name, test, upper, (scores, _, weights) in zip(events, tests, proof.risk_upper, bounded, strict=True)
     }
-    return EventsResult(True, proof.threshold, sum(proof.kept) / n, max(proof.risk_upper), n, 0, results)
+    kept = sum(result.kept * result.n for result in results.values()) / n
+    return EventsResult(True, proof.threshold, kept, max(proof.risk_upper), n, 0, results)
 
 
 def first_rows(epsilon: float, delta: float) -> int:

@@ -187,6 +187,8 @@ def test_the_share_of_an_event_that_is_kept_is_the_population_s() -> None:
     assert found.events["a"].kept == pytest.approx(1 - found.threshold, abs=0.03)
     assert (scores >= found.threshold).mean() < found.events["a"].kept - 0.05
     assert found.events["b"].kept == 1
+    alone = certify_events({"a": EventRows(scores, losses, 0.05, 0.1, weights)})
+    assert alone.certified and alone.kept == pytest.approx(alone.events["a"].kept)
 
 
 def test_too_few_rows_of_one_event_certify_nothing() -> None:
@@ -198,6 +200,11 @@ def test_too_few_rows_of_one_event_certify_nothing() -> None:
     assert certify_events(promises | {"missed bicycle": _event(45, 0, delta=0.1)}, starts=[Start(0.0, 1.0)]).certified
     assert certify_events(promises | {"missed bicycle": _event(0, 0)}, starts=[Start(0.0, 1.0)]).n_needed == 59
     assert certify_events(promises, starts=()).n_needed == 33
+
+
+def test_rows_without_a_score_are_not_enough_for_an_event() -> None:
+    found = certify_events({"missed person": EventRows(np.full(400, np.nan), np.zeros(400), 0.05, 0.05)})
+    assert (found.n_needed, found.events["missed person"].n_needed) == (59, 59)
 
 
 def test_events_without_starts_are_one_event() -> None:
