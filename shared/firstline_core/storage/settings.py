@@ -77,7 +77,7 @@ def load(cls: type[T], sources: Sources, *, warn: Warn = _log) -> T:
     known = {".".join(path) for path in _settings(cls)}
     ignored = []
     for each in sources.given:
-        if len(each.key) == 1 and each.key[0] not in known:
+        if each.name in sources.environ and len(each.key) == 1 and each.key[0] not in known:
             ignored.append(each.name)
             continue
         _set(values, each.key, each.parsed, each.name)

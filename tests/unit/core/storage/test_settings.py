@@ -143,6 +143,11 @@ def test_a_list_in_a_variable_is_json(environ: dict[str, str]) -> None:
         load(Settings, environ=environ, prefix="X_")
 
 
+def test_a_flag_without_a_section_is_an_unknown_key() -> None:
+    with pytest.raises(ConfigError, match="the command line has an unknown key 'port'"):
+        load(Settings, overrides={"port": "9000"})
+
+
 def test_variables_of_kubernetes_are_ignored() -> None:
     """https://kubernetes.io/docs/tutorials/services/connect-applications-service/#environment-variables."""
     link = "tcp://10.0.0.11:8080"
