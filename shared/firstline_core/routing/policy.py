@@ -1,6 +1,6 @@
 """Which tier answers: the policies that decide by the scores of edge answers.
 
-`before` decides by the request alone, `Policy.decide` by the edge model's output. `Certified` and `Value` are
+`before` decides by the request alone, `Policy.decide` by the edge model's output. `certified` and `value` are
 Firstline's own policies. The others are baselines, and re-implementations of other products from their published
 descriptions, for comparison on the same rows. Budgets can override all of them.
 
@@ -13,9 +13,11 @@ from __future__ import annotations
 
 import math
 import random
-from abc import ABC, abstractmethod
-from dataclasses import dataclass, field, fields
-from typing import ClassVar, Literal
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from inspect import signature
+from typing import Literal, NamedTuple
 
 import numpy as np
 from msgspec import Struct
@@ -222,38 +224,26 @@ class PolicyState:
     draws: random.Random = field(default_factory=lambda: random.Random(0))  # noqa: S311 (no secret)
 
 
-class Policy(ABC):
-    """Decides which tier answers a row; the dataclass fields of a subclass are its parameters.
+class Policy(NamedTuple):
+    """Decides which tier answers a row.
 
     Attributes:
         kind: its name in the settings.
+        decide: returns which tier answers a row, and updates the state.
         certifies: the contracts whose certificates cover the answers that it accepts for their score.
     """
 
-    kind: ClassVar[PolicyKind]
-    certifies: ClassVar[tuple[Contract, ...]] = ()
-
-    @abstractmethod
-    def decide(self, evidence: RowEvidence, state: PolicyState) -> Decision:
-        """Returns which tier answers the row, and updates `state`."""
+    kind: PolicyKind
+    decide: Callable[[RowEvidence, PolicyState], Decision]
+    certifies: tuple[Contract, ...]
 
 
-@dataclass(frozen=True)
-class Certified(Policy):
+def certified(evidence: RowEvidence, _state: PolicyState) -> Decision:
     """Accepts an edge answer if and only if its score reaches the threshold in use."""
-
-    kind: ClassVar[PolicyKind] = "certified"
-    certifies: ClassVar[tuple[Contract, ...]] = ("disagreement", "harm", "events", "stream")
-
-    def decide(self, evidence: RowEvidence, state: PolicyState) -> Decision:
-        return _ACCEPT if evidence.score >= evidence.threshold else _ESCALATE
+    return _ACCEPT if evidence.score >= evidence.threshold else _ESCALATE
 
 
-CERTIFIED = Certified()
-
-
-@dataclass(frozen=True)
-class Value(Policy):
+def value(evidence: RowEvidence, _state: PolicyState, *, least_value: float = 0.0) -> Decision:
     """Escalates rows that are worth their price, after those that the certificate's contract demands.
 
     With a certificate, rows below its threshold are escalated as by `certified`. Other rows are escalated if their
@@ -261,68 +251,42 @@ class Value(Policy):
     on the stream, where more escalations may cost accuracy.
 
     Args:
+        evidence: of the row.
         least_value: rows with a lower value are accepted at any price.
     """
-
-    least_value: float = 0.0
-    kind: ClassVar[PolicyKind] = "value"
-    certifies: ClassVar[tuple[Contract, ...]] = ("disagreement", "harm", "events")
-
-    def decide(self, evidence: RowEvidence, state: PolicyState) -> Decision:
-        if evidence.has_certificate and not evidence.score >= evidence.threshold:
-            return _ESCALATE
-        return _ESCALATE_FOR_VALUE if not evidence.value < self.least_value else _ACCEPT
+    if evidence.has_certificate and not evidence.score >= evidence.threshold:
+        return _ESCALATE
+    return _ESCALATE_FOR_VALUE if not evidence.value < least_value else _ACCEPT
 
 
-@dataclass(frozen=True)
-class Threshold(Policy):
+def threshold(evidence: RowEvidence, _state: PolicyState, *, threshold: float | None = None) -> Decision:
     """Accepts an edge answer if and only if its score reaches a configured number.
 
     Args:
+        evidence: of the row.
         threshold: None for the bundle's own.
     """
-
-    threshold: float | None = None
-    kind: ClassVar[PolicyKind] = "threshold"
-
-    def decide(self, evidence: RowEvidence, state: PolicyState) -> Decision:
-        threshold = evidence.threshold if self.threshold is None else self.threshold
-        return _ACCEPT if evidence.score >= threshold else _ESCALATE
+    return _ACCEPT if evidence.score >= (evidence.threshold if threshold is None else threshold) else _ESCALATE
 
 
-@dataclass(frozen=True)
-class EdgeOnly(Policy):
+def edge_only(_evidence: RowEvidence, _state: PolicyState) -> Decision:
     """Accepts every edge answer."""
-
-    kind: ClassVar[PolicyKind] = "edge_only"
-
-    def decide(self, evidence: RowEvidence, state: PolicyState) -> Decision:
-        return _ACCEPT_BY_POLICY
+    return _ACCEPT_BY_POLICY
 
 
-@dataclass(frozen=True)
-class CloudOnly(Policy):
+def cloud_only(_evidence: RowEvidence, _state: PolicyState) -> Decision:
     """Escalates every row."""
-
-    kind: ClassVar[PolicyKind] = "cloud_only"
-
-    def decide(self, evidence: RowEvidence, state: PolicyState) -> Decision:
-        return _ESCALATE_BY_POLICY
+    return _ESCALATE_BY_POLICY
 
 
-@dataclass(frozen=True)
-class Random(Policy):
+def random_share(_evidence: RowEvidence, state: PolicyState, *, rate: float = 0.3) -> Decision:
     """Escalates a random share of the rows.
 
     Args:
+        state: of the policy for this model.
         rate: probability of escalating a row.
     """
-
-    rate: float = 0.3
-    kind: ClassVar[PolicyKind] = "random"
-
-    def decide(self, evidence: RowEvidence, state: PolicyState) -> Decision:
-        return _ESCALATE_BY_POLICY if state.draws.random() < self.rate else _ACCEPT_BY_POLICY
+    return _ESCALATE_BY_POLICY if state.draws.random() < rate else _ACCEPT_BY_POLICY
 
 
 def _certainty(probabilities: NDArray[np.float32]) -> float:
@@ -333,8 +297,7 @@ def _certainty(probabilities: NDArray[np.float32]) -> float:
     return 1 + float(positive @ np.log(positive)) / math.log(len(probabilities))
 
 
-@dataclass(frozen=True)
-class Sedna(Policy):
+def sedna(evidence: RowEvidence, _state: PolicyState, *, threshold: float = 0.5) -> Decision:
     """KubeEdge Sedna's `CrossEntropy` filter, which its joint inference uses to find hard examples.
 
     A row is hard, and escalated, if 1 + sum(p * log p) / log(classes) is below the threshold. A row with a probability
@@ -344,20 +307,15 @@ class Sedna(Policy):
     From the description of `CrossEntropyFilter` in kubeedge/sedna, lib/sedna/algorithms/hard_example_mining.
 
     Args:
+        evidence: of the row.
         threshold: `threshold_cross_entropy` there, with its default.
     """
-
-    threshold: float = 0.5
-    kind: ClassVar[PolicyKind] = "sedna"
-
-    def decide(self, evidence: RowEvidence, state: PolicyState) -> Decision:
-        probabilities = evidence.outputs.get(PROBABILITIES)
-        certainty = evidence.score if probabilities is None else _certainty(probabilities[0])
-        return _ESCALATE if certainty < self.threshold else _ACCEPT
+    probabilities = evidence.outputs.get(PROBABILITIES)
+    certainty = evidence.score if probabilities is None else _certainty(probabilities[0])
+    return _ESCALATE if certainty < threshold else _ACCEPT
 
 
-@dataclass(frozen=True)
-class Groundlight(Policy):
+def groundlight(evidence: RowEvidence, state: PolicyState, *, threshold: float = 0.9, pause_s: float = 2.0) -> Decision:
     """Groundlight's edge endpoint: a confidence threshold, and a pause between two escalations of one detector.
 
     During the pause the edge model also answers uncertain rows. So a burst of uncertain, probably similar images is not
@@ -369,32 +327,39 @@ class Groundlight(Policy):
     other policy.
 
     Args:
+        evidence: of the row.
+        state: of the policy for this model.
         threshold: of the confidence.
         pause_s: minimum number of seconds between two escalations.
     """
-
-    threshold: float = 0.9
-    pause_s: float = 2.0
-    kind: ClassVar[PolicyKind] = "groundlight"
-
-    def decide(self, evidence: RowEvidence, state: PolicyState) -> Decision:
-        if evidence.score >= self.threshold:
-            return _ACCEPT
-        if evidence.now_s - state.escalated_s <= self.pause_s:
-            return _ACCEPT_FOR_BUDGET
-        state.escalated_s = evidence.now_s
-        return _ESCALATE
+    if evidence.score >= threshold:
+        return _ACCEPT
+    if evidence.now_s - state.escalated_s <= pause_s:
+        return _ACCEPT_FOR_BUDGET
+    state.escalated_s = evidence.now_s
+    return _ESCALATE
 
 
-_POLICIES: dict[PolicyKind, type[Policy]] = {
-    policy.kind: policy for policy in (Certified, Value, Threshold, EdgeOnly, CloudOnly, Random, Sedna, Groundlight)
+_POLICIES: dict[PolicyKind, Callable[..., Decision]] = {
+    "certified": certified,
+    "value": value,
+    "threshold": threshold,
+    "edge_only": edge_only,
+    "cloud_only": cloud_only,
+    "random": random_share,
+    "sedna": sedna,
+    "groundlight": groundlight,
 }
 KINDS: tuple[PolicyKind, ...] = tuple(_POLICIES)
+_CERTIFIES: dict[PolicyKind, tuple[Contract, ...]] = {
+    "certified": ("disagreement", "harm", "events", "stream"),
+    "value": ("disagreement", "harm", "events"),
+}
 
 
 def parameters_of(kind: PolicyKind) -> tuple[str, ...]:
     """Returns the names of a policy's parameters; each of them has a default."""
-    return tuple(parameter.name for parameter in fields(_POLICIES[kind]))  # type: ignore[arg-type]  # all are dataclasses
+    return tuple(each.name for each in signature(_POLICIES[kind]).parameters.values() if each.kind is each.KEYWORD_ONLY)
 
 
 def make_policy(kind: PolicyKind, **parameters: float) -> Policy:
@@ -404,7 +369,11 @@ def make_policy(kind: PolicyKind, **parameters: float) -> Policy:
         kind: of the policy.
         parameters: see `parameters_of`.
     """
-    return _POLICIES[kind](**parameters)
+    decide = partial(_POLICIES[kind], **parameters) if parameters else _POLICIES[kind]
+    return Policy(kind, decide, _CERTIFIES.get(kind, ()))
+
+
+CERTIFIED = make_policy("certified")
 
 
 def value_of(learned: float | None, score: float) -> float:

@@ -162,7 +162,7 @@ def test_only_firstlines_own_policies_may_be_certified() -> None:
 def test_each_policy_takes_its_parameters() -> None:
     for kind in KINDS:
         for name in parameters_of(kind):
-            assert getattr(make_policy(kind, **{name: 0.125}), name) == 0.125
+            assert make_policy(kind, **{name: 0.125}).decide.keywords == {name: 0.125}
 
 
 @pytest.mark.parametrize(

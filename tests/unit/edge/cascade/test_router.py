@@ -60,15 +60,15 @@ def test_settings_name_parameters_as_their_policies_do() -> None:
         threshold=0.6, threshold_cross_entropy=0.4, rate=0.2, min_time_between_escalations_s=9.0, least_value=0.1
     )
     made = {kind: policy_from(PolicySection(**{**_fields(section), "kind": kind})) for kind in policy.KINDS}
-    assert made == {
-        "certified": policy.Certified(),
-        "value": policy.Value(0.1),
-        "threshold": policy.Threshold(0.6),
-        "edge_only": policy.EdgeOnly(),
-        "cloud_only": policy.CloudOnly(),
-        "random": policy.Random(0.2),
-        "sedna": policy.Sedna(0.4),
-        "groundlight": policy.Groundlight(0.6, 9.0),
+    assert {kind: getattr(found.decide, "keywords", {}) for kind, found in made.items()} == {
+        "certified": {},
+        "value": {"least_value": 0.1},
+        "threshold": {"threshold": 0.6},
+        "edge_only": {},
+        "cloud_only": {},
+        "random": {"rate": 0.2},
+        "sedna": {"threshold": 0.4},
+        "groundlight": {"threshold": 0.6, "pause_s": 9.0},
     }
 
 
