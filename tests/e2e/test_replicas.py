@@ -40,6 +40,9 @@ JOBS = {"firstline_gateway.jobs.jobs._LEASE_S": LEASE_S, "firstline_gateway.jobs
 PAUSE_S = 0.1
 """Of each application after an answer. Without one they take all of the processor, and on a busy machine the gateways'
 writing threads then wait longer for it than a client waits for the store."""
+SCAN_S = 0.3
+"""From one promise of an application near a device to its next: so as many are made as the test needs. A device sends
+those that wait for a replica slowly while its answers are late, as they all are on a busy machine."""
 OUTBOX = {"firstline_edge.outbox.delivery._TIMEOUT_S": 6.0}
 """A fifth of what they are in the field: what the dead replica had begun is waited for."""
 
@@ -227,7 +230,7 @@ class Load:
                 assert reply.status_code == 200, reply.text
                 if reply.json()["durable"]:
                     self.promises[device].append(reply.json()["request_id"])
-                await asyncio.sleep(PAUSE_S)
+                await asyncio.sleep(SCAN_S)
 
 
 async def requests_of(url: str) -> float:
