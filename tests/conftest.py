@@ -121,7 +121,8 @@ def _logging_as_it_was() -> Iterator[None]:
     yield
     root.handlers, root.level = handlers, level
     for logger, before in levels.items():
-        logger.setLevel(before)
+        if logger.level != before:  # each call would empty the caches of all loggers
+            logger.setLevel(before)
 
 
 @pytest.fixture(scope="session", autouse=True)
