@@ -135,7 +135,7 @@ def compress_command(
 
     Half of the data makes the candidates, a fifth judges them, the rest certifies them. Latency is measured on this
     machine, in turns with the existing models; with --for, the points of its profile count, energy too. A candidate
-    that is not better is refused, with the numbers; the exit code is 0 all the same.
+    that is not better is refused, with the numbers; the exit code is 0 nevertheless.
 
     Args:
         of: Model by id. Default: the first edge variant in fp32, else the full model.

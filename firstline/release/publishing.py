@@ -159,7 +159,7 @@ def publish(
         registry: becomes current.
         now_s: wall time.
         change: changes to the targets.
-        renew: sign the targets again in any case, even if they have expired.
+        renew: always sign the targets again, even if they have expired.
         recover: sign the last targets again if the registry is behind this keyring, e.g. after a restored backup.
 
     Returns:

@@ -289,7 +289,7 @@ def key_of(error: BaseException | None) -> str:
 
 
 def similar_name(name: str, known: Iterable[str], alike: float = 0.6) -> str:
-    """Returns the known name that is most similar to an unknown one, in any case; "" if none is similar.
+    """Returns the known name that is most similar to an unknown one, whatever its case; "" if none is similar.
 
     Event loops call it, so it limits its work: a name of more than 64 characters has no similar one, and of many known
     names it compares 25, preferably those of the same first letter or of about the same length. For a name of more than

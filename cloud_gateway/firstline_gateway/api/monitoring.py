@@ -63,7 +63,7 @@ def monitoring_routes(
         details = {"status": found.status, "problem": found.problem}
         try:
             await audit_log.note(principal, "webhook.test", f"webhook:{webhook}", details)
-        except CapacityError as error:  # the operator needs the answer all the same
+        except CapacityError as error:  # the operator needs the answer nevertheless
             log.error("audit entry not stored", action="webhook.test", principal=principal, why=error.message)
         return json_response(asdict(found))
 

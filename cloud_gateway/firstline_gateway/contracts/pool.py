@@ -9,7 +9,7 @@ epsilon. Devices that look at the same scene at the same moment violate it: one 
 Only one of those audits may count, chosen before its loss is known. `contracts.audit_spacing_s` selects it at random
 among the audits of one source. All audits of a promise have the same chance to count, so a source that many devices
 share counts as much as its audits (`routing/sampling.py`). A second audit of the same device within the spacing is left
-out in any case. Set the devices' `audit.spacing_s` at least as long, so that they draw it themselves.
+out anyway. Set the devices' `audit.spacing_s` at least as long, so that they draw it themselves.
 """
 
 from __future__ import annotations

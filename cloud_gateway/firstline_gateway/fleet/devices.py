@@ -199,7 +199,7 @@ class Filter(NamedTuple):
 
     Attributes:
         selector: of their tags.
-        search: part of their name, in any case; "" for all.
+        search: part of their name, in upper or lower case; "" for all.
         model: only devices that report to run it; "" for all.
         version: only devices that report to run this version of the model; None for any.
         presence: None for any.

@@ -101,7 +101,7 @@ class Fleet:
         """Adds a device's counts, and the promises that have ended.
 
         Returns:
-            False if newer counts were added before; the promises are stored all the same.
+            False if newer counts were added before; the promises are stored nevertheless.
         """
         now_s = self.clock.wall_s()
 

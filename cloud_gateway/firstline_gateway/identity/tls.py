@@ -107,7 +107,7 @@ def _context() -> ssl.SSLContext:
     context.options |= ssl.OP_NO_RENEGOTIATION
     context.set_alpn_protocols(["http/1.1"])
     context.verify_mode = ssl.CERT_OPTIONAL
-    # An operator's own authority may be an intermediate of another, and is trusted all the same.
+    # An operator's own authority may be an intermediate of another, and is trusted nevertheless.
     context.verify_flags |= ssl.VerifyFlags.VERIFY_X509_PARTIAL_CHAIN | ssl.VerifyFlags(_NO_CHECK_TIME)
     return context
 

@@ -3,7 +3,7 @@
 A job is stored before it is acknowledged, so it outlives this process. Replicas on one store share the jobs, and any of
 them returns a result. A replica claims a job with a lease, runs it with the lowest priority, and stores its result. If
 the holder of a lease dies, another replica claims its jobs when the leases expire; a gateway that has its store alone
-claims them when it starts. If two replicas run one job all the same, the first result is kept.
+claims them when it starts. If two replicas nevertheless run one job, the first result is kept.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Jobs:
     service: ServiceClock
 
     def __post_init__(self, metrics: RequestMetrics) -> None:
-        self._counter = metrics.counter("jobs_total", "Jobs, by what became of them.", ("event",))
+        self._counter = metrics.counter("jobs_total", "Jobs, by event.", ("event",))
         self.waiters = JobWaiters(self.store, self.settings.waiting_limit)
         self._holder = new_request_id()
         self._running: dict[str, asyncio.Task[None]] = {}

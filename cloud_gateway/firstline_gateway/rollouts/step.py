@@ -415,7 +415,7 @@ def evaluate(changes: Changes, assignments: Mapping[str, Assignment], view: View
 
 
 def abort_early(changes: Changes, devices: Iterable[Assignment], now: Now) -> bool:
-    """Aborts if so many devices failed that the first evaluation will abort in any case; returns whether it did."""
+    """Aborts if so many devices failed that the first evaluation would abort anyway; returns whether it did."""
     tried = [each for each in devices if each.state not in (_S.AWAY, _S.WITHDRAWN)]
     failed = sum(each.state is _S.FAILED for each in tried)
     if not failed:

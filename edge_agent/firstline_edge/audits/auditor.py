@@ -4,10 +4,11 @@ Every answer that reaches the certificate's threshold can be drawn, even if the 
 accept fewer edge answers than the certificate allows (`policy.min_threshold`, the policy `value`). Its audits still
 test the same promise as those of every other device of the fleet.
 
-At any moment every answer has the same chance to be audited, which depends only on past traffic and the budget: its
-propensity. Two audits of one source are some time apart all the same (`routing/sampling.py`). Condition: no source has
-more answers within a pause length than any had in this day or the one before, since the agent started. Those beyond
-have a smaller chance (`docs/adr/0008`), and so has a burst that would make audits over 100 times rarer.
+At any moment every answer has the same chance to be audited, its propensity. It depends only on past traffic and the
+budget. Nevertheless two audits of one source are some time apart: `routing/sampling.py` explains how an answer is drawn
+with another probability to that end. Answers have a smaller chance if their source has more of them within a pause than
+any source had today or yesterday, since the agent started (`docs/adr/0008`), and in a burst that would make audits over
+100 times rarer.
 
 The caller never waits for an audit. A drawn row is sent even if this device already knows the full model's answer: the
 gateway pools the audits of all devices, and would otherwise receive only new inputs, whose risk differs from the
@@ -138,7 +139,7 @@ class AuditRate:
         number = int(now_s * _SLOTS / self._spacing_s)
         known = self._sources.get(source)
         if known is None:
-            if not self._has_place(number):
+            if not self._make_place(number):
                 return 0.0, 0.0
             known = self._sources[source] = _Source()
         if not known.slots or known.slots[-1].number != number:
@@ -170,8 +171,8 @@ class AuditRate:
         self._propensity = min(share, max(1 / max(1, self._peak.value), _LEAST_SHARE * share))
         self._propensity_until_s = now_s + _PROPENSITY_S
 
-    def _has_place(self, number: int) -> bool:
-        """Forgets the sources that are silent for a pause length, once in a slot, if there are too many."""
+    def _make_place(self, number: int) -> bool:
+        """Returns whether another source can be remembered, after forgetting sources that were silent for a pause."""
         if len(self._sources) >= _SOURCES and number != self._searched_slot:
             self._searched_slot = number
             first = number - _SLOTS
@@ -358,7 +359,7 @@ def _note_of(monitored: MonitoredCertificate, propensity: float) -> AuditNote:
     """Returns the note to the gateway about an audit that tests a promise.
 
     Only the certificate's threshold was promised anything: a stricter part may be riskier than the whole, and would
-    raise a false alarm for the whole fleet. A tightened one is this device's own affair.
+    raise a false alarm for the whole fleet. A tightened one concerns this device alone.
     """
     certificate = monitored.certificate
     return AuditNote(

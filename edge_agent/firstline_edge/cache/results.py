@@ -40,7 +40,7 @@ log = logger(__name__)
 
 _CHECKSUM = Seal()
 # Small devices: one megabyte of page cache, and no mapping that a failing SD card turns into SIGBUS. Entries are
-# evicted after each commit (`_write`): within a transaction the file does not shrink, so diskcache would evict on.
+# evicted after each commit (`_write`): diskcache evicts within the transaction, in which the file does not shrink.
 _SETTINGS = {
     "eviction_policy": "least-recently-stored",
     "cull_limit": 0,
@@ -400,7 +400,7 @@ class DiskCache:
             self._stored = stored
 
     def _settle(self) -> None:
-        """Takes note of what became of the group that was being written; starts the next one if it is complete."""
+        """Takes note of the outcome of a written group, if it is known; starts the next group if it is complete."""
         if self._writing is None or not self._writing.done():
             return
         error, group = self._writing.exception(), self._group

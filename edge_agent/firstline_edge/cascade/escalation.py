@@ -104,7 +104,7 @@ class Escalation:
         run_s = edge.sure_ms(context.request, unseen) / 1000 if unseen else 0.0
         if math.isinf(run_s):  # never measured
             run_s = left_s / 2
-        # If the edge answer would be late in any case, the full model gets that time.
+        # If the edge answer would be late anyway, the full model gets that time.
         return (reserve_s + run_s, True) if reserve_s + run_s < left_s else (reserve_s, not unseen)
 
     async def _answer_now(

@@ -100,8 +100,8 @@ class ModelRefusals:
         if self._errors.pop((model, version), None) is not None:
             log.info("model served by gateway again", model=model, version=version)
 
-    def may_end(self, model: str, version: str, error: FirstlineError) -> bool:
-        """Returns whether the gateway refuses because it lacks the bundle, and may still get it.
+    def is_temporary(self, model: str, version: str, error: FirstlineError) -> bool:
+        """Returns whether the gateway refuses because it lacks the bundle, which it may still get.
 
         Until `BUNDLE_GRACE_S` after the first such refusal, corrections are promised, and promises wait.
         """
@@ -112,7 +112,7 @@ class ModelRefusals:
         error = self._errors.get((model, version))
         if error is None:
             return ""
-        if not self.may_end(model, version, error):
+        if not self.is_temporary(model, version, error):
             return error.message
         left_min = math.ceil(self._left_s(model, version) / 60)
         return f"{error.message} Corrections wait {left_min} more min for the gateway to get this device's bundle."
@@ -218,7 +218,7 @@ class CloudClient:
 
     def can_be_promised(self, model: DeviceModel, error: FirstlineError) -> bool:
         """Returns whether a correction can be promised after this failure to get the full model's answer."""
-        return can_be_promised(error) or self.refusals.may_end(model.manifest.name, model.version, error)
+        return can_be_promised(error) or self.refusals.is_temporary(model.manifest.name, model.version, error)
 
     def predicted_s(self, request: InferRequest, rows: int) -> float | None:
         """Returns the seconds within which most requests with so many rows are answered; None if unknown."""

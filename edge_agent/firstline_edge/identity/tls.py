@@ -41,7 +41,7 @@ def device_context(check_times: TimeCheck) -> DeviceContext:
     """Returns a context that trusts no authority yet; the caller loads authorities and the device's certificate."""
     context = DeviceContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    # An operator's own authority may be an intermediate of another one, and is trusted all the same.
+    # An operator's own authority may be an intermediate of another one, and is trusted nevertheless.
     context.verify_flags |= ssl.VerifyFlags.VERIFY_X509_PARTIAL_CHAIN | ssl.VerifyFlags(_NO_CHECK_TIME)
     context.check_times = check_times
     return context

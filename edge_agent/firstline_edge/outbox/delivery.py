@@ -99,13 +99,13 @@ class CorrectionClient:
             refusal = error
         except Exception as error:  # the outermost loop of a promise: it must not block those behind it
             log.exception("outbox delivery failed unexpectedly", request_id=request_id)
-            refusal = RuntimeFailure(f"The correction cannot be had: {error!r}.")
+            refusal = RuntimeFailure(f"The correction failed: {error!r}.")
         if not isinstance(refusal, RequestError):
             self._refused[request_id] = self._refused.get(request_id, 0) + 1
             if self._refused[request_id] < self.refusals:
                 raise refusal
         self.model_refusals.record(model, version, refusal)
-        if self.model_refusals.may_end(model, version, refusal):
+        if self.model_refusals.is_temporary(model, version, refusal):
             raise refusal
         return expire(item.provisional, Reason.CLOUD_ERROR, refusal.message), refusal.message
 
@@ -145,7 +145,7 @@ OnCorrection = Callable[[InferResponse, str, TraceContext | None], None]
 """Receives each answer once it is stored, why the gateway refused to correct it ("" if it did not), and the trace."""
 
 _SPREAD_S = 2.0
-"""The first request after a reconnection waits up to so long, so that a fleet does not return as one."""
+"""The first request after a reconnection waits up to so long: not all devices of a fleet send at the same moment."""
 _SHORTEST_WAIT_S = 0.05  # a promise may be overdue and still on its way to the disk
 
 

@@ -63,7 +63,7 @@ class OutboxItem:
 
     @property
     def reached_gateway(self) -> bool:
-        """Whether the gateway received the request before the promise was made."""
+        """Whether the gateway may have received the request before: an attempt ended otherwise than by the link."""
         answer = self.provisional.answer
         return answer is not None and any(
             attempt.tier is Tier.CLOUD and attempt.outcome != LinkDownError.code for attempt in answer.attempts

@@ -206,7 +206,7 @@ class RequestContext(Struct, eq=False):
         outputs = [row.output.outputs for row in self.rows if row.output is not None]
         together = []
         for name, array in outputs[0].items():
-            # Copied in any case: the cache holds them too, and the caller may do with them as they like.
+            # Always copied: the cache holds them too, and the caller may do with them as they like.
             joined = array.copy() if len(outputs) == 1 else np.concatenate([row[name] for row in outputs])
             together.append(Tensor(name, joined))
         return InferResponse(

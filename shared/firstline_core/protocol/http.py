@@ -114,7 +114,7 @@ def header(headers: Mapping[str, str], name: str) -> str | None:
 
     Args:
         headers: by lower-case name, or in a mapping that ignores the case of names.
-        name: in any case.
+        name: in upper or lower case.
     """
     value = headers.get(name.lower())
     return None if value is None else value.strip()

@@ -417,7 +417,7 @@ class Connection:
             await asyncio.sleep(_KEEPALIVE_INTERVAL_S)
 
     def _check_size(self, publication: Publication, properties_bytes: int) -> None:
-        # The topic is encoded in any case: paho keeps a publication before it finds that it cannot be encoded.
+        # The topic is always encoded: paho keeps a publication before it finds that it cannot be encoded.
         size_bytes = len(publication.payload) + len(publication.topic.encode()) + properties_bytes
         if self._maximum_packet_bytes is None:
             return

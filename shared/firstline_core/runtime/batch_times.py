@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from firstline_core.runtime.base import LOOP_LIMIT_S, runs_on_loop
 
 # Weight of the newest batch in the running mean of its size; an outlier counts as at most twice the mean.
-_SMOOTHING, _HICCUP = 0.2, 2.0
+_SMOOTHING, _MOST_SLOWER = 0.2, 2.0
 # Required gain in throughput of a batch of twice the size; a smaller gain only increases latency.
 GAIN = 1.05
 # Sizes without a gain are tried again after this many batches: models and machines change.
@@ -63,7 +63,7 @@ class BatchTimes:
         self.ended_s = now_s
         size, newest = size_of(rows), seconds / rows
         before = self._seconds_per_row.get(size, newest)
-        self._seconds_per_row[size] = before + _SMOOTHING * (min(newest, _HICCUP * before) - before)
+        self._seconds_per_row[size] = before + _SMOOTHING * (min(newest, _MOST_SLOWER * before) - before)
         self._batches += 1
         self._tried[size] = self._batches
 

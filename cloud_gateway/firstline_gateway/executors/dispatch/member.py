@@ -6,7 +6,7 @@ times as long. It is one number for all sizes, so that one batch of any size sho
 
 The rest of an error belongs to the size: the profile's machine may have gained less by batches than this one does.
 Each size learns it as from a sample in which the earlier knowledge counts as a few batches. So it outweighs a wrong
-profile, while a slow moment, which all sizes share and which ends, leaves little behind.
+profile, while a slow moment, which all sizes share and which ends, changes little.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from firstline_gateway.models.repository import ServedModel
 
 # Weight of the newest batch where the one before has just ended; and the time in which what is known halves in worth.
 _NEWEST, _HALF_LIFE_S = 0.2, 2.0
-# No batch shows more than that it took so many times what was expected: one hiccup moves no traffic for long.
-_HICCUP = 4.0
+# A batch counts as at most so many times slower than expected: one short disturbance moves no traffic for long.
+_MOST_SLOWER = 4.0
 # Batches of one size that establish the usual time, if nothing else does; as many of them outweigh earlier knowledge,
 # and the newest never counts less than one of so many.
 _LEARNING, _MOST = 8, 64
@@ -44,7 +44,7 @@ _ANSWERS = 2
 # After so many answers in a row earlier ejections no longer count.
 _FORGIVEN = 100
 _PROBE_EVERY_S = 2.0
-# Hedges saved up for one hiccup of one server.
+# Hedges saved up for a short disturbance of one server.
 _MOST_HEDGES = 5.0
 PROBE_SHARE, PROBE_SAVED_S = 0.02, 2.0
 """The share of an executor's time that probes may take, and the seconds of it that may be saved up."""
@@ -100,7 +100,7 @@ class Forecast:
         else:
             found = math.log(max(took_s, 1e-6) / max(expected_s, 1e-6)) + math.log(batch.pace)
             self._seen[size] = min(_MOST, self._seen[size] + 1)
-            over = max(-math.log(_HICCUP), min(math.log(_HICCUP), found - self._log_pace)) / self._seen[size]
+            over = max(-math.log(_MOST_SLOWER), min(math.log(_MOST_SLOWER), found - self._log_pace)) / self._seen[size]
             self._usual.scale(batch.rows, math.exp(over))
             self._learn_pace(found - over, now_s)
 
@@ -114,7 +114,7 @@ class Forecast:
 
     def _learn_pace(self, log_pace: float, now_s: float) -> None:
         earlier = (1 - _NEWEST) * 0.5 ** (max(0.0, now_s - self._learned_s) / _HALF_LIFE_S)
-        newest = min(log_pace, self._log_pace + math.log(_HICCUP))
+        newest = min(log_pace, self._log_pace + math.log(_MOST_SLOWER))
         self._log_pace = earlier * self._log_pace + (1 - earlier) * newest
         self._learned_s = now_s
 

@@ -226,8 +226,8 @@ class ExecutorSnapshot:
     def _largest_batch(self, member: Member, key: ModelKey, least: int, most: int, within_s: float) -> int:
         """Returns the rows of the largest batch that an executor completes within the time; 0 if there is none.
 
-        A size that was never tried is taken to gain nothing by being a batch. So two rows are tried where one would be
-        the answer, or one by one would be all that the executor ever gets.
+        For a size that was never tried, no gain by batching is assumed. So two rows are tried where the answer would be
+        one; otherwise the executor would always get single rows.
         """
         size = most
         while self._candidate(member, key, size).done_s > within_s:

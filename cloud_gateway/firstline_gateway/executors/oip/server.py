@@ -148,7 +148,7 @@ class OipServer:
         """Starts the readiness checks; returns after the first one, or after a time limit."""
         checked = asyncio.Event()
         self._checking = asyncio.create_task(self._check_regularly(checked))
-        # It is checked all the same after that, and is unavailable until then.
+        # It is checked after that nevertheless, and is unavailable until then.
         await first_of(checked.wait(), asyncio.sleep(_START_S))
 
     def problem_with(self, key: ModelKey) -> str:

@@ -83,7 +83,7 @@ class RayExecutor:
         """Begins to follow the cluster; returns once it was answered, or takes its time."""
         answered = asyncio.Event()
         self._following = asyncio.create_task(self._follow(answered))
-        # It is contacted all the same after that, and until then nothing runs.
+        # It is contacted after that nevertheless, and until then nothing runs.
         await first_of(answered.wait(), asyncio.sleep(_START_S))
 
     def problem_with(self, key: ModelKey) -> str:

@@ -30,7 +30,7 @@ FALL = 1 / 1.2
 RISE = 1 / FALL
 """Shares of a class's past objects to which they may fall and rise on a device."""
 _FEWEST_LATENCIES = 20  # a 95th percentile of fewer is their maximum
-_CRASHES_PER_DAY = 24.0  # more is all the same
+_CRASHES_PER_DAY = 24.0  # a higher rate counts as this one
 
 
 @dataclass(frozen=True, slots=True)

@@ -280,7 +280,7 @@ def divisions(treated: int, control: int) -> float:
 
 
 LOOKS_PER_STAGE = 8
-"""Number of evaluations of a stage within its time; later ones follow at the same intervals."""
+"""Number of evaluations of a stage within its time; later ones follow at growing intervals."""
 
 
 def level(alpha: float, *, stages: int, figures: int, look: int) -> float:

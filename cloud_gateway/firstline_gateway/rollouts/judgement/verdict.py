@@ -317,7 +317,7 @@ def _chance(p: float) -> str:
 
 def _sound(findings: Sequence[FindingState]) -> str:
     if any(one.must_detect is not None for one in findings):
-        return "Nothing is worse, and what was to be found would have been."
+        return "Nothing is worse, and this stage would have found what it must find."
     return "Nothing that could be seen is worse, and nothing had to be found."
 
 
