@@ -53,16 +53,14 @@ def grpc_server(
     def note(model: str, principal: str, seconds: float, error: FirstlineError | None) -> None:
         record(metrics, transport="grpc", model=model, principal=principal, seconds=seconds, error=error)
 
-    proxy_header = identity.proxy_header
-
     def unread(context: Context) -> FirstlineError | None:
-        if overload.refuses(_client_key(context, proxy_header), clock.monotonic_s()):
+        if overload.refuses(_client_key(identity, context), clock.monotonic_s()):
             return overloaded()
         context.add_done_callback(lambda _: overload.ended())
         return None
 
     def no_room(context: Context) -> None:
-        overload.queue_full(_client_key(context, proxy_header), clock.monotonic_s())
+        overload.queue_full(_client_key(identity, context), clock.monotonic_s())
 
     tls = identity.tls
     door = CallHooks(partial(_authorize, identity), bodies.share, note, unread, no_room)
@@ -94,12 +92,12 @@ async def _authorize(identity: Identity, context: Context, scope: str) -> Caller
     return Caller(caller.principal, caller.trust_request_id)
 
 
-def _client_key(context: Context, proxy_header: str) -> int:
+def _client_key(identity: Identity, context: Context) -> int:
     """Returns the key of a call's client, the same as that of its requests over HTTP."""
     metadata = {
         key: value if isinstance(value, str) else value.hex() for key, value in context.invocation_metadata() or ()
     }
-    return client_key(_shown_certificate(context), metadata, proxy_header)
+    return client_key(identity, address_of(context.peer()), _shown_certificate(context), metadata)
 
 
 def _shown_certificate(context: Context) -> ClientCertificate | None:

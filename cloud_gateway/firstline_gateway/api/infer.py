@@ -78,7 +78,8 @@ class InferenceApp:
             return
         started_s = self.clock.monotonic_s()
         request = Request(scope, receive)
-        client = client_key(request.info.peer, request.headers, self.identity.proxy_header)
+        address = request.peer[0] if request.peer is not None else ""
+        client = client_key(self.identity, address, request.info.peer, request.headers)
         if self.overload.refuses(client, started_s):
             await send_reply(error_reply(overloaded()), send)
             return

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 
 from firstline_core.errors import QueueFullError
 from firstline_gateway.identity.client_certificate import ClientCertificate
+from firstline_gateway.identity.identity import Identity
 
 
 def overloaded() -> QueueFullError:
@@ -19,16 +20,20 @@ def overloaded() -> QueueFullError:
     )
 
 
-def client_key(certificate: ClientCertificate | None, headers: Mapping[str, str], proxy_header: str) -> int:
+def client_key(
+    identity: Identity, address: str, certificate: ClientCertificate | None, headers: Mapping[str, str]
+) -> int:
     """Returns a hash of a request's credentials, which are not verified yet, to tell clients apart.
 
     Args:
-        certificate: of the client; None without one.
+        identity: knows the trusted proxies, and the header in which they pass on certificates of clients.
+        address: that the connection comes from; "" over a Unix socket.
+        certificate: of the connection; None without one.
         headers: of the request, by lower-case names.
-        proxy_header: in which a proxy passes on a client's certificate; "" without a proxy.
     """
     serial = certificate.serial if certificate is not None else ""
-    return hash((serial, headers.get("authorization"), headers.get(proxy_header) if proxy_header else None))
+    is_proxy = identity.proxy_header and identity.trusts(address)
+    return hash((serial, headers.get("authorization"), headers.get(identity.proxy_header) if is_proxy else None))
 
 
 class OverloadGuard:

@@ -5,11 +5,17 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
+from support.databases import OpenStore, sqlite_store
 from support.waiting import work_for
 
-from firstline_gateway.api.overload import OverloadGuard
+from firstline_core.clock import SYSTEM_CLOCK
+from firstline_gateway.api.overload import OverloadGuard, client_key
+from firstline_gateway.identity.client_certificate import ClientCertificate
+from firstline_gateway.identity.identity import Identity
+from firstline_gateway.settings.load import load
 
 
 class Overload:
@@ -95,3 +101,23 @@ async def test_one_pause_of_the_event_loop_is_no_overload() -> None:
     guard.watch(asyncio.get_running_loop())
     await asyncio.sleep(0.03)
     assert not guard.is_behind
+
+
+async def test_only_a_trusted_proxy_speaks_for_several_clients(tmp_path: Path) -> None:
+    overrides = {
+        "auth.proxy_certificate_header": "X-Client-Cert",
+        "auth.trusted_proxies": ["192.0.2.7"],
+        "identity.directory": str(tmp_path / "identity"),
+    }
+    with OpenStore(sqlite_store(tmp_path)) as opened:
+        identity = Identity(load(None, overrides=overrides), opened.store, clock=SYSTEM_CLOCK)
+
+        def keys(address: str, serial: str = "1") -> set[int]:
+            certificate = ClientCertificate("press-7", serial, 0.0, 1e12)
+            return {client_key(identity, address, certificate, {"x-client-cert": text}) for text in "abc"}
+
+        assert len(keys("192.0.2.7")) == 3
+        assert len(keys("192.0.2.8")) == len(keys("")) == 1
+        assert keys("192.0.2.8") != keys("192.0.2.8", serial="2")
+        await identity.close()
+        assert identity.readers.close(5)
