@@ -26,7 +26,7 @@ from firstline_gateway import mqtt
 from firstline_gateway.api import contracts, enrolment, jobs, models, monitoring
 from firstline_gateway.api.app import create_app
 from firstline_gateway.api.auth import Access
-from firstline_gateway.api.fleet import devices, profiles, registry, rollouts
+from firstline_gateway.api.fleet import audit_log, devices, profiles, registry, rollouts
 from firstline_gateway.api.infer import InferenceApp
 from firstline_gateway.api.overload import OverloadGuard, overloaded
 from firstline_gateway.background import PeriodicTask
@@ -333,8 +333,8 @@ class Gateway:
                 devices.fleet_routes(self.fleet, self.rollouts, access),
                 devices.twin_routes(self.fleet, access),
                 rollouts.rollout_routes(self.rollouts, access),
-                rollouts.audit_log_routes(self.audit_log, access),
-                rollouts.sign_in_routes(self.audit_log, access),
+                audit_log.audit_log_routes(self.audit_log, access),
+                audit_log.sign_in_routes(self.audit_log, access),
                 profiles.profile_routes(self.profiles, access),
                 profiles.own_profile_routes(self.profiles, access),
             ),

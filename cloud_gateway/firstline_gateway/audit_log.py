@@ -1,4 +1,7 @@
-"""The tables of the audit log. Its head is a row of its own, which is locked while an entry is added."""
+"""The tables of the audit log. Its head is a row of its own, which is locked while an entry is added.
+
+`identity/audit_head.py`, which needs the authority's folder, signs the head, and reads the log for the API.
+"""
 
 from __future__ import annotations
 

@@ -2,7 +2,8 @@
 
 Modules
     devices         for operators: devices, tags, the limit on escalations; for devices: desired and reported state
-    rollouts        for operators: rollouts of models and configurations, and the audit log
+    rollouts        for operators: rollouts of models and configurations
+    audit_log       for operators: the audit log; for consoles: sign-ins
     profiles        measured costs of models by machine
     registry        files of bundles, signed metadata, bundles, configurations and aliases
 """

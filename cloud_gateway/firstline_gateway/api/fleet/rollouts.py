@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import msgspec
 from fastapi import APIRouter, Depends, Query, Request
 from starlette.responses import Response
 
 from firstline_core.errors import RequestError, listed
 from firstline_core.fleet import rollout as wire
-from firstline_core.fleet.persons import SIGN_INS_PATH, Person, PersonName, SignIn, acting
+from firstline_core.fleet.persons import Person
 from firstline_gateway.api.auth import Access, OnBehalf, Operator
 from firstline_gateway.api.messages import (
     PAGE,
@@ -24,8 +23,6 @@ from firstline_gateway.api.messages import (
     body_schema,
 )
 from firstline_gateway.api.persons import check_rollout, sees_rollout
-from firstline_gateway.audit_log import Wanted
-from firstline_gateway.identity.audit_head import AuditLog
 from firstline_gateway.rollouts.commands import Command
 from firstline_gateway.rollouts.rollout import Definition, DeviceState
 from firstline_gateway.rollouts.rollouts import Rollouts
@@ -135,60 +132,3 @@ def _revision(match: str | None) -> int | None:
     text = match.strip().removeprefix("W/").strip('"')
     # A text that is not a revision matches no revision.
     return int(text) if text.isascii() and text.isdigit() and len(text) < 16 else -1
-
-
-def audit_log_routes(audit_log: AuditLog, access: Access) -> APIRouter:
-    """Returns the routes of the audit log."""
-    router = APIRouter(tags=["audit"], dependencies=[Depends(access.scope("fleet"))])
-
-    @router.get(wire.AUDIT_PATH)
-    async def read_audit(
-        *,
-        after: Annotated[int, Query(ge=0, le=2**53)] = 0,
-        limit: PageLimit = PAGE,
-        subject: Annotated[str, Query(max_length=256)] = "",
-        action: Annotated[str, Query(max_length=64)] = "",
-        since_s: Annotated[float, Query(ge=0)] = 0.0,
-        before: Annotated[int | None, Query(ge=1, le=2**53, description="List the newest first, below it.")] = None,
-    ) -> Response:
-        """The decisions of all principals, by number; of one subject, or with one beginning of the action."""
-        wanted = Wanted(after, subject, action, since_s, before)
-        return answer(await audit_log.page(wanted, limit))
-
-    @router.get(wire.AUDIT_HEAD_PATH)
-    async def read_head() -> Response:
-        """The signed head of the audit log; store it where the gateway cannot change it."""
-        return answer(await audit_log.head())
-
-    return router
-
-
-def sign_in_routes(audit_log: AuditLog, access: Access) -> APIRouter:
-    """Returns the routes of consoles, to which persons sign in, and of exports."""
-    router = APIRouter(tags=["audit"])
-
-    @router.post(
-        SIGN_INS_PATH,
-        status_code=204,
-        dependencies=[Depends(access.scope("delegate"))],
-        openapi_extra=body_schema(SignIn),
-    )
-    async def note_sign_in(request: Request, principal: Operator) -> Response:
-        """Note that a person signed in to a console, or was refused."""
-        attempt = await body_of(request, SignIn)
-        action = "person.refused" if attempt.refused else "person.sign_in"
-        details = {"method": attempt.method, "address": attempt.address}
-        details |= {"why": attempt.refused} if attempt.refused else {}
-        try:
-            person = msgspec.convert(attempt.person, PersonName)
-        except msgspec.ValidationError:  # typed by anyone; it must not look like an actor
-            person, details = "", details | {"person": attempt.person}
-        await audit_log.note(acting(person, principal), action, "console", details)
-        return Response(status_code=204)
-
-    @router.post(wire.AUDIT_EXPORT_PATH, dependencies=[Depends(access.scope("fleet"))])
-    async def note_export(principal: Operator, since_s: Annotated[float, Query(ge=0)] = 0.0) -> Response:
-        """Note an export of the audit log, and return the signed head that follows; the export ends there."""
-        return answer(await audit_log.note_export(principal, since_s))
-
-    return router
