@@ -41,7 +41,6 @@ kind = "mqtt"
 host = "127.0.0.1"
 port = {port}
 """
-_LINKS: Mapping[Transport, str] = {"http": HTTP_LINK, "mqtt": _MQTT_LINK}
 
 
 @asynccontextmanager
@@ -118,7 +117,8 @@ class Site:
             settings: further sections of its configuration, as TOML.
         """
         async with CuttableLink(self.ports[transport]) as wire:
-            settings = _BREAKER + _LINKS[transport].format(port=wire.port) + settings
+            http = HTTP_LINK.format(url=f"http://127.0.0.1:{wire.port}")
+            settings = _BREAKER + (http if transport == "http" else _MQTT_LINK.format(port=wire.port)) + settings
             name = f"agent-{transport}"
             async with (
                 run_agent(self.bundle, self.folder, settings, device=DEVICE, name=name) as agent,

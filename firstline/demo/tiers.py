@@ -32,7 +32,7 @@ directories = ["edge"]
 HTTP_LINK = """\
 [[links]]
 kind = "http"
-url = "http://127.0.0.1:{port}"
+url = "{url}"
 token_file = "device.token"
 """
 """An agent's link to `run_gateway` in the same folder."""
@@ -233,8 +233,10 @@ async def run_agent(
     edge_files = {artefact.file for model in manifest.edge for artefact in model.artefacts}
     full_files = [] if manifest.full is None else [artefact.file for artefact in manifest.full.artefacts]
     left_out = shutil.ignore_patterns(*(Path(file).name for file in full_files if file not in edge_files))
+    models = folder / "edge" / manifest.name
     with _writing(folder):
-        shutil.copytree(bundle.path, folder / "edge" / manifest.name, ignore=left_out, dirs_exist_ok=True)
+        if not models.exists():  # copies of read-only files cannot be written again
+            shutil.copytree(bundle.path, models, ignore=left_out)
         config.write_text(_AGENT.format(device=device, name=name) + settings)
     async with tier("firstline_edge", config, folder / f"{name}.log", port) as running:
         yield running
@@ -263,6 +265,6 @@ async def serve_bundle(bundle: Bundle, folder: Path, port: int = 0) -> AsyncIter
                 run_gateway(bundle, folder, settings, device=device, port=own_port)
             )
         if manifest.edge:
-            link = "" if gateway is None else HTTP_LINK.format(port=gateway.port)
+            link = "" if gateway is None else HTTP_LINK.format(url=gateway.url)
             agent = await stack.enter_async_context(run_agent(bundle, folder, link, device=_DEVICE, port=port))
         yield ServedBundle(agent, gateway, folder)

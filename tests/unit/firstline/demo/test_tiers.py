@@ -5,17 +5,23 @@ from __future__ import annotations
 import asyncio
 import shutil
 import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 from support.sample_bundles import colour_bundle
 
-from firstline.demo.tiers import RunningTier, ServedBundle, create_device_key, serve_bundle
+from firstline.demo import tiers
+from firstline.demo.tiers import RunningTier, ServedBundle, create_device_key, run_agent, serve_bundle
+from firstline_core.bundle.store import open_bundle
 from firstline_core.errors import ConfigError
+
+DIGITS = Path(__file__).parents[4] / "models" / "digits" / "bundle"
 
 
 async def _ending(code: str) -> RunningTier:
-    return RunningTier("http://127.0.0.1:1", await asyncio.create_subprocess_exec(sys.executable, "-c", code))
+    return RunningTier("http://127.0.0.2:1", await asyncio.create_subprocess_exec(sys.executable, "-c", code))
 
 
 async def test_agent_goes_on_without_its_gateway(tmp_path: Path) -> None:
@@ -48,6 +54,40 @@ async def test_folder_without_room_is_one_sentence(tmp_path: Path, monkeypatch: 
     with pytest.raises(ConfigError, match=r"No space left on device\. Set TMPDIR to a folder with more room"):
         async with serve_bundle(bundle, tmp_path / "served"):
             pass
+
+
+@pytest.fixture
+def _no_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tiers have an address alone, and no key is created."""
+
+    @asynccontextmanager
+    async def tier(*_: object) -> AsyncIterator[RunningTier]:
+        running = await _ending("")
+        await running.process.wait()
+        yield running
+
+    async def key(*_: object) -> str:
+        return "flk_key"
+
+    monkeypatch.setattr(tiers, "tier", tier)
+    monkeypatch.setattr(tiers, "create_device_key", key)
+
+
+@pytest.mark.usefixtures("_no_processes")
+async def test_agent_takes_the_address_of_its_gateway(tmp_path: Path) -> None:
+    async with serve_bundle(open_bundle(DIGITS), tmp_path) as served:
+        assert served.gateway is not None
+        assert f'url = "{served.gateway.url}"' in (tmp_path / "agent.toml").read_text()
+
+
+@pytest.mark.usefixtures("_no_processes")
+async def test_second_agent_of_a_folder_takes_the_models_of_the_first(tmp_path: Path) -> None:
+    bundle = open_bundle(DIGITS)
+    async with run_agent(bundle, tmp_path, "", device="d", name="one"):
+        manifest = tmp_path / "edge" / bundle.manifest.name / "manifest.json"
+        manifest.write_text("not written again")
+    async with run_agent(bundle, tmp_path, "", device="d", name="two"):
+        assert manifest.read_text() == "not written again"
 
 
 async def test_modules_of_the_users_folder_are_not_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
