@@ -58,6 +58,11 @@ def test_every_command_answers_in_json() -> None:
     assert [path for path, known in options.items() if not {"-o", "--output"} <= known] == []
 
 
+def test_every_option_is_explained() -> None:
+    """A help text is found by the name of its parameter, so a wrong name would lose it."""
+    assert [(path, each.name) for path, command in LEAVES.items() for each in command.params if not each.help] == []
+
+
 def test_commands_are_listed_by_panel() -> None:
     text = CliRunner().invoke(app, ["--help"]).stdout
     places = [text.index(f"\n{panel}:\n") for panel in PANELS]
