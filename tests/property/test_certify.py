@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from firstline_core.routing.binomial import cdf, upper_bound
-from firstline_core.routing.certification import CertificationResult, Start, certify
+from firstline_core.routing.certification import CertificationResult, Start, certify, split, starts_at
 from firstline_core.routing.contracts import certify_groups, certify_stream, certify_weighted
 
 Found = CertificationResult
@@ -57,7 +57,8 @@ def populations(draw: st.DrawFn) -> tuple[Any, Any, Any, Any]:
 def _stream(rows: Any, epsilon: float, delta: float, select: float) -> dict[str, Found]:
     scores, losses, weights, _ = rows
     won = ~losses & (weights > np.median(weights))  # the edge alone is right
-    return {"all": certify_stream(scores, losses * 1 - won, epsilon, delta, select_fraction=select)}
+    net, (part, rest) = losses * 1 - won, split(len(scores), select, 0)
+    return {"all": certify_stream(scores[rest], net[rest], epsilon, delta, grid=scores[part] if select else None)}
 
 
 def _weighted(rows: Any, epsilon: float, delta: float, select: float) -> dict[str, Found]:
@@ -72,7 +73,9 @@ def _graded(rows: Any, epsilon: float, delta: float, select: float) -> dict[str,
 
 def _groups(rows: Any, epsilon: float, delta: float, select: float) -> dict[str, Found]:
     scores, losses, _, groups = rows
-    return {**certify_groups(scores, losses, groups, epsilon, delta, select_fraction=select)}
+    part, rest = split(len(scores), select, 0)
+    starts = {group: starts_at(scores[[row for row in part if groups[row] == group]]) for group in set(groups)}
+    return {**certify_groups(scores[rest], losses[rest], [groups[row] for row in rest], epsilon, delta, starts=starts)}
 
 
 @pytest.mark.parametrize("contract", [_stream, _weighted, _graded, _groups])

@@ -34,7 +34,6 @@ def certify_stream(
     epsilon: float,
     delta: float,
     *,
-    select_fraction: float = 0.0,
     seed: int = 0,
     grid: ArrayLike | None = None,
 ) -> certification.CertificationResult:
@@ -43,19 +42,18 @@ def certify_stream(
     The test is paired: the loss of a row is the accuracy lost by accepting it, and 0 if it is escalated, so that its
     mean over all rows is the difference of the two accuracies. It lies in -1 to 1; (1 + loss) / 2 is tested by betting.
     Thresholds are tested from strict to loose up to the first failure. All of delta starts at the threshold that
-    accepts nothing, which loses nothing, so that noise does not stop the test there. With a selection part the
-    thresholds accept 1, 2, ... 100 % of it; without one every score is a threshold. Either way testing starts at a
-    fixed number and skips no threshold, so the guarantee holds for any score. With many rows only a part places the
-    thresholds, because each test uses all rows.
+    accepts nothing, which loses nothing, so that noise does not stop the test there. With a grid the thresholds accept
+    1, 2, ... 100 % of it; without one every score is a threshold. Either way testing starts at a fixed number and skips
+    no threshold, so the guarantee holds for any score. Many rows give up a small part as the grid, because each test
+    uses all rows.
 
     Args:
         scores: (n,), higher means keep; NaN is never kept.
         net_losses: (n,) in [-1, 1]: see `net_loss`.
         epsilon: bound of the accuracy given up, above 0 and below 1.
         delta: probability that the bound does not hold, above 0 and below 1.
-        select_fraction: share of the rows that only places the thresholds.
         seed: of the split and of the order of bets.
-        grid: scores that place the thresholds, instead of a selection part; they must not come from these rows.
+        grid: scores that place the thresholds; they must not come from these rows.
 
     Raises:
         ConfigError: arguments out of range, or of different lengths.
@@ -65,14 +63,10 @@ def certify_stream(
         raise ConfigError("A contract on the stream needs one score and one net loss from -1 to 1 a row.")
     certification.check_share("epsilon", epsilon)
     certification.check_share("delta", delta)
-    if grid is None and not select_fraction and len(score_array) > _WALKED:
-        select_fraction = _WALKED / len(score_array) / 10
+    if grid is None and len(score_array) > _WALKED:
+        selection, rest = certification.split(len(score_array), _WALKED / len(score_array) / 10, seed)
+        grid, score_array, net_array = score_array[selection], score_array[rest], net_array[rest]
     grid_scores = np.asarray(score_array if grid is None else grid, np.float64)
-    if select_fraction:
-        certification.check_share("the selection fraction", select_fraction)
-        selection, rest = certification.split(len(score_array), select_fraction, seed)
-        grid_scores = score_array[selection] if grid is None else grid_scores
-        score_array, net_array = score_array[rest], net_array[rest]
     order = np.random.default_rng(seed).permutation(len(score_array))
     score_array, net_array = score_array[order], net_array[order]
     candidates = np.sort(grid_scores[~np.isnan(grid_scores)])[::-1]
@@ -80,7 +74,7 @@ def certify_stream(
     needed = max(bounds.rows_needed(0.5, (1 + epsilon) / 2, delta) - len(score_array), 1)
     if not len(candidates) or not len(score_array):
         return certification.CertificationResult(False, None, 0.0, None, len(score_array), needed)
-    if grid is not None or select_fraction:
+    if grid is not None:
         candidates = candidates[np.ceil(np.arange(1, _STEPS + 1) / _STEPS * len(candidates)).astype(np.intp) - 1]
     thresholds = np.append(np.inf, np.unique(candidates)[::-1])
 
@@ -117,7 +111,6 @@ def certify_groups(
     epsilon: float,
     delta: float,
     *,
-    select_fraction: float = 0.0,
     seed: int = 0,
     starts: Mapping[Group, Sequence[certification.Start]] | None = None,
 ) -> dict[Group, certification.CertificationResult]:
@@ -132,7 +125,6 @@ def certify_groups(
         groups: (n,), known before the decision.
         epsilon: risk within each group.
         delta: probability that any of the bounds does not hold.
-        select_fraction: as for `certify`, within each group.
         seed: as for `certify`.
         starts: per group, as for `certify`; a group without starts uses ranks of its rows.
 
@@ -151,7 +143,6 @@ def certify_groups(
             loss_array[rows],
             epsilon,
             delta / len(members),
-            select_fraction=select_fraction,
             seed=seed,
             starts=(starts or {}).get(group) or None,
         )

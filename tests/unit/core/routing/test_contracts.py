@@ -7,7 +7,7 @@ import pytest
 
 from firstline_core.errors import ConfigError
 from firstline_core.routing.bounds import betting
-from firstline_core.routing.certification import Start, certify
+from firstline_core.routing.certification import Start, certify, split
 from firstline_core.routing.contracts import (
     EventRows,
     certify_events,
@@ -35,13 +35,15 @@ def test_net_loss_by_hand() -> None:
 def test_the_stream_gives_up_no_more_than_promised(select: float) -> None:
     random = np.random.default_rng(5)
     scores, net = _stream(random, 3000)
-    found = certify_stream(scores, net, 0.05, 0.05, select_fraction=select)
+    part, rest = split(3000, select, 0)
+    grid = scores[part] if select else None
+    found = certify_stream(scores[rest], net[rest], 0.05, 0.05, grid=grid)
     assert found.threshold is not None
     assert 0.2 < found.kept < 0.9
     fresh, loss = _stream(random, 100_000)
     given_up = (loss * (fresh >= found.threshold)).mean()
     assert 0 < given_up < (found.risk_upper or 1) <= 0.05
-    more = certify_stream(scores, net, 0.08, 0.05, select_fraction=select)
+    more = certify_stream(scores[rest], net[rest], 0.08, 0.05, grid=grid)
     assert more.kept >= found.kept
 
 
