@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from firstline_core.routing.binomial import cdf, upper_bound
-from firstline_core.routing.certification import CertificationResult, Start, certify, split, starts_at
+from firstline_core.routing.certification import CertificationResult, Start, certify, split, start_shares, starts_at
 from firstline_core.routing.contracts import certify_groups, certify_stream, certify_weighted
 
 Found = CertificationResult
@@ -23,6 +23,13 @@ MORE = st.floats(0, 0.3)
 
 def _certify(rows: Any, epsilon: float, delta: float, **options: Any) -> CertificationResult:
     return certify([score for score, _ in rows], [float(wrong) for _, wrong in rows], epsilon, delta, **options)
+
+
+def _selected(scores: Any, losses: Any, epsilon: float, delta: float, select: float) -> CertificationResult:
+    """Certifies on the rows that a part of them, which places the starts, leaves."""
+    part, rest = split(len(scores), select, 0)
+    starts = starts_at(scores[part], start_shares(len(rest))) if select else None
+    return certify(scores[rest], losses[rest], epsilon, delta, starts=starts)
 
 
 def _no_less(loose: Found, strict: Found) -> None:
@@ -38,9 +45,10 @@ def _no_less(loose: Found, strict: Found) -> None:
 def test_weaker_promise_accepts_no_fewer_rows(
     rows: Any, epsilon: float, delta: float, more: float, select: float
 ) -> None:
-    strict = _certify(rows, epsilon, delta, select_fraction=select)
-    _no_less(_certify(rows, epsilon + more, delta, select_fraction=select), strict)
-    _no_less(_certify(rows, epsilon, delta + more, select_fraction=select), strict)
+    scores, losses = np.array(rows, np.float64).T
+    strict = _selected(scores, losses, epsilon, delta, select)
+    _no_less(_selected(scores, losses, epsilon + more, delta, select), strict)
+    _no_less(_selected(scores, losses, epsilon, delta + more, select), strict)
 
 
 @st.composite
@@ -68,7 +76,7 @@ def _weighted(rows: Any, epsilon: float, delta: float, select: float) -> dict[st
 
 def _graded(rows: Any, epsilon: float, delta: float, select: float) -> dict[str, Found]:
     scores, losses, weights, _ = rows
-    return {"all": certify(scores, losses / weights, epsilon, delta, select_fraction=select)}
+    return {"all": _selected(scores, losses / weights, epsilon, delta, select)}
 
 
 def _groups(rows: Any, epsilon: float, delta: float, select: float) -> dict[str, Found]:

@@ -184,7 +184,6 @@ def certify(
     epsilon: float,
     delta: float,
     *,
-    select_fraction: float = 0.0,
     seed: int = 0,
     starts: Sequence[Start] | None = None,
     fewest_rows: int = FEWEST_ROWS,
@@ -198,20 +197,14 @@ def certify(
         losses: (n,) in [0, 1]: the loss of each answer if kept.
         epsilon: the bound of the risk, above 0 and below 1.
         delta: probability that the bound does not hold, above 0 and below 1.
-        select_fraction: share of the rows that only places the starts; 0 certifies on all rows.
-        seed: of the split, of tie-breaking at a start, and of the order of bets.
-        starts: instead of a selection part; they must not come from these rows.
+        seed: of tie-breaking at a start, and of the order of bets.
+        starts: instead of ranks; they must not come from these rows.
         fewest_rows: minimum number of rows of a start.
 
     Raises:
         ConfigError: arguments out of range, or of different lengths.
     """
     score_array, loss_array = check_rows(scores, losses, epsilon, delta)
-    if select_fraction:
-        check_share("the selection fraction", select_fraction)
-        selection, rest = split(len(score_array), select_fraction, seed)
-        starts = starts_at(score_array[selection], start_shares(len(rest), fewest_rows)) if starts is None else starts
-        score_array, loss_array = score_array[rest], loss_array[rest]
     check_starts(starts or ())
     tests = RiskTests.of(score_array, loss_array, epsilon, delta, seed=seed)
     hypotheses = at_ranks(tests, fewest_rows) if starts is None else at_thresholds([tests], starts)

@@ -181,8 +181,8 @@ def certify_weighted(
         weights: (n,) above 0, in proportion to 1 / propensity.
         epsilon: as for `certify`.
         delta: as for `certify`.
-        select_fraction: as for `certify`.
-        seed: as for `certify`.
+        select_fraction: share of the rows that only places the starts; 0 certifies on all rows.
+        seed: of the split, and as for `certify`.
 
     Returns:
         As `certify` does; `kept` is the share of the population.
@@ -192,17 +192,17 @@ def certify_weighted(
     """
     certification.check_share("epsilon", epsilon)
     score_array, bounded_losses, shares = _weighted(scores, losses, weights, epsilon)
-    found = certification.certify(
-        score_array, bounded_losses, epsilon, delta, select_fraction=select_fraction, seed=seed
-    )
+    certification.check_rows(score_array, bounded_losses, epsilon, delta)
+    rest, starts = np.arange(len(score_array)), None
+    if select_fraction:
+        certification.check_share("the selection fraction", select_fraction)
+        selection, rest = certification.split(len(score_array), select_fraction, seed)
+        starts = certification.starts_at(score_array[selection], certification.start_shares(len(rest)))
+    score_array = score_array[rest]
+    found = certification.certify(score_array, bounded_losses[rest], epsilon, delta, seed=seed, starts=starts)
     if found.threshold is None:
         return found
-    rest = (
-        certification.split(len(score_array), select_fraction, seed)[1]
-        if select_fraction
-        else np.arange(len(score_array))
-    )
-    return replace(found, kept=_kept_share(score_array[rest], shares[rest], found.threshold))
+    return replace(found, kept=_kept_share(score_array, shares[rest], found.threshold))
 
 
 def _weighted(

@@ -20,6 +20,7 @@ from firstline_core.routing.certification import (
     start_shares,
     starts_at,
 )
+from firstline_core.routing.contracts import certify_weighted
 
 
 def test_299_error_free_rows_prove_one_percent() -> None:
@@ -71,8 +72,8 @@ def test_a_row_without_a_score_counts_as_escalated() -> None:
 
 def test_a_selection_part_does_not_certify() -> None:
     scores = np.random.default_rng(0).random(1000)
-    found = certify(scores, np.zeros(1000), 0.05, 0.05, select_fraction=0.2, seed=4)
-    assert found == certify(scores, np.zeros(1000), 0.05, 0.05, select_fraction=0.2, seed=4)
+    found = certify_weighted(scores, np.zeros(1000), np.ones(1000), 0.05, 0.05, select_fraction=0.2, seed=4)
+    assert found == certify_weighted(scores, np.zeros(1000), np.ones(1000), 0.05, 0.05, select_fraction=0.2, seed=4)
     assert found.n == 800
     selection, rest = split(1000, 0.2, 4)
     assert sorted([*selection, *rest]) == list(range(1000))
@@ -136,7 +137,8 @@ def test_at_most_delta_of_certificates_are_wrong(risk: str, select: float) -> No
     broken = 0
     for _ in range(60):
         rows = random.integers(0, 256, 400)
-        found = certify(steps[rows], random.random(400) < RISKS[risk](grid)[rows], 0.05, 0.2, select_fraction=select)
+        losses = random.random(400) < RISKS[risk](grid)[rows]
+        found = certify_weighted(steps[rows], losses, np.ones(400), 0.05, 0.2, select_fraction=select)
         if found.threshold is not None:
             broken += true[np.searchsorted(steps, found.threshold)] > 0.05
     assert broken <= 21  # 12 expected at most; more has a probability below 0.3 %

@@ -7,7 +7,7 @@ import pytest
 
 from firstline_core.errors import ConfigError
 from firstline_core.routing.bounds import betting
-from firstline_core.routing.certification import Start, certify, split
+from firstline_core.routing.certification import Start, certify, split, start_shares, starts_at
 from firstline_core.routing.contracts import (
     EventRows,
     certify_events,
@@ -117,7 +117,9 @@ def drawn(n: int, seed: int, risk_below: float) -> tuple[np.ndarray, ...]:  # ty
 
 def test_equal_weights_have_no_effect() -> None:
     scores, losses, _ = drawn(1000, 0, 0.2)
-    plain = certify(scores, losses, 0.05, 0.1, select_fraction=0.2, seed=3)
+    part, rest = split(1000, 0.2, 3)
+    starts = starts_at(scores[part], start_shares(len(rest)))
+    plain = certify(scores[rest], losses[rest], 0.05, 0.1, starts=starts, seed=3)
     assert certify_weighted(scores, losses, np.full(1000, 7.0), 0.05, 0.1, select_fraction=0.2, seed=3) == plain
 
 
