@@ -115,7 +115,7 @@ async def test_a_braked_device_answers_alone_also_without_the_gateway(fleet: Fle
 
         await until(connected)
         brake = Brake(0.0, "the gateway is being moved")
-        await desire(fleet.gateway, ["device-1"], lambda _, before: replace(before, brake=brake))
+        await fleet.gateway.fleet.set_brake(brake, "application:ops")
         await brake_is(True, agent)
         answer = (await agent.data_plane.infer_file("digits", noise(side=28))).answer
         assert (answer.status, answer.reason, answer.certified) == (Status.FINAL, Reason.BUDGET, False)
@@ -131,7 +131,7 @@ async def test_a_braked_device_answers_alone_also_without_the_gateway(fleet: Fle
         answer = (await agent.data_plane.infer_file("digits", noise(1, side=28))).answer
         assert answer.reason is Reason.BUDGET
     async with EdgeAgent(fleet.settings) as agent:
-        await desire(fleet.gateway, ["device-1"], lambda _, before: replace(before, brake=None))
+        await fleet.gateway.fleet.set_brake(None, "application:ops")
         await brake_is(False, agent)
 
 

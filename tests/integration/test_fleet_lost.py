@@ -7,10 +7,8 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from msgspec.structs import replace
 from support.agent import edge_settings
 from support.broker import Broker
-from support.desired import desire
 from support.fleet_gateway import fleet_gateway
 from support.gateway import mqtt_link
 from support.waiting import until
@@ -20,6 +18,7 @@ from firstline_core.fleet.twin import Brake
 from firstline_edge.app import EdgeAgent
 from firstline_edge.settings.settings import EdgeSettings
 from firstline_gateway.app import Gateway
+from firstline_gateway.fleet import devices
 
 pytestmark = pytest.mark.mosquitto
 
@@ -30,8 +29,8 @@ def device_of(broker: Broker, folder: Path) -> EdgeSettings:
 
 
 async def brake(gateway: Gateway, reason: str) -> None:
-    held = Brake(0.0, reason)
-    await desire(gateway, ["device-1"], lambda _, before: replace(before, brake=held))
+    await gateway.store.write(lambda on: devices.accept(on, "device-1", gateway.clock.wall_s()))
+    await gateway.fleet.set_brake(Brake(0.0, reason), "application:ops")
 
 
 async def hears(agent: EdgeAgent, reason: str) -> None:

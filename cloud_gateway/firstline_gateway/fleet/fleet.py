@@ -87,8 +87,10 @@ class Fleet:
             if not devices.report(connection, device, reported, now_s, accept=self._accept):
                 return False, []
 
+            brake = devices.brake(connection)  # this device may have joined after it was set
+
             def change(_: str, before: Desired) -> Desired:
-                return replace(before, answers=self.wants_answers)
+                return replace(before, brake=brake, answers=self.wants_answers)
 
             return True, devices.desire(connection, [device], change)
 

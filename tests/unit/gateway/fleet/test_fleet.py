@@ -1,4 +1,4 @@
-"""Reports of devices to replicas that share a store."""
+"""Reports of devices, also to replicas that share a store, and the brake."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from support.waiting import wait_until
 
 from firstline_core.clock import SimulatedClock
 from firstline_core.fleet.telemetry import EndedPromise, Telemetry
+from firstline_core.fleet.twin import Brake, Reported
 from firstline_gateway.fleet import answers
 from firstline_gateway.fleet.fleet import Fleet
 from firstline_gateway.settings import settings
@@ -60,3 +61,14 @@ async def test_promises_on_replicas_do_not_deadlock(postgresql: PostgreSql) -> N
             await second.take_telemetry("cam", report("b"))
         with one.database.reading() as connection:
             assert {each.request_id for each in answers.page(connection, 0, 10)} == {"a", "b"}
+
+
+async def test_a_device_that_joins_after_the_brake_is_braked(store_settings: settings.Store) -> None:
+    with OpenStore(store_settings) as opened:
+        fleet, brake = fleet_on(opened), Brake(0.0, "the gateway is being moved")
+        assert await fleet.set_brake(brake, "application:ops") == 0
+        await fleet.report("cam", Reported("s", 1))
+        assert (await fleet.desired("cam")).brake == brake
+        await fleet.set_brake(None, "application:ops")
+        await fleet.report("cam", Reported("s", 2))
+        assert (await fleet.desired("cam")).brake is None
