@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+_TWO_BYTES = 0x80
+"""The least number that takes two bytes."""
 
 
 def fields(data: memoryview) -> Iterator[tuple[int, int | memoryview]]:
@@ -33,23 +35,30 @@ def spans(data: memoryview) -> Iterator[tuple[int, int | memoryview, memoryview]
     Raises:
         ValueError: not protobuf.
     """
-    position = 0
-    while position < len(data):
+    position, length = 0, len(data)
+    while position < length:
         start = position
-        key, position = _varint(data, position)
+        key = data[position]
+        if key < _TWO_BYTES:  # most numbers have one byte: a model has tens of thousands of fields
+            position += 1
+        else:
+            key, position = _varint(data, position)
         kind = key & 7
         if kind == _VARINT:
             value, position = _varint(data, position)
             yield key >> 3, value, data[start:position]
             continue
         if kind == _BYTES:
-            size, position = _varint(data, position)
+            if position < length and data[position] < _TWO_BYTES:
+                size, position = data[position], position + 1
+            else:
+                size, position = _varint(data, position)
         elif kind in (_FIXED32, _FIXED64):
             size = 4 if kind == _FIXED32 else 8
         else:
             raise ValueError("its content has another format")
         end = position + size
-        if end > len(data):
+        if end > length:
             raise ValueError("it ends too early")
         yield key >> 3, data[position:end], data[start:end]
         position = end
@@ -63,6 +72,6 @@ def _varint(data: memoryview, position: int) -> tuple[int, int]:
         byte = data[position]
         position += 1
         value |= (byte & 0x7F) << shift
-        if byte < 0x80:
+        if byte < _TWO_BYTES:
             return value, position
     raise ValueError("a number has more than ten bytes")
