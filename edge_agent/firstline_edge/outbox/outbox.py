@@ -226,7 +226,7 @@ class Outbox:
         self._check_clock()
         created_wall_s = self._ages.wall_s()
         stored = pack(item, self._seal)
-        existed = request_id in self._ages
+        existed, file = request_id in self._ages, self._database
 
         def insert(transaction: Transaction) -> bool | QueueFullError:
             limit_items, limit_bytes = self.limits.limit_items, self.limits.limit_bytes
@@ -236,7 +236,8 @@ class Outbox:
 
         def note_stored(done: asyncio.Future[bool]) -> None:
             if not done.cancelled() and done.exception() is None and done.result():
-                self._ages.start(request_id)  # again, if the same request was refused at the same time
+                if self._database is file:  # a purge has not replaced it meanwhile
+                    self._ages.start(request_id)  # again, if the same request was refused at the same time
                 self.changed.set()
             elif not existed:
                 self._ages.remove(request_id)
@@ -500,8 +501,8 @@ class Outbox:
                 raise CapacityError(f"The outbox {self.path} cannot be read: {error}. Is the disk failing?") from error
             undo.pop_all()
         self._damage, self._read_problem = opened.damage, ""  # the latter may be of a file that a purge replaced
-        self._ages.load(newest_wall_s, created)
         self._database = Database(opened.connection, Totals(*counts, opened.newest), opened.mark)
+        self._ages.load(newest_wall_s, created)
         self._writer = self.writer(self._database)
 
     def _replace_files(self) -> None:

@@ -707,6 +707,26 @@ async def test_a_purge_does_not_wait_for_other_readers(path: Path, open_outbox: 
     assert outbox.depth == 1
 
 
+async def test_a_promise_that_a_purge_removed_before_its_put_returned_is_not_waiting(path: Path) -> None:
+    reopened = threading.Event()
+    writers: list[database.Writer] = []
+
+    def writer(opened: database.Database) -> database.Writer:
+        writers.append(database.make_writer(opened))
+        if len(writers) == 2:
+            reopened.set()
+        return writers[-1]
+
+    with contextlib.closing(Outbox(path, writer=writer)) as outbox:
+        promise = item()
+        tasks = [asyncio.create_task(outbox.put(promise)), asyncio.create_task(outbox.purge())]
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert reopened.wait(10)  # the event loop does other work meanwhile
+        await asyncio.gather(*tasks)
+        assert outbox.depth == 0 and not outbox.is_waiting(promise)
+
+
 @pytest.mark.parametrize("meanwhile", ["another purge", "a cancellation", "another try to open"])
 async def test_promises_made_after_a_disturbed_purge_are_kept(
     open_outbox: Open, clock: SimulatedClock, monkeypatch: pytest.MonkeyPatch, meanwhile: str
