@@ -121,7 +121,7 @@ class Api:
 
 
 def read_limited(parts: Iterable[bytes], limit_bytes: int) -> bytes:
-    """Returns a body, or the beginning of one that is larger than the limit, which is itself larger than that."""
+    """Returns a body. Stops reading above the limit, so that the result of a larger body is above the limit too."""
     content = b""
     for part in parts:
         content += part
