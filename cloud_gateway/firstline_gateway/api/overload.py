@@ -23,17 +23,27 @@ def overloaded() -> QueueFullError:
 def client_key(
     identity: Identity, address: str, certificate: ClientCertificate | None, headers: Mapping[str, str]
 ) -> int:
-    """Returns a hash of a request's credentials, which are not verified yet, to tell clients apart.
+    """Returns a hash of a request's credentials, to tell clients apart.
+
+    An API key that this gateway does not know counts as none. Otherwise a client could send another key with each
+    request: it would look like many, and the average client would send less than those with a key.
 
     Args:
-        identity: knows the trusted proxies, and the header in which they pass on certificates of clients.
+        identity: knows the API keys, the trusted proxies, and the header in which they pass on certificates.
         address: that the connection comes from; "" over a Unix socket.
         certificate: of the connection; None without one.
         headers: of the request, by lower-case names.
     """
     serial = certificate.serial if certificate is not None else ""
+    key = headers.get("authorization", "").partition(" ")[2].strip()
     is_proxy = identity.proxy_header and identity.trusts(address)
-    return hash((serial, headers.get("authorization"), headers.get(identity.proxy_header) if is_proxy else None))
+    return hash(
+        (
+            serial,
+            key if identity.gatekeeper.holds(key) else "",
+            headers.get(identity.proxy_header) if is_proxy else None,
+        )
+    )
 
 
 class OverloadGuard:
@@ -49,8 +59,8 @@ class OverloadGuard:
       work on the machine delays the loop, and a refusal would not help. For the same reason the loop is at most as far
       behind as its thread worked: a process that is stopped, or waits for a processor, is not overloaded.
 
-    Clients are distinguished by a hash of their credentials, which are not verified yet. No client can cause the
-    refusal of another one. Belongs to one event loop.
+    Clients are distinguished by their credentials, see `client_key`; all without any are one client. So no client can
+    cause the refusal of another one. Belongs to one event loop.
 
     Args:
         queue_wait_s: returns how long a request would wait for its turn now.
