@@ -127,7 +127,11 @@ async def test_stream_certificate_sets_the_threshold(tmp_path: Path) -> None:
     stated = "the tiered accuracy is at most 2 percentage points below the full model's, with confidence 90 %"
     assert status["models"][0]["certificate"]["promise"] == stated
     assert story[-1].endswith(f"It is certified: {stated}.") or "certified" not in story[-1]
-    raised = edge_settings(tmp_path / "raised", models__directories=[str(out)], policy__min_threshold=threshold + 0.01)
-    answers, _, _ = await ask(raised)
-    assert any(answer.reason is Reason.CONFIDENT for answer in answers)
-    assert not any(answer.certified for answer in answers)
+    assert status["models"][0]["uncertified"] is None
+    by_value = {"policy__kind": "value", "policy__least_value": 0.5}
+    for name, settings in {"kind": by_value, "min_threshold": {"policy__min_threshold": threshold + 0.01}}.items():
+        other = edge_settings(tmp_path / name, models__directories=[str(out)], **settings)
+        answers, status, _ = await ask(other)
+        assert any(answer.reason is Reason.CONFIDENT for answer in answers)
+        assert not any(answer.certified for answer in answers)
+        assert status["models"][0]["uncertified"].startswith(f"policy.{name} is")

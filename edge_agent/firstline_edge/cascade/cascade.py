@@ -489,7 +489,14 @@ class TierRouter:
         monitored = self._certificates.find(model) if self._certificates is not None else None
         if monitored is not None and monitored.record.alarmed:
             return f"an alarm voids its certificate: {monitored.record.cause}"
-        return model.edge.uncertified if model.edge is not None else ""
+        certificate = model.edge.certificate if model.edge is not None else None
+        if certificate is None:
+            return model.edge.uncertified if model.edge is not None else ""
+        if certificate.contract not in self.policy.certifies:
+            return f"policy.kind is {self.policy.kind}, and its certificate on the stream needs policy.kind = certified"
+        if not policy.covered(_CONFIDENT, self._without_alarm(model, None), certificate):
+            return "policy.min_threshold is above its threshold, and its certificate on the stream holds only at that"
+        return ""
 
     def record_of(self, model: DeviceModel) -> Mapping[str, Any]:
         """Returns the thresholds of this model's answers for the decision log; JSON-able."""
