@@ -63,10 +63,10 @@ def grpc_server(
         overload.queue_full(_client_key(identity, context), clock.monotonic_s())
 
     tls = identity.tls
-    door = CallHooks(partial(_authorize, identity), bodies.share, note, unread, no_room)
+    hooks = CallHooks(partial(_authorize, identity), bodies.share, note, unread, no_room)
     host = settings.api.host.strip("[]")
     return GrpcServer(
-        InferenceService(plane, door, clock=clock),
+        InferenceService(plane, hooks, clock=clock),
         f"[{host}]:{settings.grpc.port}" if ":" in host else f"{host}:{settings.grpc.port}",
         body_limit_bytes=settings.limits.body_bytes,
         calls_limit=settings.grpc.calls_limit,

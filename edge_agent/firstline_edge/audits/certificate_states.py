@@ -6,15 +6,15 @@ was not kept for. Each answer looks up one `CertificateState`; everything else h
 Each device of a fleet tests the promise by itself, at delta over the number of those that do, so that the false alarms
 of all of them together stay rare. The number is the largest that was ever set or heard, for two reasons. A test whose
 level falls while it runs is valid: while the promise holds, its e-value ever reaches 1 / a with a probability of at
-most a (Ville 1939), and what reaches the higher bound of later has passed the lower one of now. A level that rose again
-would undo that, for the level that counts is the highest ever used: a test that peaked at 300 of the 400 that it needed
-would alarm, in hindsight, with the first device that is switched off.
+most a (Ville 1939), and what reaches the higher bound of later has passed the lower one of now. A level that rises
+again would not be valid: a test that peaked at 300 of the 400 that it needed would alarm in hindsight with the first
+device that is switched off.
 
 So a device that began when n audited alarms falsely with a probability of at most delta / n, whatever it hears later.
-From any moment on at which all N know N, all of them together do with at most delta, as the e-values that they have
-by then are 1 on average. Over the whole life of a fleet that grows one by one from n to N it is delta * (1 + 1/(n + 1)
-+ ... + 1/N), about delta * (1 + ln(N / n)): `audit.fleet_devices` set to the planned size from the beginning avoids the
-second term. A gateway that says too much delays this device's own alarm by little, for the evidence grows
+Once all N devices know N, the probability that any of them alarms falsely is at most delta, because the e-values that
+they have by then are 1 on average. Over the whole life of a fleet that grows one by one from n to N it is delta * (1 +
+1/(n + 1) + ... + 1/N), about delta * (1 + ln(N / n)): `audit.fleet_devices` set to the planned size from the beginning
+avoids the second term. A gateway that says too much delays this device's own alarm by little, for the evidence grows
 exponentially once the promise is broken.
 """
 

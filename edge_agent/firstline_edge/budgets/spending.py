@@ -124,7 +124,7 @@ class Spending:
         return self.account.decide(value, cost, now_s, demanded=demanded)
 
     @property
-    def linked(self) -> bool:
+    def reachable(self) -> bool:
         """Whether any link would try a request now."""
         return bool(self.links())
 

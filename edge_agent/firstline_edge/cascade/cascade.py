@@ -358,7 +358,7 @@ class RowDecisions:
         if self._denied(context, row, verdict):
             accepted = router.decide_denied(model, row, verdict)
             certified = router.is_certified(model, row, accepted)
-            unreachable = accepted.reason is Reason.BUDGET and self.spending is not None and not self.spending.linked
+            unreachable = accepted.reason is Reason.BUDGET and self.spending is not None and not self.spending.reachable
             row.accept_edge(
                 Reason.LINK_DOWN if unreachable else accepted.reason, edge.loaded.digest, certified=certified
             )

@@ -154,7 +154,7 @@ class Escalation:
 
 
 def _certifiable(edge: EdgeModel, rows: Sequence[Row]) -> bool:
-    """Returns whether a certificate would have let the edge answers of these rows stand."""
+    """Returns whether a certificate covers the edge answers: all rows were escalated for their value alone."""
     return edge.certificate is not None and all(row.reason is Reason.VALUABLE for row in rows)
 
 

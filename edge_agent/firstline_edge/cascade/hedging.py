@@ -75,7 +75,7 @@ class Hedging:
     Args:
         client: asks the full model.
         clock: for deadlines.
-        section: when to.
+        section: when to hedge.
         reserve_s: reserved of a deadline, as for any escalation.
         spending: a hedge is sent only while the budgets are ample; None if nothing has a price.
 
@@ -114,7 +114,7 @@ class Hedging:
             request: of which these are rows.
             model: the bundle that the gateway must run.
             edge: about to run.
-            rows: for which it will.
+            rows: for which the edge model will run.
             deadline_s: of the request, on the monotonic clock.
         """
         free = request.route is Route.AUTO and request.privacy is Privacy.ANY and request.wait is Wait.FINAL

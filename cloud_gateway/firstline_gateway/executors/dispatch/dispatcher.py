@@ -47,8 +47,8 @@ _REPEATS_PER_BATCH, _MOST_REPEATS = 0.1, 64.0
 _MOST_EXECUTORS, _MOST_SERVERS = 3, 3
 # A batch is late once it has taken so many times what was expected, and at least so much longer.
 _LATE, _LATE_S = 3.0, 0.02
-# Expected time of a batch that was never measured on an executor: so many times the longest that is known elsewhere, or
-# so many seconds. It only has to be longer than a third of what a healthy executor takes.
+# Expected time of a batch that was never measured on an executor: a multiple of the longest time on another one; so
+# many seconds if there is none. It only has to be longer than a third of what a healthy executor takes.
 _UNKNOWN_TIMES, _UNKNOWN_S = 4.0, 0.5
 # A probe is given up after so many times its expected time, and after at least so long. Its time counts against
 # `PROBE_SHARE`: the longer a probe may hang, the longer an executor that has recovered waits for the next one.

@@ -69,7 +69,7 @@ class BatchForecast(NamedTuple):
         return self.lanes[0][0]
 
     def done(self, work_s: float) -> tuple[float, float]:
-        """Returns when a batch completes that comes after so much work, and the work done in a second then."""
+        """Returns when a batch after so much work completes, and the work that is done in a second by then."""
         at_s, speed = self.lanes[0]
         for ends_s, more in self.lanes[1:]:
             meanwhile_s = speed * (ends_s - at_s)

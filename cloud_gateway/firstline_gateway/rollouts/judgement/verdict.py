@@ -6,10 +6,10 @@
   that the rollout must find; or no device of the stage runs the model; or no edge answer of a variant was audited.
 - **promote**: the stage's time is over, and every difference that had to be found would have been detected.
 
-Both groups are as chance made them: all devices of the stage that were online at the offer, whether they run the model
-now or went back, and all devices of the control group that were online then. Without the failed devices, the healthy
-devices of one group would be compared with all of the other. Both are observed from the same moment on, when the
-stage's installations have ended.
+Both groups contain exactly the devices that chance assigned to them: all devices of the stage that were online at the
+offer, whether they run the model now or went back, and all devices of the control group that were online then. Without
+the failed devices, the healthy devices of one group would be compared with all of the other. Both are observed from the
+same moment on, when the stage's installations have ended.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ class Choice(NamedTuple):
     too_late: list[PendingRequest]  # they cannot complete by their deadline, so they are not started
 
     def note_delays(self, waiting: Sequence[PendingRequest]) -> None:
-        """Notes that requests that are due before others of the batch, and are not in it, complete later by those."""
+        """Notes the delay of requests outside of the batch that are due before some of its requests."""
         batch, later_s = set(self.batch), 0.0
         for item in reversed(waiting):
             if item in batch:
