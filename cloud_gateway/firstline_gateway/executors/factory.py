@@ -44,7 +44,7 @@ def open_executors(settings: Settings, repository: Repository, options: RuntimeO
         ConfigError: a setting of the executors is invalid.
     """
     members: list[Member] = []
-    loads_own = False  # what the repository has loaded is the first one's in this process; others load their own
+    loads_own = False  # the first local executor runs what the repository has loaded; others load their own copies
     for name, found in settings.engines.items():
         load = None
         if found.engine == "local" and loads_own:
@@ -88,7 +88,7 @@ def _open(
         return name in settings.models.executors_of.get(model, (name,))
 
     def profiled(served: ServedModel) -> dict[int, float]:
-        # The profiles near a bundle are of this machine; of others' machines only what the settings name is theirs.
+        # Profiles near a bundle describe this machine; other machines have only those that the settings name.
         is_here = name and found.engine == "local"
         near = profiles_near(served.path, served.manifest.name, _fingerprint) if is_here else []
         return batch_seconds([*near, *profiles], served.full, provider)
@@ -120,7 +120,7 @@ def _open(
 def _models_of(
     name: str, found: ExecutorOf, repository: Repository, takes: Callable[[str], bool], load: Load | None
 ) -> list[ServedModel]:
-    """Returns the models that an executor may run, newest first; closes those that were loaded for it in vain."""
+    """Returns the models that an executor may run, newest first; closes those that it may not run."""
     models = []
     is_here = found.engine == "local"
     for served in in_loading_order(repository):

@@ -31,8 +31,8 @@ class ServedModel:
     Args:
         loaded: the full model; None where it runs elsewhere, or is not in memory.
         digest: the full model's.
-        copies: how many times this process loads it: each local executor has a copy of its own. 0 if it runs elsewhere
-            alone: it takes no memory here, and can always be held.
+        copies: how many times this process loads it: each local executor has a copy of its own. 0 if it runs
+            only elsewhere: it takes no memory here, and can always be held.
 
     Attributes:
         input_names: of the bundle's inputs that the full model reads.

@@ -173,9 +173,8 @@ def _compute_join(connection: Connection, rollout_id: str, caches: dict[str, Fle
 
     assignments, view = _read_fleet(connection, rollout, caches, now)
     busy = partial(records.assigned, connection, [each.id for each in alike(records.in_states(connection, *LIVE))])
-    # Those that change no desired state any more.
-    gone = records.in_states(connection, RolloutState.ABORTED, RolloutState.ROLLED_BACK)
-    ended = alike([each for each in gone if not each.unsettled])
+    stopped = records.in_states(connection, RolloutState.ABORTED, RolloutState.ROLLED_BACK)
+    ended = alike([each for each in stopped if not each.unsettled])  # no desired state changes any more
     return rollout, join_changes(rollout, alike(completed), assignments, view, now, ended=ended, busy=busy)
 
 

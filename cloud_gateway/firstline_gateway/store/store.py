@@ -119,7 +119,7 @@ class Store(GroupWriter[Connection]):
 
 @asynccontextmanager
 async def limited_wait(database: Database) -> AsyncIterator[None]:
-    """Waits for the database for at most `PATIENCE_S`; what it was asked may still happen later.
+    """Limits the wait for the database to `PATIENCE_S`; the operation may still take effect later.
 
     Raises:
         StoreUnavailableError: it does not answer.

@@ -61,7 +61,7 @@ def _damage(file: BufferedReader) -> _Damage | None:
     if not known or _checksum(header[:24], order, (0, 0)) != sums:
         return _Damage(header, 0, b"")
     damage: _Damage | None = None
-    committed = False  # whether the frame before, damaged or behind the damage, ended a commit of this log
+    committed = False  # whether the previous frame, from the damaged one on, ended a commit of this log
     frame_bytes = _FRAME_HEADER_BYTES + page_bytes
     while len(frame := file.read(frame_bytes)) == frame_bytes:  # a shorter one was cut off
         _, pages_after_commit, *own_salts, first, second = struct.unpack(">6I", frame[:_FRAME_HEADER_BYTES])

@@ -154,7 +154,10 @@ def p_values(tested: Sequence[ClassGroups], smallest: float, rng: np.random.Gene
 
 
 def _table(tested: ClassGroups) -> Floats:
-    """Returns (devices, 2 * classes): weighted residuals, of several classes each in units of its spread; weights."""
+    """Returns the weighted residuals of each class, then the weights: (devices, 2 * classes).
+
+    The residuals of several classes are in units of their own spread.
+    """
     columns = []
     for groups in tested.classes:
         residuals, weights = adjusted(groups, tested.tolerance), groups.weights
