@@ -60,7 +60,7 @@ def command(arguments: argparse.Namespace) -> int:
 
 
 def _package_dependent_findings(settings: EdgeSettings) -> Iterator[Finding]:
-    """Returns the findings of the checks that need installed packages."""
+    """Yields the findings of the checks that need installed packages."""
     from firstline_core.clock import SYSTEM_CLOCK
     from firstline_edge.cli import doctor_device, doctor_links, doctor_models
     from firstline_edge.identity.credentials import DeviceIdentity

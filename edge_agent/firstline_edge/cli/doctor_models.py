@@ -37,7 +37,7 @@ _PROVIDERS = (
 
 
 def model_findings(settings: EdgeSettings) -> Iterator[Finding]:
-    """Returns one finding for each edge variant of each bundle."""
+    """Yields one finding for each edge variant of each bundle."""
     directories = settings.models.folders
     if not directories:
         advice = "name a bundle's folder in models.directories, or every request goes to the cloud"
@@ -117,7 +117,7 @@ def _measure(bundle: Bundle, model: Model, options: RuntimeOptions) -> tuple[flo
 
 
 def contract_findings(settings: EdgeSettings) -> Iterator[Finding]:
-    """Returns the findings of the audits about the certificates in use; empty if there are none."""
+    """Yields the findings of the audits about the certificates in use."""
     path = StatePaths(settings.state_dir).certificates_path
     try:
         stored = records.read(path)
