@@ -56,7 +56,7 @@ def label(readings: Mapping[str, Reading], given: tuple[str, ...], nearby: Mappi
     if task in ("regression", "anomaly"):
         return Labelled((), "", dict(readings))
     labels, source = _chosen(readings, given, nearby, task)
-    fit = {"detection": _detector, "classification": _classifier}.get(task, _segmentation)
+    fit = {"detection": _detector, "classification": _classifier, "segmentation": _segmentation}[task]
     return Labelled(labels, source, {role: fit(role, reading, labels) for role, reading in readings.items()})
 
 

@@ -229,7 +229,9 @@ def task_of(labelled: Labelled) -> AnyTask:
             return Regression(names=last.names, absolute=1)
         case "anomaly":
             return Anomaly()
-    return Classification(labels=labelled.labels)
+        case "classification":
+            return Classification(labels=labelled.labels)
+    raise AssertionError(f"there is no pair of models for {last.task}")
 
 
 def _inputs(readings: Iterable[Reading]) -> tuple[InputSpec, ...]:
