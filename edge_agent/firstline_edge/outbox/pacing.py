@@ -196,7 +196,7 @@ class RateSettings:
     """Parameters of the delivery rate.
 
     Args:
-        begin_per_s: initial rate, in deliveries per second.
+        begin_per_s: initial rate, in deliveries per second; a fleet that has just returned sends at this rate together.
         least_per_s: minimum rate, however many deliveries are refused.
         burst: deliveries that may go at once at the start: so few cause no thundering herd.
         target_s: accepted delay of an answer beyond the shortest seen time; at least that shortest time is accepted.
@@ -204,7 +204,7 @@ class RateSettings:
         slowest: least factor for a late answer.
     """
 
-    begin_per_s: float = 0.3
+    begin_per_s: float = 0.25
     least_per_s: float = 0.1
     burst: int = 4
     target_s: float = 0.1
