@@ -35,7 +35,7 @@ def open_spending(
     stored = file.read() if budgets else StoredSpending()
     return Spending(
         _account(settings, stored.ledgers),
-        tariff_of(settings, link_names(settings.links)),
+        tariff_of(settings),
         clock,
         file=file,
         around_bytes=stored.around_bytes,
@@ -45,11 +45,11 @@ def open_spending(
     )
 
 
-def exchange(spending: Spending, settings: EdgeSettings, link_names: Sequence[str]) -> None:
+def exchange(spending: Spending, settings: EdgeSettings) -> None:
     """Replaces budgets and costs; a budget that remains keeps its spending."""
     ledgers = {name: meter.ledger for name, meter in spending.account.meters.items()}
     account = _account(settings, ledgers)
-    spending.adopt(account, tariff_of(settings, link_names), settings.costs.metered_factor)
+    spending.adopt(account, tariff_of(settings), settings.costs.metered_factor)
 
 
 def _account(settings: EdgeSettings, ledgers: Mapping[str, Ledger]) -> Account:
@@ -76,7 +76,7 @@ def budgets_of(section: BudgetSection) -> dict[str, Budget]:
     }
 
 
-def tariff_of(settings: EdgeSettings, link_names: Sequence[str]) -> Tariff:
+def tariff_of(settings: EdgeSettings) -> Tariff:
     """Returns the prices of traffic and runs."""
     links = {
         name: LinkTariff(
@@ -85,7 +85,7 @@ def tariff_of(settings: EdgeSettings, link_names: Sequence[str]) -> Tariff:
             settings.costs.money_per_mib / MIB if section.metered else 0.0,
             section.metered,
         )
-        for name, section in zip(link_names, settings.links, strict=True)
+        for name, section in zip(link_names(settings.links), settings.links, strict=True)
     }
     costs = settings.costs
     return Tariff(links, costs.money_per_request, costs.joules_per_run, costs.joules_per_core_second, costs.watts_idle)
@@ -98,7 +98,7 @@ def escalation_mj(settings: EdgeSettings, links: Callable[[], Sequence[str]]) ->
         settings: costs and links.
         links: names of the links that a request would try now, in order.
     """
-    tariff = tariff_of(settings, link_names(settings.links))
+    tariff = tariff_of(settings)
     return lambda size_bytes: 1000 * tariff.of_link(next(iter(links()), "")).cost(size_bytes, AROUND_BYTES).joules
 
 
@@ -123,7 +123,7 @@ def device_sensors(settings: EdgeSettings, queue: Callable[[], float] | None = N
     """
     return Sensors(
         Tree(Path(settings.hardware.root)),
-        tariff=tariff_of(settings, link_names(settings.links)),
+        tariff=tariff_of(settings),
         power_rails=settings.hardware.power_rails,
         queue=queue,
     )

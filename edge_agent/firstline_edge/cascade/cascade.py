@@ -49,7 +49,7 @@ from firstline_edge.models.models import DeviceModel, EdgeModel, Models
 from firstline_edge.requests.context import ModelOutput, RequestContext, Row, attempt, result_key, rows_of
 from firstline_edge.requests.deadline import within
 from firstline_edge.requests.single_flight import SingleFlight
-from firstline_edge.settings.settings import EdgeSettings, PolicySection, link_names
+from firstline_edge.settings.settings import EdgeSettings, PolicySection
 
 # Looking a member up in its enumeration takes as long as reading a clock.
 _EDGE, _CACHE, _CLOUD = Tier.EDGE, Tier.CACHE, Tier.CLOUD
@@ -586,4 +586,4 @@ class LiveSettings:
         self.certificates.adopt(settings.audit)
         self.auditor.adopt(settings.audit, chosen.certifies)
         if self.spending is not None:
-            exchange(self.spending, settings, link_names(settings.links))
+            exchange(self.spending, settings)

@@ -35,7 +35,7 @@ def test_a_link_has_the_configured_cost() -> None:
         ),
         costs=CostsSection(money_per_mib=1048576.0, money_per_request=3.0, joules_per_run=0.5),
     )
-    tariff = tariff_of(settings, ["http", "mqtt"])
+    tariff = tariff_of(settings)
     assert tariff.of_link("http").cost(10, 20, tariff.money_per_request) == Cost(30, 10.0, 3.0)
     assert tariff.of_link("mqtt").cost(10, 20) == Cost(30, 40.0, 30.0)
     assert tariff.runs(4) == Cost(joules=2.0)
