@@ -113,21 +113,21 @@ class Installed(Struct, Generic[Version, Target], frozen=True, forbid_unknown_fi
         running: None for the bundle, or the settings, that the device was set up with.
         previous: ran before, and runs again after a rollback; the same as `running` if there is nothing to roll back
             to.
-        tries_left: starts that the trial of `running` may still take; None without a trial.
+        trial_tries: starts that the trial of `running` may take, which `record.tries` counts; None without a trial.
         staged: the version that an update in progress installs, until its trial begins.
         record: state of the latest update; None if there was none.
     """
 
     running: Version | None = None
     previous: Version | None = None
-    tries_left: Annotated[int, Meta(ge=0, le=100)] | None = None
+    trial_tries: Annotated[int, Meta(ge=1, le=100)] | None = None
     staged: Version | None = None
     record: Record[Target] | None = None
     format: Literal[1] = 1
 
     @property
     def in_trial(self) -> bool:
-        return self.tries_left is not None
+        return self.trial_tries is not None
 
     @property
     def can_roll_back(self) -> bool:
@@ -166,29 +166,28 @@ class Installed(Struct, Generic[Version, Target], frozen=True, forbid_unknown_fi
         if self.can_roll_back and self.staged == self.previous:
             raise ValueError(f"{self.staged!r} is still what a rollback leads to")
         record = replace(self.record.after(_S.TRIAL, wall_s), tries=0)
-        return replace(self, running=self.staged, previous=self.running, tries_left=tries, staged=None, record=record)
+        return replace(self, running=self.staged, previous=self.running, trial_tries=tries, staged=None, record=record)
 
     def started(self, wall_s: float) -> Installed[Version, Target]:
-        """Returns the state after a start of the agent: a trial has one try less, and ends without one."""
-        if self.tries_left is None:
+        """Returns the state after a start of the agent: it counts as a try of a trial, and one too many ends it."""
+        if self.trial_tries is None:
             return self
-        if not self.tries_left:
+        if self.record is None or self.record.tries >= self.trial_tries:
             message = "The agent was started too often while it was being tried."
             return self.rolled_back("tries", message, wall_s)
-        record = replace(self.record, tries=self.record.tries + 1) if self.record is not None else None
-        return replace(self, tries_left=self.tries_left - 1, record=record)
+        return replace(self, record=replace(self.record, tries=self.record.tries + 1))
 
     def committed(self, wall_s: float) -> Installed[Version, Target]:
         """Returns the state with the trial accepted; the previous version stays for a rollback."""
         record = self.record.after(_S.COMMITTED, wall_s) if self.record is not None else None
-        return replace(self, tries_left=None, record=record)
+        return replace(self, trial_tries=None, record=record)
 
     def rolled_back(self, reason: str, message: str, wall_s: float) -> Installed[Version, Target]:
         """Returns the state with the previous version, or what the device was set up with if there is none."""
         record = self.record.after_rollback(reason, message, wall_s) if self.record is not None else None
         staged = self.staged if record is not None and not record.ended else None
         back = self.previous if self.can_roll_back else None
-        return replace(self, running=back, previous=back, tries_left=None, staged=staged, record=record)
+        return replace(self, running=back, previous=back, trial_tries=None, staged=staged, record=record)
 
 
 class InstalledFile(Generic[Version, Target]):

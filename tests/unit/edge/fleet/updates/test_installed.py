@@ -26,7 +26,8 @@ def test_a_written_state_is_read(tmp_path: Path) -> None:
     state = STAGED.begin_trial(3, 1.0).started(2.0)
     write_struct(tmp_path / "digits" / "state", state)
     assert read_struct(tmp_path / "digits" / "state", KIND) == state
-    assert (state.running, state.previous, state.tries_left, state.staged) == ("b", "a", 2, None)
+    assert (state.running, state.previous, state.trial_tries, state.staged) == ("b", "a", 3, None)
+    assert state.record is not None and state.record.tries == 1
 
 
 @pytest.mark.parametrize(
@@ -57,9 +58,9 @@ def test_neither_what_runs_nor_the_rollback_target_is_overwritten() -> None:
 
 def test_a_start_without_tries_left_ends_the_trial() -> None:
     trial = STAGED.begin_trial(1, 1.0)
-    assert trial.started(2.0).tries_left == 0
+    assert trial.started(2.0).in_trial
     ended = trial.started(2.0).started(3.0)
-    assert (ended.running, ended.previous, ended.tries_left) == ("a", "a", None)
+    assert (ended.running, ended.previous, ended.in_trial) == ("a", "a", False)
     assert ended.record is not None and (ended.record.state, ended.record.reason) == (UpdateState.ROLLED_BACK, "tries")
 
 
