@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import cache, partial
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol
 
@@ -317,8 +318,6 @@ def scorer(task: Task, declared: Score) -> Scorer:
         return lambda outputs, evidence: 1 - learned.losses(task.features(outputs, evidence))
     if declared.kind == "graph":
         raise ValueError("a score graph is loaded from its bundle")
-    if declared.kind == "learned":
-        raise ValueError("a learned score has its weights")
     return partial(task.score, declared.kind, temperature=declared.temperature)
 
 
@@ -527,16 +526,24 @@ def load_scorer(bundle: Bundle, options: RuntimeOptions) -> Scorer:
     if not file.is_file():
         raise ModelLoadError(f"The bundle's score graph is absent: {file}.")
     graph = OnnxRuntime(file, providers=options.providers, threads=options.threads)
-    outputs = {spec.name: spec for spec in task.outputs}
+    try:
+        return _graph_scorer(graph, file, bundle)
+    except ModelLoadError:
+        graph.close()
+        raise
+
+
+def _graph_scorer(graph: OnnxRuntime, file: Path, bundle: Bundle) -> Scorer:
+    """Returns the function of a score graph; see `load_scorer`."""
+    declared, outputs = bundle.manifest.policy.score, {spec.name: spec for spec in bundle.manifest.task.outputs}
     reads = [spec.name for spec in graph.inputs]
     if len(outputs) == 1 and len(reads) == 1:
         feeds = dict(zip(reads, outputs, strict=True))  # the name does not matter
     elif unknown := [name for name in reads if name not in outputs]:
-        graph.close()
         raise ModelLoadError(f"Score graph {file} reads '{unknown[0]}', and the outputs are {', '.join(outputs)}.")
     else:
         feeds = {name: name for name in reads}
-    result = pick_port(graph.outputs, "", f"Graph {declared.graph.file}", "output", only=True).name
+    result = pick_port(graph.outputs, "", f"Score graph {file}", "output", only=True).name
     # A certificate scores one row at a time, so a graph whose rows depend on each other must do so on the device too.
     by_row = RowByRow(graph)
 
@@ -558,7 +565,6 @@ def load_scorer(bundle: Bundle, options: RuntimeOptions) -> Scorer:
         if not np.array_equal(score(trial, {}), score(trial, {}), equal_nan=True):
             raise InferenceError("it gives the same answer different scores; export it without random numbers.")
     except (InferenceError, InvalidTensorError) as error:
-        graph.close()
         what = f"{classes} classes" if classes else "the task's outputs"
         raise ModelLoadError(f"Score graph {file} does not score {what}: {error}") from error
     return score

@@ -16,6 +16,7 @@ from support.sample_models import average_colours, first_column_graph
 
 from bench.support.bundles import artefact, model, write_manifest
 from bench.support.onnx_models import float_graph, linear
+from firstline_core.bundle import loading
 from firstline_core.bundle.loading import LoadedModel, load_edge, load_model, load_scorer
 from firstline_core.bundle.manifest import Policy, Score
 from firstline_core.bundle.store import Bundle, open_bundle
@@ -40,6 +41,7 @@ from firstline_core.processing.steps import (
     Yolox,
 )
 from firstline_core.routing.policy import Logistic
+from firstline_core.runtime.onnx import OnnxRuntime
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.tasks.classification import LOGITS, features, score
 from firstline_core.tasks.detection import Detection
@@ -436,3 +438,20 @@ def test_loading_refuses_a_score_graph_for_other_classes(tmp_path: Path) -> None
     bundle = number_bundle(tmp_path, policy=Policy(Score("graph", graph=artefact(graph, tmp_path))))
     with pytest.raises(ModelLoadError, match="does not score 2 classes"):
         load_scorer(bundle, OPTIONS)
+
+
+def test_a_refused_score_graph_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[OnnxRuntime] = []
+
+    class Noted(OnnxRuntime):
+        def __init__(self, *arguments: Any, **more: Any) -> None:
+            super().__init__(*arguments, **more)
+            opened.append(self)
+
+    nodes = [helper.make_node("ReduceMax", ["probabilities"], [name], axes=[1], keepdims=0) for name in ("one", "two")]
+    graph = float_graph(tmp_path / "two.onnx", nodes, {"probabilities": ["n", 2]}, {"one": ["n"], "two": ["n"]})
+    monkeypatch.setattr(loading, "OnnxRuntime", Noted)
+    with pytest.raises(ModelLoadError, match=r"two\.onnx has 2 outputs"):
+        load_scorer(number_bundle(tmp_path, policy=Policy(Score("graph", graph=artefact(graph, tmp_path)))), OPTIONS)
+    with pytest.raises(InferenceError, match="closed"):
+        opened[0].run({"probabilities": ANSWERS})
