@@ -45,10 +45,14 @@ async def test_requests_in_flight_delay_the_prediction(tmp_path: Path) -> None:
         for together in (1, 2, 4, 1, 3, 4, 2):
             await asyncio.gather(*(ask() for _ in range(together)))
         size_bytes = asked().size_bytes
-        alone_s, alone_took_s = chain.predicted_s(size_bytes, 0.5), await ask()
+
+        def median_s() -> float | None:
+            return chain._links[0].timing.predicted_s(size_bytes, 0.5, SYSTEM_CLOCK.monotonic_s())
+
+        alone_s, alone_took_s = median_s(), await ask()
         sent = [asyncio.create_task(ask()) for _ in range(_DEPTH)]
         await asyncio.sleep(0)
-        behind_s = chain.predicted_s(size_bytes, 0.5)  # no request ever waited behind so many
+        behind_s = median_s()  # no request ever waited behind so many
         took_s = await ask()
         await asyncio.gather(*sent)
         await chain.close()

@@ -131,7 +131,7 @@ class FakeCloud:
         self.cancelled = 0
         self.available = True
 
-    def predicted_s(self, size_bytes: int, quantile: float = 0.95) -> float | None:
+    def predicted_s(self, size_bytes: int) -> float | None:
         return self.p95_s
 
     async def infer(

@@ -191,24 +191,18 @@ class LinkChain:
         while self.recoveries <= seen:
             await self._recovered.wait()
 
-    def states(self) -> dict[str, str]:
-        """Returns the state of each link's breaker: closed, open or half_open."""
-        return {state.link.name: state.breaker.state.value for state in self._links}
-
     def reports(self) -> dict[str, LinkReport]:
         """Returns the status of each link, by name."""
         return {state.link.name: state.report for state in self._links}
 
-    def predicted_s(self, size_bytes: int, quantile: float = 0.95) -> float | None:
-        """Returns the seconds within which this share of such requests is answered, by the best usable link.
+    def predicted_s(self, size_bytes: int) -> float | None:
+        """Returns the seconds within which 95 % of such requests are answered, by the best usable link.
 
         None if no link may be used, or the preferred link has not been measured yet.
         """
         now_s = self._clock.monotonic_s()
         found = [
-            state.timing.predicted_s(size_bytes, quantile, now_s)
-            for state in self._links
-            if state.breaker.allows_requests
+            state.timing.predicted_s(size_bytes, 0.95, now_s) for state in self._links if state.breaker.allows_requests
         ]
         if not found or found[0] is None:
             return None

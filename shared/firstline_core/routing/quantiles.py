@@ -102,11 +102,6 @@ class DecayedQuantiles:
             self._put(min(_HIGHEST, max(_LOWEST, index + shift)), ended, censored)
         self._known.clear()
 
-    @property
-    def bins(self) -> int:
-        """Returns the number of bins in use."""
-        return len(self._bins)
-
     def _age(self, now_s: float) -> float:
         """Returns the half-lives since the newest observation."""
         return max(0.0, now_s - self._at_s) / self._half_life_s if self._bins else 0.0

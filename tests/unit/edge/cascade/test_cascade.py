@@ -639,7 +639,7 @@ class TestLatenessGate:
         scene = make_scene(clock=SimulatedClock())
         sizes: list[int] = []
 
-        def predicted_s(size_bytes: int, quantile: float = 0.95) -> float:
+        def predicted_s(size_bytes: int) -> float:
             sizes.append(size_bytes)
             return 0.0
 
