@@ -294,14 +294,14 @@ class LinkChain:
                 if not tried:
                     error = DeadlineExceededError("The deadline has passed before the gateway could be asked.")
                 break
-            if not tried:
-                self.retries.called()
-            elif not self.retries.may_retry():
+            if tried and not self.retries.may_retry():
                 break
             others = any(other.breaker.allows_requests for other in waiting)
             granted_s = (ends_s - started_s) / (2 if others else 1)
             try:
                 with self._budget_gate(request, state.link.name), state.timing.carrying(size_bytes) as flight:
+                    if not tried:
+                        self.retries.called()  # here, because a refusal of the budget sends nothing
                     self.payload_bytes += size_bytes
                     response = await state.link.infer(request, granted_s)
                 await state.check_answer(request, response, outputs)

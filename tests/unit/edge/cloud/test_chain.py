@@ -690,6 +690,18 @@ class TestToll:
             await house.infer()
         assert house.second.calls == []
 
+    async def test_a_call_earns_a_retry_once_and_only_if_it_is_sent(self, house: House) -> None:
+        while house.chain.retries.may_retry():
+            pass
+        self.budget_gate(house, "first")
+        for _ in range(4):  # a fifth of a retry each
+            await house.infer()
+        self.budget_gate(house, "first", "second")
+        for _ in range(4):
+            with pytest.raises(errors.BudgetExceededError):
+                await house.infer()
+        assert not house.chain.retries.may_retry()
+
     async def test_if_no_link_is_affordable_the_error_says_so(self, house: House) -> None:
         self.budget_gate(house, "first", "second")
         with pytest.raises(errors.BudgetExceededError, match="first"):
