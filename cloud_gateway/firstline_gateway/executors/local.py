@@ -226,7 +226,7 @@ def _are_alike(inputs: Inputs) -> bool:
 
 
 def _run_alike(model: Predictor, inputs: Inputs, max_rows: int, until_s: float, clock: Clock) -> list[Outcome] | None:
-    """Prepares and runs all rows together; None where a request may be at fault, or late, so that each is looked at."""
+    """Prepares and runs all rows together; None where one of several may be at fault, or is late."""
     sizes = [row_count(each) for each in inputs]
     try:
         rows = model.prepare(_joined(inputs))
@@ -234,8 +234,8 @@ def _run_alike(model: Predictor, inputs: Inputs, max_rows: int, until_s: float, 
         if not all(sizes) or row_count(rows) != sum(sizes) or late:
             return None
         results = _run_rows(model, rows, max_rows)
-    except (FirstlineError, MemoryError):
-        return None
+    except (FirstlineError, MemoryError) as error:
+        return [_outcome_of(error)] if len(inputs) == 1 else None
     if len(sizes) == 1:
         return [results]
     ends = accumulate(sizes)
@@ -278,10 +278,8 @@ def prepare_batch(
             continue
         try:
             rows = prepare(each)
-        except FirstlineError as error:
-            outcomes[position] = error
-        except MemoryError as error:
-            outcomes[position] = _no_memory(error)
+        except (FirstlineError, MemoryError) as error:
+            outcomes[position] = _outcome_of(error)
         else:
             kind = tuple([(name, array.shape[1:], array.dtype) for name, array in rows.items()])
             groups[kind].append((position, rows))
@@ -309,7 +307,7 @@ def _run_group(model: Predictor, group: Group, max_rows: int) -> dict[int, Outco
         return split_results(group, _run_rows(model, joined_rows(group), max_rows))
     except (FirstlineError, MemoryError) as error:
         if len(group) == 1:
-            return {group[0][0]: _no_memory(error) if isinstance(error, MemoryError) else error}
+            return {group[0][0]: _outcome_of(error)}
         # One request's rows may be at fault: alone, the others still get their answers.
         outcomes: dict[int, Outcome] = {}
         for member in group:
@@ -317,9 +315,11 @@ def _run_group(model: Predictor, group: Group, max_rows: int) -> dict[int, Outco
         return outcomes
 
 
-def _no_memory(cause: MemoryError) -> FirstlineError:
+def _outcome_of(failure: FirstlineError | MemoryError) -> FirstlineError:
+    if isinstance(failure, FirstlineError):
+        return failure
     error = CapacityError("There is not enough memory for this request now; come back later, or send fewer rows.")
-    error.__cause__ = cause
+    error.__cause__ = failure
     return error
 
 

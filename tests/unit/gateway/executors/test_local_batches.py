@@ -52,6 +52,13 @@ def test_a_request_that_makes_the_run_fail_is_found_and_the_others_are_answered(
     assert also_good["probabilities"].tolist() == [[6]]
 
 
+def test_a_single_request_that_fails_runs_once() -> None:
+    model = Doubler(fails_above=5)
+    (bad,) = run_batch(model, tensors([9]), max_rows=8)
+    assert isinstance(bad, FirstlineError)
+    assert model.runs == [1]
+
+
 class Poisoned(Doubler):
     """Has not the memory for a request of a certain value, to prepare it or to run it."""
 
