@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from threading import Lock
 from typing import Any
 from urllib.parse import quote
 
@@ -65,6 +66,7 @@ class RemoteModel(ABC):
         batch: the most rows in one request; None if the model sets no limit.
         loaded: its processing; None if the servers do it, or as long as no server is known.
         needs_thread: whether `prepare` may take milliseconds, and needs a thread.
+        check_loads: whether `check` may load the bundle's processing, and needs a thread.
         path: of its requests.
         questions: paths whose replies show whether a server has it.
     """
@@ -72,6 +74,7 @@ class RemoteModel(ABC):
     batch: int | None = None
     loaded: LoadedModel | None = None
     needs_thread = False
+    check_loads = False
     questions: tuple[str, ...]
 
     def __init__(self, served: ServedModel, limits: Limits) -> None:
@@ -186,6 +189,7 @@ class V2Model(RemoteModel):
     def __init__(self, served: ServedModel, options: RuntimeOptions, limits: Limits) -> None:
         super().__init__(served, limits)
         self._options = options
+        self._loading, self.check_loads = Lock(), True
         self.batch = served.full.batch
         self.needs_thread = bool(served.full.presteps)
         self.questions = (self._address, f"{self._address}/ready", f"{self._address}/config")
@@ -207,9 +211,11 @@ class V2Model(RemoteModel):
             return "This model has no axis of rows, which the protocol of servers needs; run it on the gateway itself."
         try:
             inputs, outputs = (_specs(metadata.body, key) for key in ("inputs", "outputs"))
-            if self.loaded is None:
-                bundle = Bundle(self._served.path, self._served.manifest)
-                self.loaded = load_around(_Elsewhere(inputs, outputs), bundle, self._served.full, self._options)
+            with self._loading:  # several servers may be asked for the first time at once
+                if self.loaded is None:
+                    bundle = Bundle(self._served.path, self._served.manifest)
+                    self.loaded = load_around(_Elsewhere(inputs, outputs), bundle, self._served.full, self._options)
+                    self.check_loads = False
         except FirstlineError as error:
             return error.message
         known = self.loaded.runtime

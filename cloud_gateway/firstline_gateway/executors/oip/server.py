@@ -289,7 +289,11 @@ class OipServer:
             for question in model.questions:
                 if question not in replies:
                     replies[question] = await self._get(question)
-            if problem := model.check(replies):
+            if model.check_loads:
+                problem = await asyncio.to_thread(model.check, replies)
+            else:
+                problem = model.check(replies)
+            if problem:
                 self._record_model_problem(key, problem)
             else:
                 self._model_problems.pop(key, None)

@@ -55,7 +55,8 @@ def questions(metadata: object = METADATA, config: object = None, ready: int = 2
 
 def made(served: ServedModel) -> V2Model:
     model = V2Model(served, RuntimeOptions(), DEFAULT_LIMITS)
-    assert model.check(questions()) == ""
+    assert model.check_loads and model.check(questions()) == ""
+    assert not model.check_loads
     return model
 
 

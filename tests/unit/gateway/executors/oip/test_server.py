@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from functools import partial
@@ -299,6 +300,21 @@ async def test_a_model_that_is_put_is_looked_for_on_every_server() -> None:
         assert [bool(member.problem_with(M)) for member in far.pool.members] == [False, True]
         await far.until(far.pool.drop(M))
         assert not any(member.models for member in far.pool.members)
+
+
+async def test_a_model_that_a_check_loads_is_checked_in_a_thread() -> None:
+    threads: list[threading.Thread] = []
+
+    class Loading(FirstlineModel):
+        check_loads = True
+
+        def check(self, replies: Mapping[str, HttpReply]) -> str:
+            threads.append(threading.current_thread())
+            return super().check(replies)
+
+    async with site(1, model=Loading) as far:
+        assert values((await far.ask((0.5,)))[0]) == [row(0.5)]
+    assert threads and threading.main_thread() not in threads
 
 
 async def test_half_of_the_servers_stay_tried_if_all_fail() -> None:
