@@ -22,7 +22,8 @@ from support.identities import csr
 from support.inference import post, read
 from support.proxy import FINE, ChaosProxy, Network
 
-from firstline_core.fleet.rest import CONTRACTS_PATH
+from firstline_core.fleet.rest import BRAKE_PATH, CONTRACTS_PATH
+from firstline_core.fleet.rollout import ROLLOUTS_PATH
 from firstline_core.protocol.enrolment import ENROL_PATH
 from firstline_gateway.app import Gateway, open_gateway
 from firstline_gateway.settings.load import load
@@ -117,7 +118,16 @@ async def test_silent_database_delays_no_request(postgresql: PostgreSql, monkeyp
             async with asyncio.timeout(15):
                 shown = await asyncio.gather(*(client.get(f"{CONTRACTS_PATH}{path}") for path in ("", "/digits")))
             assert {reply.json()["code"] for reply in shown} == {"store_unavailable"}
+            rollout = {"bundle": "digits", "version": 1, "manifest_sha256": "a" * 64}
+            async with asyncio.timeout(15):
+                changes = await asyncio.gather(
+                    client.put(BRAKE_PATH, json={"escalations_per_hour": 0, "reason": "The link is full."}),
+                    client.post(ROLLOUTS_PATH, json=rollout),
+                    client.post(f"{ROLLOUTS_PATH}/01a2019f-6dd1-704a-a261-d1635d589c27/pause"),
+                )
             await network.become(FINE)
+            assert [reply.status_code for reply in changes] == [503] * 3, [reply.text for reply in changes]
+            assert all("whether the change was made, before you send" in reply.text for reply in changes)
             await recovers(gateway, client, 1)
 
 

@@ -206,7 +206,7 @@ class Fleet:
                 audit_log.add(connection, now_s, by, "device.accept", f"device:{name}")
             return _document(devices.existing(connection, name), now_s, revoked)
 
-        found = await self.store.write(changed)
+        found = await self.store.change(changed)
         if change.accepted:
             self.on_desired()
         return found
@@ -228,7 +228,7 @@ class Fleet:
             audit_log.add(connection, now_s, by, "device.decommission", f"device:{name}")
             return True
 
-        if not await self.store.write(forgotten):
+        if not await self.store.change(forgotten):
             raise devices.unknown(name)
 
     async def brake(self) -> Brake | None:
@@ -247,7 +247,7 @@ class Fleet:
             audit_log.add(connection, now_s, by, action, "fleet", brake=brake, devices=len(informed))
             return len(informed)
 
-        informed = await self.store.write(braked)
+        informed = await self.store.change(braked)
         self.on_desired()
         log.warning("fleet braked" if brake is not None else "brake lifted", principal=by, devices=informed)
         return informed

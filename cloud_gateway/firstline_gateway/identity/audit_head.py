@@ -42,7 +42,7 @@ class AuditLog:
     async def note(self, actor: str, action: str, subject: str, details: dict[str, Any]) -> None:
         """Adds an entry about something that changes nothing else in the store."""
         now_s = self._clock.wall_s()
-        await self._store.write(lambda on: audit_log.add(on, now_s, actor, action, subject, **details))
+        await self._store.change(lambda on: audit_log.add(on, now_s, actor, action, subject, **details))
 
     async def note_export(self, actor: str, since_s: float) -> Head:
         """Notes an export from a wall time on, and returns the signed head with its first and last entry.

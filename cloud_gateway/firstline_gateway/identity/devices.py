@@ -82,7 +82,7 @@ class Devices:
         hashes = [(name, enrolment.secret_hash(secret)) for name, secret in tokens.items()]
         await self._authorities()  # the first invitation creates them
         trusted = wire.public_key_hash(await self.authorities_pem())
-        await self.store.write(lambda on: enrolment.invite(on, hashes, by=by, now_s=now_s, expires_s=expires_s))
+        await self.store.change(lambda on: enrolment.invite(on, hashes, by=by, now_s=now_s, expires_s=expires_s))
         for name in tokens:
             log.info("device invited", device=name, principal=by, valid_s=request.valid_s)
         return wire.InviteAnswer(
@@ -117,7 +117,7 @@ class Devices:
             # An unknown token costs no write.
             if await self.store.read(lambda on: enrolment.is_token(on, sha256, now_s)):
                 issue = await self._issuing(key)
-                enrolled = await self.store.write(
+                enrolled = await self.store.change(
                     lambda on: enrolment.redeem(on, sha256, ca.key_hash(key), issue, now_s, address=address)
                 )
         except CapacityError:
@@ -160,7 +160,7 @@ class Devices:
             enrolment.delete_expired(on, now_s, retention_s)
             return renewed
 
-        renewed = await self.store.write(renew)
+        renewed = await self.store.change(renew)
         if renewed is None:
             raise UnauthorizedError(f"The certificate of '{device}' was revoked; enrol it with a new join token.")
         log.info("certificate renewed", device=device, before=certificate.serial)
@@ -175,7 +175,7 @@ class Devices:
             CapacityError: the store refuses.
         """
         now_s = self.clock.wall_s()
-        if not await self.store.write(lambda on: enrolment.revoke(on, device, by, now_s)):
+        if not await self.store.change(lambda on: enrolment.revoke(on, device, by, now_s)):
             raise RequestError(f"There is no device {device[:64]!a} here; `firstline device list` lists the devices.")
         log.warning("device revoked", device=device, principal=by)
         await self.gatekeeper.refreshed()

@@ -42,7 +42,7 @@ from firstline_gateway.jobs.waiters import POLL_S, JobWaiters
 from firstline_gateway.serving.data_plane import GatewayDataPlane
 from firstline_gateway.settings.settings import Jobs as JobSettings
 from firstline_gateway.store.service_clock import ServiceClock
-from firstline_gateway.store.store import Store, limited_wait
+from firstline_gateway.store.store import Store
 
 log = logger("firstline_gateway.jobs")
 
@@ -156,8 +156,7 @@ class Jobs:
                 "jobs.bytes_limit; send it without Prefer: respond-async."
             )
         priority = request.priority or _DEFAULT_PRIORITY
-        async with limited_wait(self.store.database):
-            refusal = await self.store.write(lambda on: records.add(on, job, priority, self.settings))
+        refusal = await self.store.change(lambda on: records.add(on, job, priority, self.settings))
         if refusal is not None:
             raise refusal
         self._counter.labels("submitted").inc()
@@ -185,9 +184,7 @@ class Jobs:
             UnknownAnswerError: this principal has no job of this id.
             StoreUnavailableError: the store refuses or does not answer.
         """
-        async with limited_wait(self.store.database):
-            removed = await self.store.write(lambda connection: records.remove(connection, job_id, principal))
-        if not removed:
+        if not await self.store.change(lambda connection: records.remove(connection, job_id, principal)):
             raise _unknown(job_id)
         self.waiters.notify(job_id)
 

@@ -99,7 +99,7 @@ class Profiles:
             records.put(connection, entry, content)
             _record(connection, entry.kept_s, by, "profile.put", (entry.bundle, entry.version, entry.machine))
 
-        await self.store.write(store)
+        await self.store.change(store)
         return entry
 
     async def check_requested(self, device: str, bundle: str, version: int) -> None:
@@ -154,7 +154,7 @@ class Profiles:
                 raise _unknown(place)
             _record(connection, now_s, by, "profile.remove", place)
 
-        await self.store.write(delete)
+        await self.store.change(delete)
 
     async def requests_of(self, device: str) -> ProfileRequests:
         """Returns the requests of one device whose profiles are not stored yet.
@@ -194,7 +194,7 @@ class Profiles:
             audit_log.add(connection, now_s, by, "profile.request", f"device:{device}", **details)
             return replace(request_of(found, wanted, now_s), new=True)
 
-        made = await self.store.write(request)
+        made = await self.store.change(request)
         if made.new:
             self.on_desired()
         return made
@@ -215,7 +215,7 @@ class Profiles:
             _desire(connection, device, others)
             audit_log.add(connection, now_s, by, "profile.cancel", f"device:{device}", bundle=bundle)
 
-        await self.store.write(remove)
+        await self.store.change(remove)
         self.on_desired()
 
 

@@ -106,7 +106,7 @@ class Aliases:
             audit_log.add(connection, now_s, by, action, f"{model}/{alias}", version=change.version)
             return change
 
-        return await self._store.write(write)
+        return await self._store.change(write)
 
 
 def _unknown(model: str, alias: str) -> NotFoundError:

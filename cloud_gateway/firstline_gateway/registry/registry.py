@@ -143,7 +143,7 @@ class Registry:
             audit_log.add(connection, now_s, by, "registry.publish", "registry", **details)
             return {role: head.version for role, head in records.heads(connection).items()}
 
-        return await self.store.write(put)
+        return await self.store.change(put)
 
     async def renew(self, least_s: float) -> bool:
         """Signs a new snapshot and a new timestamp if one of the present ones ends within `least_s`.

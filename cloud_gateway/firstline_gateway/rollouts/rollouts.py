@@ -85,7 +85,7 @@ class Rollouts:
                 audit_log.add(connection, now_s, by, "rollout.create", f"rollout:{rollout.id}", **details)
             return stored
 
-        stored = await self.store.write(create)
+        stored = await self.store.change(create)
         if stored.definition != definition:
             raise ConflictError("This Idempotency-Key was used for another rollout; take a new one.")
         return _summary(stored, {})
@@ -173,7 +173,7 @@ class Rollouts:
             (summary,) = _summaries(connection, [after])
             return replace(summary, warnings=warnings)
 
-        summary = await self.store.write(apply)
+        summary = await self.store.change(apply)
         self.on_change()
         return summary
 

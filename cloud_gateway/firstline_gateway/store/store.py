@@ -104,6 +104,17 @@ class Store(GroupWriter[Connection]):
         """
         return await asyncio.wrap_future(self.submit_then(operation, lambda result: result, apart=apart, key=key))
 
+    async def change(self, operation: Callable[[Connection], _T]) -> _T:
+        """Like `write`, for a caller who waits for the answer: a database that does not answer is an error.
+
+        Raises:
+            StoreUnavailableError: the database refuses or does not answer, or too many operations wait.
+            NotReadyError: this gateway is ending.
+        """
+        advice = "check that it runs, and whether the change was made, before you send the request again"
+        async with limited_wait(self.database, advice):
+            return await self.write(operation)
+
     def close(self, timeout_s: float | None = None) -> bool:
         """Ends the threads after what was submitted before is written; calling it twice is harmless.
 
@@ -118,8 +129,14 @@ class Store(GroupWriter[Connection]):
 
 
 @asynccontextmanager
-async def limited_wait(database: Database) -> AsyncIterator[None]:
+async def limited_wait(
+    database: Database, advice: str = "check that it runs, then send the request again"
+) -> AsyncIterator[None]:
     """Limits the wait for the database to `PATIENCE_S`; the operation may still take effect later.
+
+    Args:
+        database: to wait for.
+        advice: ends the sentence of the error.
 
     Raises:
         StoreUnavailableError: it does not answer.
@@ -129,7 +146,8 @@ async def limited_wait(database: Database) -> AsyncIterator[None]:
             yield
     except TimeoutError as error:
         raise StoreUnavailableError(
-            f"The store {database.shown} did not answer within {PATIENCE_S:g} s.", retry_after_s=_RETRY_AFTER_S
+            f"The store {database.shown} did not answer within {PATIENCE_S:g} s; {advice}.",
+            retry_after_s=_RETRY_AFTER_S,
         ) from error
 
 
