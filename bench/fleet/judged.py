@@ -14,7 +14,7 @@ from bench.fleet.population import AUDITS_PER_HOUR, BUNDLE, NEW, NOTHING, STREET
 from bench.fleet.population import Device as Drawn
 from firstline_core.fleet.telemetry import Telemetry
 from firstline_gateway.fleet.totals import Totals, added
-from firstline_gateway.rollouts.judgement.figures import Device, between, compared
+from firstline_gateway.rollouts.judgement.figures import StageDevice, between, compared
 from firstline_gateway.rollouts.judgement.statistics import LOOKS_PER_STAGE
 from firstline_gateway.rollouts.judgement.verdict import Decision, Rules, Verdict, judge
 
@@ -42,7 +42,7 @@ class _Fleet:
             self._totals[index] = added(self._totals[index], self._told[index], report)
             self._told[index] = report
 
-    def stage(self, treated: slice, hours: float, every: int = 1) -> Iterator[tuple[int, list[Device]]]:
+    def stage(self, treated: slice, hours: float, every: int = 1) -> Iterator[tuple[int, list[StageDevice]]]:
         """Begins a stage on some devices; yields the numbers of its evaluations, and all devices as they are then.
 
         Args:
@@ -62,12 +62,12 @@ class _Fleet:
 def _verdict(
     rules: Rules,
     look: int,
-    treated: Sequence[Device],
-    control: Sequence[Device],
+    treated: Sequence[StageDevice],
+    control: Sequence[StageDevice],
     *,
     stages: int,
     seed: int,
-    running: Sequence[Device] = (),
+    running: Sequence[StageDevice] = (),
 ) -> Verdict:
     """Returns the judgement of an evaluation after all installations succeeded; see `judge`."""
     return judge(

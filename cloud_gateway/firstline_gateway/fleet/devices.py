@@ -52,7 +52,7 @@ _AT_ONCE = 500  # rows that are read together, of which most may not match
 _C = DEVICES.c
 
 
-class Device(Struct, frozen=True):
+class StoredDevice(Struct, frozen=True):
     """A device as the fleet knows it.
 
     Attributes:
@@ -170,14 +170,14 @@ def desire(connection: sa.Connection, names: Iterable[str], change: Callable[[st
     return [each["one"] for each in changed]
 
 
-def find(connection: sa.Connection, name: str, *, lock: bool = False) -> Device | None:
+def find(connection: sa.Connection, name: str, *, lock: bool = False) -> StoredDevice | None:
     """Returns one device; None for an unknown device. With `lock`, the row stays locked until this transaction ends."""
     query = _query().where(_C.name == name)
     row = connection.execute(query.with_for_update() if lock else query).first()
     return _device(row) if row is not None else None
 
 
-def existing(connection: sa.Connection, name: str, *, lock: bool = False) -> Device:
+def existing(connection: sa.Connection, name: str, *, lock: bool = False) -> StoredDevice:
     """Returns one device, see `find`.
 
     Raises:
@@ -213,8 +213,8 @@ class Filter(NamedTuple):
     presence: Presence | None = None
     accepted: bool | None = None
 
-    def matches(self, device: Device, now_s: float, revoked: Collection[str]) -> bool:
-        """Returns whether a device belongs to the list; see `Device.presence`."""
+    def matches(self, device: StoredDevice, now_s: float, revoked: Collection[str]) -> bool:
+        """Returns whether a device belongs to the list; see `StoredDevice.presence`."""
         return (
             self.search.lower() in device.name.lower()
             and self.selector.matches(device.tags)
@@ -225,8 +225,8 @@ class Filter(NamedTuple):
 
 
 def page(
-    connection: sa.Connection, after: str, limit: int, matches: Callable[[Device], bool], sort: Sort = Sort.NAME
-) -> list[Device]:
+    connection: sa.Connection, after: str, limit: int, matches: Callable[[StoredDevice], bool], sort: Sort = Sort.NAME
+) -> list[StoredDevice]:
     """Returns a page of devices.
 
     Args:
@@ -239,7 +239,7 @@ def page(
     return list(islice(filter(matches, _sorted(connection, after, sort, limit)), limit))
 
 
-def _sorted(connection: sa.Connection, after: str, sort: Sort, at_once: int) -> Iterator[Device]:
+def _sorted(connection: sa.Connection, after: str, sort: Sort, at_once: int) -> Iterator[StoredDevice]:
     seen_s = sa.func.coalesce(_C.last_seen_s, 0.0)
     order = (_C.name,) if sort is Sort.NAME else (seen_s, _C.name)
     last: tuple[Any, ...] | None = None
@@ -257,7 +257,7 @@ def _sorted(connection: sa.Connection, after: str, sort: Sort, at_once: int) -> 
         last = (rows[-1].name,) if sort is Sort.NAME else (rows[-1].last_seen_s or 0.0, rows[-1].name)
 
 
-def _runs(device: Device, model: str, version: int | None) -> bool:
+def _runs(device: StoredDevice, model: str, version: int | None) -> bool:
     models = device.reported.models if device.reported is not None else ()
     return any(each.name == model and version in (None, each.version) for each in models)
 
@@ -340,8 +340,8 @@ def _ensure(connection: sa.Connection, name: str, accepted_s: float | None) -> N
 
 
 def _query() -> sa.Select[Any]:
-    return sa.select(*(_C[name] for name in Device.__struct_fields__))
+    return sa.select(*(_C[name] for name in StoredDevice.__struct_fields__))
 
 
-def _device(row: sa.Row[Any]) -> Device:
-    return Device(**row._asdict())
+def _device(row: sa.Row[Any]) -> StoredDevice:
+    return StoredDevice(**row._asdict())

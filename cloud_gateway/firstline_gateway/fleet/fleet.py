@@ -293,7 +293,7 @@ class Fleet:
         await self.store.write(forgotten)
 
 
-def _document(device: devices.Device, now_s: float, revoked: Collection[str]) -> FleetDevice:
+def _document(device: devices.StoredDevice, now_s: float, revoked: Collection[str]) -> FleetDevice:
     return FleetDevice(
         name=device.name,
         tags=device.tags,

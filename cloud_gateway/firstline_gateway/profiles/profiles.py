@@ -30,7 +30,7 @@ from firstline_core.telemetry.logs import logger
 from firstline_core.telemetry.wording import duration_text
 from firstline_gateway import audit_log
 from firstline_gateway.fleet import devices
-from firstline_gateway.fleet.devices import Device
+from firstline_gateway.fleet.devices import StoredDevice
 from firstline_gateway.profiles import records
 from firstline_gateway.profiles.records import Place
 from firstline_gateway.store.store import Store
@@ -219,7 +219,7 @@ class Profiles:
         self.on_desired()
 
 
-def request_of(device: Device, request: DesiredProfile, now_s: float) -> ProfileRequest:
+def request_of(device: StoredDevice, request: DesiredProfile, now_s: float) -> ProfileRequest:
     """Returns the state of a request, as the device reports it. Pure.
 
     Args:
@@ -239,7 +239,7 @@ def request_of(device: Device, request: DesiredProfile, now_s: float) -> Profile
     )
 
 
-def _offline(device: Device, now_s: float) -> str:
+def _offline(device: StoredDevice, now_s: float) -> str:
     """Returns a sentence if the device is offline, else ""."""
     if device.last_seen_s is None:
         return f"{device.name} has never connected. The request stays valid until it is back."

@@ -32,7 +32,7 @@ from firstline_gateway.rollouts.device_progress import (
     offer,
     rollback,
 )
-from firstline_gateway.rollouts.judgement.figures import BEFORE_S, Device, Period, between, compared
+from firstline_gateway.rollouts.judgement.figures import BEFORE_S, Period, StageDevice, between, compared
 from firstline_gateway.rollouts.judgement.statistics import LOOKS_PER_STAGE
 from firstline_gateway.rollouts.judgement.verdict import Decision, Verdict, judge
 from firstline_gateway.rollouts.rollout import (
@@ -431,9 +431,9 @@ def abort_early(changes: Changes, devices: Iterable[Assignment], now: Now) -> bo
 class _Observed(NamedTuple):
     """The devices that a stage is judged by; see `judge`."""
 
-    treated: list[Device]
-    control: list[Device]
-    running: list[Device]
+    treated: list[StageDevice]
+    control: list[StageDevice]
+    running: list[StageDevice]
 
 
 def _observed(rollout: Rollout, assignments: Mapping[str, Assignment], view: View) -> _Observed:
@@ -468,7 +468,7 @@ def _observed(rollout: Rollout, assignments: Mapping[str, Assignment], view: Vie
     return groups
 
 
-def _with_audits(device: Device, shown: DeviceView, definition: Definition) -> Device:
+def _with_audits(device: StageDevice, shown: DeviceView, definition: Definition) -> StageDevice:
     """Returns a device with the variant that it runs, its board, and the reason why it audits nothing."""
     model, device = shown.model, replace(device, board=shown.board)
     if model is not None and not model.full_digest:

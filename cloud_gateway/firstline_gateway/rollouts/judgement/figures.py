@@ -166,7 +166,7 @@ disagrees where losses have no grades); by class the share that missed or invent
 end."""
 
 
-class Device(Struct, frozen=True):
+class StageDevice(Struct, frozen=True):
     """One device in one stage. Audits in which no event can occur count as none.
 
     Attributes:
@@ -211,7 +211,7 @@ def compared(
     *,
     silent: bool = False,
     audits_of: int | None = None,
-) -> Device:
+) -> StageDevice:
     """Returns a device as the judgement compares it.
 
     Its scores are compared with its own scores before. Drift of the scene happens in both groups; the model causes the
@@ -223,7 +223,7 @@ def compared(
     if before is not None:
         index = _stability_index(before.counts, after.counts)
         after = replace(against_past(before, after), stability_index=index)
-    return Device(replace(after, silent=silent), before)
+    return StageDevice(replace(after, silent=silent), before)
 
 
 def against_past(before: Period, after: Period) -> Period:

@@ -30,7 +30,7 @@ from firstline_core.fleet.rollout import FindingState
 from firstline_core.routing.binomial import cdf
 from firstline_core.telemetry.wording import counted
 from firstline_gateway.rollouts.judgement import statistics
-from firstline_gateway.rollouts.judgement.figures import ALL, FALL, FIGURES, RISE, Device, Figure, classes_of
+from firstline_gateway.rollouts.judgement.figures import ALL, FALL, FIGURES, RISE, Figure, StageDevice, classes_of
 
 INSTALLATIONS = "installations"
 _SMALLEST = 1e-300  # no p-value is 0, so that logarithms of it are finite
@@ -159,9 +159,9 @@ def judge(
     over: bool,
     installed: int,
     failed: int,
-    treated: Sequence[Device],
-    control: Sequence[Device],
-    running: Sequence[Device] = (),
+    treated: Sequence[StageDevice],
+    control: Sequence[StageDevice],
+    running: Sequence[StageDevice] = (),
     seed: int,
 ) -> Verdict:
     """Judges a stage.
@@ -232,7 +232,7 @@ def _installations(accepted: float, installed: int, failed: int, level: float) -
     return FindingState(INSTALLATIONS, rate, accepted, 0.0, p_value, level, None, (tried, 0))
 
 
-def _groups(figure: Figure, treated: Sequence[Device], control: Sequence[Device]) -> list[statistics.Groups]:
+def _groups(figure: Figure, treated: Sequence[StageDevice], control: Sequence[StageDevice]) -> list[statistics.Groups]:
     """Returns the groups of the classes with most weight; one group of both kinds without data if there are none."""
     devices = [*treated, *control]
     is_treated = np.arange(len(devices)) < len(treated)
@@ -252,7 +252,7 @@ def _groups(figure: Figure, treated: Sequence[Device], control: Sequence[Device]
     return found + by_board[:_BOARDS_AT_MOST]
 
 
-def _boards(devices: Sequence[Device]) -> dict[str, NDArray[np.bool_]]:
+def _boards(devices: Sequence[StageDevice]) -> dict[str, NDArray[np.bool_]]:
     """Returns which devices have each board that a few of them have; nothing if all have the same."""
     numbers = Counter(device.board for device in devices if device.board)
     several = [board for board, number in numbers.items() if _FEWEST_OF_A_BOARD <= number < len(devices)]
@@ -328,7 +328,7 @@ def _unclear(findings: Sequence[FindingState]) -> str:
     return f"Nothing is worse, but too little is known yet of {', '.join(parts)}.{why}"
 
 
-def _unaudited(running: Sequence[Device]) -> str:
+def _unaudited(running: Sequence[StageDevice]) -> str:
     """Returns a sentence about the variants without audited answers, with the reason; "" if all have audits."""
     audited = {device.variant for device in running if device.audited}
     unaudited = [device for device in running if device.variant and device.variant not in audited]
@@ -338,7 +338,7 @@ def _unaudited(running: Sequence[Device]) -> str:
     return f" No edge answer of {variants} was audited: {_why_unaudited(unaudited)}."
 
 
-def _audits(running: Sequence[Device], control: Sequence[Device]) -> str:
+def _audits(running: Sequence[StageDevice], control: Sequence[StageDevice]) -> str:
     """Returns sentences about the audits of the model's answers and about a group without audited answers."""
     counts = [each.after.counts for each in running if each.after is not None]
     audited, disagreed = (sum(getattr(each, name) for each in counts) for name in ("telling_audits", "disagreed"))
@@ -350,7 +350,7 @@ def _audits(running: Sequence[Device], control: Sequence[Device]) -> str:
     return f"{found}{_without_audits(running, control)}"
 
 
-def _without_audits(running: Sequence[Device], control: Sequence[Device]) -> str:
+def _without_audits(running: Sequence[StageDevice], control: Sequence[StageDevice]) -> str:
     """Returns a sentence about a group without audited answers; "" if both groups have audits."""
     groups = {"with": running, "without": control}
     unaudited = {
@@ -362,7 +362,7 @@ def _without_audits(running: Sequence[Device], control: Sequence[Device]) -> str
     return f" No edge answer on devices {' or '.join(unaudited)} the model was audited: {why}."
 
 
-def _why_unaudited(devices: Sequence[Device]) -> str:
+def _why_unaudited(devices: Sequence[StageDevice]) -> str:
     """Returns the reasons why these devices audit nothing, or the conditions of audits if no reason is known."""
     reasons = Counter(device.audits_off for device in devices if device.audits_off)
     why = " and ".join(f"{reason} on {counted(number, 'device')}" for reason, number in sorted(reasons.items()))

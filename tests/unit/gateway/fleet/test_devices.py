@@ -30,7 +30,7 @@ def version_of(database: Database, name: str) -> int:
     return found.reported.models[0].version
 
 
-def tagged(selector: str) -> Callable[[devices.Device], bool]:
+def tagged(selector: str) -> Callable[[devices.StoredDevice], bool]:
     parsed = parse_selector(selector)
     return lambda device: parsed.matches(device.tags)
 

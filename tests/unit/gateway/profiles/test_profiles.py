@@ -15,7 +15,7 @@ from firstline_core.fleet.profiles import NewProfileRequest, ProfileEntry, Profi
 from firstline_core.fleet.twin import Desired, DesiredProfile, Profiling, ProfilingState, Reported
 from firstline_core.profile.profile import encode
 from firstline_gateway.fleet import devices
-from firstline_gateway.fleet.devices import Device
+from firstline_gateway.fleet.devices import StoredDevice
 from firstline_gateway.profiles.profiles import Profiles, read_uploaded, request_of
 from firstline_gateway.settings.settings import Store
 
@@ -141,7 +141,7 @@ async def test_a_request_can_be_cancelled_once(bench: Bench) -> None:
 
 NOW_S = 1.8e9
 ASKED = DesiredProfile("digits", id="1")
-CAM = Device(
+CAM = StoredDevice(
     "cam",
     {},
     accepted_s=0.0,
@@ -181,7 +181,7 @@ def said(state: ProfilingState, **fields: int | str) -> Reported:
         (replace(CAM, reported=said(ProfilingState.REFUSED, message="No.")), "refused", "No."),
     ],
 )
-def test_states_and_messages_of_requests(device: Device, state: str, message: str) -> None:
+def test_states_and_messages_of_requests(device: StoredDevice, state: str, message: str) -> None:
     found = request_of(device, ASKED, NOW_S)
     assert (found.state.value, found.message) == (state, message)
 

@@ -12,7 +12,7 @@ import pytest
 
 from firstline_core.errors import RequestError
 from firstline_core.fleet.telemetry import LATENCY_BOUNDS_MS, ModelCounts, latency_bin
-from firstline_gateway.rollouts.judgement.figures import FIGURES, Device, Period, against_past, latency_p95_ms
+from firstline_gateway.rollouts.judgement.figures import FIGURES, Period, StageDevice, against_past, latency_p95_ms
 from firstline_gateway.rollouts.judgement.statistics import (
     POWER,
     ClassGroups,
@@ -54,14 +54,16 @@ def judged(
     look: int = 8,
     failed: int = 0,
     rules: Rules | None = None,
-    running: Sequence[Device] = (),
+    running: Sequence[StageDevice] = (),
     **worse: float,
 ) -> Verdict:
     rng = np.random.default_rng(seed)
-    stage_groups: list[list[Device]] = [[], []]
+    stage_groups: list[list[StageDevice]] = [[], []]
     for index in range(2 * each):
         own = float(rng.uniform(-1, 1))
-        stage_groups[index % 2].append(Device(period(rng, own, **(worse if index % 2 == 0 else {})), period(rng, own)))
+        stage_groups[index % 2].append(
+            StageDevice(period(rng, own, **(worse if index % 2 == 0 else {})), period(rng, own))
+        )
     return judge(
         rules or Rules(),
         stages=3,
@@ -103,7 +105,7 @@ def test_each_worse_figure_aborts_by_its_own_rule(figure: str, by: float) -> Non
 CLASSES = tuple(f"class {number}" for number in range(20))
 
 
-def detector(rng: np.random.Generator, lost: str = "", *, audited: bool = True, kept: float = 0.0) -> Device:
+def detector(rng: np.random.Generator, lost: str = "", *, audited: bool = True, kept: float = 0.0) -> StageDevice:
     """A device before and after a stage; a detector of twenty classes, of one of which it reports more or less."""
     own = {name: float(rng.gamma(4, 3)) for name in CLASSES}
 
@@ -122,7 +124,7 @@ def detector(rng: np.random.Generator, lost: str = "", *, audited: bool = True, 
         return Period(counts, hours)
 
     before, after = lived(24.0, 1.0), lived(8.0, kept)
-    return Device(against_past(before, after), before)
+    return StageDevice(against_past(before, after), before)
 
 
 def judged_detector(seed: int, lost: str = "", **changes: object) -> Verdict:
@@ -165,9 +167,9 @@ def test_a_class_whose_objects_double_or_appear_aborts_without_a_full_model(lost
 def test_objects_invented_on_quiet_scenes_abort_though_no_other_device_reports_any(invented: int) -> None:
     quiet = Period(ModelCounts("m", 1), 24.0)
 
-    def devices(objects: dict[str, int]) -> list[Device]:
+    def devices(objects: dict[str, int]) -> list[StageDevice]:
         after = Period(ModelCounts("m", 1, objects=objects), 8.0)
-        return [Device(against_past(quiet, after), quiet)] * 40
+        return [StageDevice(against_past(quiet, after), quiet)] * 40
 
     treated, control = devices({"person": invented} if invented else {}), devices({})
     verdict = judge(
@@ -184,7 +186,7 @@ def test_a_model_that_is_worse_on_one_board_aborts_by_the_name_of_the_board() ->
     boards = [f"board {number % 8}" for number in range(160)]
     worse = [{"escalations": 0.3} if board == "board 5" else {} for board in boards[:80]] + [{}] * 80
     devices = [
-        msgspec.structs.replace(Device(period(rng, 0.0, **by), period(rng, 0.0)), board=board)
+        msgspec.structs.replace(StageDevice(period(rng, 0.0, **by), period(rng, 0.0)), board=board)
         for board, by in zip(boards, worse, strict=True)
     ]
     verdict = judge(
@@ -246,20 +248,21 @@ def test_a_promotion_claims_only_the_required_detection(unseen: bool, claimed: b
     ],
 )
 def test_every_variant_needs_an_audit(rules: Rules, decision: Decision) -> None:
-    audited = Device(Period(ModelCounts("m", 1, audited=1), 1.0), variant="edge-fp32")
-    never = Device(Period(ModelCounts("m", 1, rows=9), 1.0), variant="edge-int8")
+    audited = StageDevice(Period(ModelCounts("m", 1, audited=1), 1.0), variant="edge-fp32")
+    never = StageDevice(Period(ModelCounts("m", 1, rows=9), 1.0), variant="edge-int8")
     verdict = judged(rules=rules, running=[audited, never])
     assert verdict.decision is decision
     assert ("No edge answer of edge-int8 was audited" in verdict.sentence) is (decision is Decision.HOLD)
-    without_edge_model = Device(Period(ModelCounts("m", 1, rows=9), 1.0))
-    both = [audited, without_edge_model, Device(None, variant="edge-fp32")]
+    without_edge_model = StageDevice(Period(ModelCounts("m", 1, rows=9), 1.0))
+    both = [audited, without_edge_model, StageDevice(None, variant="edge-fp32")]
     assert judged(rules=rules, running=both).decision is Decision.PROMOTE
 
 
 def test_a_promotion_says_how_many_audits_there_were_and_how_many_disagreed() -> None:
     rules = Rules(promote_unseen=True)
     small = [
-        Device(Period(ModelCounts("m", 2, audited=1, disagreed=1, losses=1), 1.0), variant="edge") for _ in range(2)
+        StageDevice(Period(ModelCounts("m", 2, audited=1, disagreed=1, losses=1), 1.0), variant="edge")
+        for _ in range(2)
     ]
     verdict = judge(
         rules, stages=1, look=8, over=True, installed=2, failed=0, treated=small, control=[], running=small, seed=1
@@ -269,13 +272,13 @@ def test_a_promotion_says_how_many_audits_there_were_and_how_many_disagreed() ->
 
 
 def test_a_stage_without_any_report_is_held() -> None:
-    silent = [Device(None)] * 20
+    silent = [StageDevice(None)] * 20
     found = judge(Rules(), stages=1, look=8, over=True, installed=20, failed=0, treated=silent, control=silent, seed=1)
     assert (found.decision, found.rule) == (Decision.HOLD, "unclear")
 
 
 def test_a_stage_without_devices_held_back_says_that_it_cannot_compare() -> None:
-    device = Device(*(period(np.random.default_rng(seed), 0.0) for seed in (1, 2)))
+    device = StageDevice(*(period(np.random.default_rng(seed), 0.0) for seed in (1, 2)))
     found = judge(Rules(), stages=1, look=8, over=True, installed=1, failed=0, treated=[device], control=[], seed=1)
     assert (found.decision, found.rule) == (Decision.HOLD, "unclear")
     assert "crashes (detects no difference, must detect 1)" in found.sentence
@@ -358,11 +361,11 @@ def test_devices_without_a_figure_have_no_weight() -> None:
 def test_silent_devices_abort_although_the_others_are_well() -> None:
     rng = np.random.default_rng(1)
 
-    def devices(silent: int) -> list[Device]:
-        found = [Device(period(rng, 0.0), period(rng, 0.0)) for _ in range(60)]
+    def devices(silent: int) -> list[StageDevice]:
+        found = [StageDevice(period(rng, 0.0), period(rng, 0.0)) for _ in range(60)]
         gone = Period(ModelCounts("m", 1), 0.0, silent=True)
         return [
-            Device(gone if index < silent else replace(each.after or gone, silent=False), each.before)
+            StageDevice(gone if index < silent else replace(each.after or gone, silent=False), each.before)
             for index, each in enumerate(found)
         ]
 
