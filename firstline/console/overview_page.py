@@ -35,7 +35,8 @@ def add_pages(watch: Watch) -> None:
                     chart = ui.echart(answers_view.chart([], 1.0, time.time())).classes("chart")
                 with card("Agents"):
                     agents = Table("Agents", view.AGENTS, "No device has reported yet.")
-                with card(f"Devices by {tag}", "xl:col-span-2"):
+            with grid("xl:grid-cols-2"):
+                with card(f"Devices by {tag}"):
                     search_form("/", "Choose a tag", {"tag": ("Count devices by this tag", tag)})
                     by_tag = Table("Devices by tag", view.BY_TAG, "No device has this tag.")
                 with card("Oldest outboxes"):

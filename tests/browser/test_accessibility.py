@@ -26,6 +26,10 @@ _WIDER = """() => [...document.querySelectorAll('main *, header *')].filter(
   each => each.getBoundingClientRect().right > innerWidth + 1 && getComputedStyle(each).clipPath === 'none'
   && !each.closest('thead')).map(each => 'too wide: ' + each.outerHTML.slice(0, 120))"""
 
+_WIDER_TABLES = """() => [...document.querySelectorAll('.rows')].filter(each => {
+  const content = each.querySelector('.q-table__middle'); return content.scrollWidth > content.clientWidth
+  }).map(each => 'wider than its card: ' + each.getAttribute('aria-label'))"""
+
 
 @pytest.fixture(scope="module")
 def fleet(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Showcase]:
@@ -42,13 +46,13 @@ def url(fleet: Showcase, tmp_path_factory: pytest.TempPathFactory) -> Iterator[s
 
 
 def faults(page: Page, url: str, path: str) -> list[str]:
-    """Returns axe-core's serious findings on a page, and whether it is wider than the screen."""
+    """Returns axe-core's serious findings on a page, and whether it or a table is too wide."""
     page.goto(url + path)
     page.locator(".content").wait_for()
     page.locator(".loading").wait_for(state="hidden")
     page.wait_for_function("() => getComputedStyle(document.querySelector('h1')).fontWeight === '600'")
     page.evaluate(AXE.read_text())
-    found: list[str] = page.evaluate(_RUN)
+    found: list[str] = page.evaluate(_RUN) + page.evaluate(_WIDER_TABLES)
     width = page.evaluate("document.documentElement.scrollWidth - innerWidth")
     return found + ([f"{width} pixels too wide"] if width > 0 else [])
 
