@@ -91,7 +91,8 @@ def test_rows_that_do_not_fit_are_refused(
 
 def test_too_many_rows_of_several_files_are_refused(tmp_path: Path) -> None:
     file = rows_at(tmp_path / "rows.npz", np.zeros((2 * ROWS_LIMIT, 5), np.float32))
-    assert read_inputs([file], taking(SPEC)).rows == ROWS_LIMIT
+    (rows,) = read_inputs([file], taking(SPEC)).inputs.values()
+    assert len(rows.rows) == ROWS_LIMIT
     with pytest.raises(ConfigError, match=f"There are {2 * ROWS_LIMIT} golden inputs"):
         read_inputs([file, file], taking(SPEC))
 
@@ -114,7 +115,8 @@ def test_too_large_golden_image_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="golden inputs have more than"):
         read_inputs([file], spec)
     file.write_bytes(b"x" * (LIMIT_BYTES // 2))
-    assert read_inputs([file], spec).rows == 1
+    (rows,) = read_inputs([file], spec).inputs.values()
+    assert len(rows.rows) == 1
 
 
 def test_golden_images_come_from_folders_or_archives(tmp_path: Path) -> None:
