@@ -124,9 +124,10 @@ async def test_silent_database_delays_no_request(postgresql: PostgreSql, monkeyp
                     client.put(BRAKE_PATH, json={"escalations_per_hour": 0, "reason": "The link is full."}),
                     client.post(ROLLOUTS_PATH, json=rollout),
                     client.post(f"{ROLLOUTS_PATH}/01a2019f-6dd1-704a-a261-d1635d589c27/pause"),
+                    client.delete(f"{CONTRACTS_PATH}/digits/versions/1"),
                 )
             await network.become(FINE)
-            assert [reply.status_code for reply in changes] == [503] * 3, [reply.text for reply in changes]
+            assert [reply.status_code for reply in changes] == [503] * 4, [reply.text for reply in changes]
             assert all("whether the change was made, before you send" in reply.text for reply in changes)
             await recovers(gateway, client, 1)
 

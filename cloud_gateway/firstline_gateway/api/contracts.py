@@ -25,6 +25,7 @@ from firstline_gateway.contracts.pool import Pool, PoolKey, new_pool, promises_i
 from firstline_gateway.contracts.records import Contribution
 from firstline_gateway.fleet.alarms import DeviceAlarm
 from firstline_gateway.models.repository import Repository
+from firstline_gateway.store.store import CHECK_CHANGE, limited_wait
 
 # A pool's devices with the most disagreements, and the latest alarms; the devices' metrics have all of them.
 _DEVICES_SHOWN = 100
@@ -64,7 +65,8 @@ def contract_routes(contracts: ContractMonitor, repository: Repository, access: 
     async def end_contract(principal: Operator, bundle: str, version: str) -> Response:
         """End the alarms of a version: delete its audits and start again."""
         model = _model(bundle, version)
-        ended = await wrap_future(contracts.end(model, principal))
+        async with limited_wait(contracts.store.database, CHECK_CHANGE):
+            ended = await wrap_future(contracts.end(model, principal))
         if not ended:
             raise UnknownModelError(f"There are no audits of version {shown(version)} of {shown(bundle)} here.")
         log.warning(

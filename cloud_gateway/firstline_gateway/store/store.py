@@ -111,8 +111,7 @@ class Store(GroupWriter[Connection]):
             StoreUnavailableError: the database refuses or does not answer, or too many operations wait.
             NotReadyError: this gateway is ending.
         """
-        advice = "check that it runs, and whether the change was made, before you send the request again"
-        async with limited_wait(self.database, advice):
+        async with limited_wait(self.database, CHECK_CHANGE):
             return await self.write(operation)
 
     def close(self, timeout_s: float | None = None) -> bool:
@@ -126,6 +125,10 @@ class Store(GroupWriter[Connection]):
         readers_ended = self._readers.close(timeout_s)
         left_s = None if timeout_s is None else max(0.0, started_s + timeout_s - time.monotonic())
         return super().close(left_s) and readers_ended
+
+
+CHECK_CHANGE = "check that it runs, and whether the change was made, before you send the request again"
+"""Advice of `limited_wait` for a change, which may still take effect."""
 
 
 @asynccontextmanager
