@@ -11,7 +11,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from bench.figures import Figure, report
+from bench.figures import Figure
+from bench.page import report
 from firstline.workbench.data.dataset import open_dataset
 from firstline.workbench.evaluate import evaluate
 from firstline_core.bundle.manifest import valid_certificate

@@ -82,12 +82,6 @@ def keep(
     write(target, [figure for part in parts for figure in now.get(part, earlier[part])], record)
 
 
-def report(target: str, figures: Sequence[Figure]) -> int:
-    """Write and print the figures of one make target; 0 where all hold, 1 where one does not (an exit code)."""
-    write(target, figures)
-    return tell(figures)
-
-
 def write(target: str, figures: Sequence[Figure], record: Mapping[str, Any] | None = None) -> None:
     """To the target's file, with the raw `record` next to them."""
     RESULTS.mkdir(exist_ok=True)

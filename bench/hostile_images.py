@@ -25,8 +25,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from bench.figures import Figure, report
-from bench.page import refill
+from bench.figures import Figure
+from bench.page import report
 from bench.serving import ours
 from bench.serving.bodies import Body, plan
 from bench.serving.processes import Cores, Server, cores, prefer
@@ -153,9 +153,7 @@ def main() -> int:
         for victim, hostile_kind in product(_RATES, _SIDES)
         for figure in measured(victim, hostile_kind, on, seconds=options.seconds, repeats=options.repeats)
     ]
-    code = report("hostile-images", figures)
-    refill("hostile-images")
-    return code
+    return report("hostile-images", figures)
 
 
 if __name__ == "__main__":

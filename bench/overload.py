@@ -18,10 +18,11 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.figures import Figure, report
+from bench.figures import Figure
 from bench.load import models, run
 from bench.load.generator import Record, Stream
 from bench.load.run import Measured
+from bench.page import report
 from bench.serving import ours
 from bench.serving.processes import Server, cores
 

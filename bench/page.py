@@ -44,6 +44,13 @@ def filled(page: str, measured: Callable[[str], Sequence[Figure]]) -> str:
     return _COLUMNS.sub(columns, _TABLE.sub(table, page))
 
 
+def report(target: str, measured: Sequence[Figure]) -> int:
+    """Stores and prints the figures of a target, and fills its tables; returns 0 if all aims hold, else 1."""
+    figures.write(target, measured)
+    refill(target)
+    return figures.tell(measured)
+
+
 def refill(*targets: str) -> None:
     """Refills the pages that have a table of one of these targets, from the last measurements."""
     for path in quoting(*targets):

@@ -21,8 +21,8 @@ from types import FrameType
 import numpy as np
 
 from bench.agent import agent
-from bench.figures import Figure, at_most, report
-from bench.page import refill
+from bench.figures import Figure, at_most
+from bench.page import report
 from firstline.workbench.data.dataset import open_dataset
 from firstline_core.ids import new_request_id
 from firstline_core.types import InferRequest, InferResponse, Tensor, Tier
@@ -111,6 +111,4 @@ async def measured() -> list[Figure]:
 
 
 if __name__ == "__main__":
-    code = report("request-path", asyncio.run(measured()))
-    refill("request-path")
-    sys.exit(code)
+    sys.exit(report("request-path", asyncio.run(measured())))

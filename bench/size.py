@@ -23,7 +23,8 @@ from pathlib import Path
 from typing import TypeVar
 from urllib.request import Request, urlopen
 
-from bench.figures import Figure, plain, report
+from bench.figures import Figure, plain
+from bench.page import report
 
 CHECKOUT = Path(__file__).parents[1]
 DIGITS = CHECKOUT / "models" / "digits"

@@ -9,7 +9,8 @@ import sys
 import time
 from collections.abc import Sequence
 
-from bench.figures import Figure, report
+from bench.figures import Figure
+from bench.page import report
 from bench.simulation.fleet import Fleet, Seen, come_back
 from bench.simulation.simulated_time import LoopClock, simulate
 

@@ -21,8 +21,8 @@ from pathlib import Path
 from types import ModuleType
 
 from bench.agent import agent
-from bench.figures import Figure, at_most, plain, report
-from bench.page import refill
+from bench.figures import Figure, at_most, plain
+from bench.page import report
 from bench.request_path import Infer, gateway, requests
 from firstline_core.telemetry import tracing
 
@@ -97,6 +97,4 @@ async def measured() -> list[Figure]:
 
 
 if __name__ == "__main__":
-    code = report("tracing", asyncio.run(measured()))
-    refill("tracing")
-    sys.exit(code)
+    sys.exit(report("tracing", asyncio.run(measured())))

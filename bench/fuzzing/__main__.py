@@ -12,9 +12,10 @@ from __future__ import annotations
 import argparse
 import sys
 
-from bench.figures import Figure, report
+from bench.figures import Figure
 from bench.fuzzing import campaign, stores
 from bench.fuzzing.targets import TARGETS
+from bench.page import report
 
 
 def main() -> int:
