@@ -38,7 +38,9 @@ _GATEWAY_S = 5.0  # a gateway that is silent for so long counts as away
 _STOP_S = 1  # for open pages, which receive no more updates
 _CONNECTIONS = 256
 _KEPT_MESSAGES = 100  # for a browser whose connection broke and comes back
-_RECONNECT_S = 5.0
+# A page whose browser is away for longer is loaded again. NiceGUI allows a browser two fifths of this time to answer a
+# ping: a slow browser or network must not lose its connection.
+_RECONNECT_S = 20.0
 _ICON = (
     '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 8 8"><path fill="#0072b2" d="M1 1h6v2H3v1h3v2H3v2H1z"/></svg>'
 )
