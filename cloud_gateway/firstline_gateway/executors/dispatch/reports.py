@@ -24,8 +24,7 @@ def execution_report(
     """
     overhead: defaultdict[ModelKey, OverheadTimes] = defaultdict(OverheadTimes)
     up: dict[tuple[str, ...], float] = {}
-    batches: Counter[tuple[str, ...]] = Counter()
-    repeats: Counter[tuple[str, ...]] = Counter()
+    batches, repeats = Counter[tuple[str, ...]](), Counter[tuple[str, ...]]()
     for report in (member.executor.report() for member in members):
         up |= report.up
         batches.update(report.batches)
@@ -62,10 +61,9 @@ def _executor(name: str, members: Sequence[Member], now_s: float) -> ExecutorRep
 def _model(members: Sequence[Member], key: ModelKey, now_s: float) -> ModelOnExecutor:
     problems = []
     for member in members:
-        health, problem = member.models[key].health, member.problem_with(key)
-        if not problem and not health.trusted:
-            problem = f"It failed; it is tried again in {health.left_s(now_s):.1f} s."
-        problems.append(problem)
+        health = member.models[key].health
+        pause = "" if health.trusted else f"It failed; it is tried again in {health.left_s(now_s):.1f} s."
+        problems.append(member.problem_with(key) or pause)
     return ModelOnExecutor(
         model=key.name,
         version=str(key.version),
