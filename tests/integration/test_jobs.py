@@ -415,7 +415,7 @@ async def test_waiting_callers_are_limited_and_released_by_a_drain(tmp_path: Pat
 
         waiting = asyncio.create_task(client.get(address, headers={"Prefer": "wait=60"}))
         streaming = asyncio.create_task(streamed())
-        await until(lambda: gateway.jobs.waiters._waits_of.total() == 2)
+        await until(lambda: gateway.jobs.waiters._waits_of.total() == 2 and executor.held > 0)
         for path, headers in ((address, {"Prefer": "wait=60"}), (f"{address}/events", {})):
             refused = await client.get(path, headers=headers)
             assert (refused.status_code, refused.json()["code"]) == (503, "queue_full")
