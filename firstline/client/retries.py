@@ -110,7 +110,7 @@ def job_result(call: Call[T], job_id: str, *, timeout_s: float, silence_s: float
 
 
 def final_answer(request_id: str, *, timeout_s: float) -> Steps[InferResponse]:
-    """Repeats a call until the answer with an id is no longer provisional."""
+    """Repeats a call while the answer with an id is provisional."""
     end_s = time.monotonic() + timeout_s
     while True:
         latest: InferResponse = yield answer(request_id)

@@ -410,7 +410,7 @@ def open_servers(
     """Returns a member for each server of one executor.
 
     Args:
-        group: what the servers share; gets the members.
+        group: shared by the servers; the members are added to it.
         transports: sends requests to each server, by its URL.
         open_member: opens a member with the name of the executor, which its servers share.
         sessions: batches that really run at the same moment on all servers together; 0 if that is unknown.
