@@ -87,15 +87,6 @@ async def test_a_valid_key_does_not_replace_an_invalid_certificate(identity: Ide
         await authenticate(identity, connection(headers, presented=ClientCertificate(None, "0", 0.0, 0.0)))
 
 
-async def test_a_proxys_own_certificate_identifies_no_client(tmp_path: Path) -> None:
-    overrides = {
-        "auth.proxy_certificate_header": "X-Client-Cert",
-        "auth.trusted_proxies": ["192.0.2.7"],
-        "identity.directory": str(tmp_path / "identity"),
-    }
-    with OpenStore(sqlite_store(tmp_path)) as opened:
-        identity = Identity(load(None, overrides=overrides), opened.store, clock=SYSTEM_CLOCK)
-        proxys = connection(presented=ClientCertificate("proxy", "1", 0.0, 1e12))
-        assert await certificate_of(identity, proxys.scope) is None
-        await identity.close()
-        assert identity.readers.close(5)
+async def test_a_proxys_own_certificate_identifies_no_client(proxied: Identity) -> None:
+    proxys = connection(presented=ClientCertificate("proxy", "1", 0.0, 1e12))
+    assert await certificate_of(proxied, proxys.scope) is None

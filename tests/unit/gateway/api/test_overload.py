@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.databases import OpenStore, sqlite_store
+from support.databases import sqlite_store
 from support.keys import create_key
 from support.waiting import work_for
 
-from firstline_core.clock import SYSTEM_CLOCK
 from firstline_gateway.api.overload import OverloadGuard, client_key
 from firstline_gateway.identity.client_certificate import ClientCertificate
 from firstline_gateway.identity.identity import Identity
-from firstline_gateway.settings.load import load
 
 
 class Overload:
@@ -104,39 +102,24 @@ async def test_one_pause_of_the_event_loop_is_no_overload() -> None:
     assert not guard.is_behind
 
 
-@pytest.fixture
-async def identity(tmp_path: Path) -> AsyncIterator[Identity]:
-    """With one trusted proxy."""
-    overrides = {
-        "auth.proxy_certificate_header": "X-Client-Cert",
-        "auth.trusted_proxies": ["192.0.2.7"],
-        "identity.directory": str(tmp_path / "identity"),
-    }
-    with OpenStore(sqlite_store(tmp_path)) as opened:
-        found = Identity(load(None, overrides=overrides), opened.store, clock=SYSTEM_CLOCK)
-        yield found
-        await found.close()
-        assert found.readers.close(5)
-
-
-def test_only_a_trusted_proxy_speaks_for_several_clients(identity: Identity) -> None:
+def test_only_a_trusted_proxy_speaks_for_several_clients(proxied: Identity) -> None:
     def keys(address: str, serial: str = "1") -> set[int]:
         certificate = ClientCertificate("press-7", serial, 0.0, 1e12)
-        return {client_key(identity, address, certificate, {"x-client-cert": text}) for text in "abc"}
+        return {client_key(proxied, address, certificate, {"x-client-cert": text}) for text in "abc"}
 
     assert len(keys("192.0.2.7")) == 3
     assert len(keys("192.0.2.8")) == len(keys("")) == 1
     assert keys("192.0.2.8") != keys("192.0.2.8", serial="2")
 
 
-async def test_a_client_with_changing_keys_is_one_client(identity: Identity, tmp_path: Path) -> None:
+async def test_a_client_with_changing_keys_is_one_client(proxied: Identity, tmp_path: Path) -> None:
     shop, till = (create_key(sqlite_store(tmp_path), name) for name in ("shop", "till"))
-    await identity.gatekeeper.refreshed()
+    await proxied.gatekeeper.refreshed()
 
     def client(authorization: str) -> int:
-        return client_key(identity, "192.0.2.8", None, {"authorization": authorization})
+        return client_key(proxied, "192.0.2.8", None, {"authorization": authorization})
 
-    without = client_key(identity, "192.0.2.8", None, {})
+    without = client_key(proxied, "192.0.2.8", None, {})
     assert {client(f"Bearer {number}") for number in range(9)} == {without}
     assert len({without, client(f"Bearer {shop}"), client(f"bearer  {shop} "), client(f"Bearer {till}")}) == 3
     guard = Overload().guard
