@@ -56,7 +56,9 @@ class TokenBuckets:
         Returns:
             0 if there was a token; otherwise the seconds until there is one.
         """
-        bucket = self._buckets.setdefault(key, TokenBucket(burst, per_s))
+        bucket = self._buckets.get(key)
+        if bucket is None:
+            bucket = self._buckets[key] = TokenBucket(burst, per_s)
         self._buckets.move_to_end(key)
         if len(self._buckets) > _BUCKETS:
             self._buckets.popitem(last=False)

@@ -4,8 +4,7 @@ A promise ends in exactly one of two ways, stored under its id: with the merged 
 provisional answer marked as `expired`, because the promise is too old or the gateway will never answer it. Delivery is
 at least once, with the same request id. Nothing polls, but the wall clock is checked while a promise waits. If a caller
 waits for the better answer (`wait=first`), its promise is sent at once, concurrently with those that wait for their
-turn (`pacing.py`). `CorrectionClient` asks the full model, and decides which failures end a
-promise.
+turn (`pacing.py`). `CorrectionClient` asks the full model, and decides which failures end a promise.
 """
 
 from __future__ import annotations
