@@ -171,8 +171,8 @@ def command(
     Each parameter is an option, unless it is declared with `typer.Argument`; a flag has no opposite unless one is
     declared. Its help text is part of the declaration, or its entry in the section `Args` of the docstring. A parameter
     whose type is a dataclass is an option group: each field becomes an option of the command, with a help text in the
-    section `Attributes` of the class. A function that returns a `Report` gets the option
-    `--output`; any other prints by itself.
+    section `Attributes` of the class. A function that returns a `Report` gets the option `--output`; any other prints
+    by itself.
 
     Args:
         app: the application or a group.
