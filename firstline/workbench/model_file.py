@@ -11,9 +11,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from firstline.workbench.bundle import RuntimeName, runtime_of
-from firstline_core.protocol.protobuf import fields, parts
 from firstline_core.runtime.base import RowByRow
 from firstline_core.runtime.litert import operator_names
+from firstline_core.runtime.onnx_file import parse_model, text_of
 from firstline_core.runtime.select import RuntimeOptions, load_runtime
 from firstline_core.types import Arrays, TensorSpec
 
@@ -108,19 +108,10 @@ def with_output_rows(file: ModelFile, outputs: Arrays) -> tuple[ModelFile, Array
 
 def _onnx(model: bytes) -> tuple[tuple[str, ...], dict[str, str]]:
     """Returns the operators of an ONNX model, and its metadata with `producer`."""
-    # ModelProto: producer_name 2, graph 7, metadata_props 14. GraphProto: node 1. NodeProto: op_type 4.
-    whole = memoryview(model)
-    metadata: dict[str, str] = {}
-    for producer in parts(whole, 2):
-        metadata["producer"] = _text(producer)
-    for entry in parts(whole, 14):
-        pair = {key: _text(text) for key, text in fields(entry) if isinstance(text, memoryview)}
-        metadata[pair.get(1, "")] = pair.get(2, "")
-    return tuple(map(_text, parts(whole, 7, 1, 4))), metadata
-
-
-def _text(value: memoryview) -> str:
-    return bytes(value).decode(errors="replace")
+    parsed = parse_model(model)
+    metadata = {"producer": text_of(parsed.producer_name)} if parsed.HasField("producer_name") else {}
+    metadata |= {text_of(entry.key): text_of(entry.value) for entry in parsed.metadata_props}
+    return tuple(text_of(node.op_type) for node in parsed.graph.node), metadata
 
 
 def _named(metadata: Mapping[str, str]) -> tuple[str, ...]:

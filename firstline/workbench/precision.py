@@ -1,6 +1,6 @@
 """The precision of a model file: the number format in which most of its weights are stored.
 
-TFLite files are read with the schema classes of ai-edge-litert, ONNX files as protobuf messages (fields of onnx.proto).
+TFLite files are read with the schema classes of ai-edge-litert, ONNX files as protobuf messages.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Literal
 
-from firstline_core.protocol.protobuf import fields, parts
+from firstline_core.runtime.onnx_file import parse_model
 
 UNKNOWN = "unknown"
 _TFLITE = {0: "fp32", 1: "fp16", 2: "int32", 3: "uint8", 4: "int64", 7: "int16", 9: "int8", 10: "fp64", 17: "int4"}
@@ -47,16 +47,8 @@ def _tflite_weights(content: bytes) -> Iterator[tuple[str, int]]:
 
 
 def _onnx_weights(content: bytes) -> Iterator[tuple[str, int]]:
-    # ModelProto: graph 7. GraphProto: node 1, initializer 5. TensorProto: data_type 2.
-    for graph in parts(memoryview(content), 7):
-        for tensor in (*parts(graph, 5), *_constants(graph)):
-            data_type = next((value for field, value in fields(tensor) if field == 2), 0)
-            yield _ONNX.get(data_type if isinstance(data_type, int) else 0, UNKNOWN), len(tensor)
-
-
-def _constants(graph: memoryview) -> Iterator[memoryview]:
-    """Yields constant tensors that some exporters write as nodes."""
-    # NodeProto: op_type 4, attribute 5. AttributeProto: tensor 5.
-    for node in parts(graph, 1):
-        if any(bytes(kind) == b"Constant" for kind in parts(node, 4)):
-            yield from parts(node, 5, 5)
+    graph = parse_model(content).graph
+    # Some exporters write constants as nodes.
+    constants = (attribute for node in graph.node if node.op_type == "Constant" for attribute in node.attribute)
+    for tensor in (*graph.initializer, *(each.t for each in constants if each.HasField("t"))):
+        yield _ONNX.get(tensor.data_type, UNKNOWN), tensor.ByteSize()

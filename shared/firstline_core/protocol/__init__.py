@@ -26,7 +26,7 @@ HTTP
 
 gRPC
     grpc             messages, service and server
-    protobuf         a reader of the wire format, also for ONNX files
+    protobuf         fields of messages without copies, and compiled declarations, also for ONNX files
 
 MQTT
     mqtt_messages    topics, requests and answers, settings and errors

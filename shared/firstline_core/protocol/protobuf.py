@@ -1,36 +1,36 @@
-"""A minimal reader of the protobuf wire format (https://protobuf.dev/programming-guides/encoding/)."""
+"""Splits protobuf messages into fields without copies, and loads compiled declarations of messages.
+
+The wire format is at https://protobuf.dev/programming-guides/encoding/.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+
+from google.protobuf.descriptor import FileDescriptor
+from google.protobuf.descriptor_pb2 import FileDescriptorSet
+from google.protobuf.descriptor_pool import DescriptorPool
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _TWO_BYTES = 0x80
 """The least number that takes two bytes."""
 
 
-def fields(data: memoryview) -> Iterator[tuple[int, int | memoryview]]:
-    """Yields the fields of a message in order: (number, value); a value is an integer, or bytes.
+def load_declaration(compiled: bytes) -> FileDescriptor:
+    """Returns the messages and the services of one compiled `.proto` file.
 
-    Raises:
-        ValueError: not protobuf.
+    Generated Python code requires a protobuf package of the same age; a compiled declaration does not.
     """
-    return ((number, value) for number, value, _ in spans(data))
-
-
-def parts(message: memoryview, number: int, *path: int) -> Iterator[memoryview]:
-    """Yields the length-delimited fields of a number; with more numbers, those that the path leads to inside of them.
-
-    Raises:
-        ValueError: not protobuf.
-    """
-    for field, value in fields(message):
-        if field == number and isinstance(value, memoryview):
-            yield from parts(value, *path) if path else (value,)
+    (declared,) = FileDescriptorSet.FromString(compiled).file
+    pool = DescriptorPool()  # of its own: another package may have generated code for the same names
+    pool.Add(declared)
+    return pool.FindFileByName(declared.name)
 
 
 def spans(data: memoryview) -> Iterator[tuple[int, int | memoryview, memoryview]]:
-    """Like `fields`, each with all of its bytes, including number and length.
+    """Yields the fields of a message in order, without copies: number, value, and all bytes with number and length.
+
+    A value is an integer, or bytes.
 
     Raises:
         ValueError: not protobuf.
@@ -39,7 +39,7 @@ def spans(data: memoryview) -> Iterator[tuple[int, int | memoryview, memoryview]
     while position < length:
         start = position
         key = data[position]
-        if key < _TWO_BYTES:  # most numbers have one byte: a model has tens of thousands of fields
+        if key < _TWO_BYTES:  # most numbers have one byte
             position += 1
         else:
             key, position = _varint(data, position)

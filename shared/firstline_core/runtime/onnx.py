@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import Any
@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from firstline_core.errors import ConfigError, InferenceError, InvalidTensorError, ModelLoadError
-from firstline_core.protocol.protobuf import fields
 from firstline_core.runtime.base import Feeds, cast_feed, check_feeds, run_in_batches
 from firstline_core.storage.files import naming
 from firstline_core.types import DATATYPES, Array, TensorSpec
@@ -219,9 +218,7 @@ def _read(path: Path) -> bytes:
     try:
         external = external_data(model)
     except ValueError as error:
-        raise ModelLoadError(
-            f"{path} is not an ONNX model, or it is damaged ({error}); export or copy it again."
-        ) from error
+        raise ModelLoadError(f"{path} is not an ONNX model, or it is damaged; export or copy it again.") from error
     if external is not None:
         raise ModelLoadError(
             f"{path} keeps weights in another file, {external[:200]!a}, which the bundle's digest does not cover; save "
@@ -325,41 +322,6 @@ def _fixed_batch(inputs: tuple[TensorSpec, ...], path: Path) -> int | None:
     return sizes.pop() if sizes else None
 
 
-# Which fields of onnx.proto lead to nodes and tensors: {message: {field number: message}}.
-_PATHS: dict[str, dict[int, str]] = {
-    "model": {7: "graph", 20: "training", 25: "function"},
-    "training": {1: "graph", 2: "graph"},
-    "function": {7: "node", 11: "attribute"},
-    "graph": {1: "node", 5: "tensor", 15: "sparse"},
-    "node": {5: "attribute"},
-    "attribute": {5: "tensor", 6: "graph", 10: "tensor", 11: "graph", 22: "sparse", 23: "sparse"},
-    "sparse": {1: "tensor", 2: "tensor"},
-    "tensor": {},
-}
-_TENSOR_EXTERNAL_DATA, _TENSOR_DATA_LOCATION = 13, 14
-_EXTERNAL = 1
-
-
-def messages(kind: str, data: memoryview) -> Iterator[tuple[str, memoryview]]:
-    """Yields a message of an ONNX file, and the messages inside of it, in their order, each with its kind.
-
-    Args:
-        kind: "model", "graph", "function", "node", "attribute", "tensor", ...
-        data: the message.
-
-    Raises:
-        ValueError: not protobuf.
-    """
-    left = [(kind, data)]
-    while left:
-        kind, data = left.pop()
-        yield kind, data
-        inner = _PATHS[kind]
-        if inner:
-            found = [(inner[number], value) for number, value in fields(data) if number in inner]
-            left += [(name, value) for name, value in reversed(found) if isinstance(value, memoryview)]
-
-
 def external_data(model: bytes) -> str | None:
     """Returns the other file in which a tensor of a serialised ONNX ModelProto has its data; None without one.
 
@@ -367,19 +329,11 @@ def external_data(model: bytes) -> str | None:
     anywhere. ONNX Runtime cannot report them, and the `onnx` package is too large for a device.
 
     Raises:
-        ValueError: not protobuf.
+        ValueError: not a ModelProto.
     """
-    for kind, data in messages("model", memoryview(model)):
-        if kind == "tensor" and (_TENSOR_DATA_LOCATION, _EXTERNAL) in fields(data):
-            return _location(data)
+    from firstline_core.runtime.onnx_file import messages, parse_model, text_of  # 2 MB: only for ONNX
+
+    for each in messages(parse_model(model)):
+        if each.DESCRIPTOR.name == "TensorProto" and each.data_location == each.EXTERNAL:
+            return next((text_of(entry.value) for entry in each.external_data if entry.key == "location"), "")
     return None
-
-
-def _location(tensor: memoryview) -> str:
-    """Returns the `location` among a TensorProto's `external_data`, which are pairs of key and value."""
-    for number, entry in fields(tensor):
-        if number == _TENSOR_EXTERNAL_DATA and isinstance(entry, memoryview):
-            pair = {key: bytes(text) for key, text in fields(entry) if isinstance(text, memoryview)}
-            if pair.get(1) == b"location":
-                return pair.get(2, b"").decode(errors="replace")
-    return ""

@@ -1,20 +1,15 @@
-"""Finds operators in a model file that mix rows, or whose result is left to chance. For messages only.
-
-The `onnx` package is too large for a device, so the file is read as protobuf; the numbers are those of onnx.proto.
-"""
+"""Finds operators in a model file that mix rows, or whose result is left to chance. For messages only."""
 
 from __future__ import annotations
 
-import struct
-from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from itertools import chain
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
-from firstline_core.protocol.protobuf import fields
+import numpy as np
+
 from firstline_core.runtime.litert import operator_names
-from firstline_core.runtime.onnx import messages
 
 _EVAL = "export the model for inference (in PyTorch: model.eval() and training=TrainingMode.EVAL)"
 _AXIS = "export it with the axis of the classes, for example 1 or -1"
@@ -29,6 +24,8 @@ _LOOPS = {"Loop", "Scan", "LSTM", "GRU", "RNN"}
 _TFLITE_RANDOM = {"RANDOM_UNIFORM", "RANDOM_STANDARD_NORMAL", "MULTINOMIAL"}
 _TFLITE_VARIABLES = {"VAR_HANDLE", "READ_VARIABLE", "ASSIGN_VARIABLE"}
 _OLD_SOFTMAX = 13  # before this opset, the default axis was 1 instead of -1
+_NAME_CHARACTERS = 200
+_FEW = 64  # more axes than any operator has
 
 
 class RowOperator(NamedTuple):
@@ -80,41 +77,17 @@ class _Node(NamedTuple):
     attributes: Mapping[str, list[int]]
 
 
-class _Message:
-    """The fields of a protobuf message by number; those of another type than is asked for are left out."""
-
-    def __init__(self, data: memoryview) -> None:
-        self._fields: defaultdict[int, list[int | memoryview]] = defaultdict(list)
-        for number, value in fields(data):
-            self._fields[number].append(value)
-
-    def parts(self, *numbers: int) -> list[memoryview]:
-        return [value for number in numbers for value in self._fields[number] if isinstance(value, memoryview)]
-
-    def messages(self, number: int) -> Iterator[_Message]:
-        return map(_Message, self.parts(number))
-
-    def texts(self, number: int) -> list[str]:
-        return [bytes(value[:200]).decode(errors="replace") for value in self.parts(number)]
-
-    def text(self, number: int) -> str:
-        return "".join(self.texts(number)[-1:])
-
-    def integers(self, *numbers: int) -> list[int]:
-        return [one for number in numbers for value in self._fields[number] for one in _integers(value)]
-
-
 def _onnx_operators(model: bytes) -> Iterator[tuple[str, RowOperator]]:
-    parsed, opset = _Message(memoryview(model)), 0
-    for imported in parsed.messages(8):
-        opset = next(iter(imported.integers(2)), opset) if not imported.text(1) else opset
+    from firstline_core.runtime.onnx_file import messages, parse_model
+
+    parsed = parse_model(model)
+    opset = next((imported.version for imported in parsed.opset_import if not imported.domain), 0)
     nodes, constants = list[_Node](), dict[str, list[int]]()
-    bodies = [("graph", each) for each in parsed.parts(7)] + [("function", each) for each in parsed.parts(25)]
-    for kind, data in chain.from_iterable(messages(*body) for body in bodies):
-        if kind == "graph":
-            constants |= {tensor.text(8): _values(tensor) for tensor in _Message(data).messages(5)}
-        elif kind == "node":
-            node = _node(_Message(data))
+    for each in chain.from_iterable(map(messages, (parsed.graph, *parsed.functions))):
+        if each.DESCRIPTOR.name == "GraphProto":
+            constants |= {tensor.name: _values(tensor) for tensor in each.initializer}
+        elif each.DESCRIPTOR.name == "NodeProto":
+            node = _node(each)
             nodes.append(node)
             if node.kind == "Constant" and node.outputs:
                 constants[node.outputs[0]] = next(iter(node.attributes.values()), [])
@@ -122,15 +95,16 @@ def _onnx_operators(model: bytes) -> Iterator[tuple[str, RowOperator]]:
         yield from _judged(node, constants, opset)
 
 
-def _node(message: _Message) -> _Node:
+def _node(message: Any) -> _Node:
+    from firstline_core.runtime.onnx_file import text_of
+
     attributes = dict[str, list[int]]()
-    for each in message.messages(5):
-        name = each.text(1)
-        numbers = each.integers(3, 8) + [value for tensor in each.messages(5) for value in _values(tensor)]
+    for each in message.attribute:
+        numbers = [each.i] if each.HasField("i") else [*each.ints, *_values(each.t)]
         # 0 may be left out of the file.
-        attributes[name] = [0] if name == "axis" and not numbers else numbers
-    outputs = [name for name in message.texts(2) if name]
-    return _Node(message.text(4), message.text(3), message.texts(1), outputs, attributes)
+        attributes[each.name] = [0] if each.name == "axis" and not numbers else numbers
+    kind, name = text_of(message.op_type), text_of(message.name)[:_NAME_CHARACTERS]
+    return _Node(kind, name, [*message.input], [each for each in message.output if each], attributes)
 
 
 def _judged(node: _Node, constants: Mapping[str, list[int]], opset: int) -> Iterator[tuple[str, RowOperator]]:
@@ -171,29 +145,10 @@ def _axes(node: _Node, constants: Mapping[str, list[int]], opset: int) -> list[i
     return [1 if opset < _OLD_SOFTMAX and node.kind != "TopK" else -1]
 
 
-def _values(tensor: _Message) -> list[int]:
+def _values(tensor: Any) -> list[int]:
     """Returns the values of a tensor of a few integers or booleans; [] for another one."""
-    form = {6: "i", 7: "q", 9: "?"}.get(next(iter(tensor.integers(2)), 0))
-    if form is None:
+    dtype = {6: "<i4", 7: "<i8", 9: "?"}.get(tensor.data_type)
+    if dtype is None:
         return []
-    size, raw = struct.calcsize(form), b"".join(bytes(part[:64]) for part in tensor.parts(9))
-    packed = struct.iter_unpack(f"<{form}", raw[: len(raw) // size * size])
-    return tensor.integers(5, 7) or [int(one) for (one,) in packed]
-
-
-def _integers(value: int | memoryview) -> list[int]:
-    """Returns one integer, or the packed ones; they are signed numbers of 64 bits."""
-    if isinstance(value, int):
-        return [_signed(value)]
-    numbers, number, shift = list[int](), 0, 0
-    for byte in value[:1024]:
-        number |= (byte & 0x7F) << shift
-        shift += 7
-        if byte < 0x80:
-            numbers.append(_signed(number))
-            number = shift = 0
-    return numbers
-
-
-def _signed(value: int) -> int:
-    return value - (1 << 64) if value >= 1 << 63 else value
+    listed = [*tensor.int32_data[:_FEW], *tensor.int64_data[:_FEW]]
+    return listed or list(np.frombuffer(tensor.raw_data, dtype)[:_FEW].tolist())

@@ -1,7 +1,6 @@
 """The messages and the service of `inference.proto`, built at run time from its checked-in descriptor.
 
-Generated Python code requires a protobuf package of the same age; a descriptor does not. After a change of
-`inference.proto`, compile it again in this folder:
+After a change of `inference.proto`, compile it again in this folder:
 
     python -m grpc_tools.protoc -I. --descriptor_set_out=inference.binpb inference.proto
 """
@@ -11,19 +10,12 @@ from __future__ import annotations
 from importlib import resources
 from typing import Any
 
-from google.protobuf import descriptor_pool, message_factory
+from google.protobuf import message_factory
 from google.protobuf.descriptor import ServiceDescriptor
-from google.protobuf.descriptor_pb2 import FileDescriptorSet
 
-_PROTO = "inference.proto"
+from firstline_core.protocol.protobuf import load_declaration
 
-# A separate pool: the process may also hold code that another package generated for the same names.
-_POOL = descriptor_pool.DescriptorPool()
-for _compiled in FileDescriptorSet.FromString(
-    resources.files(__package__).joinpath("inference.binpb").read_bytes()
-).file:
-    _POOL.Add(_compiled)
-_FILE = _POOL.FindFileByName(_PROTO)
+_FILE = load_declaration(resources.files(__package__).joinpath("inference.binpb").read_bytes())
 _CLASSES = {
     descriptor.name: message_factory.GetMessageClass(descriptor) for descriptor in _FILE.message_types_by_name.values()
 }

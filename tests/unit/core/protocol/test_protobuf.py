@@ -6,20 +6,20 @@ import onnx
 import pytest
 from support.sample_models import linear_model
 
-from firstline_core.protocol.protobuf import fields
+from firstline_core.protocol.protobuf import spans
 
 
 def test_fields_written_by_protobuf_are_read(tmp_path: Path) -> None:
     """Every kind of field: a number, bytes, and both fixed sizes."""
     model = onnx.load(linear_model(tmp_path / "m.onnx", pixels=4, classes=2))
-    found = dict(fields(memoryview(model.SerializeToString())))
+    found = {number: value for number, value, _ in spans(memoryview(model.SerializeToString()))}
     assert found[1] == model.ir_version
     assert bytes(found[7]) == model.graph.SerializeToString()  # type: ignore[arg-type]
     attribute = onnx.helper.make_attribute("alpha", 0.5)
     assert {
-        number: len(value) for number, value in fields(memoryview(attribute.SerializeToString())) if number == 2
+        number: len(value) for number, value, _ in spans(memoryview(attribute.SerializeToString())) if number == 2
     } == {2: 4}
-    assert [(n, bytes(v)) for n, v in fields(memoryview(b"\x09abcdefgh"))] == [(1, b"abcdefgh")]  # type: ignore[arg-type]
+    assert [(n, bytes(v)) for n, v, _ in spans(memoryview(b"\x09abcdefgh"))] == [(1, b"abcdefgh")]  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -35,4 +35,4 @@ def test_fields_written_by_protobuf_are_read(tmp_path: Path) -> None:
 )
 def test_truncated_or_foreign_bytes_are_refused(data: bytes, said: str) -> None:
     with pytest.raises(ValueError, match=said):
-        list(fields(memoryview(data)))
+        list(spans(memoryview(data)))
