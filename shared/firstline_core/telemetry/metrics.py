@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import time
-from bisect import bisect_left
-from collections import Counter as CounterDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
-from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Gauge
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
-from prometheus_client.samples import Exemplar
 
 from firstline_core.errors import FirstlineError
 from firstline_core.telemetry import tracing
-from firstline_core.types import Answer, InferResponse, Reason, Status, Tier, TraceContext
+from firstline_core.types import InferResponse, TraceContext
 
 # Seconds: from a cache hit (tens of microseconds) to a request that waits for its deadline.
 LATENCY_BUCKETS_S = (
@@ -39,15 +33,27 @@ class RequestMetrics:
         self._errors = Counter(
             f"{self._prefix}_errors_total", "Refused or failed requests by code.", ("code",), registry=self.registry
         )
-        self._answers = _AnswerCollector(self._prefix)
-        self.registry.register(self._answers)
+        self._answers = Counter(
+            f"{self._prefix}_requests_total",
+            "Answered requests by the tier that answered, the reason and the status.",
+            ("tier", "reason", "status"),
+            registry=self.registry,
+        )
+        self._latencies = Histogram(
+            f"{self._prefix}_request_seconds",
+            "Time from a request's arrival to its first answer, by the tier that answered.",
+            ("tier",),
+            registry=self.registry,
+            buckets=LATENCY_BUCKETS_S,
+        )
 
     def observe(self, response: InferResponse, seconds: float, trace: TraceContext | None = None) -> None:
         """Counts one answer and its time from the request's arrival; an exported trace is an exemplar of that time."""
-        if response.answer is not None:
-            self._answers.count(response.answer, seconds)
-            if tracing.active and trace is not None:
-                self._answers.show(response.answer.tier, seconds, trace)
+        answer = response.answer
+        if answer is not None:
+            exemplar = {"trace_id": trace.trace_id} if trace is not None and tracing.is_sampled(trace) else None
+            self._answers.labels(answer.tier, answer.reason, answer.status).inc()
+            self._latencies.labels(answer.tier).observe(seconds, exemplar)
 
     def count_error(self, error: FirstlineError) -> None:
         """Counts one refusal or failure."""
@@ -97,55 +103,6 @@ class RequestMetrics:
         """
         encode, content_type = choose_encoder(accept)
         return encode(self.registry), content_type
-
-
-class _AnswerCollector(Collector):
-    """Answers and their times, converted for Prometheus at each scrape: counting there costs more.
-
-    Args:
-        prefix: of the names.
-    """
-
-    def __init__(self, prefix: str) -> None:
-        self._prefix = prefix
-        self._answers: CounterDict[tuple[Tier, Reason, Status]] = CounterDict()
-        self._times: dict[Tier, tuple[list[int], list[float]]] = {}  # counts by bucket, and the sum in seconds
-        self._exemplars: dict[tuple[Tier, int], Exemplar] = {}  # the latest, by bucket
-
-    def count(self, answer: Answer, seconds: float) -> None:
-        """Counts one answer."""
-        self._answers[answer.tier, answer.reason, answer.status] += 1
-        times = self._times.get(answer.tier)
-        if times is None:
-            times = self._times[answer.tier] = [0] * (len(LATENCY_BUCKETS_S) + 1), [0.0]
-        times[0][bisect_left(LATENCY_BUCKETS_S, seconds)] += 1
-        times[1][0] += seconds
-
-    def show(self, tier: Tier, seconds: float, trace: TraceContext) -> None:
-        """Notes the trace of an answer that took so long."""
-        if tracing.is_sampled(trace):
-            exemplar = Exemplar({"trace_id": trace.trace_id}, seconds, time.time())
-            self._exemplars[tier, bisect_left(LATENCY_BUCKETS_S, seconds)] = exemplar
-
-    def collect(self) -> Iterable[Metric]:
-        answers = CounterMetricFamily(
-            f"{self._prefix}_requests_total",
-            "Answered requests by the tier that answered, the reason and the status.",
-            labels=("tier", "reason", "status"),
-        )
-        for labels, count in tuple(self._answers.items()):
-            answers.add_metric(labels, count)
-        latencies = HistogramMetricFamily(
-            f"{self._prefix}_request_seconds",
-            "Time from a request's arrival to its first answer, by the tier that answered.",
-            labels=("tier",),
-        )
-        bounds = [*map(str, LATENCY_BUCKETS_S), "+Inf"]
-        for tier, (counts, (sum_s,)) in tuple(self._times.items()):
-            exemplars = [self._exemplars.get((tier, bucket)) for bucket in range(len(bounds))]
-            buckets: list[Any] = list(zip(bounds, accumulate(counts), exemplars, strict=True))
-            latencies.add_metric((tier,), buckets, sum_s)
-        return [answers, latencies]
 
 
 @dataclass(eq=False)
