@@ -6,9 +6,11 @@ Functions read and write within a caller's transaction. Documents are stored as 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from functools import lru_cache
 from itertools import islice
 from typing import Any, NamedTuple
 
+import msgspec
 import sqlalchemy as sa
 from msgspec import Struct
 from msgspec.structs import replace
@@ -17,6 +19,8 @@ from firstline_core.errors import NotFoundError
 from firstline_core.fleet.rest import Presence, Sort, presence
 from firstline_core.fleet.selector import Selector
 from firstline_core.fleet.twin import Brake, Desired, Reported
+from firstline_core.storage.seals import DECODING_ERRORS
+from firstline_core.telemetry.logs import logger
 from firstline_gateway.fleet.totals import COUNTS, HISTORY
 from firstline_gateway.store.schema import METADATA, Document, batched, insert_missing
 
@@ -33,8 +37,8 @@ DEVICES = sa.Table(
     sa.Column("earlier_sessions", Document(list[str]), nullable=False),  # the latest last
     sa.Column("sequence", sa.BigInteger, nullable=False),  # of `reported`
     sa.Column("reported", Document(Reported)),
-    sa.Column("desired", Document(Desired), nullable=False),
-    sa.Column("revision", sa.BigInteger, nullable=False),  # of `desired`
+    sa.Column("desired", Document(Desired), nullable=False),  # without revision and brake, see `REVISION`
+    sa.Column("revision", sa.BigInteger, nullable=False),  # counts the changes of `desired`
     sa.Column("published", sa.BigInteger, nullable=False),  # the revision at the broker; -1 for none
     sa.Index(None, "last_seen_s"),
 )
@@ -42,14 +46,25 @@ BRAKE = sa.Table(
     "fleet_brake",
     METADATA,
     sa.Column("id", sa.Integer, primary_key=True, autoincrement=False),
-    sa.Column("brake", Document(Brake), nullable=False),
+    sa.Column("number", sa.BigInteger, nullable=False),  # counts the changes of the brake
+    sa.Column("brake", sa.Text),  # JSON; NULL without a limit
 )
-"""At most one row, of id 1: the limits on all devices' escalations."""
+"""One row, of id 1: the limits on all devices' escalations. No device's row changes with them."""
 
 _REVISION_LIMIT = 2**52  # a device that reports more would leave no room for further revisions
 _EARLIER = 8  # sessions whose late messages are recognised
 _AT_ONCE = 500  # rows that are read together, of which most may not match
 _C = DEVICES.c
+
+REVISION = (_C.revision + sa.func.coalesce(sa.select(BRAKE.c.number).scalar_subquery(), 0)).label("revision")
+"""The revision of a device's desired document: each change of the document or of the brake is a new one."""
+# In the statement that reads `REVISION`, so that a document has the brake of its revision.
+_BRAKE = sa.select(BRAKE.c.brake).scalar_subquery().label("brake")
+_DAMAGED_BRAKE = Brake(
+    0.0, "The stored limit on escalations is damaged: set it with `firstline fleet brake`, or `firstline fleet lift`."
+)
+
+log = logger(__name__)
 
 
 class StoredDevice(Struct, frozen=True):
@@ -132,14 +147,13 @@ def report(connection: sa.Connection, name: str, reported: Reported, now_s: floa
     values = {"sequence": reported.sequence, "reported": reported}
     if connection.execute(sa.update(DEVICES).where(*newer).values(**values)).rowcount == 0:
         return False
-    differs = sa.or_(_C.revision < reported.revision, _C.published > reported.revision)
-    row = connection.execute(sa.select(_C.desired, _C.revision).where(_C.name == name, differs)).first()
-    if row is None or reported.revision >= _REVISION_LIMIT:
+    differs = sa.or_(reported.revision > REVISION, _C.published > reported.revision)
+    revision = connection.execute(sa.select(REVISION).where(_C.name == name, differs)).scalar()
+    if revision is None or reported.revision >= _REVISION_LIMIT:
         return True
     values = {"published": -1}
-    if row.revision < reported.revision:
-        desired = replace(row.desired, revision=reported.revision + 1)
-        values |= {"revision": desired.revision, "desired": desired}
+    if revision < reported.revision:
+        values["revision"] = _C.revision + (reported.revision + 1 - revision)
     connection.execute(sa.update(DEVICES).where(_C.name == name).values(**values))
     return True
 
@@ -150,7 +164,7 @@ def desire(connection: sa.Connection, names: Iterable[str], change: Callable[[st
     Args:
         connection: within a transaction.
         names: of the devices; one that was removed meanwhile is not created again.
-        change: returns the new document from a device's name and old document; its revision is ignored.
+        change: returns the new document from a device's name and old document; its revision and brake are ignored.
 
     Returns:
         The devices whose document has changed.
@@ -160,10 +174,9 @@ def desire(connection: sa.Connection, names: Iterable[str], change: Callable[[st
         query = sa.select(_C.name, _C.desired, _C.revision).where(_C.name.in_(some)).order_by(_C.name)
         for row in connection.execute(query.with_for_update()):
             before: Desired = row.desired
-            after = replace(change(row.name, before), revision=before.revision)
+            after = replace(change(row.name, before), revision=before.revision, brake=before.brake)
             if after != before:
-                after = replace(after, revision=row.revision + 1)
-                changed.append({"one": row.name, "document": after, "number": after.revision})
+                changed.append({"one": row.name, "document": after, "number": row.revision + 1})
     if changed:
         mine = sa.update(DEVICES).where(_C.name == sa.bindparam("one"))
         connection.execute(mine.values(desired=sa.bindparam("document"), revision=sa.bindparam("number")), changed)
@@ -293,9 +306,10 @@ def forget(connection: sa.Connection, name: str) -> bool:
 
 def unpublished(connection: sa.Connection, limit: int) -> list[tuple[str, Desired]]:
     """Returns the desired documents of accepted devices that are not at the broker yet."""
-    due = (_C.published < _C.revision, _C.accepted_s.is_not(None))
-    rows = connection.execute(sa.select(_C.name, _C.desired).where(*due).order_by(_C.name).limit(limit))
-    return [(row.name, row.desired) for row in rows]
+    due = (_C.published < REVISION, _C.accepted_s.is_not(None))
+    query = sa.select(_C.name, _C.desired, REVISION, _BRAKE)
+    rows = connection.execute(query.where(*due).order_by(_C.name).limit(limit))
+    return [(row.name, _desired(row)) for row in rows]
 
 
 def mark_published(connection: sa.Connection, revisions: Mapping[str, int]) -> None:
@@ -308,19 +322,31 @@ def mark_published(connection: sa.Connection, revisions: Mapping[str, int]) -> N
 
 def brake(connection: sa.Connection) -> Brake | None:
     """Returns the limits on all devices' escalations; None if there are no limits."""
-    return connection.execute(sa.select(BRAKE.c.brake)).scalar_one_or_none()
+    return _brake(connection.execute(sa.select(BRAKE.c.brake)).scalar_one())
 
 
-def set_brake(connection: sa.Connection, wanted: Brake | None) -> None:
-    """Sets or lifts the brake; `desire` informs the devices."""
-    connection.execute(sa.delete(BRAKE))
-    if wanted is not None:
-        connection.execute(sa.insert(BRAKE).values({"id": 1, "brake": wanted}))
+def set_brake(connection: sa.Connection, wanted: Brake | None) -> int:
+    """Sets or lifts the brake in the desired documents of all devices.
+
+    Returns:
+        The number of accepted devices, which are informed; 0 if the brake was set so before.
+    """
+    if _brake(connection.execute(sa.select(BRAKE.c.brake).with_for_update()).scalar_one()) == wanted:
+        return 0
+    stored = msgspec.json.encode(wanted).decode() if wanted is not None else None
+    connection.execute(sa.update(BRAKE).values(brake=stored, number=BRAKE.c.number + 1))
+    accepted = sa.select(sa.func.count()).select_from(DEVICES).where(_C.accepted_s.is_not(None))
+    return connection.execute(accepted).scalar_one()
 
 
-def names(connection: sa.Connection) -> list[str]:
-    """Returns the names of all accepted devices."""
-    return list(connection.execute(sa.select(_C.name).where(_C.accepted_s.is_not(None)).order_by(_C.name)).scalars())
+@lru_cache(1)  # most rows are read with the same brake
+def _brake(stored: str | None) -> Brake | None:
+    """Reads the stored brake; a damaged one forbids escalation, as the limit that it set is unknown."""
+    try:
+        return msgspec.json.decode(stored, type=Brake) if stored is not None else None
+    except DECODING_ERRORS as error:
+        log.error("brake damaged", error=str(error), effect=_DAMAGED_BRAKE.reason)
+        return _DAMAGED_BRAKE
 
 
 def _ensure(connection: sa.Connection, name: str, accepted_s: float | None) -> None:
@@ -340,8 +366,13 @@ def _ensure(connection: sa.Connection, name: str, accepted_s: float | None) -> N
 
 
 def _query() -> sa.Select[Any]:
-    return sa.select(*(_C[name] for name in StoredDevice.__struct_fields__))
+    return sa.select(*(_C[name] for name in StoredDevice.__struct_fields__), REVISION, _BRAKE)
 
 
 def _device(row: sa.Row[Any]) -> StoredDevice:
-    return StoredDevice(**row._asdict())
+    values = {name: getattr(row, name) for name in StoredDevice.__struct_fields__}
+    return StoredDevice(**values | {"desired": _desired(row)})
+
+
+def _desired(row: sa.Row[Any]) -> Desired:
+    return replace(row.desired, revision=row.revision, brake=_brake(row.brake))

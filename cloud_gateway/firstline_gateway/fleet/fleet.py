@@ -86,13 +86,8 @@ class Fleet:
         def report(connection: Connection) -> tuple[bool, list[str]]:
             if not devices.report(connection, device, reported, now_s, accept=self._accept):
                 return False, []
-
-            brake = devices.brake(connection)  # this device may have joined after it was set
-
-            def change(_: str, before: Desired) -> Desired:
-                return replace(before, brake=brake, answers=self.wants_answers)
-
-            return True, devices.desire(connection, [device], change)
+            wanted = self.wants_answers
+            return True, devices.desire(connection, [device], lambda _, before: replace(before, answers=wanted))
 
         is_new, informed = await self.store.write(report, key=device)
         if informed:
@@ -240,12 +235,10 @@ class Fleet:
         now_s = self.clock.wall_s()
 
         def braked(connection: Connection) -> int:
-            devices.set_brake(connection, brake)
-            names = devices.names(connection)
-            informed = devices.desire(connection, names, lambda _, before: replace(before, brake=brake))
+            informed = devices.set_brake(connection, brake)
             action = "fleet.brake" if brake is not None else "fleet.lift"
-            audit_log.add(connection, now_s, by, action, "fleet", brake=brake, devices=len(informed))
-            return len(informed)
+            audit_log.add(connection, now_s, by, action, "fleet", brake=brake, devices=informed)
+            return informed
 
         informed = await self.store.change(braked)
         self.on_desired()

@@ -20,7 +20,7 @@ from firstline_core.routing import audit
 from firstline_core.types import ModelKey
 from firstline_gateway.contracts import records as contract_records
 from firstline_gateway.fleet import totals
-from firstline_gateway.fleet.devices import DEVICES
+from firstline_gateway.fleet.devices import DEVICES, REVISION
 from firstline_gateway.fleet.totals import Totals
 from firstline_gateway.identity.enrolment import revoked_devices
 from firstline_gateway.rollouts import records
@@ -49,7 +49,7 @@ class FleetCache:
 
     def devices(self, connection: Connection, wall_s: float) -> dict[str, DeviceView]:
         """Returns the current devices of the fleet, without those that are revoked."""
-        columns = _C.name, _C.tags, _C.last_seen_s, _C.online, _C.accepted_s, _C.session, _C.sequence, _C.revision
+        columns = _C.name, _C.tags, _C.last_seen_s, _C.online, _C.accepted_s, _C.session, _C.sequence, REVISION
         revoked = revoked_devices(connection)
         accepted = connection.execute(select(*columns).where(_C.accepted_s.is_not(None)))
         rows: dict[str, Any] = {row.name: row for row in accepted if row.name not in revoked}

@@ -105,11 +105,11 @@ def test_a_restored_store_continues_after_the_revisions_that_devices_know(databa
 def test_a_device_that_is_not_accepted_is_listed_and_receives_nothing(database: Database) -> None:
     say(database, "stranger", "s", 1, accept=False)
     with database.begin() as connection:
-        assert devices.names(connection) == [] and devices.tagged(connection) == []
+        assert devices.tagged(connection) == []
         assert devices.unpublished(connection, 10) == []
         assert devices.accept(connection, "stranger", NOW_S)
         assert not devices.accept(connection, "stranger", NOW_S)
-        assert devices.names(connection) == ["stranger"]
+        assert devices.tagged(connection) == [("stranger", {})]
 
 
 def test_pages_continue_after_the_last_device_and_skip_unselected_ones(database: Database) -> None:
@@ -171,6 +171,25 @@ def test_the_brake_is_in_force_until_it_is_lifted(database: Database) -> None:
         assert devices.brake(connection) == Brake(10.0, "the gateway is slow")
         devices.set_brake(connection, None)
         assert devices.brake(connection) is None
+
+
+def test_the_brake_reaches_all_devices_without_a_change_of_their_rows(database: Database) -> None:
+    brake = Brake(0.0, "the gateway is being moved")
+    with database.begin() as connection:
+        accept(connection, "a", "b")
+        devices.desire(connection, ["a"], wanted)
+        devices.mark_published(connection, {"a": 1, "b": 0})
+        asked = statements(database)
+        assert devices.set_brake(connection, brake) == 2
+        assert [each for each in asked if each.startswith("UPDATE fleet_devices")] == []
+        assert devices.set_brake(connection, brake) == 0  # as it was
+        braked = {"a": Desired(2, (WANTED,), brake=brake), "b": Desired(1, brake=brake)}
+        assert dict(devices.unpublished(connection, 10)) == braked
+        assert devices.find(connection, "a").desired == braked["a"]
+        devices.mark_published(connection, {"a": 2, "b": 1})
+        assert devices.unpublished(connection, 10) == []
+        assert devices.set_brake(connection, None) == 2
+        assert dict(devices.unpublished(connection, 10)) == {"a": Desired(3, (WANTED,)), "b": Desired(2)}
 
 
 def statements(database: Database) -> list[str]:

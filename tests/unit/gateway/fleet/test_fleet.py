@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 
+import pytest
 from sqlalchemy import Connection, text
 from support.databases import OpenStore, PostgreSql
 from support.waiting import wait_until
@@ -72,3 +73,19 @@ async def test_a_device_that_joins_after_the_brake_is_braked(store_settings: set
         await fleet.set_brake(None, "application:ops")
         await fleet.report("cam", Reported("s", 2))
         assert (await fleet.desired("cam")).brake is None
+
+
+async def test_a_damaged_brake_forbids_escalation_and_reports_go_on(
+    store_settings: settings.Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    with OpenStore(store_settings) as opened:
+        fleet, brake = fleet_on(opened), Brake(10.0, "the gateway is slow")
+        await fleet.set_brake(brake, "application:ops")
+        damaged = {"brake": store_settings.url}  # each damage is logged once
+        await opened.store.write(lambda on: on.execute(text("UPDATE fleet_brake SET brake = :brake"), damaged))
+        assert await fleet.report("cam", Reported("s", 1))
+        found = await fleet.desired("cam")
+        assert found.brake.escalations_per_hour == 0 and "firstline fleet lift" in found.brake.reason
+        assert caplog.text.count("brake damaged") == 1
+        await fleet.set_brake(brake, "application:ops")
+        assert (await fleet.desired("cam")).brake == brake

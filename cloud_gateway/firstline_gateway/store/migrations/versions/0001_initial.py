@@ -13,6 +13,7 @@ down_revision = None
 
 _SINGLE_ROWS: dict[str, dict[str, object]] = {
     "audit_log_head": {"number": 0, "sha256": FIRST},
+    "fleet_brake": {"number": 0, "brake": None},
     "identity_version": {"version": 0},
     "rollout_lease": {"holder": "", "until_service_s": -1.0},
     "service_clock": {"seconds": 0.0},
