@@ -56,7 +56,11 @@ _EARLIER = 8  # sessions whose late messages are recognised
 _AT_ONCE = 500  # rows that are read together, of which most may not match
 _C = DEVICES.c
 
-REVISION = (_C.revision + sa.func.coalesce(sa.select(BRAKE.c.number).scalar_subquery(), 0)).label("revision")
+_LEAD = _C.published - _C.revision  # of unpublished documents it is below the number of the brake
+# Publishers look for such documents every few seconds, and an operator waits until accepted devices are counted.
+sa.Index("ix_fleet_devices_lead", _LEAD, _C.name, _C.accepted_s)
+_BRAKES = sa.func.coalesce(sa.select(BRAKE.c.number).scalar_subquery(), 0)
+REVISION = (_C.revision + _BRAKES).label("revision")
 """The revision of a device's desired document: each change of the document or of the brake is a new one."""
 # In the statement that reads `REVISION`, so that a document has the brake of its revision.
 _BRAKE = sa.select(BRAKE.c.brake).scalar_subquery().label("brake")
@@ -305,10 +309,10 @@ def forget(connection: sa.Connection, name: str) -> bool:
 
 
 def unpublished(connection: sa.Connection, limit: int) -> list[tuple[str, Desired]]:
-    """Returns the desired documents of accepted devices that are not at the broker yet."""
-    due = (_C.published < REVISION, _C.accepted_s.is_not(None))
+    """Returns the desired documents of accepted devices that are not at the broker yet, the oldest revisions first."""
+    due = (_LEAD < _BRAKES, _C.accepted_s.is_not(None))
     query = sa.select(_C.name, _C.desired, REVISION, _BRAKE)
-    rows = connection.execute(query.where(*due).order_by(_C.name).limit(limit))
+    rows = connection.execute(query.where(*due).order_by(_LEAD, _C.name).limit(limit))
     return [(row.name, _desired(row)) for row in rows]
 
 

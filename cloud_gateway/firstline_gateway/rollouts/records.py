@@ -27,6 +27,7 @@ ROLLOUTS = sa.Table(
     sa.Column("active", sa.Boolean, nullable=False, index=True),  # whether steps are due
     sa.Column("idempotency", sa.String(64), unique=True),  # hash of the creator and the key; NULL without a key
     sa.Column("record", Document(Rollout), nullable=False),
+    sa.Index(None, "state", "id"),
 )
 ASSIGNMENTS = sa.Table(
     "rollout_devices",

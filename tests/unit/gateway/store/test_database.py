@@ -56,6 +56,7 @@ def opening(store: StoreSettings) -> subprocess.Popen[str]:
     return subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
+@pytest.mark.filterwarnings("ignore:.*expression-based index")  # SQLite does not show them
 def test_the_migrations_create_the_declared_tables(empty_store: StoreSettings) -> None:
     with opening(empty_store) as process:
         process.communicate("go\n")
