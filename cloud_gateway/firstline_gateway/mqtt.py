@@ -42,7 +42,7 @@ from firstline_core.telemetry.metrics import RequestMetrics
 from firstline_core.types import TraceContext
 from firstline_gateway.serving.data_plane import InFlight
 from firstline_gateway.settings.settings import Mqtt
-from firstline_gateway.telemetry.journal import record
+from firstline_gateway.telemetry.journal import record, unexpected
 
 # A message has a topic and properties in addition to its payload.
 _PACKET_OVERHEAD_BYTES = 64 * 1024
@@ -188,12 +188,14 @@ class MqttConsumer:
                 ),
                 None,
             )
-        except FirstlineError as error:
+        except Exception as failure:  # noqa: BLE001 (the outermost loop of a request)
+            error = failure if isinstance(failure, FirstlineError) else unexpected(failure, topic=message.topic)
             publication = mqtt_messages.error_publication(
                 error, topic=response_topic, correlation_data=message.correlation_data, expiry_s=expiry_s, trace=trace
             )
             # Its traceback leads to frames that refer to the error: only the garbage collector would free the message.
-            return publication, error.with_traceback(None)
+            failure.__traceback__ = None
+            return publication, error
 
     def _drop(self, message: mqtt_messages.Message, error: FirstlineError) -> None:
         """Counts a message that gets no answer."""

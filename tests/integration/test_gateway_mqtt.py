@@ -142,6 +142,23 @@ async def test_a_failed_request_is_freed_without_the_garbage_collector(mosquitto
     assert counted(gateway, 'firstline_gateway_errors_total{code="inference_failed"}') == 10
 
 
+async def test_a_failure_of_the_gateway_itself_is_answered(
+    mosquitto: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(*_: object) -> InferRequest:
+        raise ZeroDivisionError("a secret")
+
+    monkeypatch.setattr(mqtt_messages, "read_request", failing)
+    with captured_lines("error") as lines:
+        async with gateway_at(mosquitto, tmp_path) as gateway, device_at(mosquitto, "press-7") as device:
+            with pytest.raises(FirstlineError, match="The gateway failed on this request") as failed:
+                await device.ask(device.publication(request_of()))
+    assert failed.value.code == "internal" and "secret" not in failed.value.message
+    assert failed.value.request_id in failed.value.message
+    assert any("a secret" in str(line) and failed.value.request_id in str(line) for line in lines)
+    assert counted(gateway, 'firstline_gateway_errors_total{code="internal"}') == 1
+
+
 async def test_refusal_keeps_its_trace_in_the_log_and_the_answer(mosquitto: Broker, tmp_path: Path) -> None:
     trace = received("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "a=1")
     assert trace is not None

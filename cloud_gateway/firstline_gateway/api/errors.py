@@ -22,13 +22,13 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from firstline_core.errors import FirstlineError, LinkDownError, NoRoomError, NotReadyError, RequestError, did_you_mean
-from firstline_core.ids import new_request_id
 from firstline_core.protocol.asgi import send_reply
 from firstline_core.protocol.http import CONTENT_TYPE, JSON_TYPE, Reply, error_body, error_reply, status_of
 from firstline_core.protocol.tensors import shown
 from firstline_core.telemetry.logs import logger
 from firstline_core.telemetry.wording import wanted_value
 from firstline_gateway.api.messages import response_of
+from firstline_gateway.telemetry.journal import unexpected
 
 _QUOTED = re.compile("'([^']+)'")
 _PROBLEMS_BELOW = "/fleet/"
@@ -152,9 +152,6 @@ def shutting_down() -> Reply:
 
 def unexpected_failure(error: Exception, path: str, on_error: Callable[[FirstlineError], None]) -> Reply:
     """Logs a failure of the gateway's own code under an id, and returns the answer that names only this id."""
-    request_id = new_request_id()
-    log.error("request failed unexpectedly", exc_info=error, request_id=request_id, path=ascii(path))
-    described = FirstlineError(f"The gateway failed on this request; its log has the reason under {request_id}.")
-    described.request_id = request_id
+    described = unexpected(error, path=path)
     on_error(described)
     return error_reply(described)

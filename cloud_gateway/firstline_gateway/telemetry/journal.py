@@ -6,6 +6,7 @@ import time
 from typing import Literal
 
 from firstline_core.errors import CapacityError, FirstlineError, RuntimeFailure
+from firstline_core.ids import new_request_id
 from firstline_core.telemetry import logs
 from firstline_core.telemetry.metrics import RequestMetrics
 
@@ -70,3 +71,18 @@ def record(
         log.error("failed", outcome=error.code, error=error.message, **facts)
     else:
         log.info("refused", outcome=error.code, error=error.message, **facts)
+
+
+def unexpected(failure: Exception, **where: str) -> FirstlineError:
+    """Logs a failure of the gateway's own code under an id, and returns the error for the caller, which names this id.
+
+    Args:
+        failure: its traceback is logged.
+        where: the path or the topic of the request.
+    """
+    request_id = new_request_id()
+    where = {name: ascii(text) for name, text in where.items()}
+    log.error("request failed unexpectedly", exc_info=failure, request_id=request_id, **where)
+    described = FirstlineError(f"The gateway failed on this request; its log has the reason under {request_id}.")
+    described.request_id = request_id
+    return described
