@@ -311,7 +311,7 @@ def forget(connection: sa.Connection, name: str) -> bool:
 def unpublished(connection: sa.Connection, limit: int) -> list[tuple[str, Desired]]:
     """Returns the desired documents of accepted devices that are not at the broker yet, the oldest revisions first."""
     due = (_LEAD < _BRAKES, _C.accepted_s.is_not(None))
-    query = sa.select(_C.name, _C.desired, REVISION, _BRAKE)
+    query: sa.Select[Any] = sa.select(_C.name, _C.desired, REVISION, _BRAKE)
     rows = connection.execute(query.where(*due).order_by(_LEAD, _C.name).limit(limit))
     return [(row.name, _desired(row)) for row in rows]
 
@@ -379,4 +379,5 @@ def _device(row: sa.Row[Any]) -> StoredDevice:
 
 
 def _desired(row: sa.Row[Any]) -> Desired:
-    return replace(row.desired, revision=row.revision, brake=_brake(row.brake))
+    stored: Desired = row.desired
+    return replace(stored, revision=row.revision, brake=_brake(row.brake))

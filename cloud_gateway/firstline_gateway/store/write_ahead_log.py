@@ -8,9 +8,13 @@ from __future__ import annotations
 
 import struct
 import time
+from functools import lru_cache
 from io import BufferedReader
 from pathlib import Path
 from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 _HEADER_BYTES, _FRAME_HEADER_BYTES = 32, 24
 _PAGE_BYTES = tuple(1 << power for power in range(9, 17))
@@ -79,8 +83,25 @@ def _damage(file: BufferedReader) -> _Damage | None:
 
 
 def _checksum(content: bytes, order: str, sums: _Sums) -> _Sums:
-    """Returns SQLite's checksum of words of 32 bits, which continues an earlier one."""
-    first, second = sums
-    for word in struct.unpack(f"{order}{len(content) // 4}I", content):
-        first, second = second, (first + second + word) & _MASK
-    return first, second
+    """Returns SQLite's checksum of words of 32 bits, which continues an earlier one.
+
+    SQLite adds to each word the two sums before it. So the weights of the words are Fibonacci numbers; those of the
+    earlier sums are F(n) and F(n + 1), for n words.
+    """
+    words = np.frombuffer(content, f"{order}u4")
+    weights = _fibonacci(len(words) + 1)
+
+    def sum_of(n: int) -> int:
+        return int(words[:n] @ weights[:n][::-1]) + sums[0] * int(weights[n - 1]) + sums[1] * int(weights[n])
+
+    first, second = sum_of(len(words) - 1), sum_of(len(words))
+    return first & _MASK, second & _MASK
+
+
+@lru_cache(2)  # of a header, and of a frame
+def _fibonacci(count: int) -> npt.NDArray[np.uint64]:
+    """Returns the first Fibonacci numbers from F(1) on, modulo 2^32."""
+    numbers = [1, 1]
+    while len(numbers) < count:
+        numbers.append((numbers[-1] + numbers[-2]) & _MASK)
+    return np.array(numbers, np.uint64)

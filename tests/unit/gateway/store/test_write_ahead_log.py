@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sqlite3
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -46,6 +47,20 @@ def test_a_whole_log_loses_nothing(log: Path) -> None:
     assert not loses_commits(log.with_name("none"))
     log.write_bytes(b"")
     assert not loses_commits(log)
+
+
+def test_a_start_after_a_crash_does_not_wait_for_the_check(tmp_path: Path) -> None:
+    path = tmp_path / "a.db"
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("CREATE TABLE t (x)")
+        for _ in range(2):
+            connection.execute("INSERT INTO t VALUES (randomblob(8000000))")
+        log, started_s = Path(f"{path}-wal"), time.process_time()
+        assert not loses_commits(log)
+        assert time.process_time() - started_s < 0.5
+        flip(log, 1_000_000)
+        assert loses_commits(log)
 
 
 LAST_BUT_ONE = 32 + (COMMITS - 2) * FRAME_BYTES
