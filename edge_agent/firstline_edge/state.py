@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import hmac
 import os
+import sqlite3
 import threading
 import time
 from pathlib import Path
@@ -211,6 +212,15 @@ def put_aside(path: Path) -> None:
             set_aside(path)
     except OSError as error:
         log.error("file not set aside", path=str(path), error=str(error))
+
+
+def is_refusal(error: BaseException) -> bool:
+    """Whether the disk or another process refuses, so that SQLite's file itself may be whole.
+
+    Among SQLite's operational errors only the plain SQLITE_ERROR is about the content: a table or column is missing.
+    """
+    code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
+    return isinstance(error, OSError) or (isinstance(error, sqlite3.OperationalError) and code != sqlite3.SQLITE_ERROR)
 
 
 def open_seal(section: EncryptionSection) -> Seal:

@@ -11,10 +11,10 @@ of the stored keys saves the read of the disk that would not find them.
 
 from __future__ import annotations
 
+import math
 import sqlite3
 import time
 from collections import OrderedDict
-from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import closing
 from pathlib import Path
@@ -34,7 +34,7 @@ from firstline_core.types import payload_bytes
 from firstline_edge.cache.key_filter import KeyFilter
 from firstline_edge.requests.context import ModelOutput
 from firstline_edge.settings.settings import CacheSection, EncryptionSection
-from firstline_edge.state import open_seal
+from firstline_edge.state import is_refusal, open_seal
 
 log = logger(__name__)
 
@@ -71,6 +71,7 @@ _OVERHEAD_BYTES = 400
 
 Entry = tuple[bytes, float]
 """A value, and when it expires in wall time."""
+Changes = dict[bytes, Entry | None]
 
 
 class _Entry(Struct, frozen=True, eq=False):
@@ -126,10 +127,7 @@ class ResultCache:
                 self._entries.move_to_end(key)
                 return entry.output
             self._forget(key)
-        if self._disk is None:
-            return None
-        stored = self._disk.get(key)
-        if stored is None:
+        if self._disk is None or (stored := self._disk.get(key)) is None:
             return None
         value, left_s = stored
         found = ModelOutput.decode(value)
@@ -145,23 +143,17 @@ class ResultCache:
             output: copied, for its arrays may be views of a whole batch or message.
             private: whether the input is `local_only`: never on disk, never counted.
         """
-        copies = {}
-        for name, array in output.outputs.items():
-            copies[name] = array.copy()
+        copies = {name: array.copy() for name, array in output.outputs.items()}
         output = ModelOutput(copies, output.score, output.value)
         self._remember(key, output, self._ttl_s, private=private)
         if not private and self._disk is not None:
             self._disk.put(key, output.encode())
 
-    def expire(self) -> None:
-        """Removes expired entries from the disk, in the background."""
-        if self._disk is not None:
-            self._disk.expire()
-
     async def keep_expiring(self) -> None:
-        """Deletes expired entries every hour, also while no request arrives, until it is cancelled."""
+        """Deletes expired entries from the disk every hour, also while no request arrives, until it is cancelled."""
         while True:
-            self.expire()
+            if self._disk is not None:
+                self._disk.expire()
             await self._clock.sleep(_EXPIRE_EVERY_S)
 
     def clear(self) -> list[Path]:
@@ -181,26 +173,24 @@ class ResultCache:
 
     def _remember(self, key: bytes, output: ModelOutput, left_s: float, *, private: bool) -> None:
         size_bytes = payload_bytes(output.outputs.values()) + _OVERHEAD_BYTES
-        if key in self._entries:
-            self._forget(key)
+        self._forget(key)
         if size_bytes > self._limit_bytes:
             return
-        self._entries[key] = _Entry(self._clock.monotonic_s() + left_s, output, private, size_bytes)
-        self._size_bytes += size_bytes
-        if not private:
-            self._public_entries += 1
-            self._public_bytes += size_bytes
+        entry = self._entries[key] = _Entry(self._clock.monotonic_s() + left_s, output, private, size_bytes)
+        self._count(entry, 1)
         while self._size_bytes > self._limit_bytes:
             self._forget(next(iter(self._entries)))
 
     def _forget(self, key: bytes) -> None:
         entry = self._entries.pop(key, None)
-        if entry is None:
-            return
-        self._size_bytes -= entry.size_bytes
+        if entry is not None:
+            self._count(entry, -1)
+
+    def _count(self, entry: _Entry, times: int) -> None:
+        self._size_bytes += times * entry.size_bytes
         if not entry.private:
-            self._public_entries -= 1
-            self._public_bytes -= entry.size_bytes
+            self._public_entries += times
+            self._public_bytes += times * entry.size_bytes
 
 
 def open_cache(section: CacheSection, encryption: EncryptionSection, path: Path, clock: Clock) -> ResultCache:
@@ -249,15 +239,13 @@ class DiskCache:
         self._seal = seal
         self._clock = clock
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="cache-writer")
-        self._pending: dict[bytes, Entry] = {}  # perhaps not on the disk yet, oldest first
-        # Keys of which the disk may hold an older value, because a newer one was never written.
-        self._outdated: set[bytes] = set()
+        # What is to change on the disk, the latest first. None removes the entry of a key.
+        self._waiting: Changes = {}  # oldest first
+        self._outdated: Changes = {}  # the disk may hold older values, because newer ones were never written
+        self._group: Changes = {}  # that is being written
         self._writing: Future[None] | None = None
-        self._group: dict[bytes, Entry] = {}  # that is being written
-        self._removed: frozenset[bytes] = frozenset()  # by that group
         self._group_limit = 1  # the first put goes alone, to see what the disk does
-        self._due_s = 0.0
-        self._flush = False  # the next group does not wait for more puts
+        self._due_s = math.inf  # when the next group is written, however few puts it has
         self._closed = False
         self._retry_at_s = self._rests_until_s = 0.0
         self._problem = self.damage = ""
@@ -273,11 +261,9 @@ class DiskCache:
 
     def get(self, key: bytes) -> tuple[bytes, float] | None:
         """The value and the seconds that it has left to live."""
-        if self._cache is None and not self._reopened():
+        if self._database() is None:
             return None
-        entry, stored = self._pending.get(key), self._stored  # which the writing thread may replace at any moment
-        if entry is None and (stored is None or key in stored) and key not in self._outdated:
-            entry = self._read(key)
+        entry = self._latest(key)
         if entry is None:
             return None
         value, expires_s = entry
@@ -287,29 +273,25 @@ class DiskCache:
 
     def put(self, key: bytes, value: bytes) -> None:
         """Stores a value, at the latest when the cache is closed; replaces the value under the key."""
-        if self._writing is not None:
-            self._settle()
-        if self._cache is None and not self._reopened():
+        self._settle()
+        if self._database() is None:
             return
-        now_s = self._clock.monotonic_s()
-        waiting = len(self._pending) - len(self._group)
-        if waiting <= 0:
-            self._due_s = now_s + _GROUP_S
-        self._pending.pop(key, None)  # it is among the newest now
-        self._pending[key] = (value, time.time() + self._ttl_s)
-        if waiting + 1 >= self._group_limit or now_s >= self._due_s:
-            self._begin()
-        if waiting >= _WAITING_LIMIT:
-            oldest = next(key for key in self._pending if key not in self._group)
-            del self._pending[oldest]
-            self._outdated.add(oldest)
+        if not self._waiting:
+            self._due_s = min(self._due_s, self._clock.monotonic_s() + _GROUP_S)
+        self._waiting.pop(key, None)  # it is among the newest now
+        self._waiting[key] = (value, time.time() + self._ttl_s)
+        self._begin_if_due()
+        if len(self._waiting) > _WAITING_LIMIT:
+            oldest = next(iter(self._waiting))
+            self._outdated[oldest] = None
+            del self._waiting[oldest]
 
     def expire(self) -> None:
         """Writes what waits and removes expired entries, both in the background."""
         self._settle()
-        if self._cache is not None or self._reopened():
-            self._flush = True
-            self._begin()
+        if self._database() is not None:
+            self._due_s = -math.inf
+            self._begin_if_due()
 
     def clear(self) -> list[Path]:
         """Starts an empty cache; returns the files that are still to be erased, see `storage.files.give_up`.
@@ -330,38 +312,42 @@ class DiskCache:
         if self._writing is not None:
             wait([self._writing])
             self._settle()
-        if self._pending or self._outdated:
-            self._begin()
-            if self._writing is not None and (error := self._writing.exception()) is not None:
-                log.warning("cached results not written", results=len(self._group), error=str(_cause(error)))
+        if self._waiting or self._outdated:
+            self.expire()
+        if self._writing is not None and (error := self._writing.exception()) is not None:
+            results = sum(entry is not None for entry in self._group.values())
+            log.warning("cached results not written", results=results, error=str(_cause(error)))
         self._shut()
         self._thread.shutdown()
 
-    def _begin(self) -> None:
-        """Starts to write what waits, unless a group is being written."""
-        if self._cache is None or self._writing is not None:
-            return
-        self._flush = False
-        self._group, self._removed = dict(self._pending), frozenset(self._outdated)
-        self._writing = self._thread.submit(self._write, self._cache, self._group, self._removed)
+    def _begin_if_due(self) -> None:
+        """Starts to write what waits if it is complete or has waited long enough, unless a group is being written."""
+        due = len(self._waiting) >= self._group_limit or self._clock.monotonic_s() >= self._due_s
+        if due and self._cache is not None and self._writing is None:
+            self._group = self._outdated | self._waiting
+            self._outdated, self._waiting, self._due_s = {}, {}, math.inf
+            self._writing = self._thread.submit(self._write, self._cache, self._group)
 
-    def _write(self, cache: diskcache.Cache, group: dict[bytes, Entry], removed: frozenset[bytes]) -> None:
+    def _write(self, cache: diskcache.Cache, group: Changes) -> None:
         """Commits a group, then evicts what has expired or does not fit; in the writing thread."""
         waits_until_s = time.monotonic() + _WRITE_TIMEOUT_S
+        removed = [key for key, entry in group.items() if entry is None]
         while True:
             try:
                 with cache.transact():
                     if len(removed) > _OUTDATED_LIMIT:
                         cache.clear()
-                    else:
-                        for key in removed:
+                    for key, entry in group.items():
+                        if entry is None or len(entry[0]) > self._limit_bytes // 2:
                             cache.delete(key)
-                    for key, (value, expires_s) in group.items():
-                        if len(value) <= self._limit_bytes // 2:
-                            cache.set(key, self._seal.close(value, key), expire=expires_s - time.time())
                         else:
-                            cache.delete(key)
-                self._note_stored(cache, group)
+                            value, expires_s = entry
+                            cache.set(key, self._seal.close(value, key), expire=expires_s - time.time())
+                if self._stored is not None:
+                    for key in group:
+                        self._stored.add(key)
+                    if self._stored.room < 0:  # it seems to hold more keys than were stored, of which many were evicted
+                        self._read_keys(cache)
                 while cache.expire():  # of entries that expire at the same moment, one call removes 100
                     pass
                 cache.cull()
@@ -370,15 +356,6 @@ class DiskCache:
                 cache.close()  # after a commit that failed the transaction is still open
                 if not isinstance(error, diskcache.Timeout) or time.monotonic() >= waits_until_s:
                     raise
-
-    def _note_stored(self, cache: diskcache.Cache, group: Iterable[bytes]) -> None:
-        """Adds the keys of a group to the filter; reads all keys again if it is full, because many were evicted."""
-        if self._stored is None:
-            return
-        for key in group:
-            self._stored.add(key)
-        if self._stored.room < 0:
-            self._read_keys(cache)
 
     def _read_keys(self, cache: diskcache.Cache) -> None:
         """Reads which keys are on the disk, in the writing thread. After an error, every lookup reads the disk."""
@@ -405,20 +382,22 @@ class DiskCache:
             return
         error, group = self._writing.exception(), self._group
         self._writing, self._group = None, {}
-        for key, entry in group.items():
-            if self._pending.get(key) is entry:
-                del self._pending[key]
         if error is not None:
             self._group_limit = 1
-            self._outdated.update(group)
+            self._outdated.update(dict.fromkeys(group))
             self._fail(error)
-        else:
-            self._outdated -= self._removed
-            if group:  # any disk can write nothing
-                self._group_limit = _GROUP_PUTS
-                self._problem = ""
-        if self._flush or len(self._pending) >= self._group_limit:
-            self._begin()
+        elif any(group.values()):  # any disk can write nothing
+            self._group_limit = _GROUP_PUTS
+            self._problem = ""
+        self._begin_if_due()
+
+    def _latest(self, key: bytes) -> Entry | None:
+        """Returns the entry that was put last; None if that one was dropped or refused."""
+        for changes in (self._waiting, self._outdated, self._group):
+            if key in changes:
+                return changes[key]
+        stored = self._stored  # the writing thread may replace it at any moment
+        return self._read(key) if stored is None or key in stored else None
 
     def _read(self, key: bytes) -> Entry | None:
         """Returns the entry on disk; None if there is none, or the disk refuses or rests."""
@@ -434,7 +413,7 @@ class DiskCache:
             return self._seal.open(sealed, key), expires_s
         except IntegrityError as error:
             log.warning("unreadable cache entry removed", error=error.message)
-            self._outdated.add(key)
+            self._outdated[key] = None
             return None
         except Exception as error:  # noqa: BLE001 (whatever reading raises is a miss)
             self._fail(error)
@@ -444,13 +423,13 @@ class DiskCache:
             if now_s - began_s > _SLOW_S:
                 self._rests_until_s = now_s + _REST_TIMES * (now_s - began_s)
 
-    def _reopened(self) -> bool:
-        """Whether the database could be opened again, if that failed a while ago."""
-        if not self._closed and self._clock.monotonic_s() >= self._retry_at_s:
+    def _database(self) -> diskcache.Cache | None:
+        """Returns the database, which is opened again if that failed a while ago; None while the disk refuses it."""
+        if self._cache is None and not self._closed and self._clock.monotonic_s() >= self._retry_at_s:
             self._open()
             if self._cache is not None:
                 log.info("disk cache restored", path=str(self._directory))
-        return self._cache is not None
+        return self._cache
 
     def _open(self, damage: BaseException | None = None) -> None:
         """Opens the database, an empty one if the old one is damaged; if the disk refuses, there is none for now."""
@@ -463,7 +442,7 @@ class DiskCache:
             self._cache = _opened(self._directory, self._limit_bytes)
             self._problem = ""
         except Exception as error:  # noqa: BLE001 (no request may fail because of the cache)
-            if damage is None and not _is_refusal(error):
+            if damage is None and not is_refusal(_cause(error)):
                 self._open(damage=error)
             else:
                 self._retry_at_s = self._clock.monotonic_s() + _RETRY_S
@@ -473,7 +452,7 @@ class DiskCache:
 
     def _fail(self, error: BaseException) -> None:
         """Sets a damaged database aside and starts an empty one; reports a disk that refuses."""
-        if _is_refusal(error):
+        if is_refusal(_cause(error)):
             self._refuse(_cause(error))
         else:
             self._shut()
@@ -492,8 +471,8 @@ class DiskCache:
             self._thread.submit(cache.close).result()
             cache.close()
         self._writing = self._stored = None
-        for stored in (self._pending, self._group, self._outdated):
-            stored.clear()
+        for changes in (self._waiting, self._outdated, self._group):
+            changes.clear()
 
 
 def _opened(directory: Path, limit_bytes: int) -> diskcache.Cache:
@@ -510,17 +489,6 @@ def _opened(directory: Path, limit_bytes: int) -> diskcache.Cache:
         cache.close()
         raise
     return cache
-
-
-def _is_refusal(error: BaseException) -> bool:
-    """Whether the disk or another process refuses, so that the database itself may be well.
-
-    Among SQLite's operational errors only the plain SQLITE_ERROR is about the content: a table or column is missing.
-    """
-    cause = _cause(error)
-    if isinstance(cause, sqlite3.OperationalError):
-        return getattr(cause, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF != sqlite3.SQLITE_ERROR
-    return isinstance(cause, OSError)
 
 
 def _cause(error: BaseException) -> BaseException:

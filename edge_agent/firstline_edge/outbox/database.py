@@ -33,6 +33,7 @@ from firstline_core.telemetry.logs import logger
 from firstline_core.telemetry.wording import counted
 from firstline_edge.outbox.item import ANSWER, ITEM_OVERHEAD_BYTES, PROVISIONAL, StoredItem
 from firstline_edge.outbox.timeline import ClockJump
+from firstline_edge.state import is_refusal
 
 log = logger(__name__)
 
@@ -278,12 +279,6 @@ MakeWriter = Callable[[Database], Writer]
 def make_writer(database: Database) -> Writer:
     """Returns the thread that writes to an outbox."""
     return GroupWriter(database.begin, name="outbox", refusal=CapacityError, log=log)
-
-
-def is_refusal(error: Exception) -> bool:
-    """Whether the disk or another process refuses, so that the file itself may be whole."""
-    code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
-    return isinstance(error, OSError) or (isinstance(error, sqlite3.OperationalError) and code != sqlite3.SQLITE_ERROR)
 
 
 def refusal(cause: Exception) -> CapacityError:

@@ -29,7 +29,6 @@ from firstline_edge.outbox.database import (
     Receiver,
     RowNumbers,
     empty_log,
-    is_refusal,
     make_private,
     newest_rows,
     open_reader,
@@ -38,6 +37,7 @@ from firstline_edge.outbox.database import (
     unreported_damage,
 )
 from firstline_edge.outbox.item import ANSWER, PROVISIONAL, StoredItem, open_answer
+from firstline_edge.state import is_refusal
 
 log = logger(__name__)
 
