@@ -15,6 +15,7 @@ import math
 import sqlite3
 import time
 from collections import OrderedDict
+from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import closing
 from pathlib import Path
@@ -57,6 +58,7 @@ _READ_TIMEOUT_S, _WRITE_TIMEOUT_S = 0.01, 1.0
 _GROUP_PUTS, _GROUP_S = 64, 60.0
 _WAITING_LIMIT = 1024  # while the disk is slow
 _OUTDATED_LIMIT = 16_384
+_EVERY_KEY = b""  # among outdated keys, it means all keys; no result has it
 _RETRY_S = 60.0
 _EXPIRE_EVERY_S = 3600.0
 _ROUNDING_S = 1.0
@@ -283,7 +285,7 @@ class DiskCache:
         self._begin_if_due()
         if len(self._waiting) > _WAITING_LIMIT:
             oldest = next(iter(self._waiting))
-            self._outdated[oldest] = None
+            self._mark_outdated([oldest])
             del self._waiting[oldest]
 
     def expire(self) -> None:
@@ -331,11 +333,10 @@ class DiskCache:
     def _write(self, cache: diskcache.Cache, group: Changes) -> None:
         """Commits a group, then evicts what has expired or does not fit; in the writing thread."""
         waits_until_s = time.monotonic() + _WRITE_TIMEOUT_S
-        removed = [key for key, entry in group.items() if entry is None]
         while True:
             try:
                 with cache.transact():
-                    if len(removed) > _OUTDATED_LIMIT:
+                    if _EVERY_KEY in group:
                         cache.clear()
                     for key, entry in group.items():
                         if entry is None or len(entry[0]) > self._limit_bytes // 2:
@@ -384,18 +385,27 @@ class DiskCache:
         self._writing, self._group = None, {}
         if error is not None:
             self._group_limit = 1
-            self._outdated.update(dict.fromkeys(group))
+            stored = self._stored
+            self._mark_outdated(key for key in group if stored is None or key in stored or key == _EVERY_KEY)
             self._fail(error)
         elif any(group.values()):  # any disk can write nothing
             self._group_limit = _GROUP_PUTS
             self._problem = ""
         self._begin_if_due()
 
+    def _mark_outdated(self, keys: Iterable[bytes]) -> None:
+        """Notes that the disk may hold older values of these keys; of all keys, if too many are to be remembered."""
+        self._outdated.update(dict.fromkeys(keys))
+        if len(self._outdated) > _OUTDATED_LIMIT or _EVERY_KEY in self._outdated:
+            self._outdated = {_EVERY_KEY: None}
+
     def _latest(self, key: bytes) -> Entry | None:
         """Returns the entry that was put last; None if that one was dropped or refused."""
         for changes in (self._waiting, self._outdated, self._group):
             if key in changes:
                 return changes[key]
+            if _EVERY_KEY in changes:
+                return None
         stored = self._stored  # the writing thread may replace it at any moment
         return self._read(key) if stored is None or key in stored else None
 
@@ -413,7 +423,7 @@ class DiskCache:
             return self._seal.open(sealed, key), expires_s
         except IntegrityError as error:
             log.warning("unreadable cache entry removed", error=error.message)
-            self._outdated[key] = None
+            self._mark_outdated([key])
             return None
         except Exception as error:  # noqa: BLE001 (whatever reading raises is a miss)
             self._fail(error)

@@ -675,17 +675,33 @@ def test_too_many_outdated_entries_cost_the_whole_cache(directory: Path, monkeyp
     monkeypatch.setattr(results, "_WRITE_TIMEOUT_S", 0.0)
     monkeypatch.setattr(results, "_OUTDATED_LIMIT", 50)
     cache, keys = opened(directory), [number.to_bytes(32) for number in range(70)]
-    for key in keys:
+    other = b"o" * 32
+    for key in (*keys, other):
         cache.put(key, b"older")
     sweep(cache)
     with Held(directory):  # each tries alone, and is refused
         for key in keys:
             cache.put(key, b"newer")
             written(cache)
+            assert len(cache._outdated) <= 50
+        assert [cache.get(key) for key in (*keys, other)] == [None] * 71
     cache.put(KEY, b"taken again")
     written(cache)
     assert keys_on_disk(directory) == {KEY}
     cache.close()
+
+
+def test_refused_results_that_the_disk_never_had_are_forgotten(directory: Path, cache: DiskCache) -> None:
+    cache.put(KEY, b"older")
+    written(cache)
+    with refusing(directory):
+        for number in range(300):
+            cache.put(number.to_bytes(32), b"refused")
+            written(cache)
+        cache.put(KEY, b"newer")
+        written(cache)
+    assert KEY in cache._outdated
+    assert len(cache._outdated) < 10  # the filter of stored keys seems to hold few others
 
 
 def test_damage_that_the_writer_finds_begins_a_fresh_cache(directory: Path, cache: DiskCache) -> None:
