@@ -38,7 +38,10 @@ JPEG_SCANS_LIMIT = 32
 """Encoders write 1 to about 20."""
 
 JPEG_HEAD_LIMIT_BYTES = 16 * 1024 * 1024
-"""Before the first scan: colour profile, EXIF, XMP. Pillow joins the parts of EXIF one by one, in quadratic time."""
+"""Before the first scan: colour profile, EXIF, XMP."""
+
+JPEG_EXIF_LIMIT = 256
+"""Segments of EXIF, of which files have one. Pillow joins them one by one, in quadratic time."""
 
 _SCANNED_PIXELS = 256_000_000  # of all scans of a JPEG together: 25 million pixels in the ten scans of common encoders
 
@@ -440,7 +443,7 @@ def _jpeg_header(encoded: bytes, where: str, *, whole: bool) -> ImageHeader:
     Later data (a second image, a video) is not read. Truncated files are refused by Pillow.
     """
     frame: tuple[int, int, int, int, int] | None = None
-    exif = b""
+    exif: list[bytes] = []
     scans, complete = 0, False
     for marker, start, end in _segments(encoded, where):
         if marker == _SCAN:
@@ -457,7 +460,9 @@ def _jpeg_header(encoded: bytes, where: str, *, whole: bool) -> ImageHeader:
         elif marker in _FRAMES and frame is None and end - start >= 6:
             frame = (marker, *struct.unpack_from(">BHHB", encoded, start))
         elif marker == _EXIF and not scans and encoded.startswith(_EXIF_START, start):
-            exif += encoded[start + len(_EXIF_START) : end]
+            exif.append(encoded[start + len(_EXIF_START) : end])
+            if len(exif) > JPEG_EXIF_LIMIT:
+                raise _costly(where, f"is a JPEG of more than {JPEG_EXIF_LIMIT} segments of EXIF")
     if frame is None:
         raise InvalidTensorError(
             f"{where} is a broken JPEG of {len(encoded)} bytes: it declares no size. Give the whole file."
@@ -472,7 +477,7 @@ def _jpeg_header(encoded: bytes, where: str, *, whole: bool) -> ImageHeader:
         channels,
         scans=max(1, scans),
         progressive=marker in _PROGRESSIVE or scans > 1,
-        orientation=_orientation(exif, where),
+        orientation=_orientation(b"".join(exif), where),
     )
 
 

@@ -59,6 +59,7 @@ LIMITS = {
     ),
     "pieces of an image": (
         f"{image_header.JPEG_PIECES_LIMIT:,} segments",
+        f"{image_header.JPEG_EXIF_LIMIT} of EXIF",
         f"{image_header.JPEG_HEAD_LIMIT_BYTES // MIB} MiB before the picture",
         f"{image_header.JPEG_SCANS_LIMIT} scans",
     ),

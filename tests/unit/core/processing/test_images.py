@@ -50,6 +50,7 @@ DEAR = {
     "padding after a comment at the end of the file": JPEG[:-2] + segment(0xFE, b"x") + FILL,
     "what Pillow reads byte by byte": JPEG[:2] + b"\xff\xf0" * 10_000 + JPEG[2:],
     "EXIF by the megabyte": JPEG[:2] + segment(0xE1, b"Exif\0\0" + bytes(65_000)) * 300 + JPEG[2:],
+    "EXIF in small parts": JPEG[:2] + segment(0xE1, b"Exif\0\0" + bytes(4_000)) * 300 + JPEG[2:],
     "chunks": PNG[:33] + chunk(b"abCd", b"") * 10_000 + PNG[33:],
     "text chunks": PNG[:33] + chunk(b"tEXt", b"k\0v") * 10_000 + PNG[33:],
     "chunks after the picture": PNG[:-12] + chunk(b"IDAT", b"") * 10_000 + PNG[-12:],
