@@ -77,12 +77,6 @@ async def test_file_inference_takes_query_parameters(
     assert refused.status_code == 400
 
 
-async def test_only_loopback_hosts_are_served(alone: httpx.AsyncClient) -> None:
-    assert (await alone.get("/v2", headers={"Host": "evil.example"})).status_code == 400
-    assert (await alone.get("/v2", headers={"Host": "localhost:1"})).status_code == 200
-    assert (await alone.get("/v2", headers={"Host": "[::1]:1"})).status_code == 200
-
-
 async def test_cross_origin_posts_are_refused(alone: httpx.AsyncClient) -> None:
     for origin in ("https://evil.example", "http://127.0.0.1.evil.example", "null"):
         reply = await alone.post(SHORT, content=scan(), headers={"Origin": origin})
@@ -119,34 +113,17 @@ async def test_bodies_share_one_budget(tmp_path: Path) -> None:
         assert (await http.post(SHORT, content=scan())).status_code == 200  # the share was given back
 
 
-class TestTokens:
-    async def test_a_token_is_needed_where_one_is_set(self, tmp_path: Path) -> None:
-        file = tmp_path / "tokens"
-        file.write_text("camera:0123456789abcdef\n")
-        settings = edge_settings(tmp_path / "state", api__token_file=str(file))
-        async with serving_agent(settings) as (_, url), httpx.AsyncClient(base_url=url) as http:
-            for path in ("/v2", "/metrics", "/firstline/v1/status", "/v2/models/digits"):
-                reply = await http.get(path)
-                assert (reply.status_code, reply.headers["WWW-Authenticate"]) == (401, "Bearer")
-                allowed = await http.get(path, headers={"Authorization": "Bearer 0123456789abcdef"})
-                assert allowed.status_code == 200
-            assert (await http.get("/v2/health/live")).status_code == 200
-
-    async def test_promised_answers_are_their_callers_own(
-        self, tmp_path: Path, sure_and_unsure: tuple[bytes, bytes]
-    ) -> None:
-        file = tmp_path / "tokens"
-        file.write_text("camera:0123456789abcdef\nphone:fedcba9876543210\n")
-        links = [{"kind": "http", "url": f"http://127.0.0.1:{free_port()}"}]
-        settings = edge_settings(tmp_path / "state", api__token_file=str(file), links=links)
-        camera, phone = ({"Authorization": f"Bearer {t}"} for t in ("0123456789abcdef", "fedcba9876543210"))
-        async with serving_agent(settings) as (_, url), httpx.AsyncClient(base_url=url) as http:
-            reply = (await http.post(SHORT, content=sure_and_unsure[1], headers=camera)).json()
-            assert (reply["status"], reply["reason"], reply["durable"]) == ("provisional", "link_down", True)
-            path = f"/firstline/v1/answers/{reply['request_id']}"
-            assert (await http.get(path, headers=camera)).json()["status"] == "provisional"
-            refused = await http.get(path, headers=phone)
-            assert (refused.status_code, refused.json()["code"]) == (404, "unknown_answer")
+async def test_a_token_is_needed_where_one_is_set(tmp_path: Path) -> None:
+    file = tmp_path / "tokens"
+    file.write_text("camera:0123456789abcdef\n")
+    settings = edge_settings(tmp_path / "state", api__token_file=str(file))
+    async with serving_agent(settings) as (_, url), httpx.AsyncClient(base_url=url) as http:
+        for path in ("/v2", "/metrics", "/firstline/v1/status", "/v2/models/digits"):
+            reply = await http.get(path)
+            assert (reply.status_code, reply.headers["WWW-Authenticate"]) == (401, "Bearer")
+            allowed = await http.get(path, headers={"Authorization": "Bearer 0123456789abcdef"})
+            assert allowed.status_code == 200
+        assert (await http.get("/v2/health/live")).status_code == 200
 
 
 async def test_large_input_without_a_link_gets_retry_after(tmp_path: Path) -> None:
@@ -200,31 +177,21 @@ async def test_a_refusal_can_be_explained(alone: httpx.AsyncClient, tmp_path: Pa
     assert story[1].startswith("  this device's model failed (invalid_tensor)")
 
 
-async def test_ready_needs_a_model_or_a_link(tmp_path: Path) -> None:
+async def test_ready_needs_a_model_or_a_link_and_reports_an_invalid_bundle(tmp_path: Path) -> None:
     broken = tmp_path / "models" / "broken"
     broken.mkdir(parents=True)
     (broken / "manifest.json").write_text("{}")
+    links = [{"kind": "http", "url": f"http://127.0.0.1:{free_port()}"}]
     nothing = edge_settings(tmp_path / "a", models__directories=[str(broken)])
-    linked = edge_settings(
-        tmp_path / "b",
-        models__directories=[str(broken)],
-        links=[{"kind": "http", "url": f"http://127.0.0.1:{free_port()}"}],
-    )
-    for settings, status in ((nothing, 400), (linked, 200)):
+    linked = edge_settings(tmp_path / "b", models__directories=[str(broken)], links=links)
+    others = edge_settings(tmp_path / "c", models__directories=[str(DIGITS), str(tmp_path / "models")])
+    for settings, status, infer_status in ((nothing, 400, 404), (linked, 200, 503), (others, 200, 200)):
         async with serving_agent(settings) as (_, url), httpx.AsyncClient(base_url=url) as http:
             assert (await http.get("/v2/health/ready")).status_code == status
             assert (await http.get("/v2/health/live")).status_code == 200
-
-
-async def test_invalid_bundle_is_reported_and_others_are_served(tmp_path: Path) -> None:
-    broken = tmp_path / "models" / "broken"
-    broken.mkdir(parents=True)
-    (broken / "manifest.json").write_text("{}")
-    settings = edge_settings(tmp_path / "state", models__directories=[str(DIGITS), str(tmp_path / "models")])
-    async with serving_agent(settings) as (_, url), httpx.AsyncClient(base_url=url) as http:
-        status = (await http.get("/firstline/v1/status")).json()
-        assert "not a manifest" in status["problems"][0]["message"]
-        assert (await http.post(SHORT, content=scan())).status_code == 200
+            (problem,) = (await http.get("/firstline/v1/status")).json()["problems"]
+            assert "not a manifest" in problem["message"]
+            assert (await http.post(SHORT, content=scan())).status_code == infer_status
 
 
 async def test_workers_close_before_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -159,13 +159,18 @@ async def test_expired_promise_is_an_event(tmp_path: Path, scans: Scans) -> None
         assert "changed" not in found[-1][1]
 
 
-async def test_events_are_limited_to_the_caller_of_the_request(tmp_path: Path, scans: Scans) -> None:
+async def test_answers_and_events_are_limited_to_the_caller_of_the_request(tmp_path: Path, scans: Scans) -> None:
     file = tmp_path / "tokens"
     file.write_text("camera:0123456789abcdef\nphone:fedcba9876543210\n")
     camera, phone = ({"Authorization": f"Bearer {t}"} for t in ("0123456789abcdef", "fedcba9876543210"))
     async with device(tmp_path / "state", free_port(), api__token_file=str(file)) as house:
-        reply = await house.http.post(SHORT, content=scans.corrected, headers=camera)
-        path = events_of(reply.json()["request_id"])
+        reply = (await house.http.post(SHORT, content=scans.corrected, headers=camera)).json()
+        assert (reply["status"], reply["reason"], reply["durable"]) == ("provisional", "link_down", True)
+        path = events_of(reply["request_id"])
+        answer = path.removesuffix("/events")
+        assert (await house.http.get(answer, headers=camera)).json()["status"] == "provisional"
+        refused = await house.http.get(answer, headers=phone)
+        assert (refused.status_code, refused.json()["code"]) == (404, "unknown_answer")
         for headers, expected in (
             ({}, (401, "unauthorized")),
             (phone, (404, "unknown_answer")),

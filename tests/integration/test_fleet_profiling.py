@@ -139,12 +139,15 @@ async def either(broker: Broker | None, tmp_path: Path) -> AsyncIterator[Site]:
         yield found
 
 
-async def test_a_device_measures_and_uploads_a_requested_profile(either: Site) -> None:
+async def test_an_offline_device_measures_and_uploads_a_requested_profile(either: Site) -> None:
     async with either.agent():
         await either.connected()
-        asked = await either.ask()
-        assert asked.new and asked.state is ProfilingState.SENT
+    asked = await either.ask()
+    assert asked.new and asked.state is ProfilingState.SENT
+    assert not (await either.ask()).new
+    async with either.agent() as agent:
         kept = await either.fulfilled()
+        await until(lambda: not agent.operations.status()["fleet"]["profiles"])
         again = await either.ask()
         assert again.new and again.desired.id != asked.desired.id  # a finished profile is requested again
     entry, _ = await either.gateway.profiles.get(("two", 1, "device-1"))
@@ -152,17 +155,6 @@ async def test_a_device_measures_and_uploads_a_requested_profile(either: Site) -
     assert {point.key.variant for point in kept.points} == {"small", "full"}
     here = decode(StatePaths(either.settings.state_dir).device_profile_path("two").read_bytes(), "what the device has")
     assert kept.points == here.points
-
-
-async def test_a_request_waits_for_an_offline_device(site: Site) -> None:
-    async with site.agent():
-        await site.connected()
-    asked = await site.ask()
-    assert asked.state is ProfilingState.SENT
-    assert not (await site.ask()).new
-    async with site.agent() as agent:
-        await site.fulfilled()
-        await until(lambda: not agent.operations.status()["fleet"]["profiles"])
 
 
 async def test_a_restart_continues_the_measurement(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,6 +168,7 @@ async def test_a_restart_continues_the_measurement(site: Site, monkeypatch: pyte
     before = decode(path.read_bytes(), "it").points
     assert 2 <= len(before) < 4
     assert not _measuring()
+    monkeypatch.setattr("firstline_core.profile.measure.QUICK_S", 0.5)
     async with site.agent():
         kept = (await site.fulfilled()).points
     assert len(kept) == 4 and kept[: len(before)] == before

@@ -81,19 +81,7 @@ async def test_all_methods_but_health_need_a_key(call: Call) -> None:
     assert (await refusal(call("ModelInfer", digits_message(), metadata=wrong)))[0] == "UNAUTHENTICATED"
 
 
-async def test_trace_of_a_call_is_logged(tmp_path: Path) -> None:
-    settings = settings_of(tmp_path)
-    key = create_key(settings.store, "shop", "application")
-    trace_id = "0af7651916cd43dd8448eb211c80319c"
-    with captured_lines() as lines:
-        async with listening(open_gateway(settings)) as port, calling(port) as found:
-            for parent in (f"00-{trace_id}-b7ad6b7169203331-01", "00-none"):
-                metadata = (("authorization", f"Bearer {key}"), ("traceparent", parent))
-                await found("ModelInfer", digits_message(), metadata=metadata)
-    assert [line.get("trace_id") for line in lines if line["event"] == "answered"] == [trace_id, None]
-
-
-async def test_a_refusal_names_its_trace(tmp_path: Path) -> None:
+async def test_answers_and_refusals_are_logged_with_their_trace(tmp_path: Path) -> None:
     settings = settings_of(tmp_path)
     key = create_key(settings.store, "shop", "application")
     trace_id = "0af7651916cd43dd8448eb211c80319c"
@@ -105,6 +93,9 @@ async def test_a_refusal_names_its_trace(tmp_path: Path) -> None:
             metadata = (traced, ("authorization", f"Bearer {key}"))
             assert (await refusal(found("ModelInfer", b"no message", metadata=metadata)))[0] == "INVALID_ARGUMENT"
             assert (await found("ModelStreamInfer", b"no message", metadata=metadata)).error_message
+            for parent in (traced, ("traceparent", "00-none")):
+                await found("ModelInfer", digits_message(), metadata=(metadata[1], parent))
+    assert [line.get("trace_id") for line in lines if line["event"] == "answered"] == [trace_id, None]
     refused = [line for line in lines if line["event"] == "refused"]
     assert [line.get("trace_id") for line in refused] == [trace_id] * 3
 
@@ -226,19 +217,7 @@ def shown_by(device: Device | None, believed_pem: str) -> grpc.ChannelCredential
     return grpc.ssl_channel_credentials(believed_pem.encode(), key, certificate)
 
 
-async def test_tls_with_keys(tmp_path: Path) -> None:
-    async with tls_site(tmp_path, grpc__enabled=True, grpc__port=0) as at:
-        found = at.gateway.grpc_server()
-        await found.start()
-        key = create_key(at.gateway.settings.store, "shop", "application")
-        async with calling(found.port, credentials=shown_by(None, at.authority.pem), key=key) as call:
-            assert (await call("ModelInfer", digits_message())).model_name == "digits"
-        async with calling(found.port, key=key) as call:
-            assert (await refusal(call("ServerLive", timeout=2)))[0] in ("UNAVAILABLE", "DEADLINE_EXCEEDED")
-        await found.stop(1)
-
-
-async def test_tls_files_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+async def test_tls_with_keys_and_files_that_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
     other = ca.create_authority(ca.new_key(), time.time())
     certificate, key = ca.issue_server(other, ["127.0.0.1"], time.time())
     texts = {"certificate": ca.pem_of(certificate).encode(), "key": ca.key_pem(key), "ca": other.pem.encode()}
@@ -253,6 +232,8 @@ async def test_tls_files_may_begin_with_a_byte_order_mark(tmp_path: Path) -> Non
         token = create_key(at.gateway.settings.store, "shop", "application")
         async with calling(found.port, credentials=shown_by(None, other.pem), key=token) as call:
             assert (await call("ModelInfer", digits_message())).model_name == "digits"
+        async with calling(found.port, key=token) as call:
+            assert (await refusal(call("ServerLive", timeout=2)))[0] in ("UNAVAILABLE", "DEADLINE_EXCEEDED")
         await found.stop(1)
 
 

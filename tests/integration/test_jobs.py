@@ -92,8 +92,9 @@ async def test_job_has_the_answer_of_a_direct_request(tmp_path: Path) -> None:
         words = (await fetch(client, job_id, form="short")).json()
         assert words["label"] == words["top"][0]["label"]
         classes = ROW | {"outputs": [{"name": "probabilities", "parameters": {"classification": 2}}]}
-        (output,) = (await fetch(client, await submit(client, classes))).json()["outputs"]
+        (output,) = (await fetch(client, classified := await submit(client, classes))).json()["outputs"]
         assert (output["datatype"], output["shape"]) == ("BYTES", [1, 2])
+        assert len((await fetch(client, classified, form="short")).json()["outputs"]["probabilities"][0]) == 2
         registry = gateway.metrics.registry  # a job is counted after its answer is stored
         await until(lambda: registry.get_sample_value("firstline_gateway_jobs_total", {"event": "answered"}) == 2)
         assert (await client.delete(f"/firstline/v1/answers/{job_id}")).json()["deleted"]
@@ -233,16 +234,7 @@ async def test_deadline_counts_from_submission(tmp_path: Path) -> None:
         assert (reply.status_code, reply.json()["code"]) == (504, "deadline_exceeded")
 
 
-async def test_damaged_answer_is_not_returned(tmp_path: Path) -> None:
-    async with running(settings_of(tmp_path)) as (gateway, client):
-        job = await submit(client)
-        await fetch(client, job)
-        with gateway.store.database.begin() as connection:
-            connection.execute(update(JOBS).values(content=b"damaged"))
-        assert (await fetch(client, job)).status_code == 404
-
-
-async def test_damaged_job_fails_and_the_others_run(tmp_path: Path) -> None:
+async def test_damaged_jobs_and_answers_are_not_returned(tmp_path: Path) -> None:
     async with running(settings_of(tmp_path)) as (gateway, client):
         await gateway.jobs.close()
         damaged, whole = await submit(client), await submit(client)
@@ -251,6 +243,9 @@ async def test_damaged_job_fails_and_the_others_run(tmp_path: Path) -> None:
         await gateway.jobs.start()
         assert (await fetch(client, whole)).status_code == 200
         assert "The disk has damaged what was asked" in (await fetch(client, damaged)).json()["error"]
+        with gateway.store.database.begin() as connection:
+            connection.execute(update(JOBS).values(content=b"damaged"))
+        assert (await fetch(client, whole)).status_code == 404
 
 
 async def test_job_over_the_store_limit_is_refused(tmp_path: Path) -> None:
@@ -310,14 +305,17 @@ async def test_caller_may_wait_for_the_end_of_a_job(tmp_path: Path) -> None:
         assert unknown.status_code == 404
 
 
-async def test_deleted_job_ends_the_wait(tmp_path: Path) -> None:
+async def test_deleted_job_and_disconnected_caller_end_the_wait(tmp_path: Path) -> None:
     executor = GatedExecutor()
-    async with running(settings_of(tmp_path), executor) as (gateway, client):
+    async with running(settings_of(tmp_path, auth__refresh_s=0.1), executor) as (gateway, client):
         address = f"/firstline/v1/answers/{await submit(client)}"
-        waiting = asyncio.create_task(client.get(address, headers={"Prefer": "wait=60"}))
-        await until(lambda: bool(gateway.jobs.waiters._waiting) and executor.held > 0)
+        waiting, leaving = (asyncio.create_task(client.get(address, headers={"Prefer": "wait=60"})) for _ in range(2))
+        await until(lambda: gateway.jobs.waiters._waits_of.total() == 2 and executor.held > 0)
+        leaving.cancel()
+        await until(lambda: gateway.jobs.waiters._waits_of.total() == 1)
         assert (await client.delete(address)).status_code == 200
         assert (await waiting).status_code == 404
+        assert not gateway.jobs.waiters._waiting
         executor.release()
 
 
@@ -343,22 +341,7 @@ async def test_answer_of_a_job_is_an_event(tmp_path: Path) -> None:
         assert (await client.get("/firstline/v1/answers/nobody/events")).status_code == 404
 
 
-async def test_a_stream_ends_when_its_key_is_revoked(tmp_path: Path) -> None:
-    settings, executor = settings_of(tmp_path, auth__mode="tokens", auth__refresh_s=0.1), GatedExecutor()
-    async with running(settings, executor) as (gateway, client):
-        anna = bearer(create_key(settings.store, "anna"))
-        address = f"/firstline/v1/answers/{await submit(client, **anna)}/events"
-        async with client.stream("GET", address, headers=anna) as stream:
-            pieces = stream.aiter_text()
-            assert await anext(pieces) == ":\n\n"
-            revoke_key(settings.store, "anna")
-            async with asyncio.timeout(10):  # less than a heartbeat
-                assert [piece async for piece in pieces] == []
-        assert not gateway.jobs.waiters._waiting
-        executor.release()
-
-
-async def test_revoked_key_ends_the_wait(tmp_path: Path) -> None:
+async def test_revoked_key_ends_the_wait_and_the_stream(tmp_path: Path) -> None:
     settings, executor = settings_of(tmp_path, auth__mode="tokens", auth__refresh_s=0.1), GatedExecutor()
     async with running(settings, executor) as (gateway, client):
         anna, bob = (bearer(create_key(settings.store, name)) for name in ("anna", "bob"))
@@ -366,10 +349,15 @@ async def test_revoked_key_ends_the_wait(tmp_path: Path) -> None:
         for key in (anna, bob):
             address = f"/firstline/v1/answers/{await submit(client, **key)}"
             asked.append(asyncio.create_task(client.get(address, headers={"Prefer": "wait=60"} | key)))
-        await until(lambda: gateway.jobs.waiters._waits_of.total() == 2)
-        revoke_key(settings.store, "anna")
-        async with asyncio.timeout(10):  # less than the wait
-            refused = await asked[0]
+        streamed = f"/firstline/v1/answers/{await submit(client, **anna)}/events"
+        async with client.stream("GET", streamed, headers=anna) as stream:
+            pieces = stream.aiter_text()
+            assert await anext(pieces) == ":\n\n"
+            await until(lambda: gateway.jobs.waiters._waits_of.total() == 3)
+            revoke_key(settings.store, "anna")
+            async with asyncio.timeout(10):  # less than the wait, and than a heartbeat
+                refused = await asked[0]
+                assert [piece async for piece in pieces] == []
         assert (refused.status_code, refused.json()["code"]) == (401, "unauthorized")
         while not asked[1].done():
             if executor.held:
@@ -377,18 +365,6 @@ async def test_revoked_key_ends_the_wait(tmp_path: Path) -> None:
             await asyncio.sleep(0.001)
         assert (await asked[1]).status_code == 200  # no other caller is
         assert not gateway.jobs.waiters._waiting
-
-
-async def test_disconnected_caller_stops_waiting(tmp_path: Path) -> None:
-    settings, executor = settings_of(tmp_path, auth__refresh_s=0.1), GatedExecutor()
-    async with running(settings, executor) as (gateway, client):
-        address = f"/firstline/v1/answers/{await submit(client)}"
-        asked = asyncio.create_task(client.get(address, headers={"Prefer": "wait=60"}))
-        await until(lambda: bool(gateway.jobs.waiters._waiting))
-        asked.cancel()
-        await until(lambda: not gateway.jobs.waiters._waiting)
-        await until(lambda: executor.held > 0)
-        executor.release()
 
 
 async def test_client_follows_events_of_a_job(tmp_path: Path) -> None:
@@ -433,14 +409,6 @@ async def test_waiting_callers_are_limited_and_released_by_a_drain(tmp_path: Pat
         executor.release()
 
 
-async def test_classification_of_a_job_is_returned_in_short_form(tmp_path: Path) -> None:
-    async with running(settings_of(tmp_path)) as (_, client):
-        classes = ROW | {"outputs": [{"name": "probabilities", "parameters": {"classification": 2}}]}
-        reply = await fetch(client, await submit(client, classes), form="short")
-        assert reply.status_code == 200
-        assert len(reply.json()["outputs"]["probabilities"][0]) == 2
-
-
 async def test_replicas_share_jobs_and_take_over_after_a_crash(
     tmp_path: Path, postgresql: PostgreSql, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -456,17 +424,13 @@ async def test_replicas_share_jobs_and_take_over_after_a_crash(
             ended = await client.get(f"/firstline/v1/answers/{job}", headers={"Prefer": "wait=30"})  # by the other
             assert ended.status_code == 200
             assert (await fetch(other, job)).status_code == 200
+        nul = await other.get("/firstline/v1/answers/%00")
+        assert (nul.status_code, "NUL" in nul.json()["error"]) == (400, True)
         while held.running or dying.plane.under_way.count:
             if held.held:
                 held.release()
             await asyncio.sleep(0.001)
     assert POSTGRESQL in url
-
-
-async def test_job_id_with_a_nul_is_refused(tmp_path: Path, postgresql: PostgreSql) -> None:
-    async with running(settings_of(tmp_path, store__url=postgresql.new_database())) as (_, client):
-        reply = await client.get("/firstline/v1/answers/%00")
-        assert (reply.status_code, "NUL" in reply.json()["error"]) == (400, True)
 
 
 async def test_a_job_keeps_its_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -545,12 +545,13 @@ def test_invalid_tokens_are_refused(running: Line, value: str) -> None:
     assert answer.headers["www-authenticate"] == "Bearer"
 
 
-@pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example", "", "[::2]", "\xff", "a" * 10_000])
-def test_foreign_hosts_are_refused(running: Line, host: str) -> None:
-    request = f"GET /v2 HTTP/1.1\r\nHost: {host}\r\n\r\n".encode("latin-1")
-    answer = exchange(running.agent, request)
-    assert answer.status == 400
-    answer.refused()
+def test_only_loopback_hosts_are_served(running: Line) -> None:
+    for host in ("evil.example", "127.0.0.1.evil.example", "", "[::2]", "\xff", "a" * 10_000):
+        answer = exchange(running.agent, f"GET /v2 HTTP/1.1\r\nHost: {host}\r\n\r\n".encode("latin-1"))
+        assert answer.status == 400, host
+        answer.refused()
+    for host in ("localhost:1", "[::1]:1"):
+        assert exchange(running.agent, f"GET /v2 HTTP/1.1\r\nHost: {host}\r\n\r\n".encode()).status == 200
 
 
 # --- One connection, several requests ---------------------------------------------------------------------------------

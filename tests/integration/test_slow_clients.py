@@ -103,10 +103,14 @@ async def test_slow_body_is_cut_off_and_others_are_answered(tmp_path: Path, monk
     assert gateway.bodies.held_bytes == 0
 
 
-async def test_slow_body_at_the_agent_is_cut_off(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "path"),
+    [("agent", V2), pytest.param("gateway", ENROL_PATH, id="a stranger, who could hold any number of connections")],
+)
+async def test_slow_body_is_cut_off(name: str, path: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(http, "GRACE_S", TIMEOUT_S)
-    async with serving_agent(edge_settings(tmp_path)) as (_, url), connected(url) as (reader, writer):
-        writer.write(f"POST {V2} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 99999\r\n\r\na".encode())
+    async with tier(name, tmp_path, ServerLimits()) as url, connected(url) as (reader, writer):
+        writer.write(f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 999\r\n\r\n{{".encode())
         async with asyncio.timeout(5):
             head = await reader.readuntil(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 504")
@@ -149,16 +153,6 @@ async def test_unread_answers_end_the_connection(name: str, tmp_path: Path) -> N
                         continue
                     except OSError:
                         ended = True
-
-
-async def test_slow_unauthenticated_body_is_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise a stranger at the port could hold any number of connections for any time."""
-    monkeypatch.setattr(http, "GRACE_S", TIMEOUT_S)
-    async with serving(gated_gateway(tmp_path)[0]) as url, connected(url) as (reader, writer):
-        writer.write(f"POST {ENROL_PATH} HTTP/1.1\r\nHost: a\r\nContent-Length: 999\r\n\r\n{{".encode())
-        async with asyncio.timeout(5):
-            head = await reader.readuntil(b"\r\n\r\n")
-    assert head.startswith(b"HTTP/1.1 504")
 
 
 @pytest.mark.parametrize(
