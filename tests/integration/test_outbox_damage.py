@@ -206,9 +206,18 @@ def test_invalid_row_number_is_not_written(folder: Path, newest: RowNumbers) -> 
         mark.close()
 
 
-async def test_a_loss_is_reported_by_the_start_that_succeeds(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    kept = await filled(folder / "kept", random.Random(25), closed=False, count=5)
-    (kept.folder / "outbox.db-wal").unlink()
+@pytest.mark.parametrize(
+    ("opens", "says"),
+    [(True, "that were acknowledged are lost"), (False, "set aside as outbox.db.damaged; SQLite cannot open it")],
+)
+async def test_damage_is_reported_by_the_start_that_succeeds(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, opens: bool, says: str
+) -> None:
+    path = (await filled(folder / "kept", random.Random(25), closed=False, count=5)).folder / "outbox.db"
+    if opens:
+        path.with_name("outbox.db-wal").unlink()
+    else:
+        path.write_bytes(b"this is no database at all" * 100)
 
     def refuse(_path: Path) -> sqlite3.Connection:
         raise sqlite3.OperationalError("disk I/O error")
@@ -216,10 +225,13 @@ async def test_a_loss_is_reported_by_the_start_that_succeeds(folder: Path, monke
     with monkeypatch.context() as patch:
         patch.setattr("firstline_edge.outbox.outbox.open_reader", refuse)
         with pytest.raises(CapacityError, match="disk I/O error"):
-            Outbox(kept.folder / "outbox.db", clock=SimulatedClock()).check()
-    outbox = Outbox(kept.folder / "outbox.db", clock=SimulatedClock())
-    assert "that were acknowledged are lost" in outbox.damage
-    outbox.close()
+            Outbox(path, clock=SimulatedClock()).check()
+    reasons = []
+    for _ in range(2):
+        outbox = Outbox(path, clock=SimulatedClock())
+        reasons.append(outbox.damage)
+        outbox.close()
+    assert says in reasons[0] and reasons[1] == ""
 
 
 async def test_a_replacement_whose_mark_fails_leaves_no_connection_open(
@@ -251,28 +263,34 @@ async def test_interrupted_first_start_is_not_damage(folder: Path) -> None:
     assert sorted(file.name for file in path.parent.iterdir()) == ["outbox.db", "outbox.db.mark"]
 
 
-async def test_unopenable_file_is_reported_as_lost(folder: Path) -> None:
-    kept = await filled(folder / "kept", random.Random(19), closed=True, count=20)
-
-    def spoil(content: bytearray) -> None:
-        content[:PAGE_BYTES] = bytes(PAGE_BYTES)
-
-    lost, reason = await (await damaged(kept, folder / "work", "outbox.db", spoil)).check(lost_most=20)
-    assert lost == 20
-    assert "SQLite cannot open it, so every promised correction and every answer in it is lost" in reason
-    assert (folder / "work" / "outbox.db.damaged").exists()
+def clear_first_page(content: bytearray) -> None:
+    content[:PAGE_BYTES] = bytes(PAGE_BYTES)
 
 
-async def test_a_schema_of_invalid_text_is_damage(folder: Path) -> None:
+def spoil_schema(content: bytearray) -> None:
+    at = content.index(b"CREATE TABLE items")
+    content[at : at + 18] = b"\xff" * 18
+
+
+def flip_version(content: bytearray) -> None:
+    content[63] ^= 1  # the last byte of user_version
+
+
+@pytest.mark.parametrize(
+    ("spoil", "lost", "says"),
+    [
+        (clear_first_page, 6, "SQLite cannot open it, so every promised correction and every answer in it is lost"),
+        (spoil_schema, 4, "It was damaged"),  # the promises; the answers have a table of their own
+        (flip_version, 0, f"its format is {FORMAT ^ 1} in one place and {FORMAT} in another"),  # and is no newer one
+    ],
+)
+async def test_damage_of_the_first_page_is_reported(
+    folder: Path, spoil: Callable[[bytearray], None], lost: int, says: str
+) -> None:
     kept = await filled(folder / "kept", random.Random(20), closed=True, count=6)
-
-    def spoil(content: bytearray) -> None:
-        at = content.index(b"CREATE TABLE items")
-        content[at : at + 18] = b"\xff" * 18
-
-    lost, reason = await (await damaged(kept, folder / "work", "outbox.db", spoil)).check(lost_most=6)
-    assert "It was damaged" in reason
-    assert lost == 4  # the promises; the answers have a table of their own
+    found, reason = await (await damaged(kept, folder / "work", "outbox.db", spoil)).check(lost_most=6)
+    assert (found, says in reason) == (lost, True), reason
+    assert (folder / "work" / "outbox.db.damaged").exists()
 
 
 async def test_a_text_that_cannot_be_decoded_costs_its_record(folder: Path) -> None:
@@ -284,17 +302,6 @@ async def test_a_text_that_cannot_be_decoded_costs_its_record(folder: Path) -> N
     lost, reason = await kept.check(lost_most=1)
     assert lost == 1
     assert "1 records could not be read" in reason
-
-
-async def test_a_flipped_version_is_damage_and_no_newer_version(folder: Path) -> None:
-    kept = await filled(folder / "kept", random.Random(14), closed=True, count=6)
-
-    def flip(content: bytearray) -> None:
-        content[63] ^= 1  # the last byte of user_version
-
-    lost, reason = await (await damaged(kept, folder / "work", "outbox.db", flip)).check(lost_most=0)
-    assert lost == 0
-    assert f"its format is {FORMAT ^ 1} in one place and {FORMAT} in another" in reason
 
 
 async def test_an_interrupted_replacement_is_finished_or_restarted(folder: Path) -> None:
@@ -399,28 +406,6 @@ async def test_promises_of_an_unopened_outbox_are_counted(folder: Path, closed: 
     assert {file: content for file in kept.folder.iterdir() if (content := file.read_bytes())} == before
     assert count_promises(folder / "nowhere") == (0, 0)
     assert not (folder / "nowhere").exists()
-
-
-async def test_a_replacement_is_reported_by_the_start_that_succeeds(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = folder / "outbox.db"
-    path.write_bytes(b"this is no database at all" * 100)
-
-    def refuse(_path: Path) -> sqlite3.Connection:
-        raise sqlite3.OperationalError("disk I/O error")
-
-    with monkeypatch.context() as patch:
-        patch.setattr("firstline_edge.outbox.outbox.open_reader", refuse)
-        with pytest.raises(CapacityError, match="disk I/O error"):
-            Outbox(path, clock=SimulatedClock()).check()
-    reason = []
-    for _ in range(2):
-        outbox = Outbox(path, clock=SimulatedClock())
-        reason.append(outbox.damage)
-        outbox.close()
-    assert "set aside as outbox.db.damaged; SQLite cannot open it" in reason[0]
-    assert reason[1] == ""
 
 
 async def test_a_running_outbox_that_sqlite_refuses_is_a_problem(folder: Path) -> None:

@@ -11,6 +11,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 from support.broker import Broker
@@ -65,6 +66,13 @@ async def test_outputs_pass_rest_and_grpc(tier: str, tmp_path: Path) -> None:
             rows = predictions(response, await client.metadata(name))
             assert len(rows) == len(inputs.array) and all(map(str, rows))
             check(grpc_outputs(await call("ModelInfer", grpc_request(name, inputs))), expected[name])
+        async with httpx.AsyncClient(base_url=url, trust_env=False) as http:  # the same in JSON, by the shorter route
+            rows = {"x": TASKS["text"][1].array.tolist()}
+            texts = (await http.post("/firstline/v1/models/text/infer", json=rows)).json()["results"]
+            assert [row["text"].encode() for row in texts] == expected["text"]["text"].tolist()
+            row = {"x": TASKS["tensors"][1].array[:1].tolist()}
+            tensors = (await http.post("/firstline/v1/models/tensors/infer", json=row)).json()["outputs"]
+            assert tensors == {name: array[:1].tolist() for name, array in expected["tensors"].items()}
 
 
 @pytest.mark.mosquitto
