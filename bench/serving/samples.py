@@ -35,7 +35,7 @@ class Effort:
     @property
     def requests(self) -> int:
         """At most so many in each load; 0 for no limit."""
-        return 100 if self.quick else 0
+        return 40 if self.quick else 0
 
     def progress(self, what: str) -> None:
         """Prints to stderr what is measured now, with the time so far."""

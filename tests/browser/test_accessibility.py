@@ -14,8 +14,6 @@ from support.console import console
 from support.needs import missing
 from support.showcase import Showcase, pages, showcase
 
-from firstline.console.theme import COOKIE
-
 AXE = Path(__file__).parents[2] / ".venv-browser" / "node_modules" / "axe-core" / "axe.min.js"
 PATIENT_MS = 60_000
 _RUN = """async () => (await axe.run(document, {resultTypes: ['violations']})).violations
@@ -59,6 +57,8 @@ def faults(page: Page, url: str, path: str) -> list[str]:
 
 @pytest.mark.parametrize(("theme", "width"), [("light", 375), ("dark", 1280)])
 def test_no_page_has_a_serious_fault(browser: Browser, url: str, fleet: Showcase, theme: str, width: int) -> None:
+    from firstline.console.theme import COOKIE  # only here, because it imports NiceGUI
+
     context = browser.new_context(viewport={"width": width, "height": 900})
     context.set_default_timeout(PATIENT_MS)
     context.add_cookies([{"name": COOKIE, "value": theme, "url": url}])

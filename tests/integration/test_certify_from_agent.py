@@ -26,7 +26,8 @@ from firstline_core.bundle.manifest import valid_certificate
 from firstline_core.bundle.store import open_bundle
 from firstline_core.errors import ConfigError, LinkDownError
 
-PROMISE = ("--data", HELDOUT, "--epsilon", 0.03, "--delta", 0.1)
+PROMISE = ("--epsilon", 0.1, "--delta", 0.1)
+ROWS = 200
 
 
 @pytest.fixture(scope="module")
@@ -40,8 +41,19 @@ def scans() -> Dataset:
     return open_dataset(HELDOUT, 60)
 
 
-def run(*arguments: object, code: int = 0) -> Any:
-    result = CliRunner().invoke(app, ["certify", *map(str, arguments)])
+@pytest.fixture(scope="module")
+def few(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """As many scans as the promise takes."""
+    folder = tmp_path_factory.mktemp("few")
+    (folder / "images.zip").symlink_to(HELDOUT / "images.zip")
+    labels = (HELDOUT / "labels.csv").read_text().splitlines(keepends=True)
+    (folder / "labels.csv").write_text("".join(labels[: ROWS + 1]))
+    return folder
+
+
+def run(data: Path, *arguments: object, code: int = 0) -> Any:
+    """Certifies the digits with some data."""
+    result = CliRunner().invoke(app, ["certify", *map(str, (DIGITS, "--data", data, *PROMISE, *arguments))])
     assert result.exit_code == code, result.output
     return result
 
@@ -60,13 +72,13 @@ def changed(folder: Path, **changes: Any) -> Path:
     return folder
 
 
-def test_device_and_gateway_certify_a_bundle(running: Line, tmp_path: Path) -> None:
+def test_device_and_gateway_certify_a_bundle(running: Line, few: Path, tmp_path: Path) -> None:
     """Device and test run on one processor here, so that the rows must be those of this machine, bit for bit."""
     out, token_file = tmp_path / "certified", tmp_path / "token"
     token_file.write_text(running.gateway.token)
-    here = msgspec.json.decode(run(DIGITS, *PROMISE, "-o", "json").stdout)
+    here = msgspec.json.decode(run(few, "-o", "json").stdout)
     servers = ("--from-agent", running.agent.url, "--full-from", running.gateway.url, "--full-token-file", token_file)
-    found = msgspec.json.decode(run(DIGITS, *PROMISE, *servers, "--out", out, "-o", "json").stdout)
+    found = msgspec.json.decode(run(few, *servers, "--out", out, "-o", "json").stdout)
     assert found["certified"] and found == here
     manifest = open_bundle(out).manifest
     certificate = valid_certificate(manifest, manifest.edge[0])
@@ -118,8 +130,8 @@ def test_device_with_another_bundle_is_refused(
         gather_from_agent(bundle, scans, agent)
 
 
-def test_another_variant_is_refused(running: Line) -> None:
-    text = run(DIGITS, *PROMISE, "--from-agent", running.agent.url, "--edge", "edge-tflite-int8", code=2).stderr
+def test_another_variant_is_refused(running: Line, few: Path) -> None:
+    text = run(few, "--from-agent", running.agent.url, "--edge", "edge-tflite-int8", code=2).stderr
     assert "runs the variant 'edge-onnx', not 'edge-tflite-int8'" in text
 
 
@@ -131,34 +143,29 @@ def test_gateway_instead_of_a_device_is_refused(running: Line, scans: Dataset) -
         gather_from_agent(open_bundle(DIGITS), scans, gateway)
 
 
-def test_unreachable_device_prints_one_sentence(scans: Dataset) -> None:
-    result = run(DIGITS, *PROMISE, "--from-agent", "http://127.0.0.1:9", code=1)
+def test_unreachable_device_prints_one_sentence(scans: Dataset, few: Path) -> None:
+    result = run(few, "--from-agent", "http://127.0.0.1:9", code=1)
     assert "cannot be reached" in result.stderr and result.stderr.count("\n") == 1
     with Client("http://127.0.0.1:9") as agent, pytest.raises(LinkDownError):
         gather_from_agent(open_bundle(DIGITS), scans, agent)
 
 
-def test_incompatible_options_are_refused(running: Line, tmp_path: Path) -> None:
-    assert "goes with --from-agent" in run(DIGITS, *PROMISE, "--full-from", running.gateway.url, code=2).stderr
-    assert "goes with --from-agent" in run(DIGITS, *PROMISE, "--token-file", tmp_path / "t", code=2).stderr
-    missing = run(DIGITS, *PROMISE, "--from-agent", running.agent.url, "--token-file", tmp_path / "t", code=2)
+def test_incompatible_options_are_refused(running: Line, few: Path, tmp_path: Path) -> None:
+    assert "goes with --from-agent" in run(few, "--full-from", running.gateway.url, code=2).stderr
+    assert "goes with --from-agent" in run(few, "--token-file", tmp_path / "t", code=2).stderr
+    missing = run(few, "--from-agent", running.agent.url, "--token-file", tmp_path / "t", code=2)
     assert "--token-file" in missing.stderr and "does not exist; create it with the token" in missing.stderr
-    refused = run(
-        *(DIGITS, *PROMISE, "--from-agent", running.agent.url, "--full-from", running.gateway.url), code=1
-    ).stderr
-    assert "API key" in refused
+    refused = run(few, "--from-agent", running.agent.url, "--full-from", running.gateway.url, code=1)
+    assert "API key" in refused.stderr
 
 
-async def test_device_token_is_read_from_a_file(tmp_path: Path) -> None:
+async def test_device_token_is_read_from_a_file(few: Path, tmp_path: Path) -> None:
     tokens, mine = tmp_path / "tokens", tmp_path / "mine"
     tokens.write_text("workbench:a-token-of-some-length-0001\n")
     tokens.chmod(0o600)
     mine.write_text("a-token-of-some-length-0001\n")
-    (tmp_path / "images.zip").symlink_to(HELDOUT / "images.zip")
-    labels = (HELDOUT / "labels.csv").read_text().splitlines(keepends=True)
-    (tmp_path / "labels.csv").write_text("".join(labels[:201]))
     async with serving_agent(edge_settings(tmp_path / "state", api__token_file=str(tokens))) as (_, url):
-        arguments = (DIGITS, "--data", tmp_path, "--epsilon", 0.1, "--delta", 0.1, "--from-agent", url)
-        refused = await asyncio.to_thread(run, *arguments, code=1)
+        refused = await asyncio.to_thread(run, few, "--from-agent", url, code=1)
         assert "token" in refused.stderr and "not an edge agent" not in refused.stderr
-        assert "Certified on 200 rows" in (await asyncio.to_thread(run, *arguments, "--token-file", mine)).stdout
+        certified = await asyncio.to_thread(run, few, "--from-agent", url, "--token-file", mine)
+        assert f"Certified on {ROWS} rows" in certified.stdout

@@ -11,7 +11,6 @@ import httpx
 import numpy as np
 import pytest
 from msgspec import structs
-from onnxruntime.quantization import QuantType, quantize_dynamic
 from support.agent import edge_settings, serving_agent
 from support.gateway import serving
 from support.impure_models import dynamically_quantised
@@ -31,6 +30,8 @@ _ROWS, _BATCH, _THRESHOLD = 128, 32, 0.9
 @pytest.fixture(scope="module")
 def quantised(shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The file that onnxruntime's dynamic quantisation makes of ResNet-20."""
+    from onnxruntime.quantization import QuantType, quantize_dynamic  # only here, because it imports much
+
     file = tmp_path_factory.mktemp("resnet20") / "resnet20.onnx"
     source = shared_data / "cifar10-cascade" / "models" / "resnet20_cifar10.onnx"
     quantize_dynamic(source, file, weight_type=QuantType.QUInt8)
