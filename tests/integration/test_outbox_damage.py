@@ -281,7 +281,11 @@ def flip_version(content: bytearray) -> None:
     [
         (clear_first_page, 6, "SQLite cannot open it, so every promised correction and every answer in it is lost"),
         (spoil_schema, 4, "It was damaged"),  # the promises; the answers have a table of their own
-        (flip_version, 0, f"its format is {FORMAT ^ 1} in one place and {FORMAT} in another"),  # and is no newer one
+        (
+            flip_version,
+            0,
+            f"its format is {FORMAT ^ 1} in one place and {FORMAT} in another",
+        ),  # which is not a newer version
     ],
 )
 async def test_damage_of_the_first_page_is_reported(
