@@ -53,6 +53,7 @@ def test_a_start_after_a_crash_does_not_wait_for_the_check(tmp_path: Path) -> No
     path = tmp_path / "a.db"
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
         connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA wal_autocheckpoint = 0")
         connection.execute("CREATE TABLE t (x)")
         for _ in range(2):
             connection.execute("INSERT INTO t VALUES (randomblob(8000000))")
