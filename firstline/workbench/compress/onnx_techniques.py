@@ -70,15 +70,16 @@ def static_int8(source: Path, rows: Array, out: Path, *, exclude: Sequence[str] 
         exclude: nodes that stay in FP32.
         only: the nodes to quantise; empty for all.
     """
+    import onnx
     from onnxruntime.quantization import QuantFormat, QuantType, quantize_static
     from onnxruntime.quantization.calibrate import CalibrationDataReader
 
-    class Rows(CalibrationDataReader):  # type: ignore[misc]  # the package has no types
-        def __init__(self) -> None:
-            self.left: Iterator[dict[str, Array]] = ({_input(source): rows[i : i + 1]} for i in range(len(rows)))
+    name = onnx.load(source, load_external_data=False).graph.input[0].name
+    left = ({name: row} for row in rows[:, np.newaxis])
 
+    class Rows(CalibrationDataReader):  # type: ignore[misc]  # the package has no types
         def get_next(self) -> dict[str, Array] | None:
-            return next(self.left, None)
+            return next(left, None)
 
     with _quietly():
         quantize_static(
@@ -228,12 +229,6 @@ def _current(model: Any) -> Any:
     model.graph.input.extend(inputs)
     model.ir_version = max(model.ir_version, 4)  # before, weights had to be among the inputs
     return model
-
-
-def _input(source: Path) -> str:
-    import onnx
-
-    return str(onnx.load(source, load_external_data=False).graph.input[0].name)
 
 
 @contextmanager

@@ -64,8 +64,8 @@ def static_int8(source: Path, rows: Array, out: Path) -> None:
     manager.load_quantization_recipe(wanted)
     with _quietly():
         calibrator = Calibrator(content, num_threads=1, qsv_update_func=min_max_update)
-        name, given = _takes(source)
-        calibrator.calibrate({name: [{given: row} for row in rows[:, np.newaxis]]}, manager)
+        signature, ports = next(iter(calibrator.get_signature_list().items()))
+        calibrator.calibrate({signature: [{ports["inputs"][0]: row} for row in rows[:, np.newaxis]]}, manager)
         _quantised(content, wanted, out, calibrator.get_model_qsvs())
 
 
@@ -103,35 +103,16 @@ def _quantised(content: bytes, wanted: Any, out: Path, seen: Any = None) -> None
     out.write_bytes(bytes(found.quantized_model))
 
 
-def _takes(source: Path) -> tuple[str, str]:
-    """Names of the first signature, and of its first input."""
-    from ai_edge_quantizer.utils.tfl_flatbuffer_utils import read_model
-
-    signature = read_model(source).signatureDefs[0]
-    return _text(signature.signatureKey), _text(signature.inputs[0].name)
-
-
-def _text(name: str | bytes) -> str:
-    return name if isinstance(name, str) else name.decode()
-
-
 def _signature(model: Any) -> Any:
     """All inputs and outputs of the first graph, by the names of their tensors."""
-    from ai_edge_litert import schema_py_generated as schema
+    from ai_edge_litert.schema_py_generated import SignatureDefT, TensorMapT
 
-    graph, made = model.subgraphs[0], schema.SignatureDefT()
-    made.signatureKey, made.subgraphIndex = _SIGNATURE, 0
-
-    def named(indices: Any) -> list[Any]:
-        found = []
-        for index in indices:
-            one = schema.TensorMapT()
-            one.name, one.tensorIndex = graph.tensors[index].name, int(index)
-            found.append(one)
-        return found
-
-    made.inputs, made.outputs = named(graph.inputs), named(graph.outputs)
-    return made
+    graph = model.subgraphs[0]
+    inputs, outputs = (
+        [TensorMapT(graph.tensors[index].name, int(index)) for index in indices]
+        for indices in (graph.inputs, graph.outputs)
+    )
+    return SignatureDefT(inputs, outputs, _SIGNATURE)
 
 
 def _written(model: Any) -> bytes:
