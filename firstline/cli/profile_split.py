@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from firstline.workbench.bundle import staged_folder
-    from firstline.workbench.splitting.measure import halves, measure_splits
+    from firstline.workbench.splitting.measure import cut_files, measure_splits
     from firstline_core.bundle.store import Bundle, open_bundle
     from firstline_core.planning.plan import describe_bandwidths, describe_way
     from firstline_core.planning.split import Splits, Surroundings, encode, stretches, ways
@@ -62,18 +62,17 @@ def split_command(
     with progress("Splitting") as on_progress:
         found = measure_splits(opened, dataset, at=at, options=options, progress=on_progress)
     if out is not None:
-        _write(found, opened, out, options)
+        _write(found, opened, out)
     around = Surroundings(round_trip, device_slowdown, gateway_slowdown, most_disagreement)
     return Report(found, [*_text(found, around), *([f"Written: {out}"] if out is not None else [])])
 
 
-def _write(found: Splits, bundle: Bundle, out: Path, options: RuntimeOptions) -> None:
+def _write(found: Splits, bundle: Bundle, out: Path) -> None:
     with staged_folder(out) as staged:
         (staged / DOCUMENT).write_bytes(encode(found))
         for number, cut in enumerate(found.cuts):
-            with halves(bundle, cut.tensor, options) as made:
-                (staged / f"head-{number}.onnx").write_bytes(made.head_file)
-                (staged / f"tail-{number}.onnx").write_bytes(made.tail_file)
+            for half, content in zip(("head", "tail"), cut_files(bundle, cut.tensor), strict=True):
+                (staged / f"{half}-{number}.onnx").write_bytes(content)
 
 
 def _text(found: Splits, around: Surroundings) -> Iterator[str | Table]:

@@ -5,16 +5,14 @@ A place is a tensor that alone crosses the cut.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Sequence
-from importlib import import_module
+from collections.abc import Sequence
 from typing import Any
 
 from firstline_core.errors import ConfigError
 
 
 def lone_tensors(
-    operators: Sequence[tuple[Sequence[str], Sequence[str]]], source: str, targets: Iterable[str]
+    operators: Sequence[tuple[Sequence[str], Sequence[str]]], source: str, targets: Sequence[str]
 ) -> list[str]:
     """Returns the tensors that alone carry everything computed from the input so far, in the order of computation.
 
@@ -27,22 +25,20 @@ def lone_tensors(
         source: the graph's input.
         targets: its outputs.
     """
-    wanted_at_last = list(targets)
-    needed = Counter(tensor for needs, _ in operators for tensor in needs)
-    needed.update(wanted_at_last)
-    moving, alive, found = {source}, {source: needed[source]}, []
-    for needs, makes in operators:
-        taken = [tensor for tensor in needs if tensor in moving]
-        if not taken:
-            continue
-        for tensor in taken:
-            alive[tensor] -= 1
-            if not alive[tensor]:
-                del alive[tensor]
-        moving.update(makes)
-        alive.update({tensor: needed[tensor] for tensor in makes if needed[tensor]})
-        if len(alive) == 1 and (only := next(iter(alive))) != source and only not in wanted_at_last:
-            found.append(only)
+    made, last = (
+        {source: -1},
+        dict[str, int](),
+    )  # tensors that depend on the input: where they are made, and needed last
+    for at, (needs, makes) in enumerate(operators):
+        if moving := [tensor for tensor in needs if tensor in made]:
+            made |= dict.fromkeys(makes, at)
+            last |= dict.fromkeys(moving, at)
+    last |= dict.fromkeys(targets, len(operators))
+    found = []
+    for at in range(len(operators)):
+        alive = [tensor for tensor in made if made[tensor] <= at < last.get(tensor, 0)]
+        if len(alive) == 1 and alive[0] not in (source, *targets):
+            found += alive
     return list(dict.fromkeys(found))
 
 
@@ -80,7 +76,9 @@ def onnx_cut(model: bytes, tensor: str, source: str, target: str) -> tuple[bytes
         ConfigError: onnx is not installed, or the model has no such tensor.
     """
     inferred = _inferred(model)
-    extractor, (source, target) = _onnx().utils.Extractor(inferred), _ports(inferred.graph, source, target)
+    from onnx.utils import Extractor
+
+    extractor, (source, target) = Extractor(inferred), _ports(inferred.graph, source, target)
     try:
         head, tail = extractor.extract_model([source], [tensor]), extractor.extract_model([tensor], [target])
     except ValueError as error:
@@ -105,18 +103,12 @@ def _needs(node: Any) -> list[str]:
 
 
 def _inferred(model: bytes) -> Any:
-    onnx = _onnx()
-    unreadable = (onnx.shape_inference.InferenceError, import_module("google.protobuf.message").DecodeError)
     try:
-        return onnx.shape_inference.infer_shapes(onnx.load_model_from_string(model))
-    except unreadable as error:
-        raise ConfigError(f"This is not an ONNX model: {error}.") from error
-
-
-def _onnx() -> Any:
-    try:
-        for part in ("onnx.utils", "onnx.shape_inference"):
-            import_module(part)
-        return import_module("onnx")
+        from google.protobuf.message import DecodeError
+        from onnx import load_model_from_string, shape_inference
     except ImportError as error:
         raise ConfigError(f"Cutting ONNX models needs onnx ({error}): pip install 'firstline[compress]'.") from error
+    try:
+        return shape_inference.infer_shapes(load_model_from_string(model))
+    except (shape_inference.InferenceError, DecodeError) as error:
+        raise ConfigError(f"This is not an ONNX model: {error}.") from error

@@ -42,17 +42,11 @@ Key = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class Halves:
-    """A model cut at one tensor, both halves loaded.
-
-    Attributes:
-        head_file, tail_file: the models as files.
-    """
+    """A model cut at one tensor, both halves loaded."""
 
     tensor: str
     head: Runtime
     tail: Runtime
-    head_file: bytes
-    tail_file: bytes
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -166,6 +160,16 @@ def full_of(bundle: Bundle) -> Model:
     return manifest.full
 
 
+def cut_files(bundle: Bundle, tensor: str) -> tuple[bytes, bytes]:
+    """Returns both halves of the full model as files.
+
+    Raises:
+        ConfigError: the model cannot be cut there.
+    """
+    model = full_of(bundle)
+    return onnx_cut(bundle.file(model.artefact).read_bytes(), tensor, model.inputs[0].tensor, model.output)
+
+
 @contextmanager
 def halves(bundle: Bundle, tensor: str, options: RuntimeOptions) -> Iterator[Halves]:
     """Yields both halves of the full model, loaded.
@@ -174,18 +178,15 @@ def halves(bundle: Bundle, tensor: str, options: RuntimeOptions) -> Iterator[Hal
         ConfigError: the model cannot be cut there.
         ModelLoadError: a half does not load here.
     """
-    model = full_of(bundle)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(TemporaryDirectory(prefix="firstline-split-")))
-        content = bundle.file(model.artefact).read_bytes()
-        files = onnx_cut(content, tensor, model.inputs[0].tensor, model.output)
         loaded: list[Runtime] = []
-        for name, content in zip(("head", "tail"), files, strict=True):
+        for name, content in zip(("head", "tail"), cut_files(bundle, tensor), strict=True):
             path = folder / f"{name}.onnx"
             path.write_bytes(content)
             loaded.append(load_runtime(path, "onnx", options))
             stack.callback(loaded[-1].close)
-        yield Halves(tensor, loaded[0], loaded[1], *files)
+        yield Halves(tensor, *loaded)
 
 
 def chosen(
