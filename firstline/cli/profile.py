@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from firstline_core.fleet.profiles import NewProfileRequest
     from firstline_core.profile.files import profile_path
     from firstline_core.profile.measure import ProfileOptions, machine_name, measure_profile
-    from firstline_core.profile.summary import accuracies
     from firstline_core.runtime.select import CPU
     from firstline_core.types import Sha256
 
@@ -107,11 +106,11 @@ class AccuracyOptions:
     ] = None
 
     def of(self, bundle: Bundle, reading: DataReading, variants: Sequence[str]) -> dict[Sha256, float]:
-        """Returns the quality by model digest, measured on the data; without data, as the manifest states it."""
+        """Returns the quality by model digest, measured on the data; empty without data."""
         if self.data is None:
             if self.limit is not None:
                 raise ConfigError("--limit counts the rows of --data; name that too.")
-            return accuracies(bundle.manifest)
+            return {}
         dataset = reading.open(self.data, bundle.manifest.inputs, self.limit)
         with progress("Measuring quality") as on_progress:
             found = qualities_on(bundle, dataset, variants, progress=on_progress)
@@ -158,7 +157,7 @@ def create(
         measuring.refuse_on_device()
         named = bundle_named(bundle)
         request = NewProfileRequest(named.name, device.version or named.version, measuring.quick)
-        known = accuracies(named.manifest) if named.manifest is not None else {}
+        known = named.accuracy
         if accuracy.data is not None or accuracy.limit is not None:
             known = accuracy.of(open_bundle(require_bundle(bundle)), reading, ())
         return profile_on(device.on, request, gateway, wait=device.wait, accuracy=known)
@@ -262,10 +261,9 @@ def get(
 ) -> Report:
     """Print a profile."""
     named = bundle_named(bundle)
-    accuracy = accuracies(named.manifest) if named.manifest is not None else {}
     with gateway.fleet() as fleet:
         profile = fleet.profiles.get(named.name, version, machine)
-    return profile_report(profile, accuracy)
+    return profile_report(profile, named.accuracy)
 
 
 @command(app, "delete", example="firstline profile delete digits 1 bench")

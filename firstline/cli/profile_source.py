@@ -8,22 +8,24 @@ from __future__ import annotations
 import os.path
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 import typer
+from msgspec.structs import replace
 
 from firstline.cli.command import Report
 from firstline.cli.interrupt import EXIT_INTERRUPTED, pause
 from firstline.cli.options import GatewayOptions, is_name, is_there
 from firstline.cli.output import progress
-from firstline_core.bundle.manifest import MANIFEST_NAME, Manifest
+from firstline_core.bundle.manifest import MANIFEST_NAME
 from firstline_core.bundle.store import manifest_in
 from firstline_core.errors import CapacityError, ConfigError, LinkError, ProtocolError
 from firstline_core.fleet.profiles import NewProfileRequest, ProfileRequest
 from firstline_core.fleet.twin import ProfilingState
 from firstline_core.profile.files import read_profile
 from firstline_core.profile.profile import Profile
-from firstline_core.profile.summary import profile_lines
+from firstline_core.profile.summary import accuracies, profile_lines
 from firstline_core.types import Sha256
 
 _LOOK_S = 1.0
@@ -84,8 +86,8 @@ def profile_report(profile: Profile, accuracy: Mapping[Sha256, float], last: str
         accuracy: share of right answers by `Model.digest`; if empty, as stated in the profile.
         last: printed as the last line of text.
     """
-    lines = (*profile_lines(profile, accuracy or profile.accuracy), *([last] if last else ()))
-    return Report(profile, lines)
+    shown = replace(profile, accuracy=accuracy or profile.accuracy)
+    return Report(profile, (*profile_lines(shown), *([last] if last else ())))
 
 
 class Named(NamedTuple):
@@ -94,12 +96,12 @@ class Named(NamedTuple):
     Attributes:
         name: of it.
         version: 0 if only the name is known.
-        manifest: None if only the name is known.
+        accuracy: share of right answers by `Model.digest`, as its manifest states it; empty if only the name is known.
     """
 
     name: str
     version: int = 0
-    manifest: Manifest | None = None
+    accuracy: Mapping[Sha256, float] = MappingProxyType({})
 
 
 def bundle_named(bundle: Path) -> Named:
@@ -117,7 +119,7 @@ def bundle_named(bundle: Path) -> Named:
     found = manifest_in(bundle)
     if found is None:
         raise ConfigError(f"{bundle} is not a bundle: its {MANIFEST_NAME} cannot be read; name the bundle instead.")
-    return Named(found.name, found.version, found)
+    return Named(found.name, found.version, accuracies(found))
 
 
 def profile_on(

@@ -15,7 +15,7 @@ from firstline_core.errors import ConfigError, listed
 from firstline_core.hardware.kernel_files import read_in_time
 from firstline_core.hardware.readings import NOTHING_READ, Snapshot
 from firstline_core.profile.measure import Gate, ProfileOptions, measure_profile
-from firstline_core.profile.summary import accuracies, profile_lines
+from firstline_core.profile.summary import profile_lines
 from firstline_edge.budgets.from_settings import device_sensors
 from firstline_edge.cli.output import print_progress, show
 from firstline_edge.cli.parser import FAILED, OK, load_settings
@@ -51,7 +51,7 @@ def command(arguments: argparse.Namespace) -> int:
     gate = Gate() if alone else _gate(settings)
     profile = measure_profile(bundle, path, options, progress=_progress, gate=gate, warn=print_progress)
     written = f"Written: {path}. The agent uses it from the next time that it loads the model."
-    lines = (*profile_lines(profile, accuracies(bundle.manifest)), written)
+    lines = (*profile_lines(profile), written)
     show(arguments, msgspec.to_builtins(profile), lines)
     return OK if profile.points else FAILED
 

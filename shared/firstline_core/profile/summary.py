@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from types import MappingProxyType
+from itertools import groupby
 from typing import NamedTuple
+
+from msgspec.structs import replace
 
 from firstline_core.bundle.manifest import Manifest
 from firstline_core.hardware.readings import Absent, Reading, short
@@ -16,16 +18,15 @@ COLUMNS = (
     "model", "on", "threads", "batch", "p50 ms", "p99 ms", "prepare ms", "rested p50", "samples/s",
     "memory MB", "mJ/query", "accuracy",
 )  # fmt: skip
-_UNKNOWN: Mapping[Sha256, float] = MappingProxyType({})
 DISTURBED = 0.05
 """A measurement that waited for a core for a larger share of its time is disturbed by other work."""
 ACCURACY = "accuracy"
 """Its name among the measured figures of a model, in the manifest."""
 
 
-def rows(profile: Profile, accuracy: Mapping[Sha256, float] = _UNKNOWN) -> list[tuple[str, ...]]:
+def rows(profile: Profile) -> list[tuple[str, ...]]:
     """Returns one row for each point, with the columns `COLUMNS`; a star marks the sweet spot of the batches."""
-    best = {point.key for point in _sweet_spots(profile)}
+    best, accuracy = {point.key for point in _sweet_spots(profile)}, profile.accuracy
     worth = front(profile.points, accuracy).keys
     return [
         (*_row(point, point.key in best), _right(accuracy.get(point.key.model_digest), point.key in worth))
@@ -33,18 +34,13 @@ def rows(profile: Profile, accuracy: Mapping[Sha256, float] = _UNKNOWN) -> list[
     ]
 
 
-def profile_lines(profile: Profile, accuracy: Mapping[Sha256, float] = _UNKNOWN) -> Iterator[str]:
-    """Yields the lines of a profile.
-
-    Args:
-        profile: the profile.
-        accuracy: share of right answers by `Model.digest`, as the bundle states it; empty without a bundle.
-    """
+def profile_lines(profile: Profile) -> Iterator[str]:
+    """Yields the lines of a profile."""
     hardware = profile.hardware
     board = f" ({hardware.board or hardware.processor.model})" if hardware is not None else ""
     yield f"{profile.bundle} version {profile.version} on {profile.machine}{board}"
     yield ""
-    table = [COLUMNS, *rows(profile, accuracy)]
+    table = [COLUMNS, *rows(profile)]
     widths = [max(len(row[at]) for row in table) for at in range(len(COLUMNS))]
     for row in table:
         cells = [
@@ -53,10 +49,10 @@ def profile_lines(profile: Profile, accuracy: Mapping[Sha256, float] = _UNKNOWN)
         ]
         yield "  ".join(cells).rstrip()
     yield ""
-    yield from notes(profile, accuracy)
+    yield from notes(profile)
 
 
-def notes(profile: Profile, accuracy: Mapping[Sha256, float] = _UNKNOWN) -> Iterator[str]:
+def notes(profile: Profile) -> Iterator[str]:
     """Yields what the table does not contain: refused points and notes on the figures."""
     yield "* the smallest batch with 95 % of the best rate. A query is that many samples; its decoding is part of it."
     for variant in dict.fromkeys(point.key.variant for point in profile.points):
@@ -71,8 +67,8 @@ def notes(profile: Profile, accuracy: Mapping[Sha256, float] = _UNKNOWN) -> Iter
     for refused in profile.refused:
         key = refused.key
         yield f"{key.variant}, {key.provider}, {key.describe()}: not measured: {refused.reason}"
-    if accuracy:
-        energy = ", accuracy and energy" if front(profile.points, accuracy).by_energy else " and accuracy"
+    if profile.accuracy:
+        energy = ", accuracy and energy" if front(profile.points, profile.accuracy).by_energy else " and accuracy"
         yield f"+ on the Pareto front of latency{energy}, with one sample a query: nothing here is better in all."
 
 
@@ -115,11 +111,8 @@ def _moves(moved: Moved) -> str:
 
 
 def _sweet_spots(profile: Profile) -> Iterator[Point]:
-    groups: dict[tuple[str, str, int, str], list[Point]] = {}
-    for point in profile.points:
-        key = point.key
-        groups.setdefault((key.variant, key.provider, key.threads, key.condition), []).append(point)
-    for points in groups.values():
+    """The best batch of each model, provider, number of threads and condition."""
+    for _, points in groupby(_ordered(profile), lambda point: replace(point.key, batch=1, model_digest="")):
         if (found := sweet_spot(points)) is not None:
             yield found
 
