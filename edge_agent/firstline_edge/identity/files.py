@@ -10,16 +10,14 @@ time            the newest time that a gateway vouched for
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
 import msgspec
 
 from firstline_core.errors import CapacityError, ConfigError
-from firstline_core.storage.files import make_folder, system_reason, with_checksum, write_whole
+from firstline_core.storage.files import locked_folder, make_folder, system_reason, with_checksum, write_whole
 from firstline_edge.settings.identity import Identity, identity_path, read_identity, readable_identity
 
 _LIMIT_BYTES = 1 << 20
@@ -86,7 +84,7 @@ class IdentityFiles:
         """
         try:
             make_folder(self.folder)
-            with self._locked():
+            with locked_folder(self.folder):  # the agent may renew while `join` writes, and the files belong together
                 if replaces not in ("any", self.revision()) and readable_identity(self.state_dir) is not None:
                     raise ConfigError("The device has joined again meanwhile, and that identity is not overwritten.")
                 write_whole(self.authorities, authorities_pem.encode())
@@ -117,17 +115,6 @@ class IdentityFiles:
             write_whole(self._joining, key_pem.encode())
         except OSError as error:
             raise self._refused(error) from error
-
-    @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
-        """Locks the folder: the agent may renew while `join` writes, and the three files must belong together."""
-        folder = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            with contextlib.suppress(OSError):  # not every file system has locks
-                fcntl.flock(folder, fcntl.LOCK_EX)
-            yield
-        finally:
-            os.close(folder)
 
     def _give_to_owner(self) -> None:
         """Gives files that root wrote to the owner of the state directory, as whom the agent runs."""

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
 
@@ -13,7 +10,7 @@ from msgspec.structs import replace
 
 from firstline_core.errors import ProtocolError
 from firstline_core.profile.profile import LIMIT_BYTES, POINTS, Point, Profile, Refused, decode, encode
-from firstline_core.storage.files import naming, read_limited, set_aside, unreadable, write_whole
+from firstline_core.storage.files import locked_folder, naming, read_limited, set_aside, unreadable, write_whole
 
 FOLDER = "profiles"
 _MOST_FILES = 64
@@ -61,7 +58,7 @@ def profile_of_machine(paths: Iterable[Path], fingerprint: str) -> tuple[Profile
 
 
 def update_profile(path: Path, change: Callable[[Profile | None], Profile], warn: Callable[[str], None]) -> Profile:
-    """Reads, changes and writes a profile under a lock.
+    """Reads, changes and writes a profile under the folder's lock, which is not held while a point is measured.
 
     Args:
         path: of the file, in an existing folder.
@@ -76,7 +73,7 @@ def update_profile(path: Path, change: Callable[[Profile | None], Profile], warn
     Raises:
         ConfigError: the file cannot be written.
     """
-    with naming(path, "written"), _locked(path.parent):
+    with naming(path, "written"), locked_folder(path.parent):
         before = _readable(path, warn)
         found = change(before)
         if found != before and (found.points or found.refused):
@@ -102,15 +99,3 @@ def _readable(path: Path, warn: Callable[[str], None]) -> Profile | None:
     except ProtocolError as error:
         warn(f"{error.message} It is set aside as {set_aside(path).name}, and the machine is measured again.")
         return None
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Holds the folder's lock while a file is read and written, not while a point is measured."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        with suppress(OSError):  # a file system without locks: the last writer wins
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import glob
 import hashlib
 import os
@@ -68,6 +69,22 @@ def make_folder(path: Path) -> None:
         sync_folder(folder.parent)
     if path.stat().st_mode & 0o777 != 0o700:
         path.chmod(0o700)
+
+
+@contextlib.contextmanager
+def locked_folder(path: Path) -> Iterator[None]:
+    """Locks a folder against other processes; on a file system without locks, the last writer wins.
+
+    Raises:
+        OSError: the folder cannot be opened.
+    """
+    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        with contextlib.suppress(OSError):
+            fcntl.flock(folder, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(folder)
 
 
 def sync_folder(path: Path) -> None:
