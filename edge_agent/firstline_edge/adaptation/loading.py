@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from firstline_core.adaptation.controller import Controller, StepTiming
 from firstline_core.adaptation.guards import Limits
@@ -19,7 +18,7 @@ from firstline_core.hardware.sensors import available_memory
 from firstline_core.profile.measure import LOADING_COPIES, files_bytes, loading_bytes
 from firstline_core.profile.profile import Profile
 from firstline_core.telemetry.logs import logger
-from firstline_edge.adaptation.variants import Sources, Variants
+from firstline_edge.adaptation.variants import Variants
 from firstline_edge.models.models import DeviceModel, EdgeModel
 from firstline_edge.settings.settings import EdgeSettings
 
@@ -75,9 +74,9 @@ def load_ladder(
             log.warning("variant not runnable", model=bundle.manifest.name, variant=model.id, error=str(error))
     certified = any(edge.certificate is not None for edge in edges.values())
     eligible = {variant: edge for variant, edge in edges.items() if edge.certificate is not None or not certified}
-    energy = _energy(eligible, settings)
-    found = {variant: _rung(edge, energy.mj.get(variant), energy.source) for variant, edge in eligible.items()}
-    rungs = _limited(build_ladder(rung for rung, _ in found.values()), section.variants_limit)
+    energy_mj, source = _energy(eligible, settings)
+    rungs = build_ladder(_rung(edge, energy_mj.get(variant), source) for variant, edge in eligible.items())
+    rungs = _limited(rungs, section.variants_limit)
     kept = [edges.pop(rung.variant) for rung in rungs]
     for edge in edges.values():
         log.info("variant left out", model=bundle.manifest.name, variant=edge.loaded.model.id)
@@ -87,28 +86,23 @@ def load_ladder(
     by_id = {model.id: model for model in listed}
     timing = StepTiming(settle_s=section.settle_s, dwell_s=section.dwell_s, regret_s=6 * section.dwell_s)
     controller = Controller(rungs, limits, timing)
-    sources = [found[rung.variant][1] for rung in rungs]
-    variants = Variants(rungs, controller, lambda variant: load(by_id[variant]), sources)
+    variants = Variants(rungs, controller, lambda variant: load(by_id[variant]))
     for position, edge in enumerate(kept):
         variants.put(position, DeviceModel(bundle, edge, variants=variants))
     log.info("variants held", model=bundle.manifest.name, variants=[rung.variant for rung in rungs])
     return variants.current
 
 
-class _Energy(NamedTuple):
-    """Energy of a row, in millijoules by variant; all of one source, because sources do not compare."""
+def _energy(edges: Mapping[str, EdgeModel], settings: EdgeSettings) -> tuple[Mapping[str, float], str]:
+    """Energy of a row, in millijoules by variant, and its source, which is one because sources do not compare.
 
-    mj: Mapping[str, float]
-    source: str
-
-
-def _energy(edges: Mapping[str, EdgeModel], settings: EdgeSettings) -> _Energy:
-    """Beyond the idle device if that was measured for each variant, else as stated."""
+    It is beyond the idle device if that was measured for each variant, else as stated.
+    """
     measured_mj = {name: mj for name, edge in edges.items() if (mj := _above_idle_mj(edge, settings)) is not None}
     if len(measured_mj) == len(edges):
-        return _Energy(measured_mj, "profile")
+        return measured_mj, "profile"
     stated_mj = {name: mj for name, edge in edges.items() if (mj := _stated_mj(edge, settings)) is not None}
-    return _Energy(stated_mj, "stated")
+    return stated_mj, "stated"
 
 
 def _above_idle_mj(edge: EdgeModel, settings: EdgeSettings) -> float | None:
@@ -138,24 +132,23 @@ def _stated_mj(edge: EdgeModel, settings: EdgeSettings) -> float | None:
     return point.energy_mj.value if point is not None and isinstance(point.energy_mj, Modelled) else None
 
 
-def _rung(edge: EdgeModel, energy_mj: float | None, energy_source: str) -> tuple[Rung, Sources]:
+def _rung(edge: EdgeModel, energy_mj: float | None, energy_source: str) -> Rung:
     """Figures from the profile, else from loading."""
     model, certificate, point = edge.loaded.model, edge.certificate, edge.profiled
     peak_bytes = measured(point.peak_memory_bytes) if point is not None else None
     loaded_bytes = max(LOADING_COPIES * files_bytes(model), int(_LOADING_FACTOR * edge.memory_bytes))
-    rung = Rung(
+    return Rung(
         model.id,
         edge.row_ms,
         energy_mj=energy_mj,
         memory_bytes=loaded_bytes if peak_bytes is None else int(peak_bytes),
         merit=certificate.kept if certificate is not None else model.measured.get("accuracy", 0.0),
+        sources={
+            "row_ms": "load" if point is None else "profile",
+            "memory_bytes": "load" if peak_bytes is None else "profile",
+            "energy_mj": energy_source if energy_mj is not None else None,
+        },
     )
-    sources: Sources = {
-        "row_ms": "load" if point is None else "profile",
-        "memory_bytes": "load" if peak_bytes is None else "profile",
-        "energy_mj": energy_source if energy_mj is not None else None,
-    }
-    return rung, sources
 
 
 def _limited(rungs: Sequence[Rung], limit: int) -> tuple[Rung, ...]:

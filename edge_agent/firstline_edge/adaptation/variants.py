@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -17,9 +17,6 @@ from firstline_core.types import InferRequest, Privacy, Route
 from firstline_edge.cloud.client import CloudClient
 from firstline_edge.models.models import DeviceModel, EdgeModel, VariantChoice, VariantSet
 
-Sources: TypeAlias = Mapping[str, str | None]
-"""By figure: "profile", "load" if it was measured then, "stated" for the owner's costs, None if unknown."""
-
 _HYSTERESIS = 0.5  # of a rung
 EscalationCost: TypeAlias = Callable[[float], float]
 """Millijoules to escalate a row, by the row's bytes."""
@@ -32,7 +29,6 @@ class Variants:
         rungs: from `build_ladder`.
         controller: limits which of them may be used.
         load: loads and measures a variant by its id; blocks.
-        sources: of each rung's figures.
 
     Attributes:
         position: the controller's latest position.
@@ -42,20 +38,13 @@ class Variants:
         retry_s: until then no variant is loaded again, because the last attempt failed; monotonic.
     """
 
-    def __init__(
-        self,
-        rungs: Sequence[Rung],
-        controller: Controller,
-        load: Callable[[str], EdgeModel],
-        sources: Sequence[Sources] = (),
-    ) -> None:
+    def __init__(self, rungs: Sequence[Rung], controller: Controller, load: Callable[[str], EdgeModel]) -> None:
         self.rungs = tuple(rungs)
         self.position = LadderPosition()
         self.reported_place = 0
         self.split_reported_s = self.retry_s = -math.inf
         self._controller = controller
         self._load = load
-        self._sources = tuple(sources) or ({},) * len(self.rungs)
         self._splitter = RequestSplitter()
         self._loaded: list[DeviceModel | None] = [None] * len(self.rungs)
 
@@ -155,12 +144,12 @@ class Variants:
                     "energy_mj": rung.energy_mj,
                     "merit": round(rung.merit, 4),
                     "memory_bytes": rung.memory_bytes,
-                    "from": sources,
+                    "from": rung.sources,
                     "certified": device_model is not None
                     and device_model.edge is not None
                     and device_model.edge.certificate is not None,
                 }
-                for rung, device_model, sources in zip(self.rungs, self._loaded, self._sources, strict=True)
+                for rung, device_model in zip(self.rungs, self._loaded, strict=True)
             ],
         }
 

@@ -6,7 +6,7 @@ The choice is a rung that meets the deadline, and of several the one with the le
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 
 from msgspec import Struct
@@ -24,6 +24,7 @@ class Rung(Struct, frozen=True):
         memory_bytes: peak while the variant loads; 0 if unknown.
         merit: answer quality, larger is better: the share of rows that the certificate keeps, or the accuracy. Only
             the order matters.
+        sources: by figure: "profile", "load" if it was measured then, "stated" for the owner's costs, None if unknown.
     """
 
     variant: str
@@ -31,6 +32,7 @@ class Rung(Struct, frozen=True):
     energy_mj: float | None = None
     memory_bytes: int = 0
     merit: float = 0.0
+    sources: Mapping[str, str | None] = {}
 
 
 def build_ladder(rungs: Iterable[Rung]) -> tuple[Rung, ...]:
