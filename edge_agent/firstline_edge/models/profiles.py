@@ -74,7 +74,7 @@ def fastest_options(profile: Profile, options: RuntimeOptions, model: Model) -> 
     points = of_one_row(profile.points, model.digest)
     if not points:
         return options
-    key = quickest(points, lambda point: (point.query.p50_ms, point.key.threads)).key
+    key = quickest(points).key
     providers = (key.provider,) if model.runtime == "onnx" else options.providers
     return RuntimeOptions(providers, key.threads, options.decoding)
 

@@ -33,7 +33,6 @@ _SHORTEST_S = 0.5
 """Processor time over a shorter time does not show how busy the agent is."""
 _BUSY, _IDLE = 0.5, 0.05
 """Share of the cores that requests may use while a point is measured; and always, with a quota."""
-_RESERVES = 1.25  # as in `memory_guard`
 
 
 class Bounds(Struct, frozen=True):
@@ -109,14 +108,14 @@ def cause_to_end(now: Snapshot, limits: Limits) -> str:
 def never(now: Snapshot, needed: Need, limits: Limits) -> str:
     """Returns why waiting cannot help, in a sentence; "" if it can."""
     total_bytes = measured(now.memory_total_bytes)
-    if total_bytes is None or total_bytes > _RESERVES * limits.memory_reserve_bytes + needed.memory_bytes:
+    if total_bytes is None or total_bytes > limits.needed_bytes(needed.memory_bytes):
         return ""
     total = f"{total_bytes / 1e6:.0f} MB"
     return f"It needs {_wanted(needed, limits)} of memory with the reserve; the device has {total} in all."
 
 
 def _wanted(needed: Need, limits: Limits) -> str:
-    return f"{(_RESERVES * limits.memory_reserve_bytes + needed.memory_bytes) / 1e6:.0f} MB"
+    return f"{limits.needed_bytes(needed.memory_bytes) / 1e6:.0f} MB"
 
 
 @dataclass

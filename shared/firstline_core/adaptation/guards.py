@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import IntEnum
+from statistics import linear_regression
 from typing import NamedTuple
 
 from msgspec import Struct
@@ -69,6 +70,10 @@ class Limits(Struct, frozen=True):
         """Available memory below which only the cheapest variant runs, and below which nothing is computed."""
         return self.memory_reserve_bytes, self.memory_reserve_bytes / 2
 
+    def needed_bytes(self, loaded_bytes: float) -> float:
+        """Returns the available memory that loading this much needs; the reserve has a margin of a quarter."""
+        return 1.25 * self.memory_reserve_bytes + loaded_bytes
+
 
 def slope_per_s(points: Sequence[tuple[float, float]]) -> float:
     """Returns the slope by least squares; 0 if there are too few points or they cover too short a time.
@@ -78,10 +83,7 @@ def slope_per_s(points: Sequence[tuple[float, float]]) -> float:
     """
     if len(points) < TREND_POINTS or points[-1][0] - points[0][0] < _TREND_S:
         return 0.0
-    mean_s = sum(at_s for at_s, _ in points) / len(points)
-    mean = sum(value for _, value in points) / len(points)
-    spread = sum((at_s - mean_s) ** 2 for at_s, _ in points)
-    return sum((at_s - mean_s) * (value - mean) for at_s, value in points) / spread
+    return linear_regression(*zip(*points, strict=True)).slope
 
 
 def forecast_c(hottest_c: float, rise_c_per_s: float, limits: Limits) -> float:
@@ -130,8 +132,8 @@ def memory_guard(snapshot: Snapshot, better_bytes: int, limits: Limits) -> Guard
         return GuardVerdict(Advice.SHED, "memory", reason)
     if available_bytes < low_bytes:
         return GuardVerdict(Advice.CHEAPEST, "memory", reason)
-    needed_bytes = 1.25 * limits.memory_reserve_bytes + better_bytes
-    return GuardVerdict(Advice.ROOM if available_bytes > needed_bytes else Advice.STAY, "memory", reason)
+    has_room = available_bytes > limits.needed_bytes(better_bytes)
+    return GuardVerdict(Advice.ROOM if has_room else Advice.STAY, "memory", reason)
 
 
 def battery_guard(snapshot: Snapshot, place: int, rungs: int, limits: Limits) -> GuardVerdict:

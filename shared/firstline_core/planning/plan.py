@@ -7,8 +7,7 @@ variant may answer: each answers under its own certificate.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from typing import TypeVar
+from collections.abc import Sequence
 
 from msgspec import Struct
 
@@ -23,20 +22,16 @@ _AS_GOOD = 1.05
 _MBIT = 1e6 / 8
 _SHOWN = 6
 
-Option = TypeVar("Option")
 
-
-def quickest(options: Iterable[Option], costs: Callable[[Option], tuple[float, int]]) -> Option:
-    """Returns the fastest way to run a model; of those that are nearly as fast, the one with the fewest threads.
+def quickest(points: Sequence[Point]) -> Point:
+    """Returns the fastest point of a model; of those that are nearly as fast, the one with the fewest threads.
 
     Args:
-        options: at least one.
-        costs: milliseconds of a row, and threads (0 for the runtime's default).
+        points: at least one, with one row a query.
     """
-    listed = [(*costs(option), option) for option in options]
-    least_ms = min(ms for ms, _, _ in listed)
-    near = [one for one in listed if one[0] <= _AS_GOOD * least_ms]
-    return min(near, key=lambda one: (one[1] or 1024, one[0]))[2]
+    near_ms = _AS_GOOD * min(point.query.p50_ms for point in points)
+    near = (point for point in points if point.query.p50_ms <= near_ms)
+    return min(near, key=lambda point: (point.key.threads or 1024, point.query.p50_ms))
 
 
 class Candidate(Struct, frozen=True):
@@ -189,11 +184,12 @@ def _candidate(manifest: Manifest, model: Model, point: Point, full_ms: float | 
 
 def _ranked(manifest: Manifest, points: Sequence[Point], full_ms: float | None, notes: list[str]) -> list[Candidate]:
     """Best first: by expected time if it is known for every variant, else by the bundle's order."""
-    each = {
-        model.id: [_candidate(manifest, model, point, full_ms) for point in of_one_row(points, model.digest)]
-        for model in manifest.edge
-    }
-    leaders = [quickest(some, lambda one: (one.row_ms, one.threads)) for some in each.values() if some]
+    leaders, rest = list[Candidate](), list[Candidate]()
+    for model in manifest.edge:
+        own = of_one_row(points, model.digest)
+        first = quickest(own) if own else None
+        for point in own:
+            (leaders if point is first else rest).append(_candidate(manifest, model, point, full_ms))
     if all(one.expected_ms is not None for one in leaders):
         leaders.sort(key=lambda one: one.expected_ms or 0.0)
     elif len(leaders) > 1:
@@ -201,7 +197,6 @@ def _ranked(manifest: Manifest, points: Sequence[Point], full_ms: float | None, 
             "What an escalation takes, or what a variant keeps, is not known: the bundle's own order decides "
             "between variants, the profile between ways to run each."
         )
-    rest = (one for some in each.values() for one in some if one not in leaders)
     return [*leaders, *sorted(rest, key=lambda one: one.row_ms)]
 
 
