@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -33,27 +34,29 @@ class RequestMetrics:
         self._errors = Counter(
             f"{self._prefix}_errors_total", "Refused or failed requests by code.", ("code",), registry=self.registry
         )
-        self._answers = Counter(
+        answers = Counter(
             f"{self._prefix}_requests_total",
             "Answered requests by the tier that answered, the reason and the status.",
             ("tier", "reason", "status"),
             registry=self.registry,
         )
-        self._latencies = Histogram(
+        latencies = Histogram(
             f"{self._prefix}_request_seconds",
             "Time from a request's arrival to its first answer, by the tier that answered.",
             ("tier",),
             registry=self.registry,
             buckets=LATENCY_BUCKETS_S,
         )
+        # The library takes longer to find the counter of some labels than to count.
+        self._answers, self._latencies = cache(answers.labels), cache(latencies.labels)
 
     def observe(self, response: InferResponse, seconds: float, trace: TraceContext | None = None) -> None:
         """Counts one answer and its time from the request's arrival; an exported trace is an exemplar of that time."""
         answer = response.answer
         if answer is not None:
             exemplar = {"trace_id": trace.trace_id} if trace is not None and tracing.is_sampled(trace) else None
-            self._answers.labels(answer.tier, answer.reason, answer.status).inc()
-            self._latencies.labels(answer.tier).observe(seconds, exemplar)
+            self._answers(answer.tier, answer.reason, answer.status).inc()
+            self._latencies(answer.tier).observe(seconds, exemplar)
 
     def count_error(self, error: FirstlineError) -> None:
         """Counts one refusal or failure."""
