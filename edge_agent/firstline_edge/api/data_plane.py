@@ -72,16 +72,6 @@ class AdmissionQueue:
         """Expected seconds until all waiting requests have begun."""
         return len(self._waiting) * self._turn_s
 
-    def _take_now(self, deadline_s: float, now_s: float) -> bool:
-        """Lets the request begin if no other waits and the slice has room; returns whether it did."""
-        if self._waiting or deadline_s <= now_s or (self._begun and now_s >= self._began_s + _SLICE_S):
-            return False
-        if self._begun:
-            self._begun += 1
-        else:
-            self._begin(now_s)
-        return True
-
     async def take(self, deadline_s: float) -> None:
         """Returns when the request may begin: at once if no other waits and the slice has room.
 
@@ -89,7 +79,9 @@ class AdmissionQueue:
             QueueFullError: it cannot be in time, or too many wait.
         """
         now_s = self._clock.monotonic_s()
-        if self._take_now(deadline_s, now_s):
+        slice_has_room = not self._begun or now_s < self._began_s + _SLICE_S
+        if slice_has_room and not self._waiting and deadline_s > now_s:
+            self._begin(now_s)
             return
         if deadline_s <= now_s + _CERTAIN_SHARE * self.wait_s:
             raise self._full("its deadline passes before its turn")

@@ -123,7 +123,8 @@ class Cascade:
         asks_edge = edge is not None and (decision is None or decision.tier is _EDGE)
         if asks_edge:
             context.turn_to(_EDGE, None if decision is None else decision.reason)
-        context.rows = rows_of(context.inputs, names, model.full_inputs)
+        edge_digest = edge.digest if edge is not None else ""
+        context.rows = rows_of(context.inputs, names, model.full_inputs, edge_digest)
 
         hedge: Hedge | None = None
         missing: Sequence[Row] = ()
@@ -225,7 +226,7 @@ class EdgeRuns:
         started_s = self.clock.monotonic_s()
         missing: list[Row] = []
         for row in rows:
-            row.edge, row.edge_tier = self.cache.get(result_key(row.edge_content, edge.digest)), _CACHE
+            row.edge, row.edge_tier = self.cache.get(row.edge_key), _CACHE
             if row.edge is None:
                 missing.append(row)
         if len(missing) < len(rows):
@@ -259,7 +260,7 @@ class EdgeRuns:
             self.spending.charge_runs(len(rows))
         for row, output in zip(rows, outputs, strict=True):
             row.edge, row.edge_tier = output, _EDGE
-            self.cache.put(result_key(row.edge_content, edge.digest), output, private=private)
+            self.cache.put(row.edge_key, output, private=private)
 
     async def _outputs(
         self, context: RequestContext, edge: EdgeModel, rows: Sequence[Row], hedge: Hedge | None
@@ -284,7 +285,7 @@ class EdgeRuns:
                 return await edge.run_in_thread(prepared, context.deadline_s, measured_s)
 
         async def run_until(until_s: float) -> list[ModelOutput]:
-            run = self._runs.run([result_key(row.edge_content, edge.digest) for row in rows], compute)
+            run = self._runs.run([row.edge_key for row in rows], compute)
             return await within(self.clock, until_s, run, _LATE)
 
         if hedge is not None:
@@ -346,22 +347,23 @@ class RowDecisions:
             hedge: the early call to the full model, if there is one.
         """
         edge, router = model.edge, self.router
-        verdict = decision or router.verdict(model, row)
+        terms = router.terms(model, model.group(row.edge))
+        verdict = decision or router.verdict(model, row, terms)
         row.reason = verdict.reason
         if verdict.tier is _EDGE and edge is not None:
-            row.accept_edge(verdict.reason, edge.loaded.digest, certified=router.is_certified(model, row, verdict))
+            row.accept_edge(verdict.reason, edge.loaded.digest, certified=terms.certify(verdict))
             return True
         if self._recall_full(context, model, row, hedge):
             return True
         if decision is not None or edge is None:
             return False
         if self._denied(context, row, verdict):
-            accepted = router.decide_denied(model, row, verdict)
-            certified = router.is_certified(model, row, accepted)
-            unreachable = accepted.reason is Reason.BUDGET and self.spending is not None and not self.spending.reachable
-            row.accept_edge(
-                Reason.LINK_DOWN if unreachable else accepted.reason, edge.loaded.digest, certified=certified
-            )
+            # It is accepted by its score if only the price was against the escalation.
+            confident = row.score >= terms.threshold and not verdict.demanded
+            accepted = _CONFIDENT if confident else _DENIED
+            unreachable = accepted is _DENIED and self.spending is not None and not self.spending.reachable
+            reason = Reason.LINK_DOWN if unreachable else accepted.reason
+            row.accept_edge(reason, edge.loaded.digest, certified=terms.certify(accepted))
             return True
         if not router.may_escalate(model, row, verdict):
             row.accept_edge(Reason.BUDGET, edge.loaded.digest)
@@ -411,6 +413,10 @@ class AcceptanceTerms(NamedTuple):
     covered: bool
     record: Mapping[str, Any]
 
+    def certify(self, verdict: Decision) -> bool:
+        """Returns whether a valid certificate covers an edge answer that this verdict accepts."""
+        return self.covered and verdict.reason is _CONFIDENT.reason
+
 
 class TierRouter:
     """Decides which tier answers a row by the edge model's output: policy, certificate, device settings.
@@ -453,7 +459,7 @@ class TierRouter:
         """
         return self.terms(model, group).threshold
 
-    def verdict(self, model: DeviceModel, row: Row) -> Decision:
+    def verdict(self, model: DeviceModel, row: Row, terms: AcceptanceTerms) -> Decision:
         """Returns the policy's decision by the row's edge output; a row without one goes to the full model.
 
         A policy with a state, such as a rate of escalations, counts the decision.
@@ -464,23 +470,12 @@ class TierRouter:
         evidence = RowEvidence(
             row.score,
             row.value,
-            self.terms(model, model.group(output)).threshold,
+            terms.threshold,
             edge.certificate is not None,
             output.outputs,
             self._clock.monotonic_s(),
         )
         return self.policy.decide(evidence, self._states[edge.digest])
-
-    def decide_denied(self, model: DeviceModel, row: Row, denied: Decision) -> Decision:
-        """Decides an answer whose escalation was denied: accepted by its score, if only the price was against it."""
-        confident = row.score >= self.terms(model, model.group(row.edge)).threshold
-        return _CONFIDENT if confident and not denied.demanded else _DENIED
-
-    def is_certified(self, model: DeviceModel, row: Row, verdict: Decision) -> bool:
-        """Returns whether a valid certificate covers an edge answer that this verdict accepts."""
-        if verdict.reason is not _CONFIDENT.reason:
-            return False
-        return self.terms(model, model.group(row.edge)).covered
 
     def uncertified(self, model: DeviceModel) -> str:
         """Returns why answers of this model are not certified, as part of a sentence; "" if they are."""

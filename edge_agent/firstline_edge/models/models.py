@@ -161,13 +161,9 @@ class EdgeModel:
         )
 
     def measured_ms(self, request: InferRequest, rows: int) -> float:
-        """Returns the shortest time of this many rows. Decoding grows with the bytes."""
-        return rows * self.row_measured_ms(self.size_bytes(request) / request.rows)
-
-    def row_measured_ms(self, size_bytes: float) -> float:
-        """Returns the shortest time of one row of this many bytes."""
-        share = size_bytes / (self.sample_bytes or 1)
-        return self.row_ms * (share if share > 1 else 1.0)
+        """Returns the shortest time of this many rows of the request. Decoding grows with the bytes."""
+        share = self.size_bytes(request) / request.rows / (self.sample_bytes or 1)
+        return rows * self.row_ms * (share if share > 1 else 1.0)
 
     def quick(self, request: InferRequest) -> bool:
         """Returns whether the request runs on the event loop."""

@@ -112,7 +112,7 @@ class Row(Struct, eq=False):
     Args:
         position: in the request.
         content: sha256 of the row in the inputs that the full model reads, from `content_digests`.
-        edge_content: the same for the inputs that the edge model reads.
+        edge_key: of the edge model's output in the cache, see `result_key`.
         edge: the edge model's output, once it ran or was found in the cache.
         edge_tier: CACHE if it was found there, EDGE if the model ran.
         reason: the policy's, for the tier that it chose.
@@ -122,7 +122,7 @@ class Row(Struct, eq=False):
 
     position: int
     content: bytes
-    edge_content: bytes
+    edge_key: bytes
     edge: ModelOutput | None = None
     edge_tier: Tier = Tier.EDGE
     reason: Reason = Reason.UNCERTAIN
@@ -283,13 +283,14 @@ def summarise(
     )
 
 
-def rows_of(inputs: Arrays, edge_names: Collection[str], full_names: Collection[str]) -> list[Row]:
+def rows_of(inputs: Arrays, edge_names: Collection[str], full_names: Collection[str], edge_digest: str) -> list[Row]:
     """Returns the rows of a request.
 
     Args:
         inputs: of the request, by name, in the manifest's order.
         edge_names: of the inputs that the edge model reads.
         full_names: of the inputs that the full model reads; without all of them it is not asked.
+        edge_digest: of the edge model, see `EdgeModel.digest`; "" without one.
     """
     of_edge = contents = content_digests(inputs, edge_names)
     full_set = set(full_names)
@@ -297,7 +298,7 @@ def rows_of(inputs: Arrays, edge_names: Collection[str], full_names: Collection[
         contents = content_digests(inputs, full_set)
     rows: list[Row] = []
     for position, content in enumerate(contents):
-        rows.append(Row(position, content, of_edge[position]))
+        rows.append(Row(position, content, result_key(of_edge[position], edge_digest)))
     return rows
 
 
