@@ -8,12 +8,10 @@ from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from pathlib import Path
 
-from msgspec.structs import replace
-
 from firstline_core.clock import SYSTEM_CLOCK, Clock
 from firstline_core.hardware.catalogue import Catalogue
 from firstline_core.hardware.kernel_files import Tree, read_in_time
-from firstline_core.hardware.survey import describe_device, measure_device
+from firstline_core.hardware.survey import describe_device, measure_device, with_measurements
 from firstline_core.runtime.threads import REFUSED, in_daemon_thread, in_stoppable_thread
 from firstline_core.telemetry.logs import logger
 from firstline_edge.state import StatePaths, read_stored, store
@@ -83,11 +81,9 @@ class Surveyor:
         return self._with_stored(self.describe())
 
     def _with_stored(self, described: Catalogue) -> Catalogue:
-        """Adds the stored engines if they were tried on this hardware."""
         stored = self.read_stored()
-        if stored is None or stored.fingerprint != described.fingerprint:
-            return described
-        return replace(described, engines=stored.engines, measured=stored.measured)
+        is_valid = stored is not None and stored.fingerprint == described.fingerprint
+        return with_measurements(described, stored) if stored is not None and is_valid else described
 
     def read_stored(self) -> Catalogue | None:
         """Returns the stored catalogue; None if there is none or it is damaged."""
