@@ -20,10 +20,8 @@ if TYPE_CHECKING:
     from firstline.workbench.splitting.measure import cut_files, measure_splits
     from firstline_core.bundle.store import Bundle, open_bundle
     from firstline_core.planning.plan import describe_bandwidths, describe_way
-    from firstline_core.planning.split import Splits, Surroundings, encode, stretches, ways
+    from firstline_core.planning.split import DOCUMENT, Splits, Surroundings, encode, stretches, ways
     from firstline_core.runtime.select import RuntimeOptions
-
-DOCUMENT = "split.json"
 
 
 def split_command(

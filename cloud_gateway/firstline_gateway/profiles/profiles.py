@@ -22,6 +22,7 @@ from firstline_core.fleet.profiles import (
     ProfileRequests,
     entry_of,
 )
+from firstline_core.fleet.rest import LATE_AFTER_S
 from firstline_core.fleet.twin import REQUESTS, DesiredProfile, ProfilingState
 from firstline_core.ids import new_request_id
 from firstline_core.profile.profile import decode
@@ -34,9 +35,6 @@ from firstline_gateway.fleet.devices import StoredDevice
 from firstline_gateway.profiles import records
 from firstline_gateway.profiles.records import Place
 from firstline_gateway.store.store import Store
-
-_SILENT_S = 900.0
-"""A device reports at least this often."""
 
 Requests = tuple[DesiredProfile, ...]
 
@@ -244,7 +242,7 @@ def _offline(device: StoredDevice, now_s: float) -> str:
     if device.last_seen_s is None:
         return f"{device.name} has never connected. The request stays valid until it is back."
     silent_s = max(0.0, now_s - device.last_seen_s)
-    if device.online and silent_s < _SILENT_S:
+    if device.online and silent_s <= LATE_AFTER_S:
         return ""
     last_seen = f"it was last seen {duration_text(silent_s)} ago"
     return f"{device.name} is offline: {last_seen}. The request stays valid until it is back."

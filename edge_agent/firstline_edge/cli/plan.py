@@ -16,7 +16,7 @@ from firstline_core.errors import ConfigError, FirstlineError, listed
 from firstline_core.hardware.catalogue import Catalogue
 from firstline_core.hardware.kernel_files import Tree
 from firstline_core.planning import split
-from firstline_core.planning.plan import Link, Plan, plan, plan_lines
+from firstline_core.planning.plan import MBIT, Link, Plan, plan, plan_lines
 from firstline_core.profile import profile
 from firstline_core.profile.files import bundled_profiles, profile_of_machine
 from firstline_core.profile.profile import Profile
@@ -29,10 +29,7 @@ from firstline_edge.models.loading import bundle_paths, named_bundles
 from firstline_edge.settings.settings import EdgeSettings
 from firstline_edge.state import StatePaths
 
-SPLITS = "split.json"
-
 Document = TypeVar("Document")
-_MBIT = 1e6 / 8
 
 
 def command(arguments: argparse.Namespace) -> int:
@@ -57,7 +54,9 @@ def command(arguments: argparse.Namespace) -> int:
 
 
 def _plan(bundle: Bundle, catalogue: Catalogue, link: Link, split_file: Path | None, measured: Profile | None) -> Plan:
-    splits = _read("--splits", split_file or _if_there(bundle.path / SPLITS), split.LIMIT_BYTES, split.decode)
+    own = bundle.path / split.DOCUMENT
+    path = split_file or (own if own.is_file() else None)
+    splits = _read("--splits", path, split.LIMIT_BYTES, split.decode) if path is not None else None
     return plan(bundle.manifest, measured, catalogue, splits, link)
 
 
@@ -87,15 +86,7 @@ def _bundles(settings: EdgeSettings, model: str | None) -> list[Bundle]:
     return [open_bundle(folder) for folder in matching]
 
 
-def _if_there(path: Path) -> Path | None:
-    return path if path.is_file() else None
-
-
-def _read(
-    option: str, path: Path | None, limit_bytes: int, decode: Callable[[bytes, str], Document]
-) -> Document | None:
-    if path is None:
-        return None
+def _read(option: str, path: Path, limit_bytes: int, decode: Callable[[bytes, str], Document]) -> Document:
     with naming(f"{option}: {path}"):
         content = read_limited(path, limit_bytes)
     return decode(content, f"{option}: {path}")
@@ -111,7 +102,7 @@ def link_for_plan(
         round_trip_ms: likewise.
         settings: the agent's.
     """
-    bytes_per_s = None if bandwidth_mbit_s is None else bandwidth_mbit_s * _MBIT
+    bytes_per_s = None if bandwidth_mbit_s is None else bandwidth_mbit_s * MBIT
     stated = Link(bytes_per_s, round_trip_ms)
     if bytes_per_s is not None and round_trip_ms is not None:
         return stated, []
@@ -151,6 +142,6 @@ def with_measurements(stated: Link, status: Mapping[str, Any]) -> tuple[Link, li
         if bytes_per_s is None:
             notes.append(f"Payloads over '{name}' were recently of much the same size, which shows no bandwidth.")
         else:
-            mbit_s = bytes_per_s / _MBIT
+            mbit_s = bytes_per_s / MBIT
             notes.append(f"The bandwidth, {mbit_s:.3g} Mbit/s, was measured by the running agent over '{name}'.")
     return Link(bytes_per_s, round_trip_ms), notes

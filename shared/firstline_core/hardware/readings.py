@@ -68,20 +68,16 @@ def known(reading: Reading) -> float | None:
 
 def describe(reading: Reading) -> str:
     """Returns the reading for people, without its unit."""
-    match reading:
-        case Measured(value):
-            return f"{value:.6g}"
-        case Modelled(value):
-            return f"{value:.6g} (modelled)"
-        case Absent(reason):
-            return f"absent: {reason}"
+    return f"absent: {reading.reason}" if isinstance(reading, Absent) else _shown(reading, f"{reading.value:.6g}")
 
 
 def short(reading: Reading, scale: float = 1.0) -> str:
     """Returns the reading for a cell of a table, in another unit: without a reason if it is absent."""
-    if isinstance(reading, Absent):
-        return "absent"
-    return f"{reading.value * scale:.3g}{' (modelled)' if isinstance(reading, Modelled) else ''}"
+    return "absent" if isinstance(reading, Absent) else _shown(reading, f"{reading.value * scale:.3g}")
+
+
+def _shown(reading: Measured | Modelled, value: str) -> str:
+    return f"{value} (modelled)" if isinstance(reading, Modelled) else value
 
 
 def most(readings: Iterable[Reading], nothing: str) -> FileReading:

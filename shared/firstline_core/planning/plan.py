@@ -19,7 +19,8 @@ from firstline_core.profile.profile import Key, Point, Profile, of_one_row, swee
 
 _AS_GOOD = 1.05
 """More threads have to be faster by more than this, because other models need threads too."""
-_MBIT = 1e6 / 8
+MBIT = 1e6 / 8
+"""Bytes a second of a megabit a second."""
 _SHOWN = 6
 
 
@@ -269,7 +270,7 @@ def describe_way(way: Way) -> str:
 
 def describe_bandwidths(stretch: Stretch) -> str:
     """Describes the bandwidths of a stretch."""
-    low, high = stretch.from_bytes_per_s / _MBIT, stretch.to_bytes_per_s / _MBIT
+    low, high = stretch.from_bytes_per_s / MBIT, stretch.to_bytes_per_s / MBIT
     if low <= 0:
         return "whatever the bandwidth" if math.isinf(high) else f"up to {high:.3g} Mbit/s"
     return f"from {low:.3g} Mbit/s on" if math.isinf(high) else f"from {low:.3g} to {high:.3g} Mbit/s"

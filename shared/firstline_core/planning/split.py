@@ -29,6 +29,8 @@ from msgspec import Meta, Struct
 from firstline_core.storage.structs import FORMAT, read_json_document
 from firstline_core.types import Name, Sha256, Share
 
+DOCUMENT = "split.json"
+"""Name of the document's file, in a bundle or in the folder of the halves."""
 LIMIT_BYTES = 1024 * 1024
 MOST_CUTS = 64
 
