@@ -43,6 +43,15 @@ def url(fleet: Showcase, tmp_path_factory: pytest.TempPathFactory) -> Iterator[s
         yield found
 
 
+@pytest.fixture(scope="module")
+def page(browser: Browser) -> Iterator[Page]:
+    """For both themes, so that the browser loads and compiles the console's scripts once."""
+    context = browser.new_context()
+    context.set_default_timeout(PATIENT_MS)
+    yield context.new_page()
+    context.close()
+
+
 def faults(page: Page, url: str, path: str) -> list[str]:
     """Returns axe-core's serious findings on a page, and whether it or a table is too wide."""
     page.goto(url + path)
@@ -56,17 +65,14 @@ def faults(page: Page, url: str, path: str) -> list[str]:
 
 
 @pytest.mark.parametrize(("theme", "width"), [("light", 375), ("dark", 1280)])
-def test_no_page_has_a_serious_fault(browser: Browser, url: str, fleet: Showcase, theme: str, width: int) -> None:
+def test_no_page_has_a_serious_fault(page: Page, url: str, fleet: Showcase, theme: str, width: int) -> None:
     from firstline.console.theme import COOKIE  # only here, because it imports NiceGUI
 
-    context = browser.new_context(viewport={"width": width, "height": 900})
-    context.set_default_timeout(PATIENT_MS)
-    context.add_cookies([{"name": COOKIE, "value": theme, "url": url}])
-    page = context.new_page()
+    page.set_viewport_size({"width": width, "height": 900})
+    page.context.add_cookies([{"name": COOKIE, "value": theme, "url": url}])
     found = {}
     for path in pages(fleet).values():
         found[path] = faults(page, url, path)
         if width < 400:
             found[path] += page.evaluate(_WIDER)
-    context.close()
     assert {path: each for path, each in found.items() if each} == {}

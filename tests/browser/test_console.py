@@ -339,28 +339,27 @@ def test_a_viewer_needs_the_password_and_sees_no_button_that_the_gateway_refuses
 
 
 def test_pages_are_stale_without_the_gateway_and_recover(
-    browser: Browser, url: str, fleet: Fleet, gateway: TierProcess
+    window: tuple[BrowserContext, list[str]], url: str, fleet: Fleet, gateway: TierProcess
 ) -> None:
     """The last test, because rollouts wait for the lease of the killed gateway."""
     rollout, _ = started(fleet, patience_s=3600)
-    with watched(browser, [fleet.key]) as context:
-        pages = []
-        for path in ("/devices", "/", f"/rollouts/{rollout}"):
-            page = context.new_page()
-            page.goto(url + path)
-            expect(page.get_by_text("As of")).to_be_visible()
-            pages.append(page)
-        wait_until(lambda: pages[0].evaluate(_GREEN) > 0)
-        gateway.kill()
-        late = context.new_page()
-        late.goto(f"{url}/devices")
-        for page in (*pages, late):
-            expect(page.get_by_role("alert")).to_contain_text(re.compile(r"Stale since \d\d:\d\d:\d\d UTC"))
-            wait_until(lambda page=page: page.evaluate(_GREEN) == 0)
-        expect(pages[2].get_by_role("button", name="Abort…")).to_be_disabled()
-        gateway.start()
-        for page in (*pages, late):
-            expect(page.get_by_text("As of")).to_be_visible()
-            expect(page.get_by_role("alert")).to_be_empty()
-        expect(pages[2].get_by_role("button", name="Abort…")).to_be_enabled()
-        wait_until(lambda: pages[0].evaluate(_GREEN) > 0)
+    context, pages = window[0], []
+    for path in ("/devices", "/", f"/rollouts/{rollout}"):
+        page = context.new_page()
+        page.goto(url + path)
+        expect(page.get_by_text("As of")).to_be_visible()
+        pages.append(page)
+    wait_until(lambda: pages[0].evaluate(_GREEN) > 0)
+    gateway.kill()
+    late = context.new_page()
+    late.goto(f"{url}/devices")
+    for page in (*pages, late):
+        expect(page.get_by_role("alert")).to_contain_text(re.compile(r"Stale since \d\d:\d\d:\d\d UTC"))
+        wait_until(lambda page=page: page.evaluate(_GREEN) == 0)
+    expect(pages[2].get_by_role("button", name="Abort…")).to_be_disabled()
+    gateway.start()
+    for page in (*pages, late):
+        expect(page.get_by_text("As of")).to_be_visible()
+        expect(page.get_by_role("alert")).to_be_empty()
+    expect(pages[2].get_by_role("button", name="Abort…")).to_be_enabled()
+    wait_until(lambda: pages[0].evaluate(_GREEN) > 0)

@@ -22,6 +22,7 @@ from support.waiting import until
 from firstline_core.bundle.store import Bundle
 
 LIMIT_MIB = 704
+RESERVE_MIB = 64  # that the agent keeps free
 STEP_MIB = 16  # less than half of the reserve: no reading misses that there is less than this
 
 
@@ -231,6 +232,7 @@ async def test_agent_survives_memory_pressure_in_its_cgroup(tmp_path: Path, grou
                 await client.wait_for("large")
                 assert all(rung["loaded"] for rung in (await client.status())["rungs"])
                 most_bytes = group.used_bytes()
+                hog.holds(max(0, LIMIT_MIB - most_bytes // MIB - 2 * RESERVE_MIB))
                 came: list[str] = []
                 while came[-1:] != ["shedding"]:
                     hog.holds(hog.held_mib + STEP_MIB)
