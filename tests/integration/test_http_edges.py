@@ -126,20 +126,8 @@ def test_ambiguous_message_ends_the_connection(tier: Tier, lines: tuple[str, ...
     assert statuses(tier, head(tier, "POST", V2, *lines) + body + NEXT) == [400]
 
 
-@pytest.mark.parametrize("coding", ["xchunked", "gzip", "gzip, chunked"])
-def test_other_transfer_codings_are_not_implemented(tier: Tier, coding: str) -> None:
-    assert statuses(tier, head(tier, "POST", V2, f"Transfer-Encoding: {coding}") + IN_CHUNKS + NEXT) == [501]
-
-
-@pytest.mark.parametrize("line", ["Host: a", "Authorization: Bearer a", "Inference-Header-Content-Length: 1"])
-def test_headers_that_may_be_sent_once_are_refused_twice(tier: Tier, line: str) -> None:
-    name = line.partition(":")[0]
-    twice = [] if name == "Host" else [f"{name}: x"]
-    assert statuses(tier, head(tier, "POST", V2, LENGTH, line, *twice) + BODY + NEXT) == [400]
-
-
-def test_a_request_without_a_host_is_refused(tier: Tier) -> None:
-    assert statuses(tier, head(tier, "GET", LIVE).replace(b"Host", b"Guest") + NEXT) == [400]
+def test_other_transfer_codings_are_not_implemented(tier: Tier) -> None:
+    assert statuses(tier, head(tier, "POST", V2, "Transfer-Encoding: xchunked") + IN_CHUNKS + NEXT) == [501]
 
 
 def test_head_with_bare_line_feeds_is_refused(tier: Tier) -> None:

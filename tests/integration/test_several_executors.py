@@ -136,7 +136,7 @@ async def test_work_moves_between_executors(site: GatewaysBehind) -> None:
 
             async def both_have_their_part() -> bool:
                 found = await executors_of(client)
-                return all(each["batches"].get("answered", 0) > 40 for each in found.values())
+                return all(each["batches"].get("answered", 0) > 20 for each in found.values())
 
             async def far_has_more_than(count: int) -> bool:
                 return await answered(client, "far") > count
@@ -144,15 +144,15 @@ async def test_work_moves_between_executors(site: GatewaysBehind) -> None:
             await asking.until(both_have_their_part)
 
             far.process.send_signal(signal.SIGSTOP)
-            await asking.more(40)  # with what was under way there: run again here
+            await asking.more(20)  # with what was under way there: run again here
             before = await answered(client, "far")
-            await asking.more(40)
+            await asking.more(20)
             assert await answered(client, "far") == before
             far.process.send_signal(signal.SIGCONT)
-            await asking.until(lambda: far_has_more_than(before + 30))
+            await asking.until(lambda: far_has_more_than(before + 15))
 
             far.kill()
-            await asking.more(60)
+            await asking.more(30)
 
             async def far_is_away() -> bool:
                 return bool((await executors_of(client))["far"]["problem"])
