@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
 from support.agent import CHECKOUT, edge_settings
 from support.digits import HELDOUT, scans
 from typer.testing import CliRunner
@@ -22,11 +21,10 @@ from firstline_edge.cli.status import describe as describe_status
 PROMISE = "at most 3 % of edge answers disagree with the full model, with confidence 90 %"
 
 
-@pytest.fixture
-def certified(tmp_path: Path) -> Path:
-    out = tmp_path / "certified"
-    promise = ["--epsilon", "0.03", "--delta", "0.1", "--data", str(HELDOUT), "--out", str(out)]
-    result = CliRunner().invoke(app, ["certify", str(CHECKOUT / "models" / "digits" / "bundle"), *promise])
+def certified(out: Path, *promise: object) -> Path:
+    """A bundle with a certificate of the command; returns its folder."""
+    arguments = [CHECKOUT / "models" / "digits" / "bundle", *promise, "--data", HELDOUT, "--out", out]
+    result = CliRunner().invoke(app, ["certify", *map(str, arguments)])
     assert result.exit_code == 0, result.output
     return out
 
@@ -43,9 +41,10 @@ async def ask(settings: Any) -> tuple[list[Answer], dict[str, Any], list[str]]:
     return [answer for answer in answers if answer is not None], status, describe(lines[-len(answers)])
 
 
-async def test_device_uses_and_reports_the_certified_threshold(certified: Path, tmp_path: Path) -> None:
-    settings = edge_settings(tmp_path / "state", models__directories=[str(certified)])
-    manifest = json.loads((certified / MANIFEST_NAME).read_text())
+async def test_device_uses_and_reports_the_certified_threshold_until_the_score_changes(tmp_path: Path) -> None:
+    bundle = certified(tmp_path / "certified", "--epsilon", 0.03, "--delta", 0.1)
+    settings = edge_settings(tmp_path / "state", models__directories=[str(bundle)])
+    manifest = json.loads((bundle / MANIFEST_NAME).read_text())
     threshold = manifest["edge"][0]["certificate"]["threshold"]
     assert threshold < manifest["policy"]["threshold"]
 
@@ -63,13 +62,9 @@ async def test_device_uses_and_reports_the_certified_threshold(certified: Path, 
     (finding, *_) = model_findings(settings)
     assert finding.detail.endswith(f"certified: {PROMISE}")
 
-
-async def test_changed_score_voids_the_certificate(certified: Path, tmp_path: Path) -> None:
-    settings = edge_settings(tmp_path / "state", models__directories=[str(certified)])
-    await ask(settings)  # fills the cache
-    manifest = json.loads((certified / MANIFEST_NAME).read_text())
+    # The cache has what was certified.
     manifest["policy"]["score"]["temperature"] = 0.5
-    (certified / MANIFEST_NAME).write_text(json.dumps(manifest))
+    (bundle / MANIFEST_NAME).write_text(json.dumps(manifest))
     answers, status, story = await ask(settings)
     assert answers and not any(answer.certified for answer in answers)
     (model,) = status["models"]
@@ -80,14 +75,11 @@ async def test_changed_score_voids_the_certificate(certified: Path, tmp_path: Pa
 
 async def test_device_uses_the_certified_threshold_of_each_class(tmp_path: Path) -> None:
     """Certified through the command with a loose promise, which 599 scans prove of some classes only."""
-    out = tmp_path / "by class"
-    promise = ["--by", "class", "--epsilon", "0.14", "--delta", "0.4", "--data", str(HELDOUT), "--out", str(out)]
-    result = CliRunner().invoke(app, ["certify", str(CHECKOUT / "models" / "digits" / "bundle"), *promise])
-    assert result.exit_code == 0, result.output
+    out = certified(tmp_path / "by class", "--by", "class", "--epsilon", 0.14, "--delta", 0.4)
     groups = json.loads((out / MANIFEST_NAME).read_text())["edge"][0]["certificate"]["groups"]
     thresholds = {label: group["threshold"] for label, group in groups.items()}
-    certified = [threshold for threshold in thresholds.values() if threshold is not None]
-    assert 0 < len(certified) < 10
+    proved = [threshold for threshold in thresholds.values() if threshold is not None]
+    assert 0 < len(proved) < 10
 
     settings = edge_settings(tmp_path / "state", models__directories=[str(out)])
     async with EdgeAgent(settings) as agent:
@@ -102,10 +94,10 @@ async def test_device_uses_the_certified_threshold_of_each_class(tmp_path: Path)
                 tiers.add(kept)
             assert tiers == {True, False}
         (model,) = agent.operations.status()["models"]
-        assert (model["threshold"], model["certificate"]["by"]) == (min(certified), "class")
+        assert (model["threshold"], model["certificate"]["by"]) == (min(proved), "class")
         assert model["certificate"]["thresholds"] == thresholds
         text = "\n".join(describe_status("http://h", agent.operations.status()))
-        assert f"or more: {len(certified)} of 10 classes, each from a score of its own" in text
+        assert f"or more: {len(proved)} of 10 classes, each from a score of its own" in text
         assert "in each predicted class, with confidence 60 %" in text
         agent.recorder.flush()
         lines = [json.loads(line) for line in agent.state.decisions_path.read_text().splitlines()]
@@ -113,10 +105,7 @@ async def test_device_uses_the_certified_threshold_of_each_class(tmp_path: Path)
 
 
 async def test_stream_certificate_sets_the_threshold(tmp_path: Path) -> None:
-    out = tmp_path / "stream"
-    promise = ["--contract", "stream", "--epsilon", "0.02", "--delta", "0.1", "--data", str(HELDOUT), "--out", str(out)]
-    result = CliRunner().invoke(app, ["certify", str(CHECKOUT / "models" / "digits" / "bundle"), *promise])
-    assert result.exit_code == 0, result.output
+    out = certified(tmp_path / "stream", "--contract", "stream", "--epsilon", 0.02, "--delta", 0.1)
     threshold = json.loads((out / MANIFEST_NAME).read_text())["edge"][0]["certificate"]["threshold"]
     settings = edge_settings(tmp_path / "state", models__directories=[str(out)])
     answers, status, story = await ask(settings)

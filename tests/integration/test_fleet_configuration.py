@@ -149,15 +149,20 @@ async def test_a_rollout_configures_a_running_agent_and_rolls_back(
         assert (update.state, update.reason) == ("rolled_back", "undone")
 
 
-async def test_a_locked_setting_is_refused_with_a_sentence(
+async def test_unsigned_configurations_and_locked_settings_are_refused(
     site: RegistrySite, settings: EdgeSettings, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     signed = await pushed(site, tmp_path, CAREFUL)
     own = replace(settings, fleet=replace(settings.fleet, locked=("audit",)))
     async with EdgeAgent(own) as agent:
         await connected_to_fleet(agent)
-        await site.desire(configuration=DesiredConfiguration(signed.name, signed.version, signed.sha256, "r1"))
-        update = await site.ended("r1")
+        for version, rollout, reason in ((2, "r1", "not_found"), (1, "r2", "integrity")):
+            await site.desire(configuration=DesiredConfiguration("careful", version, "0" * 64, rollout))
+            update = await site.ended(rollout)
+            assert (update.state, update.reason) == ("rejected", reason)
+        assert agent.operations.status()["fleet"]["configuration"] is None
+        await site.desire(configuration=DesiredConfiguration(signed.name, signed.version, signed.sha256, "r3"))
+        update = await site.ended("r3")
         assert update.state == "rejected" and "keeps to itself" in update.message, update
         assert agent.router.threshold(agent.models.all[0]) < 1 and agent.operations.status()["budgets"] == []
     file = tmp_path / "edge-agent.toml"
@@ -167,17 +172,6 @@ async def test_a_locked_setting_is_refused_with_a_sentence(
     assert await command(file, "update", "list", "-o", "json") == 0
     (shown,) = json.loads(capsys.readouterr().out)["updates"]
     assert (shown["what"], shown["state"]) == ("configuration", "rejected")
-
-
-async def test_an_unsigned_configuration_is_refused(site: RegistrySite, settings: EdgeSettings, tmp_path: Path) -> None:
-    signed = await pushed(site, tmp_path, CAREFUL)
-    async with EdgeAgent(settings) as agent:
-        await connected_to_fleet(agent)
-        await site.desire(configuration=DesiredConfiguration("careful", 2, "0" * 64, "r1"))
-        assert ((await site.ended("r1")).state, (await site.ended("r1")).reason) == ("rejected", "not_found")
-        await site.desire(configuration=DesiredConfiguration("careful", 1, "0" * 64, "r2"))
-        assert ((await site.ended("r2")).state, (await site.ended("r2")).reason) == ("rejected", "integrity")
-        assert signed.sha256 and agent.operations.status()["fleet"]["configuration"] is None
 
 
 async def test_a_reload_keeps_the_fleets_configuration_on_top(
