@@ -35,10 +35,10 @@ from firstline_edge.api.data_plane import EdgeDataPlane
 from firstline_edge.api.erasure import Erasure
 from firstline_edge.api.operations import Operations, birth_message
 from firstline_edge.api.server import bound_sockets, release_startup_memory, serving, serving_grpc
-from firstline_edge.audits import certificate_states as audit_metrics
+from firstline_edge.audits import certificate_reports
 from firstline_edge.audits.audit_sender import AuditSender
 from firstline_edge.audits.auditor import Auditor
-from firstline_edge.audits.certificate_states import CertificateStates, announce_alarms
+from firstline_edge.audits.certificate_states import CertificateStates
 from firstline_edge.audits.samples import SampleLog
 from firstline_edge.budgets import spending as budget_metrics
 from firstline_edge.budgets.from_settings import device_sensors, escalation_mj, open_spending
@@ -481,7 +481,7 @@ class EdgeAgent:
         outbox_metrics.register_metrics(self.metrics, self.outbox)
         cache_metrics.register_metrics(self.metrics, self.cache)
         cloud_links.register_metrics(self.metrics, self.links, self.client)
-        audit_metrics.register_metrics(self.metrics, self.certificates)
+        certificate_reports.register_metrics(self.metrics, self.certificates)
         budget_metrics.register_metrics(self.metrics, self.spending)
         hedge_metrics.register_metrics(self.metrics, self.hedging)
         add_sensor_gauges(self.metrics, lambda: limited(self.sampler.latest))
@@ -494,7 +494,7 @@ class EdgeAgent:
         report = self.fleet.report_ended if self.fleet is not None else None
         self._start(opened, "outbox", partial(self._deliver, report=report))
         self._start(opened, "housekeeping", self.cache.keep_expiring, self.outbox.keep_expiring, self.outbox.keep_open)
-        announce = partial(announce_alarms, self.certificates.alarms, self.links.mqtt)
+        announce = partial(certificate_reports.announce_alarms, self.certificates.alarms, self.links.mqtt)
         self._start(opened, "audits", self.audit_sender.run, self.certificates.keep_saving, announce)
         if self.renewal is not None:
             self._start(opened, "identity", self.renewal.run)

@@ -20,7 +20,7 @@ from firstline_core.routing import audit
 from firstline_core.routing.tightening import tightened
 from firstline_core.types import ContractNotice, Privacy, Reason, Route, Wait
 from firstline_edge.audits import records
-from firstline_edge.audits.records import EventRecord, Record, key_of
+from firstline_edge.audits.records import CertificateState, EventRecord, Record, key_of
 from firstline_edge.audits.samples import Sample
 from firstline_edge.settings.settings import AuditSection
 
@@ -140,9 +140,8 @@ def test_record_is_stored_and_read_back(losses: list[int], alarmed: bool, thresh
     test = audit.begin(0.05)
     for loss in losses:
         test = audit.update(test, loss)
-    record = Record(
-        model="m", version="3", events={"": EventRecord(test)}, alarmed=alarmed, tightened=threshold, drawn=5, agreed=5
-    )
+    state = CertificateState("broken_in_fleet" if alarmed else "valid", tightened=threshold)
+    record = Record(model="m", version="3", events={"": EventRecord(test)}, state=state, drawn=5, agreed=5)
     with tempfile.TemporaryDirectory() as name:
         path = Path(name) / "certificates.json"
         records.RecordFile(path).write(records.encode({"k": record}))

@@ -7,7 +7,6 @@ import contextlib
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from firstline_core.adaptation.controller import LadderPosition
 from firstline_core.clock import Clock, end_tasks
@@ -19,18 +18,12 @@ from firstline_core.telemetry.logs import logger
 from firstline_core.telemetry.metrics import RequestMetrics
 from firstline_edge.adaptation.variants import Variants, id_of
 from firstline_edge.models.models import DeviceModel, Models
+from firstline_edge.models.reloading import CertificateWatch
 
 log = logger(__name__)
 
 _RETRY_S = 60.0  # after a variant failed to load
 _REPORT_S = 60.0  # requests that are split again are reported at most this often
-
-
-class CertificateWatch(Protocol):
-    """Tests the certificates of loaded variants by field audits."""
-
-    def watch_one(self, model: DeviceModel) -> None: ...
-    def unwatch_one(self, model: DeviceModel) -> None: ...
 
 
 @dataclass(eq=False)
@@ -92,7 +85,7 @@ class VariantSwitcher:
     def _unload(self, variants: Variants) -> None:
         released = variants.unload_above()
         for device_model in released:
-            self.certificates.unwatch_one(device_model)
+            self.certificates.unwatch(device_model)
             log.info("variant unloaded", model=device_model.manifest.name, variant=id_of(device_model))
         if released:
             with contextlib.suppress(*REFUSED):  # without a free thread the heap is trimmed later
@@ -113,7 +106,7 @@ class VariantSwitcher:
             return
         loaded = DeviceModel(device_model.bundle, edge, variants=variants)
         variants.put(rung, loaded)
-        self.certificates.watch_one(loaded)
+        self.certificates.watch(loaded)
         self.models.put(variants.current)
         log.info("variant reloaded", model=device_model.manifest.name, variant=wanted)
 

@@ -19,6 +19,7 @@ from firstline_core.hardware.readings import limited
 from firstline_core.telemetry.metrics import RequestMetrics
 from firstline_edge.api.data_plane import EdgeDataPlane
 from firstline_edge.api.erasure import Erasure
+from firstline_edge.audits import certificate_reports
 from firstline_edge.audits.certificate_states import CertificateStates, MonitoredCertificate
 from firstline_edge.budgets.spending import Spending
 from firstline_edge.cache.results import ResultCache
@@ -129,7 +130,7 @@ class Operations:
         refusal = self.model_refusals.message_of(model.manifest.name, model.version)
         return _described(model, self.router.threshold(model), refusal) | {
             "uncertified": self.router.uncertified(model) or None,
-            "contract": self.certificates.describe(model),
+            "contract": certificate_reports.describe(self.certificates, model),
         }
 
     def _problems(self) -> list[tuple[Path, str]]:
@@ -169,11 +170,11 @@ def birth_message(
 def _contract_of(monitored: MonitoredCertificate | None) -> dict[str, object] | None:
     if monitored is None:
         return None
-    record = monitored.record
+    record, state = monitored.record, monitored.record.state
     return {
-        "alarm": record.alarmed,
-        "tightened": record.tightened,
-        "escalates_all": record.escalates_all,
+        "alarm": state.alarmed,
+        "tightened": state.tightened,
+        "escalates_all": state.escalates_all,
         "audits": record.agreed + record.disagreed,
         "disagreed": record.disagreed,
     }

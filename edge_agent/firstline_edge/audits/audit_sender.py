@@ -17,7 +17,8 @@ from firstline_core.errors import FirstlineError, LinkDownError
 from firstline_core.telemetry import tracing
 from firstline_core.telemetry.logs import logger
 from firstline_core.types import Arrays, Attempt, InferRequest
-from firstline_edge.audits.certificate_states import CertificateStates, Comparison, MonitoredCertificate
+from firstline_edge.audits.certificate_states import CertificateStates, MonitoredCertificate
+from firstline_edge.audits.samples import Comparison
 from firstline_edge.cache.results import ResultCache
 from firstline_edge.cloud.chain import LinkChain
 from firstline_edge.cloud.client import LiveTraffic
@@ -150,7 +151,7 @@ class AuditSender:
         full = response.arrays_of(manifest.task.outputs)
         self.cache.put(result_key(audit.content, manifest.full_digest), ModelOutput(full))
         compared = Comparison.of(audit.model, audit.edge, full)
-        # Before its own result can raise an alarm: the certificate was valid when the note was sent.
+        # Reported before its result can raise an alarm: the certificate was valid when the note was sent.
         outcome = "agreed" if compared.agree else "disagreed"
         tracing.record("audit", trace, self.clock.monotonic_s() - started_s, own=True, outcome=outcome)
         self.on_finding(audit.finding(outcome, compared=compared))
@@ -162,7 +163,7 @@ class AuditSender:
         notice = response.answer.contract if response.answer is not None else None
         self.certificates.count_fleet(audit.monitored, notice)  # before its result, which is tested at that level
         self.certificates.audited(audit.monitored, sample, threshold=audit.threshold)
-        # After its own result: what the gateway says may be due to it, and begins a test that must not count it.
+        # After the audit's result: the notice may be due to this audit, and begins a test that must not count it.
         self.certificates.apply_notice(audit.monitored.model, notice)
 
     def _lose(self, audit: Audit, error: FirstlineError) -> None:

@@ -6,9 +6,9 @@ test the same promise as those of every other device of the fleet.
 
 At any moment every answer has the same chance to be audited, its propensity. It depends only on past traffic and the
 budget. Nevertheless two audits of one source are some time apart: `routing/sampling.py` explains how an answer is drawn
-with another probability to that end. Answers have a smaller chance if their source has more of them within a pause than
-any source had today or yesterday, since the agent started (`docs/adr/0008`), and in a burst that would make audits over
-100 times rarer.
+with another probability to that end. An answer has a smaller chance if its source gives more answers within a pause
+than any source gave today or yesterday since the agent started (`docs/adr/0008`), or in a burst so large that equal
+chances would make audits over 100 times rarer.
 
 The caller never waits for an audit. A drawn row is sent even if this device already knows the full model's answer: the
 gateway pools the audits of all devices, and would otherwise receive only new inputs, whose risk differs from the
@@ -32,7 +32,8 @@ from firstline_core.routing.policy import CERTIFIED
 from firstline_core.routing.sampling import NO_PEAK, Allowance, AuditBudget
 from firstline_core.types import AuditNote, InferRequest, Privacy, Reason
 from firstline_edge.audits.audit_sender import Audit, AuditSender
-from firstline_edge.audits.certificate_states import CertificateStates, Comparison, MonitoredCertificate
+from firstline_edge.audits.certificate_states import CertificateStates, MonitoredCertificate
+from firstline_edge.audits.samples import Comparison
 from firstline_edge.budgets.spending import Spending
 from firstline_edge.models.models import DeviceModel
 from firstline_edge.requests.context import ModelOutput, Row
@@ -43,7 +44,7 @@ _BY_SCORE = (Reason.CONFIDENT, Reason.UNCERTAIN, Reason.VALUABLE)
 _SOURCES = 1024  # with answers within the last pause length; further sources are not audited meanwhile
 _SLOTS = 8  # of a pause, by which the answers of a source are counted
 _LEAST_SHARE = 0.01  # of the audits that the budget allows, so that one burst does not end the audits of other answers
-_PROPENSITY_S = 0.1  # a propensity is used for so long, or until an answer is drawn: a new one takes a microsecond
+_PROPENSITY_S = 0.1  # the longest use of a propensity, which takes a microsecond to compute
 
 
 class _Slot:
@@ -102,7 +103,7 @@ class AuditRate:
         self._uncounted_rows = self._uncounted_bytes = 0
 
     def adopt(self, settings: AuditSection) -> None:
-        """Applies new limits; a new spacing begins without pauses, as those of the old one have another length."""
+        """Applies new limits; a change of the spacing ends all pauses, which have the old length."""
         self._allowance = _allowance_of(settings)
         if settings.spacing_s != self._spacing_s:
             self._spacing_s = settings.spacing_s
@@ -119,8 +120,8 @@ class AuditRate:
     def propensity(self, *, has_room: bool) -> float:
         """Returns the share of answers that are audited now; 0 without room for an audit.
 
-        The budget and the traffic are looked at every 0.1 s, so the value may stay 0 for so long after room was made;
-        also after a draw and after new settings.
+        It is computed after a draw, after new settings and otherwise every 0.1 s, so it may stay 0 for 0.1 s after room
+        was made.
         """
         now_s = self._clock.monotonic_s()
         if now_s >= self._propensity_until_s:
@@ -132,10 +133,11 @@ class AuditRate:
         now_s = self._clock.monotonic_s()
         if now_s >= self._propensity_until_s:
             self._find_propensity(now_s, has_room=has_room)
+        share = self._propensity
         self._uncounted_rows += 1
         self._uncounted_bytes += size_bytes
         if not self._spacing_s:
-            return self._propensity, self._propensity
+            return share, share
         number = int(now_s * _SLOTS / self._spacing_s)
         known = self._sources.get(source)
         if known is None:
@@ -148,7 +150,7 @@ class AuditRate:
         slot.answers += 1
         known.answers += 1
         self._most_answers = max(self._most_answers, known.answers)
-        draw, propensity = sampling.spaced_chance(self._propensity, known.taken)
+        draw, propensity = sampling.spaced_chance(share, known.taken)
         slot.taken += propensity
         known.taken += propensity
         return draw if number - known.drawn > _SLOTS else 0.0, propensity
@@ -195,6 +197,9 @@ class Auditor:
         rng: draws.
         certifies: the contracts on which this device's policy relies; only these are audited.
         spending: None if nothing has a price. While a budget is not ample, only answers that test a promise are drawn.
+
+    Attributes:
+        rate: the probability with which an answer is drawn.
     """
 
     def __init__(
@@ -210,17 +215,12 @@ class Auditor:
     ) -> None:
         self._sender = sender
         self._certificates = certificates
-        self._rate = AuditRate(settings, clock)
+        self.rate = AuditRate(settings, clock)
         self._clock = clock
         self._rng = rng
         self._certifies = certifies
         self._spending = spending
         self._for_rollouts: Collection[str] = ()
-
-    @property
-    def switched_off_by(self) -> str:
-        """See `AuditRate`."""
-        return self._rate.switched_off_by
 
     def audit_for_rollouts(self, bundles: Collection[str]) -> None:
         """Audits these bundles without a certificate too, within the same budget; "" is every bundle."""
@@ -228,18 +228,18 @@ class Auditor:
 
     def adopt(self, settings: AuditSection, certifies: Collection[Contract]) -> None:
         """Applies a new audit budget and policy."""
-        self._rate.adopt(settings)
+        self.rate.adopt(settings)
         self._certifies = certifies
 
     def observe_decisions(self, request: InferRequest, model: DeviceModel, rows: Sequence[Row]) -> None:
         """Counts the scores of rows that the policy decided by score, and draws audits and samples.
 
-        Called once every row is decided; only the cache or a hedge can have given answers of the full model by then.
-        Covered answers are drawn for an audit at random. Other rows that have such an answer become samples with the
-        same probability. An answer is covered if it reaches the certificate's threshold, or the threshold to which an
-        alarm has raised it.
-        Rows whose escalation the budget denied are drawn too while the budgets are ample. They test nothing, but
-        without them answers just below a raised threshold would be missing from the next certification.
+        Called after all rows are decided; by then only the cache or a hedge can have given answers of the full model.
+        Covered answers are drawn for an audit at random. Other rows with the full model's answer become samples with
+        the same probability. An answer is covered if it reaches the certificate's threshold, or the threshold to which
+        an alarm has raised it.
+        Rows whose escalation the budget denied are drawn too while the budgets are ample. These rows test no
+        promise; without them, answers just below a raised threshold would be missing from the next certification.
         """
         if request.privacy is Privacy.LOCAL_ONLY:
             return
@@ -298,7 +298,7 @@ class Auditor:
             covered: whether the threshold in use covers it.
         """
         size_bytes = _row_bytes(request, model.full_inputs, row.position)
-        draw, propensity = self._rate.chance_of_next(request.source, size_bytes, has_room=self._sender.has_room)
+        draw, propensity = self.rate.chance_of_next(request.source, size_bytes, has_room=self._sender.has_room)
         if self._rng.random() >= draw:
             return
         escalation = escalation_of(
@@ -306,9 +306,9 @@ class Auditor:
         )
         # The caller of the request does not wait for an audit, and its trace does not contain one.
         sent = replace(escalation, request_id=new_request_id(), trace=None)
-        if monitored is not None and covered and monitored.certificate_state.threshold is None:  # it tests the promise
+        if monitored is not None and covered and monitored.record.state.threshold is None:  # it tests the promise
             sent = replace(sent, audit=_note_of(monitored, propensity), edge_outputs=edge.outputs)
-        self._rate.charge(request.source, sent.size_bytes)
+        self.rate.charge(request.source, sent.size_bytes)
         self._sender.add(
             Audit(
                 model=model,
@@ -340,7 +340,7 @@ class Auditor:
                 continue
             if monitored.is_auditable(row.score, model.group(row.edge)):  # already drawn, or not, as an audit
                 continue
-            propensity = self._rate.propensity(has_room=self._sender.has_room)
+            propensity = self.rate.propensity(has_room=self._sender.has_room)
             if self._rng.random() < propensity:
                 compared = Comparison.of(model, row.edge.outputs, row.output.outputs)
                 sample = monitored.sample(self._clock.wall_s(), row.score, compared, propensity, kept=False)
@@ -348,8 +348,9 @@ class Auditor:
 
     def _may_draw(self, monitored: MonitoredCertificate) -> bool:
         """Returns whether its answers may be drawn now: under a raised threshold only while the budgets are ample."""
-        is_audited = monitored.certificate.contract in self._certifies
-        return is_audited and (monitored.certificate_state.threshold is None or self._is_ample())
+        state = monitored.record.state
+        is_raised = state.escalates_all or state.tightened is not None
+        return monitored.certificate.contract in self._certifies and (not is_raised or self._is_ample())
 
     def _is_ample(self) -> bool:
         return self._spending is None or self._spending.ample
@@ -358,8 +359,8 @@ class Auditor:
 def _note_of(monitored: MonitoredCertificate, propensity: float) -> AuditNote:
     """Returns the note to the gateway about an audit that tests a promise.
 
-    Only the certificate's threshold was promised anything: a stricter part may be riskier than the whole, and would
-    raise a false alarm for the whole fleet. A tightened one concerns this device alone.
+    The promise is about all answers from the certificate's threshold on: a stricter part may be riskier than the whole,
+    and would raise a false alarm for the whole fleet. A tightened threshold concerns this device alone.
     """
     certificate = monitored.certificate
     return AuditNote(

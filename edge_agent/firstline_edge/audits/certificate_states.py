@@ -1,129 +1,47 @@
-"""The state of each certificate of this device in the field, and the effect of an alarm.
+"""The state of each certificate of this device in the field, and the moves between the states.
 
-A device only ever tightens: an alarm stays, over restarts too, until a bundle or a certificate comes that the record
-was not kept for. Each answer looks up one `CertificateState`; everything else here happens once per audit.
+    state              begins with                                         edge answers are accepted from
+    valid              a certificate without a record (`watch`)            the certificate's threshold, certified
+    unknown            a file of records that is unreadable (`watch`)      the certificate's threshold
+    broken_on_device   audits of this device (`_test`)                     a raised threshold, or none is accepted
+    broken_in_fleet    a notice of the gateway (`apply_notice`)            a raised threshold, or none is accepted
 
-Each device of a fleet tests the promise by itself, at delta over the number of those that do, so that the false alarms
-of all of them together stay rare. The number is the largest that was ever set or heard, for two reasons. A test whose
-level falls while it runs is valid: while the promise holds, its e-value ever reaches 1 / a with a probability of at
-most a (Ville 1939), and what reaches the higher bound of later has passed the lower one of now. A level that rises
-again would not be valid: a test that peaked at 300 of the 400 that it needed would alarm in hindsight with the first
-device that is switched off.
+A certificate that is valid or unknown becomes broken by `_alarm`. A broken one stays so, over restarts too; each
+further alarm of this device's tests raises the threshold again. Only another certificate is valid, with a new record.
 
-So a device that began when n audited alarms falsely with a probability of at most delta / n, whatever it hears later.
-Once all N devices know N, the probability that any of them alarms falsely is at most delta, because the e-values that
-they have by then are 1 on average. Over the whole life of a fleet that grows one by one from n to N it is delta * (1 +
-1/(n + 1) + ... + 1/N), about delta * (1 + ln(N / n)): `audit.fleet_devices` set to the planned size from the beginning
-avoids the second term. A gateway that says too much delays this device's own alarm by little, for the evidence grows
-exponentially once the promise is broken.
+`records.py` stores the state with its evidence, and `certificate_reports.py` shows it. Each answer looks up one
+`CertificateState`; everything else here happens once per audit.
 """
 
 from __future__ import annotations
 
 import asyncio
-from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+
+from msgspec.structs import replace
 
 from firstline_core.clock import Clock
-from firstline_core.errors import FirstlineError
 from firstline_core.routing import audit, drift, sampling
 from firstline_core.routing.certificate import ALL_ROWS, Certificate
 from firstline_core.routing.tightening import EVERYTHING, tightened
 from firstline_core.runtime.threads import REFUSED
-from firstline_core.tasks.field import field_events, field_losses
 from firstline_core.telemetry.logs import logger
-from firstline_core.telemetry.metrics import RequestMetrics
-from firstline_core.telemetry.wording import counted, iso_time
-from firstline_core.types import Arrays, ContractAlarm, ContractNotice
+from firstline_core.telemetry.wording import counted
+from firstline_core.types import ContractAlarm, ContractNotice
 from firstline_edge.audits import records
-from firstline_edge.audits.records import EventRecord, Record, RecordFile, begun, key_of
-from firstline_edge.audits.samples import Sample, SampleLog
+from firstline_edge.audits.records import VALID, CertificateState, Record, RecordFile, begun, key_of
+from firstline_edge.audits.samples import Comparison, Sample, SampleLog
 from firstline_edge.models.models import DeviceModel
 from firstline_edge.settings.settings import AuditSection
 
-if TYPE_CHECKING:  # paho takes memory, which a device without MQTT need not spend
-    from firstline_edge.cloud.mqtt_link import MqttLink
-
 log = logger(__name__)
 
-_MAX_WEIGHT = 1e12  # of a new score, before all are scaled down
 _REMEMBERED_SCORES = 2_000.0
 _RETRY_S = 30.0  # after a disk error: findings that are not written would be lost at the next restart
 _LOST_RECORD = "what the audits had found so far could not be read"
-_EVENTS_SHOWN = 32
 _FLEET = "the audits of all devices together show that the promise is broken"
-_NO_EVIDENCE = ("", _LOST_RECORD)  # causes of an alarm that no audit raised: the first that one raises still tightens
-
-
-class ScoreHistogram:
-    """A histogram of the recent scores, with exponentially decaying weights.
-
-    Args:
-        inner_edges: (bins - 1,) rising; a value on an edge falls into the bin above it.
-        memory: approximate number of values that count.
-        counts: (bins,) initial counts, such as those persisted over a restart; None for zeros.
-    """
-
-    def __init__(self, inner_edges: Sequence[float], memory: float, counts: Sequence[float] | None = None) -> None:
-        self._edges = tuple(inner_edges)
-        bins = len(self._edges) + 1
-        self._counts = list(counts) if counts is not None and len(counts) == bins else [0.0] * bins
-        self._growth = 1 + 1 / memory
-        self._weight = 1.0  # increases with each value, instead of decreasing all counts
-
-    def add(self, value: float) -> None:
-        """Adds a value; NaN counts as lowest, as in `bins_of`."""
-        self._counts[bisect_right(self._edges, value) if value == value else 0] += self._weight  # noqa: PLR0124 (NaN)
-        self._weight *= self._growth
-        if self._weight > _MAX_WEIGHT:
-            self._counts, self._weight = self.counts, 1.0
-
-    @property
-    def counts(self) -> list[float]:
-        """Returns the counts (bins,), scaled to a weight of 1 for the next value."""
-        return [count / self._weight for count in self._counts]
-
-
-class CertificateState(NamedTuple):
-    """The state of a certificate that the router needs.
-
-    Attributes:
-        alarmed: the certificate has lost its validity.
-        threshold: from which answers are still accepted; None for the certificate's, infinite if none is accepted.
-    """
-
-    alarmed: bool = False
-    threshold: float | None = None
-
-
-CLEAR = CertificateState()
-
-
-class Comparison(NamedTuple):
-    """How an edge answer compares with the full model's.
-
-    Attributes:
-        loss: of the task, in [0, 1].
-        events: losses of the events that can occur in the row.
-    """
-
-    loss: float
-    events: Mapping[str, float] = {}
-
-    @property
-    def agree(self) -> bool:
-        """Whether the answer did not change."""
-        return self.loss == 0
-
-    @classmethod
-    def of(cls, model: DeviceModel, edge: Arrays, full: Arrays) -> Comparison:
-        """Compares the canonical outputs of both models, one row."""
-        task = model.manifest.task
-        return cls(float(field_losses(task, edge, full)[0]), field_events(task, edge, full))
 
 
 @dataclass(slots=True, eq=False)
@@ -135,8 +53,7 @@ class MonitoredCertificate:
         bounds: the share that the audits test, by event; see `Certificate.audit_bounds`.
         record: the findings, stored across restarts.
         scores: the recent ones; None if the certificate has no histogram to compare them with.
-        quota: escalations that the alarm may cause now.
-        quota_at_s: when that was true.
+        quota: escalations that the alarm may cause, as of `quota_at_s` (monotonic).
     """
 
     model: DeviceModel
@@ -144,16 +61,17 @@ class MonitoredCertificate:
     key: str
     bounds: dict[str, float]
     record: Record
-    scores: ScoreHistogram | None
+    scores: drift.ScoreHistogram | None
     quota_at_s: float
     quota: float = 0.0
-    certificate_state: CertificateState = CLEAR
 
     @property
     def threshold(self) -> float:
         """The score from which answers are accepted: the certificate's, or that of an alarm."""
-        tightened_to = self.certificate_state.threshold
-        return self.certificate.threshold if tightened_to is None else tightened_to
+        state = self.record.state
+        if state.escalates_all:
+            return EVERYTHING
+        return self.certificate.threshold if state.tightened is None else state.tightened
 
     def is_auditable(self, score: float, group: str | None) -> bool:
         """Returns whether audits test an answer: one above the threshold of the certificate or of an alarm.
@@ -215,7 +133,8 @@ class CertificateStates:
         self._records = self._file.read()
         self._monitored: dict[DeviceModel, MonitoredCertificate] = {}
         for model in models:
-            self.watch(model)
+            for variant in model.every:
+                self.watch(variant)
 
     def __iter__(self) -> Iterator[MonitoredCertificate]:
         return iter(self._monitored.values())
@@ -233,50 +152,15 @@ class CertificateStates:
         """Returns the model's certificate; None if audits can test none."""
         return self._monitored.get(model)
 
-    def describe(self, model: DeviceModel) -> dict[str, object] | None:
-        """Returns the state of the model's certificate for `status`; None if audits can test none."""
-        monitored = self.find(model)
-        if monitored is None:
-            return None
-        record, index = monitored.record, monitored.stability_index()
-        return {
-            "alarm": record.alarmed,
-            "cause": record.cause or None,
-            "since": _shown(record.alarmed_wall_s) if record.alarmed else None,
-            "tightened": record.tightened,
-            "escalates_all": record.escalates_all,
-            "escalations_per_hour": self.quota_per_hour(monitored) if record.alarmed else None,
-            "epsilon": max(monitored.bounds.values()),
-            "e_value": record.e_value,
-            "alarm_at": 1 / self.level(monitored),
-            "events": {
-                name: {
-                    "epsilon": monitored.bounds[name],
-                    "counted": each.counted,
-                    "lost": each.occurred,
-                    "e_value": audit.e_value(each.test),
-                }
-                for name, each in record.events.items()
-                if name != ALL_ROWS
-            },
-            "audits": {
-                "drawn": record.drawn,
-                "agreed": record.agreed,
-                "disagreed": record.disagreed,
-                "lost": record.unanswered,
-            },
-            "drift": None if index is None else {"index": round(index, 4), "word": drift.word(index)},
-        }
-
     def of(self, model: DeviceModel) -> CertificateState:
         """Returns the state of the model's certificate."""
         monitored = self._monitored.get(model)
-        return CLEAR if monitored is None else monitored.certificate_state
+        return VALID if monitored is None else monitored.record.state
 
     def take_escalation(self, model: DeviceModel) -> bool:
         """Returns whether one more answer may be escalated that only an alarm escalates; uses the quota."""
         monitored = self.find(model)
-        if monitored is None or not monitored.certificate_state.alarmed:
+        if monitored is None or not monitored.record.state.alarmed:
             return True
         now_s, per_hour = self._clock.monotonic_s(), self.quota_per_hour(monitored)
         monitored.quota = sampling.refill(monitored.quota, now_s - monitored.quota_at_s, per_hour)
@@ -295,6 +179,20 @@ class CertificateStates:
         """Returns the level of this device's own test of each event; it never rises.
 
         The events share delta, so that all of them together raise a false alarm with a probability of at most delta.
+
+        Each device of a fleet tests the promise by itself, at delta over the number of those that do, so that the false
+        alarms of all of them together stay rare. The number is the largest that was ever set or reported, for two
+        reasons. A test whose level falls while it runs is valid: while the promise holds, its e-value ever reaches
+        1 / a with a probability of at most a (Ville 1939), and an e-value that reaches the later, higher bound has
+        passed the earlier, lower one. A level that rises again would not be valid: a test that peaked at 300 of the 400
+        that it needed would alarm in hindsight with the first device that is switched off.
+
+        So a device that began when n audited alarms falsely with a probability of at most delta / n, whatever number is
+        reported later. Once all N devices know N, the probability that any of them alarms falsely is at most delta,
+        because the e-values that they have by then are 1 on average. Over the whole life of a fleet that grows one by
+        one from n to N it is delta * (1 + 1/(n + 1) + ... + 1/N), about delta * (1 + ln(N / n)): `audit.fleet_devices`
+        set to the planned size from the beginning avoids the second term. A gateway that reports too many devices
+        delays this device's own alarm by little, for the evidence grows exponentially once the promise is broken.
         """
         devices = max(self._settings.fleet_devices, monitored.record.fleet_devices)
         return monitored.certificate.delta / devices / len(monitored.bounds)
@@ -302,12 +200,9 @@ class CertificateStates:
     def alarm_of(self, model: DeviceModel) -> ContractAlarm | None:
         """Returns the alarm that this device's own audits raised; None if they raised none."""
         monitored = self.find(model)
-        if monitored is None or not monitored.record.alarmed:
+        if monitored is None or monitored.record.state.name != "broken_on_device":
             return None
-        cause = monitored.record.cause
-        if cause in _NO_EVIDENCE or cause.endswith(_FLEET):
-            return None
-        return ContractAlarm(monitored.certificate.edge_digest, monitored.record.event)
+        return ContractAlarm(monitored.certificate.edge_digest, monitored.record.state.event)
 
     def count_fleet(self, monitored: MonitoredCertificate, notice: ContractNotice | None) -> None:
         """Raises the number of devices that audit the promise; it never falls."""
@@ -328,9 +223,10 @@ class CertificateStates:
         if notice.escalations_per_hour != monitored.record.escalations_per_hour:
             monitored.record.escalations_per_hour = notice.escalations_per_hour
             self.save()
-        if notice.alarm and monitored.record.cause in _NO_EVIDENCE:
+        if notice.alarm and not monitored.record.state.broken:
             known = notice.event in monitored.bounds
-            self._alarm(monitored, _FLEET, [notice.event] if known else list(monitored.bounds))
+            state = CertificateState("broken_in_fleet", _FLEET)
+            self._alarm(monitored, state, [notice.event] if known else list(monitored.bounds))
 
     def audited(self, monitored: MonitoredCertificate, sample: Sample, *, threshold: float) -> None:
         """Counts the result of one audit.
@@ -338,8 +234,8 @@ class CertificateStates:
         Args:
             monitored: the certificate that covers the answer.
             sample: the result.
-            threshold: in use when the answer was drawn. Where it was tightened since, the new test leaves the audit
-                out, for its loss may be what began that test.
+            threshold: in use when the answer was drawn. If it was tightened since, the new test leaves the audit out,
+                because the audit's loss may have begun that test.
         """
         if sample.agree == 1:
             monitored.record.agreed += 1
@@ -368,11 +264,11 @@ class CertificateStates:
             cause = f"{record.disagreed} of {audits} disagreed"
             if monitored.certificate.graded:
                 cause = f"{audits} show a mean loss above {100 * monitored.bounds[ALL_ROWS]:.4g} %"
-            self._alarm(monitored, cause, broken)
+            self._alarm(monitored, CertificateState("broken_on_device", cause), broken)
         elif broken:
             each = record.events[broken[0]]
             cause = f"in {each.occurred} of {counted(each.counted, 'audit')} on this device in which it can occur"
-            self._alarm(monitored, cause, broken)
+            self._alarm(monitored, CertificateState("broken_on_device", cause), broken)
 
     def add_sample(self, sample: Sample) -> None:
         """Stores an answer that both models gave and that tests no certificate."""
@@ -405,12 +301,7 @@ class CertificateStates:
             self._file.write(self._encoded())
 
     def watch(self, model: DeviceModel) -> None:
-        """Starts or resumes testing the certificate of each loaded variant of a model."""
-        for variant in model.every:
-            self.watch_one(variant)
-
-    def watch_one(self, model: DeviceModel) -> None:
-        """Starts or resumes testing the certificate of one variant, if it has one that audits can test."""
+        """Starts or resumes testing the certificate of a loaded variant, if it has one that audits can test."""
         certificate = model.edge.certificate if model.edge is not None else None
         if certificate is None or not certificate.audit_bounds:
             return
@@ -418,64 +309,60 @@ class CertificateStates:
         key = key_of(name, model.version, certificate)
         record = self._records.pop(key, None) or begun(self._records, name, model.version, certificate)
         self._records[key] = record  # the last ones are the newest
-        if self._file.loss and not record.alarmed:
-            record.alarmed, record.cause, record.alarmed_wall_s = True, _LOST_RECORD, self._clock.wall_s()
+        if self._file.loss and not record.state.alarmed:
+            record.state = CertificateState("unknown", _LOST_RECORD, alarmed_wall_s=self._clock.wall_s())
             self.save()
-        if record.alarmed:
-            log.warning("certificate voided by alarm", model=name, version=model.version, cause=record.cause)
-        histogram = certificate.histogram
-        monitored = MonitoredCertificate(
+        if record.state.alarmed:
+            log.warning("certificate voided by alarm", model=name, version=model.version, cause=record.state.cause)
+        scores = None
+        if (histogram := certificate.histogram) is not None:
+            scores = drift.ScoreHistogram(histogram.edges, _REMEMBERED_SCORES, record.scores)
+        self._monitored[model] = MonitoredCertificate(
             model=model,
             certificate=certificate,
             key=key,
             bounds=certificate.audit_bounds,
             record=record,
-            scores=None if histogram is None else ScoreHistogram(histogram.edges, _REMEMBERED_SCORES, record.scores),
+            scores=scores,
             quota_at_s=self._clock.monotonic_s(),
-            certificate_state=CertificateState(record.alarmed, record.threshold),
         )
-        self._monitored[model] = monitored
 
     def unwatch(self, model: DeviceModel) -> None:
-        """Stops testing a model's certificates; the findings stay for when the model comes back."""
-        for variant in {model, *model.every}:
-            self.unwatch_one(variant)
-
-    def unwatch_one(self, model: DeviceModel) -> None:
-        """Stops testing the certificate of one variant."""
+        """Stops testing the certificate of a variant; the findings stay for when the variant comes back."""
         monitored = self._monitored.pop(model, None)
         if monitored is not None and monitored.scores is not None:
             monitored.record.scores = tuple(monitored.scores.counts)
             self.save()
 
-    def _alarm(self, monitored: MonitoredCertificate, cause: str, broken: Sequence[str]) -> None:
+    def _alarm(self, monitored: MonitoredCertificate, state: CertificateState, broken: Sequence[str]) -> None:
         """Tightens the threshold, never below the one in use, and starts new tests at the new one.
 
         Args:
             monitored: the certificate.
-            cause: of the alarm; the broken events are put before it.
+            state: name and cause of the alarm; the broken events are put before the cause. A certificate that is
+                already broken keeps those of its first alarm.
             broken: the events whose promise is broken, `ALL_ROWS` for a promise about all rows.
         """
-        record, after = monitored.record, EVERYTHING
+        record, after, cause = monitored.record, EVERYTHING, state.cause
         if self._settings.on_alarm == "tighten":
             after = max(self._tightened(monitored, event) for event in broken)
         if events := ", ".join(filter(None, broken)):
             cause = f"{events}: {cause}"
-        if record.cause in _NO_EVIDENCE:
-            record.cause, record.event, record.alarmed_wall_s = cause, broken[0], self._clock.wall_s()
-        record.alarmed = True
-        record.escalates_all = after == EVERYTHING
-        record.tightened = None if record.escalates_all else after
+        if record.state.broken:
+            state = record.state
+        else:
+            state = replace(state, cause=cause, event=broken[0], alarmed_wall_s=self._clock.wall_s())
+        escalates_all = after == EVERYTHING
+        record.state = replace(state, tightened=None if escalates_all else after, escalates_all=escalates_all)
         for event, each in record.events.items():
             each.test = audit.begin(monitored.bounds[event])
         monitored.quota, monitored.quota_at_s = 0.0, self._clock.monotonic_s()
-        monitored.certificate_state = CertificateState(True, after)
         log.error(
             "the contract is broken: answers are not certified any more, and fewer edge answers are accepted",
             model=record.model,
             version=record.version,
             cause=cause,
-            threshold="no edge answer is accepted" if record.escalates_all else after,
+            threshold="no edge answer is accepted" if escalates_all else after,
             quota_per_hour=self.quota_per_hour(monitored),
         )
         self.save()
@@ -496,80 +383,3 @@ class CertificateStates:
             if monitored.scores is not None:
                 monitored.record.scores = tuple(monitored.scores.counts)
         return records.encode(self._records)
-
-
-async def announce_alarms(alarms: asyncio.Queue[Record], links: Sequence[MqttLink]) -> None:
-    """Announces each alarm over every link, until it is cancelled."""
-    while True:
-        record = await alarms.get()
-        facts = {
-            "event": "contract_alarm",
-            "model": record.model,
-            "version": record.version,
-            "cause": record.cause,
-            "threshold": record.tightened,
-            "escalates_all": record.escalates_all,
-        }
-        for link in links:
-            try:
-                await link.publish_event(facts)
-            except FirstlineError as error:  # the birth message says it at the next connection
-                log.info("alarm not announced over MQTT", error=error.message)
-
-
-def register_metrics(metrics: RequestMetrics, certificates: CertificateStates) -> None:
-    """Registers alarms, evidence and drift by model and version."""
-    by_contract: Mapping[str, tuple[str, Callable[[MonitoredCertificate], float | None]]] = {
-        "contract_alarm": ("1 where the audits broke a certificate.", lambda each: float(each.record.alarmed)),
-        "contract_e_value": (
-            "Evidence of the audits against a certificate, 1 at the beginning.",
-            lambda monitored: monitored.record.e_value,
-        ),
-        "score_drift": (
-            "Population stability index of the latest scores against the certificate's, beyond chance.",
-            lambda monitored: monitored.stability_index(),
-        ),
-    }
-    for name, (description, of) in by_contract.items():
-        metrics.readings(name, description, ("model", "version"), partial(_by_contract, certificates, of))
-    by_event: Mapping[str, tuple[str, Callable[[EventRecord], float]]] = {
-        "contract_event_audits": ("Audits in which the event can occur.", lambda each: each.counted),
-        "contract_event_e_value": (
-            "Evidence of the audits against the promise about an event.",
-            lambda each: audit.e_value(each.test),
-        ),
-    }
-    for name, (description, read) in by_event.items():
-        metrics.readings(name, description, ("model", "version", "event"), partial(_by_event, certificates, read))
-
-
-def _by_contract(
-    certificates: CertificateStates, of: Callable[[MonitoredCertificate], float | None]
-) -> dict[tuple[str, ...], float]:
-    """Returns the worst value of each model's variants."""
-    found: dict[tuple[str, ...], float] = {}
-    for monitored in certificates:
-        labels, value = (monitored.record.model, monitored.record.version), of(monitored)
-        if value is not None:
-            found[labels] = max(value, found.get(labels, value))
-    return found
-
-
-def _by_event(certificates: CertificateStates, read: Callable[[EventRecord], float]) -> dict[tuple[str, ...], float]:
-    """Returns the values of each model's events; of a model with many events, of those with most evidence."""
-    worst: dict[tuple[str, str], dict[str, EventRecord]] = {}
-    for monitored in certificates:
-        known = worst.setdefault((monitored.record.model, monitored.record.version), {})
-        for event, each in monitored.record.events.items():
-            held = known.get(event)
-            if event != ALL_ROWS and (held is None or audit.e_value(each.test) > audit.e_value(held.test)):
-                known[event] = each
-    return {
-        (*version, event): read(each)
-        for version, by_event in worst.items()
-        for event, each in sorted(by_event.items(), key=lambda item: -audit.e_value(item[1].test))[:_EVENTS_SHOWN]
-    }
-
-
-def _shown(wall_s: float) -> str:
-    return iso_time(wall_s).replace("+00:00", "Z")

@@ -26,7 +26,6 @@ from firstline_edge.state import StateFile
 log = logger(__name__)
 
 _UNKNOWN = "Whether there was an alarm is not known, so answers are not certified until a newly certified bundle comes."
-_ALARM = ("alarmed", "cause", "event", "alarmed_wall_s", "tightened", "escalates_all", "escalations_per_hour")
 _RECORDS_KEPT = 64  # records of absent bundles: the alarm applies again when the folder returns
 
 
@@ -44,6 +43,44 @@ class EventRecord(msgspec.Struct, forbid_unknown_fields=True):
     occurred: int = 0
 
 
+class CertificateState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The state of a certificate in the field; `certificate_states.py` lists the states, and the moves between them.
+
+    Attributes:
+        name: of the state.
+        cause: sentence that gives the alarm's cause; "" without an alarm.
+        event: whose promise was the first to be found broken; `ALL_ROWS` for that about all rows, and without an alarm.
+        alarmed_wall_s: wall time of the alarm; 0 without one.
+        tightened: raised threshold for accepting edge answers; None for the certificate's.
+        escalates_all: no edge answer is accepted.
+    """
+
+    name: Literal["valid", "unknown", "broken_on_device", "broken_in_fleet"] = "valid"
+    cause: str = ""
+    event: str = ALL_ROWS
+    alarmed_wall_s: float = 0.0
+    tightened: float | None = None
+    escalates_all: bool = False
+
+    @property
+    def alarmed(self) -> bool:
+        """Whether the certificate has lost its validity."""
+        return self.name != "valid"
+
+    @property
+    def broken(self) -> bool:
+        """Whether audits found a broken promise."""
+        return self.name.startswith("broken")
+
+    @property
+    def threshold(self) -> float | None:
+        """The raised threshold, infinite if no edge answer is accepted; None for the certificate's."""
+        return EVERYTHING if self.escalates_all else self.tightened
+
+
+VALID = CertificateState()
+
+
 class Record(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """The findings about one certificate in the field.
 
@@ -51,12 +88,7 @@ class Record(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         model, version: name and version of the bundle, for display only.
         proof: sha256 of the certificate itself.
         events: by the keys of `Certificate.audit_bounds`.
-        alarmed: the audits of this device or of the fleet found the contract broken, or the findings are lost.
-        cause: sentence that gives the alarm's cause.
-        event: whose promise was the first to be found broken; `ALL_ROWS` for that about all rows, and without an alarm.
-        alarmed_wall_s: wall time of the alarm; 0 without one.
-        tightened: raised threshold for accepting edge answers; None for the certificate's.
-        escalates_all: no edge answer is accepted.
+        state: of the certificate.
         escalations_per_hour: the gateway's quota; None without one.
         fleet_devices: the largest reported number of devices that audit the contract; 1 without a report.
         drawn, agreed, disagreed, unanswered: numbers of audits; the other drawn audits are in progress.
@@ -67,12 +99,7 @@ class Record(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     version: str
     proof: str = ""
     events: dict[str, EventRecord]
-    alarmed: bool = False
-    cause: str = ""
-    event: str = ALL_ROWS
-    alarmed_wall_s: float = 0.0
-    tightened: float | None = None
-    escalates_all: bool = False
+    state: CertificateState = VALID
     escalations_per_hour: float | None = None
     fleet_devices: int = 1
     drawn: int = 0
@@ -85,11 +112,6 @@ class Record(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     def e_value(self) -> float:
         """The largest evidence against any of the promises."""
         return max(audit.e_value(each.test) for each in self.events.values())
-
-    @property
-    def threshold(self) -> float | None:
-        """The raised threshold, infinite if no edge answer is accepted; None for the certificate's."""
-        return EVERYTHING if self.escalates_all else self.tightened
 
 
 class _Document(msgspec.Struct, forbid_unknown_fields=True):
@@ -126,9 +148,9 @@ def begun(records: Mapping[str, Record], model: str, version: str, certificate: 
     proof = hashlib.sha256(msgspec.json.encode(certificate)).hexdigest()
     events = {name: EventRecord(audit.begin(bound)) for name, bound in certificate.audit_bounds.items()}
     record = Record(model=model, version=version, proof=proof, events=events)
-    alarmed = [old for old in records.values() if (old.model, old.proof) == (model, proof) and old.alarmed]
-    for field in _ALARM if alarmed else ():
-        setattr(record, field, getattr(alarmed[-1], field))
+    for old in records.values():
+        if (old.model, old.proof) == (model, proof) and old.state.alarmed:
+            record.state, record.escalations_per_hour = old.state, old.escalations_per_hour
     return record
 
 

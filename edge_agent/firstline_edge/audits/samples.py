@@ -1,22 +1,25 @@
-"""The durable sample of answers of both models: audited ones, from the threshold on, and escalated ones below.
+"""The durable sample of answers of both models: audited answers from the threshold on, escalated answers below it.
 
-Both are drawn with the same probability, so that the file covers the same period for both; with weights of 1 /
+Both kinds are drawn with the same probability, so that the file covers the same period for both; with weights of 1 /
 propensity they represent all requests. It holds scores and losses: no payload, no label, no request id.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import msgspec
 
 from firstline_core.routing.certificate import ALL_ROWS
 from firstline_core.storage.files import make_folder
+from firstline_core.tasks.field import field_events, field_losses
 from firstline_core.telemetry.decisions import DecisionLog, lines
 from firstline_core.telemetry.logs import logger
+from firstline_core.types import Arrays
+from firstline_edge.models.models import DeviceModel
 
 log = logger(__name__)
 
@@ -37,8 +40,8 @@ class Sample(msgspec.Struct, frozen=True, omit_defaults=True):
         score: the edge model's.
         agree: 1 minus the loss of the task: 1 if both models agree; less if not, 0 where the loss has no grades.
         propensity: with which it was drawn.
-        kept: whether its score reached the threshold in use, from which on answers are audited. A device that asks
-            the full model about more than it must may have done so for this one.
+        kept: whether its score reached the threshold in use, from which on answers are audited. The device may have
+            asked the full model nevertheless.
         events: losses of the promised events that can occur in it.
     """
 
@@ -55,6 +58,29 @@ class Sample(msgspec.Struct, frozen=True, omit_defaults=True):
     def loss(self, event: str) -> float | None:
         """Returns the loss of an event, None if it cannot occur; of all rows for `ALL_ROWS`."""
         return 1 - self.agree if event == ALL_ROWS else self.events.get(event)
+
+
+class Comparison(NamedTuple):
+    """How an edge answer compares with the full model's.
+
+    Attributes:
+        loss: of the task, in [0, 1].
+        events: losses of the events that can occur in the row.
+    """
+
+    loss: float
+    events: Mapping[str, float] = {}
+
+    @property
+    def agree(self) -> bool:
+        """Whether the answer did not change."""
+        return self.loss == 0
+
+    @classmethod
+    def of(cls, model: DeviceModel, edge: Arrays, full: Arrays) -> Comparison:
+        """Compares the canonical outputs of both models, one row."""
+        task = model.manifest.task
+        return cls(float(field_losses(task, edge, full)[0]), field_events(task, edge, full))
 
 
 class SampleLog:

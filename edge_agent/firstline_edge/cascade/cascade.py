@@ -39,7 +39,8 @@ from firstline_core.routing.policy import CERTIFIED, Decision, Policy, PolicySta
 from firstline_core.types import InferResponse, Privacy, Reason, Tier, take_rows
 from firstline_edge.adaptation.variants import Chooser
 from firstline_edge.audits.auditor import Auditor
-from firstline_edge.audits.certificate_states import CLEAR, CertificateState, CertificateStates
+from firstline_edge.audits.certificate_states import CertificateStates
+from firstline_edge.audits.records import VALID, CertificateState
 from firstline_edge.budgets.from_settings import exchange
 from firstline_edge.budgets.spending import Spending
 from firstline_edge.cache.results import ResultCache
@@ -482,8 +483,8 @@ class TierRouter:
         if not self.policy.certifies:
             return f"policy.kind is {self.policy.kind}, which no certificate covers"
         monitored = self._certificates.find(model) if self._certificates is not None else None
-        if monitored is not None and monitored.record.alarmed:
-            return f"an alarm voids its certificate: {monitored.record.cause}"
+        if monitored is not None and monitored.record.state.alarmed:
+            return f"an alarm voids its certificate: {monitored.record.state.cause}"
         certificate = model.edge.certificate if model.edge is not None else None
         if certificate is None:
             return model.edge.uncertified if model.edge is not None else ""
@@ -513,7 +514,7 @@ class TierRouter:
 
         They are computed once, until the state of the certificate or the bundle changes.
         """
-        certificate_state = CLEAR if self._certificates is None else self._certificates.of(model)
+        certificate_state = VALID if self._certificates is None else self._certificates.of(model)
         manifest = model.manifest
         key = (model.edge.digest if model.edge is not None else "", group)
         terms = self._terms.get(key)

@@ -145,7 +145,7 @@ def _record_of(manifest: Manifest, variant: Model, stored: Mapping[str, Record])
 
 def _contract_finding(subject: str, record: Record) -> Finding:
     audits = f"{counted(record.agreed + record.disagreed, 'audit')}, {record.disagreed} disagreed"
-    if not record.alarmed:
+    if not record.state.alarmed:
         return ok(subject, audits)
     advice = "certify again, with the output of `edge-agent audit list`, and copy the new bundle here"
-    return warning(subject, f"{audits}; an alarm voids its certificate: {record.cause}", advice)
+    return warning(subject, f"{audits}; an alarm voids its certificate: {record.state.cause}", advice)

@@ -27,13 +27,10 @@ _UNLOADED = "unloaded; POST /v2/repository/models/{name}/load has the device hol
 
 
 class CertificateWatch(Protocol):
-    """Follows the certificates of the models that answer; implemented by the audits."""
+    """Tests the certificates of loaded variants by field audits, which implement it."""
 
-    def watch(self, device_model: DeviceModel) -> None:
-        """Follows the certificates of a model from now on."""
-
-    def unwatch(self, device_model: DeviceModel) -> None:
-        """Stops following the certificates of a model."""
+    def watch(self, model: DeviceModel) -> None: ...
+    def unwatch(self, model: DeviceModel) -> None: ...
 
 
 class Reloading:
@@ -41,7 +38,7 @@ class Reloading:
 
     Args:
         models: changed here.
-        watch: notified of the models that start and stop answering.
+        certificates: notified of the variants that start and stop answering.
         directories: bundles, or folders of bundles.
         load_bundle: opens, loads and measures one bundle; blocks.
         copies: stores a copy of each bundle that works.
@@ -54,7 +51,7 @@ class Reloading:
     def __init__(
         self,
         models: Models,
-        watch: CertificateWatch,
+        certificates: CertificateWatch,
         directories: Sequence[Path],
         load_bundle: Callable[[Path], DeviceModel],
         copies: BundleCopies,
@@ -62,7 +59,7 @@ class Reloading:
         replacements: Mapping[str, Path] = MappingProxyType({}),
     ) -> None:
         self._models = models
-        self._watch = watch
+        self._certificates = certificates
         self._directories = directories
         self._load_bundle = load_bundle
         self._copies = copies
@@ -167,13 +164,18 @@ class Reloading:
     def _exchange(self, device_model: DeviceModel) -> None:
         before = self._models.put(device_model)
         if before is not None:
-            self._watch.unwatch(before)
-        self._watch.watch(device_model)
+            self._unwatch(before)
+        for variant in device_model.every:
+            self._certificates.watch(variant)
 
     def _let_go(self, device_model: DeviceModel, why: str) -> None:
         self._models.take(device_model, why)
-        self._watch.unwatch(device_model)
+        self._unwatch(device_model)
         log.info("model unloaded", model=device_model.manifest.name, version=device_model.version)
+
+    def _unwatch(self, device_model: DeviceModel) -> None:
+        for variant in {device_model, *device_model.every}:
+            self._certificates.unwatch(variant)
 
 
 def _end_of(device_model: DeviceModel) -> asyncio.Event:

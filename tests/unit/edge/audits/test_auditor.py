@@ -20,7 +20,8 @@ from firstline_core.routing.certificate import Histogram
 from firstline_core.tasks.classification import Classification
 from firstline_core.types import PROBABILITIES, ContractNotice, Privacy, Reason, Route, Tier
 from firstline_edge.audits.auditor import AuditRate
-from firstline_edge.audits.certificate_states import CertificateState, MonitoredCertificate
+from firstline_edge.audits.certificate_states import MonitoredCertificate
+from firstline_edge.audits.records import CertificateState
 from firstline_edge.audits.samples import read
 from firstline_edge.requests.context import content_digests, result_key
 from firstline_edge.settings.settings import AuditSection
@@ -165,7 +166,7 @@ async def test_an_alarm_that_an_audit_brings_back_begins_a_test_without_it(scene
     await scene.infer(SURE)  # under way at the alarm
     scene.cloud.gate.set()
     assert (await ended(scene, 63))[-2:] == ["disagreed"] * 2
-    assert monitored.record.alarmed and monitored.record.tightened == pytest.approx(0.85)
+    assert monitored.record.state.alarmed and monitored.record.state.tightened == pytest.approx(0.85)
     assert monitored.record.events[""].test == audit.begin(0.05)
 
 
@@ -223,8 +224,7 @@ async def test_an_answer_that_was_drawn_is_not_given_back_later_than_others(scen
 
 async def test_after_an_alarm_audits_go_on_without_a_note_while_budgets_are_ample(scene: Scene) -> None:
     monitored = monitored_in(scene)
-    monitored.record.alarmed, monitored.record.tightened = True, 0.9
-    monitored.certificate_state = CertificateState(True, 0.9)
+    monitored.record.state = CertificateState("broken_on_device", tightened=0.9)
     scene.cloud.agrees = lambda _: True
     await scene.infer(SURE)
     assert await ended(scene, 1) == ["agreed"]
@@ -267,8 +267,7 @@ async def test_denied_and_granted_escalations_are_sampled_alike(make_scene: Make
     everything = msgspec.structs.replace(ALL, escalations_per_hour=1.0)
     scene = make_scene(everything)
     monitored = monitored_in(scene)
-    monitored.record.alarmed, monitored.record.tightened = True, 0.97
-    monitored.certificate_state = CertificateState(True, 0.97)
+    monitored.record.state = CertificateState("broken_on_device", tightened=0.97)
     monitored.quota = 1.0
     scene.cloud.agrees = lambda _: True
     reasons = [answer_of(await scene.infer(value)).reason for value in (0.9, 0.91, 0.99)]
@@ -517,10 +516,10 @@ async def test_audits_for_a_rollout_respect_privacy_and_the_budget(make_scene: M
     await scene.infer(SURE, privacy=Privacy.LOCAL_ONLY)
     for off in ("per_hour", "bytes_per_hour"):
         scene.auditor.adopt(AuditSection(**{off: 0}), ())
-        assert scene.auditor.switched_off_by == f"audit.{off}"
+        assert scene.auditor.rate.switched_off_by == f"audit.{off}"
         await scene.infer(SURE)
     scene.auditor.adopt(ALL, ())
-    assert scene.auditor.switched_off_by == ""
+    assert scene.auditor.rate.switched_off_by == ""
     scene.auditor.audit_for_rollouts(("other",))
     await scene.infer(SURE)
     await asyncio.sleep(0)

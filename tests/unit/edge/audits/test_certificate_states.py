@@ -18,12 +18,11 @@ from firstline_core.clock import SimulatedClock
 from firstline_core.errors import IntegrityError
 from firstline_core.routing import audit, policy
 from firstline_core.routing.certificate import Histogram
-from firstline_core.routing.drift import bins_of
 from firstline_core.storage.files import DAMAGED
 from firstline_core.types import PROBABILITIES, ContractAlarm, ContractNotice, Privacy, Reason, Status, Tier
-from firstline_edge.audits import records
-from firstline_edge.audits.certificate_states import CertificateStates, Comparison, MonitoredCertificate, ScoreHistogram
-from firstline_edge.audits.samples import Sample
+from firstline_edge.audits import certificate_reports, records
+from firstline_edge.audits.certificate_states import CertificateStates, MonitoredCertificate
+from firstline_edge.audits.samples import Comparison, Sample
 from firstline_edge.settings.settings import AuditSection
 
 CAREFUL = AuditSection(per_hour=1e9, bytes_per_hour=1e12, max_share=1.0, spacing_s=0.0, escalations_per_hour=4.0)
@@ -80,7 +79,7 @@ def feed(scene: Scene, *results: tuple[float, float]) -> int:
     monitored = monitored_in(scene)
     for number, (score, agree) in enumerate(results, 1):
         audited(scene, score, agree)
-        if monitored.record.alarmed:
+        if monitored.record.state.alarmed:
             return number
     return 0
 
@@ -121,7 +120,7 @@ async def test_graded_losses_are_tested_by_their_mean(make_scene: MakeScene) -> 
     monitored.certificate = msgspec.structs.replace(monitored.certificate, graded=True)
     assert 10 < feed(scene, *[(SURE, 0.8), (0.85, 0.6)] * 300) < 200
     assert states_of(scene).of(scene.held).threshold is not None
-    assert monitored.record.cause.endswith("audits on this device show a mean loss above 5 %")
+    assert monitored.record.state.cause.endswith("audits on this device show a mean loss above 5 %")
 
 
 def test_a_comparison_keeps_the_loss(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,7 +134,7 @@ def test_a_comparison_keeps_the_loss(scene: Scene, monkeypatch: pytest.MonkeyPat
 async def test_an_alarm_ends_certification_and_accepts_only_audited_scores(scene: Scene) -> None:
     assert 10 < feed(scene, *WORSE) < len(WORSE)
     monitored = monitored_in(scene)
-    assert monitored.record.tightened == 0.96 and not monitored.record.escalates_all
+    assert monitored.record.state.tightened == 0.96 and not monitored.record.state.escalates_all
     kept = answer_of(await scene.infer(0.97))
     assert (kept.certified, kept.reason, kept.status) == (False, Reason.CONFIDENT, Status.FINAL)
     assert monitored.record.events[""].test == audit.begin(0.05)  # the new threshold has a test of its own
@@ -144,7 +143,7 @@ async def test_an_alarm_ends_certification_and_accepts_only_audited_scores(scene
 async def test_after_an_alarm_cached_answers_escalate_within_the_quota(scene: Scene) -> None:
     assert answer_of(await scene.infer(SURE)).certified  # in the cache from now on
     assert feed(scene, *[(SURE, 0)] * 20)
-    assert monitored_in(scene).record.escalates_all
+    assert monitored_in(scene).record.state.escalates_all
     denied = answer_of(await scene.infer(SURE))
     assert (denied.tier, denied.reason, denied.status) == (Tier.CACHE, Reason.BUDGET, Status.FINAL)
     assert not denied.certified
@@ -171,24 +170,24 @@ async def test_escalations_from_before_an_alarm_need_no_quota(
     scene = make_scene(msgspec.structs.replace(CAREFUL, escalations_per_hour=0.0), **before)
     assert answer_of(await scene.infer(value)).tier is Tier.CLOUD
     assert feed(scene, *WORSE)
-    assert monitored_in(scene).record.tightened == 0.96
+    assert monitored_in(scene).record.state.tightened == 0.96
     assert answer_of(await scene.infer(value + 0.001)).tier is Tier.CLOUD
 
 
 async def test_on_alarm_escalate_keeps_nothing(make_scene: MakeScene) -> None:
     scene = make_scene(msgspec.structs.replace(CAREFUL, on_alarm="escalate"))
     assert feed(scene, *WORSE)
-    assert monitored_in(scene).record.escalates_all
+    assert monitored_in(scene).record.state.escalates_all
 
 
 async def test_a_second_alarm_tightens_further_and_never_loosens(scene: Scene) -> None:
     feed(scene, *WORSE)
     monitored = monitored_in(scene)
-    first, cause = monitored.threshold, monitored.record.cause
+    first, cause = monitored.threshold, monitored.record.state.cause
     for _ in range(30):
         audited(scene, 0.96, 0)
     assert monitored.threshold > first == 0.96
-    assert monitored.record.cause == cause
+    assert monitored.record.state.cause == cause
 
 
 PROMISED = {"missed a": 0.05, "invented b": 0.1}
@@ -198,7 +197,7 @@ def feed_events(scene: Scene, *results: tuple[float, dict[str, float]]) -> None:
     """Results of audits, as (score, losses of the events that can occur)."""
     monitored = monitored_in(scene)
     for score, events in results:
-        if monitored.record.alarmed:
+        if monitored.record.state.alarmed:
             return
         sample = monitored.sample(0.0, score, Comparison(max(events.values(), default=0.0), events), 1.0, kept=True)
         states_of(scene).audited(monitored, sample, threshold=monitored.threshold)
@@ -208,7 +207,7 @@ async def test_only_audits_in_which_an_event_can_occur_test_its_promise(make_sce
     scene = make_scene(events=PROMISED)
     assert answer_of(await scene.infer(SURE)).certified
     feed_events(scene, *[(SURE, {})] * 500, (SURE, {"missed a": 1.0, "missed b": 1.0}), (SURE, {"invented b": 0.0}))
-    described = states_of(scene).describe(scene.held)
+    described = certificate_reports.describe(states_of(scene), scene.held)
     assert described is not None and not described["alarm"]
     found = {name: (each["epsilon"], each["counted"], each["lost"]) for name, each in described["events"].items()}
     assert found == {"missed a": (0.05, 1, 1), "invented b": (0.1, 1, 0)}
@@ -219,33 +218,33 @@ async def test_only_audits_in_which_an_event_can_occur_test_its_promise(make_sce
 async def test_a_broken_event_alarms_by_name_however_rare_it_is(make_scene: MakeScene) -> None:
     scene = make_scene(events=PROMISED)
     found = 0
-    while not monitored_in(scene).record.alarmed:
+    while not monitored_in(scene).record.state.alarmed:
         feed_events(scene, *[(SURE, {})] * 999, (SURE, {"missed a": 1.0}))
         found += 1
     assert found < 10
     record = monitored_in(scene).record
     cause = f"in {found} of {found} audits on this device in which it can occur"
-    assert record.cause == f"missed a: {cause}"
+    assert record.state.cause == f"missed a: {cause}"
     answer = answer_of(await scene.infer(SURE))
     assert not answer.certified
     again = await restarted(scene, make_scene, events=PROMISED)
-    assert monitored_in(again).record.cause == record.cause
+    assert monitored_in(again).record.state.cause == record.state.cause
     fresh = await restarted(again, make_scene, events=PROMISED | {"missed a": 0.06})
-    assert not monitored_in(fresh).record.alarmed
+    assert not monitored_in(fresh).record.state.alarmed
 
 
 async def test_an_event_tightens_by_the_audits_in_which_it_can_occur(make_scene: MakeScene) -> None:
     scene = make_scene(events=PROMISED)
     low = [(0.9, {"missed a": 0.0})] * 4 + [(0.82, {"missed a": 1.0}), (0.82, {}), (0.95, {"invented b": 0.0})]
     feed_events(scene, *low * 100)
-    assert monitored_in(scene).record.cause.startswith("missed a: ")
+    assert monitored_in(scene).record.state.cause.startswith("missed a: ")
     digest = monitored_in(scene).certificate.edge_digest
     assert states_of(scene).alarm_of(scene.held) == ContractAlarm(digest, "missed a")
     assert monitored_in(scene).threshold == 0.9
     assert all(each.test == audit.begin(PROMISED[name]) for name, each in monitored_in(scene).record.events.items())
     rare = make_scene(events=PROMISED, certified=0.81)
     feed_events(rare, *[(0.95, {"missed a": 0.0}), (0.95, {"invented b": 1.0})] * 60)
-    assert monitored_in(rare).record.cause.startswith("invented b: ")
+    assert monitored_in(rare).record.state.cause.startswith("invented b: ")
     assert monitored_in(rare).threshold == math.inf  # its own audits support no score
 
 
@@ -254,7 +253,7 @@ async def test_the_gateways_alarm_names_the_event(make_scene: MakeScene) -> None
     feed_events(scene, *[(0.9, {"missed a": 0.0})] * 60, *[(0.82, {"invented b": 1.0})] * 2)
     notice = ContractNotice(True, escalations_per_hour=None, event="missed a")
     states_of(scene).apply_notice(scene.held, notice)
-    assert monitored_in(scene).record.cause.startswith("missed a: the audits of all devices")
+    assert monitored_in(scene).record.state.cause.startswith("missed a: the audits of all devices")
     assert monitored_in(scene).threshold == 0.9
     assert states_of(scene).alarm_of(scene.held) is None  # it is not reported back
 
@@ -267,13 +266,15 @@ async def test_the_gateways_alarm_is_as_good_as_ones_own(scene: Scene) -> None:
     scene.cloud.notice = ContractNotice(alarm=True, escalations_per_hour=None)
     await scene.infer(0.61)
     monitored = monitored_in(scene)
-    assert monitored.record.alarmed and monitored.record.escalates_all  # no audits here say what may be kept
+    assert (
+        monitored.record.state.alarmed and monitored.record.state.escalates_all
+    )  # no audits here say what may be kept
     assert states_of(scene).quota_per_hour(monitored) == CAREFUL.escalations_per_hour  # the gateway's was taken back
     assert not answer_of(await scene.infer(SURE)).certified
-    before = monitored.record.alarmed_wall_s
+    before = monitored.record.state.alarmed_wall_s
     elapse(scene, 60)
     await scene.infer(0.62)
-    assert monitored.record.alarmed_wall_s == before
+    assert monitored.record.state.alarmed_wall_s == before
 
 
 async def test_devices_of_a_fleet_alarm_later_by_themselves(make_scene: MakeScene) -> None:
@@ -341,8 +342,8 @@ async def test_an_alarm_and_the_evidence_survive_a_restart(make_scene: MakeScene
     assert monitored_in(again).record.events[""].test == evidence
     feed(again, *WORSE)
     once_more = await restarted(again, make_scene)
-    assert monitored_in(once_more).certificate_state == monitored_in(again).certificate_state
-    assert monitored_in(once_more).certificate_state.alarmed
+    assert monitored_in(once_more).record.state == monitored_in(again).record.state
+    assert monitored_in(once_more).record.state.alarmed
     kept = answer_of(await once_more.infer(0.97))
     assert (kept.reason, kept.certified) == (Reason.CONFIDENT, False)
 
@@ -360,10 +361,10 @@ async def test_another_certificate_starts_a_new_test(make_scene: MakeScene) -> N
     scene = make_scene()
     feed(scene, *[(SURE, 0)] * 20)
     again = await restarted(scene, make_scene, certified=0.82)
-    assert not monitored_in(again).record.alarmed
+    assert not monitored_in(again).record.state.alarmed
     assert answer_of(await again.infer(SURE)).certified
     back = await restarted(again, make_scene)
-    assert monitored_in(back).record.alarmed  # a folder that comes back brings its alarm with it
+    assert monitored_in(back).record.state.alarmed  # a folder that comes back brings its alarm with it
 
 
 @pytest.mark.parametrize(
@@ -386,7 +387,7 @@ async def test_a_record_that_cannot_be_read_is_put_aside_and_nothing_is_certifie
     assert states_of(again).problem == ""
     assert monitored_in(again).threshold == 0.8
     states_of(again).apply_notice(again.held, ContractNotice(alarm=True, escalations_per_hour=None))
-    assert monitored_in(again).record.escalates_all  # what audits show still tightens
+    assert monitored_in(again).record.state.escalates_all  # what audits show still tightens
     fresh = await restarted(again, make_scene, certified=0.82)
     assert answer_of(await fresh.infer(SURE)).certified
 
@@ -403,7 +404,7 @@ async def test_a_lost_record_is_not_forgotten_by_a_process_that_dies_before_it_h
     async with saving(scene):
         await turns_until((tmp_path / "certificates.json").exists)
     again = make_scene()
-    assert (states_of(again).problem, monitored_in(again).record.alarmed) == ("", True)
+    assert (states_of(again).problem, monitored_in(again).record.state.alarmed) == ("", True)
 
 
 @pytest.mark.parametrize(("lacks", "problem"), [("room", "cannot be written"), ("threads", "can't start new thread")])
@@ -430,7 +431,7 @@ async def test_a_refused_write_is_retried_without_another_audit(
         await clock.advance(30)
         await turns_until(path.exists)
         (found,) = records.read(path).values()
-        assert found.alarmed
+        assert found.state.alarmed
     await states_of(scene).close()
     assert states_of(scene).problem == ""
 
@@ -468,13 +469,14 @@ async def test_records_are_saved_soon_and_a_refusal_is_logged_once(
 async def test_an_alarm_stays_with_the_certificate_whichever_version_carries_it(make_scene: MakeScene) -> None:
     certificate = monitored_in(make_scene()).certificate
     old = records.begun({}, "m", "3", certificate)
-    assert not old.alarmed
-    old.alarmed, old.cause, old.tightened, old.drawn = True, "broken", 0.9, 7
+    assert not old.state.alarmed
+    old.state, old.drawn = records.CertificateState("broken_on_device", "broken", tightened=0.9), 7
     new = records.begun({"3": old}, "m", "4", certificate)
-    assert (new.version, new.alarmed, new.cause, new.tightened, new.drawn) == ("4", True, "broken", 0.9, 0)
+    assert (new.version, new.state, new.drawn) == ("4", old.state, 0)
+    assert new.state.alarmed
     renewed = msgspec.structs.replace(certificate, n=certificate.n + 1)
-    assert not records.begun({"3": old}, "m", "4", renewed).alarmed
-    assert not records.begun({"3": old}, "other", "4", certificate).alarmed
+    assert not records.begun({"3": old}, "m", "4", renewed).state.alarmed
+    assert not records.begun({"3": old}, "other", "4", certificate).state.alarmed
 
 
 def test_only_the_latest_records_are_kept() -> None:
@@ -505,24 +507,3 @@ def test_damage_to_the_records_is_found_wherever_it_is(tmp_path: Path) -> None:
     path.rename(path.with_name(f"certificates.json{DAMAGED}"))
     with pytest.raises(IntegrityError, match="set aside"):
         records.read(path)
-
-
-def test_recent_counts_forget_slowly_and_fill_the_bins_of_the_histogram() -> None:
-    recent = ScoreHistogram((0.3, 0.6), memory=100)
-    for score in [0.1] * 1000 + [0.3] * 100 + [0.9, math.nan]:
-        recent.add(score)
-    low, middle, high = recent.counts
-    assert sum(recent.counts) == pytest.approx(100, abs=1)
-    assert middle == pytest.approx(63, abs=2)  # 1 - 1 / e of the memory
-    assert high == pytest.approx(0.98, abs=0.02)
-    assert low == pytest.approx(36, abs=2)
-    assert bins_of([0.1, 0.3, 0.9, math.nan], (0.3, 0.6)).tolist() == [0, 1, 2, 0]
-
-
-def test_recent_counts_go_on_where_they_were_left_and_never_overflow() -> None:
-    recent = ScoreHistogram((0.5,), memory=1, counts=(3.0, 1.0))
-    assert recent.counts == [3.0, 1.0]
-    for _ in range(5000):
-        recent.add(0.7)
-    assert recent.counts == [pytest.approx(0.0), pytest.approx(1.0, abs=0.01)]
-    assert ScoreHistogram((0.5,), memory=1, counts=(3.0,)).counts == [0.0, 0.0]  # of other bins

@@ -15,7 +15,7 @@ from bench.support.bundles import with_certificate
 from firstline_core.bundle.manifest import MANIFEST_NAME, encode_manifest, parse_manifest
 from firstline_core.routing import audit
 from firstline_edge.audits import records
-from firstline_edge.audits.records import EventRecord, Record, key_of
+from firstline_edge.audits.records import CertificateState, EventRecord, Record, key_of
 from firstline_edge.audits.samples import Sample, SampleLog
 from firstline_edge.cli import audits
 from firstline_edge.cli.doctor_models import contract_findings
@@ -166,7 +166,7 @@ def test_doctor_reports_an_alarm_of_a_bundle_in_use(tmp_path: Path) -> None:
     records.RecordFile(path).write(records.encode({key: record, "gone": record}))
     (finding,) = contract_findings(settings)
     assert (finding.severity, finding.detail) == (Severity.OK, "10 audits, 3 disagreed")
-    record.alarmed, record.cause = True, "because"
+    record.state = CertificateState("broken_on_device", "because")
     records.RecordFile(path).write(records.encode({key: record}))
     (finding,) = contract_findings(settings)
     assert finding.severity is Severity.WARNING and "an alarm voids its certificate: because" in finding.detail

@@ -1,0 +1,138 @@
+"""Shows the states of the certificates in `status` and in metrics, and announces alarms over MQTT."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+from firstline_core.errors import FirstlineError
+from firstline_core.routing import audit, drift
+from firstline_core.routing.certificate import ALL_ROWS
+from firstline_core.telemetry.logs import logger
+from firstline_core.telemetry.metrics import RequestMetrics
+from firstline_core.telemetry.wording import iso_time
+from firstline_edge.audits.certificate_states import CertificateStates, MonitoredCertificate
+from firstline_edge.audits.records import EventRecord, Record
+from firstline_edge.models.models import DeviceModel
+
+if TYPE_CHECKING:  # paho takes memory, which a device without MQTT need not spend
+    from firstline_edge.cloud.mqtt_link import MqttLink
+
+log = logger(__name__)
+
+_EVENTS_SHOWN = 32
+
+
+def describe(certificates: CertificateStates, model: DeviceModel) -> dict[str, object] | None:
+    """Returns the state of the model's certificate for `status`; None if audits can test none."""
+    monitored = certificates.find(model)
+    if monitored is None:
+        return None
+    record, state, index = monitored.record, monitored.record.state, monitored.stability_index()
+    return {
+        "alarm": state.alarmed,
+        "cause": state.cause or None,
+        "since": _shown(state.alarmed_wall_s) if state.alarmed else None,
+        "tightened": state.tightened,
+        "escalates_all": state.escalates_all,
+        "escalations_per_hour": certificates.quota_per_hour(monitored) if state.alarmed else None,
+        "epsilon": max(monitored.bounds.values()),
+        "e_value": record.e_value,
+        "alarm_at": 1 / certificates.level(monitored),
+        "events": {
+            name: {
+                "epsilon": monitored.bounds[name],
+                "counted": each.counted,
+                "lost": each.occurred,
+                "e_value": audit.e_value(each.test),
+            }
+            for name, each in record.events.items()
+            if name != ALL_ROWS
+        },
+        "audits": {
+            "drawn": record.drawn,
+            "agreed": record.agreed,
+            "disagreed": record.disagreed,
+            "lost": record.unanswered,
+        },
+        "drift": None if index is None else {"index": round(index, 4), "word": drift.word(index)},
+    }
+
+
+async def announce_alarms(alarms: asyncio.Queue[Record], links: Sequence[MqttLink]) -> None:
+    """Announces each alarm over every link, until it is cancelled."""
+    while True:
+        record = await alarms.get()
+        facts = {
+            "event": "contract_alarm",
+            "model": record.model,
+            "version": record.version,
+            "cause": record.state.cause,
+            "threshold": record.state.tightened,
+            "escalates_all": record.state.escalates_all,
+        }
+        for link in links:
+            try:
+                await link.publish_event(facts)
+            except FirstlineError as error:  # the birth message says it at the next connection
+                log.info("alarm not announced over MQTT", error=error.message)
+
+
+def register_metrics(metrics: RequestMetrics, certificates: CertificateStates) -> None:
+    """Registers alarms, evidence and drift by model and version."""
+    by_contract: Mapping[str, tuple[str, Callable[[MonitoredCertificate], float | None]]] = {
+        "contract_alarm": ("1 where the audits broke a certificate.", lambda each: float(each.record.state.alarmed)),
+        "contract_e_value": (
+            "Evidence of the audits against a certificate, 1 at the beginning.",
+            lambda each: each.record.e_value,
+        ),
+        "score_drift": (
+            "Population stability index of the latest scores against the certificate's, beyond chance.",
+            MonitoredCertificate.stability_index,
+        ),
+    }
+    for name, (description, of) in by_contract.items():
+        metrics.readings(name, description, ("model", "version"), partial(_by_contract, certificates, of))
+    by_event: Mapping[str, tuple[str, Callable[[EventRecord], float]]] = {
+        "contract_event_audits": ("Audits in which the event can occur.", lambda each: each.counted),
+        "contract_event_e_value": (
+            "Evidence of the audits against the promise about an event.",
+            lambda each: audit.e_value(each.test),
+        ),
+    }
+    for name, (description, read) in by_event.items():
+        metrics.readings(name, description, ("model", "version", "event"), partial(_by_event, certificates, read))
+
+
+def _by_contract(
+    certificates: CertificateStates, of: Callable[[MonitoredCertificate], float | None]
+) -> dict[tuple[str, ...], float]:
+    """Returns the worst value of each model's variants."""
+    found: dict[tuple[str, ...], float] = {}
+    for monitored in certificates:
+        labels, value = (monitored.record.model, monitored.record.version), of(monitored)
+        if value is not None:
+            found[labels] = max(value, found.get(labels, value))
+    return found
+
+
+def _by_event(certificates: CertificateStates, read: Callable[[EventRecord], float]) -> dict[tuple[str, ...], float]:
+    """Returns the values of each model's events; of a model with many events, of those with most evidence."""
+    worst: dict[tuple[str, str], dict[str, EventRecord]] = {}
+    for monitored in certificates:
+        known = worst.setdefault((monitored.record.model, monitored.record.version), {})
+        for event, each in monitored.record.events.items():
+            held = known.get(event)
+            if event != ALL_ROWS and (held is None or audit.e_value(each.test) > audit.e_value(held.test)):
+                known[event] = each
+    return {
+        (*version, event): read(each)
+        for version, by_event in worst.items()
+        for event, each in sorted(by_event.items(), key=lambda item: -audit.e_value(item[1].test))[:_EVENTS_SHOWN]
+    }
+
+
+def _shown(wall_s: float) -> str:
+    return iso_time(wall_s).replace("+00:00", "Z")
