@@ -18,6 +18,7 @@ from support.waiting import until
 
 from firstline.release.publishing import PushedConfiguration, push_configuration
 from firstline_core.fleet.twin import DesiredConfiguration
+from firstline_core.fleet.update import UpdateKind
 from firstline_edge.__main__ import main
 from firstline_edge.api.access import access_of
 from firstline_edge.api.operations import birth_message
@@ -25,7 +26,7 @@ from firstline_edge.app import EdgeAgent
 from firstline_edge.settings.settings import EdgeSettings
 from firstline_gateway.rollouts.commands import Command
 from firstline_gateway.rollouts.judgement.verdict import Limit, Rules
-from firstline_gateway.rollouts.rollout import Definition, Stage, Subject
+from firstline_gateway.rollouts.rollout import Definition, Stage
 
 CAREFUL = """
 name = "careful"
@@ -84,7 +85,7 @@ async def test_a_rollout_configures_a_running_agent_and_rolls_back(
         (Stage(1.0, soak_s=0.0),),
         UNSEEN,
         held_back=0.0,
-        what=Subject.CONFIGURATION,
+        what=UpdateKind.CONFIGURATION,
     )
     answers: list[str] = []
     over = asyncio.Event()

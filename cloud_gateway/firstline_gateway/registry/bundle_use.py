@@ -7,18 +7,18 @@ from typing import NamedTuple
 
 from sqlalchemy import Connection
 
-MODEL, CONFIGURATION = "model", "configuration"
+from firstline_core.fleet.update import UpdateKind
 
 
 class SignedVersion(NamedTuple):
-    """One version of a bundle or of a configuration (`kind`)."""
+    """One version of a bundle or of a configuration."""
 
-    kind: str
+    what: UpdateKind
     name: str
     version: int
 
     def __str__(self) -> str:
-        return f"{'' if self.kind == MODEL else f'{self.kind} '}{self.name} version {self.version}"
+        return f"{'' if self.what is UpdateKind.MODEL else f'{self.what} '}{self.name} version {self.version}"
 
 
 BundleUse = Callable[[Connection, Collection[SignedVersion]], str | None]

@@ -12,6 +12,7 @@ from firstline_core.errors import IntegrityError, RequestError
 from firstline_core.fleet.configuration import configuration_at
 from firstline_core.fleet.registry import BundleEntry, ConfigurationEntry
 from firstline_core.fleet.target import bundle_of_target, find_bundle, listed_bundles
+from firstline_core.fleet.update import UpdateKind
 from firstline_core.storage.artefact import SignedFile
 from firstline_gateway.registry import records, signing
 from firstline_gateway.store.store import Store
@@ -141,16 +142,16 @@ class CatalogueReader:
         aliases = await self._store.read(lambda connection: records.aliases(connection, name))
         return entry_of(catalogue, (name, version), tuple(one.alias for one in aliases if one.version == version))
 
-    async def listed(self, kind: str, name: str, version: int) -> ListedVersion | None:
+    async def listed(self, what: UpdateKind, name: str, version: int) -> ListedVersion | None:
         """Returns a model or a configuration; None if it is not listed.
 
         Args:
-            kind: as in `twin.Update.what`.
-            name: of the model or configuration.
+            what: whether it is a model or a configuration.
+            name: of it.
             version: likewise.
         """
         catalogue, key = await self.current(), (name, version)
-        if kind == "configuration":
+        if what is UpdateKind.CONFIGURATION:
             found = (one.sha256 for one in catalogue.configurations if (one.name, one.version) == key)
             return next((ListedVersion(sha256, 0) for sha256 in found), None)
         if key not in catalogue.bundles:

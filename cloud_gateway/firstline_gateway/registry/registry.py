@@ -21,12 +21,13 @@ from tuf.api.metadata import Root
 from firstline_core.clock import Clock
 from firstline_core.errors import ConfigError, ConflictError, NotFoundError, NotReadyError
 from firstline_core.fleet import registry as wire
+from firstline_core.fleet.update import UpdateKind
 from firstline_core.telemetry.logs import logger
 from firstline_gateway import audit_log
 from firstline_gateway.identity.authorities import AuthorityFolder
 from firstline_gateway.registry import records, signing
 from firstline_gateway.registry.aliases import Aliases
-from firstline_gateway.registry.bundle_use import CONFIGURATION, MODEL, BundleUse, SignedVersion
+from firstline_gateway.registry.bundle_use import BundleUse, SignedVersion
 from firstline_gateway.registry.catalogue import Catalogue, CatalogueReader, catalogue_of, check_listed
 from firstline_gateway.registry.files import Blobs, Files, LocalBlobs
 from firstline_gateway.registry.records import Document, Head
@@ -241,14 +242,14 @@ class Registry:
 
 
 def _versions(catalogue: Catalogue) -> set[SignedVersion]:
-    models = {SignedVersion(MODEL, *key) for key in catalogue.bundles}
-    others = {SignedVersion(CONFIGURATION, each.name, each.version) for each in catalogue.configurations}
+    models = {SignedVersion(UpdateKind.MODEL, *key) for key in catalogue.bundles}
+    others = {SignedVersion(UpdateKind.CONFIGURATION, each.name, each.version) for each in catalogue.configurations}
     return models | others
 
 
 def _words(signed: SignedVersion) -> str:
     """Returns a version as the audit log has it."""
-    return f"{'' if signed.kind == MODEL else 'configuration '}{signed.name} {signed.version}"
+    return f"{'' if signed.what is UpdateKind.MODEL else 'configuration '}{signed.name} {signed.version}"
 
 
 def open_blobs(where: str, *, endpoint: str = "", region: str = "") -> Blobs:

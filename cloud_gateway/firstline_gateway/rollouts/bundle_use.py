@@ -48,7 +48,7 @@ def _target(rollout: Rollout, removed: Collection[SignedVersion]) -> SignedVersi
 def _previous(connection: Connection, rollout: Rollout, removed: Collection[SignedVersion]) -> SignedVersion | None:
     """Returns a version that a device ran before the offer, or is to run until it gets one, if it is one of these."""
     definition = rollout.definition
-    if not any((each.kind, each.name) == (definition.what, definition.bundle) for each in removed):
+    if not any((each.what, each.name) == (definition.what, definition.bundle) for each in removed):
         return None
     found = {
         version

@@ -13,8 +13,8 @@ from msgspec import Struct
 from msgspec.structs import asdict, replace
 
 from firstline_core.fleet import twin
-from firstline_core.fleet.update import UNSUCCESSFUL, UpdateState
-from firstline_gateway.rollouts.rollout import Assignment, DeviceState, Rollout, Subject
+from firstline_core.fleet.update import UNSUCCESSFUL, UpdateKind, UpdateState
+from firstline_gateway.rollouts.rollout import Assignment, DeviceState, Rollout
 
 _S = DeviceState
 
@@ -49,16 +49,16 @@ class DeviceView(Struct, frozen=True):
     board: str = ""
 
 
-def desired_of(document: twin.Desired, subject: Subject, name: str) -> twin.DesiredVersion | None:
+def desired_of(document: twin.Desired, what: UpdateKind, name: str) -> twin.DesiredVersion | None:
     """Returns the desired version of a bundle with this name, or of the device's configuration, whatever its name."""
-    if subject is Subject.CONFIGURATION:
+    if what is UpdateKind.CONFIGURATION:
         return document.configuration
     return next((each for each in document.models if each.name == name), None)
 
 
-def with_desired(document: twin.Desired, subject: Subject, version: twin.DesiredVersion) -> twin.Desired:
+def with_desired(document: twin.Desired, what: UpdateKind, version: twin.DesiredVersion) -> twin.Desired:
     """Returns a device's document with another desired version."""
-    if subject is Subject.CONFIGURATION:
+    if what is UpdateKind.CONFIGURATION:
         return replace(document, configuration=twin.DesiredConfiguration(**asdict(version)))
     others = tuple(each for each in document.models if each.name != version.name)
     models = (*others, twin.DesiredModel(**asdict(version)))
@@ -71,24 +71,24 @@ def with_audits(document: twin.Desired, bundle: str, *, wanted: bool) -> twin.De
     return replace(document, audits=tuple(sorted(others | {bundle} if wanted else others)))
 
 
-def model_of(reported: twin.Reported | None, subject: Subject, name: str) -> twin.RunningModel | None:
+def model_of(reported: twin.Reported | None, what: UpdateKind, name: str) -> twin.RunningModel | None:
     """Returns the version of a bundle that a device reports to run; None if it reports none, or for a configuration."""
-    models = reported.models if reported is not None and subject is Subject.MODEL else ()
+    models = reported.models if reported is not None and what is UpdateKind.MODEL else ()
     return next((each for each in models if each.name == name), None)
 
 
-def version_of(reported: twin.Reported | None, subject: Subject, name: str) -> int:
+def version_of(reported: twin.Reported | None, what: UpdateKind, name: str) -> int:
     """Returns the version that a device reports to run; 0 if it reports none, or another name."""
-    if reported is not None and subject is Subject.CONFIGURATION:
+    if reported is not None and what is UpdateKind.CONFIGURATION:
         return reported.configuration if reported.configuration_name == name else 0
-    model = model_of(reported, subject, name)
+    model = model_of(reported, what, name)
     return model.version if model is not None else 0
 
 
-def update_of(reported: twin.Reported | None, subject: Subject, name: str) -> twin.Update | None:
+def update_of(reported: twin.Reported | None, what: UpdateKind, name: str) -> twin.Update | None:
     """Returns the latest update that a device reports."""
     updates = reported.updates if reported is not None else ()
-    return next((each for each in updates if each.name == name and each.what == subject), None)
+    return next((each for each in updates if each.name == name and each.what == what), None)
 
 
 def is_reachable(device: DeviceView | None, silent_s: float) -> bool:

@@ -15,6 +15,7 @@ from typing import Any
 from msgspec.structs import replace
 from sqlalchemy import Connection, Row, select
 
+from firstline_core.fleet.update import UpdateKind
 from firstline_core.hardware.catalogue import Catalogue
 from firstline_core.routing import audit
 from firstline_core.types import ModelKey
@@ -26,7 +27,7 @@ from firstline_gateway.identity.enrolment import revoked_devices
 from firstline_gateway.rollouts import records
 from firstline_gateway.rollouts.device_progress import DeviceView, desired_of, model_of, update_of, version_of
 from firstline_gateway.rollouts.judgement.figures import Period
-from firstline_gateway.rollouts.rollout import Definition, Subject
+from firstline_gateway.rollouts.rollout import Definition
 from firstline_gateway.store.schema import batched
 
 _C = DEVICES.c
@@ -124,7 +125,7 @@ class FleetView:
 
 def contract_alarm(connection: Connection, definition: Definition) -> str:
     """Returns the contract alarm of the version that a rollout brings, in a sentence; "" without one."""
-    if definition.what is not Subject.MODEL:
+    if definition.what is not UpdateKind.MODEL:
         return ""
     pool = contract_records.alarmed(connection, ModelKey(definition.bundle, definition.version))
     if pool is None:

@@ -21,6 +21,7 @@ from firstline_core.bundle.manifest import MANIFEST_NAME
 from firstline_core.clock import Clock, end_tasks, first_of
 from firstline_core.errors import ConflictError, FirstlineError, NotFoundError, NotReadyError
 from firstline_core.fleet.target import ListedBundle, find_bundle, target_path
+from firstline_core.fleet.update import UpdateKind
 from firstline_core.telemetry.logs import logger
 from firstline_core.types import ModelKey
 from firstline_gateway.background import PeriodicTask
@@ -30,7 +31,7 @@ from firstline_gateway.models.repository import Repository, ServedModel
 from firstline_gateway.models.residency import Orders
 from firstline_gateway.registry.catalogue import CatalogueReader
 from firstline_gateway.rollouts import records
-from firstline_gateway.rollouts.rollout import Definition, Subject
+from firstline_gateway.rollouts.rollout import Definition
 from firstline_gateway.store.schema import Document
 from firstline_gateway.store.store import Store
 
@@ -93,7 +94,7 @@ class FullModels:
             ConflictError: another full model is served under that version, or an operator unloaded the model.
             FirstlineError: the model cannot be fetched.
         """
-        if definition.what is not Subject.MODEL:
+        if definition.what is not UpdateKind.MODEL:
             return
         key = ModelKey(definition.bundle, definition.version)
         try:
@@ -235,6 +236,6 @@ def needed(connection: Connection, since_s: float) -> set[ModelKey]:
     found = {ModelKey(model.name, model.version) for model in models if not model.undone}
     for rollout_id in records.active(connection):
         rollout = records.find(connection, rollout_id)
-        if rollout is not None and rollout.definition.what is Subject.MODEL:
+        if rollout is not None and rollout.definition.what is UpdateKind.MODEL:
             found.add(ModelKey(rollout.definition.bundle, rollout.definition.version))
     return found

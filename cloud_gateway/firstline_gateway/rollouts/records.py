@@ -256,11 +256,10 @@ def apply(connection: sa.Connection, before: Rollout, changes: Changes, wall_s: 
     set_baselines(connection, before.id, changes.before, changes.start)
     if changes.look is not None:
         add_look(connection, before.id, changes.look)
-    subject = before.definition.what
 
     def desire(name: str, document: Desired) -> Desired:
         if name in changes.desired:
-            document = with_desired(document, subject, changes.desired[name])
+            document = with_desired(document, before.definition.what, changes.desired[name])
         if name in changes.audits:
             document = with_audits(document, before.definition.judged_bundle, wanted=changes.audits[name])
         return document

@@ -1,4 +1,4 @@
-"""A rollout: its subject, rules and stages, which devices each stage takes, and its states and those of its devices.
+"""A rollout: what it brings, its rules and stages, the devices of each stage, and its states and those of its devices.
 
 Chance divides the devices: each has a place in [0, 1) by a hash of the rollout's salt and its name. A stage takes the
 devices with the lowest places, so that a growing share keeps its devices, and devices that join later have a place too.
@@ -35,16 +35,9 @@ from firstline_core.fleet.twin import (
     Window,
     Withdrawn,
 )
+from firstline_core.fleet.update import UpdateKind
 from firstline_core.types import Name, Sha256
 from firstline_gateway.rollouts.judgement.verdict import Rules
-
-
-class Subject(StrEnum):
-    """The subject of a rollout; the values are those of `twin.Update.what`."""
-
-    MODEL = "model"
-    CONFIGURATION = "configuration"
-
 
 _PLACES = 1 << 64
 Share = Annotated[float, Meta(gt=0, le=1)]
@@ -104,7 +97,7 @@ class Definition(Struct, frozen=True, forbid_unknown_fields=True):
     salt: Annotated[str, Meta(max_length=64)] = ""
     approval: bool = False
     silent_s: Annotated[float, Meta(ge=10, le=86_400)] = 900.0
-    what: Subject = Subject.MODEL
+    what: UpdateKind = UpdateKind.MODEL
 
     def __post_init__(self) -> None:
         parse_selector(self.selector)
@@ -121,7 +114,7 @@ class Definition(Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def needs_audits(self) -> bool:
         """Returns whether its stages are promoted only after audits of edge answers; a configuration's never."""
-        return self.what is Subject.MODEL and self.rules.need_audits
+        return self.what is UpdateKind.MODEL and self.rules.need_audits
 
     @property
     def places_salt(self) -> str:
@@ -131,18 +124,18 @@ class Definition(Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def title(self) -> str:
         """Returns what it brings, in words."""
-        what = "" if self.what is Subject.MODEL else f"{self.what} "
+        what = "" if self.what is UpdateKind.MODEL else f"{self.what} "
         return f"{what}{self.bundle} version {self.version}"
 
     @property
-    def document_key(self) -> tuple[Subject, str]:
+    def document_key(self) -> tuple[UpdateKind, str]:
         """Returns its key in a device's desired document: one for each bundle, and one for all configurations."""
-        return self.what, self.bundle if self.what is Subject.MODEL else ""
+        return self.what, self.bundle if self.what is UpdateKind.MODEL else ""
 
     @property
     def judged_bundle(self) -> str:
         """Returns the bundle whose answers are judged; "" for all bundles, which a configuration affects."""
-        return self.bundle if self.what is Subject.MODEL else ""
+        return self.bundle if self.what is UpdateKind.MODEL else ""
 
 
 class StageGroups(NamedTuple):

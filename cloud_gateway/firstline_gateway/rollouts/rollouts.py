@@ -18,6 +18,7 @@ from firstline_core.errors import ConflictError, ForbiddenError, NotFoundError
 from firstline_core.fleet import rollout as wire
 from firstline_core.fleet.persons import same_person
 from firstline_core.fleet.selector import parse_selector
+from firstline_core.fleet.update import UpdateKind
 from firstline_core.ids import new_request_id
 from firstline_gateway import audit_log
 from firstline_gateway.fleet import devices
@@ -25,7 +26,7 @@ from firstline_gateway.rollouts import records
 from firstline_gateway.rollouts.commands import Command, command_changes, consequences, state_after
 from firstline_gateway.rollouts.fleet_view import FleetCache, FleetView, contract_alarm
 from firstline_gateway.rollouts.plan import no_device_warning, plan
-from firstline_gateway.rollouts.rollout import LIVE, Definition, DeviceState, Rollout, RolloutState, Subject
+from firstline_gateway.rollouts.rollout import LIVE, Definition, DeviceState, Rollout, RolloutState
 from firstline_gateway.rollouts.step import Now
 from firstline_gateway.store.service_clock import ServiceClock
 from firstline_gateway.store.store import Store
@@ -36,8 +37,8 @@ if TYPE_CHECKING:  # loads python-tuf, which a gateway without a registry does n
 _LOOKS = 200  # a page of them
 
 _T = TypeVar("_T")
-FindListed = Callable[[str, str, int], Awaitable["ListedVersion | None"]]
-"""Returns a signed "model" or "configuration" by name and version; None if it is not signed."""
+FindListed = Callable[[UpdateKind, str, int], Awaitable["ListedVersion | None"]]
+"""Returns a signed model or configuration by name and version; None if it is not signed."""
 
 
 @dataclass(eq=False)
@@ -206,7 +207,7 @@ class Rollouts:
         now = Now(self.service.now_s(), self.clock.wall_s())
         listed = await self._listed(definition)
         # A version that the registry does not list may have one certified variant.
-        contracts = listed.contracts if listed is not None else int(definition.what is Subject.MODEL)
+        contracts = listed.contracts if listed is not None else int(definition.what is UpdateKind.MODEL)
         has_full_model = listed is None or bool(listed.full_digest)
 
         def read(connection: Connection) -> wire.Plan:
@@ -243,7 +244,7 @@ class Rollouts:
     async def _listed(self, definition: Definition) -> ListedVersion | None:
         if self.find_listed is None:
             return None
-        return await self.find_listed(definition.what.value, definition.bundle, definition.version)
+        return await self.find_listed(definition.what, definition.bundle, definition.version)
 
 
 def _check_contract(connection: Connection, definition: Definition) -> None:
@@ -271,7 +272,7 @@ def _supersede(connection: Connection, newer: Rollout, by: str, now: Now) -> Non
 def _conflicting(connection: Connection, newer: Definition) -> list[Rollout]:
     """Returns the live rollouts of the same bundle; of a configuration, also those that select one of its devices."""
     live = [rollout for rollout in records.in_states(connection, *LIVE) if rollout.definition.what is newer.what]
-    tags = [] if newer.what is Subject.MODEL else _selected_tags(connection, newer)
+    tags = [] if newer.what is UpdateKind.MODEL else _selected_tags(connection, newer)
     return [
         rollout
         for rollout in live

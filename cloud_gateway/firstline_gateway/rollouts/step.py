@@ -22,6 +22,7 @@ from msgspec.structs import asdict, replace
 from firstline_core.fleet.rollout import Look
 from firstline_core.fleet.selector import parse_selector
 from firstline_core.fleet.twin import DesiredVersion
+from firstline_core.fleet.update import UpdateKind
 from firstline_core.telemetry.wording import counted
 from firstline_gateway.fleet.totals import Totals
 from firstline_gateway.rollouts.device_progress import (
@@ -47,7 +48,6 @@ from firstline_gateway.rollouts.rollout import (
     Rollout,
     RolloutState,
     StageGroups,
-    Subject,
     divide,
     due,
     place,
@@ -458,12 +458,12 @@ def _observed(rollout: Rollout, assignments: Mapping[str, Assignment], view: Vie
             totals.get(each.device),
             silent=not is_reachable(shown, definition.silent_s),
             # A device that was away or silent may have answered with the version before during the observation.
-            audits_of=definition.version if each.state is _S.DONE and definition.what is Subject.MODEL else None,
+            audits_of=definition.version if each.state is _S.DONE and definition.what is UpdateKind.MODEL else None,
         )
         device = _with_audits(device, shown, definition)
         if each.reachable:
             (groups.treated if each.treated else groups.control).append(device)
-        if each.state is _S.DONE and definition.what is Subject.MODEL:
+        if each.state is _S.DONE and definition.what is UpdateKind.MODEL:
             groups.running.append(device)
     return groups
 

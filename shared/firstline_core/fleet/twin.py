@@ -220,7 +220,7 @@ class Update(Struct, frozen=True):
     """The state of an update.
 
     Attributes:
-        what: "model" or "configuration".
+        what: an `UpdateKind`; other values come from newer devices.
         reason: code of an error, or another machine-readable word; "" without a problem.
         message: one sentence, or "".
         received_bytes: of `total_bytes`, which is 0 while it is unknown.

@@ -1,4 +1,4 @@
-"""The states of one update on one device, and the allowed transitions.
+"""The kinds of updates, the states of one update on one device, and the allowed transitions.
 
     OFFERED -> DOWNLOADING -> VERIFIED -> STAGED -> TRIAL -> COMMITTED
        |            |            |          |         |          |
@@ -14,6 +14,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from enum import StrEnum
 from types import MappingProxyType
+
+
+class UpdateKind(StrEnum):
+    """What an update or a rollout brings to devices."""
+
+    MODEL = "model"
+    CONFIGURATION = "configuration"
 
 
 class UpdateState(StrEnum):

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from firstline_core.errors import IntegrityError, RequestError
 from firstline_core.fleet.twin import DesiredConfiguration, DesiredModel, Update
-from firstline_core.fleet.update import ENDED, UpdateState, may_follow
+from firstline_core.fleet.update import ENDED, UpdateKind, UpdateState, may_follow
 from firstline_core.storage.files import system_reason
 from firstline_core.storage.structs import read_struct, write_struct
 from firstline_core.telemetry.logs import logger
@@ -95,7 +95,7 @@ class Record(Struct, Generic[Target], frozen=True):
             self.target.name,
             self.target.version,
             self.state,
-            what="model" if isinstance(self.target, DesiredModel) else "configuration",
+            what=UpdateKind.MODEL if isinstance(self.target, DesiredModel) else UpdateKind.CONFIGURATION,
             rollout=self.target.rollout,
             reason=self.reason[:64],
             message=self.message[:_MESSAGE_CHARS],

@@ -9,7 +9,8 @@ from msgspec.structs import replace
 from support.databases import sqlite_store
 
 from firstline_core.fleet.twin import DesiredModel
-from firstline_gateway.registry.bundle_use import CONFIGURATION, MODEL, SignedVersion
+from firstline_core.fleet.update import UpdateKind
+from firstline_gateway.registry.bundle_use import SignedVersion
 from firstline_gateway.rollouts import records
 from firstline_gateway.rollouts.bundle_use import reason_to_keep
 from firstline_gateway.rollouts.rollout import Assignment, Definition, DeviceState, Rollout, RolloutState
@@ -41,8 +42,8 @@ def test_what_a_rollout_needs_stays(tmp_path: Path, state: RolloutState, version
         records.put(connection, replace(rollout, state=state))
         told = Assignment("d", 0, True, True, 0, DeviceState.DONE, 1.0, OLD, 1)
         records.assign(connection, "r", [told])
-        reason = reason_to_keep(connection, {SignedVersion(MODEL, "cameras", version)})
-        assert reason_to_keep(connection, {SignedVersion(MODEL, "others", version)}) is None
-        assert reason_to_keep(connection, {SignedVersion(CONFIGURATION, "cameras", version)}) is None
+        reason = reason_to_keep(connection, {SignedVersion(UpdateKind.MODEL, "cameras", version)})
+        assert reason_to_keep(connection, {SignedVersion(UpdateKind.MODEL, "others", version)}) is None
+        assert reason_to_keep(connection, {SignedVersion(UpdateKind.CONFIGURATION, "cameras", version)}) is None
     database.close()
     assert reason is None if said is None else said in (reason or "")

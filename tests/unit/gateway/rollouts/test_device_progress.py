@@ -8,32 +8,32 @@ from msgspec.structs import asdict
 
 from firstline_core.fleet.telemetry import ModelCounts
 from firstline_core.fleet.twin import Desired, DesiredVersion, Reported, RunningModel, Update, Window
-from firstline_core.fleet.update import UpdateState
+from firstline_core.fleet.update import UpdateKind, UpdateState
 from firstline_gateway.fleet.totals import Totals, gained
 from firstline_gateway.rollouts.device_progress import desired_of, update_of, version_of, with_desired
-from firstline_gateway.rollouts.rollout import Definition, Subject
+from firstline_gateway.rollouts.rollout import Definition
 
 QUIET = DesiredVersion("quiet", 2, "1" * 64, "r1", 1.0, 2.0, Window(60, 30), attempt=3, undone=True)
 DIGITS = DesiredVersion("digits", 1, "0" * 64)
 
 
-def desired_in(document: Desired, subject: Subject, name: str) -> DesiredVersion:
+def desired_in(document: Desired, subject: UpdateKind, name: str) -> DesiredVersion:
     found = desired_of(document, subject, name)
     assert found is not None
     return DesiredVersion(**asdict(found))
 
 
-@pytest.mark.parametrize("subject", Subject)
-def test_a_desired_version_is_read_as_it_was_written(subject: Subject) -> None:
+@pytest.mark.parametrize("subject", UpdateKind)
+def test_a_desired_version_is_read_as_it_was_written(subject: UpdateKind) -> None:
     assert desired_in(with_desired(Desired(1), subject, QUIET), subject, "quiet") == QUIET
 
 
 def test_a_device_has_one_configuration_and_several_bundles() -> None:
-    document = with_desired(with_desired(Desired(1), Subject.CONFIGURATION, DIGITS), Subject.CONFIGURATION, QUIET)
-    assert document.models == () and desired_in(document, Subject.CONFIGURATION, "any name") == QUIET
-    document = with_desired(with_desired(document, Subject.MODEL, QUIET), Subject.MODEL, DIGITS)
+    document = with_desired(with_desired(Desired(1), UpdateKind.CONFIGURATION, DIGITS), UpdateKind.CONFIGURATION, QUIET)
+    assert document.models == () and desired_in(document, UpdateKind.CONFIGURATION, "any name") == QUIET
+    document = with_desired(with_desired(document, UpdateKind.MODEL, QUIET), UpdateKind.MODEL, DIGITS)
     assert [model.name for model in document.models] == ["digits", "quiet"]
-    assert desired_in(document, Subject.MODEL, "digits") == DIGITS
+    assert desired_in(document, UpdateKind.MODEL, "digits") == DIGITS
 
 
 def test_a_bundle_and_a_configuration_may_have_the_same_name() -> None:
@@ -42,10 +42,10 @@ def test_a_bundle_and_a_configuration_may_have_the_same_name() -> None:
     said = Reported(
         "s", 1, 1, (RunningModel("quiet", 7),), (model, configuration), configuration=2, configuration_name="quiet"
     )
-    assert (version_of(said, Subject.MODEL, "quiet"), version_of(said, Subject.CONFIGURATION, "quiet")) == (7, 2)
-    assert update_of(said, Subject.MODEL, "quiet") == model
-    assert update_of(said, Subject.CONFIGURATION, "quiet") == configuration
-    assert version_of(said, Subject.CONFIGURATION, "loud") == 0 == version_of(None, Subject.MODEL, "quiet")
+    assert (version_of(said, UpdateKind.MODEL, "quiet"), version_of(said, UpdateKind.CONFIGURATION, "quiet")) == (7, 2)
+    assert update_of(said, UpdateKind.MODEL, "quiet") == model
+    assert update_of(said, UpdateKind.CONFIGURATION, "quiet") == configuration
+    assert version_of(said, UpdateKind.CONFIGURATION, "loud") == 0 == version_of(None, UpdateKind.MODEL, "quiet")
 
 
 def test_a_configuration_is_judged_by_all_answers_of_a_device() -> None:
@@ -57,9 +57,9 @@ def test_a_configuration_is_judged_by_all_answers_of_a_device() -> None:
 def test_a_definition_without_a_subject_brings_a_bundle() -> None:
     stored = b'{"bundle": "digits", "version": 2, "manifest_sha256": "%s"}' % (b"0" * 64)
     definition = msgspec.json.decode(stored, type=Definition)
-    assert (definition.what, definition.judged_bundle) == (Subject.MODEL, "digits")
+    assert (definition.what, definition.judged_bundle) == (UpdateKind.MODEL, "digits")
 
 
 def test_a_report_without_a_configuration_name_is_read() -> None:
     reported = msgspec.json.decode(b'{"session": "s", "sequence": 1, "configuration": 0}', type=Reported)
-    assert version_of(reported, Subject.CONFIGURATION, "quiet") == 0
+    assert version_of(reported, UpdateKind.CONFIGURATION, "quiet") == 0

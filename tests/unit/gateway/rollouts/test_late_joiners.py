@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from msgspec.structs import replace
 
 from firstline_core.fleet.twin import DesiredModel
+from firstline_core.fleet.update import UpdateKind
 from firstline_gateway.rollouts.device_progress import DeviceView, target
 from firstline_gateway.rollouts.late_joiners import in_force, join_changes
-from firstline_gateway.rollouts.rollout import Assignment, Definition, DeviceState, Rollout, RolloutState, Subject
+from firstline_gateway.rollouts.rollout import Assignment, Definition, DeviceState, Rollout, RolloutState
 from firstline_gateway.rollouts.step import Changes, Now
 
 NOW = Now(5000.0, 1.7e9)
@@ -140,7 +141,7 @@ def test_a_newer_rollout_for_the_same_devices_replaces_the_older() -> None:
 def test_configurations_of_different_names_replace_each_other() -> None:
     def configured(name: str, started_s: float, bundle: str) -> Rollout:
         changes = completed(name, started_s)
-        return replace(changes, definition=replace(changes.definition, bundle=bundle, what=Subject.CONFIGURATION))
+        return replace(changes, definition=replace(changes.definition, bundle=bundle, what=UpdateKind.CONFIGURATION))
 
     older, newer = configured("r1", 10.0, "quiet"), configured("r2", 20.0, "loud")
     assert [each.id for each in in_force([older, newer, completed("r3", 5.0)])] == ["r2", "r3"]

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from firstline_core.fleet.telemetry import ModelCounts
 from firstline_core.fleet.twin import DesiredModel, RunningModel, Update
-from firstline_core.fleet.update import UpdateState
+from firstline_core.fleet.update import UpdateKind, UpdateState
 from firstline_gateway.fleet.totals import Totals
 from firstline_gateway.rollouts.commands import Command, command_changes
 from firstline_gateway.rollouts.device_progress import DeviceView
@@ -28,7 +28,6 @@ from firstline_gateway.rollouts.rollout import (
     Rollout,
     RolloutState,
     Stage,
-    Subject,
 )
 from firstline_gateway.rollouts.step import Changes, Now, step
 
@@ -574,12 +573,12 @@ def test_audits_of_the_version_before_do_not_lower_the_disagreement_of_a_device_
 
 def test_the_promotion_of_a_configuration_says_nothing_about_audits() -> None:
     fleet = simulated_fleet(20, Stage(0.5, soak_s=60))
-    definition = replace(fleet.rollout.definition, what=Subject.CONFIGURATION)
+    definition = replace(fleet.rollout.definition, what=UpdateKind.CONFIGURATION)
     fleet.rollout = replace(fleet.rollout, definition=definition)
     fleet.advance()
     for name, each in fleet.assignments.items():
         if each.treated:
-            update = Update("cameras", 2, UpdateState.COMMITTED, rollout="r", what=Subject.CONFIGURATION)
+            update = Update("cameras", 2, UpdateState.COMMITTED, rollout="r", what=UpdateKind.CONFIGURATION)
             fleet.change(name, update=update, version=2)
     fleet.advance(1)
     look = step(fleet.rollout, fleet.assignments, fleet, Now(61.0, 1.7e9 + 61.0)).look
@@ -664,7 +663,7 @@ def test_a_plan_names_what_prevents_audits() -> None:
     fleet.change("d01", audits_off="audit.per_hour")
     assert "is held, and audit.per_hour is 0 on 1 device." in unaudited(definition)
     assert unaudited(replace(definition, rules=Rules(ignored=("disagreement",)))) == ""
-    assert unaudited(replace(definition, what=Subject.CONFIGURATION)) == ""
+    assert unaudited(replace(definition, what=UpdateKind.CONFIGURATION)) == ""
 
 
 def test_devices_that_are_revoked_are_neither_waited_for_nor_judged() -> None:
