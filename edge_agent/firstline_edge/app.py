@@ -313,11 +313,11 @@ class EdgeAgent:
 
     def _open_cascade(self, opened: AsyncExitStack) -> None:
         settings, clock, traffic = self._configured, self._clock, LiveTraffic()
-        policy, spending, uplink = policy_from(settings.policy), self.spending, self.links.uplink
+        policy, spending, chain = policy_from(settings.policy), self.spending, self.links.chain
         reserve_s = settings.policy.deadline_reserve_ms / 1000
         self.model_refusals = ModelRefusals(clock)
         self.audit_sender = AuditSender(
-            uplink,
+            chain,
             self.cache,
             self.certificates,
             traffic,
@@ -340,13 +340,11 @@ class EdgeAgent:
         )
         self.live_settings = LiveSettings(self.router, self.certificates, self.auditor, spending)
         self.client = CloudClient(
-            uplink, self.cache, clock, self.model_refusals, contracts=self.certificates, traffic=traffic
+            chain, self.cache, clock, self.model_refusals, contracts=self.certificates, traffic=traffic
         )
         opened.push_async_callback(self.client.close)
         self.hedging = Hedging(self.client, clock, settings.hedge, reserve_s, spending)
-        correction_client = CorrectionClient(
-            self.links.chain, self.models, self.certificates, self.model_refusals, clock
-        )
+        correction_client = CorrectionClient(chain, self.models, self.certificates, self.model_refusals, clock)
         self._deliver = partial(
             deliver_corrections,
             self.outbox,

@@ -118,8 +118,9 @@ class Echo:
 class FakeCloud:
     """A gateway that is certain of "no", but where it `agrees`, after `gate` opens; or fails with `error`."""
 
-    def __init__(self, digest: str) -> None:
+    def __init__(self, digest: str, *, linked: bool = True) -> None:
         self.digest = digest
+        self.linked = linked
         self.error: FirstlineError | None = None
         self.gate: asyncio.Event | None = None
         self.spoil: Callable[[InferResponse], InferResponse] | None = None
@@ -129,7 +130,7 @@ class FakeCloud:
         self.deadlines_s: list[float | None] = []
         self.p95_s: float | None = None
         self.cancelled = 0
-        self.available = True
+        self.available = linked
 
     def predicted_s(self, size_bytes: int) -> float | None:
         return self.p95_s
@@ -252,7 +253,7 @@ class Scene:
             certificate,
         )
         self.held = DeviceModel(Bundle(Path(), described), edge if loads else None)
-        self.cloud = FakeCloud(described.full_digest)
+        self.cloud = FakeCloud(described.full_digest, linked=linked)
         self.promises = FakePromises()
         self.cache = cache or ResultCache(limit_bytes=1 << 20, ttl_s=60, disk=None, clock=clock)
         self.models = Models([self.held])
@@ -266,7 +267,7 @@ class Scene:
             self.samples = SampleLog(self.samples_path, audit.samples_limit_bytes)
             self.certificates = CertificateStates(folder / "certificates.json", [self.held], self.samples, audit, clock)
             self.sender = AuditSender(
-                self.cloud if linked else None,
+                self.cloud,
                 self.cache,
                 self.certificates,
                 traffic,
@@ -286,7 +287,7 @@ class Scene:
             min_threshold=min_threshold, chosen=chosen, clock=clock, certificates=self.certificates
         )
         self.gateway = CloudClient(
-            self.cloud if linked else None,
+            self.cloud,
             self.cache,
             clock,
             ModelRefusals(clock),

@@ -89,7 +89,7 @@ class AuditSender:
     """The drawn answers that wait for the full model, and their outcomes.
 
     Args:
-        cloud: asks the gateway; None on a device without links, which audits nothing.
+        chain: the links to the gateway; a device without links audits nothing.
         cache: stores the full model's outputs.
         certificates: receives each result.
         traffic: the live escalations, which go first.
@@ -98,7 +98,7 @@ class AuditSender:
         on_finding: called with the outcome of each audit.
     """
 
-    cloud: LinkChain | None
+    chain: LinkChain
     cache: ResultCache
     certificates: CertificateStates
     traffic: LiveTraffic
@@ -112,7 +112,7 @@ class AuditSender:
     @property
     def has_room(self) -> bool:
         """Whether one more audit may wait."""
-        return self.cloud is not None and not self._queue.full() and self._waiting_bytes <= _WAITING_BYTES
+        return self.chain.linked and not self._queue.full() and self._waiting_bytes <= _WAITING_BYTES
 
     def add(self, audit: Audit) -> None:
         """Adds an answer that was just drawn; call it only if there is room."""
@@ -120,7 +120,7 @@ class AuditSender:
         if audit.monitored is not None:
             audit.monitored.record.drawn += 1
             self.certificates.save()
-        if self.cloud is not None and self.cloud.available:
+        if self.chain.available:
             self._waiting_bytes += audit.sent.size_bytes
             self._queue.put_nowait(audit)
         else:
@@ -141,13 +141,11 @@ class AuditSender:
                 self._lose(audit, FirstlineError(f"The audit failed unexpectedly: {error!r}."))
 
     async def _ask(self, audit: Audit) -> None:
-        if self.cloud is None:
-            raise LinkDownError("This device has no link to a gateway.")
         manifest, attempts = audit.model.manifest, list[Attempt]()
         trace, started_s = tracing.begin(), self.clock.monotonic_s()
         sent = replace(audit.sent, alarm=self.certificates.alarm_of(audit.model), trace=trace)
         declared = manifest.outputs_of(manifest.full)
-        response = await self.cloud.infer(sent, self.clock.monotonic_s() + _TIMEOUT_S, attempts, declared)
+        response = await self.chain.infer(sent, self.clock.monotonic_s() + _TIMEOUT_S, attempts, declared)
         full = response.arrays_of(manifest.task.outputs)
         self.cache.put(result_key(audit.content, manifest.full_digest), ModelOutput(full))
         compared = Comparison.of(audit.model, audit.edge, full)

@@ -151,6 +151,7 @@ class LinkChain:
 
     Attributes:
         payload_bytes: inputs that were sent so far, without protocol overhead; each try counts.
+        linked: whether this device has any link.
         recoveries: how often a link became available again, whether or not another one was.
     """
 
@@ -164,6 +165,7 @@ class LinkChain:
         budget_gate: BudgetGate = no_budget,
     ) -> None:
         self._links = [LinkState(link, breaker) for link, breaker in zip(links, breakers, strict=True)]
+        self.linked = bool(links)
         self._clock = clock
         self.retries = retries if retries is not None else RetryBudget(clock)
         self._budget_gate = budget_gate
@@ -176,11 +178,6 @@ class LinkChain:
     def available(self) -> bool:
         """Whether any link may be used now."""
         return any(state.breaker.allows_requests for state in self._links)
-
-    @property
-    def linked(self) -> bool:
-        """Whether this device has any link."""
-        return bool(self._links)
 
     def usable_names(self) -> Sequence[str]:
         """Returns the names of the links that a request may use, in order of preference."""

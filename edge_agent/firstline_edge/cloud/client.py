@@ -191,14 +191,14 @@ class CloudClient:
     """Asks the full models, over whichever link works.
 
     Args:
-        cloud: None on a device without links.
+        chain: the links to the gateway.
         cache: stores the full models' outputs by digest.
         refusals: records the gateway's refusals of a model.
         contracts: the state of certificates, exchanged with the gateway.
         traffic: counts the escalations in progress.
     """
 
-    cloud: LinkChain | None
+    chain: LinkChain
     cache: ResultCache
     clock: Clock
     refusals: ModelRefusals
@@ -210,7 +210,7 @@ class CloudClient:
 
     @property
     def linked(self) -> bool:
-        return self.cloud is not None
+        return self.chain.linked
 
     async def close(self) -> None:
         """Cancels requests whose callers have left."""
@@ -222,7 +222,7 @@ class CloudClient:
 
     def predicted_s(self, request: InferRequest, rows: int) -> float | None:
         """Returns the seconds within which most requests with so many rows are answered; None if unknown."""
-        return self.cloud.predicted_s(request.size_bytes * rows // request.rows) if self.cloud is not None else None
+        return self.chain.predicted_s(request.size_bytes * rows // request.rows)
 
     def check_time(self, request: InferRequest, model: DeviceModel, rows: Sequence[Row], deadline_s: float) -> None:
         """Refuses rows that would probably be answered too late; rows already in progress may be awaited.
@@ -237,7 +237,7 @@ class CloudClient:
             DeadlineExceededError: the answer would come too late; nothing was sent.
         """
         left_s = deadline_s - self.clock.monotonic_s()
-        if self.cloud is None or left_s <= 0 or all(key in self._flights for key in _flight_keys(model, rows)):
+        if not self.linked or left_s <= 0 or all(key in self._flights for key in _flight_keys(model, rows)):
             return
         predicted_s = self.predicted_s(request, len(rows))
         if not self.lateness.allows(predicted_s, left_s):
@@ -348,14 +348,14 @@ class CloudClient:
         self, request: InferRequest, deadline_s: float, attempts: list[Attempt], outputs: DeclaredOutputs | None = None
     ) -> InferResponse:
         """One escalation over whichever link answers; every link tried leaves an attempt."""
-        if self.cloud is None:  # no Retry-After: time does not change it
+        if not self.linked:  # no Retry-After: time does not change it
             raise LinkDownError(
                 "The full model alone can answer this, and this device has no link to a gateway, so trying again does "
                 "not help; add a [[links]] section to its configuration."
             )
         try:
             with self.traffic:
-                return await self.cloud.infer(request, deadline_s, attempts, outputs)
+                return await self.chain.infer(request, deadline_s, attempts, outputs)
         except UnauthorizedError as error:  # the operator can renew the credentials, so the promise is kept
             raise LinkError(f"The gateway refuses this device: {error.message}") from error
 

@@ -43,11 +43,6 @@ class Links:
     mqtt: tuple[MqttLink, ...] = ()
     joined: tuple[HttpLink | MqttLink, ...] = ()
 
-    @property
-    def uplink(self) -> LinkChain | None:
-        """The links; None on a device without links."""
-        return self.chain if self.chain.linked else None
-
     async def wait_connected(self) -> None:
         """Waits until one of the brokers is connected."""
         await first_of(*(link.wait_connected() for link in self.mqtt))

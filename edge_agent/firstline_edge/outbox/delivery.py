@@ -57,7 +57,7 @@ class CorrectionClient:
     """Has the full model correct promises.
 
     Args:
-        cloud: sends requests to the gateway.
+        chain: the links to the gateway.
         models: the models of this device.
         contracts: the state of their certificates, exchanged with the gateway.
         model_refusals: records the gateway's refusals of models.
@@ -66,7 +66,7 @@ class CorrectionClient:
         merge: puts the corrected rows into the provisional answer; its result is final.
     """
 
-    cloud: LinkChain
+    chain: LinkChain
     models: Models
     contracts: Contracts
     model_refusals: ModelRefusals
@@ -119,7 +119,7 @@ class CorrectionClient:
         attempts: list[Attempt] = []
         request = replace(item.request, alarm=alarm, promised=True)
         ends_s = self.clock.monotonic_s() + _TIMEOUT_S
-        correction = await self.cloud.infer(request, ends_s, attempts, _declared_outputs(item, device_model))
+        correction = await self.chain.infer(request, ends_s, attempts, _declared_outputs(item, device_model))
         if correction.answer is None:
             return correction
         if device_model is not None:
@@ -158,7 +158,7 @@ class Delivery:
     Args:
         outbox: whose promises; those that were just stored, and whose callers wait (`wait=first`), are sent at once.
         client: asks the full model.
-        links: whether requests may be sent now.
+        chain: whether requests may be sent now.
         clock: for waits and ages.
         rng: for jitter.
         max_age_s: after which a promise expires.
@@ -168,7 +168,7 @@ class Delivery:
 
     outbox: Outbox
     client: CorrectionClient
-    links: LinkChain
+    chain: LinkChain
     _: KW_ONLY
     clock: Clock
     rng: random.Random
@@ -179,8 +179,8 @@ class Delivery:
     _waiting_for: dict[tuple[str, str], str] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
-        self._recoveries = self.links.recoveries
-        self._order = RetryQueue(self.outbox, self.links.retries, self.clock, self.rng)
+        self._recoveries = self.chain.recoveries
+        self._order = RetryQueue(self.outbox, self.chain.retries, self.clock, self.rng)
         self._rate = DeliveryRate(self.clock, self.rng, self.pace)
         self._under_way: set[str] = set()  # request ids of the promises that are being sent
         self._overtaking = 0  # those of them that do not wait for their turn
@@ -200,7 +200,7 @@ class Delivery:
         """Whether a promise is sent now because its caller waits; otherwise it waits for its turn."""
         answer, model = item.provisional.answer, (item.request.model, item.request.version)
         waited_for = answer is not None and answer.reason is Reason.REQUESTED
-        may_send = self.links.available and not self._order.is_failing(model) and self._overtaking < AT_ONCE
+        may_send = self.chain.available and not self._order.is_failing(model) and self._overtaking < AT_ONCE
         return waited_for and may_send and bool(self._still_waiting([item]))
 
     async def _overtake(self, item: OutboxItem) -> None:
@@ -242,12 +242,12 @@ class Delivery:
             await self._end(item, expire(item.provisional))
         if ending:
             return
-        if self.links.recoveries != self._recoveries:
-            self._recoveries = self.links.recoveries
+        if self.chain.recoveries != self._recoveries:
+            self._recoveries = self.chain.recoveries
             self._order.release()
             self._rate.begin()
             await self.clock.sleep(self.rng.uniform(0, _SPREAD_S))
-        if not self.links.available:
+        if not self.chain.available:
             await self._wait()
             return
         if (pause_s := self._rate.wait_s) > 0:
@@ -288,7 +288,7 @@ class Delivery:
         expires_in_s = self.max_age_s - self.outbox.oldest_s
         await first_of(
             self.clock.sleep(max(_SHORTEST_WAIT_S, min(expires_in_s, retry_in_s, CHECK_CLOCK_EVERY_S))),
-            self.links.wait_recovery(self._recoveries),
+            self.chain.wait_recovery(self._recoveries),
             self.outbox.changed.wait(),
         )
 
