@@ -50,7 +50,7 @@ _HARDWARE = Hardware(frozenset({"onnx"}), "aarch64", 3792, 8 << 30)
 
 
 class Line:
-    """One device's way to the registry: slow, and cut now and then. A `Registry`."""
+    """One device's way to the registry: slow, and cut now and then. A `SignedFileSource`."""
 
     def __init__(self, shelf: Shelf, folder: Path, clock: LoopClock, rng: random.Random) -> None:
         self._shelf = shelf
@@ -59,12 +59,12 @@ class Line:
         self._trust = Trust(folder, shelf.repository, anchor=shelf.repository.anchor, now_s=clock.wall_s, clock=clock)
 
     async def files(self) -> dict[str, SignedFile]:
-        """See `Registry`."""
+        """See `SignedFileSource`."""
         await self._trip()
         return self._trust.refresh()
 
     async def read(self, sha256: str, offset: int, size_bytes: int) -> AsyncIterator[bytes]:
-        """See `Registry`."""
+        """See `SignedFileSource`."""
         await self._trip()
         content = self._shelf.blobs.get(sha256)
         if content is None:

@@ -28,7 +28,7 @@ from firstline_core.telemetry import logs
 from firstline_core.telemetry.logs import logger
 from firstline_core.telemetry.metrics import RequestMetrics
 from firstline_core.telemetry.settings_reload import SettingsReload
-from firstline_edge.adaptation.variants import Chooser
+from firstline_edge.adaptation.variants import VariantChooser
 from firstline_edge.api.access import Access, TokenAccess, access_of, parse_tokens
 from firstline_edge.api.app import App
 from firstline_edge.api.data_plane import EdgeDataPlane
@@ -246,7 +246,7 @@ class EdgeAgent:
             decisions_limit_bytes=settings.log.decisions_limit_bytes,
             log_requests=settings.log.requests,
             clock=clock,
-            listener=self._counts,
+            observer=self._counts,
         )
         opened.callback(self.recorder.close)
         reporting = self._fleet_state.reporting if self._fleet_state is not None else None
@@ -323,7 +323,7 @@ class EdgeAgent:
             traffic,
             clock,
             on_drawn=self.recorder.drawn,
-            on_finding=self.recorder.audited,
+            on_ended=self.recorder.audited,
         )
         rng = random.Random()  # noqa: S311 (guessing which answer is audited gains nothing)
         self.auditor = Auditor(
@@ -360,7 +360,7 @@ class EdgeAgent:
         opened.push_async_callback(edge_runs.close)
         self.cascade = Cascade(
             models=self.models,
-            chooser=Chooser(self.client, clock, reserve_s, escalation_mj(settings, self._usable_links)),
+            chooser=VariantChooser(self.client, clock, reserve_s, escalation_mj(settings, self._usable_links)),
             edge_runs=edge_runs,
             decisions=RowDecisions(self.router, self.cache, spending, clock),
             hedging=self.hedging,

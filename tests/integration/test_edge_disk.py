@@ -134,7 +134,7 @@ async def test_full_disk_is_purged_while_the_agent_runs(disk: SmallDisk) -> None
         ended: list[object] = []
 
         async def wait_for_the_end() -> None:
-            with agent.outbox.completions.watch(first.answer.request_id) as ending:  # type: ignore[union-attr]
+            with agent.outbox.waiters.watch(first.answer.request_id) as ending:  # type: ignore[union-attr]
                 ended.append(await ending)
 
         waiting = asyncio.create_task(wait_for_the_end())

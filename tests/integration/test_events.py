@@ -122,7 +122,7 @@ async def test_events_send_the_present_and_the_final_answer(tmp_path: Path, scan
         house.agent.recorder.flush()
         lines = find(house.agent.state.decisions_path, first["request_id"])
         assert [line["changed"] for line in lines] == [None, True]
-        assert len(house.agent.outbox.completions) == 0
+        assert len(house.agent.outbox.waiters) == 0
 
 
 async def test_stream_returns_both_answers(tmp_path: Path, scans: Scans) -> None:
@@ -146,7 +146,7 @@ async def test_stream_returns_both_answers(tmp_path: Path, scans: Scans) -> None
         assert plain.headers["Content-Type"] == "application/json"
         refused = await house.http.post(SHORT, content=b"no picture", headers=STREAM)
         assert (refused.status_code, refused.json()["code"]) == (400, "invalid_tensor")
-        assert len(house.agent.outbox.completions) == 0
+        assert len(house.agent.outbox.waiters) == 0
 
 
 async def test_expired_promise_is_an_event(tmp_path: Path, scans: Scans) -> None:

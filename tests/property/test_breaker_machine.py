@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from firstline_core.clock import SimulatedClock
-from firstline_edge.cloud.breaker import CircuitBreaker, State
+from firstline_edge.cloud.breaker import BreakerState, CircuitBreaker
 from firstline_edge.settings.settings import BreakerSection
 
 SETTINGS = BreakerSection(failure_threshold=3, open_ms=1000, open_max_ms=30000)
@@ -36,7 +36,7 @@ class Breaker(RuleBasedStateMachine):
         self.breaker.succeeded()
         self.failures = 0
         self.outdone = True  # a probe under way began before this proof
-        assert self.breaker.state is State.CLOSED
+        assert self.breaker.state is BreakerState.CLOSED
 
     @rule()
     def probe(self) -> None:
@@ -53,13 +53,13 @@ class Breaker(RuleBasedStateMachine):
         self.probing = False
         if good:
             self.breaker.probe_succeeded()
-            if before is State.HALF_OPEN:
+            if before is BreakerState.HALF_OPEN:
                 self.failures = 0
             # One that began before the breaker opened says nothing of the time since.
-            assert self.breaker.allows_requests == (before is not State.OPEN)
+            assert self.breaker.allows_requests == (before is not BreakerState.OPEN)
         else:
             self.breaker.probe_failed()
-            assert self.breaker.allows_requests == (before is State.CLOSED and self.outdone)
+            assert self.breaker.allows_requests == (before is BreakerState.CLOSED and self.outdone)
 
     @invariant()
     def waits_are_bounded(self) -> None:
@@ -67,7 +67,7 @@ class Breaker(RuleBasedStateMachine):
 
     @invariant()
     def half_open_means_one_probe(self) -> None:
-        if self.breaker.state is State.HALF_OPEN:
+        if self.breaker.state is BreakerState.HALF_OPEN:
             assert self.probing
 
     @invariant()

@@ -20,7 +20,7 @@ from firstline_core.routing import audit
 from firstline_core.routing.tightening import tightened
 from firstline_core.types import ContractNotice, Privacy, Reason, Route, Wait
 from firstline_edge.audits import records
-from firstline_edge.audits.records import CertificateState, EventRecord, Record, key_of
+from firstline_edge.audits.records import CertificateRecord, CertificateState, EventRecord, key_of
 from firstline_edge.audits.samples import Sample
 from firstline_edge.settings.settings import AuditSection
 
@@ -141,7 +141,7 @@ def test_record_is_stored_and_read_back(losses: list[int], alarmed: bool, thresh
     for loss in losses:
         test = audit.update(test, loss)
     state = CertificateState("broken_in_fleet" if alarmed else "valid", tightened=threshold)
-    record = Record(model="m", version="3", events={"": EventRecord(test)}, state=state, drawn=5, agreed=5)
+    record = CertificateRecord(model="m", version="3", events={"": EventRecord(test)}, state=state, drawn=5, agreed=5)
     with tempfile.TemporaryDirectory() as name:
         path = Path(name) / "certificates.json"
         records.RecordFile(path).write(records.encode({"k": record}))

@@ -7,7 +7,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from firstline_core.fleet.twin import DesiredModel
 from firstline_core.fleet.update import UpdateState
-from firstline_edge.fleet.updates.installed import Installed, Record
+from firstline_edge.fleet.updates.installed import Installed, UpdateRecord
 from firstline_edge.fleet.updates.model_store import Slot
 
 
@@ -27,7 +27,7 @@ class Slots(RuleBasedStateMachine):
     def update(self, tries: int) -> None:
         self.updates += 1
         slot: Slot = "b" if self.state.running == "a" else "a"
-        record = Record(DesiredModel("m", self.updates, "a" * 64), UpdateState.STAGED)
+        record = UpdateRecord(DesiredModel("m", self.updates, "a" * 64), UpdateState.STAGED)
         self.state = self.state.begin_install(slot, record)
         self.holds[slot] = self.updates
         self.what_runs_was_proven_or_is_being_tried()

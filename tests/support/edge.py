@@ -43,7 +43,7 @@ from firstline_core.types import (
     Tensor,
     Tier,
 )
-from firstline_edge.adaptation.variants import Chooser
+from firstline_edge.adaptation.variants import VariantChooser
 from firstline_edge.audits.audit_sender import AuditSender
 from firstline_edge.audits.auditor import Auditor
 from firstline_edge.audits.certificate_states import CertificateStates
@@ -59,7 +59,7 @@ from firstline_edge.models.workers import Workers
 from firstline_edge.outbox.outbox import OutboxItem
 from firstline_edge.requests.context import RequestContext, Row
 from firstline_edge.requests.full_answers import check_answer
-from firstline_edge.requests.recorder import Finding
+from firstline_edge.requests.recorder import EndedAudit
 from firstline_edge.settings.settings import AuditSection, HedgeSection
 
 THRESHOLD = 0.8
@@ -259,7 +259,7 @@ class Scene:
         self.models = Models([self.held])
         self.certificates: CertificateStates | None = None
         self.auditor: Auditor | None = None
-        self.findings: list[Finding] = []
+        self.ended_audits: list[EndedAudit] = []
         self.budgets = SimpleNamespace(ample=True)
         traffic = LiveTraffic()
         if audit is not None:
@@ -272,7 +272,7 @@ class Scene:
                 self.certificates,
                 traffic,
                 clock,
-                on_finding=self.findings.append,
+                on_ended=self.ended_audits.append,
             )
             self.auditor = Auditor(
                 self.sender,
@@ -299,7 +299,7 @@ class Scene:
         audits = self.auditor or NoAudits()
         self.cascade = Cascade(
             models=self.models,
-            chooser=Chooser(self.gateway, clock, RESERVE_S, lambda _: 0.0),
+            chooser=VariantChooser(self.gateway, clock, RESERVE_S, lambda _: 0.0),
             edge_runs=self.edge_runs,
             decisions=RowDecisions(self.router, self.cache, spending, clock),
             hedging=self.hedging,

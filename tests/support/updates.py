@@ -63,7 +63,7 @@ def bundle_at(folder: Path, version: int, name: str = NAME) -> Path:
 
 
 class SignedFiles:
-    """A `Registry` in memory, without a way to publish something.
+    """A `SignedFileSource` in memory, without a way to publish something.
 
     Attributes:
         cuts: probability that a read is interrupted before each part.

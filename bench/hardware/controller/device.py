@@ -17,7 +17,7 @@ from firstline_core.adaptation.ladder import EnergyPrices, choose_rung
 from firstline_core.hardware.readings import Measured, Snapshot
 from firstline_core.routing.timing import Flight, LinkTiming
 from firstline_edge.cloud.client import LatenessGate
-from firstline_edge.models.models import Pace
+from firstline_edge.models.models import RelativeRunTimes
 
 _SAMPLE_S = 5.02  # the sampler waits for five seconds after each reading
 _ROW_BYTES = 2300
@@ -75,7 +75,7 @@ class Simulated:
         self._escalated = tuple(1 - each.certified for each in self._variants)
         self._random = random.Random(scenario.seed)
         self._now_s = 0.0
-        self._paces = [Pace() for _ in rungs]
+        self._paces = [RelativeRunTimes() for _ in rungs]
         self._controller = Controller(rungs, Limits(heat_c=HOT_C), scenario.timing)
         self._busy: list[tuple[float, int]] = []  # when each run ends, on which rung
         self._waiting: deque[_Row] = deque()
@@ -168,7 +168,7 @@ class Simulated:
             prices=EnergyPrices(self._run_mj[current:], self._escalated[current:], 1000 * self._scenario.joules_sent),
         )
         if chosen == 0 and len(runs_ms) > 1 and self._splitter.selects(self._controller.position.next_share):
-            chosen = 1  # as `Variants.choose`
+            chosen = 1  # as `BundleVariants.choose`
         return current + chosen
 
     def _begin(self, row: _Row) -> None:

@@ -18,7 +18,7 @@ from firstline_core.hardware.sensors import available_memory
 from firstline_core.profile.measure import LOADING_COPIES, files_bytes, loading_bytes
 from firstline_core.profile.profile import Profile
 from firstline_core.telemetry.logs import logger
-from firstline_edge.adaptation.variants import Variants
+from firstline_edge.adaptation.variants import BundleVariants
 from firstline_edge.models.models import DeviceModel, EdgeModel
 from firstline_edge.settings.settings import EdgeSettings
 
@@ -86,7 +86,7 @@ def load_ladder(
     by_id = {model.id: model for model in listed}
     timing = StepTiming(settle_s=section.settle_s, dwell_s=section.dwell_s, regret_s=6 * section.dwell_s)
     controller = Controller(rungs, limits, timing)
-    variants = Variants(rungs, controller, lambda variant: load(by_id[variant]))
+    variants = BundleVariants(rungs, controller, lambda variant: load(by_id[variant]))
     for position, edge in enumerate(kept):
         variants.put(position, DeviceModel(bundle, edge, variants=variants))
     log.info("variants held", model=bundle.manifest.name, variants=[rung.variant for rung in rungs])

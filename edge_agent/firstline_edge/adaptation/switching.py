@@ -16,7 +16,7 @@ from firstline_core.runtime.memory import release_freed_memory
 from firstline_core.runtime.threads import REFUSED
 from firstline_core.telemetry.logs import logger
 from firstline_core.telemetry.metrics import RequestMetrics
-from firstline_edge.adaptation.variants import Variants, id_of
+from firstline_edge.adaptation.variants import BundleVariants, variant_id
 from firstline_edge.models.models import DeviceModel, Models
 from firstline_edge.models.reloading import CertificateWatch
 
@@ -44,20 +44,20 @@ class VariantSwitcher:
     certificates: CertificateWatch
     on_switch: Callable[[Mapping[str, object]], None]
     clock: Clock
-    _loading: dict[Variants, asyncio.Task[None]] = field(default_factory=dict, init=False)
+    _loading: dict[BundleVariants, asyncio.Task[None]] = field(default_factory=dict, init=False)
     switches: Counter[str] = field(default_factory=Counter, init=False)
 
     def update(self, snapshot: Snapshot) -> None:
         """Passes a sensor reading to every controller; runs on the event loop and takes no noticeable time."""
         for device_model in self.models.all:
-            if isinstance(device_model.variants, Variants):
+            if isinstance(device_model.variants, BundleVariants):
                 self._update(device_model, device_model.variants, snapshot)
 
     async def close(self) -> None:
         """Cancels what is being loaded."""
         await end_tasks(*self._loading.values())
 
-    def _update(self, device_model: DeviceModel, variants: Variants, snapshot: Snapshot) -> None:
+    def _update(self, device_model: DeviceModel, variants: BundleVariants, snapshot: Snapshot) -> None:
         before, reported = variants.position, variants.reported_place
         after = variants.update(snapshot)
         if variants.reported_place != reported:
@@ -75,23 +75,23 @@ class VariantSwitcher:
             self._loading[variants] = task
             task.add_done_callback(lambda _: self._loading.pop(variants))
 
-    def _begins_to_split(self, variants: Variants, before: LadderPosition) -> bool:
+    def _begins_to_split(self, variants: BundleVariants, before: LadderPosition) -> bool:
         now_s = self.clock.monotonic_s()
         if before.next_share or now_s < variants.split_reported_s + _REPORT_S:
             return False
         variants.split_reported_s = now_s
         return True
 
-    def _unload(self, variants: Variants) -> None:
+    def _unload(self, variants: BundleVariants) -> None:
         released = variants.unload_above()
         for device_model in released:
             self.certificates.unwatch(device_model)
-            log.info("variant unloaded", model=device_model.manifest.name, variant=id_of(device_model))
+            log.info("variant unloaded", model=device_model.manifest.name, variant=variant_id(device_model))
         if released:
             with contextlib.suppress(*REFUSED):  # without a free thread the heap is trimmed later
                 asyncio.get_running_loop().run_in_executor(None, release_freed_memory)
 
-    async def _load(self, device_model: DeviceModel, variants: Variants, rung: int) -> None:
+    async def _load(self, device_model: DeviceModel, variants: BundleVariants, rung: int) -> None:
         """Loads a variant again while requests use those that are loaded."""
         wanted = variants.rungs[rung].variant
         try:
@@ -110,7 +110,7 @@ class VariantSwitcher:
         self.models.put(variants.current)
         log.info("variant reloaded", model=device_model.manifest.name, variant=wanted)
 
-    def _report(self, device_model: DeviceModel, variants: Variants, before: int) -> None:
+    def _report(self, device_model: DeviceModel, variants: BundleVariants, before: int) -> None:
         position, last = variants.position, len(variants.rungs) - 1
         guard, reason = (position.verdict.guard, position.verdict.reason) if position.verdict is not None else ("", "")
         facts = {

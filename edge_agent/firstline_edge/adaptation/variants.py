@@ -22,7 +22,7 @@ EscalationCost: TypeAlias = Callable[[float], float]
 """Millijoules to escalate a row, by the row's bytes."""
 
 
-class Variants:
+class BundleVariants:
     """All variants of one bundle.
 
     Args:
@@ -115,7 +115,7 @@ class Variants:
         # If the better variant is not loaded, all requests get the next one anyway.
         splits = chosen == 0 and len(usable) > 1 and usable[0] is self._loaded[position.rung]
         if splits and self._splitter.selects(position.next_share):
-            return VariantChoice(usable[1], id_of(usable[1]), _reason(position.verdict), shed_reason)
+            return VariantChoice(usable[1], variant_id(usable[1]), _reason(position.verdict), shed_reason)
         device_model = usable[chosen]
         if not chosen:
             why = "" if device_model is self._loaded[0] else _reason(position.verdict)
@@ -126,8 +126,10 @@ class Variants:
         elif wait_ms + runs_ms[0] <= left_ms:
             why = f"queue: {workers.busy:.0%} of the threads are busy, and this request has more time than others"
         else:
-            why = f"deadline: {id_of(usable[0])} would take {wait_ms + runs_ms[0]:.3g} ms of the {left_ms:.0f} left"
-        return VariantChoice(device_model, id_of(device_model), why, shed_reason)
+            why = (
+                f"deadline: {variant_id(usable[0])} would take {wait_ms + runs_ms[0]:.3g} ms of the {left_ms:.0f} left"
+            )
+        return VariantChoice(device_model, variant_id(device_model), why, shed_reason)
 
     def describe(self) -> dict[str, Any]:
         """Returns the JSON object for `status`."""
@@ -169,7 +171,7 @@ class Variants:
         return [device_model for device_model in self._loaded[self.position.rung :] if device_model is not None]
 
 
-def id_of(device_model: DeviceModel) -> str:
+def variant_id(device_model: DeviceModel) -> str:
     """Returns the id of the variant that is loaded; "" without one."""
     return device_model.edge.loaded.model.id if device_model.edge is not None else ""
 
@@ -179,7 +181,7 @@ def _reason(verdict: GuardVerdict | None) -> str:
 
 
 @dataclass(eq=False)
-class Chooser:
+class VariantChooser:
     """Chooses the variant for a request.
 
     Args:
@@ -195,7 +197,7 @@ class Chooser:
     escalation_mj: EscalationCost
 
     def choose(self, request: InferRequest, deadline_s: float, variants: VariantSet) -> VariantChoice:
-        """Returns the variant that answers the request, see `Variants.choose`."""
+        """Returns the variant that answers the request, see `BundleVariants.choose`."""
         left_s = deadline_s - self.clock.monotonic_s()
         left_s -= min(self.reserve_s, max(0.0, left_s) / 4)
         may_escalate = request.route is not Route.EDGE and request.privacy is Privacy.ANY

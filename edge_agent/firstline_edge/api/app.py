@@ -75,7 +75,7 @@ class App:
         self.operations = operations
         self.cors_origins = api.cors_origins
         self.bodies = BodyBudget(api.bodies_limit_bytes)
-        self.streams = Streams(outbox.completions, limit=api.streams_limit, heartbeat_s=api.stream_heartbeat_s)
+        self.streams = Streams(outbox.waiters, limit=api.streams_limit, heartbeat_s=api.stream_heartbeat_s)
         self._access = access
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

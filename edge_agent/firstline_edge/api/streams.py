@@ -26,7 +26,7 @@ from firstline_core.protocol.http import (
 )
 from firstline_core.telemetry.logs import logger
 from firstline_core.types import InferResponse, Status
-from firstline_edge.outbox.outbox import Completion, Completions
+from firstline_edge.outbox.outbox import Completion, PromiseWaiters
 
 log = logger(__name__)
 
@@ -45,13 +45,13 @@ class Streams:
     """The open streams.
 
     Args:
-        completions: wakes streams whose promise ends.
+        waiters: wakes streams whose promise ends.
         limit: of open streams; each holds a connection, and at most one answer for a client that does not read.
         heartbeat_s: silence after which a stream sends a heartbeat.
     """
 
-    def __init__(self, completions: Completions, *, limit: int, heartbeat_s: float) -> None:
-        self._completions = completions
+    def __init__(self, waiters: PromiseWaiters, *, limit: int, heartbeat_s: float) -> None:
+        self._waiters = waiters
         self._limit = limit
         self._heartbeat_s = heartbeat_s
         self._open = 0
@@ -79,7 +79,7 @@ class Streams:
             )
         self._open += 1
         try:
-            with self._completions.watch(request_id) as completion:
+            with self._waiters.watch(request_id) as completion:
                 yield Stream(render, seen, completion, self._heartbeat_s)
         finally:
             self._open -= 1
@@ -87,7 +87,7 @@ class Streams:
     def close(self) -> None:
         """Ends all streams before their final event; clients reconnect for it."""
         self._closed = True
-        self._completions.end()
+        self._waiters.end()
 
 
 @dataclass(eq=False)

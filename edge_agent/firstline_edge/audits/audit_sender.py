@@ -24,7 +24,7 @@ from firstline_edge.cloud.chain import LinkChain
 from firstline_edge.cloud.client import LiveTraffic
 from firstline_edge.models.models import DeviceModel
 from firstline_edge.requests.context import ModelOutput, result_key
-from firstline_edge.requests.recorder import Finding
+from firstline_edge.requests.recorder import EndedAudit
 
 log = logger(__name__)
 
@@ -63,7 +63,7 @@ class Audit:
     threshold: float
     covered: bool
 
-    def finding(self, outcome: str, cause: str = "", compared: Comparison | None = None) -> Finding:
+    def ended(self, outcome: str, cause: str = "", compared: Comparison | None = None) -> EndedAudit:
         """Describes how the audit ended: agreed, disagreed, or lost for a cause."""
         record: dict[str, object] = {
             "request_id": self.request_id,
@@ -81,7 +81,7 @@ class Audit:
             record["events"] = events
         if cause:
             record["cause"] = cause
-        return Finding(self.sent.model, self.sent.version, outcome, record, loss, losses)
+        return EndedAudit(self.sent.model, self.sent.version, outcome, record, loss, losses)
 
 
 @dataclass(eq=False)
@@ -95,7 +95,7 @@ class AuditSender:
         traffic: the live escalations, which go first.
         clock: for deadlines.
         on_drawn: called when an answer is drawn.
-        on_finding: called with the outcome of each audit.
+        on_ended: called with the outcome of each audit.
     """
 
     chain: LinkChain
@@ -105,7 +105,7 @@ class AuditSender:
     clock: Clock
     _: KW_ONLY
     on_drawn: Callable[[], None] = lambda: None
-    on_finding: Callable[[Finding], None] = lambda _: None
+    on_ended: Callable[[EndedAudit], None] = lambda _: None
     _queue: asyncio.Queue[Audit] = field(default_factory=lambda: asyncio.Queue(_WAITING), init=False)
     _waiting_bytes: int = field(default=0, init=False)
 
@@ -152,7 +152,7 @@ class AuditSender:
         # Reported before its result can raise an alarm: the certificate was valid when the note was sent.
         outcome = "agreed" if compared.agree else "disagreed"
         tracing.record("audit", trace, self.clock.monotonic_s() - started_s, own=True, outcome=outcome)
-        self.on_finding(audit.finding(outcome, compared=compared))
+        self.on_ended(audit.ended(outcome, compared=compared))
         if audit.monitored is None:
             return
         sample = audit.monitored.sample(
@@ -168,4 +168,4 @@ class AuditSender:
         if audit.monitored is not None:
             audit.monitored.record.unanswered += 1
             self.certificates.save()
-        self.on_finding(audit.finding("lost", error.message))
+        self.on_ended(audit.ended("lost", error.message))

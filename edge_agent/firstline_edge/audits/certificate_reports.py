@@ -14,7 +14,7 @@ from firstline_core.telemetry.logs import logger
 from firstline_core.telemetry.metrics import RequestMetrics
 from firstline_core.telemetry.wording import iso_time
 from firstline_edge.audits.certificate_states import CertificateStates, MonitoredCertificate
-from firstline_edge.audits.records import EventRecord, Record
+from firstline_edge.audits.records import CertificateRecord, EventRecord
 from firstline_edge.models.models import DeviceModel
 
 if TYPE_CHECKING:  # paho takes memory, which a device without MQTT need not spend
@@ -61,7 +61,7 @@ def describe(certificates: CertificateStates, model: DeviceModel) -> dict[str, o
     }
 
 
-async def announce_alarms(alarms: asyncio.Queue[Record], links: Sequence[MqttLink]) -> None:
+async def announce_alarms(alarms: asyncio.Queue[CertificateRecord], links: Sequence[MqttLink]) -> None:
     """Announces each alarm over every link, until it is cancelled."""
     while True:
         record = await alarms.get()

@@ -31,7 +31,7 @@ from firstline_core.telemetry.logs import logger
 from firstline_core.telemetry.wording import counted
 from firstline_core.types import ContractAlarm, ContractNotice
 from firstline_edge.audits import records
-from firstline_edge.audits.records import VALID, CertificateState, Record, RecordFile, begun, key_of
+from firstline_edge.audits.records import VALID, CertificateRecord, CertificateState, RecordFile, key_of, new_record
 from firstline_edge.audits.samples import Comparison, Sample, SampleLog
 from firstline_edge.models.models import DeviceModel
 from firstline_edge.settings.settings import AuditSection
@@ -60,7 +60,7 @@ class MonitoredCertificate:
     certificate: Certificate
     key: str
     bounds: dict[str, float]
-    record: Record
+    record: CertificateRecord
     scores: drift.ScoreHistogram | None
     quota_at_s: float
     quota: float = 0.0
@@ -127,7 +127,7 @@ class CertificateStates:
         self._samples = samples
         self._settings = settings
         self._clock = clock
-        self.alarms: asyncio.Queue[Record] = asyncio.Queue()
+        self.alarms: asyncio.Queue[CertificateRecord] = asyncio.Queue()
         self._changed = asyncio.Event()
         self._writing: asyncio.Future[None] | None = None
         self._records = self._file.read()
@@ -307,7 +307,7 @@ class CertificateStates:
             return
         name = model.manifest.name
         key = key_of(name, model.version, certificate)
-        record = self._records.pop(key, None) or begun(self._records, name, model.version, certificate)
+        record = self._records.pop(key, None) or new_record(self._records, name, model.version, certificate)
         self._records[key] = record  # the last ones are the newest
         if self._file.loss and not record.state.alarmed:
             record.state = CertificateState("unknown", _LOST_RECORD, alarmed_wall_s=self._clock.wall_s())

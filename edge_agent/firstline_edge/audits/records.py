@@ -81,7 +81,7 @@ class CertificateState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 VALID = CertificateState()
 
 
-class Record(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class CertificateRecord(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """The findings about one certificate in the field.
 
     Attributes:
@@ -116,7 +116,7 @@ class Record(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 class _Document(msgspec.Struct, forbid_unknown_fields=True):
     format: Literal[1]
-    records: dict[str, Record]
+    records: dict[str, CertificateRecord]
 
 
 def key_of(model: str, version: str, certificate: Certificate) -> str:
@@ -134,7 +134,9 @@ def key_of(model: str, version: str, certificate: Certificate) -> str:
     return hashlib.sha256(msgspec.json.encode(identity)).hexdigest()
 
 
-def begun(records: Mapping[str, Record], model: str, version: str, certificate: Certificate) -> Record:
+def new_record(
+    records: Mapping[str, CertificateRecord], model: str, version: str, certificate: Certificate
+) -> CertificateRecord:
     """Returns a record with new tests; an alarm stays with the certificate in every version of the bundle.
 
     Any bundle can have a higher version, so a version proves nothing. Only another proof ends an alarm.
@@ -147,14 +149,14 @@ def begun(records: Mapping[str, Record], model: str, version: str, certificate: 
     """
     proof = hashlib.sha256(msgspec.json.encode(certificate)).hexdigest()
     events = {name: EventRecord(audit.begin(bound)) for name, bound in certificate.audit_bounds.items()}
-    record = Record(model=model, version=version, proof=proof, events=events)
+    record = CertificateRecord(model=model, version=version, proof=proof, events=events)
     for old in records.values():
         if (old.model, old.proof) == (model, proof) and old.state.alarmed:
             record.state, record.escalations_per_hour = old.state, old.escalations_per_hour
     return record
 
 
-def encode(records: Mapping[str, Record]) -> bytes:
+def encode(records: Mapping[str, CertificateRecord]) -> bytes:
     """Returns the text of the file: the latest records, the newest last."""
     latest = dict(list(records.items())[-_RECORDS_KEPT:])
     return msgspec.json.encode(_Document(1, latest))
@@ -170,7 +172,7 @@ class RecordFile(StateFile):
     def __init__(self, path: Path) -> None:
         super().__init__(path, "audit records", "A restart would forget the findings of audits.")
 
-    def read(self) -> dict[str, Record]:
+    def read(self) -> dict[str, CertificateRecord]:
         """Returns the records; none if they are lost, which is logged."""
         try:
             return read(self.path)
@@ -182,7 +184,7 @@ class RecordFile(StateFile):
         return {}
 
 
-def read(path: Path) -> dict[str, Record]:
+def read(path: Path) -> dict[str, CertificateRecord]:
     """Returns the records, empty if there is no file; audits in progress when it was written count as unanswered.
 
     Raises:

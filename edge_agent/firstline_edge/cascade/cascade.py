@@ -37,7 +37,7 @@ from firstline_core.processing.image_header import NO_COST
 from firstline_core.routing import policy
 from firstline_core.routing.policy import CERTIFIED, Decision, Policy, PolicyState, RowEvidence
 from firstline_core.types import InferResponse, Privacy, Reason, Tier, take_rows
-from firstline_edge.adaptation.variants import Chooser
+from firstline_edge.adaptation.variants import VariantChooser
 from firstline_edge.audits.auditor import Auditor
 from firstline_edge.audits.certificate_states import CertificateStates
 from firstline_edge.audits.records import VALID, CertificateState
@@ -77,7 +77,7 @@ class Cascade:
     """
 
     models: Models
-    chooser: Chooser
+    chooser: VariantChooser
     edge_runs: EdgeRuns
     decisions: RowDecisions
     hedging: Hedging

@@ -18,7 +18,7 @@ from firstline_core.errors import ConfigError, FirstlineError, IntegrityError
 from firstline_core.runtime.select import RuntimeOptions, check_options
 from firstline_core.telemetry.wording import counted
 from firstline_edge.audits import records
-from firstline_edge.audits.records import Record, key_of
+from firstline_edge.audits.records import CertificateRecord, key_of
 from firstline_edge.cli.findings import Finding, Severity, hint, hint_if, ok, problem, warning
 from firstline_edge.fleet.updates.model_store import current_bundles
 from firstline_edge.models.loading import bundle_paths, quickest_ms
@@ -136,14 +136,14 @@ def contract_findings(settings: EdgeSettings) -> Iterator[Finding]:
                 yield _contract_finding(f"contract {manifest.name} {manifest.version} {variant.id}", record)
 
 
-def _record_of(manifest: Manifest, variant: Model, stored: Mapping[str, Record]) -> Record | None:
+def _record_of(manifest: Manifest, variant: Model, stored: Mapping[str, CertificateRecord]) -> CertificateRecord | None:
     certificate = valid_certificate(manifest, variant)
     if certificate is None or not certificate.audit_bounds:
         return None
     return stored.get(key_of(manifest.name, str(manifest.version), certificate))
 
 
-def _contract_finding(subject: str, record: Record) -> Finding:
+def _contract_finding(subject: str, record: CertificateRecord) -> Finding:
     audits = f"{counted(record.agreed + record.disagreed, 'audit')}, {record.disagreed} disagreed"
     if not record.state.alarmed:
         return ok(subject, audits)

@@ -13,7 +13,7 @@ from firstline_edge.settings.settings import BreakerSection, RetriesSection
 _BREAKER, _RETRIES = BreakerSection(), RetriesSection()
 
 
-class State(StrEnum):
+class BreakerState(StrEnum):
     CLOSED = "closed"  # requests pass
     OPEN = "open"  # nothing passes
     HALF_OPEN = "half_open"  # one probe is in progress, no request passes
@@ -40,7 +40,7 @@ class CircuitBreaker:
         self._clock = clock
         self._rng = rng
         self._settings = settings
-        self.state = State.CLOSED
+        self.state = BreakerState.CLOSED
         self._failures = 0
         self._openings = 0  # in a row, without a successful request in between
         self._retry_at_s = 0.0
@@ -49,38 +49,38 @@ class CircuitBreaker:
 
     @property
     def allows_requests(self) -> bool:
-        return self.state is State.CLOSED
+        return self.state is BreakerState.CLOSED
 
     @property
     def retry_in_s(self) -> float:
         """Seconds until a probe is allowed; 0 if it is allowed now, or not needed."""
-        return max(0.0, self._retry_at_s - self._clock.monotonic_s()) if self.state is State.OPEN else 0.0
+        return max(0.0, self._retry_at_s - self._clock.monotonic_s()) if self.state is BreakerState.OPEN else 0.0
 
     def try_probe(self) -> bool:
         """Returns whether the caller may send the one probe; it must then call `probe_succeeded` or `probe_failed`."""
         if self._probing or self.retry_in_s > 0:
             return False
-        if self.state is State.OPEN:
-            self.state = State.HALF_OPEN
+        if self.state is BreakerState.OPEN:
+            self.state = BreakerState.HALF_OPEN
         self._probing, self._outdone = True, False
         return True
 
     def probe_succeeded(self) -> None:
         """Closes a half-open breaker, on trial."""
         self._probing = False
-        if self.state is State.HALF_OPEN:
-            self.state = State.CLOSED
+        if self.state is BreakerState.HALF_OPEN:
+            self.state = BreakerState.CLOSED
             self._failures = 0
 
     def probe_failed(self) -> None:
         """Opens the breaker, even a closed one: a probe has enough time and cannot be refused."""
         self._probing = False
-        if self.state is not State.OPEN and not self._outdone:
+        if self.state is not BreakerState.OPEN and not self._outdone:
             self._open()
 
     def succeeded(self) -> None:
         """Records that the gateway answered a request, whatever the answer."""
-        self.state = State.CLOSED
+        self.state = BreakerState.CLOSED
         self._failures = 0
         self._openings = 0
         self._outdone = True
@@ -92,7 +92,7 @@ class CircuitBreaker:
 
     def failed(self) -> None:
         """Records a failure of the link. Requests that were in progress when the breaker opened change nothing."""
-        if self.state is not State.CLOSED:
+        if self.state is not BreakerState.CLOSED:
             return
         self._failures += 1
         on_trial = self._openings > 0
@@ -102,7 +102,7 @@ class CircuitBreaker:
     def _open(self) -> None:
         base_s, max_s = self._settings.open_ms / 1000, self._settings.open_max_ms / 1000
         open_s = full_jitter_s(self._rng, self._openings, base_s=base_s, max_s=max_s)
-        self.state = State.OPEN
+        self.state = BreakerState.OPEN
         self._openings += 1
         self._retry_at_s = self._clock.monotonic_s() + open_s
 

@@ -27,7 +27,7 @@ from firstline_core.routing.timing import Flight, LinkTiming, TimingReport
 from firstline_core.tasks.base import DeclaredOutputs
 from firstline_core.telemetry.logs import logger
 from firstline_core.types import Attempt, InferRequest, InferResponse, Privacy, Tier
-from firstline_edge.cloud.breaker import CircuitBreaker, RetryBudget, State
+from firstline_edge.cloud.breaker import BreakerState, CircuitBreaker, RetryBudget
 from firstline_edge.cloud.link import Link, LinkBusyError, LinkReport, LinkStatus, MessageRefusedError, is_link_fault
 from firstline_edge.requests.context import attempt
 from firstline_edge.requests.full_answers import check_answer
@@ -132,8 +132,8 @@ class LinkState:
     def report(self) -> LinkReport:
         if self.refused:
             state = LinkStatus.REFUSED
-        elif self.breaker.state is not State.CLOSED:
-            state = LinkStatus.DOWN if self.breaker.state is State.OPEN else LinkStatus.PROBING
+        elif self.breaker.state is not BreakerState.CLOSED:
+            state = LinkStatus.DOWN if self.breaker.state is BreakerState.OPEN else LinkStatus.PROBING
         else:
             state = LinkStatus.UP if self.used else LinkStatus.UNKNOWN
         return LinkReport(state, self.link.address, self.problem)

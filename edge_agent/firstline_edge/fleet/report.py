@@ -42,7 +42,7 @@ from firstline_edge.identity.credentials import Credentials
 from firstline_edge.models.models import DeviceModel, Models
 from firstline_edge.outbox.outbox import Outbox
 from firstline_edge.requests.context import Row
-from firstline_edge.requests.recorder import Finding, Recorder
+from firstline_edge.requests.recorder import EndedAudit, Recorder
 from firstline_edge.telemetry.version import VERSION
 
 _LIMIT = 64
@@ -226,7 +226,7 @@ class _Sums(msgspec.Struct, eq=False):
 
 @dataclass(eq=False)
 class FleetCounts:
-    """Counts the answers of each model since the process started; a `recorder.Listener`, without local_only requests.
+    """Counts the answers of each model since the process started; an `AnswerObserver`, without local_only requests.
 
     Args:
         models: of the agent.
@@ -242,7 +242,7 @@ class FleetCounts:
     _sums: dict[_Key, _Sums] = field(default_factory=dict, init=False)
 
     def answered(self, request: InferRequest, response: InferResponse, seconds: float, rows: Sequence[Row]) -> None:
-        """See `recorder.Listener`."""
+        """See `AnswerObserver`."""
         device_model = self.models.find(response.model, response.version)
         answer = response.answer
         if device_model is None or answer is None:
@@ -265,7 +265,7 @@ class FleetCounts:
         _add_objects(sums, device_model.manifest.task, rows)
 
     def refused(self, request: InferRequest, version: str, error: FirstlineError, seconds: float) -> None:
-        """See `recorder.Listener`; an error that the caller made says nothing about a model and is not counted."""
+        """See `AnswerObserver`; an error that the caller made says nothing about a model and is not counted."""
         if _is_client_error(error):
             return
         sums = self._sums_of(request.model, version)
@@ -274,20 +274,20 @@ class FleetCounts:
         sums.rows += rows
         sums.errors += rows
 
-    def audited(self, finding: Finding) -> None:
-        """See `recorder.Listener`."""
-        if finding.outcome != "lost":
-            sums = self._sums_of(finding.model, finding.version)
+    def audited(self, ended: EndedAudit) -> None:
+        """See `AnswerObserver`."""
+        if ended.outcome != "lost":
+            sums = self._sums_of(ended.model, ended.version)
             sums.audited += 1
-            sums.disagreed += finding.outcome == "disagreed"
-            sums.losses += finding.loss
-            device_model = self.models.find(finding.model, finding.version)
+            sums.disagreed += ended.outcome == "disagreed"
+            sums.losses += ended.loss
+            device_model = self.models.find(ended.model, ended.version)
             task = device_model.manifest.task if device_model is not None else None
-            if task is not None and task.events and not finding.events:
+            if task is not None and task.events and not ended.events:
                 sums.audited_empty += 1
             if task is None or len(task.event_classes) <= GROUPS_LIMIT:
-                sums.event_audits.update(finding.events.keys())
-                sums.event_losses.update(name for name, loss in finding.events.items() if loss > 0)
+                sums.event_audits.update(ended.events.keys())
+                sums.event_losses.update(name for name, loss in ended.events.items() if loss > 0)
 
     def answered_of(self, device_model: DeviceModel) -> tuple[int, int]:
         """Returns the rows of a version so far, and those of them without an answer."""

@@ -28,7 +28,7 @@ from firstline_core.tasks.base import Scores
 from firstline_core.telemetry.logs import logger
 from firstline_core.types import Arrays, payload_bytes
 from firstline_edge.models.copies import BundleCopies
-from firstline_edge.models.models import DeviceModel, EdgeModel, Models, Pace, Problem
+from firstline_edge.models.models import DeviceModel, EdgeModel, Models, RefusedBundle, RelativeRunTimes
 from firstline_edge.models.profiles import Profiles, fastest_options, known_point
 from firstline_edge.models.workers import Workers
 
@@ -64,7 +64,7 @@ def open_models(
     """
     models: list[DeviceModel] = list(installed)
     installed_names = {model.manifest.name for model in installed}
-    problems: list[Problem] = []
+    problems: list[RefusedBundle] = []
     paths = bundle_paths(directories)
     if copies is not None:
         known = {path.resolve() for path in paths}
@@ -82,7 +82,7 @@ def open_models(
             copy = _copy_of(path, load_bundle, copies)
             models += [copy] if copy is not None else []
             instead = f" A copy of version {copy.version} answers instead." if copy is not None else ""
-            problems.append(Problem(path, error.message + instead))
+            problems.append(RefusedBundle(path, error.message + instead))
     problems += [_empty(path) for path in directories if not bundle_paths([path])]
     return Models(models, problems)
 
@@ -99,12 +99,12 @@ def _copy_of(path: Path, load_bundle: Callable[[Path], DeviceModel], copies: Bun
         return None
 
 
-def _empty(path: Path) -> Problem:
+def _empty(path: Path) -> RefusedBundle:
     """Returns and logs the problem of a setting without a bundle: its requests would go to the cloud unnoticed."""
     fault = "It holds no bundle, which is a folder with manifest.json" if path.is_dir() else "There is no such folder"
     message = f"{fault}; correct models.directories, or copy a bundle there."
     log.warning("no model in a folder of models.directories", path=str(path), error=message)
-    return Problem(path, message)
+    return RefusedBundle(path, message)
 
 
 def bundle_paths(directories: Iterable[Path]) -> list[Path]:
@@ -207,7 +207,7 @@ def _measured(
         uncertified=certificate_problem(manifest, loaded.model),
         value=manifest.policy.value,
         bounded_score=manifest.policy.score.kind not in ("energy", "graph"),
-        pace=Pace.of(point.query) if point is not None else Pace(),
+        pace=RelativeRunTimes.of(point.query) if point is not None else RelativeRunTimes(),
         profiled=point,
     )
     log.info(

@@ -42,7 +42,7 @@ _LATE_STEP = _PACE_STEP ** ((1 - _SURE) / _SURE)
 
 
 @dataclass(slots=True)
-class Pace:
+class RelativeRunTimes:
     """The recent run times of a model relative to its shortest run: follows their median and 95th percentile.
 
     Both start with the values of a profile, if there is one, and each run changes them: after some dozens of runs the
@@ -57,10 +57,10 @@ class Pace:
     late: float = 1.0
 
     @staticmethod
-    def of(profiled: Distribution) -> Pace:
+    def of(profiled: Distribution) -> RelativeRunTimes:
         """Returns the pace of an earlier measurement, relative to its shortest run."""
         quickest_ms = profiled.quantiles_ms[0]
-        return Pace(profiled.p50_ms / quickest_ms, profiled.quantile_ms(_SURE) / quickest_ms)
+        return RelativeRunTimes(profiled.p50_ms / quickest_ms, profiled.quantile_ms(_SURE) / quickest_ms)
 
     @property
     def sure(self) -> float:
@@ -139,7 +139,7 @@ class EdgeModel:
     value: Logistic | None = None
     bounded_score: bool = True
     memory_bytes: int = 0
-    pace: Pace = field(default_factory=Pace, compare=False)
+    pace: RelativeRunTimes = field(default_factory=RelativeRunTimes, compare=False)
     escalation_rate: EscalationRate = field(default_factory=EscalationRate, compare=False)
     profiled: Point | None = field(default=None, compare=False)
 
@@ -317,7 +317,7 @@ class VariantSet(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class RefusedBundle:
     """A folder that is not a usable bundle."""
 
     path: Path
@@ -332,7 +332,7 @@ class Models:
         away: versions that are not loaded, each with the reason.
     """
 
-    def __init__(self, models: Iterable[DeviceModel], problems: Iterable[Problem] = ()) -> None:
+    def __init__(self, models: Iterable[DeviceModel], problems: Iterable[RefusedBundle] = ()) -> None:
         self._by_name: dict[str, dict[str, DeviceModel]] = {}
         self._current: dict[str, DeviceModel] = {}
         for model in sorted(models, key=lambda model: model.manifest.version):

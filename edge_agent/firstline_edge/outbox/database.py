@@ -140,7 +140,7 @@ class RowNumbers(NamedTuple):
 
 
 @dataclass(slots=True)
-class Totals:
+class StoredTotals:
     """The content of the database, counted here so that a limit costs no query."""
 
     items: int
@@ -160,7 +160,7 @@ class Transaction:
     """
 
     connection: sqlite3.Connection
-    totals: Totals
+    totals: StoredTotals
 
 
 class HighWaterMark:
@@ -232,7 +232,7 @@ class Database:
         totals: as of the last commit.
     """
 
-    def __init__(self, connection: sqlite3.Connection, totals: Totals, mark: HighWaterMark) -> None:
+    def __init__(self, connection: sqlite3.Connection, totals: StoredTotals, mark: HighWaterMark) -> None:
         self.connection = connection
         self.totals = totals
         self._mark = mark

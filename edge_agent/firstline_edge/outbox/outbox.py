@@ -38,7 +38,7 @@ from firstline_edge.outbox.database import (
     Database,
     MakeWriter,
     Receiver,
-    Totals,
+    StoredTotals,
     Transaction,
     Writer,
     count_promises,
@@ -67,7 +67,7 @@ from firstline_edge.state import open_seal
 
 log = logger(__name__)
 
-__all__ = ["Completion", "Completions", "Outbox", "OutboxItem"]
+__all__ = ["Completion", "Outbox", "OutboxItem", "PromiseWaiters"]
 
 _T = TypeVar("_T")
 
@@ -78,7 +78,7 @@ Completion = asyncio.Future[InferResponse | None]
 """The final or expired answer of a promise, or None if the promise ended without any."""
 
 
-class Completions:
+class PromiseWaiters:
     """The promises that callers wait for. A caller that comes later reads the answer from the outbox instead."""
 
     def __init__(self) -> None:
@@ -129,7 +129,7 @@ class Outbox:
         writer: makes the group-commit writer.
 
     Attributes:
-        completions: wakes callers that wait for a promise to end.
+        waiters: wakes callers that wait for a promise to end.
         stored: promises that were just stored, for their delivery.
         changed: set when a promise was stored or the file opened; the delivery clears it before it reads promises.
 
@@ -150,7 +150,7 @@ class Outbox:
     _seal: Seal = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        self.completions = Completions()
+        self.waiters = PromiseWaiters()
         self.stored: asyncio.Queue[OutboxItem] = asyncio.Queue(_STORED)
         self.changed = asyncio.Event()
         self._to_announce = {receiver: asyncio.Event() for receiver in Receiver}
@@ -325,7 +325,7 @@ class Outbox:
             self._note_unannounced()
         self._ages.remove(request_id)
         if ended:
-            self.completions.notify(request_id, final)
+            self.waiters.notify(request_id, final)
 
     async def answer(self, request_id: str, principal: str) -> InferResponse:
         """Returns the answer by its id: the provisional one while its promise waits, or the final or expired one.
@@ -501,7 +501,7 @@ class Outbox:
                 raise CapacityError(f"The outbox {self.path} cannot be read: {error}. Is the disk failing?") from error
             undo.pop_all()
         self._damage, self._read_problem = opened.damage, ""  # the latter may be of a file that a purge replaced
-        self._database = Database(opened.connection, Totals(*counts, opened.newest), opened.mark)
+        self._database = Database(opened.connection, StoredTotals(*counts, opened.newest), opened.mark)
         self._ages.load(newest_wall_s, created)
         self._writer = self.writer(self._database)
 
@@ -534,7 +534,7 @@ class Outbox:
         finally:
             self.changed.set()
             for request_id in before.difference(self._ages.ids()):
-                self.completions.notify(request_id, None)
+                self.waiters.notify(request_id, None)
 
     async def _readable(self, query: Callable[[sqlite3.Connection], list[database.StoredPromise]]) -> list[OutboxItem]:
         """Returns the promises that a query selects; those whose request cannot be read end."""
@@ -555,7 +555,7 @@ class Outbox:
         except FirstlineError:
             await self._write(partial(database.delete_promise, request_id=request_id))
             self._ages.remove(request_id)
-            self.completions.notify(request_id, None)
+            self.waiters.notify(request_id, None)
         else:
             await self.finish(request_id, expire(provisional))
 

@@ -56,7 +56,7 @@ _LATEST_PLAUSIBLE_WALL_S = 4_102_444_800.0  # 2100-01-01
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
+class OpenedOutbox:
     """An outbox that can be written.
 
     Args:
@@ -72,7 +72,7 @@ class Opened:
     damage: str = ""
 
 
-def open_or_recover(path: Path, seal: Seal, now_wall_s: float) -> Opened:
+def open_or_recover(path: Path, seal: Seal, now_wall_s: float) -> OpenedOutbox:
     """Opens the outbox for writing; replaces it if it is damaged or was written with a key that is missing.
 
     Args:
@@ -105,7 +105,7 @@ def open_or_recover(path: Path, seal: Seal, now_wall_s: float) -> Opened:
                 newest = RowNumbers(*map(max, acknowledged, stored))
                 damage = " ".join(filter(None, (unreported_damage(connection), _missing_records(acknowledged, stored))))
                 undo.pop_all()
-                return Opened(connection, mark, newest, damage)
+                return OpenedOutbox(connection, mark, newest, damage)
         why = "Some of it was encrypted with a key that encryption.key_file does not hold"
         # An operator who restores the right key after a wrong one must not lose the items that it decrypts.
         if (aside := path.with_name(path.name + DAMAGED)).exists():
@@ -130,7 +130,7 @@ def _begin(path: Path) -> None:
     sync_folder(path.parent)
 
 
-def _replace(path: Path, seal: Seal, now_wall_s: float, why: str) -> Opened:
+def _replace(path: Path, seal: Seal, now_wall_s: float, why: str) -> OpenedOutbox:
     fresh = path.with_name(path.name + _FRESH)
     make_private(fresh)
     with contextlib.closing(open_writer(fresh)) as connection:
@@ -151,7 +151,7 @@ def _replace(path: Path, seal: Seal, now_wall_s: float, why: str) -> Opened:
     log.error("outbox replaced", path=str(path), damage=damage)
     connection = open_writer(path)
     try:
-        return Opened(connection, HighWaterMark(path, connection), newest_rows(connection), damage)
+        return OpenedOutbox(connection, HighWaterMark(path, connection), newest_rows(connection), damage)
     except BaseException:
         connection.close()
         raise

@@ -35,7 +35,7 @@ _BUSY, _IDLE = 0.5, 0.05
 """Share of the cores that requests may use while a point is measured; and always, with a quota."""
 
 
-class Bounds(Struct, frozen=True):
+class MeasuringBounds(Struct, frozen=True):
     """Bounds that measuring keeps.
 
     Attributes:
@@ -52,20 +52,20 @@ class Bounds(Struct, frozen=True):
     shared_quota: bool = False
 
 
-def bounds_of(settings: EdgeSettings) -> Bounds:
+def bounds_of(settings: EdgeSettings) -> MeasuringBounds:
     """Returns the bounds that the settings state."""
     cores, quota = usable_cores(Tree(Path(settings.hardware.root)))
-    return Bounds(limits_of(settings), settings.fleet.profiling_battery, cores, shared_quota=quota)
+    return MeasuringBounds(limits_of(settings), settings.fleet.profiling_battery, cores, shared_quota=quota)
 
 
-class Cause(NamedTuple):
+class WaitCause(NamedTuple):
     """Why nothing is measured now: the kind of cause, and a sentence for people."""
 
     kind: str
     sentence: str
 
 
-def cause_to_wait(now: Snapshot, busy_cores: float, needed: Need, bounds: Bounds) -> Cause | None:
+def cause_to_wait(now: Snapshot, busy_cores: float, needed: Need, bounds: MeasuringBounds) -> WaitCause | None:
     """Returns why a point may not begin; None if it may.
 
     Args:
@@ -78,22 +78,22 @@ def cause_to_wait(now: Snapshot, busy_cores: float, needed: Need, bounds: Bounds
     heat, memory = heat_guard(now, 0.0, limits), memory_guard(now, int(needed.memory_bytes), limits)
     cool_c = limits.target_c - limits.heat_margin_c
     if heat.advice is not Advice.ROOM or (hottest_c is not None and hottest_c >= cool_c):
-        return Cause("heat", f"Measuring waits for the device to cool below {cool_c:g} C: {heat.reason}.")
+        return WaitCause("heat", f"Measuring waits for the device to cool below {cool_c:g} C: {heat.reason}.")
     if charge is not None and measured(now.powered) != 1 and charge < bounds.battery:
-        return Cause(
+        return WaitCause(
             "battery",
             f"Measuring waits for power: the battery has {100 * charge:.0f} %, nothing charges it, and "
             f"{100 * bounds.battery:.0f} % are needed (fleet.profiling_battery).",
         )
     if memory.advice is not Advice.ROOM:
-        return Cause("memory", f"Measuring waits for memory: {memory.reason}, {_wanted(needed, limits)} needed.")
+        return WaitCause("memory", f"Measuring waits for memory: {memory.reason}, {_wanted(needed, limits)} needed.")
     most = _BUSY * bounds.cores
     if bounds.shared_quota:
         most = min(most, max(bounds.cores - needed.cores, _IDLE * bounds.cores))
     waiting = measured(now.queue_items) or 0.0
     if busy_cores > most or waiting:
         load = f"{waiting:.0f} of them wait" if waiting else f"they use {busy_cores:.1f} of {bounds.cores:g} cores"
-        return Cause("requests", f"Measuring waits for fewer requests: {load}.")
+        return WaitCause("requests", f"Measuring waits for fewer requests: {load}.")
     return None
 
 
@@ -131,7 +131,7 @@ class DeviceGate(Gate):
     """
 
     latest: Callable[[], Snapshot]
-    bounds: Bounds
+    bounds: MeasuringBounds
     report: Callable[[str], None]
     pause: Callable[[float], None] = time.sleep
     used_s: Callable[[], float] = time.process_time

@@ -121,7 +121,7 @@ def _traced(trace: TraceContext | None) -> dict[str, str]:
     return {} if trace is None else trace.facts()
 
 
-class Finding(Struct, frozen=True, eq=False):
+class EndedAudit(Struct, frozen=True, eq=False):
     """How an audit of an answer ended.
 
     Args:
@@ -140,7 +140,7 @@ class Finding(Struct, frozen=True, eq=False):
     events: Mapping[str, float] = {}
 
 
-class Listener(Protocol):
+class AnswerObserver(Protocol):
     """Counts the same answers shortly after the agent sent them; never gets a local_only request."""
 
     def answered(self, request: InferRequest, response: InferResponse, seconds: float, rows: Sequence[Row]) -> None:
@@ -149,7 +149,7 @@ class Listener(Protocol):
     def refused(self, request: InferRequest, version: str, error: FirstlineError, seconds: float) -> None:
         """Counts an error for a request to a model of this device."""
 
-    def audited(self, finding: Finding) -> None:
+    def audited(self, ended: EndedAudit) -> None:
         """Counts an audit that has ended."""
 
 
@@ -160,7 +160,7 @@ class Recorder:
         decisions_path: the decision log.
         decisions_limit_bytes: of each of its two files.
         log_requests: whether to write a log line for each answer.
-        listener: also counts the answers; None on a device that is not a member of a fleet.
+        observer: also counts the answers; None on a device that is not a member of a fleet.
     """
 
     def __init__(
@@ -171,7 +171,7 @@ class Recorder:
         decisions_limit_bytes: int,
         log_requests: bool,
         clock: Clock,
-        listener: Listener | None = None,
+        observer: AnswerObserver | None = None,
     ) -> None:
         self._metrics = metrics
         self._decisions = DecisionLog(decisions_path, decisions_limit_bytes)
@@ -180,7 +180,7 @@ class Recorder:
         self._statistics: dict[tuple[str, str], ModelStatistics] = {}
         self._pending: list[_Answered | dict[str, object]] = []
         self._disk_refuses = False
-        self._listener = listener
+        self._observer = observer
         self._audits = metrics.counter(
             "audits_total", "Kept answers drawn for an audit, and how each of them ended.", ("outcome",)
         )
@@ -221,8 +221,8 @@ class Recorder:
         self._metrics.count_error(error)
         if version is not None:
             self._statistics_of(request.model, version).fail.add(seconds)
-            if self._listener is not None:
-                self._listener.refused(request, version, error, seconds)
+            if self._observer is not None:
+                self._observer.refused(request, version, error, seconds)
         stage = {"tier": refused.tier and refused.tier.value, "reason": refused.reason and refused.reason.value}
         facts = {
             "request_id": request.request_id,
@@ -262,12 +262,12 @@ class Recorder:
         """Counts an edge answer that was drawn for an audit."""
         self._audits.labels("drawn").inc()
 
-    def audited(self, finding: Finding) -> None:
+    def audited(self, ended: EndedAudit) -> None:
         """Records the end of an audit."""
-        self._audits.labels(finding.outcome).inc()
-        if self._listener is not None:
-            self._listener.audited(finding)
-        self._add({"at": self._clock.wall_s(), "event": "audited", **finding.record})
+        self._audits.labels(ended.outcome).inc()
+        if self._observer is not None:
+            self._observer.audited(ended)
+        self._add({"at": self._clock.wall_s(), "event": "audited", **ended.record})
 
     def switched(self, facts: Mapping[str, object]) -> None:
         """Records the switch of a model's variant; `facts` name both variants and the reason."""
@@ -302,8 +302,8 @@ class Recorder:
             if isinstance(entry, _Answered):
                 self._metrics.observe(entry.response, entry.seconds, entry.request.trace)
                 entry.count(self._statistics_of(entry.response.model, entry.response.version))
-                if self._listener is not None:
-                    self._listener.answered(entry.request, entry.response, entry.seconds, entry.rows)
+                if self._observer is not None:
+                    self._observer.answered(entry.request, entry.response, entry.seconds, entry.rows)
                 if logs:
                     entry.log()
                 if tracing.active and entry.request.trace is not None:

@@ -20,7 +20,7 @@ from firstline_core.clock import Clock
 from firstline_core.errors import FirstlineError
 from firstline_core.processing.decoding import FileDecoding
 from firstline_core.types import InferRequest
-from firstline_edge.adaptation.variants import Chooser
+from firstline_edge.adaptation.variants import VariantChooser
 from firstline_edge.cache.results import ResultCache
 from firstline_edge.cascade.cascade import Cascade, EdgeRuns, RowDecisions, TierRouter
 from firstline_edge.cascade.escalation import Escalation
@@ -89,7 +89,7 @@ class Device:
         edge_runs = EdgeRuns(cache, None, FileDecoding(1, 1 << 28, clock), clock)
         self._cascade = Cascade(
             models=held,
-            chooser=Chooser(gateway, clock, _RESERVE_S, lambda _: 0.0),
+            chooser=VariantChooser(gateway, clock, _RESERVE_S, lambda _: 0.0),
             edge_runs=edge_runs,
             decisions=RowDecisions(TierRouter(min_threshold=0.0, clock=clock), cache, None, clock),
             hedging=hedging,

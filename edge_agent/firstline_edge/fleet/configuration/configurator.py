@@ -24,8 +24,8 @@ from firstline_edge.fleet.configuration.installed_configuration import (
     settings_with,
     usable_settings,
 )
-from firstline_edge.fleet.updates.installation import Registry
-from firstline_edge.fleet.updates.installed import Record
+from firstline_edge.fleet.updates.installation import SignedFileSource
+from firstline_edge.fleet.updates.installed import UpdateRecord
 from firstline_edge.fleet.updates.state_machine import UpdateServices, UpdateStateMachine
 from firstline_edge.fleet.updates.trial import has_failed
 from firstline_edge.models.models import DeviceModel, Models
@@ -78,7 +78,7 @@ class Configurator(UpdateStateMachine[SignedConfiguration, DesiredConfiguration]
         self,
         file: ConfigurationFile,
         own: EdgeSettings,
-        registry: Registry,
+        registry: SignedFileSource,
         adoption: SettingsAdoption,
         services: UpdateServices,
     ) -> None:
@@ -110,16 +110,16 @@ class Configurator(UpdateStateMachine[SignedConfiguration, DesiredConfiguration]
             desired.sha256,
         )
 
-    async def _install(self, record: Record[DesiredConfiguration], desired: DesiredConfiguration) -> None:
+    async def _install(self, record: UpdateRecord[DesiredConfiguration], desired: DesiredConfiguration) -> None:
         """Fetches and stores it, verified, and allowed by this device's own settings."""
         if record.state is _S.OFFERED:
             jitter_s = self._services.rng.uniform(0, self._limits.download_jitter_s)
-            await self._inbox.while_desired(self._clock.sleep(jitter_s), desired)
-        file = await self._inbox.while_desired(find_file(self._registry, desired), desired)
+            await self._requests.while_desired(self._clock.sleep(jitter_s), desired)
+        file = await self._requests.while_desired(find_file(self._registry, desired), desired)
         if record.state is _S.OFFERED:
             record = record.after(_S.DOWNLOADING, self._now_s())
             await self._write(record)
-        staged = await self._inbox.while_desired(fetch(self._registry, file, desired), desired)
+        staged = await self._requests.while_desired(fetch(self._registry, file, desired), desired)
         settings_with(self._own, staged)
         now_s = self._now_s()
         record = record.after(_S.VERIFIED, now_s).after(_S.STAGED, now_s)
@@ -147,17 +147,17 @@ class Configurator(UpdateStateMachine[SignedConfiguration, DesiredConfiguration]
         _, reason, message = super()._outcome(error)
         return _S.REJECTED, reason, message
 
-    def _ends_on_disk_error(self, record: Record[DesiredConfiguration]) -> bool:
+    def _ends_on_disk_error(self, record: UpdateRecord[DesiredConfiguration]) -> bool:
         return False  # a configuration is small: the update waits until the disk accepts it
 
 
-async def find_file(registry: Registry, desired: DesiredConfiguration) -> SignedFile:
+async def find_file(registry: SignedFileSource, desired: DesiredConfiguration) -> SignedFile:
     """Returns the signed file of the desired configuration.
 
     Raises:
         NotFoundError: it is not listed.
         IntegrityError: it is signed with another digest.
-        FirstlineError: see `Registry.files`.
+        FirstlineError: see `SignedFileSource.files`.
     """
     name, version = desired.name, desired.version
     file = (await registry.files()).get(configuration_path(name, version))
@@ -173,7 +173,7 @@ async def find_file(registry: Registry, desired: DesiredConfiguration) -> Signed
     return file
 
 
-async def fetch(registry: Registry, file: SignedFile, desired: DesiredConfiguration) -> SignedConfiguration:
+async def fetch(registry: SignedFileSource, file: SignedFile, desired: DesiredConfiguration) -> SignedConfiguration:
     """Downloads a configuration.
 
     Raises:

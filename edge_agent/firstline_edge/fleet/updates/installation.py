@@ -37,7 +37,7 @@ _RESERVE_BYTES = 16 << 20
 _MISMATCH_LIMIT = 2
 
 
-class Registry(Protocol):
+class SignedFileSource(Protocol):
     """The signed files of a fleet; `GatewayRegistry` and simulations implement it."""
 
     async def files(self) -> dict[str, SignedFile]:
@@ -79,7 +79,7 @@ class RateLimit:
 
 
 async def download(
-    registry: Registry, file: SignedFile, path: Path, rate: RateLimit, on_bytes: Callable[[int], None]
+    registry: SignedFileSource, file: SignedFile, path: Path, rate: RateLimit, on_bytes: Callable[[int], None]
 ) -> None:
     """Downloads a file to its full size; the caller verifies its content.
 
@@ -258,7 +258,7 @@ class Installer:
         services: of the device; their limits have the speed, and the longest random delay before a download.
     """
 
-    registry: Registry
+    registry: SignedFileSource
     services: UpdateServices
     _rate: RateLimit = field(init=False)
 

@@ -39,7 +39,7 @@ Version = TypeVar("Version")
 """What is installed: a model's slot, or the signed text of a configuration."""
 
 
-class Record(Struct, Generic[Target], frozen=True):
+class UpdateRecord(Struct, Generic[Target], frozen=True):
     """The state of the latest update of a model or of the configuration.
 
     Attributes:
@@ -68,7 +68,7 @@ class Record(Struct, Generic[Target], frozen=True):
         """Whether this update installed what runs now."""
         return self.state is _S.TRIAL or (self.state is _S.COMMITTED and self.reason != "already")
 
-    def after(self, state: UpdateState, wall_s: float, reason: str = "", message: str = "") -> Record[Target]:
+    def after(self, state: UpdateState, wall_s: float, reason: str = "", message: str = "") -> UpdateRecord[Target]:
         """Returns the record in its next state.
 
         Raises:
@@ -78,7 +78,7 @@ class Record(Struct, Generic[Target], frozen=True):
             raise ValueError(f"{state} does not follow {self.state}")
         return replace(self, state=state, reason=reason, message=message, since_s=wall_s)
 
-    def after_rollback(self, reason: str, message: str, wall_s: float) -> Record[Target]:
+    def after_rollback(self, reason: str, message: str, wall_s: float) -> UpdateRecord[Target]:
         """Returns the record after the previous version was restored.
 
         A rollback on request also cancels an update that was not tried yet.
@@ -122,7 +122,7 @@ class Installed(Struct, Generic[Version, Target], frozen=True, forbid_unknown_fi
     previous: Version | None = None
     trial_tries: Annotated[int, Meta(ge=1, le=100)] | None = None
     staged: Version | None = None
-    record: Record[Target] | None = None
+    record: UpdateRecord[Target] | None = None
     format: Literal[1] = 1
 
     @property
@@ -139,12 +139,12 @@ class Installed(Struct, Generic[Version, Target], frozen=True, forbid_unknown_fi
             state = f"; its update is {self.record.state.value}" if self.record is not None else ""
             raise RequestError(f"{lack} to roll back to{state}; see `edge-agent update list`.")
 
-    def with_record(self, record: Record[Target]) -> Installed[Version, Target]:
+    def with_record(self, record: UpdateRecord[Target]) -> Installed[Version, Target]:
         """Returns the state with another record; only an update in progress has something staged."""
         in_progress = not record.ended and record.state is not _S.OFFERED
         return replace(self, record=record, staged=self.staged if in_progress else None)
 
-    def begin_install(self, place: Version, record: Record[Target]) -> Installed[Version, Target]:
+    def begin_install(self, place: Version, record: UpdateRecord[Target]) -> Installed[Version, Target]:
         """Returns the state before a place is overwritten: it stops being the rollback target.
 
         Raises:

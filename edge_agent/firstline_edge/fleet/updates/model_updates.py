@@ -20,7 +20,7 @@ from firstline_core.fleet.twin import DesiredModel, Update
 from firstline_core.fleet.update import UpdateState
 from firstline_core.telemetry.logs import logger
 from firstline_edge.fleet.updates.installation import UNFINISHED, Installer, SlotFiles, manifest_sha256, required_files
-from firstline_edge.fleet.updates.installed import Record
+from firstline_edge.fleet.updates.installed import UpdateRecord
 from firstline_edge.fleet.updates.model_store import ModelStore, Slot
 from firstline_edge.fleet.updates.state_machine import UpdateStateMachine
 from firstline_edge.fleet.updates.trial import AgentServing
@@ -77,10 +77,10 @@ class ModelUpdates(UpdateStateMachine[Slot, DesiredModel]):
         path = self._running
         return path is not None and await self._services.off_loop(manifest_sha256, path) == desired.sha256
 
-    async def _install(self, record: Record[DesiredModel], desired: DesiredModel) -> None:
+    async def _install(self, record: UpdateRecord[DesiredModel], desired: DesiredModel) -> None:
         """Fills the spare slot and verifies it; stopped if the fleet desires something else meanwhile."""
         name, slot = self._name, self._slot
-        files = await self._inbox.while_desired(self._installer.registry.files(), desired)
+        files = await self._requests.while_desired(self._installer.registry.files(), desired)
         device = await self._serving.hardware()
         required = required_files(find_bundle(files, name, desired.version), desired, device)
         if record.state is not _S.DOWNLOADING:
@@ -91,7 +91,7 @@ class ModelUpdates(UpdateStateMachine[Slot, DesiredModel]):
         self._filling = filling = SlotFiles(self._folder / slot, required)
         try:
             work = self._installer.fill(filling, elsewhere=others, free_bytes=device.free_bytes)
-            await self._inbox.while_desired(work, desired)
+            await self._requests.while_desired(work, desired)
         finally:
             self._filling = None
         await self._note(_S.VERIFIED)
@@ -141,7 +141,7 @@ class ModelUpdates(UpdateStateMachine[Slot, DesiredModel]):
         if stored and record is not None and record.ended:  # the disk also refused to delete files then
             await self._free_space(record.state)
 
-    def _ends_on_disk_error(self, record: Record[DesiredModel]) -> bool:
+    def _ends_on_disk_error(self, record: UpdateRecord[DesiredModel]) -> bool:
         return record.state not in _COMPLETE  # a complete bundle waits until the disk takes a small file
 
     async def _end(self, state: UpdateState, reason: str, message: str) -> None:

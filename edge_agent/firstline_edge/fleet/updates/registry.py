@@ -43,7 +43,7 @@ _OWN_VARIABLES = "FIRSTLINE_"
 
 
 class GatewayRegistry:
-    """A `Registry`: signed metadata and files of the gateway.
+    """A `SignedFileSource`: signed metadata and files of the gateway.
 
     Args:
         http: to the gateway; None on a device without an HTTP link, for which nothing is available.
@@ -68,7 +68,7 @@ class GatewayRegistry:
         return self._optional_http
 
     async def files(self) -> dict[str, SignedFile]:
-        """See `Registry`."""
+        """See `SignedFileSource`."""
         return await in_daemon_thread(self._files)  # a slow registry does not delay the end of the process
 
     def _files(self) -> dict[str, SignedFile]:
@@ -86,7 +86,7 @@ class GatewayRegistry:
             raise SignatureError(f"fleet.root_file {self._root} {unreadable(error)}") from error
 
     async def read(self, sha256: str, offset: int, size_bytes: int) -> AsyncIterator[bytes]:
-        """See `Registry`."""
+        """See `SignedFileSource`."""
         headers = {"Range": f"bytes={offset}-{size_bytes - 1}"} if offset else {}
         async with self._http.streaming("GET", f"{BLOBS_PATH}/{sha256}", headers) as response:
             if response.status_code not in (_WHOLE, _PARTIAL):

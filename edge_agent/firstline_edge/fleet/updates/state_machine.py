@@ -2,8 +2,8 @@
 
 `UpdateStateMachine` decides what to do next; its subclasses say how a model (`model_updates`) or a configuration
 (`configuration.configurator`) is installed, tried and rolled back. Only one task runs the steps, so that they need no
-locks: it takes up the fleet's desired state and rollback requests from an `Inbox`. A step that is interrupted leaves
-the record of the last finished step, and the test of a model also leaves the try that it used.
+locks: it takes up the fleet's desired state and rollback requests from `UpdateRequests`. A step that is interrupted
+leaves the record of the last finished step, and the test of a model also leaves the try that it used.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from firstline_core.fleet.update import UpdateState
 from firstline_core.protocol.backoff import full_jitter_s
 from firstline_core.storage.files import system_reason
 from firstline_core.telemetry.logs import logger
-from firstline_edge.fleet.updates.installed import BY_REQUEST, Installed, InstalledFile, Record, Target, Version
+from firstline_edge.fleet.updates.installed import BY_REQUEST, Installed, InstalledFile, Target, UpdateRecord, Version
 from firstline_edge.settings.settings import FleetSection
 
 log = logger(__name__)
@@ -85,7 +85,7 @@ class SupersededError(LinkDownError):
         super().__init__("The fleet desires something else now.")
 
 
-class Inbox(Generic[Target]):
+class UpdateRequests(Generic[Target]):
     """The desired version and rollback requests, until the task of the update takes them up.
 
     Args:
@@ -178,14 +178,14 @@ class UpdateStateMachine(ABC, Generic[Version, Target]):
         self._clock = services.clock
         self._now_s = services.now_s
         self._limits = services.limits
-        self._inbox: Inbox[Target] = Inbox(services.clock)
+        self._requests: UpdateRequests[Target] = UpdateRequests(services.clock)
         self._failures = 0
         self._trial_began_s: float | None = None  # in this process (monotonic)
 
     @property
-    def record(self) -> Record[Target] | None:
+    def record(self) -> UpdateRecord[Target] | None:
         """The state of the latest update; None if there was none."""
-        record: Record[Target] | None = self._file.state.record
+        record: UpdateRecord[Target] | None = self._file.state.record
         return record
 
     def update(self) -> Update | None:
@@ -194,18 +194,18 @@ class UpdateStateMachine(ABC, Generic[Version, Target]):
 
     def receive(self, desired: Target | None) -> None:
         """Takes the version that the fleet desires now; None leaves the running one."""
-        self._inbox.receive(desired)
+        self._requests.receive(desired)
 
     async def run(self) -> None:
         """Works until it is cancelled."""
         try:
             while True:
-                self._inbox.clear()
+                self._requests.clear()
                 pause_s = await self.step()
                 if pause_s > 0:
-                    await self._inbox.wait(pause_s)
+                    await self._requests.wait(pause_s)
         finally:
-            self._inbox.close()
+            self._requests.close()
 
     async def step(self) -> float:
         """Goes as far as possible now; returns the seconds until the next step."""
@@ -226,15 +226,15 @@ class UpdateStateMachine(ABC, Generic[Version, Target]):
             UnknownModelError: the fleet never updated such a model.
             RequestError: there is no previous version.
         """
-        await self._inbox.roll_back()
+        await self._requests.roll_back()
 
     async def _advance(self) -> float:
-        record, desired = self.record, self._inbox.desired
-        if self._inbox.rollback is not None:
-            await self._roll_back_on_request(self._inbox.rollback)
+        record, desired = self.record, self._requests.desired
+        if self._requests.rollback is not None:
+            await self._roll_back_on_request(self._requests.rollback)
             return 0.0
         # The running version may also be withdrawn by a new update, which would otherwise roll back to it.
-        withdrawn: Record[Target] | None = None
+        withdrawn: UpdateRecord[Target] | None = None
         if record is not None and desired is not None and is_withdrawn(record.target, desired):
             withdrawn = record
         if withdrawn is not None and withdrawn.installed_what_runs and self._file.state.can_roll_back:
@@ -252,11 +252,11 @@ class UpdateStateMachine(ABC, Generic[Version, Target]):
         await self._retry_write()
         if desired is not None:
             return await self._follow(record, desired)
-        if self._inbox.received and record is not None and not record.ended:
+        if self._requests.received and record is not None and not record.ended:
             await self._end(_S.CANCELLED, "superseded", "The fleet desires something else now.")
         return _IDLE_S
 
-    async def _follow(self, record: Record[Target] | None, desired: Target) -> float:
+    async def _follow(self, record: UpdateRecord[Target] | None, desired: Target) -> float:
         """Takes the next step towards the desired version; returns the seconds until the next one."""
         if record is None or not is_same(record.target, desired):
             record = await self._offer(desired)
@@ -280,7 +280,7 @@ class UpdateStateMachine(ABC, Generic[Version, Target]):
         return 0.0
 
     async def _roll_back_on_request(self, request: asyncio.Future[None]) -> None:
-        self._inbox.rollback = None
+        self._requests.rollback = None
         try:
             self._file.state.check_rollback(self._lack)
             await self._roll_back(BY_REQUEST, "Rolled back on the device.")
@@ -291,16 +291,16 @@ class UpdateStateMachine(ABC, Generic[Version, Target]):
             if not request.done():
                 request.set_exception(NotReadyError("The rollback was interrupted; see `edge-agent update list`."))
 
-    async def _offer(self, desired: Target) -> Record[Target]:
+    async def _offer(self, desired: Target) -> UpdateRecord[Target]:
         """Begins an update; one to the version that runs already is committed at once."""
-        record: Record[Target] = Record(desired, _S.OFFERED, since_s=self._now_s())
+        record: UpdateRecord[Target] = UpdateRecord(desired, _S.OFFERED, since_s=self._now_s())
         if await self._runs(desired):
             record = replace(record, state=_S.COMMITTED, reason="already")
         self._failures = 0
         await self._write(record)
         return record
 
-    async def _stage(self, record: Record[Target], desired: Target) -> float:
+    async def _stage(self, record: UpdateRecord[Target], desired: Target) -> float:
         """Waits for the time window; then begins the trial."""
         if record.state is _S.VERIFIED:
             await self._note(_S.STAGED)
@@ -354,11 +354,11 @@ class UpdateStateMachine(ABC, Generic[Version, Target]):
 
         An incomplete download of a model has failed; everything else continues when the disk accepts writes.
         """
-        record, desired = self.record, self._inbox.desired
+        record, desired = self.record, self._requests.desired
         if desired is None or desired.undone or (record is not None and record.state is _S.TRIAL):
             return
         if record is None or not is_same(record.target, desired):
-            record = Record(desired, _S.OFFERED, since_s=self._now_s())
+            record = UpdateRecord(desired, _S.OFFERED, since_s=self._now_s())
         if record.ended:
             return
         state, reason, message = self._outcome(error)
@@ -384,7 +384,7 @@ class UpdateStateMachine(ABC, Generic[Version, Target]):
         """Ends an update that was not tried."""
         await self._note(state, reason, message)
 
-    async def _write(self, record: Record[Target]) -> None:
+    async def _write(self, record: UpdateRecord[Target]) -> None:
         """Stores the record; raises OSError if the disk refuses."""
         await self._store(self._file.state.with_record(record))
 
@@ -416,7 +416,7 @@ class UpdateStateMachine(ABC, Generic[Version, Target]):
         """Returns whether the desired version runs already."""
 
     @abstractmethod
-    async def _install(self, record: Record[Target], desired: Target) -> None:
+    async def _install(self, record: UpdateRecord[Target], desired: Target) -> None:
         """Downloads, verifies and stores the desired version; it does not run yet."""
 
     @abstractmethod
@@ -432,7 +432,7 @@ class UpdateStateMachine(ABC, Generic[Version, Target]):
         """Makes what the state says run, after a rollback."""
 
     @abstractmethod
-    def _ends_on_disk_error(self, record: Record[Target]) -> bool:
+    def _ends_on_disk_error(self, record: UpdateRecord[Target]) -> bool:
         """Returns whether a disk error ends the update; otherwise it continues when the disk accepts writes."""
 
     def _outcome(self, error: FirstlineError | OSError) -> tuple[UpdateState, str, str]:

@@ -22,7 +22,7 @@ from firstline_core.hardware.readings import NOTHING_READ, Measured, Snapshot
 from firstline_core.ids import new_request_id
 from firstline_core.telemetry import decisions
 from firstline_core.types import InferRequest, InferResponse, Privacy, Reason, Tensor, Tier
-from firstline_edge.adaptation.variants import Variants
+from firstline_edge.adaptation.variants import BundleVariants
 from firstline_edge.app import EdgeAgent
 from firstline_edge.cli.explain import describe
 from firstline_edge.state import StatePaths
@@ -39,9 +39,9 @@ class Device:
         self.at_s = agent.sampler.latest.at_s
 
     @property
-    def variants(self) -> Variants:
+    def variants(self) -> BundleVariants:
         held = self.agent.models.find("small")
-        assert isinstance(held.variants, Variants)
+        assert isinstance(held.variants, BundleVariants)
         return held.variants
 
     @property

@@ -66,8 +66,8 @@ async def turns_until(holds: Callable[[], bool]) -> None:
 
 
 async def ended(scene: Scene, count: int) -> list[str]:
-    await turns_until(lambda: len(scene.findings) >= count)
-    return [finding.outcome for finding in scene.findings]
+    await turns_until(lambda: len(scene.ended_audits) >= count)
+    return [each.outcome for each in scene.ended_audits]
 
 
 def monitored_in(scene: Scene) -> MonitoredCertificate:
@@ -107,7 +107,7 @@ async def test_only_accepted_rows_of_a_batch_are_audited_one_by_one(scene: Scene
     await ended(scene, 2)
     audited = [request.audit is not None for request in scene.cloud.requests]
     assert sorted(zip(scene.sent_rows, audited, strict=True)) == [([UNSURE], False), ([SURE], True), ([0.99], True)]
-    assert [finding.record["row"] for finding in scene.findings] == [0, 2]
+    assert [each.record["row"] for each in scene.ended_audits] == [0, 2]
 
 
 @pytest.mark.parametrize("wish", [{"privacy": Privacy.LOCAL_ONLY}, {"route": Route.EDGE}])
@@ -130,7 +130,7 @@ async def test_nothing_is_audited_without_a_contract_to_test_or_a_gateway_to_ask
         await scene.infer(SURE)
     monitored = scene.certificates.find(scene.held)
     assert monitored is None or monitored.record.drawn == 0
-    assert [request for request in scene.cloud.requests if request.audit] == scene.findings == []
+    assert [request for request in scene.cloud.requests if request.audit] == scene.ended_audits == []
 
 
 @pytest.mark.parametrize(
@@ -156,7 +156,7 @@ async def test_an_alarm_that_an_audit_brings_back_begins_a_test_without_it(scene
     scene.cloud.agrees = lambda value: value > 0.9
     for _ in range(60):  # enough to say from where on answers are good
         await scene.infer(SURE)
-        await ended(scene, len(scene.findings) + 1)
+        await ended(scene, len(scene.ended_audits) + 1)
     await scene.infer(0.85)
     await ended(scene, 61)
     scene.cloud.notice = ContractNotice(alarm=True, escalations_per_hour=None)
@@ -219,7 +219,7 @@ async def test_an_answer_that_was_drawn_is_not_given_back_later_than_others(scen
         assert answer_of(await scene.infer(SURE)).reason is Reason.CONFIDENT
     monitored = monitored_in(scene)
     assert monitored.record.drawn == 64  # the queue is full, and none is drawn any more
-    assert scene.findings == []
+    assert scene.ended_audits == []
 
 
 async def test_after_an_alarm_audits_go_on_without_a_note_while_budgets_are_ample(scene: Scene) -> None:
@@ -311,10 +311,10 @@ async def test_audits_keep_their_spacing(make_scene: MakeScene) -> None:
     clock, drawn_at_s = scene.clock, []
     for _ in range(100):
         clock._now_s += 1  # type: ignore[attr-defined]
-        before = len(scene.findings)
+        before = len(scene.ended_audits)
         await scene.infer(SURE, SURE, SURE)
         await asyncio.sleep(0)
-        drawn_at_s += [clock.monotonic_s()] * (len(scene.findings) - before)
+        drawn_at_s += [clock.monotonic_s()] * (len(scene.ended_audits) - before)
     assert len(drawn_at_s) in (9, 10)  # a pause is up to an eighth longer
     assert min(after - before for before, after in itertools.pairwise(drawn_at_s)) >= 10
     scene.auditor.adopt(ALL, ("disagreement",))
@@ -330,10 +330,10 @@ async def test_audits_of_each_source_keep_their_spacing(make_scene: MakeScene) -
     for _ in range(50):
         clock._now_s += 1  # type: ignore[attr-defined]
         for source, drawn in drawn_at_s.items():
-            before = len(scene.findings)
+            before = len(scene.ended_audits)
             await scene.infer(SURE, source=source)
             await asyncio.sleep(0)
-            drawn.extend([clock.monotonic_s()] * (len(scene.findings) - before))
+            drawn.extend([clock.monotonic_s()] * (len(scene.ended_audits) - before))
     assert {len(drawn) for drawn in drawn_at_s.values()} <= {4, 5}
     for drawn in drawn_at_s.values():
         assert min(after - before for before, after in itertools.pairwise(drawn)) >= 10
@@ -487,7 +487,7 @@ async def test_an_audit_of_events_names_them(make_scene: MakeScene) -> None:
     (sent,) = scene.cloud.requests
     assert (sent.audit.events, sent.audit.epsilon) == (promised, 0.1)
     (sample,) = read(scene.samples_path)
-    (record,) = [finding.record for finding in scene.findings]
+    (record,) = [each.record for each in scene.ended_audits]
     assert sample.events == record["events"]
     assert set(sample.events) <= set(promised) and any(sample.events.values())
 
@@ -498,16 +498,19 @@ async def test_a_bundle_without_a_certificate_is_audited_while_a_rollout_compare
 ) -> None:
     scene = make_scene(certified=None)
     await scene.infer(SURE)
-    assert scene.findings == [] and scene.cloud.requests == []
+    assert scene.ended_audits == [] and scene.cloud.requests == []
     scene.auditor.audit_for_rollouts([scene.held.manifest.name if name == "own" else name for name in bundles])
     response = await scene.infer(SURE)
     assert await ended(scene, 1) == ["disagreed"]
     (sent,) = scene.cloud.requests
     assert sent.audit is None and sent.request_id != answer_of(response).request_id  # it tests no promise
-    assert (scene.findings[0].model, scene.findings[0].version) == (scene.held.manifest.name, scene.held.version)
+    assert (scene.ended_audits[0].model, scene.ended_audits[0].version) == (
+        scene.held.manifest.name,
+        scene.held.version,
+    )
     scene.auditor.audit_for_rollouts(())
     await scene.infer(SURE)
-    assert len(scene.findings) == 1
+    assert len(scene.ended_audits) == 1
 
 
 async def test_audits_for_a_rollout_respect_privacy_and_the_budget(make_scene: MakeScene) -> None:
@@ -523,4 +526,4 @@ async def test_audits_for_a_rollout_respect_privacy_and_the_budget(make_scene: M
     scene.auditor.audit_for_rollouts(("other",))
     await scene.infer(SURE)
     await asyncio.sleep(0)
-    assert scene.findings == [] and scene.cloud.requests == []
+    assert scene.ended_audits == [] and scene.cloud.requests == []

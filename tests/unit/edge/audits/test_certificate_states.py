@@ -468,19 +468,19 @@ async def test_records_are_saved_soon_and_a_refusal_is_logged_once(
 
 async def test_an_alarm_stays_with_the_certificate_whichever_version_carries_it(make_scene: MakeScene) -> None:
     certificate = monitored_in(make_scene()).certificate
-    old = records.begun({}, "m", "3", certificate)
+    old = records.new_record({}, "m", "3", certificate)
     assert not old.state.alarmed
     old.state, old.drawn = records.CertificateState("broken_on_device", "broken", tightened=0.9), 7
-    new = records.begun({"3": old}, "m", "4", certificate)
+    new = records.new_record({"3": old}, "m", "4", certificate)
     assert (new.version, new.state, new.drawn) == ("4", old.state, 0)
     assert new.state.alarmed
     renewed = msgspec.structs.replace(certificate, n=certificate.n + 1)
-    assert not records.begun({"3": old}, "m", "4", renewed).state.alarmed
-    assert not records.begun({"3": old}, "other", "4", certificate).state.alarmed
+    assert not records.new_record({"3": old}, "m", "4", renewed).state.alarmed
+    assert not records.new_record({"3": old}, "other", "4", certificate).state.alarmed
 
 
 def test_only_the_latest_records_are_kept() -> None:
-    many = {f"{number}": records.Record(model="m", version="1", events=TESTED) for number in range(100)}
+    many = {f"{number}": records.CertificateRecord(model="m", version="1", events=TESTED) for number in range(100)}
     kept = msgspec.json.decode(records.encode(many).splitlines()[0])["records"]
     assert list(kept) == [f"{number}" for number in range(36, 100)]
 
@@ -493,7 +493,7 @@ def test_another_promise_makes_another_key(make_scene: MakeScene) -> None:
 
 def test_damage_to_the_records_is_found_wherever_it_is(tmp_path: Path) -> None:
     path = tmp_path / "audits" / "certificates.json"
-    kept = {"k": records.Record(model="m", version="1", events=TESTED, drawn=13, agreed=13)}
+    kept = {"k": records.CertificateRecord(model="m", version="1", events=TESTED, drawn=13, agreed=13)}
     records.RecordFile(path).write(records.encode(kept))
     whole = path.read_bytes()
     for bit in range(0, 8 * (len(whole) - 1), 3):

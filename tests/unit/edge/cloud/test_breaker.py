@@ -1,7 +1,7 @@
 import random
 
 from firstline_core.clock import SimulatedClock
-from firstline_edge.cloud.breaker import CircuitBreaker, State
+from firstline_edge.cloud.breaker import BreakerState, CircuitBreaker
 from firstline_edge.settings.settings import BreakerSection
 
 SETTINGS = BreakerSection(failure_threshold=3, open_ms=1000, open_max_ms=8000)
@@ -25,7 +25,7 @@ def test_opens_after_failures_in_a_row_only() -> None:
     breaker.failed()
     assert breaker.allows_requests
     breaker.failed()
-    assert breaker.state is State.OPEN
+    assert breaker.state is BreakerState.OPEN
 
 
 async def test_half_open_lets_one_probe_through() -> None:
@@ -34,7 +34,7 @@ async def test_half_open_lets_one_probe_through() -> None:
     assert not breaker.try_probe()
     await clock.advance(breaker.retry_in_s)
     assert breaker.try_probe()
-    assert breaker.state is State.HALF_OPEN
+    assert breaker.state is BreakerState.HALF_OPEN
     assert not breaker.try_probe()
     assert not breaker.allows_requests
     breaker.probe_succeeded()
@@ -90,4 +90,4 @@ async def test_late_failures_of_older_requests_change_nothing() -> None:
     await clock.advance(before)
     breaker.try_probe()
     breaker.failed()
-    assert breaker.state is State.HALF_OPEN
+    assert breaker.state is BreakerState.HALF_OPEN

@@ -26,7 +26,7 @@ from firstline_core.tasks import classification
 from firstline_core.types import PROBABILITIES, InferRequest, Tensor, take_rows
 from firstline_edge.models import loading
 from firstline_edge.models.loading import bundle_paths, load_bundle, open_models, quickest_ms
-from firstline_edge.models.models import DeviceModel, Models, Pace
+from firstline_edge.models.models import DeviceModel, Models, RelativeRunTimes
 from firstline_edge.models.workers import Workers
 
 
@@ -143,7 +143,7 @@ def test_a_model_that_has_become_slow_leaves_the_event_loop_until_it_is_quick_ag
 
 
 def test_a_line_that_was_expected_to_be_quicker_teaches_the_pace_once() -> None:
-    pace = Pace()
+    pace = RelativeRunTimes()
     for _ in range(500):  # each three times as long as measured, and all were asked for before the first ended
         pace.ran(0.003, 0.001)
     assert 3 / 1.1 < pace.factor < 3 * 1.1

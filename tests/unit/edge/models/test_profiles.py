@@ -23,7 +23,7 @@ from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.types import InferRequest
 from firstline_edge.app import EdgeAgent
 from firstline_edge.models.loading import load_bundle
-from firstline_edge.models.models import EdgeModel, Pace
+from firstline_edge.models.models import EdgeModel, RelativeRunTimes
 from firstline_edge.models.profiles import Profiles, fastest_options
 from firstline_edge.models.workers import Workers
 from firstline_edge.state import StatePaths
@@ -175,7 +175,7 @@ async def test_status_shows_sources_of_times_and_damaged_profiles(tmp_path: Path
 
 
 def test_own_runs_outweigh_the_profile() -> None:
-    pace = Pace.of(distribution(SECONDS))
+    pace = RelativeRunTimes.of(distribution(SECONDS))
     assert (pace.factor, pace.sure) == pytest.approx((1.5, 3.0))
     for _ in range(60):  # each a tenth above the quickest
         pace.ran(0.22, 0.2)
@@ -189,7 +189,7 @@ def test_own_runs_outweigh_the_profile() -> None:
 
 
 def test_one_run_in_twenty_exceeds_the_95th_percentile() -> None:
-    pace, late = Pace(), []
+    pace, late = RelativeRunTimes(), []
     for at in range(4000):
         took_s = 0.2 if at % 20 else 0.5
         late.append(took_s > pace.sure * 0.2)

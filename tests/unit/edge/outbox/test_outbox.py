@@ -21,7 +21,7 @@ from firstline_core.telemetry.trace import received
 from firstline_core.types import Attempt, InferRequest, Privacy, Status, Tier
 from firstline_edge.outbox import database
 from firstline_edge.outbox.database import _SCHEMA, APPLICATION, FORMAT, PAGE_BYTES, Receiver
-from firstline_edge.outbox.outbox import Completions, Outbox, OutboxItem
+from firstline_edge.outbox.outbox import Outbox, OutboxItem, PromiseWaiters
 from firstline_edge.settings.settings import OutboxSection
 
 DAY_S = 86_400.0
@@ -813,7 +813,7 @@ async def test_a_file_that_a_purge_could_not_open_is_opened_later(
 ) -> None:
     outbox = open_outbox()
     await outbox.put(purged := item())
-    with outbox.completions.watch(purged.request.request_id) as completion:
+    with outbox.waiters.watch(purged.request.request_id) as completion:
         await purge_and_lose_the_file(outbox, path, monkeypatch)
         await until_open(outbox, clock)
         assert await asyncio.wait_for(completion, 5) is None
@@ -866,22 +866,22 @@ async def test_a_promise_keeps_its_trace_over_a_restart(open_outbox: Open) -> No
 
 
 async def test_every_waiting_caller_gets_the_answer_once() -> None:
-    completions = Completions()
+    waiters = PromiseWaiters()
     final = response(request())
-    with completions.watch("a") as one, completions.watch("a") as other, completions.watch("b") as another:
-        completions.notify("a", final)
-        completions.notify("a", None)
+    with waiters.watch("a") as one, waiters.watch("a") as other, waiters.watch("b") as another:
+        waiters.notify("a", final)
+        waiters.notify("a", None)
         assert one.result() is other.result() is final
         assert not another.done()
-        assert len(completions) == 2
-    completions.notify("a", final)
-    assert len(completions) == 0
+        assert len(waiters) == 2
+    waiters.notify("a", final)
+    assert len(waiters) == 0
 
 
 async def test_waiting_callers_wake_after_the_answer_is_stored(outbox: Outbox) -> None:
-    completions = outbox.completions
+    waiters = outbox.waiters
     asked = request()
-    with completions.watch(asked.request_id) as completion:
+    with waiters.watch(asked.request_id) as completion:
         await outbox.finish(asked.request_id, response(asked))
         assert not completion.done()  # there was no promise to end
         await outbox.put(OutboxItem(asked, (0,), response(asked, Status.PROVISIONAL), 0.0))
@@ -892,12 +892,12 @@ async def test_waiting_callers_wake_after_the_answer_is_stored(outbox: Outbox) -
 
 
 async def test_waiting_callers_wake_when_a_promise_is_given_up(outbox: Outbox) -> None:
-    completions = outbox.completions
+    waiters = outbox.waiters
     asked = request()
     await outbox.put(OutboxItem(asked, (0,), response(asked, Status.PROVISIONAL), 0.0))
     await outbox._write(
         lambda transaction: transaction.connection.execute("UPDATE items SET provisional = x'', request = x''")
     )
-    with completions.watch(asked.request_id) as completion:
+    with waiters.watch(asked.request_id) as completion:
         assert await outbox.pending(1) == []
         assert completion.result() is None

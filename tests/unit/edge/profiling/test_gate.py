@@ -13,11 +13,11 @@ from firstline_core.adaptation.guards import Limits
 from firstline_core.hardware.readings import NOTHING_READ, Absent, Measured, Modelled, Snapshot
 from firstline_core.profile.measure import Need
 from firstline_edge.profiling import gate
-from firstline_edge.profiling.gate import Bounds, DeviceGate, bounds_of, cause_to_end, cause_to_wait, never
+from firstline_edge.profiling.gate import DeviceGate, MeasuringBounds, bounds_of, cause_to_end, cause_to_wait, never
 
 MB = 1 << 20
 LIMITS = Limits(heat_c=80, heat_margin_c=4, memory_reserve_bytes=64 * MB)
-BOUNDS = Bounds(LIMITS, battery=0.5, cores=4.0)
+BOUNDS = MeasuringBounds(LIMITS, battery=0.5, cores=4.0)
 NEED = Need(memory_bytes=20 * MB, cores=1.0)
 COOL = Snapshot(
     temperature_c={"soc": Measured(50, "/t")},
@@ -45,7 +45,7 @@ def free(mib: float) -> Snapshot:
     return now(memory_available_bytes=Measured(mib * MB, "/m"))
 
 
-def kind(snapshot: Snapshot, busy: float = 0.0, need: Need = NEED, bounds: Bounds = BOUNDS) -> str:
+def kind(snapshot: Snapshot, busy: float = 0.0, need: Need = NEED, bounds: MeasuringBounds = BOUNDS) -> str:
     cause = cause_to_wait(snapshot, busy, need, bounds)
     return "" if cause is None else cause.kind
 
@@ -83,10 +83,10 @@ def test_requests_have_priority() -> None:
 
 def test_a_shared_quota_leaves_cores_to_requests() -> None:
     # Where the group has used it up the kernel stops all of it, whatever its priority.
-    quota = Bounds(LIMITS, cores=1.5, shared_quota=True)
+    quota = MeasuringBounds(LIMITS, cores=1.5, shared_quota=True)
     assert kind(COOL, busy=0.4, bounds=quota) == ""
     assert kind(COOL, busy=0.6, bounds=quota) == "requests"
-    one = Bounds(LIMITS, cores=1.0, shared_quota=True)
+    one = MeasuringBounds(LIMITS, cores=1.0, shared_quota=True)
     assert kind(COOL, busy=0.04, bounds=one) == ""
     assert kind(COOL, busy=0.2, bounds=one) == "requests"
 

@@ -13,11 +13,11 @@ from firstline_core.fleet.twin import DesiredModel
 from firstline_core.fleet.update import UpdateState
 from firstline_core.storage.files import with_checksum
 from firstline_core.storage.structs import read_struct, write_struct
-from firstline_edge.fleet.updates.installed import Installed, InstalledFile, Record
+from firstline_edge.fleet.updates.installed import Installed, InstalledFile, UpdateRecord
 from firstline_edge.fleet.updates.model_store import Slot
 
 KIND = Installed[Slot, DesiredModel]
-RECORD = Record(DesiredModel("digits", 2, "a" * 64), UpdateState.STAGED)
+RECORD = UpdateRecord(DesiredModel("digits", 2, "a" * 64), UpdateState.STAGED)
 STAGED = KIND("a", "a", None, "b", RECORD)
 COMMITTED = KIND("b", "a", None, None, replace(RECORD, state=UpdateState.COMMITTED))
 

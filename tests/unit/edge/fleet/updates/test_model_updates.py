@@ -21,7 +21,7 @@ from firstline_core.errors import (
 from firstline_core.fleet.target import Hardware
 from firstline_core.fleet.twin import UPDATES, DesiredModel, Window
 from firstline_core.fleet.update import UpdateState
-from firstline_edge.fleet.updates.installed import BY_REQUEST, COPY, Installed, Record
+from firstline_edge.fleet.updates.installed import BY_REQUEST, COPY, Installed, UpdateRecord
 from firstline_edge.fleet.updates.model_store import STATE, ModelStore
 
 S = UpdateState
@@ -207,7 +207,7 @@ async def test_a_device_that_lost_the_state_gets_back_to_what_is_desired(
 def test_a_report_has_room_for_all_updates(device: Device, wanted: DesiredModel) -> None:
     for number in range(UPDATES + 16):
         name = f"m{number:02}"
-        record = Record(replace(wanted, name=name), S.COMMITTED)
+        record = UpdateRecord(replace(wanted, name=name), S.COMMITTED)
         device.store.file(name).write(Installed(record=record))
     device.start()
     assert [update.name for update in device.updater.updates()] == [f"m{number:02}" for number in range(UPDATES)]

@@ -1,4 +1,4 @@
-"""The states of an update: the inbox, and what the desired state means for an update."""
+"""The states of an update: the requests, and what the desired state means for an update."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from firstline_core.fleet.twin import DesiredConfiguration, DesiredModel, Desire
 from firstline_core.fleet.update import UpdateState
 from firstline_edge.fleet.updates.state_machine import (
     CHECK_S,
-    Inbox,
     SupersededError,
+    UpdateRequests,
     has_expired,
     is_same,
     is_withdrawn,
@@ -41,8 +41,8 @@ def clock() -> SimulatedClock:
 
 
 @pytest.fixture
-def inbox(clock: SimulatedClock) -> Inbox[DesiredModel]:
-    return Inbox(clock)
+def requests(clock: SimulatedClock) -> UpdateRequests[DesiredModel]:
+    return UpdateRequests(clock)
 
 
 async def settled() -> None:
@@ -51,74 +51,78 @@ async def settled() -> None:
         await asyncio.sleep(0)
 
 
-async def test_a_change_ends_one_wait(inbox: Inbox[DesiredModel], clock: SimulatedClock) -> None:
-    assert not inbox.received
-    inbox.receive(WANTED)
-    assert inbox.received and inbox.desired == WANTED
-    await inbox.wait(60)
-    inbox.clear()
-    waiting = asyncio.create_task(inbox.wait(60))
+async def test_a_change_ends_one_wait(requests: UpdateRequests[DesiredModel], clock: SimulatedClock) -> None:
+    assert not requests.received
+    requests.receive(WANTED)
+    assert requests.received and requests.desired == WANTED
+    await requests.wait(60)
+    requests.clear()
+    waiting = asyncio.create_task(requests.wait(60))
     await settled()
     assert not waiting.done()
     await clock.advance(60)
     await waiting
-    inbox.receive(None)
-    assert inbox.received and inbox.desired is None
-    await inbox.wait(60)
+    requests.receive(None)
+    assert requests.received and requests.desired is None
+    await requests.wait(60)
 
 
-async def test_a_rollback_request_returns_after_the_rollback(inbox: Inbox[DesiredModel]) -> None:
-    asking = [asyncio.create_task(inbox.roll_back()) for _ in range(2)]
-    await inbox.wait(60)
-    inbox.rollback.set_result(None)
+async def test_a_rollback_request_returns_after_the_rollback(requests: UpdateRequests[DesiredModel]) -> None:
+    asking = [asyncio.create_task(requests.roll_back()) for _ in range(2)]
+    await requests.wait(60)
+    requests.rollback.set_result(None)
     await asyncio.gather(*asking)
 
 
-async def test_a_cancelled_request_does_not_cancel_the_others(inbox: Inbox[DesiredModel]) -> None:
-    leaving, staying = (asyncio.create_task(inbox.roll_back()) for _ in range(2))
+async def test_a_cancelled_request_does_not_cancel_the_others(requests: UpdateRequests[DesiredModel]) -> None:
+    leaving, staying = (asyncio.create_task(requests.roll_back()) for _ in range(2))
     await settled()
     leaving.cancel()
     await settled()
-    assert not inbox.rollback.done()
-    inbox.rollback.set_result(None)
+    assert not requests.rollback.done()
+    requests.rollback.set_result(None)
     await staying
 
 
-async def test_closing_fails_waiting_requests(inbox: Inbox[DesiredModel]) -> None:
-    asking = asyncio.create_task(inbox.roll_back())
+async def test_closing_fails_waiting_requests(requests: UpdateRequests[DesiredModel]) -> None:
+    asking = asyncio.create_task(requests.roll_back())
     await settled()
-    inbox.close()
-    inbox.close()
+    requests.close()
+    requests.close()
     with pytest.raises(NotReadyError, match="roll back again"):
         await asking
 
 
-async def test_work_for_the_desired_version_completes(inbox: Inbox[DesiredModel], clock: SimulatedClock) -> None:
+async def test_work_for_the_desired_version_completes(
+    requests: UpdateRequests[DesiredModel], clock: SimulatedClock
+) -> None:
     async def work() -> int:
         await clock.sleep(300)
         return 7
 
-    inbox.receive(replace(WANTED, expires_s=clock.wall_s() + 1000))
-    doing = asyncio.create_task(inbox.while_desired(work(), WANTED))
+    requests.receive(replace(WANTED, expires_s=clock.wall_s() + 1000))
+    doing = asyncio.create_task(requests.while_desired(work(), WANTED))
     await settled()
-    inbox.receive(replace(WANTED, not_before_s=5))  # the same update, at another time
+    requests.receive(replace(WANTED, not_before_s=5))  # the same update, at another time
     await clock.advance(299)
     assert not doing.done()
     await clock.advance(1)
     assert await doing == 7
 
 
-async def test_errors_of_the_work_are_raised(inbox: Inbox[DesiredModel]) -> None:
+async def test_errors_of_the_work_are_raised(requests: UpdateRequests[DesiredModel]) -> None:
     async def work() -> None:
         raise OSError("no room")
 
-    inbox.receive(WANTED)
+    requests.receive(WANTED)
     with pytest.raises(OSError, match="no room"):
-        await inbox.while_desired(work(), WANTED)
+        await requests.while_desired(work(), WANTED)
 
 
 @pytest.mark.parametrize("other", [None, replace(WANTED, version=3), replace(WANTED, undone=True)])
-async def test_work_stops_if_another_version_is_desired(inbox: Inbox[DesiredModel], other: DesiredModel | None) -> None:
+async def test_work_stops_if_another_version_is_desired(
+    requests: UpdateRequests[DesiredModel], other: DesiredModel | None
+) -> None:
     ended = asyncio.Event()
 
     async def work() -> None:
@@ -127,31 +131,33 @@ async def test_work_stops_if_another_version_is_desired(inbox: Inbox[DesiredMode
         finally:
             ended.set()
 
-    inbox.receive(WANTED)
-    doing = asyncio.create_task(inbox.while_desired(work(), WANTED))
+    requests.receive(WANTED)
+    doing = asyncio.create_task(requests.while_desired(work(), WANTED))
     await settled()
     assert not doing.done()
-    inbox.receive(other)
+    requests.receive(other)
     with pytest.raises(SupersededError):
         await doing
     assert ended.is_set(), "it was left as it is, and is not under way any more"
 
 
-async def test_work_stops_if_a_rollback_is_requested(inbox: Inbox[DesiredModel]) -> None:
-    inbox.receive(WANTED)
-    doing = asyncio.create_task(inbox.while_desired(asyncio.Event().wait(), WANTED))
+async def test_work_stops_if_a_rollback_is_requested(requests: UpdateRequests[DesiredModel]) -> None:
+    requests.receive(WANTED)
+    doing = asyncio.create_task(requests.while_desired(asyncio.Event().wait(), WANTED))
     await settled()
-    asking = asyncio.create_task(inbox.roll_back())
+    asking = asyncio.create_task(requests.roll_back())
     with pytest.raises(SupersededError):
         await doing
-    inbox.close()
+    requests.close()
     with pytest.raises(NotReadyError):
         await asking
 
 
-async def test_work_stops_when_the_update_expires(inbox: Inbox[DesiredModel], clock: SimulatedClock) -> None:
-    inbox.receive(replace(WANTED, expires_s=clock.wall_s() + 100))
-    doing = asyncio.create_task(inbox.while_desired(asyncio.Event().wait(), WANTED))
+async def test_work_stops_when_the_update_expires(
+    requests: UpdateRequests[DesiredModel], clock: SimulatedClock
+) -> None:
+    requests.receive(replace(WANTED, expires_s=clock.wall_s() + 100))
+    doing = asyncio.create_task(requests.while_desired(asyncio.Event().wait(), WANTED))
     await settled()
     for _ in range(99):  # which the wall clock is asked for once a minute at least
         await clock.advance(1)
