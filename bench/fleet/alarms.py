@@ -126,7 +126,7 @@ async def _alarmed(seed: int, store: Store, database: Database) -> Alarmed:
         ended = await room.run(wanted, _MOST_HOURS)
     with database.reading() as connection:
         pool = records.alarmed(connection, ModelKey(BUNDLE, NEW))
-        entries = audit_log.page(connection, audit_log.Wanted(), 1000)
+        entries = audit_log.page(connection, audit_log.EntryFilter(), 1000)
     ends = [each.at_s for each in entries if each.action in ("rollout.promote", "rollout.completed")]
     after = sum(at_s >= pool.alarmed_s for at_s in ends) if pool is not None and pool.alarmed_s is not None else 0
     return Alarmed(pool is not None, after, ended.state, fleet.versions()[NEW])

@@ -75,7 +75,7 @@ def first_since(connection: sa.Connection, since_s: float) -> int:
     return found if found is not None else last(connection)[0] + 1
 
 
-class Wanted(NamedTuple):
+class EntryFilter(NamedTuple):
     """The entries of a list.
 
     Attributes:
@@ -93,7 +93,7 @@ class Wanted(NamedTuple):
     before: int | None = None
 
 
-def page(connection: sa.Connection, wanted: Wanted, limit: int) -> list[Entry]:
+def page(connection: sa.Connection, wanted: EntryFilter, limit: int) -> list[Entry]:
     """Returns entries."""
     number = ENTRIES.c.number
     query = sa.select(ENTRIES).where(number > wanted.after, ENTRIES.c.at_s >= wanted.since_s).limit(limit)

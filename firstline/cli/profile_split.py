@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from firstline.workbench.splitting.measure import cut_files, measure_splits
     from firstline_core.bundle.store import Bundle, open_bundle
     from firstline_core.planning.plan import describe_bandwidths, describe_way
-    from firstline_core.planning.split import DOCUMENT, Splits, Surroundings, encode, stretches, ways
+    from firstline_core.planning.split import DOCUMENT, SplitEnvironment, Splits, encode, stretches, ways
     from firstline_core.runtime.select import RuntimeOptions
 
 
@@ -61,7 +61,7 @@ def split_command(
         found = measure_splits(opened, dataset, at=at, options=options, progress=on_progress)
     if out is not None:
         _write(found, opened, out)
-    around = Surroundings(round_trip, device_slowdown, gateway_slowdown, most_disagreement)
+    around = SplitEnvironment(round_trip, device_slowdown, gateway_slowdown, most_disagreement)
     return Report(found, [*_text(found, around), *([f"Written: {out}"] if out is not None else [])])
 
 
@@ -73,7 +73,7 @@ def _write(found: Splits, bundle: Bundle, out: Path) -> None:
                 (staged / f"{half}-{number}.onnx").write_bytes(content)
 
 
-def _text(found: Splits, around: Surroundings) -> Iterator[str | Table]:
+def _text(found: Splits, around: SplitEnvironment) -> Iterator[str | Table]:
     yield (
         f"{found.bundle} version {found.version}, full model '{found.model}' ({found.runtime}, threads: "
         f"{found.threads}) on {found.rows} images: {found.prepare_ms:.3g} ms to prepare one, {found.model_ms:.3g} ms "

@@ -62,7 +62,7 @@ class FilePlane(DataPlane, Protocol):
         ...
 
 
-class Sketch(NamedTuple):
+class PendingPicture(NamedTuple):
     """A picture before its answer is known.
 
     Args:
@@ -126,7 +126,7 @@ class FileRoute:
         """Returns an answer as JSON; see `answer_json`."""
         return json_reply(answer_json(response, self._plane.task(response.model, response.version), query, images))
 
-    def _sketch(self, request: InferRequest) -> Sketch:
+    def _sketch(self, request: InferRequest) -> PendingPicture:
         """Checks that an answer can be drawn, before the model runs.
 
         Raises:
@@ -148,10 +148,10 @@ class FileRoute:
         scale = SIDE_LIMIT / max(width, height)
         smaller = (Resize(max(1, round(width * scale)), max(1, round(height * scale))),) if scale < 1 else ()
         processing = ImageProcessing(Decode("RGB"), smaller, self._limits, _BYTES_PER_PIXEL)
-        return Sketch(image, processing, processing.checked_costs(image))
+        return PendingPicture(image, processing, processing.checked_costs(image))
 
     async def _picture(
-        self, sketch: Sketch, request: InferRequest, response: InferResponse, query: Mapping[str, str]
+        self, sketch: PendingPicture, request: InferRequest, response: InferResponse, query: Mapping[str, str]
     ) -> Reply:
         """Returns an answer as a picture, drawn in a thread for images.
 

@@ -207,7 +207,7 @@ async def test_an_alarm_of_the_fleet_is_no_alarm_of_its_devices(tmp_path: Path) 
         await fleet.gateway.contracts.refreshed()
         assert await device_alarms(operator) == []
         with fleet.gateway.store.database.reading() as connection:
-            assert audit_log.page(connection, audit_log.Wanted(action=alarms.DEVICE_ALARM), 10) == []
+            assert audit_log.page(connection, audit_log.EntryFilter(action=alarms.DEVICE_ALARM), 10) == []
 
 
 class IndependentDevices(Fleet):

@@ -122,7 +122,7 @@ async def test_changes_by_operators_are_in_the_audit_log(
     assert (await operator.post("/fleet/v1/devices/cam/decommission")).status_code == 200
     assert (await operator.get("/fleet/v1/devices/cam")).status_code == 404
     with gateway.store.database.reading() as connection:
-        entries = audit_log.page(connection, audit_log.Wanted(0), 100)
+        entries = audit_log.page(connection, audit_log.EntryFilter(0), 100)
     verify_log(entries)
     assert [(entry.actor, entry.action) for entry in entries] == [
         ("application:ops", "device.tag"),

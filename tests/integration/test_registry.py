@@ -92,7 +92,7 @@ async def test_bundle_is_pushed_listed_and_pulled_unchanged(begun: RegistrySite,
     keys = list(begun.keyring.folder.glob("*.key"))
     assert len(keys) == 4 and all(stat.S_IMODE(path.stat().st_mode) == 0o600 for path in keys)
     with begun.gateway.store.database.reading() as connection:
-        actions = [(entry.actor, entry.action) for entry in audit_log.page(connection, audit_log.Wanted(0), 10)]
+        actions = [(entry.actor, entry.action) for entry in audit_log.page(connection, audit_log.EntryFilter(0), 10)]
     assert actions == [("application:ops", "registry.publish")] * 2
 
 

@@ -123,7 +123,7 @@ async def test_crash_within_a_step_repeats_nothing(store: Store, monkeypatch: py
         assert ended.state == "completed" and ended.devices == {"done": DEVICES}, ended.sentence
         assert {device.version for device in fleet.values()} == {NEW}
         with second.database.reading() as connection:
-            entries = audit_log.page(connection, audit_log.Wanted(0), 1000)
+            entries = audit_log.page(connection, audit_log.EntryFilter(0), 1000)
             looks = records.looks(connection, made.id, (-1, 0), 1000)
         verify_log(entries)
         actions = Counter(entry.action for entry in entries)
@@ -218,7 +218,7 @@ async def test_late_joiner_takes_part_in_the_rollback(store: Store) -> None:
         assert (await first.rollouts.get(made.id)).devices == {"done": 5}
         assert late.version == NEW
         with second.database.reading() as connection:
-            entries = audit_log.page(connection, audit_log.Wanted(0), 100)
+            entries = audit_log.page(connection, audit_log.EntryFilter(0), 100)
         assert [entry.details for entry in entries if entry.action == "rollout.join"] == [
             '{"devices":1,"names":["camera-00004"]}'
         ]

@@ -28,7 +28,7 @@ from firstline_core.protocol.enrolment import ENROL_PATH, parse_join_token
 from firstline_core.types import ContractAlarm, Privacy, Status
 from firstline_edge.app import EdgeAgent
 from firstline_edge.outbox.database import Receiver
-from firstline_gateway.audit_log import Wanted
+from firstline_gateway.audit_log import EntryFilter
 from firstline_gateway.commands import status
 from firstline_gateway.identity import ca
 from firstline_gateway.settings.settings import Store
@@ -90,7 +90,7 @@ async def test_a_person_tests_a_webhook(tmp_path: Path, monkeypatch: pytest.Monk
                 monkeypatch.setattr(gateway.audit_log, "note", refused_entry)
                 tested = await client.post("/firstline/v1/webhooks/ops/test")
                 assert (tested.status_code, tested.json()["status"]) == (200, 403)  # the answer is not lost
-            entries = (await gateway.audit_log.page(Wanted(action="webhook."), 10)).entries
+            entries = (await gateway.audit_log.page(EntryFilter(action="webhook."), 10)).entries
     assert {(each.action, each.subject) for each in entries} == {("webhook.test", "webhook:ops")}
     assert [(each.actor, json.loads(each.details)["status"]) for each in entries] == [
         ("application:ops", 200),

@@ -17,8 +17,8 @@ from firstline_core.planning.split import (
     LIMIT_BYTES,
     Cut,
     Form,
+    SplitEnvironment,
     Splits,
-    Surroundings,
     Way,
     best,
     decode,
@@ -84,8 +84,8 @@ def test_a_narrower_link_never_sends_more(of: list[Way]) -> None:
     assert sent == sorted(sent)
 
 
-@given(_SPLITS, st.builds(Surroundings, _MS, st.floats(0.1, 100), st.floats(0.1, 100), st.floats(0, 1)))
-def test_predicted_times_are_sums_of_measured_parts(splits: Splits, around: Surroundings) -> None:
+@given(_SPLITS, st.builds(SplitEnvironment, _MS, st.floats(0.1, 100), st.floats(0.1, 100), st.floats(0, 1)))
+def test_predicted_times_are_sums_of_measured_parts(splits: Splits, around: SplitEnvironment) -> None:
     device, sent, *cut = ways(splits, around)
     whole_ms = splits.prepare_ms + splits.model_ms
     assert device.latency_ms(0.0) == device.fixed_ms == pytest.approx(around.device_slowdown * whole_ms)

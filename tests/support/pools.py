@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from firstline_core.routing import audit
-from firstline_gateway.contracts.pool import Pool, PoolKey, new_pool
+from firstline_gateway.contracts.pool import AuditPool, PoolKey, new_pool
 
 KEY = PoolKey("digits", 3, "0" * 64, 1 / 3, 0.05)
 OTHER = KEY._replace(threshold=0.5)
 NOW_S = 1_800_000_000.0
 
 
-def pool_of(losses: int, key: PoolKey = KEY, **changes: object) -> Pool:
+def pool_of(losses: int, key: PoolKey = KEY, **changes: object) -> AuditPool:
     """One that saw so many audits, all of which disagreed."""
     state = audit.begin(key.epsilon)
     for _ in range(losses):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from firstline_core.hardware.readings import Absent
-from firstline_core.profile.profile import Key, Moved, Point, Profile, distribution
+from firstline_core.profile.profile import Point, PointKey, Profile, QueryBytes, distribution
 
 
 def point(query_ms: float, *, variant: str = "edge", digest: str = "a" * 64, threads: int = 1) -> Point:
@@ -11,7 +11,7 @@ def point(query_ms: float, *, variant: str = "edge", digest: str = "a" * 64, thr
     always = distribution([query_ms / 1000])
     absent = Absent("Nobody measured it.")
     return Point(
-        key=Key(variant, digest, "CPUExecutionProvider", threads, 1),
+        key=PointKey(variant, digest, "CPUExecutionProvider", threads, 1),
         ran_on="CPUExecutionProvider",
         query=always,
         rested=always,
@@ -20,7 +20,7 @@ def point(query_ms: float, *, variant: str = "edge", digest: str = "a" * 64, thr
         offline_per_s=1000 / query_ms,
         load_ms=1.0,
         first_ms=query_ms,
-        moved=Moved(1, 1, 1),
+        moved=QueryBytes(1, 1, 1),
         peak_memory_bytes=absent,
         processor_ms=query_ms,
         energy_mj=absent,

@@ -21,7 +21,7 @@ from firstline_core.types import ModelKey
 from firstline_gateway.api.auth import Access, Operator, Sees
 from firstline_gateway.api.messages import json_response
 from firstline_gateway.contracts.monitor import ContractMonitor
-from firstline_gateway.contracts.pool import Pool, PoolKey, new_pool, promises_in
+from firstline_gateway.contracts.pool import AuditPool, PoolKey, new_pool, promises_in
 from firstline_gateway.contracts.records import Contribution
 from firstline_gateway.fleet.alarms import DeviceAlarm
 from firstline_gateway.models.repository import Repository
@@ -78,7 +78,7 @@ def contract_routes(contracts: ContractMonitor, repository: Repository, access: 
 
 
 async def _contracts(
-    contracts: ContractMonitor, repository: Repository, pools: Sequence[Pool], bundle: str, sees: Sees
+    contracts: ContractMonitor, repository: Repository, pools: Sequence[AuditPool], bundle: str, sees: Sees
 ) -> dict[str, Any]:
     """Returns what pools show, and the alarms of the devices that the person sees; "" is all bundles."""
     alarms = [one for one in contracts.device_alarms() if bundle in ("", one.model.name)]
@@ -90,7 +90,7 @@ async def _contracts(
     }
 
 
-def _described(contracts: ContractMonitor, repository: Repository, pool: Pool) -> dict[str, Any]:
+def _described(contracts: ContractMonitor, repository: Repository, pool: AuditPool) -> dict[str, Any]:
     key = pool.key
     model = ModelKey(key.bundle, key.version)
     level = pool.level(contracts.delta)

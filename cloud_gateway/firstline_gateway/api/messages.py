@@ -158,14 +158,14 @@ def check_unchanged(request: Request, etag: str) -> None:
         raise ConflictError("The resource was changed since you read it; read it again, then repeat.")
 
 
-class Part(NamedTuple):
+class ByteRange(NamedTuple):
     """The bytes from `start` to before `end`."""
 
     start: int
     end: int
 
 
-def part_of(size_bytes: int, range_header: str | None, if_range: str | None, etag: str) -> Part | None:
+def byte_range_of(size_bytes: int, range_header: str | None, if_range: str | None, etag: str) -> ByteRange | None:
     """Returns the part of a file that a request asks for.
 
     Args:
@@ -194,7 +194,7 @@ def part_of(size_bytes: int, range_header: str | None, if_range: str | None, eta
             return None  # an invalid range is ignored
     if start >= end:
         raise ValueError(f"bytes={start}- begins after the end of the file")
-    return Part(start, end)
+    return ByteRange(start, end)
 
 
 def has_already(if_none_match: str | None, etag: str) -> bool:

@@ -9,7 +9,7 @@ from functools import partial
 from firstline_core.routing import audit
 from firstline_core.telemetry.metrics import RequestMetrics
 from firstline_core.types import ModelKey
-from firstline_gateway.contracts.pool import Pool
+from firstline_gateway.contracts.pool import AuditPool
 from firstline_gateway.fleet.alarms import DeviceAlarm
 
 _EVENTS_SHOWN = 32
@@ -29,7 +29,7 @@ class ContractMetrics:
     def __init__(
         self,
         metrics: RequestMetrics,
-        pools: Callable[[], Sequence[Pool]],
+        pools: Callable[[], Sequence[AuditPool]],
         device_alarms: Callable[[], Sequence[DeviceAlarm]],
     ) -> None:
         self._audits = metrics.counter(
@@ -66,23 +66,23 @@ class ContractMetrics:
         self._skipped.labels(why).inc()
 
 
-def _alarm(pool: Pool) -> float:
+def _alarm(pool: AuditPool) -> float:
     return float(pool.alarmed_s is not None)
 
 
-def _e_value(pool: Pool) -> float:
+def _e_value(pool: AuditPool) -> float:
     return audit.e_value(pool.state)
 
 
-def _risk(pool: Pool) -> float:
+def _risk(pool: AuditPool) -> float:
     return pool.risk or 0.0
 
 
-def _audits(pool: Pool) -> float:
+def _audits(pool: AuditPool) -> float:
     return pool.state.audits
 
 
-def _worst(pools: Callable[[], Sequence[Pool]], read: Callable[[Pool], float]) -> _Values:
+def _worst(pools: Callable[[], Sequence[AuditPool]], read: Callable[[AuditPool], float]) -> _Values:
     """Returns a value of each version's contract: where several promises of it are tested, the worst."""
     found: _Values = {}
     for pool in pools():
@@ -91,7 +91,7 @@ def _worst(pools: Callable[[], Sequence[Pool]], read: Callable[[Pool], float]) -
     return found
 
 
-def _events(pools: Callable[[], Sequence[Pool]], read: Callable[[Pool], float]) -> _Values:
+def _events(pools: Callable[[], Sequence[AuditPool]], read: Callable[[AuditPool], float]) -> _Values:
     """Returns a value of each event; of a version with many events, of those with most evidence."""
     found: _Values = {}
     shown = Counter[tuple[str, str]]()

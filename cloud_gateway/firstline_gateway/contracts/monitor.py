@@ -33,7 +33,7 @@ from firstline_gateway import audit_log
 from firstline_gateway.contracts import records
 from firstline_gateway.contracts.devices import DeviceActivity
 from firstline_gateway.contracts.metrics import ContractMetrics
-from firstline_gateway.contracts.pool import Pool, PoolKey, model_of, promises_in, promises_of
+from firstline_gateway.contracts.pool import AuditPool, PoolKey, model_of, promises_in, promises_of
 from firstline_gateway.contracts.records import Audit, Contribution, Counted, Skipped, count
 from firstline_gateway.fleet import alarms
 from firstline_gateway.fleet.alarms import DeviceAlarm
@@ -51,7 +51,7 @@ _RETRY_S = 5.0  # between the writes about one device's alarm of one version, wh
 _OTHER_CERTIFICATE = "Its device has another certificate than the bundle here; bring both tiers to the same bundle."
 _BEHIND = f"{_WAITING} audits wait for the store; give it a faster disk."
 
-_Stored = tuple[list[Pool], dict[PoolKey, int], list[DeviceAlarm]]
+_Stored = tuple[list[AuditPool], dict[PoolKey, int], list[DeviceAlarm]]
 _Alarms = dict[tuple[str, ModelKey], dict[str, DeviceAlarm]]
 """The alarms of each device about each version, by edge variant. They are replaced, never changed in place."""
 
@@ -125,7 +125,7 @@ class ContractMonitor:
         async with limited_wait(self.store.database):
             await asyncio.wrap_future(self.refresh())
 
-    def pools(self) -> list[Pool]:
+    def pools(self) -> list[AuditPool]:
         """Returns all pools, sorted by promise."""
         return sorted(self._pools.values(), key=lambda pool: pool.key)
 

@@ -63,7 +63,7 @@ class RecentAudit(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Pool:
+class AuditPool:
     """The result of the audits of one promise so far.
 
     Attributes:
@@ -140,12 +140,12 @@ def promises_in(manifest: Manifest) -> list[PoolKey]:
     return keys
 
 
-def new_pool(key: PoolKey, now_s: float, *, promises: int = 1) -> Pool:
+def new_pool(key: PoolKey, now_s: float, *, promises: int = 1) -> AuditPool:
     """Returns a pool before its first audit, of one of several promises of a contract."""
-    return Pool(key, audit.begin(key.epsilon), now_s, now_s, promises)
+    return AuditPool(key, audit.begin(key.epsilon), now_s, now_s, promises)
 
 
-def with_audit(pool: Pool, note: AuditNote, loss: float, *, now_s: float, delta: float) -> Pool:
+def with_audit(pool: AuditPool, note: AuditNote, loss: float, *, now_s: float, delta: float) -> AuditPool:
     """Returns the pool after one more audit.
 
     Args:
@@ -171,8 +171,8 @@ def with_audit(pool: Pool, note: AuditNote, loss: float, *, now_s: float, delta:
 
 
 def with_recent(
-    pool: Pool, device: str, source: str, spacing_s: float, *, service_s: float, draw: float
-) -> tuple[Pool, bool]:
+    pool: AuditPool, device: str, source: str, spacing_s: float, *, service_s: float, draw: float
+) -> tuple[AuditPool, bool]:
     """Returns the pool that remembers one more audit of a source, and whether that audit counts.
 
     It does not count after another within the spacing that counted, nor while too many other audits are remembered, of

@@ -23,7 +23,7 @@ from firstline_core.routing import audit
 from firstline_core.telemetry.logs import logger
 from firstline_core.types import AuditNote, ModelKey
 from firstline_gateway import audit_log
-from firstline_gateway.contracts.pool import Pool, PoolKey, model_of, new_pool, with_audit, with_recent
+from firstline_gateway.contracts.pool import AuditPool, PoolKey, model_of, new_pool, with_audit, with_recent
 from firstline_gateway.settings.settings import Contracts
 from firstline_gateway.store.schema import METADATA, insert, insert_missing, upsert
 
@@ -31,7 +31,7 @@ POOLS = sa.Table(
     "contract_pools",
     METADATA,
     sa.Column("key", sa.Text, primary_key=True),
-    sa.Column("record", sa.Text),  # a `Pool` as JSON; NULL before the first audit
+    sa.Column("record", sa.Text),  # an `AuditPool` as JSON; NULL before the first audit
 )
 
 CONTRIBUTIONS = sa.Table(
@@ -84,21 +84,21 @@ class Contribution(NamedTuple):
     service_s: float
 
 
-def pools(connection: sa.Connection) -> list[Pool]:
+def pools(connection: sa.Connection) -> list[AuditPool]:
     """Returns all pools. A pool whose state cannot be read is left out, and starts again."""
     rows = connection.execute(sa.select(POOLS.c.key, POOLS.c.record))
     found = (_decoded(key, record) for key, record in rows)
     return [pool for pool in found if pool is not None]
 
 
-def alarmed(connection: sa.Connection, model: ModelKey) -> Pool | None:
+def alarmed(connection: sa.Connection, model: ModelKey) -> AuditPool | None:
     """Returns a pool of a version whose audits raised the alarm; None while none did."""
     return next(
         (pool for pool in pools(connection) if pool.alarmed_s is not None and model_of(pool.key) == model), None
     )
 
 
-def locked(connection: sa.Connection, key: PoolKey) -> Pool | None:
+def locked(connection: sa.Connection, key: PoolKey) -> AuditPool | None:
     """Returns a pool, locked until this transaction ends; None if it does not exist yet, or cannot be read."""
     # A row to hold: two replicas must not both open the pool.
     insert_missing(connection, POOLS, {"key": text_of(key), "record": None})
@@ -106,12 +106,12 @@ def locked(connection: sa.Connection, key: PoolKey) -> Pool | None:
     return _decoded(text_of(key), connection.execute(query).scalar_one())
 
 
-def _decoded(key: str, record: str | None) -> Pool | None:
+def _decoded(key: str, record: str | None) -> AuditPool | None:
     """Decodes a stored pool; returns None, and logs an error, if it cannot be read."""
     if record is None:
         return None
     try:
-        pool = msgspec.json.decode(record, type=Pool)
+        pool = msgspec.json.decode(record, type=AuditPool)
         audit.check(pool.state)
     except (msgspec.DecodeError, ConfigError) as error:
         log.error("audits not readable", promise=key, why=str(error))
@@ -167,7 +167,12 @@ def count_since(connection: sa.Connection, device: str, service_s: float) -> int
 
 
 def add_audit(
-    connection: sa.Connection, device: str, request_id: str, pools: Sequence[tuple[Pool, bool]], *, service_s: float
+    connection: sa.Connection,
+    device: str,
+    request_id: str,
+    pools: Sequence[tuple[AuditPool, bool]],
+    *,
+    service_s: float,
 ) -> bool:
     """Stores an audit, and the `locked` pools after it.
 
@@ -194,7 +199,7 @@ def add_audit(
     return True
 
 
-def replace_pool(connection: sa.Connection, pool: Pool) -> None:
+def replace_pool(connection: sa.Connection, pool: AuditPool) -> None:
     """Stores a pool, and replaces the previous one of its key."""
     key, hour = text_of(pool.key), int(pool.last_s // HOUR_S)
     upsert(connection, POOLS, {"key": key, "record": msgspec.json.encode(pool).decode()})
@@ -253,7 +258,7 @@ class Audit:
 class Counted:
     """The pool after an audit; where that raised the alarm, how many devices' audits it has."""
 
-    pool: Pool
+    pool: AuditPool
     lost: bool
     alarmed_devices: int | None
 
@@ -305,7 +310,7 @@ def count(
     return outcome
 
 
-def alarm_figures(pool: Pool, devices: int) -> dict[str, Any]:
+def alarm_figures(pool: AuditPool, devices: int) -> dict[str, Any]:
     """Returns the numbers behind the alarm of a pool, with audits of so many devices."""
     return {
         "finding": pool.finding,

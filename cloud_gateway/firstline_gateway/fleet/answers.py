@@ -37,7 +37,7 @@ ANSWERS = sa.Table(
 _C = ANSWERS.c
 
 
-class Ended(Struct, frozen=True):
+class StoredEnd(Struct, frozen=True):
     """A promise that has ended; the wall time is the gateway's. See `EndedPromise` for the other fields."""
 
     number: int
@@ -69,10 +69,10 @@ def last(connection: sa.Connection) -> int:
     return connection.execute(sa.select(sa.func.max(_C.number))).scalar_one() or 0
 
 
-def page(connection: sa.Connection, after: int, limit: int) -> list[Ended]:
+def page(connection: sa.Connection, after: int, limit: int) -> list[StoredEnd]:
     """Returns the oldest after a number."""
     query = sa.select(ANSWERS).where(_C.number > after).order_by(_C.number).limit(limit)
-    return [Ended(**row._mapping) for row in connection.execute(query)]
+    return [StoredEnd(**row._mapping) for row in connection.execute(query)]
 
 
 def forget(connection: sa.Connection, now_s: float) -> None:

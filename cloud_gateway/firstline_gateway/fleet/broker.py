@@ -32,7 +32,7 @@ _LOOK_S = 2.0
 log = logger(__name__)
 
 
-class State(msgspec.Struct):
+class StateMessage(msgspec.Struct):
     """A device's `state` topic: "online", or "offline" as its last will says."""
 
     state: str
@@ -105,7 +105,7 @@ class FleetBroker:
             if b'"session"' in payload[:LIMIT_BYTES]:  # else it is another fact, such as an alarm
                 await self.fleet.take_telemetry(device, read_document(payload, Telemetry, where))
         else:
-            state = read_document(payload, State, where)
+            state = read_document(payload, StateMessage, where)
             await self.fleet.presence(device, state.session_id, online=state.state == "online")
 
     async def _publish(self) -> None:

@@ -22,22 +22,22 @@ from firstline_core.fleet.twin import Brake, Desired, Reported
 from firstline_core.storage.seals import DECODING_ERRORS
 from firstline_core.telemetry.logs import logger
 from firstline_gateway.fleet.totals import COUNTS, HISTORY
-from firstline_gateway.store.schema import METADATA, Document, batched, insert_missing
+from firstline_gateway.store.schema import METADATA, JsonColumn, batched, insert_missing
 
 DEVICES = sa.Table(
     "fleet_devices",
     METADATA,
     sa.Column("name", sa.String(64), primary_key=True),
-    sa.Column("tags", Document(dict[str, str]), nullable=False),
+    sa.Column("tags", JsonColumn(dict[str, str]), nullable=False),
     sa.Column("accepted_s", sa.Double),  # NULL while it is not accepted
     sa.Column("first_seen_s", sa.Double),
     sa.Column("last_seen_s", sa.Double),  # NULL before the first message
     sa.Column("online", sa.Boolean, nullable=False),
     sa.Column("session", sa.String(64), nullable=False),
-    sa.Column("earlier_sessions", Document(list[str]), nullable=False),  # the latest last
+    sa.Column("earlier_sessions", JsonColumn(list[str]), nullable=False),  # the latest last
     sa.Column("sequence", sa.BigInteger, nullable=False),  # of `reported`
-    sa.Column("reported", Document(Reported)),
-    sa.Column("desired", Document(Desired), nullable=False),  # without revision and brake, see `REVISION`
+    sa.Column("reported", JsonColumn(Reported)),
+    sa.Column("desired", JsonColumn(Desired), nullable=False),  # without revision and brake, see `REVISION`
     sa.Column("revision", sa.BigInteger, nullable=False),  # counts the changes of `desired`
     sa.Column("published", sa.BigInteger, nullable=False),  # the revision at the broker; -1 for none
     sa.Index(None, "last_seen_s"),

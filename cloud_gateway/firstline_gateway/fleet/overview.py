@@ -25,7 +25,7 @@ from firstline_gateway.fleet.devices import DEVICES
 from firstline_gateway.fleet.totals import COUNTS
 from firstline_gateway.identity.enrolment import revoked_devices
 from firstline_gateway.identity.tables import CERTIFICATES
-from firstline_gateway.store.schema import Document
+from firstline_gateway.store.schema import JsonColumn
 
 _VALUES = 100  # of the tag; further values are counted together, under "..."
 _OTHERS = "..."
@@ -66,8 +66,8 @@ def summaries(connection: Connection, now_s: float) -> Iterator[DeviceSummary]:
         _D.accepted_s,
         _D.online,
         _D.last_seen_s,
-        type_coerce(_D.reported, Document(_Reported)).label("reported"),
-        type_coerce(_C.latest, Document(Readings)).label("readings"),
+        type_coerce(_D.reported, JsonColumn(_Reported)).label("reported"),
+        type_coerce(_C.latest, JsonColumn(Readings)).label("readings"),
         _C.at_s,
     ).outerjoin(COUNTS, _C.device == _D.name)
     for row in connection.execute(query):

@@ -38,7 +38,7 @@ TIERS = sa.Table(
 _C = TIERS.c
 
 
-class Key(NamedTuple):
+class BucketKey(NamedTuple):
     """The key of a bucket; keys are sorted in the order in which rows are written."""
 
     bucket: int
@@ -46,7 +46,7 @@ class Key(NamedTuple):
     version: int
 
 
-class Counts(NamedTuple):
+class BucketCounts(NamedTuple):
     """Rows that were accepted at the edge, escalated, and not answered; the other fields as in `TierCounts`."""
 
     kept: int = 0
@@ -68,7 +68,7 @@ class TierCounter:
 
     def __init__(self) -> None:
         self.sums = dict.fromkeys(("kept", "escalated", "errors", "objects", "payload_bytes"), 0)
-        self._pending: dict[Key, Counts] = {}
+        self._pending: dict[BucketKey, BucketCounts] = {}
         self._bucket = 0
         self._known: set[tuple[str, int]] = set()
 
@@ -84,8 +84,8 @@ class TierCounter:
             gain = difference(model, earlier.get(version))
             rows = gain.kept, gain.escalated, gain.errors, sum(gain.latency)
             amounts = gain.latency_sum_ms, gain.saved_bytes, gain.saved_mj
-            counts = Counts(*(min(_MOST_ROWS, each) for each in rows), *(min(_MOST, each) for each in amounts))
-            for name in self.sums.keys() & set(Counts._fields):
+            counts = BucketCounts(*(min(_MOST_ROWS, each) for each in rows), *(min(_MOST, each) for each in amounts))
+            for name in self.sums.keys() & set(BucketCounts._fields):
                 self.sums[name] += getattr(counts, name)
             self.sums["objects"] += sum(gain.objects.values())
             if not any(counts):
@@ -93,27 +93,27 @@ class TierCounter:
             if version not in self._known:
                 version = version if len(self._known) < _VERSIONS else _OTHERS
                 self._known.add(version)
-            self._put(Key(bucket, *version), counts)
+            self._put(BucketKey(bucket, *version), counts)
 
-    def take(self) -> dict[Key, Counts]:
+    def take(self) -> dict[BucketKey, BucketCounts]:
         """Returns all counts, and starts again at zero."""
         pending, self._pending = self._pending, {}
         return pending
 
-    def put_back(self, counted: Mapping[Key, Counts]) -> None:
+    def put_back(self, counted: Mapping[BucketKey, BucketCounts]) -> None:
         """Returns taken counts that could not be stored."""
         for key, counts in counted.items():
             self._put(key, counts)
 
-    def _put(self, key: Key, counts: Counts) -> None:
-        before = self._pending.get(key, Counts())
-        self._pending[key] = Counts._make(one + more for one, more in zip(before, counts, strict=True))
+    def _put(self, key: BucketKey, counts: BucketCounts) -> None:
+        before = self._pending.get(key, BucketCounts())
+        self._pending[key] = BucketCounts._make(one + more for one, more in zip(before, counts, strict=True))
 
 
-def store(connection: sa.Connection, counted: Mapping[Key, Counts]) -> None:
+def store(connection: sa.Connection, counted: Mapping[BucketKey, BucketCounts]) -> None:
     """Adds counts to the store, in one order, so that replicas do not deadlock."""
     rows = (key._asdict() | counts._asdict() for key, counts in sorted(counted.items()))
-    upsert(connection, TIERS, *rows, summed=Counts._fields)
+    upsert(connection, TIERS, *rows, summed=BucketCounts._fields)
 
 
 def history(connection: sa.Connection, since_s: float, model: str) -> TierHistory:
@@ -125,7 +125,7 @@ def history(connection: sa.Connection, since_s: float, model: str) -> TierHistor
         model: only of this one; "" is all together.
     """
     late = _C.bucket >= int(since_s // BUCKET_S)
-    sums = [sa.func.sum(_C[name]) for name in Counts._fields]
+    sums = [sa.func.sum(_C[name]) for name in BucketCounts._fields]
     query = sa.select(_C.bucket, *sums).where(late).group_by(_C.bucket).order_by(_C.bucket)
     rows = connection.execute(query.where(_C.model == model) if model else query)
     names = connection.execute(

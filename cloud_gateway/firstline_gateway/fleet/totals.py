@@ -13,7 +13,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from firstline_core.fleet.telemetry import GROUPS_LIMIT, ModelCounts, Telemetry
-from firstline_gateway.store.schema import METADATA, Document, insert_missing, upsert
+from firstline_gateway.store.schema import METADATA, JsonColumn, insert_missing, upsert
 
 _HOUR_S = 3600.0
 # Limits on what a device can report, so that sums stay readable and stored data stays bounded.
@@ -52,8 +52,8 @@ COUNTS = sa.Table(
     sa.Column("device", sa.String(64), primary_key=True),
     sa.Column("session", sa.String(64), nullable=False),
     sa.Column("sequence", sa.BigInteger, nullable=False),
-    sa.Column("latest", Document(Telemetry), nullable=False),  # the report, whose counts are the session's
-    sa.Column("totals", Document(Totals), nullable=False),  # of all sessions
+    sa.Column("latest", JsonColumn(Telemetry), nullable=False),  # the report, whose counts are the session's
+    sa.Column("totals", JsonColumn(Totals), nullable=False),  # of all sessions
     sa.Column("at_s", sa.Double, nullable=False),
 )
 """What devices counted, over all their processes."""
@@ -63,7 +63,7 @@ HISTORY = sa.Table(
     sa.Column("device", sa.String(64), primary_key=True),
     sa.Column("hour", sa.Integer, primary_key=True),  # since 1970
     sa.Column("at_s", sa.Double, nullable=False),
-    sa.Column("totals", Document(Totals), nullable=False),
+    sa.Column("totals", JsonColumn(Totals), nullable=False),
 )
 """One copy of the totals per hour, for the time before a rollout."""
 

@@ -34,7 +34,7 @@ class AuditLog:
         self._directory = directory
         self._clock = clock
 
-    async def page(self, wanted: audit_log.Wanted, limit: int) -> AuditPage:
+    async def page(self, wanted: audit_log.EntryFilter, limit: int) -> AuditPage:
         """Returns entries by number."""
         entries = await self._store.read(partial(audit_log.page, wanted=wanted, limit=limit))
         return AuditPage(tuple(entries), entries[-1].number if len(entries) == limit else None)

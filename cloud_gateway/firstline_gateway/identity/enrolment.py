@@ -34,7 +34,7 @@ Issue = Callable[[str], Issued]
 
 
 @dataclass(frozen=True, slots=True)
-class Enrolled:
+class EnrolledDevice:
     """The result of a join token: the device's certificate; `again` where it had been given before."""
 
     device: str
@@ -86,7 +86,7 @@ def is_token(connection: Connection, sha256: str, now_s: float) -> bool:
 
 def redeem(
     connection: Connection, sha256: str, key_hash: str, issue: Issue, now_s: float, *, address: str
-) -> Enrolled | None:
+) -> EnrolledDevice | None:
     """Enrols the device that a join token is for, and revokes the certificates that it had before.
 
     A used token enrols no other device; the same device, which may have lost the answer, gets it again.
@@ -109,7 +109,7 @@ def redeem(
     if not taken:
         if token is None or token.expires_s <= now_s or token.key_hash != key_hash:
             return None
-        return Enrolled(token.device, token.certificate, again=True)
+        return EnrolledDevice(token.device, token.certificate, again=True)
     assert token is not None  # noqa: S101 (this transaction has just changed it)
     _revoke_certificates(connection, token.device, version, now_s)
     updated = connection.execute(
@@ -122,7 +122,7 @@ def redeem(
     connection.execute(update(JOIN_TOKENS).where(JOIN_TOKENS.c.sha256 == sha256).values(certificate=issued.pem))
     subject = f"device:{token.device}"
     audit_log.add(connection, now_s, subject, "device.enrol", subject, address=address)
-    return Enrolled(token.device, issued.pem, again=False)
+    return EnrolledDevice(token.device, issued.pem, again=False)
 
 
 def renew(connection: Connection, device: str, serial: str, issue: Issue, now_s: float) -> str | None:

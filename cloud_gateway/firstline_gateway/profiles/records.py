@@ -6,7 +6,7 @@ import sqlalchemy as sa
 
 from firstline_core.fleet.profiles import MACHINE_VERSIONS, ProfileEntry
 from firstline_core.protocol.enrolment import device_principal
-from firstline_gateway.store.schema import METADATA, Document, upsert
+from firstline_gateway.store.schema import METADATA, JsonColumn, upsert
 
 Place = tuple[str, int, str]
 """Bundle, version and machine."""
@@ -19,7 +19,7 @@ PROFILES = sa.Table(
     sa.Column("machine", sa.String(64), primary_key=True),
     sa.Column("kept_s", sa.Double, nullable=False),
     sa.Column("by", sa.String(160), nullable=False),
-    sa.Column("entry", Document(ProfileEntry), nullable=False),
+    sa.Column("entry", JsonColumn(ProfileEntry), nullable=False),
     sa.Column("content", sa.LargeBinary, nullable=False),
 )
 

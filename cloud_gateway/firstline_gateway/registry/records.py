@@ -38,14 +38,14 @@ _VERSIONS_KEPT = 20
 _M, _A = SIGNED.c, ALIASES.c
 
 
-class Head(NamedTuple):
+class RoleHead(NamedTuple):
     """The version of a role's newest metadata, and when it expires (wall time, seconds)."""
 
     version: int
     expires_s: float
 
 
-class Document(NamedTuple):
+class SignedMetadata(NamedTuple):
     """Metadata as it was signed; `expires_s` is wall time in seconds."""
 
     role: str
@@ -60,26 +60,26 @@ def lock(connection: sa.Connection) -> None:
         connection.execute(sa.text("LOCK TABLE registry_metadata IN SHARE ROW EXCLUSIVE MODE"))
 
 
-def newest(connection: sa.Connection, role: str) -> Document | None:
+def newest(connection: sa.Connection, role: str) -> SignedMetadata | None:
     """Returns the newest metadata of a role."""
     return _document(connection, sa.select(SIGNED).where(_M.role == role).order_by(_M.version.desc()).limit(1))
 
 
-def numbered(connection: sa.Connection, role: str, version: int) -> Document | None:
+def numbered(connection: sa.Connection, role: str, version: int) -> SignedMetadata | None:
     """Returns one version of the metadata of a role."""
     return _document(connection, sa.select(SIGNED).where(_M.role == role, _M.version == version))
 
 
-def heads(connection: sa.Connection) -> dict[str, Head]:
+def heads(connection: sa.Connection) -> dict[str, RoleHead]:
     """Returns the head of each role."""
     newest_of = sa.select(_M.role, sa.func.max(_M.version).label("version")).group_by(_M.role).subquery()
     query = sa.select(_M.role, _M.version, _M.expires_s).join(
         newest_of, (newest_of.c.role == _M.role) & (newest_of.c.version == _M.version)
     )
-    return {role: Head(version, expires_s) for role, version, expires_s in connection.execute(query)}
+    return {role: RoleHead(version, expires_s) for role, version, expires_s in connection.execute(query)}
 
 
-def put(connection: sa.Connection, documents: list[Document]) -> None:
+def put(connection: sa.Connection, documents: list[SignedMetadata]) -> None:
     """Stores new metadata, and deletes outdated versions; every root is kept."""
     connection.execute(sa.insert(SIGNED), [document._asdict() for document in documents])
     for document in documents:
@@ -114,6 +114,6 @@ def _changes() -> sa.Select[Any]:
     return sa.select(*(_A[name] for name in AliasChange.__struct_fields__))
 
 
-def _document(connection: sa.Connection, query: sa.Select[Any]) -> Document | None:
+def _document(connection: sa.Connection, query: sa.Select[Any]) -> SignedMetadata | None:
     row = connection.execute(query).first()
-    return None if row is None else Document(*row)
+    return None if row is None else SignedMetadata(*row)

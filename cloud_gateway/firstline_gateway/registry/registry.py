@@ -30,7 +30,7 @@ from firstline_gateway.registry.aliases import Aliases
 from firstline_gateway.registry.bundle_use import BundleUse, SignedVersion
 from firstline_gateway.registry.catalogue import Catalogue, CatalogueReader, catalogue_of, check_listed
 from firstline_gateway.registry.files import Blobs, Files, LocalBlobs
-from firstline_gateway.registry.records import Document, Head
+from firstline_gateway.registry.records import RoleHead, SignedMetadata
 from firstline_gateway.store.store import Store
 
 _ROLES = ("root", "targets", "snapshot", "timestamp")
@@ -76,7 +76,7 @@ class Registry:
         self._warned_s: dict[str, float] = {}
         self._swept_s = self.clock.monotonic_s()
 
-    async def metadata(self, name: str) -> Document:
+    async def metadata(self, name: str) -> SignedMetadata:
         """Returns metadata by the name that devices ask for: "timestamp.json", "3.root.json".
 
         Raises:
@@ -154,7 +154,7 @@ class Registry:
         """
         now_s = self.clock.wall_s()
 
-        def is_due(heads: Mapping[str, Head]) -> bool:
+        def is_due(heads: Mapping[str, RoleHead]) -> bool:
             return any(heads[role].expires_s < now_s + least_s for role in ("snapshot", "timestamp") if role in heads)
 
         if not is_due(await self.store.read(records.heads)):
@@ -232,7 +232,7 @@ class Registry:
         catalogue = await self.catalogue.current()
         return await self.files.sweep({file.sha256 for file in catalogue.files.values()}, grace_s)
 
-    async def _newest(self, role: str) -> Document | None:
+    async def _newest(self, role: str) -> SignedMetadata | None:
         return await self.store.read(lambda connection: records.newest(connection, role))
 
     async def _online_keys(self) -> set[str]:

@@ -28,7 +28,7 @@ from firstline_core.errors import (
 from firstline_core.fleet.registry import OnlineKey
 from firstline_core.storage.artefact import SignedFile
 from firstline_gateway.identity import authorities
-from firstline_gateway.registry.records import Document, Head
+from firstline_gateway.registry.records import RoleHead, SignedMetadata
 
 ONLINE_LIFE = timedelta(days=1)
 """How long a snapshot and a timestamp are good: so long a device may be shown an old one unnoticed."""
@@ -38,7 +38,7 @@ _KEY_PREFIX, _KEY_SUFFIX = "registry-", ".key"
 _ID_LETTERS = 16
 
 
-class Accepted(NamedTuple):
+class AcceptedMetadata(NamedTuple):
     """The new current metadata.
 
     Attributes:
@@ -48,15 +48,15 @@ class Accepted(NamedTuple):
         targets_content: the same as bytes.
     """
 
-    fresh: tuple[Document, ...]
+    fresh: tuple[SignedMetadata, ...]
     root: Root
     targets: Targets
     targets_content: bytes
 
 
 def accept(
-    contents: Sequence[bytes], root_now: Document | None, targets_now: Document | None, now_s: float
-) -> Accepted:
+    contents: Sequence[bytes], root_now: SignedMetadata | None, targets_now: SignedMetadata | None, now_s: float
+) -> AcceptedMetadata:
     """Verifies metadata that is to become current.
 
     Args:
@@ -77,7 +77,7 @@ def accept(
     if len(roots) + len(targets) < len(read) or len(targets) > 1:
         raise RequestError("Only root metadata and one targets metadata are published; the gateway makes the others.")
     before = _read(root_now.content) if root_now is not None else None
-    fresh: list[Document] = []
+    fresh: list[SignedMetadata] = []
     for found, content in roots:
         _check_root(found, before)
         fresh.append(_document(found, content))
@@ -91,19 +91,19 @@ def accept(
         _check_targets(current, root, targets_now)
         _check_end(current.signed, now_s)
         fresh.append(_document(current, content))
-        return Accepted(tuple(fresh), root, current.signed, content)
+        return AcceptedMetadata(tuple(fresh), root, current.signed, content)
     if targets_now is None:
         raise RequestError(
             "This registry is new: its first publication needs targets metadata (`firstline keys init`)."
         )
     current = _read(targets_now.content)
     _verify(root, Targets.type, current, "The new root has no longer the keys that the current targets are signed with")
-    return Accepted(tuple(fresh), root, current.signed, targets_now.content)
+    return AcceptedMetadata(tuple(fresh), root, current.signed, targets_now.content)
 
 
 def signed_online(
-    targets_content: bytes, signer: CryptoSigner, heads: Mapping[str, Head], now_s: float
-) -> list[Document]:
+    targets_content: bytes, signer: CryptoSigner, heads: Mapping[str, RoleHead], now_s: float
+) -> list[SignedMetadata]:
     """Returns the next snapshot and the next timestamp.
 
     Their versions are at least the time in seconds since 1970: after its store was restored from a backup, a registry
@@ -207,7 +207,7 @@ def _check_root(found: Metadata[Any], before: Metadata[Any] | None) -> None:
     _verify(found.signed, Root.type, found, f"Version {expected} is not signed by enough of its own root keys")
 
 
-def _check_targets(found: Metadata[Any], root: Root, now: Document | None) -> None:
+def _check_targets(found: Metadata[Any], root: Root, now: SignedMetadata | None) -> None:
     _verify(root, Targets.type, found, "The targets are not signed by a key that the root names for them")
     if now is not None and found.signed.version <= now.version:
         raise ConflictError(
@@ -232,8 +232,8 @@ def _verify(root: Root, role: str, found: Metadata[Any], sentence: str) -> None:
         raise RequestError(f"{sentence}: {error}.") from error
 
 
-def _document(found: Metadata[Any], content: bytes) -> Document:
-    return Document(found.signed.type, found.signed.version, content, found.signed.expires.timestamp())
+def _document(found: Metadata[Any], content: bytes) -> SignedMetadata:
+    return SignedMetadata(found.signed.type, found.signed.version, content, found.signed.expires.timestamp())
 
 
 def signers(directory: Path) -> list[CryptoSigner]:

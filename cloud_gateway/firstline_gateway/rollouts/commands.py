@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from firstline_core.errors import RequestError
 from firstline_core.telemetry.wording import counted
 from firstline_gateway.rollouts.rollout import BEGUN, Assignment, DeviceState, Phase, Rollout, RolloutState
-from firstline_gateway.rollouts.step import Changes, Now
+from firstline_gateway.rollouts.step import StepChanges, StepTime
 
 
 class Command(StrEnum):
@@ -105,15 +105,15 @@ def _next_stage(rollout: Rollout, number: int) -> str:
 
 
 def command_changes(
-    command: Command, rollout: Rollout, assignments: Mapping[str, Assignment], by: str, now: Now
-) -> Changes:
+    command: Command, rollout: Rollout, assignments: Mapping[str, Assignment], by: str, now: StepTime
+) -> StepChanges:
     """Returns the changes that a command makes.
 
     Raises:
         RequestError: the rollout's state does not allow it.
     """
     state = state_after(command, rollout.state)
-    changes = Changes(replace(rollout, state=state, sentence=f"{by}: {command}."))
+    changes = StepChanges(replace(rollout, state=state, sentence=f"{by}: {command}."))
     if command is Command.PROMOTE:
         changes.promote(by, f"{by} said so.")
         return changes

@@ -22,7 +22,7 @@ from firstline_gateway.rollouts import records
 from firstline_gateway.rollouts.fleet_view import FleetCache, FleetView, contract_alarm
 from firstline_gateway.rollouts.late_joiners import in_force, join_changes
 from firstline_gateway.rollouts.rollout import BEGUN, LIVE, Assignment, Rollout, RolloutState
-from firstline_gateway.rollouts.step import Changes, Now, step
+from firstline_gateway.rollouts.step import StepChanges, StepTime, step
 from firstline_gateway.store.database import StoreDamagedError
 from firstline_gateway.store.service_clock import ServiceClock
 from firstline_gateway.store.store import Store
@@ -36,8 +36,8 @@ _JOIN_S = 60.0
 _CLOSE_S = 2.0
 
 _T = TypeVar("_T")
-_Computed = tuple[Rollout, Changes] | None
-_Compute = Callable[[Connection, str, dict[str, FleetCache], Now], _Computed]
+_Computed = tuple[Rollout, StepChanges] | None
+_Compute = Callable[[Connection, str, dict[str, FleetCache], StepTime], _Computed]
 
 
 @dataclass(eq=False)
@@ -118,7 +118,7 @@ class RolloutDriver:
 
     async def _step(self, rollout_id: str, compute: _Compute) -> bool:
         """Carries out one step of one rollout; returns whether the next is due at once."""
-        now = Now(self.service.now_s(), self.clock.wall_s())
+        now = StepTime(self.service.now_s(), self.clock.wall_s())
         started_s = self.clock.monotonic_s()
         computed = await self._read(lambda on: compute(on, rollout_id, self._caches, now))
         if computed is None:
@@ -154,7 +154,7 @@ class RolloutDriver:
         return await asyncio.get_running_loop().run_in_executor(self._thread, reading)
 
 
-def _compute_step(connection: Connection, rollout_id: str, caches: dict[str, FleetCache], now: Now) -> _Computed:
+def _compute_step(connection: Connection, rollout_id: str, caches: dict[str, FleetCache], now: StepTime) -> _Computed:
     rollout = records.find(connection, rollout_id)
     if rollout is None:
         return None
@@ -162,7 +162,7 @@ def _compute_step(connection: Connection, rollout_id: str, caches: dict[str, Fle
     return rollout, step(rollout, assignments, view, now)
 
 
-def _compute_join(connection: Connection, rollout_id: str, caches: dict[str, FleetCache], now: Now) -> _Computed:
+def _compute_join(connection: Connection, rollout_id: str, caches: dict[str, FleetCache], now: StepTime) -> _Computed:
     completed = records.in_states(connection, RolloutState.COMPLETED)
     rollout = next((each for each in in_force(completed) if each.id == rollout_id), None)
     if rollout is None:
@@ -179,7 +179,7 @@ def _compute_join(connection: Connection, rollout_id: str, caches: dict[str, Fle
 
 
 def _read_fleet(
-    connection: Connection, rollout: Rollout, caches: dict[str, FleetCache], now: Now
+    connection: Connection, rollout: Rollout, caches: dict[str, FleetCache], now: StepTime
 ) -> tuple[dict[str, Assignment], FleetView]:
     cache = caches.setdefault(rollout.id, FleetCache(rollout.definition))
     view = FleetView(connection, rollout.id, rollout.definition, cache, now.wall_s)

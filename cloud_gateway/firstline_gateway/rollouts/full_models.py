@@ -32,7 +32,7 @@ from firstline_gateway.models.residency import Orders
 from firstline_gateway.registry.catalogue import CatalogueReader
 from firstline_gateway.rollouts import records
 from firstline_gateway.rollouts.rollout import Definition
-from firstline_gateway.store.schema import Document
+from firstline_gateway.store.schema import JsonColumn
 from firstline_gateway.store.store import Store
 
 _INTERVAL_S = 10.0
@@ -224,7 +224,7 @@ def needed(connection: Connection, since_s: float) -> set[ModelKey]:
         connection: a snapshot of the store.
         since_s: wall time; a device that was last seen before needs nothing until it comes back.
     """
-    documents = (type_coerce(column, Document(_Models)) for column in (DEVICES.c.reported, DEVICES.c.desired))
+    documents = (type_coerce(column, JsonColumn(_Models)) for column in (DEVICES.c.reported, DEVICES.c.desired))
     query = select(*documents).where(DEVICES.c.last_seen_s >= since_s)
     models = (
         model

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from firstline_core.fleet.selector import parse_selector
 from firstline_gateway.rollouts.device_progress import after_offer, after_report, offer
 from firstline_gateway.rollouts.rollout import Assignment, DeviceState, Rollout
-from firstline_gateway.rollouts.step import Changes, Now, View, selected
+from firstline_gateway.rollouts.step import StepChanges, StepTime, StepView, selected
 
 _AT_ONCE = 1000
 _NAMED = 20  # in the audit log
@@ -34,12 +34,12 @@ def join_changes(
     rollout: Rollout,
     completed: Sequence[Rollout],
     assignments: Mapping[str, Assignment],
-    view: View,
-    now: Now,
+    view: StepView,
+    now: StepTime,
     *,
     ended: Sequence[Rollout],
     busy: Callable[[list[str]], set[str]],
-) -> Changes:
+) -> StepChanges:
     """Returns the changes that offer a completed rollout's version to devices that join it.
 
     Args:
@@ -51,7 +51,7 @@ def join_changes(
         ended: rollouts of the same document key that were aborted or rolled back.
         busy: returns those of the given devices that a live rollout of the same document key has assigned.
     """
-    changes = Changes(rollout)
+    changes = StepChanges(rollout)
     for name, assignment in assignments.items():
         device = view.devices.get(name)
         if device is not None and device.desired is not None and device.desired.rollout == rollout.id:
@@ -77,7 +77,7 @@ def join_changes(
     return changes
 
 
-def _can_join(name: str, view: View, older: set[str], assignments: Mapping[str, Assignment]) -> bool:
+def _can_join(name: str, view: StepView, older: set[str], assignments: Mapping[str, Assignment]) -> bool:
     """Returns whether a device has no valid desired version, or one that an older rollout set."""
     desired = view.devices[name].desired
     return desired is None or desired.undone or (name not in assignments and desired.rollout in older)

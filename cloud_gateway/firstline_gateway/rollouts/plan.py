@@ -15,7 +15,7 @@ from firstline_gateway.rollouts.judgement import statistics
 from firstline_gateway.rollouts.judgement.figures import BEFORE_S, FIGURES, against_past, between, classes_of
 from firstline_gateway.rollouts.judgement.verdict import WITHOUT_AUDITS, Limit, finite
 from firstline_gateway.rollouts.rollout import Definition, Rollout, RolloutState, Stage, divide
-from firstline_gateway.rollouts.step import Now, View, selected
+from firstline_gateway.rollouts.step import StepTime, StepView, selected
 
 _WINDOWS_H = (1, 2, 4, 8, 24, 47)
 _FALLS_H = 23  # of which the day before is known too
@@ -27,9 +27,9 @@ _Spreads = Mapping[int, Mapping[str, float]]
 
 def plan(
     definition: Definition,
-    view: View,
+    view: StepView,
     size_bytes: int | None,
-    now: Now,
+    now: StepTime,
     *,
     delta: float,
     contracts: int,
@@ -161,7 +161,7 @@ def _unaudited(definition: Definition, devices: Sequence[DeviceView], *, has_ful
 
 
 def _audits(
-    definition: Definition, stage: StagePlan, names: Sequence[str], view: View, *, level: float, now: Now
+    definition: Definition, stage: StagePlan, names: Sequence[str], view: StepView, *, level: float, now: StepTime
 ) -> str:
     """Returns how many audits the first stage needs, and how many its devices make, in a sentence; "" if it needs none.
 
@@ -218,7 +218,7 @@ def _warnings(definition: Definition, devices: int) -> Iterable[str]:
         )
 
 
-def _reachable(names: Iterable[str], view: View, definition: Definition) -> int:
+def _reachable(names: Iterable[str], view: StepView, definition: Definition) -> int:
     return sum(is_reachable(view.devices[name], definition.silent_s) for name in names)
 
 
@@ -227,7 +227,7 @@ def _offered_s(stage: Stage, devices: int) -> float:
     return max(0, devices - 1) / stage.per_minute * 60 if stage.per_minute is not None else 0.0
 
 
-def _spreads(bundle: str, names: Sequence[str], view: View, now: Now) -> _Spreads:
+def _spreads(bundle: str, names: Sequence[str], view: StepView, now: StepTime) -> _Spreads:
     end, spreads = view.totals(names), {}
     for hours in _WINDOWS_H:
         start = view.totals_before(names, now.wall_s - hours * 3600)

@@ -15,8 +15,8 @@ from firstline_gateway.fleet.totals import Totals
 from firstline_gateway.rollouts.device_progress import with_audits, with_desired
 from firstline_gateway.rollouts.judgement.figures import Period
 from firstline_gateway.rollouts.rollout import LIVE, WAITING, Assignment, Rollout, RolloutState
-from firstline_gateway.rollouts.step import Changes
-from firstline_gateway.store.schema import METADATA, Document, batched, insert_missing, upsert
+from firstline_gateway.rollouts.step import StepChanges
+from firstline_gateway.store.schema import METADATA, JsonColumn, batched, insert_missing, upsert
 
 ROLLOUTS = sa.Table(
     "rollouts",
@@ -26,7 +26,7 @@ ROLLOUTS = sa.Table(
     sa.Column("state", sa.String(16), nullable=False),
     sa.Column("active", sa.Boolean, nullable=False, index=True),  # whether steps are due
     sa.Column("idempotency", sa.String(64), unique=True),  # hash of the creator and the key; NULL without a key
-    sa.Column("record", Document(Rollout), nullable=False),
+    sa.Column("record", JsonColumn(Rollout), nullable=False),
     sa.Index(None, "state", "id"),
 )
 ASSIGNMENTS = sa.Table(
@@ -35,9 +35,9 @@ ASSIGNMENTS = sa.Table(
     sa.Column("rollout", sa.String(64), primary_key=True),
     sa.Column("device", sa.String(64), primary_key=True),
     sa.Column("state", sa.String(16), nullable=False),
-    sa.Column("record", Document(Assignment), nullable=False),
-    sa.Column("before", Document(Period)),  # a period before the stage, for the judgement
-    sa.Column("start", Document(Totals)),  # counts at the start of the observation
+    sa.Column("record", JsonColumn(Assignment), nullable=False),
+    sa.Column("before", JsonColumn(Period)),  # a period before the stage, for the judgement
+    sa.Column("start", JsonColumn(Totals)),  # counts at the start of the observation
 )
 LOOKS = sa.Table(
     "rollout_looks",
@@ -45,7 +45,7 @@ LOOKS = sa.Table(
     sa.Column("rollout", sa.String(64), primary_key=True),
     sa.Column("stage", sa.Integer, primary_key=True, autoincrement=False),
     sa.Column("look", sa.Integer, primary_key=True, autoincrement=False),
-    sa.Column("verdict", Document(Look), nullable=False),
+    sa.Column("verdict", JsonColumn(Look), nullable=False),
 )
 LEASE = sa.Table(
     "rollout_lease",
@@ -237,7 +237,7 @@ def release(connection: sa.Connection, holder: str) -> None:
     connection.execute(sa.update(LEASE).where(LEASE.c.holder == holder).values(until_service_s=-1.0))
 
 
-def apply(connection: sa.Connection, before: Rollout, changes: Changes, wall_s: float) -> Rollout | None:
+def apply(connection: sa.Connection, before: Rollout, changes: StepChanges, wall_s: float) -> Rollout | None:
     """Carries out the changes of a step with their entries in the audit log: all of them, or none.
 
     Args:

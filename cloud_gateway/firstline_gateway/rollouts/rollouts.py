@@ -27,7 +27,7 @@ from firstline_gateway.rollouts.commands import Command, command_changes, conseq
 from firstline_gateway.rollouts.fleet_view import FleetCache, FleetView, contract_alarm
 from firstline_gateway.rollouts.plan import no_device_warning, plan
 from firstline_gateway.rollouts.rollout import LIVE, Definition, DeviceState, Rollout, RolloutState
-from firstline_gateway.rollouts.step import Now
+from firstline_gateway.rollouts.step import StepTime
 from firstline_gateway.store.service_clock import ServiceClock
 from firstline_gateway.store.store import Store
 
@@ -156,7 +156,7 @@ class Rollouts:
             ForbiddenError: its creator may not approve it.
         """
         warnings = await self._prepare(rollout_id) if command is Command.START else ()
-        now = Now(self.service.now_s(), self.clock.wall_s())
+        now = StepTime(self.service.now_s(), self.clock.wall_s())
 
         def apply(connection: Connection) -> wire.RolloutSummary:
             if command is Command.START:
@@ -204,7 +204,7 @@ class Rollouts:
         return await self._planned(definition, size_bytes)
 
     async def _planned(self, definition: Definition, size_bytes: int | None) -> wire.Plan:
-        now = Now(self.service.now_s(), self.clock.wall_s())
+        now = StepTime(self.service.now_s(), self.clock.wall_s())
         listed = await self._listed(definition)
         # A version that the registry does not list may have one certified variant.
         contracts = listed.contracts if listed is not None else int(definition.what is UpdateKind.MODEL)
@@ -257,7 +257,7 @@ def _check_contract(connection: Connection, definition: Definition) -> None:
         )
 
 
-def _supersede(connection: Connection, newer: Rollout, by: str, now: Now) -> None:
+def _supersede(connection: Connection, newer: Rollout, by: str, now: StepTime) -> None:
     """Aborts the live rollouts that conflict with a new one."""
     for older in _conflicting(connection, newer.definition):
         if older.id == newer.id or older.state is RolloutState.ROLLING_BACK:

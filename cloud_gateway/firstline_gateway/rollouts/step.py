@@ -59,14 +59,14 @@ _S = DeviceState
 _SHORTEST_S = 60.0  # between two evaluations
 
 
-class Now(NamedTuple):
+class StepTime(NamedTuple):
     """The store's service clock, for durations; and wall time, for people and for the history of counts."""
 
     service_s: float
     wall_s: float
 
 
-class View(Protocol):
+class StepView(Protocol):
     """The fleet as a step sees it: all of it at one moment."""
 
     @property
@@ -93,7 +93,7 @@ class View(Protocol):
 
 
 @dataclass
-class Changes:
+class StepChanges:
     """The changes of one step.
 
     Args:
@@ -143,7 +143,7 @@ class Changes:
         )
         self.more = True
 
-    def abort(self, rule: str, why: str, now: Now) -> None:
+    def abort(self, rule: str, why: str, now: StepTime) -> None:
         """Rolls back every device that was offered the model, because of a rule."""
         sentence = f"{self.rollout.stage_title} was aborted: {why}"
         self.note("abort", f"rule:{rule}", stage=self.rollout.stage, sentence=sentence)
@@ -158,7 +158,7 @@ class Changes:
         self.desired = {}  # the next step says what devices run instead
         self.more = True
 
-    def pause(self, sentence: str, now: Now) -> None:
+    def pause(self, sentence: str, now: StepTime) -> None:
         """Pauses the rollout until a person decides."""
         self.note("pause", "rule:patience", stage=self.rollout.stage, sentence=sentence)
         self.rollout = replace(self.rollout, state=RolloutState.PAUSED, paused_s=now.service_s, sentence=sentence)
@@ -169,7 +169,7 @@ class Changes:
         self.rollout = replace(self.rollout, state=state, phase=Phase.NONE, paused_s=None, sentence=sentence)
 
 
-def step(rollout: Rollout, assignments: Mapping[str, Assignment], view: View, now: Now) -> Changes:
+def step(rollout: Rollout, assignments: Mapping[str, Assignment], view: StepView, now: StepTime) -> StepChanges:
     """Returns the changes of one step.
 
     Args:
@@ -178,7 +178,7 @@ def step(rollout: Rollout, assignments: Mapping[str, Assignment], view: View, no
         view: of the fleet.
         now: the time.
     """
-    changes = Changes(rollout)
+    changes = StepChanges(rollout)
     for name, assignment in assignments.items():
         after = after_report(assignment, view.devices.get(name), rollout)
         if after is not assignment:
@@ -207,7 +207,7 @@ def step(rollout: Rollout, assignments: Mapping[str, Assignment], view: View, no
     return changes
 
 
-def _request_audits(changes: Changes, assignments: Mapping[str, Assignment], view: View) -> None:
+def _request_audits(changes: StepChanges, assignments: Mapping[str, Assignment], view: StepView) -> None:
     """Has the devices of both groups audit the judged bundles while the rollout runs, with a certificate or without."""
     wanted = changes.rollout.state in BEGUN
     differing = [name for name in assignments if name in view.devices and view.devices[name].audited is not wanted]
@@ -215,13 +215,13 @@ def _request_audits(changes: Changes, assignments: Mapping[str, Assignment], vie
     changes.more = changes.more or len(differing) > _AT_ONCE
 
 
-def selected(rollout: Rollout, view: View) -> list[tuple[str, Mapping[str, str]]]:
+def selected(rollout: Rollout, view: StepView) -> list[tuple[str, Mapping[str, str]]]:
     """Returns names and tags of the devices of a rollout."""
     selector = parse_selector(rollout.definition.selector)
     return [(name, device.tags) for name, device in sorted(view.devices.items()) if selector.matches(device.tags)]
 
 
-def _stage_groups(rollout: Rollout, assignments: Mapping[str, Assignment], view: View) -> StageGroups:
+def _stage_groups(rollout: Rollout, assignments: Mapping[str, Assignment], view: StepView) -> StageGroups:
     """Returns the stage's devices in order, and its control group; the devices held back come last."""
     definition, devices = rollout.definition, selected(rollout, view)
     taken = {name for name, assignment in assignments.items() if assignment.treated}
@@ -233,7 +233,7 @@ def _stage_groups(rollout: Rollout, assignments: Mapping[str, Assignment], view:
     return divide(definition.places_salt, rollout.current, devices, definition.held_back, taken)
 
 
-def _without_devices(changes: Changes, now: Now, *, members: int) -> None:
+def _without_devices(changes: StepChanges, now: StepTime, *, members: int) -> None:
     """Skips a stage whose devices all took the model in earlier stages; otherwise waits for its first device."""
     rollout = changes.rollout
     if members:
@@ -256,7 +256,7 @@ def _without_devices(changes: Changes, now: Now, *, members: int) -> None:
         changes.pause(f"{sentence}; resume waits for as long again, promote and abort do not.", now)
 
 
-def _begin(changes: Changes, assignments: Mapping[str, Assignment], view: View, now: Now) -> None:
+def _begin(changes: StepChanges, assignments: Mapping[str, Assignment], view: StepView, now: StepTime) -> None:
     """Assigns the stage's devices, and stores their counts of the time before."""
     rollout = changes.rollout
     treated, control, members = _stage_groups(rollout, assignments, view)
@@ -292,7 +292,7 @@ def _begin(changes: Changes, assignments: Mapping[str, Assignment], view: View, 
     changes.more = True
 
 
-def _install(changes: Changes, assignments: Mapping[str, Assignment], view: View, now: Now) -> None:
+def _install(changes: StepChanges, assignments: Mapping[str, Assignment], view: StepView, now: StepTime) -> None:
     """Offers the model to as many devices as the stage's pace allows; continues when all have finished."""
     rollout, patience_s = changes.rollout, changes.rollout.current.patience_s
     devices = stage_devices(rollout, assignments)
@@ -324,7 +324,9 @@ def _install(changes: Changes, assignments: Mapping[str, Assignment], view: View
         )
 
 
-def _go_back(changes: Changes, assignments: Mapping[str, Assignment], view: View, *, including_done: bool) -> None:
+def _go_back(
+    changes: StepChanges, assignments: Mapping[str, Assignment], view: StepView, *, including_done: bool
+) -> None:
     """Sets the previous desired version of devices; of those that are done, only if they are included."""
     rollout, version = changes.rollout, changes.rollout.definition.version
     leave = {_S.RETURNING, _S.RETURNED, _S.STRANDED}
@@ -367,7 +369,7 @@ def _stranded(rollout: Rollout, assignments: Mapping[str, Assignment]) -> str:
     )
 
 
-def observe(changes: Changes, assignments: Mapping[str, Assignment], view: View, now: Now) -> None:
+def observe(changes: StepChanges, assignments: Mapping[str, Assignment], view: StepView, now: StepTime) -> None:
     """Begins the observation of both groups, after the installations have ended."""
     rollout = changes.rollout
     names = [name for name, each in assignments.items() if each.stage == rollout.stage]
@@ -386,7 +388,7 @@ def observe(changes: Changes, assignments: Mapping[str, Assignment], view: View,
     changes.note("observe", "rule:order", stage=rollout.stage, devices=len(names))
 
 
-def evaluate(changes: Changes, assignments: Mapping[str, Assignment], view: View, now: Now) -> None:
+def evaluate(changes: StepChanges, assignments: Mapping[str, Assignment], view: StepView, now: StepTime) -> None:
     """Judges the stage by the counts so far: promotes it, aborts the rollout, or waits."""
     rollout, stage = changes.rollout, changes.rollout.current
     devices = stage_devices(rollout, assignments)
@@ -414,7 +416,7 @@ def evaluate(changes: Changes, assignments: Mapping[str, Assignment], view: View
         )
 
 
-def abort_early(changes: Changes, devices: Iterable[Assignment], now: Now) -> bool:
+def abort_early(changes: StepChanges, devices: Iterable[Assignment], now: StepTime) -> bool:
     """Aborts if so many devices failed that the first evaluation would abort anyway; returns whether it did."""
     tried = [each for each in devices if each.state not in (_S.AWAY, _S.WITHDRAWN)]
     failed = sum(each.state is _S.FAILED for each in tried)
@@ -436,7 +438,7 @@ class _Observed(NamedTuple):
     running: list[StageDevice]
 
 
-def _observed(rollout: Rollout, assignments: Mapping[str, Assignment], view: View) -> _Observed:
+def _observed(rollout: Rollout, assignments: Mapping[str, Assignment], view: StepView) -> _Observed:
     """Returns the stage's devices and its control group that were online when it began, and all that run the model."""
     definition, baselines = rollout.definition, view.baselines()
     observed = [
@@ -500,7 +502,7 @@ def _judged(
     )
 
 
-def _record(changes: Changes, verdict: Verdict, now: Now) -> None:
+def _record(changes: StepChanges, verdict: Verdict, now: StepTime) -> None:
     rollout = changes.rollout
     changes.rollout = replace(rollout, look=verdict.look)
     changes.look = Look(stage=rollout.stage, at_s=now.wall_s, **asdict(verdict))

@@ -32,7 +32,7 @@ _MANY = 5000  # names in one statement: databases take some tens of thousands
 _T = TypeVar("_T")
 
 
-class Document(TypeDecorator[Any]):
+class JsonColumn(TypeDecorator[Any]):
     """The type of a column that stores a value as JSON text; None is NULL.
 
     Args:

@@ -91,7 +91,7 @@ def _of_entry(entry: Entry) -> Message:
     return Message(entry.number, f"msg_{entry.sha256}", entry.action, _body(entry.action, entry.at_s, data))
 
 
-def _of_answer(ended: answers.Ended) -> Message:
+def _of_answer(ended: answers.StoredEnd) -> Message:
     kind = "answer.expired" if ended.expired else "answer.final"
     digest = hashlib.sha256(msgspec.json.encode([ended.device, ended.request_id])).hexdigest()
     data = {
@@ -118,7 +118,7 @@ def _body(kind: str, at_s: float, data: dict[str, object]) -> bytes:
 _ENTRIES = Queue(
     "",
     lambda on: audit_log.last(on)[0],
-    lambda on, after, limit: list(map(_of_entry, audit_log.page(on, audit_log.Wanted(after), limit))),
+    lambda on, after, limit: list(map(_of_entry, audit_log.page(on, audit_log.EntryFilter(after), limit))),
 )
 _ANSWERS = Queue(
     "/answers", answers.last, lambda on, after, limit: list(map(_of_answer, answers.page(on, after, limit)))

@@ -19,7 +19,7 @@ _NOT_FOUND = (404, 405, 410)
 _TRUST = "Name the file of the receiver's authority in SSL_CERT_FILE, and restart the gateway."
 
 
-class Attempt(NamedTuple):
+class DeliveryAttempt(NamedTuple):
     """An attempt to deliver a message.
 
     Attributes:
@@ -55,11 +55,11 @@ class Receiver:
         """Returns a client for attempts; the caller closes it."""
         return open_async_client(ClientSettings(self.url, timeout=_TIMEOUT_S, use_environment=True))
 
-    async def attempt(self, message: Message, client: httpx.AsyncClient) -> Attempt:
+    async def attempt(self, message: Message, client: httpx.AsyncClient) -> DeliveryAttempt:
         """Sends a message once."""
         started_s = self.clock.monotonic_s()
         status, problem, remedy = await self._send(message, client)
-        return Attempt(status, round(1000 * (self.clock.monotonic_s() - started_s), 1), problem, remedy)
+        return DeliveryAttempt(status, round(1000 * (self.clock.monotonic_s() - started_s), 1), problem, remedy)
 
     async def _send(self, message: Message, client: httpx.AsyncClient) -> tuple[int | None, str, str]:
         headers = messages.headers(message, self.signing_key, self.clock.wall_s())

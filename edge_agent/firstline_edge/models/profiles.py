@@ -16,7 +16,7 @@ from firstline_core.hardware.kernel_files import Tree
 from firstline_core.hardware.survey import fingerprint
 from firstline_core.planning.plan import quickest
 from firstline_core.profile.files import bundled_profiles, profile_of_machine
-from firstline_core.profile.profile import Key, Point, Profile, of_one_row
+from firstline_core.profile.profile import Point, PointKey, Profile, of_one_row
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.telemetry.logs import logger
 from firstline_edge.state import StatePaths
@@ -89,7 +89,7 @@ def known_point(profile: Profile, loaded: LoadedModel, options: RuntimeOptions) 
     """
     runs_on = loaded.runtime.provider
     provider = runs_on if loaded.model.runtime == "onnx" else "tflite"
-    wanted = Key(loaded.model.id, loaded.digest, provider, options.threads, 1)
+    wanted = PointKey(loaded.model.id, loaded.digest, provider, options.threads, 1)
     point = next((one for one in profile.points if one.key == wanted), None)
     measured = point is not None and point.ran_on == runs_on and point.query.quantiles_ms[0] > 0
     return point if measured else None

@@ -27,7 +27,7 @@ from firstline_core.processing.boxes import InputSize
 from firstline_core.processing.compile import Preprocess, Step, check_needs, compile_preprocess
 from firstline_core.processing.decoding import LIGHT_BYTES, MeasuredInputs, PreparedRows
 from firstline_core.processing.image_header import DecodingCost, MeasuredFile
-from firstline_core.processing.text import Encoder, Shared, read_encoder
+from firstline_core.processing.text import Shared, TextEncoder, read_encoder
 from firstline_core.processing.trial import made_up_row
 from firstline_core.processing.windows import WINDOWS, combine_windows
 from firstline_core.protocol.limits import DEFAULT_LIMITS
@@ -361,7 +361,7 @@ def load_around(runtime: Runtime, bundle: Bundle, model: Model, options: Runtime
             return _graph_step(graph if model.batch is None else RowByRow(graph), step.artefact.file)
 
         @cache
-        def load_encoder(step: ops.Tokenize) -> Encoder:
+        def load_encoder(step: ops.Tokenize) -> TextEncoder:
             return read_encoder(step, bundle.read(step.artefact))
 
         def compile_steps(steps: Sequence[ops.PreStep], spec: ops.InputSpec) -> Preprocess:

@@ -33,7 +33,7 @@ Compare = Callable[[Arrays, Arrays], float]
 Clock = Callable[[], float]
 
 
-class Difference(NamedTuple):
+class RowDifference(NamedTuple):
     """The row whose outputs differ most, from 0, and by how much; infinite if the model failed."""
 
     row: int
@@ -47,13 +47,13 @@ class RowCheck(NamedTuple):
         rows: number of rows that ran.
         depends_on: "nothing" else than the row; "batch": the answer changes with the rows that run in the same batch;
             "run": the answer changes although the row runs alone.
-        difference: see `Difference`; of 0 and below the tolerance if the rows are independent.
+        difference: see `RowDifference`; of 0 and below the tolerance if the rows are independent.
         operator: the operator that probably causes the difference; None if unknown.
     """
 
     rows: int
     depends_on: Literal["nothing", "batch", "run"]
-    difference: Difference
+    difference: RowDifference
     operator: RowOperator | None = None
 
     def sentence(self, model: str) -> str:
@@ -184,16 +184,16 @@ def _in_batches(answer: Answer, rows: Array, order: NDArray[np.intp], size: int)
     return {name: array[back] for name, array in found.items()}
 
 
-def _difference(expected: Arrays, found: Arrays | None, compare: Compare) -> Difference:
+def _difference(expected: Arrays, found: Arrays | None, compare: Compare) -> RowDifference:
     if found is None or any(array.shape != found[name].shape for name, array in expected.items()):
-        return Difference(0, float("inf"))
+        return RowDifference(0, float("inf"))
     same = _same_rows(expected, found)
     sizes = [
         0.0 if same[row] else compare(slice_rows(expected, row, row + 1), slice_rows(found, row, row + 1))
         for row in range(len(same))
     ]
     worst = int(np.argmax(sizes))
-    return Difference(worst, sizes[worst])
+    return RowDifference(worst, sizes[worst])
 
 
 def _same_rows(some: Arrays, others: Arrays) -> NDArray[np.bool_]:

@@ -83,7 +83,7 @@ class Release(Struct, frozen=True):
     format: int = FORMAT
 
 
-class Use(Struct, frozen=True):
+class FileUse(Struct, frozen=True):
     """The custom field of a file's target: the ids of the variants that need it, and `FULL`."""
 
     models: tuple[str, ...]
@@ -95,7 +95,7 @@ class ListedBundle(NamedTuple):
 
     release: Release
     manifest: SignedFile
-    files: Mapping[str, tuple[SignedFile, Use]]
+    files: Mapping[str, tuple[SignedFile, FileUse]]
 
 
 class Hardware(NamedTuple):
@@ -132,7 +132,9 @@ def bundle_of_target(path: str) -> tuple[str, int] | None:
     return name, int(version)
 
 
-def target_fields(manifest: Manifest, extra_needs: Mapping[str, ExtraNeeds] | None = None) -> dict[str, Release | Use]:
+def target_fields(
+    manifest: Manifest, extra_needs: Mapping[str, ExtraNeeds] | None = None
+) -> dict[str, Release | FileUse]:
     """Returns the custom fields of a bundle's targets, by the path within the bundle.
 
     Args:
@@ -161,7 +163,7 @@ def target_fields(manifest: Manifest, extra_needs: Mapping[str, ExtraNeeds] | No
     for artefact in manifest.full.artefacts if manifest.full is not None else ():
         users[artefact.file].append(FULL)
     release = Release(manifest.name, manifest.version, tuple(variants), manifest.full_digest)
-    return {MANIFEST_NAME: release} | {file: Use(tuple(dict.fromkeys(ids))) for file, ids in users.items()}
+    return {MANIFEST_NAME: release} | {file: FileUse(tuple(dict.fromkeys(ids))) for file, ids in users.items()}
 
 
 def _needed(manifest: Manifest, model: Model) -> dict[str, int]:
@@ -194,10 +196,10 @@ def find_bundle(files: Mapping[str, SignedFile], name: str, version: int) -> Lis
     release = _custom(manifest, Release)
     if (release.bundle, release.version) != (name, version):
         raise IntegrityError(f"{manifest.path} is signed as {release.bundle} version {release.version}; sign it again.")
-    artefacts: dict[str, tuple[SignedFile, Use]] = {}
+    artefacts: dict[str, tuple[SignedFile, FileUse]] = {}
     for path, file in files.items():
         if path.startswith(folder) and file is not manifest:
-            artefacts[_relative(path, folder)] = file, _custom(file, Use)
+            artefacts[_relative(path, folder)] = file, _custom(file, FileUse)
     return ListedBundle(release, manifest, artefacts)
 
 

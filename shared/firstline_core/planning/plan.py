@@ -14,8 +14,8 @@ from msgspec import Struct
 from firstline_core.bundle.manifest import Manifest, Model, valid_certificate
 from firstline_core.hardware.catalogue import Catalogue
 from firstline_core.hardware.readings import Absent, Reading
-from firstline_core.planning.split import Splits, Stretch, Surroundings, Way, best, stretches, ways
-from firstline_core.profile.profile import Key, Point, Profile, of_one_row, sweet_spot
+from firstline_core.planning.split import SplitEnvironment, Splits, Stretch, Way, best, stretches, ways
+from firstline_core.profile.profile import Point, PointKey, Profile, of_one_row, sweet_spot
 
 _AS_GOOD = 1.05
 """More threads have to be faster by more than this, because other models need threads too."""
@@ -163,7 +163,7 @@ def _usable(manifest: Manifest, profile: Profile | None, catalogue: Catalogue | 
     return usable
 
 
-def _runs(key: Key, chosen: Candidate) -> bool:
+def _runs(key: PointKey, chosen: Candidate) -> bool:
     return (key.variant, key.provider, key.threads) == (chosen.variant, chosen.provider, chosen.threads)
 
 
@@ -232,7 +232,7 @@ def _full(
         )
     if link.round_trip_ms is None:
         notes.append("The round trip to the gateway is not stated: 0 ms is assumed, which favours the gateway.")
-    of = ways(splits, Surroundings(link.round_trip_ms or 0.0, slowdown))
+    of = ways(splits, SplitEnvironment(link.round_trip_ms or 0.0, slowdown))
     if link.bytes_per_s is None:
         notes.append("The bandwidth to the gateway is not stated: the best way is given by bandwidth.")
         return FullModel(None, None, tuple(stretches(of)))

@@ -104,7 +104,7 @@ class Splits(Struct, frozen=True):
     format: int = FORMAT
 
 
-class Surroundings(NamedTuple):
+class SplitEnvironment(NamedTuple):
     """The environment of the two halves.
 
     Attributes:
@@ -150,7 +150,7 @@ class Stretch(Struct, frozen=True):
     to_bytes_per_s: float
 
 
-def ways(splits: Splits, around: Surroundings) -> list[Way]:
+def ways(splits: Splits, around: SplitEnvironment) -> list[Way]:
     """Returns all ways: the whole model on either side, and each cut in each form with little enough disagreement."""
     s, g = around.device_slowdown, around.gateway_slowdown
     whole_ms = splits.prepare_ms + splits.model_ms

@@ -19,7 +19,7 @@ from firstline_core.processing.geometry import GEOMETRY
 from firstline_core.processing.memory import steps_memory
 from firstline_core.processing.signals import compile_signal
 from firstline_core.processing.standardize import OBSERVED, STANDARDIZATION, in_units_of, split_observed, standardize
-from firstline_core.processing.text import Encoder, Shared, TextProcessing, Tokens
+from firstline_core.processing.text import Shared, TextEncoder, TextProcessing, Tokens
 from firstline_core.processing.windows import WINDOWS
 from firstline_core.protocol.limits import DEFAULT_DECODING_LIMITS, DecodingLimits
 from firstline_core.types import Array, Arrays, Tensor
@@ -180,7 +180,7 @@ def _standardizes(steps: Sequence[ops.PreStep]) -> tuple[bool, bool]:
     return found[:1] == [True], any(found[1:])
 
 
-def _no_encoder(step: ops.Tokenize) -> Encoder:
+def _no_encoder(step: ops.Tokenize) -> TextEncoder:
     raise errors.ModelLoadError(f"{step.artefact.file} is absent.")
 
 
@@ -189,7 +189,7 @@ def compile_preprocess(
     spec: ops.InputSpec,
     load_graph: GraphLoader,
     limits: DecodingLimits = DEFAULT_DECODING_LIMITS,
-    load_encoder: Callable[[ops.Tokenize], Encoder] = _no_encoder,
+    load_encoder: Callable[[ops.Tokenize], TextEncoder] = _no_encoder,
 ) -> Preprocess:
     """Returns a model's preprocessing.
 
@@ -284,7 +284,7 @@ def _compile_audio(
 
 
 def _compile_text(
-    steps: Sequence[ops.PreStep], spec: ops.InputSpec, load_encoder: Callable[[ops.Tokenize], Encoder]
+    steps: Sequence[ops.PreStep], spec: ops.InputSpec, load_encoder: Callable[[ops.Tokenize], TextEncoder]
 ) -> Preprocess:
     """Returns the preprocessing of texts; see `compile_preprocess`."""
     tokens = None

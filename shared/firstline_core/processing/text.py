@@ -36,7 +36,7 @@ Shared = dict[Hashable, Any]
 """Results that the inputs of a model share while one request is prepared, by what computed them."""
 
 
-class Encoder(NamedTuple):
+class TextEncoder(NamedTuple):
     """A tokenizer.
 
     Attributes:
@@ -57,7 +57,7 @@ class Tokens(NamedTuple):
     """
 
     step: Tokenize
-    encoder: Encoder
+    encoder: TextEncoder
 
 
 class TextProcessing:
@@ -167,7 +167,7 @@ def _is_mark() -> NDArray[np.bool_]:
     return np.array([all(unicodedata.combining(part) for part in parts) for parts in normalised])
 
 
-def read_encoder(step: Tokenize, content: bytes) -> Encoder:
+def read_encoder(step: Tokenize, content: bytes) -> TextEncoder:
     """Returns a tokenizer whose truncation and padding are those of the step, whatever the file says.
 
     Args:
@@ -190,7 +190,7 @@ def read_encoder(step: Tokenize, content: bytes) -> Encoder:
     tokenizer.no_truncation()
     if step.truncate:
         tokenizer.enable_truncation(step.length)
-    return Encoder(tokenizer.encode, pad_id)
+    return TextEncoder(tokenizer.encode, pad_id)
 
 
 def _rows(step: Tokenize, encodings: Sequence[Encoding], pad_id: int, name: str) -> NDArray[np.int64]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from firstline_core.errors import ProtocolError
-from firstline_core.profile.profile import LIMIT_BYTES, POINTS, Point, Profile, Refused, decode, encode
+from firstline_core.profile.profile import LIMIT_BYTES, POINTS, Point, Profile, RefusedPoint, decode, encode
 from firstline_core.storage.files import locked_folder, naming, read_limited, set_aside, unreadable, write_whole
 
 FOLDER = "profiles"
@@ -81,13 +81,13 @@ def update_profile(path: Path, change: Callable[[Profile | None], Profile], warn
         return found
 
 
-def with_result(profile: Profile, result: Point | Refused) -> Profile:
+def with_result(profile: Profile, result: Point | RefusedPoint) -> Profile:
     """Returns the profile with a new result; a refusal leaves the point that was measured before.
 
     The oldest results are dropped beyond the largest number.
     """
     refused = tuple(one for one in profile.refused if one.key != result.key)
-    if isinstance(result, Refused):
+    if isinstance(result, RefusedPoint):
         return replace(profile, refused=(*refused, result)[-POINTS:])
     points = tuple(one for one in profile.points if one.key != result.key)
     return replace(profile, points=(*points, result)[-POINTS:], refused=refused)

@@ -23,7 +23,7 @@ from firstline_core.hardware.readings import measured
 from firstline_core.hardware.survey import describe_device
 from firstline_core.profile.files import update_profile, with_result
 from firstline_core.profile.measure_point import Job
-from firstline_core.profile.profile import POINTS, REASON_CHARACTERS, Key, Point, Profile, Refused
+from firstline_core.profile.profile import POINTS, REASON_CHARACTERS, Point, PointKey, Profile, RefusedPoint
 from firstline_core.profile.summary import accuracies
 from firstline_core.runtime.child import ChildFailed, Interrupted, run_python
 from firstline_core.runtime.select import CPU
@@ -75,7 +75,7 @@ class Gate:
         return ""
 
 
-def need(key: Key, model: Model, profile: Profile | None, usable_cores: float) -> Need:
+def need(key: PointKey, model: Model, profile: Profile | None, usable_cores: float) -> Need:
     """Returns the needs of a point.
 
     Args:
@@ -136,7 +136,7 @@ class ProfileOptions:
         total_s = self.total_s if self.total_s is not None else QUICK_S if self.quick else TOTAL_S
         return min(max(total_s / max(points, 1) - _PROCESS_S, _SHORTEST_S), _LONGEST_S)
 
-    def heat_s(self, key: Key) -> float:
+    def heat_s(self, key: PointKey) -> float:
         """Returns the time at full load before a point."""
         return self.sustained_s if key.condition == "sustained" else 0.0
 
@@ -146,7 +146,7 @@ def machine_name() -> str:
     return re.sub(r"[^A-Za-z0-9._-]", "-", platform.node()).strip("._-")[:64] or "machine"
 
 
-def profile_keys(manifest: Manifest, options: ProfileOptions, cores: float) -> list[Key]:
+def profile_keys(manifest: Manifest, options: ProfileOptions, cores: float) -> list[PointKey]:
     """Returns all points, the edge variants' first.
 
     Raises:
@@ -162,7 +162,7 @@ def profile_keys(manifest: Manifest, options: ProfileOptions, cores: float) -> l
     threads = list(dict.fromkeys(options.threads or (1, max(int(cores), 1))))
     batches = list(dict.fromkeys(options.batches or (QUICK_BATCHES if options.quick else BATCHES)))
     keys = [
-        Key(model.id, model.digest, provider, count, batch)
+        PointKey(model.id, model.digest, provider, count, batch)
         for model in manifest.models
         if not wanted or model.id in wanted
         for provider in (options.providers if model.runtime == "onnx" else ("tflite",))
@@ -255,11 +255,11 @@ def _begun(empty: Profile, before: Profile | None, manifest: Manifest) -> Profil
     )
 
 
-def _extended(made: Profile, before: Profile | None, *, result: Point | Refused, manifest: Manifest) -> Profile:
+def _extended(made: Profile, before: Profile | None, *, result: Point | RefusedPoint, manifest: Manifest) -> Profile:
     return with_result(_begun(made, before, manifest), result)
 
 
-def _result(job: Job, needed: Need, gate: Gate) -> Point | Refused:
+def _result(job: Job, needed: Need, gate: Gate) -> Point | RefusedPoint:
     """Measures a point; one that is interrupted is repeated, and after the last try it is refused."""
     why_not = ""
     for _ in range(_TRIES):
@@ -273,7 +273,7 @@ def _result(job: Job, needed: Need, gate: Gate) -> Point | Refused:
         except Interrupted as error:
             log.info("profile point interrupted", variant=job.key.variant, point=job.key.describe(), why=str(error))
             why_not = f"It was ended {_TRIES} times: {error}."
-    return Refused(job.key, why_not[:REASON_CHARACTERS])
+    return RefusedPoint(job.key, why_not[:REASON_CHARACTERS])
 
 
 def measure_in_process(job: Job, must_end: Callable[[], str]) -> Point:

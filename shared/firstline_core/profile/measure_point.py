@@ -23,7 +23,7 @@ from firstline_core.errors import FirstlineError, ModelLoadError
 from firstline_core.hardware.kernel_files import Tree
 from firstline_core.profile import scenarios
 from firstline_core.profile.meters import EnergyMeter, heat_up, peak, reset_peak, waited_s
-from firstline_core.profile.profile import Key, Moved, Point, distribution
+from firstline_core.profile.profile import Point, PointKey, QueryBytes, distribution
 from firstline_core.runtime.litert import delegates as tflite_delegates
 from firstline_core.runtime.memory import keep_freed_memory
 from firstline_core.runtime.onnx import providers as onnx_providers
@@ -48,7 +48,7 @@ class Job(Struct, frozen=True):
     """
 
     bundle: str
-    key: Key
+    key: PointKey
     seconds: float
     joules_per_core_s: float = 0.0
     root: str = "/"
@@ -124,7 +124,7 @@ def measure(job: Job) -> Point:
         offline_per_s=float(f"{key.batch * (len(whole) - warm) / sum(whole[measured]):.5g}"),
         load_ms=_ms(load_s),
         first_ms=_ms(whole[0]),
-        moved=Moved(*(payload_bytes(arrays.values()) for arrays in sizes)),
+        moved=QueryBytes(*(payload_bytes(arrays.values()) for arrays in sizes)),
         peak_memory_bytes=peak_bytes,
         processor_ms=_ms(processor_s / (len(whole) - warm)),
         energy_mj=energy,
@@ -142,7 +142,7 @@ def _found(job: Job) -> tuple[Bundle, Model]:
     raise ModelLoadError(f"Bundle {path} has no model '{job.key.variant}' of that digest any more.")
 
 
-def _options(key: Key, model: Model) -> RuntimeOptions:
+def _options(key: PointKey, model: Model) -> RuntimeOptions:
     provider = key.provider if model.runtime == "onnx" and key.provider != "tflite" else CPU
     return RuntimeOptions((provider,), key.threads)
 

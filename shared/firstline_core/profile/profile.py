@@ -117,7 +117,7 @@ def _rounded(value: float) -> float:
     return float(f"{value:.{_DIGITS}g}")
 
 
-class Key(Struct, frozen=True, order=True):
+class PointKey(Struct, frozen=True, order=True):
     """Identifies a point among those of one machine.
 
     Attributes:
@@ -146,7 +146,7 @@ class Key(Struct, frozen=True, order=True):
         return f"threads {self.threads}, batch {self.batch}{hot}"
 
 
-class Moved(Struct, frozen=True):
+class QueryBytes(Struct, frozen=True):
     """Bytes of one query: as received, such as encoded images; into the model; and out of it."""
 
     received_bytes: Count
@@ -178,7 +178,7 @@ class Point(Struct, frozen=True):
         heated_s: full load of all cores before the measurement.
     """
 
-    key: Key
+    key: PointKey
     ran_on: Text
     query: Distribution
     rested: Distribution
@@ -187,7 +187,7 @@ class Point(Struct, frozen=True):
     offline_per_s: Amount
     load_ms: Milliseconds
     first_ms: Milliseconds
-    moved: Moved
+    moved: QueryBytes
     peak_memory_bytes: Reading
     processor_ms: Milliseconds
     energy_mj: Reading
@@ -196,10 +196,10 @@ class Point(Struct, frozen=True):
     heated_s: Amount = 0.0
 
 
-class Refused(Struct, frozen=True):
+class RefusedPoint(Struct, frozen=True):
     """A point that could not be measured here, with the reason."""
 
-    key: Key
+    key: PointKey
     reason: Annotated[str, Meta(max_length=REASON_CHARACTERS)]
 
 
@@ -221,7 +221,7 @@ class Profile(Struct, frozen=True):
     machine: Name
     fingerprint: Annotated[str, Meta(min_length=1, max_length=64)]
     points: Annotated[tuple[Point, ...], Meta(max_length=POINTS)] = ()
-    refused: Annotated[tuple[Refused, ...], Meta(max_length=POINTS)] = ()
+    refused: Annotated[tuple[RefusedPoint, ...], Meta(max_length=POINTS)] = ()
     accuracy: Annotated[dict[Sha256, Annotated[float, Meta(ge=0, le=1)]], Meta(max_length=POINTS)] = {}
     hardware: Catalogue | None = None
     made_s: Amount = 0.0

@@ -24,7 +24,7 @@ def single_stream(query: Query, seconds: float, *, least: int = 5, between: Quer
         done += 1
 
 
-class Loaded(NamedTuple):
+class LoadedRun(NamedTuple):
     """Seconds of queries under load.
 
     Attributes:
@@ -37,7 +37,7 @@ class Loaded(NamedTuple):
     queued: list[float]
 
 
-def loaded(query: Query, query_s: float, seconds: float, *, least: int = 5) -> Loaded:
+def loaded(query: Query, query_s: float, seconds: float, *, least: int = 5) -> LoadedRun:
     """Runs queries as a Poisson process at half of the rate back to back.
 
     Args:
@@ -47,7 +47,7 @@ def loaded(query: Query, query_s: float, seconds: float, *, least: int = 5) -> L
         least: smallest number of queries that find the server free.
     """
     rate_per_s = HALF_LOAD / query_s
-    found = Loaded([], [])
+    found = LoadedRun([], [])
     ended_s = time.perf_counter()
     due_s, until_s = ended_s + random.expovariate(rate_per_s), ended_s + seconds
     while ended_s < until_s or len(found.rested) < least:

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from firstline_core.bundle.manifest import Manifest
 from firstline_core.hardware.readings import Absent, Reading, short
-from firstline_core.profile.profile import Key, Moved, Point, Profile, sweet_spot
+from firstline_core.profile.profile import Point, PointKey, Profile, QueryBytes, sweet_spot
 from firstline_core.telemetry.wording import counted
 from firstline_core.types import Sha256
 
@@ -104,7 +104,7 @@ def _right(share: float | None, worth: bool) -> str:
     return "-" if share is None else f"{100 * share:.2f} %{' +' if worth else '  '}"
 
 
-def _moves(moved: Moved) -> str:
+def _moves(moved: QueryBytes) -> str:
     sizes = (moved.received_bytes, moved.input_bytes, moved.output_bytes)
     received, into, out = (f"{size / 1000:.3g} KB" if size >= 1000 else f"{size} B" for size in sizes)
     return f"{received} here, {into} into the model, {out} out of it"
@@ -131,7 +131,7 @@ class Front(NamedTuple):
         by_energy: whether energy was compared: all candidates have it, in the same way.
     """
 
-    keys: frozenset[Key]
+    keys: frozenset[PointKey]
     by_energy: bool
 
 

@@ -22,7 +22,7 @@ ANY_NAME = "[...]"
 _PART = re.compile(rf"{re.escape(ANY_NAME)}|[^.\[\]]+")
 
 
-class Given(NamedTuple):
+class GivenValue(NamedTuple):
     """A value of a variable or a flag.
 
     Attributes:
@@ -64,16 +64,16 @@ class Sources:
     overrides: Mapping[str, object] = field(default_factory=dict)
 
     @property
-    def given(self) -> list[Given]:
+    def given(self) -> list[GivenValue]:
         """Returns what variables set, and then what flags set."""
         found = []
         for name, text in self.environ.items():
             if name.startswith(self.prefix):
                 key = name.removeprefix(self.prefix).lower().replace("__", ".")
-                found.append(Given(key.split("."), text, name, f"the environment variable {name}"))
+                found.append(GivenValue(key.split("."), text, name, f"the environment variable {name}"))
         for key, value in self.overrides.items():
             if value is not None:
-                found.append(Given(key.split("."), value, key, "the command line"))
+                found.append(GivenValue(key.split("."), value, key, "the command line"))
         return found
 
     @contextmanager

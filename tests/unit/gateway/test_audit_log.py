@@ -26,12 +26,12 @@ def test_entries_form_a_chain(database: Database) -> None:
     for number in range(5):
         add(database, "odd" if number % 2 else "even", number=number)
     with database.reading() as connection:
-        entries = audit_log.page(connection, audit_log.Wanted(0), 100)
+        entries = audit_log.page(connection, audit_log.EntryFilter(0), 100)
         assert verify_log(entries) == audit_log.last(connection) == (5, entries[-1].sha256)
-        assert [entry.number for entry in audit_log.page(connection, audit_log.Wanted(1), 2)] == [2, 3]
+        assert [entry.number for entry in audit_log.page(connection, audit_log.EntryFilter(1), 2)] == [2, 3]
         assert [
             msgspec.json.decode(entry.details)["number"]
-            for entry in audit_log.page(connection, audit_log.Wanted(0, "odd"), 9)
+            for entry in audit_log.page(connection, audit_log.EntryFilter(0, "odd"), 9)
         ] == [
             1,
             3,
@@ -62,7 +62,7 @@ def test_a_failed_action_leaves_no_entry(database: Database) -> None:
         refused()
     add(database, "kept")
     with database.reading() as connection:
-        assert [entry.subject for entry in audit_log.page(connection, audit_log.Wanted(0), 9)] == ["kept"]
+        assert [entry.subject for entry in audit_log.page(connection, audit_log.EntryFilter(0), 9)] == ["kept"]
 
 
 def test_a_lost_head_is_damage_of_the_store(database: Database) -> None:
@@ -79,13 +79,13 @@ def test_concurrent_entries_form_one_chain(database: Database) -> None:
         for done in [pool.submit(add, database, f"s{number}") for number in range(24)]:
             done.result()
     with database.reading() as connection:
-        assert verify_log(audit_log.page(connection, audit_log.Wanted(0), 100))[0] == 24
+        assert verify_log(audit_log.page(connection, audit_log.EntryFilter(0), 100))[0] == 24
 
 
 def test_details_without_end_are_not_kept(database: Database) -> None:
     add(database, "much", text="x" * 100_000)
     with database.reading() as connection:
-        assert "left_out_bytes" in audit_log.page(connection, audit_log.Wanted(0), 1)[0].details
+        assert "left_out_bytes" in audit_log.page(connection, audit_log.EntryFilter(0), 1)[0].details
 
 
 def test_the_key_is_private_and_stays(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from firstline_core.fleet import rollout as wire
 from firstline_core.fleet.persons import SIGN_INS_PATH, PersonName, SignIn, acting
 from firstline_gateway.api.auth import Access, Operator
 from firstline_gateway.api.messages import PAGE, PageLimit, answer, body_of, body_schema
-from firstline_gateway.audit_log import Wanted
+from firstline_gateway.audit_log import EntryFilter
 from firstline_gateway.identity.audit_head import AuditLog
 
 
@@ -31,7 +31,7 @@ def audit_log_routes(audit_log: AuditLog, access: Access) -> APIRouter:
         before: Annotated[int | None, Query(ge=1, le=2**53, description="List the newest first, below it.")] = None,
     ) -> Response:
         """The decisions of all principals, by number; of one subject, or with one beginning of the action."""
-        wanted = Wanted(after, subject, action, since_s, before)
+        wanted = EntryFilter(after, subject, action, since_s, before)
         return answer(await audit_log.page(wanted, limit))
 
     @router.get(wire.AUDIT_HEAD_PATH)

@@ -27,11 +27,11 @@ from firstline_gateway.api.messages import (
     answer,
     body_of,
     body_schema,
+    byte_range_of,
     cached_response,
     has_already,
     name_of,
     number_of,
-    part_of,
 )
 
 if TYPE_CHECKING:  # loads python-tuf, which a gateway without a registry does not need
@@ -81,7 +81,7 @@ def file_routes(registry: Registry | None, access: Access) -> APIRouter:
         if has_already(request.headers.get("if-none-match"), etag):
             return Response(status_code=304, headers=headers)
         try:
-            part = part_of(blob.size_bytes, request.headers.get("range"), request.headers.get("if-range"), etag)
+            part = byte_range_of(blob.size_bytes, request.headers.get("range"), request.headers.get("if-range"), etag)
         except ValueError:
             return Response(status_code=416, headers=headers | {"Content-Range": f"bytes */{blob.size_bytes}"})
         start, end = part or (0, blob.size_bytes)

@@ -21,7 +21,7 @@ from firstline_core.bundle.golden import (
 from firstline_core.bundle.manifest import Golden, Manifest, Model, encode_manifest, parse_manifest
 from firstline_core.bundle.store import Bundle
 from firstline_core.errors import IntegrityError
-from firstline_core.fleet.target import Use, target_fields
+from firstline_core.fleet.target import FileUse, target_fields
 from firstline_core.processing.steps import InputSpec, ModelInput
 from firstline_core.storage.artefact import Artefact
 from firstline_core.tasks.classification import Classification
@@ -46,7 +46,7 @@ def test_golden_answers_round_trip_through_the_manifest(manifest: Manifest) -> N
 
 def test_every_variant_needs_the_golden_answers() -> None:
     said = target_fields(WITH)
-    assert said["golden.json"] == Use(("edge",))
+    assert said["golden.json"] == FileUse(("edge",))
     assert WITH.artefacts == (FILE, GOLDEN)
 
 

@@ -9,7 +9,7 @@ from firstline_core.hardware.catalogue import Catalogue, Engine, Memory, Process
 from firstline_core.hardware.readings import Absent, Modelled
 from firstline_core.planning.plan import Link, plan, plan_lines
 from firstline_core.planning.split import Cut, Form, Splits
-from firstline_core.profile.profile import Key, Moved, Point, Profile, distribution
+from firstline_core.profile.profile import Point, PointKey, Profile, QueryBytes, distribution
 
 _MANIFEST = open_bundle(Path(__file__).parents[4] / "models/digits/bundle").manifest
 _CPU = "CPUExecutionProvider"
@@ -22,7 +22,7 @@ def _point(
     model = next(model for model in _MANIFEST.models if model.id == variant)
     took = distribution([ms / 1000] * 9)
     return Point(
-        key=Key(variant, model.digest, provider, threads, batch),
+        key=PointKey(variant, model.digest, provider, threads, batch),
         ran_on=provider,
         query=took,
         rested=took,
@@ -31,7 +31,7 @@ def _point(
         offline_per_s=rate,
         load_ms=1,
         first_ms=1,
-        moved=Moved(1, 1, 1),
+        moved=QueryBytes(1, 1, 1),
         peak_memory_bytes=Absent("nobody looked"),
         processor_ms=ms,
         energy_mj=Modelled(2.0, "stated costs"),
@@ -130,7 +130,7 @@ def test_missing_measurements_are_listed_as_open() -> None:
     other = plan(_MANIFEST, structs.replace(_profile(_point("edge-onnx", 1.0)), fingerprint="other"), _MACHINE)
     assert any("another machine" in sentence for sentence in other.open)
     assert any("'edge-tflite-int8' was not measured" in sentence for sentence in other.open)
-    stale = structs.replace(_point("edge-onnx", 1.0), key=Key("edge-onnx", "0" * 64, _CPU, 1, 1))
+    stale = structs.replace(_point("edge-onnx", 1.0), key=PointKey("edge-onnx", "0" * 64, _CPU, 1, 1))
     assert plan(_MANIFEST, _profile(stale)).chosen is None
     elsewhere = structs.replace(_splits(), model_digest="0" * 64)
     assert plan(_MANIFEST, None, splits=elsewhere).full is None

@@ -77,7 +77,7 @@ def test_ids_and_mask_of_a_request_come_from_one_tokenisation() -> None:
         encoded.append(row)
         return read.encode(row)
 
-    encoder, parts = text.Encoder(encode, read.pad_id), (Tokenize(FILE, "ids"), Tokenize(FILE, "mask"))
+    encoder, parts = text.TextEncoder(encode, read.pad_id), (Tokenize(FILE, "ids"), Tokenize(FILE, "mask"))
     ids, mask = (
         compile_preprocess((DecodeText(), part), TEXT, lambda _: lambda a: a, load_encoder=lambda _: encoder)
         for part in parts

@@ -11,7 +11,7 @@ from support.profiles import point, profile
 
 from firstline_core.errors import ConfigError
 from firstline_core.profile.files import read_profile, update_profile, with_result
-from firstline_core.profile.profile import Profile, Refused, encode
+from firstline_core.profile.profile import Profile, RefusedPoint, encode
 
 EACH = 20
 
@@ -44,7 +44,7 @@ def test_concurrent_writers_lose_no_point(tmp_path: Path) -> None:
 
 def test_a_refusal_keeps_the_earlier_point() -> None:
     before = profile(1.0, 2.0)
-    refused = Refused(before.points[0].key, "There was no memory.")
+    refused = RefusedPoint(before.points[0].key, "There was no memory.")
     found = with_result(before, refused)
     assert (found.points, found.refused) == (before.points, (refused,))
     anew = point(3.0)

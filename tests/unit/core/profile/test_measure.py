@@ -27,7 +27,7 @@ from firstline_core.profile.measure import (
     profile_keys,
 )
 from firstline_core.profile.meters import joules
-from firstline_core.profile.profile import POINTS, Key, Profile, Refused
+from firstline_core.profile.profile import POINTS, PointKey, Profile, RefusedPoint
 
 ONE = ProfileOptions(threads=(1,), batches=(1,), variants=("small",), total_s=0.05, joules_per_core_s=2.0)
 
@@ -154,7 +154,7 @@ class TestMeasuring:
     def test_the_oldest_points_are_dropped_first(self, measured: Profile, bundle: Bundle, tmp_path: Path) -> None:
         point, own = measured.points[0], tmp_path / "own.json"
         before = [replace(point, key=replace(point.key, batch=batch)) for batch in range(2, POINTS + 2)]
-        refused = [Refused(one.key, "It was too large.") for one in before]
+        refused = [RefusedPoint(one.key, "It was too large.") for one in before]
         own.write_bytes(msgspec.json.encode(replace(measured, points=tuple(before), refused=tuple(refused))))
         measure_profile(bundle, own, dataclasses.replace(ONE, batches=(1, POINTS)))
         found = read_profile(own)  # the largest number of points is within the limit of bytes
@@ -243,7 +243,7 @@ MIB = 1 << 20
 
 def test_needed_memory_is_three_times_the_files_or_measured(tmp_path: Path) -> None:
     model = variant_bundle(tmp_path / "bundle", "small").manifest.edge[0]
-    key = Key(model.id, model.digest, "CPUExecutionProvider", 2, 4)
+    key = PointKey(model.id, model.digest, "CPUExecutionProvider", 2, 4)
     asked = need(key, model, None, usable_cores=1.5)
     assert asked.memory_bytes == 3 * model.artefact.size_bytes
     assert asked.cores == 1.5

@@ -13,12 +13,12 @@ from support.sample_bundles import variant_bundle
 
 from firstline_core.profile import measure_point
 from firstline_core.profile.measure_point import Job
-from firstline_core.profile.profile import Key
+from firstline_core.profile.profile import PointKey
 
 
 def job(bundle_path: Path) -> Job:
     model = variant_bundle(bundle_path, "small").manifest.edge[0]
-    return Job(str(bundle_path), Key("small", model.digest, "CPUExecutionProvider", 1, 1), seconds=0.1)
+    return Job(str(bundle_path), PointKey("small", model.digest, "CPUExecutionProvider", 1, 1), seconds=0.1)
 
 
 def test_a_missing_bundle_is_one_sentence(

@@ -5,20 +5,20 @@ from __future__ import annotations
 from msgspec.structs import replace
 from support.profiles import point, profile
 
-from firstline_core.profile.profile import Moved, Refused
+from firstline_core.profile.profile import QueryBytes, RefusedPoint
 from firstline_core.profile.summary import notes, profile_lines
 
 
 def test_a_refused_point_has_its_reason() -> None:
     key = point(1.0).key
-    refused = (Refused(key, "Why."), Refused(replace(key, condition="sustained"), "Why."))
+    refused = (RefusedPoint(key, "Why."), RefusedPoint(replace(key, condition="sustained"), "Why."))
     said = list(notes(replace(profile(1.0), refused=refused)))
     assert "edge, CPUExecutionProvider, threads 1, batch 1: not measured: Why." in said
     assert "edge, CPUExecutionProvider, threads 1, batch 1, sustained: not measured: Why." in said
 
 
 def test_times_to_load_and_bytes_are_shown_once_per_model() -> None:
-    one = replace(point(1.0), load_ms=120.0, first_ms=9.5, moved=Moved(124, 12_288, 40))
+    one = replace(point(1.0), load_ms=120.0, first_ms=9.5, moved=QueryBytes(124, 12_288, 40))
     two = replace(one, key=replace(one.key, threads=2), load_ms=1.0)
     assert [line for line in notes(replace(profile(), points=(two, one))) if "loads in" in line] == [
         "edge: loads in 120 ms, first query 9.5 ms; a query moves 124 B here, 12.3 KB into the model, 40 B out of it"

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from firstline_gateway.api.messages import Part, has_already, part_of
+from firstline_gateway.api.messages import ByteRange, byte_range_of, has_already
 
 ETAG = '"e"'
 NUMBERS = st.integers(0, 30)
@@ -18,12 +18,12 @@ def test_a_range_equals_a_slice(size_bytes: int, first: int, last: int) -> None:
     wanted = content[first : last + 1]
     asked = f"bytes={first}-{last}"
     if last < first:  # not a range at all: all of it is sent
-        assert part_of(size_bytes, asked, None, ETAG) is None
+        assert byte_range_of(size_bytes, asked, None, ETAG) is None
     elif first >= size_bytes:
         with pytest.raises(ValueError, match="end"):
-            part_of(size_bytes, asked, None, ETAG)
+            byte_range_of(size_bytes, asked, None, ETAG)
     else:
-        part = part_of(size_bytes, asked, None, ETAG)
+        part = byte_range_of(size_bytes, asked, None, ETAG)
         assert part is not None and content[slice(*part)] == wanted
 
 
@@ -35,24 +35,24 @@ def test_open_and_suffix_ranges_equal_slices(size_bytes: int, number: int) -> No
         (f"bytes=-{number}", content[-number:] if number else b""),
     ):
         if wanted:
-            part = part_of(size_bytes, asked, ETAG, ETAG)
+            part = byte_range_of(size_bytes, asked, ETAG, ETAG)
             assert part is not None and content[slice(*part)] == wanted
         else:
             with pytest.raises(ValueError, match="end"):
-                part_of(size_bytes, asked, ETAG, ETAG)
+                byte_range_of(size_bytes, asked, ETAG, ETAG)
 
 
 @pytest.mark.parametrize(
     "asked", [None, "", "bytes=", "bytes=-", "bytes=a-b", "lines=1-2", "bytes=0-1,3-4", "bytes=" + "9" * 40 + "-"]
 )
 def test_anything_but_a_single_range_gets_the_whole_file(asked: str | None) -> None:
-    assert part_of(10, asked, None, ETAG) is None
+    assert byte_range_of(10, asked, None, ETAG) is None
 
 
 def test_a_file_that_has_changed_is_sent_whole() -> None:
-    assert part_of(10, "bytes=5-", '"other"', ETAG) is None
-    assert part_of(10, "bytes=5-", "Sat, 01 Jan 2028 00:00:00 GMT", ETAG) is None
-    assert part_of(10, "Bytes = 5 -", ETAG, ETAG) == Part(5, 10)
+    assert byte_range_of(10, "bytes=5-", '"other"', ETAG) is None
+    assert byte_range_of(10, "bytes=5-", "Sat, 01 Jan 2028 00:00:00 GMT", ETAG) is None
+    assert byte_range_of(10, "Bytes = 5 -", ETAG, ETAG) == ByteRange(5, 10)
 
 
 def test_a_cached_version_is_recognised_by_its_etag() -> None:

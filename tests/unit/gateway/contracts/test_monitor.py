@@ -252,7 +252,7 @@ def test_devices_that_err_together_are_found_together(bench: Bench) -> None:
     assert line["level"] == "error"
     assert bench.metric('firstline_gateway_contract_alarm{model="digits",version="1"}') == 1
     with bench.opened.database.reading() as connection:
-        (entry,) = audit_log.page(connection, audit_log.Wanted(action="contract.alarm"), 9)
+        (entry,) = audit_log.page(connection, audit_log.EntryFilter(action="contract.alarm"), 9)
     assert (entry.actor, entry.subject) == ("rule:contract", "bundle:digits/1")
     assert msgspec.json.decode(entry.details)["finding"] == line["finding"]
 
@@ -382,7 +382,7 @@ async def test_a_devices_own_alarm_is_in_the_audit_log_once_whoever_tells_it_fir
     alarm = ContractAlarm(certificate_of(bench.served()).edge_digest, "missed person")
 
     def entries() -> list[tuple[str, str]]:
-        wanted = audit_log.Wanted(action="contract.device_alarm")
+        wanted = audit_log.EntryFilter(action="contract.device_alarm")
         with bench.opened.database.reading() as connection:
             return [(entry.subject, entry.details) for entry in audit_log.page(connection, wanted, 10)]
 

@@ -13,7 +13,7 @@ from support.audits import EPSILON, EVENTS, THRESHOLD, certified_detector, certi
 from firstline_core.fleet.rest import AuditResult
 from firstline_core.routing import audit
 from firstline_core.runtime.select import RuntimeOptions
-from firstline_gateway.contracts.pool import Pool, PoolKey, new_pool, promises_of, with_audit, with_recent
+from firstline_gateway.contracts.pool import AuditPool, PoolKey, new_pool, promises_of, with_audit, with_recent
 from firstline_gateway.models.folder import ModelsFolder
 from firstline_gateway.models.repository import ServedModel
 
@@ -28,7 +28,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedModel]:
     found.loaded.close()
 
 
-def after(served: ServedModel, losses: list[float], **note: object) -> Pool:
+def after(served: ServedModel, losses: list[float], **note: object) -> AuditPool:
     pool = new_pool(KEY, 10.0)
     for position, loss in enumerate(losses):
         pool = with_audit(pool, note_of(served, **note), loss, now_s=11.0 + position, delta=0.05)

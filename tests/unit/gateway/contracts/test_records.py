@@ -8,14 +8,14 @@ from support.pools import KEY, NOW_S, OTHER, pool_of
 
 from firstline_core.types import ModelKey
 from firstline_gateway.contracts import records
-from firstline_gateway.contracts.pool import Pool
+from firstline_gateway.contracts.pool import AuditPool
 from firstline_gateway.store.database import Database
 
 MODEL = ModelKey(KEY.bundle, KEY.version)
 
 
 def put(
-    database: Database, pool: Pool, device: str, request_id: str, *, disagrees: bool = True, at_s: float = 0.0
+    database: Database, pool: AuditPool, device: str, request_id: str, *, disagrees: bool = True, at_s: float = 0.0
 ) -> bool:
     with database.begin() as connection:
         return records.add_audit(connection, device, request_id, [(pool, disagrees)], service_s=at_s)

@@ -12,7 +12,7 @@ from support.executor import ExecutorWithoutFiles
 from firstline_core.bundle.store import open_bundle
 from firstline_core.errors import ConfigError
 from firstline_core.hardware.readings import Absent, Measured, Reading
-from firstline_core.profile.profile import Key, Moved, Point, Profile, distribution, encode
+from firstline_core.profile.profile import Point, PointKey, Profile, QueryBytes, distribution, encode
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.types import ModelKey
 from firstline_gateway.executors.dispatch.member import Attempt, Forecast, Member
@@ -35,7 +35,7 @@ def point(batch: int, seconds: float, peak_mb: float, energy: Reading, **key: An
     } | key
     took = distribution([seconds])
     return Point(
-        key=Key(**said),
+        key=PointKey(**said),
         ran_on=CPU,
         query=took,
         rested=took,
@@ -44,7 +44,7 @@ def point(batch: int, seconds: float, peak_mb: float, energy: Reading, **key: An
         offline_per_s=batch / max(seconds, 1e-9),
         load_ms=1,
         first_ms=1,
-        moved=Moved(1, 1, 1),
+        moved=QueryBytes(1, 1, 1),
         peak_memory_bytes=Measured(peak_mb * 1e6, "VmHWM"),
         processor_ms=1,
         energy_mj=energy,

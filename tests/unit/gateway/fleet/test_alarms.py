@@ -67,7 +67,7 @@ class Replica:
 
     def entries(self) -> list[str]:
         with self.opened.database.reading() as connection:
-            found = audit_log.page(connection, audit_log.Wanted(action=alarms.DEVICE_ALARM), 100)
+            found = audit_log.page(connection, audit_log.EntryFilter(action=alarms.DEVICE_ALARM), 100)
         return [entry.subject for entry in found]
 
 

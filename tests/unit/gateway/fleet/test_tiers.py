@@ -55,7 +55,7 @@ def test_counts_that_could_not_be_stored_are_stored_later() -> None:
     taken = tally.take()
     tally.add(totals(1), totals(3), NOW_S)
     tally.put_back(taken)
-    assert list(tally.take().values()) == [tiers.Counts(kept=3)]
+    assert list(tally.take().values()) == [tiers.BucketCounts(kept=3)]
     assert tally.take() == {}
 
 

@@ -13,7 +13,7 @@ from sqlalchemy import event, func, select
 
 from firstline_gateway.identity import enrolment, keys
 from firstline_gateway.identity.credentials import Credentials, read_changes
-from firstline_gateway.identity.enrolment import Enrolled, Issued
+from firstline_gateway.identity.enrolment import EnrolledDevice, Issued
 from firstline_gateway.identity.tables import CERTIFICATES, JOIN_TOKENS
 from firstline_gateway.settings.settings import Store
 from firstline_gateway.store import database as module
@@ -46,7 +46,7 @@ def invited(database: Database, device: str, secret: str, *, until_s: float = NO
 
 def redeemed(
     database: Database, sha256: str, issue: Callable[[str], Issued], key: str = "key", now_s: float = NOW_S
-) -> Enrolled | None:
+) -> EnrolledDevice | None:
     with database.begin() as on:
         return enrolment.redeem(on, sha256, key, issue, now_s, address="")
 
@@ -60,8 +60,8 @@ def known(database: Database, found: Credentials | None = None) -> Credentials:
 
 def test_a_token_enrols_once(database: Database, issue: Callable[[str], Issued]) -> None:
     sha256 = invited(database, "a", "secret")
-    assert redeemed(database, sha256, issue) == Enrolled("a", "pem a 1", again=False)
-    assert redeemed(database, sha256, issue) == Enrolled("a", "pem a 1", again=True)
+    assert redeemed(database, sha256, issue) == EnrolledDevice("a", "pem a 1", again=False)
+    assert redeemed(database, sha256, issue) == EnrolledDevice("a", "pem a 1", again=True)
     assert redeemed(database, sha256, issue, key="another") is None
     assert redeemed(database, enrolment.secret_hash("guess"), issue) is None
     assert redeemed(database, sha256, issue, now_s=NOW_S + DAY_S) is None, "neither does the device after its time"

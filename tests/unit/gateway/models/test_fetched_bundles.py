@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from firstline_core.errors import IntegrityError
-from firstline_core.fleet.target import FULL, ListedBundle, Release, Use
+from firstline_core.fleet.target import FULL, FileUse, ListedBundle, Release
 from firstline_core.storage.artefact import SignedFile
 from firstline_core.types import ModelKey
 from firstline_gateway.models.fetched_bundles import FetchedBundles
@@ -23,7 +23,7 @@ SIGNED = {path: SignedFile(path, len(content), sha256(content).hexdigest(), {}) 
 LISTED = ListedBundle(
     Release(*KEY, ()),
     SIGNED["digits/1/manifest.json"],
-    {"full.onnx": (SIGNED["digits/1/full.onnx"], Use((FULL,)))},
+    {"full.onnx": (SIGNED["digits/1/full.onnx"], FileUse((FULL,)))},
 )
 
 

@@ -39,7 +39,7 @@ from firstline_gateway.registry import records, signing
 from firstline_gateway.registry.aliases import Aliases
 from firstline_gateway.registry.catalogue import Catalogue, catalogue_of, check_listed, entry_of
 from firstline_gateway.registry.files import Blobs, Files, LocalBlobs
-from firstline_gateway.registry.records import Head
+from firstline_gateway.registry.records import RoleHead
 from firstline_gateway.registry.registry import Registry, open_blobs
 from firstline_gateway.registry.s3 import S3Blobs
 from firstline_gateway.rollouts.bundle_use import reason_to_keep
@@ -317,7 +317,7 @@ def test_devices_verify_what_the_gateway_signs(tmp_path: Path) -> None:
     snapshot, timestamp = signing.signed_online(targets, repository.signers["snapshot"][0], {}, START.timestamp())
     assert snapshot.version == timestamp.version == int(START.timestamp())
     later = signing.signed_online(
-        targets, repository.signers["snapshot"][0], {"snapshot": Head(1 << 40, 0.0)}, START.timestamp()
+        targets, repository.signers["snapshot"][0], {"snapshot": RoleHead(1 << 40, 0.0)}, START.timestamp()
     )
     assert later[0].version == (1 << 40) + 1
     with pytest.raises((IntegrityError, RequestError)):

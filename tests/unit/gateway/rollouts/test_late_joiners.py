@@ -12,9 +12,9 @@ from firstline_core.fleet.update import UpdateKind
 from firstline_gateway.rollouts.device_progress import DeviceView, target
 from firstline_gateway.rollouts.late_joiners import in_force, join_changes
 from firstline_gateway.rollouts.rollout import Assignment, Definition, DeviceState, Rollout, RolloutState
-from firstline_gateway.rollouts.step import Changes, Now
+from firstline_gateway.rollouts.step import StepChanges, StepTime
 
-NOW = Now(5000.0, 1.7e9)
+NOW = StepTime(5000.0, 1.7e9)
 
 
 def completed(name: str, started_s: float, selector: str = "", version: int = 2) -> Rollout:
@@ -38,7 +38,7 @@ class Fleet:
     assignments: dict[str, Assignment] = field(default_factory=dict)
     alarm: str = ""
 
-    def join(self, rollout: Rollout, *others: Rollout) -> Changes:
+    def join(self, rollout: Rollout, *others: Rollout) -> StepChanges:
         rollouts = [rollout, *others]
         completed_ = [each for each in rollouts if each.state is RolloutState.COMPLETED]
         ended = [each for each in others if each.state is not RolloutState.COMPLETED]
@@ -72,7 +72,7 @@ def test_a_version_whose_contract_alarmed_is_offered_to_no_device() -> None:
     rollout = completed("r", 10.0)
     joining = fleet(device("new"))
     joining.alarm = "The contract is broken."
-    assert joining.join(rollout) == Changes(rollout)
+    assert joining.join(rollout) == StepChanges(rollout)
     joining.alarm = ""
     assert set(joining.join(rollout).desired) == {"new"}
 
@@ -82,7 +82,7 @@ def test_a_device_with_a_desired_version_is_left_alone() -> None:
     changes = fleet(
         device("done", desired=target(rollout)), device("by-hand", desired=DesiredModel("cameras", 1, "1" * 64))
     )
-    assert changes.join(rollout) == Changes(rollout)
+    assert changes.join(rollout) == StepChanges(rollout)
 
 
 def test_a_device_with_an_aborted_version_joins_a_rollout_completed_later() -> None:

@@ -33,7 +33,7 @@ async def test_a_good_model_comes_to_every_device(tmp_path: Path) -> None:
         looks = (await room.rollouts.looks(ended.id)).looks
         assert [look.decision for look in looks if look.look == 8] == ["promote", "promote"]
         with room.database.reading() as connection:
-            entries = audit_log.page(connection, audit_log.Wanted(), 1000)
+            entries = audit_log.page(connection, audit_log.EntryFilter(), 1000)
     verify_log(entries)
     assert {entry.action for entry in entries} >= {"rollout.create", "rollout.start", "rollout.look", "rollout.promote"}
 

@@ -29,7 +29,7 @@ from firstline_gateway.rollouts.rollout import (
     RolloutState,
     Stage,
 )
-from firstline_gateway.rollouts.step import Changes, Now, step
+from firstline_gateway.rollouts.step import StepChanges, StepTime, step
 
 S = DeviceState
 UNSEEN = Rules(limits={name: Limit(1e9) for name in FIGURES})
@@ -83,7 +83,7 @@ class SimulatedFleet:
     def baselines(self) -> Mapping[str, tuple[Period | None, Totals]]:
         return self.baseline
 
-    def take(self, changes: Changes) -> None:
+    def take(self, changes: StepChanges) -> None:
         self.rollout = changes.rollout
         self.assignments |= changes.assigned
         for name, totals in changes.start.items():
@@ -94,13 +94,13 @@ class SimulatedFleet:
             self.devices[name] = replace(self.devices[name], audited=audited)
         self.notes += [action for action, _, _ in changes.notes]
 
-    def advance(self, seconds: float = 0.0, times: int = 1) -> Changes:
+    def advance(self, seconds: float = 0.0, times: int = 1) -> StepChanges:
         """Steps until no step is due at once, after each of some times."""
         for _ in range(times):
             self.now_s += seconds
             more = True
             while more:
-                changes = step(self.rollout, self.assignments, self, Now(self.now_s, 1.7e9 + self.now_s))
+                changes = step(self.rollout, self.assignments, self, StepTime(self.now_s, 1.7e9 + self.now_s))
                 self.take(changes)
                 more = changes.more
         return changes
@@ -118,7 +118,7 @@ class SimulatedFleet:
             self.change(name, **changes)
 
     def command(self, command: Command, by: str = "application:ops") -> None:
-        self.take(command_changes(command, self.rollout, self.assignments, by, Now(self.now_s, 1.7e9)))
+        self.take(command_changes(command, self.rollout, self.assignments, by, StepTime(self.now_s, 1.7e9)))
 
     def report(self, name: str, state: UpdateState, *, age_s: float = 0.0) -> None:
         version = 2 if state is UpdateState.COMMITTED else 1
@@ -309,7 +309,7 @@ def test_a_report_from_before_a_retry_does_not_count() -> None:
 def test_a_plan_has_the_devices_of_each_stage_and_the_detectable_effects() -> None:
     fleet = simulated_fleet(40, Stage(0.25, per_minute=2), Stage(1.0), held_back=0.2)
     fleet.change("d00", online=False)
-    planned = plan(fleet.rollout.definition, fleet, 1000, Now(0.0, 1.7e9), delta=0.05, contracts=1)
+    planned = plan(fleet.rollout.definition, fleet, 1000, StepTime(0.0, 1.7e9), delta=0.05, contracts=1)
     assert planned.devices == 40 and planned.bytes == 40_000
     assert sum(stage.devices for stage in planned.stages) + planned.rest == 40
     assert sum(stage.away for stage in planned.stages) <= 1
@@ -325,7 +325,9 @@ def test_a_plan_has_the_devices_of_each_stage_and_the_detectable_effects() -> No
 @pytest.mark.parametrize(("contracts", "most"), [(0, 0.01), (1, 0.06), (3, 0.16), (40, 1)])
 def test_a_plan_adds_the_false_alarms_of_all_contracts_of_the_version(contracts: int, most: float) -> None:
     fleet = simulated_fleet(2)
-    stated = plan(fleet.rollout.definition, fleet, None, Now(0.0, 1.7e9), delta=0.05, contracts=contracts).false_aborts
+    stated = plan(
+        fleet.rollout.definition, fleet, None, StepTime(0.0, 1.7e9), delta=0.05, contracts=contracts
+    ).false_aborts
     assert f"at most {most}: 0.01 by the comparison" in stated
     assert ("on the gateway (contracts.delta). A device's own alarm" in stated) == (contracts > 0)
 
@@ -434,16 +436,16 @@ def test_stranded_devices_are_reported_and_do_not_delay_a_rollback() -> None:
 
 def test_a_plan_warns_of_a_stage_that_is_too_short_to_detect_silence() -> None:
     fleet = simulated_fleet(4, Stage(0.5, soak_s=900), Stage(1.0, soak_s=901))
-    (warning,) = plan(fleet.rollout.definition, fleet, None, Now(0.0, 1.7e9), delta=0.05, contracts=1).warnings
+    (warning,) = plan(fleet.rollout.definition, fleet, None, StepTime(0.0, 1.7e9), delta=0.05, contracts=1).warnings
     assert warning.startswith("Stage 1 is observed for no longer than the 900 s")
     ignored = replace(fleet.rollout.definition, rules=Rules(ignored=("silence",)))
-    assert plan(ignored, fleet, None, Now(0.0, 1.7e9), delta=0.05, contracts=1).warnings == ()
+    assert plan(ignored, fleet, None, StepTime(0.0, 1.7e9), delta=0.05, contracts=1).warnings == ()
 
 
 def test_a_plan_warns_that_no_device_is_selected() -> None:
     fleet = simulated_fleet(4, Stage(1.0, soak_s=901))
     misspelt = replace(fleet.rollout.definition, selector="site=berlni")
-    (warning,) = plan(misspelt, fleet, None, Now(0.0, 1.7e9), delta=0.05, contracts=1).warnings
+    (warning,) = plan(misspelt, fleet, None, StepTime(0.0, 1.7e9), delta=0.05, contracts=1).warnings
     assert warning.startswith("No device matches site=berlni now, ")
 
 
@@ -529,7 +531,7 @@ def test_a_promotion_without_audits_says_so(rules: Rules) -> None:
     fleet = simulated_fleet(1, Stage(1.0, soak_s=60), rules=rules)
     fleet.install()
     fleet.advance(1)
-    look = step(fleet.rollout, fleet.assignments, fleet, Now(61.0, 1.7e9 + 61.0)).look
+    look = step(fleet.rollout, fleet.assignments, fleet, StepTime(61.0, 1.7e9 + 61.0)).look
     assert look is not None
     assert look.decision == "promote" and "No edge answer on devices with the model was audited" in look.sentence
 
@@ -581,7 +583,7 @@ def test_the_promotion_of_a_configuration_says_nothing_about_audits() -> None:
             update = Update("cameras", 2, UpdateState.COMMITTED, rollout="r", what=UpdateKind.CONFIGURATION)
             fleet.change(name, update=update, version=2)
     fleet.advance(1)
-    look = step(fleet.rollout, fleet.assignments, fleet, Now(61.0, 1.7e9 + 61.0)).look
+    look = step(fleet.rollout, fleet.assignments, fleet, StepTime(61.0, 1.7e9 + 61.0)).look
     assert look is not None and look.decision == "promote"
     assert "audit" not in look.sentence
 
@@ -630,7 +632,7 @@ def test_a_plan_counts_the_audits_in_which_an_event_can_occur() -> None:
     definition = fleet.rollout.definition
 
     def sentence(definition: Definition) -> str:
-        return plan(definition, fleet, None, Now(0.0, 1.7e9), delta=0.05, contracts=1).audits
+        return plan(definition, fleet, None, StepTime(0.0, 1.7e9), delta=0.05, contracts=1).audits
 
     found = sentence(definition)
     assert found.startswith("To detect 0.05 more disagreement, the devices of stage 1 need at least ")
@@ -653,7 +655,7 @@ def test_a_plan_names_what_prevents_audits() -> None:
     fleet = simulated_fleet(4, Stage(0.5, soak_s=901), rules=Rules(promote_unseen=True))
 
     def unaudited(definition: Definition, *, has_full_model: bool = True) -> str:
-        now = Now(0.0, 1.7e9)
+        now = StepTime(0.0, 1.7e9)
         planned = plan(definition, fleet, None, now, delta=0.05, contracts=0, has_full_model=has_full_model)
         return planned.unaudited
 
@@ -686,7 +688,7 @@ def test_devices_that_are_revoked_are_neither_waited_for_nor_judged() -> None:
 @pytest.mark.parametrize("devices", [0, 1, 2])
 def test_a_plan_that_detects_nothing_says_so_instead_of_when_it_is_complete(devices: int) -> None:
     fleet = simulated_fleet(devices, Stage(0.5, soak_s=60), rules=Rules(promote_unseen=True), held_back=0.05)
-    planned = plan(fleet.rollout.definition, fleet, None, Now(0.0, 1.7e9), delta=0.05, contracts=1)
+    planned = plan(fleet.rollout.definition, fleet, None, StepTime(0.0, 1.7e9), delta=0.05, contracts=1)
     assert planned.earliest_s is None and not planned.sees
     assert planned.detects.startswith("This fleet can detect nothing by comparison, because ")
 
@@ -723,7 +725,7 @@ def test_a_plan_has_as_many_devices_in_each_stage_as_the_start(devices: int) -> 
     stages = [Stage(share, soak_s=800) for share in (0.01, 0.1, 1.0)]
     fleet = simulated_fleet(devices, *stages, held_back=0.05)
     fleet.rollout = replace(fleet.rollout, definition=replace(fleet.rollout.definition, salt=""))
-    planned = plan(fleet.rollout.definition, fleet, None, Now(0.0, 1.7e9), delta=0.05, contracts=1)
+    planned = plan(fleet.rollout.definition, fleet, None, StepTime(0.0, 1.7e9), delta=0.05, contracts=1)
     for _ in range(60):
         fleet.advance(100)
         fleet.report_all(UpdateState.COMMITTED)
