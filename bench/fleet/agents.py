@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
-from bench.fleet.population import BUNDLE, HOUR_S, NEW, Device, DeviceReport
+from bench.fleet.population import BUNDLE, NEW, Device, DeviceReport
 from bench.fleet.shelf import Shelf
 from bench.simulation.simulated_time import LoopClock
 from firstline_core.bundle.store import open_bundle
@@ -27,6 +27,7 @@ from firstline_core.fleet.telemetry import Telemetry
 from firstline_core.fleet.twin import Desired, Reported
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.storage.artefact import SignedFile
+from firstline_core.units import HOUR_S
 from firstline_edge.audits.certificate_states import CertificateStates
 from firstline_edge.fleet.fleet_state import note_start
 from firstline_edge.fleet.report import running_models

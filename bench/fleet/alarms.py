@@ -12,11 +12,12 @@ from typing import NamedTuple
 import numpy as np
 
 from bench.fleet.driven import definition, driven
-from bench.fleet.population import BUNDLE, HOUR_S, MEMORY, NEW, DeviceReport
+from bench.fleet.population import BUNDLE, MEMORY, NEW, DeviceReport
 from bench.fleet.pretended import Pretended, PretendedDevice, pretended_population
 from firstline_core.fleet.twin import Desired
 from firstline_core.telemetry import logs
 from firstline_core.types import AuditNote, ModelKey
+from firstline_core.units import HOUR_S
 from firstline_gateway import audit_log
 from firstline_gateway.contracts import records
 from firstline_gateway.contracts.pool import PoolKey, new_pool, with_audit

@@ -10,10 +10,11 @@ from typing import Protocol
 
 from sqlalchemy import select
 
-from bench.fleet.population import BUNDLE, HOUR_S, NEW, DeviceReport
+from bench.fleet.population import BUNDLE, NEW, DeviceReport
 from firstline_core.clock import SimulatedClock
 from firstline_core.fleet.rollout import RolloutSummary
 from firstline_core.fleet.twin import Desired
+from firstline_core.units import HOUR_S
 from firstline_gateway.fleet import devices, totals
 from firstline_gateway.rollouts.commands import Command
 from firstline_gateway.rollouts.driver import RolloutDriver

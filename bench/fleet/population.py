@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 
 from firstline_core.fleet.telemetry import LATENCY_BOUNDS_MS, ModelCounts, Telemetry
 from firstline_core.fleet.twin import Reported
+from firstline_core.units import HOUR_S
 from firstline_gateway.fleet.totals import Totals, added
 
 BUNDLE = "cameras"
-HOUR_S = 3600.0
 OLD, NEW = 1, 2
 AUDITS_PER_HOUR = 25
 MEMORY = Path("/dev/shm")

@@ -21,10 +21,11 @@ from bench.figures import Figure, at_least, at_most, stored, tell, write
 from bench.fleet.alarms import CONTRACTS, alarmed
 from bench.fleet.driven import definition, driven
 from bench.fleet.judged import DEVICES, Ended, judged, rolled_out
-from bench.fleet.population import HOUR_S, NEW, NOTHING, OLD, STREET, Effect, Scenery
+from bench.fleet.population import NEW, NOTHING, OLD, STREET, Effect, Scenery
 from bench.fleet.world import world
 from bench.page import refill
 from firstline_core.telemetry import logs
+from firstline_core.units import HOUR_S
 from firstline_gateway.rollouts.judgement.verdict import Rules
 from firstline_gateway.rollouts.rollout import Stage
 from firstline_gateway.settings.settings import Store

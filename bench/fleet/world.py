@@ -15,7 +15,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from bench.fleet.agents import Agent
-from bench.fleet.population import BUNDLE, HOUR_S, MEMORY, NEW, OLD, DeviceReport, Effect, population
+from bench.fleet.population import BUNDLE, MEMORY, NEW, OLD, DeviceReport, Effect, population
 from bench.fleet.shelf import Shelf
 from bench.simulation.simulated_time import WALL_START_S, LoopClock, SimulatedLoop
 from bench.support.bundles import with_certificate
@@ -26,6 +26,7 @@ from firstline_core.bundle.manifest import MANIFEST_NAME, encode_manifest
 from firstline_core.bundle.store import Bundle, open_bundle
 from firstline_core.fleet.twin import Desired
 from firstline_core.processing.steps import Softmax
+from firstline_core.units import HOUR_S
 
 
 class World:

@@ -17,6 +17,7 @@ from firstline.cli.output import Output, OutputOption, date, print_json, table
 from firstline_core.errors import ConfigError
 from firstline_core.storage.files import system_reason
 from firstline_core.telemetry.wording import counted
+from firstline_core.units import DAY_S
 
 if TYPE_CHECKING:
     from firstline.fleet import wording
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from firstline_core.hardware.catalogue import catalogue_lines
     from firstline_core.protocol.enrolment import Invitation
 
-_DAY_S = 86_400.0
 
 app = command_group("Invite, list, tag, revoke and decommission devices.")
 
@@ -57,7 +57,7 @@ def enroll(
     for name in devices:
         check_name(name, "The device's name")
     with gateway.fleet() as fleet:
-        invitations = fleet.invite(list(dict.fromkeys(devices)), max(60.0, valid_days * _DAY_S))
+        invitations = fleet.invite(list(dict.fromkeys(devices)), max(60.0, valid_days * DAY_S))
     if out is not None:
         _write(out, invitations)
         tokens = counted(len(invitations), "join token")

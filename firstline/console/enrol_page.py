@@ -10,8 +10,7 @@ from firstline.console.dialogs import carry_out
 from firstline.console.page import Frame, Redrawn, button, card, empty, may, text
 from firstline.console.polling import Watch
 from firstline_core.protocol.enrolment import Invitation
-
-_DAY_S = 86_400.0
+from firstline_core.units import DAY_S
 
 
 def add_pages(watch: Watch, gateway: str) -> None:
@@ -33,7 +32,7 @@ def add_pages(watch: Watch, gateway: str) -> None:
             if not devices:
                 frame.say("Name a device first, such as press-7.")
                 return
-            await carry_out(frame, watch, lambda fleet: fleet.invite(devices, 7 * _DAY_S), then=invitations.show)
+            await carry_out(frame, watch, lambda fleet: fleet.invite(devices, 7 * DAY_S), then=invitations.show)
 
         with frame.main:
             if not may(whole_fleet=True):

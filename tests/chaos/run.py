@@ -32,9 +32,9 @@ from chaos.offline import RATE, drain_rate, hour_offline
 from chaos.simulation.run import Tally, run_many
 from chaos.soak import soak
 from chaos.storage import cut_gateway_power, cut_power, flip_bits
+from firstline_core.units import MIB
 
 _TARGET = "chaos"
-_MIB = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +160,7 @@ def offline(effort: Effort, seed: int) -> list[Figure]:
         Figure("promised, on a real disk", seen.promised, "", whole, seen.promised == seen.asked),
         Figure("corrected", seen.corrected, "", whole, seen.corrected == seen.asked),
         Figure("simulated time without a link", round(seen.asked / RATE), "s"),
-        Figure("the outbox's file by then", round(seen.waited_bytes / _MIB, 1), "MiB"),
+        Figure("the outbox's file by then", round(seen.waited_bytes / MIB, 1), "MiB"),
         Figure("corrections a second, a real agent and gateway over HTTP on this machine", round(rate), "/s"),
     ]
 
@@ -170,10 +170,10 @@ def soaking(effort: Effort, seed: int) -> list[Figure]:
     found = [Figure("steady load, 20 requests a second", round(effort.soak_s), "s")]
     long = effort.soak_s >= FULL.soak_s
     for tier in asyncio.run(soak(effort.soak_s, seed, every_tenth("soak"))):
-        name, bound = tier.tier, tier.bound_bytes_hour / _MIB
+        name, bound = tier.tier, tier.bound_bytes_hour / MIB
         found += [
-            Figure(f"{name}: resident memory at the end", round(tier.rss_bytes / _MIB, 1), "MiB"),
-            Figure(f"{name}: growth of memory", round(tier.slope_bytes_hour / _MIB, 2), "MiB/hour"),
+            Figure(f"{name}: resident memory at the end", round(tier.rss_bytes / MIB, 1), "MiB"),
+            Figure(f"{name}: growth of memory", round(tier.slope_bytes_hour / MIB, 2), "MiB/hour"),
             # Minutes say little of an hour: what a short run adds is the allocator's.
             Figure(
                 f"{name}: growth of memory, at most",

@@ -41,6 +41,7 @@ from firstline_core.fleet.telemetry import DeviceHealth, Telemetry
 from firstline_core.fleet.twin import Reported, RunningModel, Update
 from firstline_core.fleet.update import UpdateState
 from firstline_core.protocol.mqtt_messages import Publication
+from firstline_core.units import DAY_S
 from firstline_edge.app import EdgeAgent
 from firstline_edge.fleet import report
 from firstline_edge.fleet.updates.installation import manifest_sha256
@@ -51,7 +52,6 @@ from firstline_gateway.store import database
 
 pytestmark = pytest.mark.mosquitto
 
-DAY_S = 86_400.0
 ROLLOUT: dict[str, Any] = {
     "bundle": "digits",
     "stages": [{"share": 1.0, "soak_s": 0}],

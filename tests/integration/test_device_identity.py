@@ -15,7 +15,7 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
-from support.identities import DAY_S, Device, certificate, csr, invite
+from support.identities import Device, certificate, csr, invite
 from support.images import grey, images
 from support.inference import digits_request, post
 from support.tls_site import REFRESH_S, TlsSite, refusal, tls_site
@@ -29,6 +29,7 @@ from firstline_core.protocol.enrolment import (
     parse_join_token,
     public_key_hash,
 )
+from firstline_core.units import DAY_S
 from firstline_gateway.identity import ca
 from firstline_gateway.identity.ca import Authority
 

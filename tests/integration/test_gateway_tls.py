@@ -20,7 +20,7 @@ import uvloop
 from support.commands import gateway_status
 from support.databases import PostgreSql, sqlite_store
 from support.gateway import client_of, serving_gateway
-from support.identities import DAY_S, Device, csr, invite
+from support.identities import Device, csr, invite
 from support.keys import bearer, create_key
 from support.logs import captured_lines
 from support.tls_site import TlsSite, refusal, tls_site
@@ -29,6 +29,7 @@ from firstline.client.async_client import AsyncClient
 from firstline_core.errors import ConfigError, LinkDownError
 from firstline_core.protocol.enrolment import CA_PATH, DEVICES_PATH, ENROL_PATH, RENEW_PATH, parse_join_token
 from firstline_core.protocol.http_server import ServerLimits
+from firstline_core.units import DAY_S
 from firstline_gateway.app import check_files
 from firstline_gateway.identity import authorities, ca
 from firstline_gateway.settings.load import load

@@ -14,12 +14,13 @@ from typing import Any
 import httpx
 import pytest
 from support.boards import hot_board
-from support.control_groups import MIB, ControlGroup, Hog, UnlimitedError, limited
+from support.control_groups import ControlGroup, Hog, UnlimitedError, limited
 from support.processes import TierProcess
 from support.sample_bundles import HEAVY, variant_bundle
 from support.waiting import until
 
 from firstline_core.bundle.store import Bundle
+from firstline_core.units import MIB
 
 LIMIT_MIB = 704
 RESERVE_MIB = 64  # that the agent keeps free

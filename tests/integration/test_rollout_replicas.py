@@ -13,11 +13,12 @@ import pytest
 from support.databases import OpenStore, PostgreSql
 
 from bench.fleet.driven import definition
-from bench.fleet.population import HOUR_S, NEW
+from bench.fleet.population import NEW
 from bench.fleet.pretended import PretendedDevice, pretended_population
 from firstline_core.clock import SimulatedClock
 from firstline_core.fleet.audit_log import verify_log
 from firstline_core.fleet.twin import Desired
+from firstline_core.units import HOUR_S
 from firstline_gateway import audit_log
 from firstline_gateway.fleet import devices, totals
 from firstline_gateway.rollouts import driver, records

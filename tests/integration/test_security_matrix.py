@@ -13,12 +13,13 @@ import httpx
 import msgspec
 import pytest
 import pytest_asyncio
-from support.identities import DAY_S, Device, certificate, csr, invite
+from support.identities import Device, certificate, csr, invite
 from support.keys import bearer
 from support.mosquitto import PREFIX, GeneratedBroker, Issuer, Peer
 from support.tls_site import TlsSite, tls_site
 
 from firstline_core.protocol.enrolment import parse_join_token
+from firstline_core.units import DAY_S
 from firstline_gateway.identity import ca, keys
 from firstline_gateway.identity.enrolment import next_version
 from firstline_gateway.identity.principals import Scope

@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from firstline_core.routing.account import Account, Cost
-from firstline_core.routing.budget import DAY_S, HOUR_S, SLOTS, Budget, Ledger, Meter
+from firstline_core.routing.budget import SLOTS, Budget, Ledger, Meter
+from firstline_core.units import DAY_S, HOUR_S
 
 START_S = 20_500 * DAY_S
 

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from firstline_core.routing.budget import DAY_S, HOUR_S, Budget, Ledger, Meter
+from firstline_core.routing.budget import Budget, Ledger, Meter
+from firstline_core.units import DAY_S, HOUR_S
 from firstline_edge.outbox.timeline import LEAST_JUMP_S, Timeline
 
 START_S = 1_800_000_000.0

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from firstline_core.clock import SimulatedClock
 from firstline_core.routing.account import Account, Tariff
-from firstline_core.routing.budget import DAY_S, Budget, Ledger, Meter
+from firstline_core.routing.budget import Budget, Ledger, Meter
+from firstline_core.units import DAY_S
 from firstline_edge.budgets.spending import AROUND_BYTES, Spending, SpendingFile
 
 COST_BYTES = 4 + AROUND_BYTES  # one row

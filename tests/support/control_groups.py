@@ -11,8 +11,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-MIB = 1 << 20
-
 _MOUNT = Path("/sys/fs/cgroup")
 _GONE_S = 10.0
 _FIRST_VICTIM = 900  # of 1,000: before any other process of the group (proc_pid_oom_score_adj(5))

@@ -22,7 +22,6 @@ from firstline_gateway.executors.dispatch.member import Member
 from firstline_gateway.models.repository import ServedModel
 
 T = TypeVar("T")
-MIB = 1 << 20
 
 
 SERVED = served_as(ModelKey("m", 1))

@@ -25,8 +25,6 @@ from firstline_core.protocol.enrolment import (
 from firstline_gateway.identity import ca
 from firstline_gateway.identity.ca import Authority
 
-DAY_S = 86_400.0
-
 
 def csr(key: ec.EllipticCurvePrivateKey, name: str = "whatever the device says") -> str:
     """A certificate signing request."""

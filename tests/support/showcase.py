@@ -23,13 +23,13 @@ from firstline_core.fleet.twin import Reported, RunningModel, Update
 from firstline_core.fleet.update import UpdateState
 from firstline_core.hardware.catalogue import Catalogue, Memory, Processor
 from firstline_core.types import AuditNote
+from firstline_core.units import DAY_S, HOUR_S
 from firstline_gateway.contracts import records
 from firstline_gateway.contracts.pool import new_pool, promises_in, with_audit
 from firstline_gateway.fleet import devices, tiers, totals
 from firstline_gateway.identity.tables import CERTIFICATES, DEVICES
 from firstline_gateway.tables import open_database
 
-HOUR_S, DAY_S = 3600.0, 86_400.0
 BUNDLES = ("parcels", "weld-seams", "shelf-gaps")
 """The first holds its promise, the second breaks it, the third has little evidence; a further variant has no audit."""
 _SITES = {"hamburg": 9, "kiel": 7, "porto": 5}

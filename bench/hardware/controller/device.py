@@ -9,13 +9,14 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bench.hardware.controller.scenario import HOUR_S, Scenario, Variant, arrivals, rungs_of
+from bench.hardware.controller.scenario import Scenario, Variant, arrivals, rungs_of
 from bench.hardware.thermal import CORES, HOT_C, Board
 from firstline_core.adaptation.controller import Controller, RequestSplitter
 from firstline_core.adaptation.guards import Limits
 from firstline_core.adaptation.ladder import EnergyPrices, choose_rung
 from firstline_core.hardware.readings import Measured, Snapshot
 from firstline_core.routing.timing import Flight, LinkTiming
+from firstline_core.units import HOUR_S
 from firstline_edge.cloud.client import LatenessGate
 from firstline_edge.models.models import RelativeRunTimes
 

@@ -12,9 +12,7 @@ from numpy.typing import NDArray
 
 from firstline_core.adaptation.controller import StepTiming
 from firstline_core.adaptation.ladder import Rung, build_ladder
-
-HOUR_S = 3600.0
-
+from firstline_core.units import HOUR_S
 
 EPSILON, DELTA = 0.1, 0.1
 VARIANTS = ("resnet56", "resnet20", "resnet8-int8")

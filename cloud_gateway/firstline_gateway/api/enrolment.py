@@ -7,7 +7,8 @@ from starlette.responses import Response
 
 from firstline_core.errors import UnauthorizedError
 from firstline_core.protocol import enrolment as wire
-from firstline_core.protocol.limits import MIB, Limits
+from firstline_core.protocol.limits import Limits
+from firstline_core.units import MIB
 from firstline_gateway.api.auth import Access, Operator, address_of, certificate_of
 from firstline_gateway.api.messages import DeviceName, OptionalDeviceName, answer, body_of, body_schema
 from firstline_gateway.identity.devices import Devices

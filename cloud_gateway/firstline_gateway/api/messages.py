@@ -14,10 +14,11 @@ from starlette.responses import Response
 from firstline_core.errors import ConflictError, RequestError
 from firstline_core.protocol import http
 from firstline_core.protocol.http import Reply, json_reply
-from firstline_core.protocol.limits import MIB, Limits
+from firstline_core.protocol.limits import Limits
 from firstline_core.protocol.tensors import shown
 from firstline_core.storage.structs import fault_of
 from firstline_core.types import Name
+from firstline_core.units import MIB
 
 BODY = Limits(body_bytes=MIB)
 PAGE = 1000

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any, Literal
 from firstline_core.command_line import Commands, add_group
 from firstline_core.errors import ConfigError
 from firstline_core.telemetry.wording import iso_time
+from firstline_core.units import DAY_S
 from firstline_gateway.commands.base import add_action, settings_of, show
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
 
-_DAY_S = 86_400.0
 _SCOPES = ("infer", "fleet", "admin", "delegate")  # those of `principals`, which need more imports
 
 
@@ -60,7 +60,7 @@ def _create(arguments: argparse.Namespace) -> int:
         raise ConfigError("A device's key has the scope infer and no other.")
     kind: Literal["application", "device"] = "device" if arguments.device else "application"
     now_s = time.time()
-    expires_s = None if days is None else now_s + days * _DAY_S
+    expires_s = None if days is None else now_s + days * DAY_S
     with _transaction(arguments) as connection:
         text = keys.create_key(
             connection,

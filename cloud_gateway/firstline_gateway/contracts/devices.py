@@ -7,8 +7,9 @@ from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 
 from firstline_core.types import ModelKey
+from firstline_core.units import HOUR_S
 from firstline_gateway.contracts.pool import PoolKey, model_of
-from firstline_gateway.contracts.records import HOUR_S, Contribution
+from firstline_gateway.contracts.records import Contribution
 
 
 class ActiveDevices:

@@ -22,6 +22,7 @@ from firstline_core.fleet.rest import Evidence
 from firstline_core.routing import audit
 from firstline_core.telemetry.logs import logger
 from firstline_core.types import AuditNote, ModelKey
+from firstline_core.units import DAY_S, HOUR_S
 from firstline_gateway import audit_log
 from firstline_gateway.contracts.pool import AuditPool, PoolKey, model_of, new_pool, with_audit, with_recent
 from firstline_gateway.settings.settings import Contracts
@@ -68,8 +69,6 @@ EVIDENCE = sa.Table(
 
 log = logger(__name__)
 
-HOUR_S = 3600.0
-_DAY_S = 86_400.0
 _RNG = random.SystemRandom()
 _EVIDENCE_HOURS = 60 * 24
 
@@ -195,7 +194,7 @@ def add_audit(
         share = Contribution(device, 1, int(lost), pool.last_s, service_s)
         row = {"pool": text_of(pool.key), **share._asdict()}
         upsert(connection, CONTRIBUTIONS, row, summed=("audits", "disagreements"))
-    connection.execute(sa.delete(AUDITS).where(AUDITS.c.service_s < service_s - _DAY_S))
+    connection.execute(sa.delete(AUDITS).where(AUDITS.c.service_s < service_s - DAY_S))
     return True
 
 

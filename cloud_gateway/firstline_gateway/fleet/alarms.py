@@ -22,6 +22,7 @@ import sqlalchemy as sa
 from firstline_core.fleet.telemetry import ModelCounts
 from firstline_core.telemetry.logs import logger
 from firstline_core.types import ContractAlarm, ModelKey
+from firstline_core.units import DAY_S
 from firstline_gateway import audit_log
 from firstline_gateway.identity.enrolment import revoked_devices
 from firstline_gateway.identity.principals import UNAUTHENTICATED
@@ -33,8 +34,7 @@ DEVICE_ALARM = "contract.device_alarm"
 ALARMS_OF_ALL = 100_000
 """The largest number of stored alarms. Before another one is added, those are deleted whose report is the oldest."""
 
-_DAY_S = 86_400.0
-_KEPT_S = 30 * _DAY_S  # a device that was off for so long does not raise its alarm again
+_KEPT_S = 30 * DAY_S  # a device that was off for so long does not raise its alarm again
 _SETTLED_S = 900.0  # telemetry from before an alarm may arrive so late, and an alarm that returns so soon is the same
 _ENTRIES_A_DAY = 16  # of one device, which chooses what it reports
 _ALARMS = 64  # of one device
@@ -259,7 +259,7 @@ def _enter(connection: sa.Connection, changes: Iterable[Change], details: Mappin
         if not has_changed or alarm.ended_s is not None or alarm.device == UNAUTHENTICATED:
             continue
         subject = f"device:{alarm.device}"
-        wanted = audit_log.EntryFilter(subject=subject, action=DEVICE_ALARM, since_s=alarm.last_s - _DAY_S)
+        wanted = audit_log.EntryFilter(subject=subject, action=DEVICE_ALARM, since_s=alarm.last_s - DAY_S)
         if len(audit_log.page(connection, wanted, _ENTRIES_A_DAY)) < _ENTRIES_A_DAY:
             found = {"model": alarm.bundle, "version": alarm.version, "event": alarm.event}
             found |= details.get(alarm.model, {})
@@ -271,7 +271,7 @@ def listed(connection: sa.Connection, service_s: float) -> list[DeviceAlarm]:
 
     Alarms without a report for a day are left out, and those of revoked devices, which were taken away on purpose.
     """
-    query = sa.select(*_COLUMNS).where(_A.service_s > service_s - _DAY_S)
+    query = sa.select(*_COLUMNS).where(_A.service_s > service_s - DAY_S)
     found = sorted((DeviceAlarm(*row) for row in connection.execute(query)), key=lambda alarm: alarm.rank)
     revoked = revoked_devices(connection) if found else ()
     return [alarm for alarm in found if alarm.device not in revoked]

@@ -13,9 +13,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from firstline_core.fleet.telemetry import GROUPS_LIMIT, ModelCounts, Telemetry
+from firstline_core.units import HOUR_S
 from firstline_gateway.store.schema import METADATA, JsonColumn, insert_missing, upsert
 
-_HOUR_S = 3600.0
 # Limits on what a device can report, so that sums stay readable and stored data stays bounded.
 _MOST_COUNTS = 2**53
 _MOST_TIME = 1e15
@@ -184,7 +184,7 @@ def count(connection: sa.Connection, device: str, report: Telemetry, now_s: floa
     row = {"device": device, "at_s": now_s, "totals": after}
     process = {"session": report.session, "sequence": report.sequence, "latest": report}
     upsert(connection, COUNTS, row | process)
-    insert_missing(connection, HISTORY, row | {"hour": int(now_s // _HOUR_S)})
+    insert_missing(connection, HISTORY, row | {"hour": int(now_s // HOUR_S)})
     return Counted(totals, after)
 
 
@@ -215,4 +215,4 @@ def totals_before(connection: sa.Connection, devices: Iterable[str], at_s: float
 
 def forget(connection: sa.Connection, now_s: float) -> None:
     """Deletes totals that are older than the history."""
-    connection.execute(sa.delete(HISTORY).where(HISTORY.c.hour < int(now_s // _HOUR_S) - KEPT_HOURS))
+    connection.execute(sa.delete(HISTORY).where(HISTORY.c.hour < int(now_s // HOUR_S) - KEPT_HOURS))

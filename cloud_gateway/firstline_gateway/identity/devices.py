@@ -13,6 +13,7 @@ from firstline_core.clock import Clock
 from firstline_core.errors import CapacityError, ConfigError, RateLimitedError, RequestError, UnauthorizedError
 from firstline_core.protocol import enrolment as wire
 from firstline_core.telemetry.logs import logger
+from firstline_core.units import DAY_S
 from firstline_gateway.identity import ca, enrolment
 from firstline_gateway.identity.authorities import Authorities, AuthorityFolder
 from firstline_gateway.identity.client_certificate import ClientCertificate
@@ -24,7 +25,6 @@ from firstline_gateway.store.store import Store
 # A device renews once in two months; the limit is for one that crashes each time before it has stored the answer.
 _RENEWALS_PER_S = 1 / 600
 _RENEWALS_BURST = 6.0
-_DAY_S = 86_400.0
 
 log = logger(__name__)
 
@@ -153,7 +153,7 @@ class Devices:
             raise RateLimitedError(f"'{device}' renews its certificate too often.", retry_after_s=wait_s)
         issue = await self._issuing(ca.requested_key(request.csr))
         now_s = self.clock.wall_s()
-        retention_s = self.settings.renew_grace_days * _DAY_S + REMEMBERED_S
+        retention_s = self.settings.renew_grace_days * DAY_S + REMEMBERED_S
 
         def renew(on: Connection) -> str | None:
             renewed = enrolment.renew(on, device, certificate.serial, issue, now_s)

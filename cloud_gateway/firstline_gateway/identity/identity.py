@@ -10,6 +10,7 @@ from pathlib import Path
 from firstline_core.clock import Clock
 from firstline_core.errors import UnauthorizedError
 from firstline_core.protocol.enrolment import BrokerAddress
+from firstline_core.units import DAY_S
 from firstline_gateway.identity import authorities, ca, client_certificate, tls
 from firstline_gateway.identity.authorities import AuthorityFolder
 from firstline_gateway.identity.client_certificate import ClientCertificate
@@ -18,8 +19,6 @@ from firstline_gateway.identity.gatekeeper import Gatekeeper
 from firstline_gateway.identity.tls import ServerTls
 from firstline_gateway.settings.settings import Settings
 from firstline_gateway.store.store import Readers, Store
-
-_DAY_S = 86_400.0
 
 
 class Identity:
@@ -47,7 +46,7 @@ class Identity:
             self.readers,
             self.folder,
             refresh_s=auth.refresh_s,
-            grace_s=identity.renew_grace_days * _DAY_S,
+            grace_s=identity.renew_grace_days * DAY_S,
             clock=clock,
         )
         self.devices = Devices(

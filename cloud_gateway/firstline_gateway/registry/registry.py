@@ -23,6 +23,7 @@ from firstline_core.errors import ConfigError, ConflictError, NotFoundError, Not
 from firstline_core.fleet import registry as wire
 from firstline_core.fleet.update import UpdateKind
 from firstline_core.telemetry.logs import logger
+from firstline_core.units import DAY_S, HOUR_S
 from firstline_gateway import audit_log
 from firstline_gateway.identity.authorities import AuthorityFolder
 from firstline_gateway.registry import records, signing
@@ -38,8 +39,8 @@ _METADATA_NAME = re.compile(rf"(?:([1-9][0-9]{{0,17}})\.)?({'|'.join(_ROLES)})\.
 # Half of their life: a gateway that is away for less than the other half leaves no gap.
 _RENEW_BEFORE_S = signing.ONLINE_LIFE.total_seconds() / 2
 # A push may take a day over a slow link before it lists the files that it has sent.
-_UNLISTED_S = wire.DAY_S
-_SWEEP_INTERVAL_S = wire.HOUR_S
+_UNLISTED_S = DAY_S
+_SWEEP_INTERVAL_S = HOUR_S
 
 log = logger(__name__)
 
@@ -185,7 +186,7 @@ class Registry:
             self.latest_expiries = await self.expiries()
             now_s = self.clock.wall_s()
             for role, sentence in wire.expiry_warnings(self.latest_expiries, now_s).items():
-                if now_s - self._warned_s.get(role, 0.0) >= wire.DAY_S:
+                if now_s - self._warned_s.get(role, 0.0) >= DAY_S:
                     self._warned_s[role] = now_s
                     log.warning("registry expiry", role=role, warning=sentence)
         if self.clock.monotonic_s() - self._swept_s >= _SWEEP_INTERVAL_S:

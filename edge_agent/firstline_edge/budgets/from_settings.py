@@ -9,8 +9,9 @@ from firstline_core.clock import Clock
 from firstline_core.hardware.kernel_files import Tree
 from firstline_core.hardware.readings import Snapshot, measured
 from firstline_core.hardware.sensors import Sensors
-from firstline_core.routing.account import MIB, Account, Conditions, Cost, LinkTariff, Tariff
-from firstline_core.routing.budget import DAY_S, HOUR_S, Budget, Ledger, Meter
+from firstline_core.routing.account import Account, Conditions, Cost, LinkTariff, Tariff
+from firstline_core.routing.budget import Budget, Ledger, Meter
+from firstline_core.units import DAY_S, HOUR_S, MIB
 from firstline_edge.budgets.spending import AROUND_BYTES, Spending, SpendingFile, StoredSpending
 from firstline_edge.hardware.sampler import Sampler
 from firstline_edge.settings.settings import BudgetSection, EdgeSettings, link_names

@@ -17,11 +17,11 @@ from firstline_core.clock import Clock
 from firstline_core.errors import BudgetExceededError
 from firstline_core.fleet.twin import Brake
 from firstline_core.types import InferRequest
+from firstline_core.units import HOUR_S
 from firstline_edge.cloud.chain import BudgetGate
 from firstline_edge.state import read_stored, store
 
 SAVE_EVERY_S = 5.0
-_HOUR_S = 3600
 
 
 class Used(Struct, frozen=True):
@@ -68,11 +68,11 @@ class EscalationLimiter:
 
     def _use(self, rows: int, brake: Brake) -> None:
         now_s = self._clock.wall_s()
-        hour, used = int(now_s // _HOUR_S), self._used_at(now_s)
+        hour, used = int(now_s // HOUR_S), self._used_at(now_s)
         if self._used.hour > hour:  # the clock was ahead; counting continues in the present hour
             self._used = Used(hour, used)
         if used + rows > brake.escalations_per_hour:
-            ends_s = (hour + 1) * _HOUR_S
+            ends_s = (hour + 1) * HOUR_S
             raise BudgetExceededError(
                 f"The fleet is braked ({brake.reason or 'no reason was given'}): {used} of "
                 f"{brake.escalations_per_hour:g} escalations of this hour are used.",
@@ -82,7 +82,7 @@ class EscalationLimiter:
 
     def _used_at(self, now_s: float) -> int:
         """Returns the rows of this hour; if the clock was set back, those of the latest known hour."""
-        return self._used.rows if self._used.hour >= now_s // _HOUR_S else 0
+        return self._used.rows if self._used.hour >= now_s // HOUR_S else 0
 
     def save(self) -> None:
         """Stores the used rows if they changed; if the disk refuses, a restart forgets them."""

@@ -33,6 +33,7 @@ from firstline_core.hardware.sensors import machine_memory
 from firstline_core.tasks.base import Task
 from firstline_core.tasks.field import field_occurrences
 from firstline_core.types import Answer, ContractAlarm, InferRequest, InferResponse, RowAnswer, Status, Tier
+from firstline_core.units import MIB
 from firstline_edge.audits.auditor import Auditor
 from firstline_edge.cloud.chain import LinkChain
 from firstline_edge.cloud.link import LinkStatus
@@ -47,7 +48,6 @@ from firstline_edge.telemetry.version import VERSION
 
 _LIMIT = 64
 _LINK_FAULTS = (LinkStatus.DOWN, LinkStatus.PROBING, LinkStatus.REFUSED)
-_MIB = 1 << 20
 # The names of runtimes in a bundle's manifest, with the packages that provide them.
 _RUNTIMES = {"onnx": ("onnxruntime",), "tflite": ("ai_edge_litert", "tflite_runtime")}
 _Key = tuple[str, str]
@@ -83,7 +83,7 @@ def device_hardware(state_dir: Path, *, several: bool = False) -> Hardware:
     except OSError:
         free_bytes = None
     memory_bytes = measured(machine_memory(Tree(), "MemTotal"))
-    memory_mb = None if memory_bytes is None else int(memory_bytes) // _MIB
+    memory_mb = None if memory_bytes is None else int(memory_bytes) // MIB
     return Hardware(runtimes, platform.machine(), memory_mb, free_bytes, several)
 
 

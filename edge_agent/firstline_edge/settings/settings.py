@@ -20,8 +20,8 @@ from firstline_core.protocol.limits import DEFAULT_DECODING_LIMITS, DEFAULT_LIMI
 from firstline_core.routing.policy import PolicyKind
 from firstline_core.storage.seals import CREDENTIAL
 from firstline_core.storage.settings import AuthoritiesPath, FilePath, expanded
+from firstline_core.units import MIB
 
-_MIB = 1 << 20
 _PLAIN_MQTT_PORT = 1883
 
 Positive = Annotated[int, Meta(ge=1)]
@@ -69,9 +69,9 @@ class ApiSection(Section, frozen=True, kw_only=True):
     """File with one `NAME:TOKEN` a line; empty means no token, on loopback only."""
     cors_origins: tuple[Origin, ...] = ()
     """Origins of web pages that may call from a browser, such as ["https://example.com"]; ["*"] needs `token_file`."""
-    body_limit_bytes: Positive = 64 * _MIB
+    body_limit_bytes: Positive = 64 * MIB
     """Largest request body that is read, at most `bodies_limit_bytes`; a larger one is answered with 413."""
-    bodies_limit_bytes: Positive = 128 * _MIB
+    bodies_limit_bytes: Positive = 128 * MIB
     """Total size of the bodies of all requests in progress; a request that does not fit is answered with 503."""
     waiting_limit: Positive = 1024
     """Requests that may wait for their turn; one more, or one that would be answered too late, gets 503."""
@@ -114,7 +114,7 @@ class ModelsSection(Section, frozen=True, kw_only=True):
     """Use the fastest provider and threads that `edge-agent profile create` found here, if it has measured them."""
     workers: Positive = 2
     """Concurrent runs of models that are too slow for the event loop."""
-    copies_limit_bytes: NotNegative = 64 * _MIB
+    copies_limit_bytes: NotNegative = 64 * MIB
     """Largest bundle of which a copy is stored for when its files are damaged; 0 stores no copies."""
     queue_limit: NotNegative = 1024
     """Runs that may wait for a worker; if more wait, or for too long, requests that may leave the device go to the
@@ -133,7 +133,7 @@ class DecodingSection(Section, frozen=True, kw_only=True):
     """Most pixels of a side of an image."""
     memory_limit_bytes: Positive = DEFAULT_DECODING_LIMITS.memory_bytes
     """Most working memory of one image or recording: decoding, conversions and steps, by its header."""
-    total_memory_bytes: Positive = 256 * _MIB
+    total_memory_bytes: Positive = 256 * MIB
     """Working memory of all large inputs under way; one caller may hold half of it, or one input."""
 
     @property
@@ -143,9 +143,9 @@ class DecodingSection(Section, frozen=True, kw_only=True):
 
 
 class CacheSection(Section, frozen=True, kw_only=True):
-    memory_limit_bytes: NotNegative = 16 * _MIB
+    memory_limit_bytes: NotNegative = 16 * MIB
     """Memory front of the result cache; 0 switches it off."""
-    disk_limit_bytes: NotNegative = 256 * _MIB
+    disk_limit_bytes: NotNegative = 256 * MIB
     """Result cache on disk, which outlives a restart; 0 switches it off. Results of local_only requests never go
     there."""
     ttl_s: Annotated[float, Meta(gt=0)] = 86_400.0
@@ -166,7 +166,7 @@ class PolicySection(Section, frozen=True, kw_only=True):
     """For sedna: the certainty (one minus the entropy over its maximum) from which an edge answer is accepted."""
     min_time_between_escalations_s: Amount = 2.0
     """For groundlight: the pause after each escalation of a model."""
-    limit_bytes: Positive = 8 * _MIB
+    limit_bytes: Positive = 8 * MIB
     """Largest payload that this device computes itself; a larger one is `heavy` and goes to the cloud."""
     min_threshold: float = -math.inf
     """Raises a bundle's threshold if that is lower; it can only make this device more careful."""
@@ -238,7 +238,7 @@ class AdaptationSection(Section, frozen=True, kw_only=True):
     """So many of a bundle's variants are held at most: the best, the cheapest, then those between."""
     heat_margin_c: Annotated[float, Meta(ge=0.5, le=40)] = 3.0
     """Degrees Celsius below costs.heat_limit_c at which a cheaper variant is used."""
-    memory_reserve_bytes: NotNegative = 64 * _MIB
+    memory_reserve_bytes: NotNegative = 64 * MIB
     """Memory that stays available to everything else (64 MiB); below it the better variants are unloaded."""
     battery_empty: Share = 0.1
     """Charge (0 to 1) up to which only the cheapest variant runs, unless external power is connected."""
@@ -325,11 +325,11 @@ class RetriesSection(Section, frozen=True, kw_only=True):
 class OutboxSection(Section, frozen=True, kw_only=True):
     limit_items: Positive = 10_000
     """Promised corrections stored at the same time; a full outbox refuses new ones and drops none."""
-    limit_bytes: Positive = 256 * _MIB
+    limit_bytes: Positive = 256 * MIB
     """Payload stored at the same time."""
     max_age_s: Annotated[float, Meta(gt=0)] = 86_400.0
     """Age at which a promise ends as `expired`."""
-    answers_limit_bytes: Positive = 64 * _MIB
+    answers_limit_bytes: Positive = 64 * MIB
     """Final answers stored for requests by id; the oldest are deleted first."""
     answers_age_s: Annotated[float, Meta(gt=0)] = 7 * 86_400.0
     """Age at which a stored answer is deleted."""
@@ -338,7 +338,7 @@ class OutboxSection(Section, frozen=True, kw_only=True):
 class AuditSection(Section, frozen=True, kw_only=True):
     per_hour: Annotated[float, Meta(ge=0)] = 60.0
     """Most edge answers that the full model checks in an hour; 0 switches the audits off."""
-    bytes_per_hour: Annotated[float, Meta(ge=0)] = 32.0 * _MIB
+    bytes_per_hour: Annotated[float, Meta(ge=0)] = 32.0 * MIB
     """Payload that they may send in an hour."""
     max_share: Annotated[float, Meta(gt=0, le=1)] = 0.1
     """Largest share of edge answers that is audited, however much the budgets allow."""
@@ -353,7 +353,7 @@ class AuditSection(Section, frozen=True, kw_only=True):
     fleet_devices: Positive = 1
     """Devices that audit the same promise, at least: each alarms by itself at the certificate's delta over this number,
     or over the one that the gateway tells, if that is larger."""
-    samples_limit_bytes: Positive = 2 * _MIB
+    samples_limit_bytes: Positive = 2 * MIB
     """Size of each of the two files of answers whose truth is known, from which `edge-agent audit list` prints."""
 
 
@@ -399,7 +399,7 @@ class LogSection(Section, frozen=True, kw_only=True):
     """text for people, json for collectors; to stderr."""
     requests: bool = True
     """One line for each answer; local_only requests never have one."""
-    decisions_limit_bytes: Positive = 8 * _MIB
+    decisions_limit_bytes: Positive = 8 * MIB
     """Size of each of the decision log's two files, from which `edge-agent explain` tells."""
 
 

@@ -10,6 +10,7 @@ from msgspec import Meta, Raw, Struct
 from firstline_core.fleet.target import Variant
 from firstline_core.telemetry.wording import duration_text, time_text
 from firstline_core.types import Name, Sha256
+from firstline_core.units import DAY_S, HOUR_S
 
 REGISTRY_PATH = "/fleet/v1/registry"
 BLOBS_PATH = REGISTRY_PATH + "/blobs"
@@ -24,7 +25,6 @@ _VERSION_LIMIT = 999_999_999_999_999_999
 
 Version = Annotated[int, Meta(ge=1, le=_VERSION_LIMIT)]
 
-HOUR_S, DAY_S = 3600.0, 86_400.0
 AUTHORITY = "authority"
 """Key of the devices' certificate authority among the roles."""
 

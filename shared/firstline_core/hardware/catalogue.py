@@ -16,6 +16,7 @@ from firstline_core.hardware.readings import Absent, Reading, Readings, Snapshot
 from firstline_core.storage.structs import FORMAT
 from firstline_core.telemetry.wording import counted
 from firstline_core.types import Amount, Count
+from firstline_core.units import GIB
 
 LIMIT_BYTES = 16 * 1024
 """Largest catalogue; a report of a device contains one."""
@@ -26,7 +27,6 @@ Text = Annotated[str, Meta(max_length=160)]
 Word = Annotated[str, Meta(max_length=64)]
 HIGHEST_COUNT = 2**53
 """Largest plausible count, in bytes or other units."""
-_GIB = 1 << 30
 
 
 class Processor(Struct, frozen=True):
@@ -162,13 +162,13 @@ def catalogue_lines(found: Catalogue) -> list[str]:
 def catalogue_facts(found: Catalogue) -> list[tuple[str, str]]:
     """Returns the catalogue as names and texts; a name may occur several times."""
     cpu, memory = found.processor, found.memory
-    limit = f", of which {memory.limit_bytes / _GIB:.3g} may be used" if memory.limit_bytes else ""
+    limit = f", of which {memory.limit_bytes / GIB:.3g} may be used" if memory.limit_bytes else ""
     cores = f"{counted(cpu.cores, 'core')} ({cpu.usable_cores:.3g} usable)"
     facts = [
         ("board", f"{found.board or 'unknown'}, kernel {found.kernel}"),
         ("processor", f"{cpu.model or 'unknown'}, {cpu.architecture}, {cores}"),
         ("instructions", " ".join(cpu.instruction_sets) or "none that matters to inference is known"),
-        ("memory", f"{memory.total_bytes / _GIB:.3g} GiB{limit}" if memory.total_bytes else "unknown"),
+        ("memory", f"{memory.total_bytes / GIB:.3g} GiB{limit}" if memory.total_bytes else "unknown"),
     ]
     facts += [("accelerator", f"{one.name} ({one.kind}, {one.source})") for one in found.accelerators]
     facts += [("engine", _engine(engine)) for engine in found.engines]
@@ -178,7 +178,7 @@ def catalogue_facts(found: Catalogue) -> list[tuple[str, str]]:
         facts.append(("zone", f"{zone.name}{': ' if trips else ''}{trips}"))
     facts += [("power", f"{one.name} ({one.kind})") for one in found.power_sources]
     if (disk := found.storage) is not None:
-        facts.append(("disk", f"{disk.free_bytes / _GIB:.3g} of {disk.total_bytes / _GIB:.3g} GiB free"))
+        facts.append(("disk", f"{disk.free_bytes / GIB:.3g} of {disk.total_bytes / GIB:.3g} GiB free"))
     facts += [("link", f"{one.name}: {one.kind}, {'up' if one.up else 'down'}") for one in found.links]
     if not found.measured:
         facts.append(("note", "Engines were not tried: edge-agent hardware get --measure"))
@@ -202,7 +202,7 @@ def sensor_lines(now: Snapshot) -> list[str]:
         *_one("device", now.device_power_w, "W"),
         *_one("battery", now.battery_share, "of its charge"),
         *_one("powered", now.powered, ""),
-        *_one("memory", _in(_GIB, now.memory_available_bytes), "GiB left"),
+        *_one("memory", _in(GIB, now.memory_available_bytes), "GiB left"),
         *_one("pressure", now.memory_stalled_share, "of the last 10 s waited for memory"),
         *_one("load", now.cpu_busy_share, "of the usable cores"),
     ]

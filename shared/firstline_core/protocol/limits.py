@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from firstline_core.errors import PayloadTooLargeError
-
-MIB = 1 << 20
+from firstline_core.units import MIB
 
 
 @dataclass(frozen=True, slots=True)

@@ -251,9 +251,6 @@ def _between(share: float) -> float:
     return float(_LARGEST_FACTOR ** min(max(share, 0.0), 1.0))
 
 
-MIB = 1 << 20
-
-
 @dataclass(frozen=True, slots=True)
 class LinkTariff:
     """The cost of a byte over one link.

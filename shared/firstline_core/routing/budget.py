@@ -120,8 +120,6 @@ class Forecast:
         return self.to_come * (self.seen + self.doubt) / self.expected
 
 
-HOUR_S, DAY_S = 3600.0, 86_400.0
-
 _STEP = 4.0  # 2 to 8 make little difference; with 1 the first day is learned too slowly
 _SMOOTH = 0.02  # weight of one more offer in the average value and cost, which covers some fifty offers
 _FAIR_MOST = 4.0  # of an offer: bounds how fast a price falls with much budget and little demand

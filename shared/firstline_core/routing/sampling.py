@@ -23,11 +23,11 @@ import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from firstline_core.units import DAY_S, HOUR_S
+
 HORIZON_S = 600.0
 """Time constant of the traffic estimate (seconds)."""
 
-_HOUR_S = 3600.0
-_DAY_S = 86_400.0
 _LEAST_FREE = 1e-6  # probability of no pause below which rounding decides, so that no answer is drawn
 _FILL, _HOLD = 0.75, 0.25  # of the hourly allowance; together the maximum of any hour
 
@@ -67,7 +67,7 @@ class Peak(NamedTuple):
 
     def with_number(self, number: int, now_s: float) -> Peak:
         """Returns the peak after one more number."""
-        day = int(now_s // _DAY_S)
+        day = int(now_s // DAY_S)
         if day == self.day:
             return self if number <= self.latest else Peak(day, number, self.earlier)
         return Peak(day, number, self.latest if day == self.day + 1 else 0)
@@ -112,7 +112,7 @@ def refill(level: float, passed_s: float, per_hour: float) -> float:
 
     Its capacity is a quarter of the hourly allowance, at least 1.
     """
-    return min(level + _FILL * passed_s / _HOUR_S * per_hour, max(_HOLD * per_hour, min(1.0, per_hour)))
+    return min(level + _FILL * passed_s / HOUR_S * per_hour, max(_HOLD * per_hour, min(1.0, per_hour)))
 
 
 def propensity(budget: AuditBudget, allowance: Allowance) -> float:

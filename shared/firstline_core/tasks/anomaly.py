@@ -22,6 +22,7 @@ from firstline_core.tasks.arrays import LABEL, some_labelled
 from firstline_core.tasks.base import ConfiguredTask, ModelOutputs, Postprocess, Prediction, Scores
 from firstline_core.tasks.view import WHOLE, View
 from firstline_core.types import Array, Arrays, TensorSpec, row_count
+from firstline_core.units import DAY_S
 
 SCORE, ANOMALOUS = "score", "anomalous"
 """Outputs FP32 (n,) and BOOL (n,)."""
@@ -32,7 +33,6 @@ DISTANCE = "distance"
 TIME, SEQUENCE = "time", "sequence"
 """Truths that delays and rates need: FP64 (n,), seconds, and INT64 (n,), the number of each row's recording."""
 
-_DAY_S = 86_400.0
 _LEAST_SPREAD = 1e-6  # keeps residuals finite if a model expects no error
 
 
@@ -200,7 +200,7 @@ class Anomaly(ConfiguredTask, frozen=True, tag="anomaly"):
             figures["delay_s"] = float(np.mean(waits)) if waits else float("nan")
             seconds = sum(time[end - 1] - time[start] for start, end in _runs(np.ones(len(said), np.bool_), sequence))
             alarms = sum(1 for _ in _runs(said & ~true, sequence))
-            figures["false_alarms_per_day"] = alarms * _DAY_S / float(seconds) if seconds > 0 else float("nan")
+            figures["false_alarms_per_day"] = alarms * DAY_S / float(seconds) if seconds > 0 else float("nan")
         return {name: figure for name, figure in figures.items() if np.isfinite(figure)}
 
     def describe(self, outputs: Arrays, row: int, view: View = WHOLE) -> dict[str, Any]:

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 from chaos.simulation.network import Weather
 from firstline_core.types import Privacy, Route, Wait
+from firstline_core.units import DAY_S
 
 LENGTH_S = 300.0
 _TRAFFIC_S = 230.0
 _QUIET_FROM_S = 235.0
-_DAY_S = 86_400.0
 
 # What the caller of each request is to be told apart by, and the values that the models answer.
 CERTIFIED, UNCERTIFIED, VOID = "certified", "uncertified", "void"
@@ -120,14 +120,14 @@ def draw(seed: int) -> Plan:
     if rng.random() < 0.5:  # in the outage, where most promises wait
         restarts.append(Restart(rng.uniform(*outages[0]), "agent", rng.uniform(0.2, 3.0)))
     jumps = [
-        Jump(rng.uniform(5.0, 225.0), rng.choice((-57 * 365 * _DAY_S, -3600.0, -1.0, 1.0, 3600.0, 2 * _DAY_S)))
+        Jump(rng.uniform(5.0, 225.0), rng.choice((-57 * 365 * DAY_S, -3600.0, -1.0, 1.0, 3600.0, 2 * DAY_S)))
         for _ in range(rng.randint(1, 3))
     ]
     if random.Random(f"{seed} leap").random() < 0.1:  # further than answers are kept
-        jumps = [Jump(jump.at_s, 10 * _DAY_S if jump.by_s > 0 else jump.by_s) for jump in jumps]
+        jumps = [Jump(jump.at_s, 10 * DAY_S if jump.by_s > 0 else jump.by_s) for jump in jumps]
     others = random.Random(f"{seed} gateway")
     gateway_jumps = [
-        Jump(others.uniform(20.0, 225.0), others.choice((-57 * 365 * _DAY_S, -300.0, 300.0, 2 * _DAY_S, 30 * _DAY_S)))
+        Jump(others.uniform(20.0, 225.0), others.choice((-57 * 365 * DAY_S, -300.0, 300.0, 2 * DAY_S, 30 * DAY_S)))
         for _ in range(others.randint(1, 3))
     ]
     return Plan(
@@ -146,7 +146,7 @@ def draw(seed: int) -> Plan:
         failing=rng.choice((0.0, 0.0, 0.02, 0.3)),
         queue_requests=rng.choice((1, 64)),
         outbox_items=rng.choice((8, 1000)),
-        max_age_s=rng.choice((40.0, _DAY_S, _DAY_S)),
+        max_age_s=rng.choice((40.0, DAY_S, DAY_S)),
     )
 
 

@@ -15,8 +15,9 @@ from firstline_core.fleet import configuration, registry, selector, twin
 from firstline_core.processing import image_header, images
 from firstline_core.protocol import http, mqtt_connection, mqtt_messages
 from firstline_core.protocol.http_server import ServerLimits
-from firstline_core.protocol.limits import DEFAULT_DECODING_LIMITS, DEFAULT_LIMITS, MIB
+from firstline_core.protocol.limits import DEFAULT_DECODING_LIMITS, DEFAULT_LIMITS
 from firstline_core.storage import secrets, setting_places
+from firstline_core.units import MIB
 from firstline_edge.fleet import report
 from firstline_edge.settings.settings import EdgeSettings
 from firstline_gateway.settings.settings import Settings

@@ -11,6 +11,7 @@ from support.boards import board, say
 from firstline_core.hardware.kernel_files import Tree, control_groups, cpu_quota, cpu_used_s, memory_left, memory_limit
 from firstline_core.hardware.readings import Absent, Measured, Modelled, measured
 from firstline_core.hardware.sensors import Sensors
+from firstline_core.units import MIB
 
 
 @pytest.fixture
@@ -107,7 +108,6 @@ def test_a_reading_is_finite(kind: type[Measured] | type[Modelled]) -> None:
 
 
 V1 = "virtual-machine-cgroup-v1"
-MIB = 1 << 20
 
 
 def test_version_1_is_read_as_a_kernel_wrote_it(tmp_path: Path) -> None:

@@ -22,8 +22,8 @@ from firstline_core.processing.decoding import (
 )
 from firstline_core.processing.image_header import DecodingCost, ImageHeader, MeasuredImage
 from firstline_core.types import Arrays
+from firstline_core.units import MIB
 
-MIB = 1 << 20
 PICTURE = by_name(images(b"picture"))
 
 

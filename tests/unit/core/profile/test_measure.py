@@ -238,9 +238,6 @@ class TestJoules:
         assert isinstance(joules(Snapshot(), Snapshot()), Absent)
 
 
-MIB = 1 << 20
-
-
 def test_needed_memory_is_three_times_the_files_or_measured(tmp_path: Path) -> None:
     model = variant_bundle(tmp_path / "bundle", "small").manifest.edge[0]
     key = PointKey(model.id, model.digest, "CPUExecutionProvider", 2, 4)

@@ -10,7 +10,8 @@ import pytest
 from numpy.typing import NDArray
 
 from firstline_core.routing.account import Account, Cost, Denial
-from firstline_core.routing.budget import DAY_S, HOUR_S, SLOTS, Budget, Demand, Ledger, Meter
+from firstline_core.routing.budget import SLOTS, Budget, Demand, Ledger, Meter
+from firstline_core.units import DAY_S, HOUR_S
 
 START_DAY = 20_500
 

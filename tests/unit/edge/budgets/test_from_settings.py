@@ -13,7 +13,8 @@ from firstline_core.clock import SimulatedClock
 from firstline_core.hardware.kernel_files import Tree
 from firstline_core.hardware.sensors import Sensors
 from firstline_core.routing.account import Conditions, Cost
-from firstline_core.routing.budget import DAY_S, HOUR_S, Budget
+from firstline_core.routing.budget import Budget
+from firstline_core.units import DAY_S, HOUR_S
 from firstline_edge.budgets.from_settings import budgets_of, conditions_of, open_spending, tariff_of
 from firstline_edge.hardware.sampler import Sampler
 from firstline_edge.settings.settings import BudgetSection, CostsSection, EdgeSettings, LinkSection

@@ -16,8 +16,9 @@ from support.waiting import until
 from firstline_core.clock import SimulatedClock
 from firstline_core.errors import BudgetExceededError, LinkDownError
 from firstline_core.routing.account import Conditions, LinkTariff, Tariff
-from firstline_core.routing.budget import DAY_S, Ledger
+from firstline_core.routing.budget import Ledger
 from firstline_core.types import AuditNote
+from firstline_core.units import DAY_S
 from firstline_edge.budgets.spending import SAVE_EVERY_S, Spending, SpendingFile, StoredSpending
 from firstline_edge.telemetry.link_traffic import count
 

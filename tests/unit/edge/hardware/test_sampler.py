@@ -22,6 +22,7 @@ from firstline_core.hardware.kernel_files import Tree
 from firstline_core.hardware.readings import NOTHING_READ, Absent, Measured, Modelled, Reading, Snapshot, measured
 from firstline_core.hardware.sensors import Sensors
 from firstline_core.telemetry.metrics import RequestMetrics
+from firstline_core.units import MIB
 from firstline_edge.hardware.sampler import (
     FASTEST_BYTES_PER_S,
     SHORTEST_PAUSE_S,
@@ -105,22 +106,19 @@ async def test_the_latest_reading_is_there_at_once() -> None:
         await until(lambda: sampler.latest.at_s == 105.0)
 
 
-_MIB = 1 << 20
-
-
 async def test_short_memory_triggers_one_full_reading() -> None:
     driver, clock, listener = Driver(), SimulatedClock(), Listener()
-    async with running(driver, clock, MemoryThresholds((64 * _MIB, 32 * _MIB)), listener) as sampler:
+    async with running(driver, clock, MemoryThresholds((64 * MIB, 32 * MIB)), listener) as sampler:
         await until(lambda: driver.reads == 1 and clock.sleepers == 2)
         seen: list[Snapshot] = []
         listener.receive = seen.append
-        driver.left_bytes = 63 * _MIB
+        driver.left_bytes = 63 * MIB
         driver.answers.clear()
         await clock.advance(0.9)
         assert driver.looks == 0  # 1 GiB less 64 MiB, at 1 GiB/s
         await clock.advance(0.1)
         await until(lambda: len(seen) == 1)  # before any driver has answered
-        assert measured(seen[0].memory_available_bytes) == 63 * _MIB
+        assert measured(seen[0].memory_available_bytes) == 63 * MIB
         assert measured(seen[0].cpu_busy_share) == 0.5
         driver.answers.set()
         await until(lambda: driver.reads == 2 and clock.sleepers == 2)
@@ -129,7 +127,7 @@ async def test_short_memory_triggers_one_full_reading() -> None:
             await clock.advance(0.1)
             await until(lambda looks=looks: driver.looks == looks and clock.sleepers == 2)
         assert driver.reads == 2
-        driver.left_bytes = 31 * _MIB
+        driver.left_bytes = 31 * MIB
         await clock.advance(0.1)
         await until(lambda: driver.reads == 3 and clock.sleepers == 2)
         looks = driver.looks
@@ -152,7 +150,7 @@ async def test_memory_is_not_read_early_without_thresholds() -> None:
 async def test_a_failed_memory_read_triggers_a_full_reading() -> None:
     driver, clock = Driver(), SimulatedClock()
     with captured_lines() as lines:
-        async with running(driver, clock, MemoryThresholds((64 * _MIB,))) as sampler:
+        async with running(driver, clock, MemoryThresholds((64 * MIB,))) as sampler:
             await until(lambda: driver.reads == 1 and clock.sleepers == 2)
             driver.fault = KeyError("nobody foresaw it")
             await clock.advance(1.0)
@@ -309,7 +307,7 @@ def test_a_modelled_power_has_its_own_label() -> None:
     assert samples(metrics) == {("watts", "modelled"): 4.5}
 
 
-THRESHOLDS = MemoryThresholds((64 * _MIB, 32 * _MIB))
+THRESHOLDS = MemoryThresholds((64 * MIB, 32 * MIB))
 
 
 @pytest.mark.parametrize(
@@ -325,7 +323,7 @@ THRESHOLDS = MemoryThresholds((64 * _MIB, 32 * _MIB))
     ],
 )
 def test_less_memory_is_read_sooner(left_mib: float, passed: int, pause_s: float) -> None:
-    assert (THRESHOLDS.passed(left_mib * _MIB), THRESHOLDS.pause_s(left_mib * _MIB)) == (passed, pause_s)
+    assert (THRESHOLDS.passed(left_mib * MIB), THRESHOLDS.pause_s(left_mib * MIB)) == (passed, pause_s)
 
 
 def test_memory_is_not_read_without_thresholds_or_readings() -> None:
@@ -341,5 +339,5 @@ def test_a_threshold_is_missed_by_one_pause_at_most(left_bytes: float, per_s: fl
         before = THRESHOLDS.passed(left_bytes)
         left_bytes -= per_s * THRESHOLDS.pause_s(left_bytes)
         if THRESHOLDS.passed(left_bytes) > before:
-            assert left_bytes >= (64, 32)[before] * _MIB - per_s * SHORTEST_PAUSE_S - 1
+            assert left_bytes >= (64, 32)[before] * MIB - per_s * SHORTEST_PAUSE_S - 1
             break

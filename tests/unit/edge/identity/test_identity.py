@@ -22,6 +22,7 @@ from firstline_core.clock import SimulatedClock
 from firstline_core.errors import CapacityError, ConfigError, LinkDownError, ProtocolError
 from firstline_core.protocol.enrolment import BrokerAddress, EnrolAnswer, public_key_hash
 from firstline_core.storage.files import write_whole
+from firstline_core.units import DAY_S
 from firstline_edge.identity import enrolment
 from firstline_edge.identity.credentials import Credentials, DeviceIdentity
 from firstline_edge.identity.files import IdentityFiles
@@ -30,7 +31,6 @@ from firstline_edge.settings.identity import Identity, readable_identity
 from firstline_edge.settings.load import load
 from firstline_gateway.identity import ca
 
-DAY_S = 86_400.0
 NOW_S = time.time()
 GATEWAY = "https://gateway.example.com"
 

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from firstline_core.clock import SimulatedClock
+from firstline_core.units import DAY_S
 from firstline_edge.identity.time_floor import TimeFloor
 
-DAY_S = 86_400.0
 JOINED_S = 1_790_000_000.0  # September 2026
 ENDS_S = JOINED_S + 3650 * DAY_S
 YEAR_2100_S = 4_102_444_800.0

@@ -19,12 +19,11 @@ from firstline_core.ids import new_request_id
 from firstline_core.storage import files
 from firstline_core.telemetry.trace import received
 from firstline_core.types import Attempt, InferRequest, Privacy, Status, Tier
+from firstline_core.units import DAY_S
 from firstline_edge.outbox import database
 from firstline_edge.outbox.database import _SCHEMA, APPLICATION, FORMAT, PAGE_BYTES, Receiver
 from firstline_edge.outbox.outbox import Outbox, OutboxItem, PromiseWaiters
 from firstline_edge.settings.settings import OutboxSection
-
-DAY_S = 86_400.0
 
 
 def item(asked: InferRequest | None = None, *, created_wall_s: float = 1_800_000_000.0) -> OutboxItem:

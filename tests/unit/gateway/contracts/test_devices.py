@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from firstline_core.units import HOUR_S
 from firstline_gateway.contracts.devices import ActiveDevices
-from firstline_gateway.contracts.records import HOUR_S
 
 
 @given(st.lists(st.tuples(st.sampled_from("abcd"), st.integers(0, 7200)), max_size=20))

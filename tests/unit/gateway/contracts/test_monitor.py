@@ -36,6 +36,7 @@ from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.tasks.classification import Classification
 from firstline_core.telemetry.metrics import RequestMetrics
 from firstline_core.types import PROBABILITIES, ContractAlarm, ContractNotice, InferRequest, ModelKey
+from firstline_core.units import DAY_S
 from firstline_gateway import audit_log
 from firstline_gateway.contracts import monitor
 from firstline_gateway.contracts.monitor import ContractMonitor
@@ -51,7 +52,7 @@ from firstline_gateway.store.service_clock import ServiceClock
 
 THREE = {PROBABILITIES: np.eye(10, dtype=np.float32)[[3]]}
 SETTINGS = Contracts(escalations_per_hour=600)
-NOW_S, DAY_S = 1_800_000_000.0, 86_400.0
+NOW_S = 1_800_000_000.0
 EITHER = pytest.mark.parametrize("store_settings", [SQLITE, POSTGRESQL], indirect=True)
 
 

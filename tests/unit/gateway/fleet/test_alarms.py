@@ -14,6 +14,7 @@ from support.waiting import until
 from firstline_core.clock import SimulatedClock
 from firstline_core.fleet.telemetry import ModelCounts, Telemetry
 from firstline_core.types import ContractAlarm, ModelKey
+from firstline_core.units import DAY_S, HOUR_S
 from firstline_gateway import audit_log
 from firstline_gateway.fleet import alarms
 from firstline_gateway.fleet.alarms import DeviceAlarm
@@ -26,7 +27,7 @@ from firstline_gateway.store.service_clock import ServiceClock
 
 M, N = ModelKey("digits", 1), ModelKey("digits", 2)
 A, B = "a" * 64, "b" * 64
-NOW_S, HOUR_S, DAY_S, YEAR_S = 1.8e9, 3600.0, 86_400.0, 365 * 86_400.0
+NOW_S, YEAR_S = 1.8e9, 365 * DAY_S
 _WAITING = text("SELECT count(*) FROM pg_locks WHERE NOT granted")
 
 

@@ -10,6 +10,7 @@ from firstline_core.fleet.rest import ASLEEP_AFTER_S, LATE_AFTER_S
 from firstline_core.fleet.telemetry import DeviceHealth, ModelCounts, Telemetry
 from firstline_core.fleet.twin import Reported
 from firstline_core.telemetry.metrics import RequestMetrics
+from firstline_core.units import DAY_S
 from firstline_gateway.fleet import devices, gauges, totals
 from firstline_gateway.fleet.fleet import Fleet
 from firstline_gateway.fleet.gauges import FleetGauges, FleetState, fleet_state
@@ -20,7 +21,6 @@ from firstline_gateway.store.service_clock import ServiceClock
 from firstline_gateway.store.store import Store
 
 NOW_S = 1.7e9
-DAY_S = 86_400.0
 
 
 def add(

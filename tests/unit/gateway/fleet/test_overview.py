@@ -8,13 +8,13 @@ from firstline_core.fleet.rest import ExpiringCertificate, Outbox, Presence
 from firstline_core.fleet.selector import parse_selector
 from firstline_core.fleet.telemetry import DeviceHealth, Telemetry
 from firstline_core.fleet.twin import Reported
+from firstline_core.units import DAY_S
 from firstline_gateway.fleet import devices, totals
 from firstline_gateway.fleet.overview import overview
 from firstline_gateway.identity.tables import CERTIFICATES, DEVICES
 from firstline_gateway.store.database import Database
 
 NOW_S = 1.7e9
-DAY_S = 86_400.0
 
 
 def enrol(database: Database, name: str, *ends_s: float, revoked_s: float | None = None) -> None:

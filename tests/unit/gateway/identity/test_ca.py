@@ -14,10 +14,11 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import ExtendedKeyUsageOID
-from support.identities import DAY_S, csr
+from support.identities import csr
 
 from firstline_core.errors import ConfigError, RequestError
 from firstline_core.protocol.enrolment import public_key_hash
+from firstline_core.units import DAY_S
 from firstline_gateway.identity import authorities, ca
 from firstline_gateway.identity.authorities import open_authorities
 from firstline_gateway.identity.client_certificate import ClientCertificate

@@ -11,6 +11,7 @@ from secrets import token_hex
 import pytest
 from sqlalchemy import event, func, select
 
+from firstline_core.units import DAY_S
 from firstline_gateway.identity import enrolment, keys
 from firstline_gateway.identity.credentials import Credentials, read_changes
 from firstline_gateway.identity.enrolment import EnrolledDevice, Issued
@@ -22,7 +23,6 @@ from firstline_gateway.store.database import Database
 from firstline_gateway.tables import open_database
 
 NOW_S = 1_800_000_000.0
-DAY_S = 86_400.0
 
 
 @pytest.fixture

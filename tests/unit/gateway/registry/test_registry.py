@@ -34,6 +34,7 @@ from firstline_core.errors import (
     StoreUnavailableError,
 )
 from firstline_core.fleet.registry import expiry_warnings
+from firstline_core.units import DAY_S
 from firstline_gateway.identity.authorities import AuthorityFolder
 from firstline_gateway.registry import records, signing
 from firstline_gateway.registry.aliases import Aliases
@@ -46,7 +47,6 @@ from firstline_gateway.rollouts.bundle_use import reason_to_keep
 from firstline_gateway.settings.settings import Registry as RegistrySettings
 from firstline_gateway.settings.settings import Store
 
-DAY_S = 86_400.0
 BUCKET = "bundles"
 
 

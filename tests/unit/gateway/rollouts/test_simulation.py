@@ -11,9 +11,10 @@ from support.databases import sqlite_store
 from support.pools import KEY, pool_of
 
 from bench.fleet.driven import definition, driven
-from bench.fleet.population import BUNDLE, HOUR_S, NEW, NOTHING, OLD, Effect
+from bench.fleet.population import BUNDLE, NEW, NOTHING, OLD, Effect
 from bench.fleet.pretended import Pretended, pretended_population
 from firstline_core.fleet.audit_log import verify_log
+from firstline_core.units import HOUR_S
 from firstline_gateway import audit_log
 from firstline_gateway.contracts import records as contract_records
 from firstline_gateway.rollouts import driver
