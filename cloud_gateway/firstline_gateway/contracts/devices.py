@@ -25,7 +25,7 @@ class ActiveDevices:
         self._expire(now_s)
 
     def count(self, now_s: float) -> int:
-        """Returns their number."""
+        """Returns the number of these devices."""
         self._expire(now_s)
         return len(self._latest_s)
 

@@ -57,12 +57,12 @@ class ContractMetrics:
         )
 
     def counted(self, model: ModelKey, lost: Sequence[bool]) -> None:
-        """Counts an audit, by whether it was lost in each pool that has taken it; none takes one without any event."""
+        """Counts an audit; `lost` says of each pool that counted it whether it has a loss; empty without an event."""
         result = "disagrees" if any(lost) else "agrees" if lost else "no_event"
         self._audits.labels(model.name, str(model.version), result).inc()
 
     def skipped(self, why: str) -> None:
-        """Counts an audit that no pool has taken."""
+        """Counts an audit that no pool counted."""
         self._skipped.labels(why).inc()
 
 
@@ -83,7 +83,7 @@ def _audits(pool: AuditPool) -> float:
 
 
 def _worst(pools: Callable[[], Sequence[AuditPool]], read: Callable[[AuditPool], float]) -> _Values:
-    """Returns a value of each version's contract: where several promises of it are tested, the worst."""
+    """Returns a value of each version's contract: the worst if several of its promises are tested."""
     found: _Values = {}
     for pool in pools():
         labels = pool.key.bundle, str(pool.key.version)

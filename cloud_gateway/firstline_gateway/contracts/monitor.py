@@ -96,7 +96,7 @@ class ContractMonitor:
         self._room = threading.BoundedSemaphore(_WAITING)
 
     def adopt(self, settings: Contracts) -> None:
-        """Counts audits and shares escalations by other settings from now on, which have the same `delta`."""
+        """Uses other settings for audits and shares of escalations from now on; their `delta` is the same."""
         self.settings = settings
 
     def close(self) -> None:

@@ -9,7 +9,7 @@ epsilon. Devices that look at the same scene at the same moment violate it: one 
 Only one of those audits may count, chosen before its loss is known. `contracts.audit_spacing_s` selects it at random
 among the audits of one source. All audits of a promise have the same chance to count, so a source that many devices
 share counts as much as its audits (`routing/sampling.py`). A second audit of the same device within the spacing is left
-out anyway. Set the devices' `audit.spacing_s` at least as long, so that they draw it themselves.
+out anyway. Set the devices' `audit.spacing_s` at least as long, so that they space their audits themselves.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class AuditPool:
     def risk(self) -> float | None:
         """The mean loss of the audits; None without any.
 
-        It estimates that of the edge answers of each device. Between devices, each counts by its number of audits.
+        It estimates the mean loss of the devices' edge answers; a device counts by its number of audits.
         """
         return self.total_loss / self.state.audits if self.state.audits else None
 
@@ -103,8 +103,8 @@ class AuditPool:
     def result(self, delta: float) -> AuditResult:
         """Returns what the audits show, where delta is the level of the contract.
 
-        The promise holds only if its audits have lost at most the promised share, and are so many that twice the odds
-        of an error would have raised the alarm with a probability of 95 %.
+        The promise holds only if the mean loss of the audits is at most the promised share, and the audits are so many
+        that twice the odds of an error would have raised the alarm with a probability of 95 %.
         """
         if self.alarmed_s is not None:
             return AuditResult.ALARMED
@@ -175,8 +175,8 @@ def with_recent(
 ) -> tuple[AuditPool, bool]:
     """Returns the pool that remembers one more audit of a source, and whether that audit counts.
 
-    It does not count after another within the spacing that counted, nor while too many other audits are remembered, of
-    the device or of all. None is forgotten within the spacing, because the next one could then count too soon.
+    It does not count within the spacing after an audit that counted, nor while too many audits, of the device or of all
+    devices, are remembered. An audit is remembered for the spacing; otherwise the next one could count too soon.
 
     Args:
         pool: the pool after the earlier audits.
@@ -211,7 +211,7 @@ def promises_of(manifest: Manifest, note: AuditNote) -> list[PoolKey]:
         note: the note that the device sent.
 
     Returns:
-        Nothing if the bundle makes no such promise.
+        An empty list if the bundle makes no such promise.
     """
     audited = note.edge_digest, note.threshold
     keys = [key for key in promises_in(manifest) if (key.edge_digest, key.threshold) == audited]

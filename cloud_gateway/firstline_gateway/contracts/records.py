@@ -226,7 +226,7 @@ def text_of(key: PoolKey) -> str:
 
 
 class Skipped(StrEnum):
-    """Why an audit was not counted: none of it depends on the audit's loss."""
+    """Why an audit was not counted; no reason depends on the audit's loss."""
 
     REPEATED = "repeated"  # this request was counted before
     DEVICE_LIMIT = "device_limit"  # this device had its share of the hour
@@ -255,7 +255,7 @@ class Audit:
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """The pool after an audit; where that raised the alarm, how many devices' audits it has."""
+    """The pool after an audit; if the audit raised the alarm, the number of devices with audits in the pool."""
 
     pool: AuditPool
     lost: bool
@@ -310,7 +310,7 @@ def count(
 
 
 def alarm_figures(pool: AuditPool, devices: int) -> dict[str, Any]:
-    """Returns the numbers behind the alarm of a pool, with audits of so many devices."""
+    """Returns the numbers behind the alarm of a pool, which has audits of this number of devices."""
     return {
         "finding": pool.finding,
         "model": pool.key.bundle,

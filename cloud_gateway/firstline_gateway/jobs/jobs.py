@@ -50,7 +50,7 @@ _DEFAULT_PRIORITY = 2
 _LEASE_S = 30.0
 _RENEW_S = 5.0
 _LOOK_S = 2.0
-# A job that was begun so often without a result has probably ended the gateways that ran it.
+# A job that was started this often without a result has probably crashed the gateways that ran it.
 _ATTEMPTS = 5
 _RETRY_S = 1.0
 

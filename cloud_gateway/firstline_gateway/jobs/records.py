@@ -111,10 +111,10 @@ class Usage(NamedTuple):
 
 
 def add(connection: sa.Connection, job: Job, priority: int, settings: JobSettings) -> QueueFullError | None:
-    """Stores a new job if there is room. One principal may take as much as it leaves free.
+    """Stores a new job if there is room. One principal may use no more room than it leaves free.
 
     Returns:
-        The reason for which the job is not stored. Raised, it would undo what others write in the same transaction.
+        Why the job is not stored. An exception would undo what others write in the same transaction.
     """
     size_bytes = len(job.content)
     stored = usage(connection, job.principal)

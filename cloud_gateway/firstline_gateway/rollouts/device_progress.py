@@ -177,7 +177,7 @@ def _update_state(device: DeviceView, rollout: Rollout) -> tuple[DeviceState, st
 
 
 def _rollback_state(assignment: Assignment, device: DeviceView, rollout: Rollout) -> tuple[DeviceState, str] | None:
-    """Returns the state of the way back that a device reports; None if there is no new report."""
+    """Returns the state of the rollback that a device reports; None if there is no new report."""
     if not device.up_to_date:
         return None
     update, before = device.update, assignment.before

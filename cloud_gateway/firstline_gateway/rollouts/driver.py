@@ -42,7 +42,7 @@ _Compute = Callable[[Connection, str, dict[str, FleetCache], StepTime], _Compute
 
 @dataclass(eq=False)
 class RolloutDriver:
-    """Belongs to one event loop.
+    """Carries out the steps of all active rollouts. Belongs to one event loop.
 
     Args:
         store: a step reads one snapshot of it in a thread of its own, because it reads the whole fleet.
@@ -63,7 +63,7 @@ class RolloutDriver:
         self._driving = asyncio.Lock()
         self._task = PeriodicTask("rollouts", self.drive, interval_s=_LOOK_S, clock=self.clock, wake=self._wake)
         self._joining_s = self.clock.monotonic_s()
-        self._caches: dict[str, FleetCache] = {}  # by rollout; used on that thread
+        self._caches: dict[str, FleetCache] = {}  # by rollout; used on the thread of the steps
 
     def wake(self) -> None:
         """Runs the next steps at once."""
@@ -106,7 +106,7 @@ class RolloutDriver:
                 steps += 1
         except Exception as error:
             if isinstance(error, CapacityError) and not isinstance(error, StoreDamagedError):
-                raise  # the next rollout would meet the same
+                raise  # the store would also refuse the next rollout
             log.exception("rollout step failed", rollout=rollout_id)
             self._caches.pop(rollout_id, None)
         return steps

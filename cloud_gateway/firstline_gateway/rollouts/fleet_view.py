@@ -89,7 +89,7 @@ class FleetCache:
 
 @dataclass(eq=False)
 class FleetView:
-    """The fleet in the store, all of it within one transaction; see `step.View`.
+    """The fleet in the store, all of it within one transaction; see `step.StepView`.
 
     Args:
         connection: within a transaction that sees one moment.

@@ -82,7 +82,7 @@ class FullModels:
         await self._task.start()
 
     async def close(self) -> None:
-        """Ends that, and the fetches in progress."""
+        """Ends the calls of `update`, and the fetches in progress."""
         await self._task.close()
         await end_tasks(*self._fetches.values())
 

@@ -96,7 +96,7 @@ class Escalation:
     def _reserve(self, context: RequestContext, edge: EdgeModel, waiting: Sequence[Row]) -> tuple[float, bool]:
         """Returns the seconds of the deadline that the edge answer needs, and whether it will be in time.
 
-        The edge answer has to be computed if the edge model has not run, stored and written.
+        The edge answer has to be stored and written, and computed before if the edge model has not run.
         """
         left_s = context.deadline_s - self.clock.monotonic_s()
         reserve_s = min(self.reserve_s, left_s / 4)

@@ -81,7 +81,7 @@ class Hedging:
 
     Attributes:
         used: hedges whose call was needed.
-        unneeded: those that were not.
+        unneeded: hedges whose call was not needed.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class Hedging:
         self.used = self.unneeded = 0
 
     async def close(self) -> None:
-        """Ends what is under way."""
+        """Cancels the calls in progress."""
         await end_tasks(*self._calls)
 
     def start(
@@ -133,7 +133,7 @@ class Hedging:
         if not likely or not only_now or not self._bucket.take(now_s):
             return None
         attempts: list[Attempt] = []
-        # To the very end: an escalation that joins it may have a little more time than there is to spare now.
+        # The call may take until the deadline: an escalation that joins it may have more time than a hedge.
         asking = self._client.ask(request, model, rows, deadline_s, attempts, keep=False)
         call = asyncio.get_running_loop().create_task(asking)
         self._calls.add(call)

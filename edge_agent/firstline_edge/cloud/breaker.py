@@ -20,7 +20,7 @@ class BreakerState(StrEnum):
 
 
 class CircuitBreaker:
-    """Closed, open, half-open.
+    """The circuit breaker of a link: closed, open or half-open.
 
     Requests pass only while it is closed. Before a probe, the caller asks `try_probe`, which allows one probe at a
     time, and none while the breaker must stay open. A successful probe closes a half-open breaker on trial: the first

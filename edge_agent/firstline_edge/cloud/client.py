@@ -50,14 +50,14 @@ from firstline_edge.requests.single_flight import SingleFlight
 log = logger(__name__)
 
 EXPLORE_EVERY = 50
-"""One in so many requests that would be late is sent anyway, because estimates may be wrong."""
+"""Of the requests that would be late, one in this many is sent anyway, because estimates may be wrong."""
 
 BUNDLE_GRACE_S = 3600.0
-"""Promises wait so long for a gateway that lacks their bundle: devices may be upgraded before their gateway."""
+"""How long promises wait for a gateway that lacks their bundle: devices may be upgraded before their gateway."""
 
 # The gateway does not serve this device's bundle.
 _LACKS_BUNDLE = (ModelMismatchError, UnknownModelError)
-# Of a model, and so of every request to it; what else is refused may be one request's own.
+# Refusals of a model, and so of every request to it; other refusals may concern one request only.
 _OF_THE_MODEL = (*_LACKS_BUNDLE, RuntimeFailure)
 _LATE = "The full model's answer did not come before the request's deadline."
 
@@ -182,7 +182,7 @@ class LiveTraffic:
             self._quiet.set()
 
     async def wait_quiet(self) -> None:
-        """Returns once fewer are in progress; at once if so already."""
+        """Returns once fewer escalations than the limit are in progress."""
         await self._quiet.wait()
 
 
@@ -316,10 +316,10 @@ class CloudClient:
         try:
             answers = await within(self.clock, deadline_s, flight, _LATE)
         except FirstlineError as error:
-            if len(attempts) == tried_before:  # late, or another request's journey failed
+            if len(attempts) == tried_before:  # late, or the call of another request failed
                 attempts.append(attempt(self.clock, Tier.CLOUD, error.code, started_s))
             raise
-        if len(attempts) == tried_before:  # another request was already asking the same
+        if len(attempts) == tried_before:  # another request had sent the same rows
             attempts.append(attempt(self.clock, Tier.CLOUD, "ok", started_s))
         return answers
 

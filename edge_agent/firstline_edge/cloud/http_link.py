@@ -47,7 +47,7 @@ log = logger(__name__)
 USER_AGENT = "firstline-edge"
 
 _REFUSES_DEVICE = (401, 403)
-# Below what NATs and load balancers remember, from 30 s.
+# NATs and load balancers forget idle connections after 30 s or more.
 _IDLE_S = 15.0
 
 

@@ -1,4 +1,4 @@
-"""This device as a member of a fleet: it takes what the fleet desires of it, and reports its actual state.
+"""This device as a member of a fleet: it follows the fleet's desired state, and reports its actual state.
 
 Both states together are the device's twin, which the gateway stores. The report is repeated now and then, and after
 each new connection, because a broker may drop a message without notice. A report names the latest known revision of the

@@ -144,7 +144,7 @@ OnCorrection = Callable[[InferResponse, str, TraceContext | None], None]
 """Receives each answer once it is stored, why the gateway refused to correct it ("" if it did not), and the trace."""
 
 _SPREAD_S = 2.0
-"""The first request after a reconnection waits up to so long: not all devices of a fleet send at the same moment."""
+"""Longest random wait of the first request after a reconnection, so that a fleet does not send at the same moment."""
 _SHORTEST_WAIT_S = 0.05  # a promise may be overdue and still on its way to the disk
 
 
@@ -276,7 +276,7 @@ class Delivery:
         for sent, task in tasks:
             failures.setdefault((sent.model, sent.version), []).append(task.result())
         if any(isinstance(task.result(), CapacityError | RemoteTimeoutError) for _, task in tasks):
-            self._rate.refused()  # once, however many went together; a model that fails is not made well by waiting
+            self._rate.refused()  # once for all that were sent together; a wait does not repair a model
         for model, errors in failures.items():
             self._order.note(model, errors)
 

@@ -31,10 +31,10 @@ from firstline_edge.outbox.outbox import Outbox
 AT_ONCE = 4
 """Promises that are sent together; live requests need the link too."""
 BACKOFF_S, BACKOFF_MAX_S = 1.0, 60.0
-"""Nominal wait after a failure, doubled with each further one in a row; cap of that, and of what a gateway asks for."""
+"""Nominal wait after a failure, doubled with each further failure in a row; longest wait, also if a gateway asks."""
 _LATE_S = 5.0
-"""A request that was answered provisionally because the gateway was late waits up to so long: the gateway is at work,
-maybe on this very request, and must not get twice the load at once."""
+"""Longest wait of a promise that was made because the gateway was late: the gateway may still work on the request, and
+must not get twice the load at once."""
 _SLACK_S = 0.1  # shorter gaps are saved up, and then several deliveries go together
 _FORGET = 1.01  # growth of the shortest seen time with each answer: the path may have changed
 

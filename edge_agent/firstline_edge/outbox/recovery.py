@@ -145,7 +145,7 @@ def _replace(path: Path, seal: Seal, now_wall_s: float, why: str) -> OpenedOutbo
             )
         damage = f"{why}, and was set aside as {path.name}{DAMAGED}; {became}."
         store_damage(connection, damage)  # for the next start, if this one fails
-        empty_log(connection)  # which does not go with the file into its place
+        empty_log(connection)  # which is not renamed with the file
     set_aside(path)
     _finish(path)
     log.error("outbox replaced", path=str(path), damage=damage)
@@ -172,7 +172,7 @@ def _finish(path: Path) -> None:
     """Puts a fresh outbox into its place, or deletes it: it is whole once the damaged one was set aside."""
     fresh, aside = path.with_name(path.name + _FRESH), path.with_name(path.name + DAMAGED)
     if fresh.exists() and not path.exists():
-        for suffix in _JOURNALS:  # the damaged one's: the fresh one must never meet them
+        for suffix in _JOURNALS:  # of the damaged file, which must not be applied to the fresh one
             aside.with_name(aside.name + suffix).unlink(missing_ok=True)
             if (journal := path.with_name(path.name + suffix)).exists():
                 journal.replace(aside.with_name(aside.name + suffix))
@@ -191,7 +191,7 @@ def _can_decrypt_all(connection: sqlite3.Connection, seal: Seal) -> bool:
 
 
 def _recover(fresh: sqlite3.Connection, damaged: Path, seal: Seal, now_wall_s: float) -> tuple[int, int] | None:
-    """Copies what can be read; returns how many promises and answers, None if SQLite cannot open the damaged file.
+    """Copies what can be read; returns the numbers of promises and answers, None if SQLite cannot open the file.
 
     Raises:
         sqlite3.Error: the disk refuses, so the damaged file may hold more than could be read now.

@@ -230,10 +230,10 @@ def against_past(before: Period, after: Period) -> Period:
     """Returns the later period, with the changes of the objects per hour of each class: logarithms of ratios.
 
     A change within `FALL` and `RISE` is 0, so that a few devices on which a model sees nothing, or too much, are not
-    offset by the noise of the others. A class falls only if the edge model reported it before; a class that it did not
-    report can rise, also from none, and has risen by nothing on the others (`ALL`), also those without any
-    object. The weight increases with the number of expected objects, which the model of the later period does not
-    influence. One is added to both numbers, so that the ratio is finite.
+    offset by the noise of the others. A class falls only if the edge model reported it before. A class can also rise
+    from no objects; a device that reported it in neither period has the rise of `ALL`, which is 0. The weight increases
+    with the number of expected objects, which the model of the later period does not influence. One is added to both
+    numbers, so that the ratio is finite.
     """
     if before.hours <= 0 or after.hours <= 0:
         return after

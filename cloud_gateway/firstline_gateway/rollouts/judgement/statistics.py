@@ -72,7 +72,7 @@ class Groups:
 
     @property
     def counts(self) -> tuple[int, int]:
-        """Returns their numbers."""
+        """Returns the numbers of devices of `stage_groups`."""
         treated, control = self.stage_groups
         return int(treated.sum()), int(control.sum())
 
@@ -242,7 +242,7 @@ POWER = 0.9
 
 
 def standard_error(groups: Groups) -> float:
-    """Returns that of the difference of weighted means, from the spread within the groups; infinite below two each."""
+    """Returns the error of the difference of means, from the spread within the groups; infinite below two each."""
     values, weights, squares = adjusted(groups, 0.0), groups.weights, 0.0
     for chosen in groups.stage_groups:
         if chosen.sum() < 2:
@@ -255,7 +255,7 @@ def standard_error(groups: Groups) -> float:
 
 
 def spread_error(spread: float, treated: int, control: int) -> float:
-    """Predicts it from one standard deviation of the figure between devices and the sizes of the groups."""
+    """Predicts `standard_error` from the standard deviation between devices and the sizes of the groups."""
     return spread * math.sqrt(1 / treated + 1 / control) if treated and control else math.inf
 
 
