@@ -92,10 +92,10 @@ class _Serving(AgentServing):
         super().__init__(**named)
         self._agent = agent
 
-    async def exchange(self, name: str, prepared: DeviceModel | None) -> None:
+    async def replace(self, name: str, prepared: DeviceModel | None) -> None:
         """See `Serving`."""
         self._agent.live()
-        await super().exchange(name, prepared)
+        await super().replace(name, prepared)
         self._agent.expect_crash()
 
 

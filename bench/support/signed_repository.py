@@ -93,7 +93,7 @@ class SignedRepository:
             found.sign(signer, append=True)
         return found.to_bytes()
 
-    def exchange(self, role: str, old: CryptoSigner | None = None) -> CryptoSigner:
+    def replace_key(self, role: str, old: CryptoSigner | None = None) -> CryptoSigner:
         """Puts a new key in an old one's place (the first, where none is named), in the root to be published."""
         gone = old or self.signers[role][0]
         new = CryptoSigner.generate_ed25519()

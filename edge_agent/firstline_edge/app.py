@@ -527,7 +527,7 @@ class EdgeAgent:
             if self.fleet is not None and self.fleet.updater.configurator is not None:
                 self.fleet.updater.configurator.adopt_own(settings)
             else:
-                self.live_settings.exchange(settings)
+                self.live_settings.adopt(settings)
             if isinstance(access, TokenAccess):
                 access.adopt(*tokens)
             logs.configure(settings.log.level, settings.log.format)

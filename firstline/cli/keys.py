@@ -223,7 +223,7 @@ def _complete_id(keyring: Keyring, role: str, key: str) -> str:
 
 
 def _exchange(keyring: Keyring, gateway: GatewayOptions, role: str, old: str, *, revoke: bool) -> Report:
-    file = keyring.exchange(role, old, time.time(), never=old if revoke else "")
+    file = keyring.replace_key(role, old, time.time(), never=old if revoke else "")
     typer.echo(f"{file} takes the place of {role} key {short(old)}.", err=True)
     _warn_of_draft(keyring)
     return _publish_complete(keyring, gateway, {"role": role, "key": old, "by": str(file)})

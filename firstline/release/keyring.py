@@ -167,7 +167,7 @@ class Keyring:
             raise ConfigError(f"None of the keys that may sign for bundles is in {self.folder}: {files}.")
         return signers
 
-    def exchange(self, role: str, old: str, now_s: float, *, never: str = "") -> Path:
+    def replace_key(self, role: str, old: str, now_s: float, *, never: str = "") -> Path:
         """Replaces a root or targets key by a new one, in a draft of the next root.
 
         Args:
@@ -182,7 +182,7 @@ class Keyring:
         root = roles.next_root(self.root(), now_s)
         self._no_draft()
         signer, file = write_key(self.folder, role, self._passphrase)
-        roles.exchange(root.signed, role, old, signer.public_key)
+        roles.replace_key(root.signed, role, old, signer.public_key)
         self.sign(root, never=never)
         return file
 

@@ -41,7 +41,7 @@ def next_root(before: Metadata[Root], now_s: float) -> Metadata[Root]:
     return Metadata(root)
 
 
-def exchange(root: Root, role: str, old: str, new: Key) -> None:
+def replace_key(root: Root, role: str, old: str, new: Key) -> None:
     """Replaces an old key of a role by a new one.
 
     Raises:

@@ -29,7 +29,7 @@ from firstline_edge.cloud.breaker import CircuitBreaker
 from firstline_edge.cloud.chain import LinkChain
 from firstline_edge.cloud.mqtt_link import MqttLink
 from firstline_edge.settings.settings import BreakerSection
-from firstline_edge.telemetry.link_traffic import counted
+from firstline_edge.telemetry.link_traffic import counting_traffic
 
 pytestmark = pytest.mark.mosquitto
 
@@ -100,7 +100,7 @@ async def test_absent_broker_fails_after_one_attempt(mosquitto: Broker) -> None:
 async def test_traffic_is_counted(mosquitto: Broker, link: MqttLink) -> None:
     asked = request(1)
     async with gateway(mosquitto):
-        with counted() as traffic:
+        with counting_traffic() as traffic:
             answer = await link.infer(asked, 5.0)
     sent, received = (sum(crossed[at] for crossed in traffic.crossed) for at in (1, 2))
     assert {name for name, _, _ in traffic.crossed} == {"mqtt"}
@@ -220,7 +220,7 @@ async def test_a_late_answer_is_ignored_and_leaves_nothing_behind(mosquitto: Bro
 
 async def test_missing_gateway_fails_immediately(link: MqttLink) -> None:
     started_s, asked = time.perf_counter(), request()
-    with counted() as traffic, pytest.raises(errors.LinkDownError, match="No gateway"):
+    with counting_traffic() as traffic, pytest.raises(errors.LinkDownError, match="No gateway"):
         await link.infer(asked, 60.0)
     assert time.perf_counter() - started_s < 10
     assert sum(sent for _, sent, _ in traffic.crossed) > asked.size_bytes  # sent in vain is sent, too

@@ -302,7 +302,7 @@ async def test_rotated_keys_are_accepted_by_devices(begun: RegistrySite) -> None
     def exchanging(registry: Registry) -> None:
         for role in (Root.type, Targets.type):
             old = keyring.root().signed.roles[role].keyids[0]
-            keyring.exchange(role, old, begun.now_s(), never=old)
+            keyring.replace_key(role, old, begun.now_s(), never=old)
             (keyring.folder / f"{role}-{short(old)}.key").unlink()
         online = registry.online_key(fresh=True)
         assert online.keyid != registry.status().online_key

@@ -138,7 +138,7 @@ class FakeServing:
     """A `Serving` that opens and verifies bundles.
 
     Attributes:
-        answers: the folder that was exchanged last.
+        answers: the folder that was replaced last.
         breaks: versions that fail their self-test.
         kills: versions that kill the process in which they are loaded.
     """
@@ -162,7 +162,7 @@ class FakeServing:
             raise SelfTestError(f"version {version} answers otherwise than it should")
         return path
 
-    async def exchange(self, name: str, prepared: Any | None) -> None:
+    async def replace(self, name: str, prepared: Any | None) -> None:
         assert prepared is not None
         self.answers = prepared
         self.versions.append(open_bundle(prepared).manifest.version)

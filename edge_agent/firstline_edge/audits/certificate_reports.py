@@ -57,7 +57,7 @@ def describe(certificates: CertificateStates, model: DeviceModel) -> dict[str, o
             "disagreed": record.disagreed,
             "lost": record.unanswered,
         },
-        "drift": None if index is None else {"index": round(index, 4), "word": drift.word(index)},
+        "drift": None if index is None else {"index": round(index, 4), "word": drift.size_word(index)},
     }
 
 

@@ -145,7 +145,7 @@ class CertificateStates:
         return self._file.problem
 
     def adopt(self, settings: AuditSection) -> None:
-        """Exchanges the settings: the effect of the next alarm, and at once the quota of the current one."""
+        """Replaces the settings: the effect of the next alarm, and at once the quota of the current one."""
         self._settings = settings
 
     def find(self, model: DeviceModel) -> MonitoredCertificate | None:

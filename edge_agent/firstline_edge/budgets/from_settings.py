@@ -46,7 +46,7 @@ def open_spending(
     )
 
 
-def exchange(spending: Spending, settings: EdgeSettings) -> None:
+def replace_budgets(spending: Spending, settings: EdgeSettings) -> None:
     """Replaces budgets and costs; a budget that remains keeps its spending."""
     ledgers = {name: meter.ledger for name, meter in spending.account.meters.items()}
     account = _account(settings, ledgers)

@@ -29,7 +29,7 @@ from firstline_core.storage.structs import read_struct
 from firstline_core.telemetry.metrics import RequestMetrics
 from firstline_core.types import InferRequest
 from firstline_edge.state import StateFile
-from firstline_edge.telemetry.link_traffic import Traffic, counted
+from firstline_edge.telemetry.link_traffic import Traffic, counting_traffic
 
 AROUND_BYTES = 2048.0
 
@@ -159,7 +159,7 @@ class Spending:
             )
         self._changed = True
         answered, periods = False, account.periods
-        with counted() as traffic:
+        with counting_traffic() as traffic:
             try:
                 yield
                 answered = True

@@ -41,7 +41,7 @@ from firstline_edge.adaptation.variants import VariantChooser
 from firstline_edge.audits.auditor import Auditor
 from firstline_edge.audits.certificate_states import CertificateStates
 from firstline_edge.audits.records import VALID, CertificateState
-from firstline_edge.budgets.from_settings import exchange
+from firstline_edge.budgets.from_settings import replace_budgets
 from firstline_edge.budgets.spending import Spending
 from firstline_edge.cache.results import ResultCache
 from firstline_edge.cascade.escalation import Escalation, shedding_error
@@ -445,7 +445,7 @@ class TierRouter:
         self._certificates = certificates
 
     def adopt(self, chosen: Policy, min_threshold: float) -> None:
-        """Exchanges the policy and the least threshold from the next row on."""
+        """Replaces the policy and the least threshold from the next row on."""
         if chosen.kind != self.policy.kind:
             self._states.clear()
         self.policy, self._min_threshold = chosen, min_threshold
@@ -558,10 +558,10 @@ def policy_from(section: PolicySection) -> Policy:
 
 @dataclass(eq=False)
 class LiveSettings:
-    """Exchanges policy, budgets, costs and audits of a running agent.
+    """Replaces policy, budgets, costs and audits of a running agent.
 
-    All are exchanged in one turn of the event loop; a running request finishes each row under the settings with which
-    the row began. Only values that `firstline_core.fleet.configuration` can set are exchanged.
+    All are replaced in one turn of the event loop; a running request finishes each row under the settings with which
+    the row began. Only values that `firstline_core.fleet.configuration` can set are replaced.
 
     Args:
         router: takes the policy and the minimum threshold.
@@ -575,11 +575,11 @@ class LiveSettings:
     auditor: Auditor
     spending: Spending | None
 
-    def exchange(self, settings: EdgeSettings) -> None:
+    def adopt(self, settings: EdgeSettings) -> None:
         """Uses other settings from now on."""
         chosen = policy_from(settings.policy)
         self.router.adopt(chosen, settings.policy.min_threshold)
         self.certificates.adopt(settings.audit)
         self.auditor.adopt(settings.audit, chosen.certifies)
         if self.spending is not None:
-            exchange(self.spending, settings)
+            replace_budgets(self.spending, settings)

@@ -40,7 +40,7 @@ from firstline_core.types import InferRequest, InferResponse
 from firstline_edge.cloud.link import LinkBusyError, MessageRefusedError
 from firstline_edge.identity.credentials import Credentials
 from firstline_edge.settings.settings import LinkSection
-from firstline_edge.telemetry.link_traffic import count
+from firstline_edge.telemetry.link_traffic import count_traffic
 
 log = logger(__name__)
 
@@ -166,7 +166,7 @@ class _Pool:
 
         def count_bytes(sent: int, received: int) -> None:
             if payer:
-                count(payer, sent=sent, received=received)
+                count_traffic(payer, sent=sent, received=received)
 
         try:
             left_s = ends_s - loop.time()

@@ -28,7 +28,7 @@ from firstline_core.protocol.mqtt_messages import Message, MqttSettings, Publica
 from firstline_core.telemetry.logs import logger
 from firstline_core.types import InferRequest, InferResponse
 from firstline_edge.cloud.link import MessageRefusedError
-from firstline_edge.telemetry.link_traffic import count
+from firstline_edge.telemetry.link_traffic import count_traffic
 
 log = logger(__name__)
 
@@ -117,7 +117,7 @@ class MqttLink:
                 self._quiet.clear()
                 await self._publish_to_gateway(publication)
                 message = await answer
-                count(self.name, received=_size_bytes(message))
+                count_traffic(self.name, received=_size_bytes(message))
                 return mqtt_messages.read_response(message, self.limits)
         except TimeoutError as error:
             raise RemoteTimeoutError(
@@ -241,7 +241,7 @@ class MqttLink:
             error = self._client.last_error
             why = f": {error.message}" if error is not None else "."
             raise LinkDownError(f"Not connected to the MQTT broker at {self.address}{why}")
-        count(self.name, sent=_size_bytes(publication))  # bytes that were sent in vain count as well
+        count_traffic(self.name, sent=_size_bytes(publication))  # bytes that were sent in vain count as well
         try:
             heard = await self._client.publish(publication)
         except ProtocolError as refusal:

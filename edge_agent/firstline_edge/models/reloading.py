@@ -82,7 +82,7 @@ class Reloading:
             for path, version in paths:
                 here.add(version)
                 try:
-                    self._exchange(await asyncio.to_thread(self._opened, path))
+                    self._replace(await asyncio.to_thread(self._opened, path))
                 except (UpdateError, RequestError) as error:
                     problems.append(error.message)
                     if self._models.find(name, str(version)) is None:
@@ -114,7 +114,7 @@ class Reloading:
                 log.warning("unloaded model still in use", model=name, after_s=_END_S)
             await asyncio.to_thread(release_freed_memory)
 
-    async def exchange(self, name: str, device_model: DeviceModel | None, replacement: Path | None) -> None:
+    async def replace(self, name: str, device_model: DeviceModel | None, replacement: Path | None) -> None:
         """Makes one bundle the only one that answers for a name; requests in progress keep their model.
 
         Args:
@@ -129,7 +129,7 @@ class Reloading:
             else:
                 self.replacements[name] = replacement
             if device_model is not None:
-                self._exchange(device_model)
+                self._replace(device_model)
             for model in present:
                 if device_model is None or model.version != device_model.version:
                     self._let_go(
@@ -161,7 +161,7 @@ class Reloading:
             self._copies.keep(device_model.bundle)
         return device_model
 
-    def _exchange(self, device_model: DeviceModel) -> None:
+    def _replace(self, device_model: DeviceModel) -> None:
         before = self._models.put(device_model)
         if before is not None:
             self._unwatch(before)

@@ -30,7 +30,7 @@ _current: ContextVar[Traffic | None] = ContextVar("traffic", default=None)
 
 
 @contextmanager
-def counted() -> Iterator[Traffic]:
+def counting_traffic() -> Iterator[Traffic]:
     """Counts what the links do from here on, in this task and those that it starts."""
     traffic = Traffic()
     token = _current.set(traffic)
@@ -40,7 +40,7 @@ def counted() -> Iterator[Traffic]:
         _current.reset(token)
 
 
-def count(link: str, *, sent: int = 0, received: int = 0) -> None:
+def count_traffic(link: str, *, sent: int = 0, received: int = 0) -> None:
     """Counts the bytes of requests and answers, protocol overhead included."""
     traffic = _current.get()
     if traffic is not None:

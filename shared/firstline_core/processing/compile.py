@@ -231,7 +231,7 @@ def compile_preprocess(
     _require(not later and not (image_steps and standardizes), f"standardize {alone}")
     signals = any(isinstance(step, ops.SignalStep) for step in array_steps)
     _require(not (image_steps and signals), "steps for signals take numbers that are no image.")
-    apply = chain(_array_steps(array_steps[standardizes:], channels, load_graph))
+    apply = compose(_array_steps(array_steps[standardizes:], channels, load_graph))
     if not image_steps:
         return Preprocess(
             apply, standardizes=standardizes, observed=observed, steps=tuple(steps), memory_bytes=limits.memory_bytes
@@ -277,7 +277,7 @@ def _compile_audio(
     _require(not later, "standardize comes first after the audio steps, and once.")
     first: list[Step] = [lambda array: standardize(array)[0]] if standardizes else []
     return Preprocess(
-        chain(first + _array_steps(others[standardizes:], 1 if ops.Mono in kinds else -1, load_graph)),
+        compose(first + _array_steps(others[standardizes:], 1 if ops.Mono in kinds else -1, load_graph)),
         audio=AudioProcessing(audio, limits, others),
         windows=next(iter(windows), None),
     )
@@ -296,7 +296,7 @@ def _compile_text(
         case _:
             raise errors.ModelLoadError("Preprocessing of text: decode_text comes first, then at most tokenize.")
     _require(spec.datatype == "BYTES", f"input '{spec.name}' is {spec.datatype}; decode_text needs BYTES.")
-    return Preprocess(chain([]), text=TextProcessing(decode, tokens))
+    return Preprocess(compose([]), text=TextProcessing(decode, tokens))
 
 
 def compile_postprocess(steps: Sequence[ops.PostStep], load_graph: GraphLoader) -> Step:
@@ -323,10 +323,10 @@ def compile_postprocess(steps: Sequence[ops.PostStep], load_graph: GraphLoader) 
             case _:
                 op = step.__struct_config__.tag
                 raise errors.ModelLoadError(f"Postprocessing: {op} does not belong to this bundle's task.")
-    return chain(functions)
+    return compose(functions)
 
 
-def chain(functions: Sequence[Step]) -> Step:
+def compose(functions: Sequence[Step]) -> Step:
     """Returns the composition of functions, in order."""
     match functions:
         case []:

@@ -84,7 +84,7 @@ def bins_of(scores: ArrayLike, edges: ArrayLike) -> NDArray[np.intp]:
     return np.where(np.isnan(found), 0, np.searchsorted(np.asarray(edges, np.float64), found, side="right"))
 
 
-def word(index: float) -> Word:
+def size_word(index: float) -> Word:
     """Returns the size of the change as a word, by Siddiqi's limits of the population stability index."""
     return "stable" if index < _MODERATE else "moderate" if index < _LARGE else "large"
 

@@ -15,7 +15,7 @@ from typing import Protocol
 from firstline_core.clock import Clock
 from firstline_core.errors import RemoteTimeoutError
 from firstline_core.types import InferRequest, InferResponse
-from firstline_edge.telemetry.link_traffic import count
+from firstline_edge.telemetry.link_traffic import count_traffic
 
 _PACKET_BYTES = 1448
 _HEAD_BYTES = 700  # of a request: HTTP head and tensor description
@@ -99,11 +99,11 @@ class SimulatedLink:
         self.requests += 1
         ends_s = self._clock.monotonic_s() + timeout_s
         sent = request.size_bytes + _HEAD_BYTES
-        count(self.name, sent=sent)
+        count_traffic(self.name, sent=sent)
         await self._cross("up", sent, ends_s)
         response = await self._gateway.answer(request)
         await self._cross("down", _ANSWER_BYTES, ends_s)
-        count(self.name, received=_ANSWER_BYTES)
+        count_traffic(self.name, received=_ANSWER_BYTES)
         return response
 
     async def probe(self, timeout_s: float) -> None:

@@ -40,7 +40,7 @@ class SettingsAdoption:
 
     Args:
         models: of the agent.
-        live: exchanges the settings.
+        live: adopts the settings.
         answered: returns the rows of a model so far, and those without an answer.
     """
 
@@ -52,10 +52,10 @@ class SettingsAdoption:
     def adopt(self, settings: EdgeSettings) -> None:
         """Exchanges the settings, and begins to count failures."""
         self._before = self._counts()
-        self.live.exchange(settings)
+        self.live.adopt(settings)
 
     def failed(self) -> bool:
-        """Returns whether more than half of the rows since the latest exchange got no answer."""
+        """Returns whether more than half of the rows since the latest call of `adopt` got no answer."""
         return has_failed(self._before, self._counts())
 
     def _counts(self) -> tuple[int, int]:

@@ -119,7 +119,7 @@ class ModelUpdates(UpdateStateMachine[Slot, DesiredModel]):
             await self._services.off_loop(write, before)
             raise
         await self._store(tested.begin_trial(self._limits.trial_tries, self._now_s()))
-        await self._serving.exchange(self._name, prepared)
+        await self._serving.replace(self._name, prepared)
 
     def _trial_failed(self) -> bool:
         return self._serving.failed(self._name)
@@ -134,7 +134,7 @@ class ModelUpdates(UpdateStateMachine[Slot, DesiredModel]):
                 prepared = await self._serving.prepare(path, trial=False)
             except (FirstlineError, OSError) as error:
                 log.error("previous model not runnable", model=self._name, error=str(error))
-        await self._serving.exchange(self._name, prepared)
+        await self._serving.replace(self._name, prepared)
 
     async def _retry_write(self) -> None:
         stored, record = await self._services.off_loop(self._file.retry_write), self.record

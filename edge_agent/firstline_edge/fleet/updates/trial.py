@@ -30,7 +30,7 @@ class AgentServing:
     """The models of this agent: those that answer, and those that are tried.
 
     Args:
-        reloading: exchanges them.
+        reloading: replaces them.
         load_bundle: opens, loads and measures one bundle; blocks.
         running: returns the model that answers for a name now.
         answered: returns the rows of a version so far, and those of them without an answer.
@@ -63,17 +63,17 @@ class AgentServing:
             )
         return device_model
 
-    async def exchange(self, name: str, prepared: DeviceModel | None) -> None:
+    async def replace(self, name: str, prepared: DeviceModel | None) -> None:
         """Makes a prepared model answer new requests; None removes the model. Running requests keep their model."""
         if prepared is not None:
             if prepared.manifest.name != name:
                 raise IntegrityError(f"What is to answer as {name} calls itself {prepared.manifest.name}.")
             self._before[name] = self.answered(prepared)
         own = prepared is None or prepared.bundle.path == self.place(name)
-        await self.reloading.exchange(name, prepared, None if own or prepared is None else prepared.bundle.path)
+        await self.reloading.replace(name, prepared, None if own or prepared is None else prepared.bundle.path)
 
     def failed(self, name: str) -> bool:
-        """Returns whether the running model has failed so often since the exchange that it must be rolled back."""
+        """Returns whether the running model has failed so often since it was replaced that it must be rolled back."""
         device_model = self.running(name)
         return device_model is not None and has_failed(self._before.get(name, (0, 0)), self.answered(device_model))
 

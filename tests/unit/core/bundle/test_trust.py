@@ -120,7 +120,7 @@ def test_roots_are_rotated_in_order(role: str, device: Device, repository: Signe
     by = list(repository.signers[Root.type])
     for version in (2, 3):
         repository.root.version = version
-        new = repository.exchange(role)
+        new = repository.replace_key(role)
         repository.publish_root(by=[*by, new] if role == Root.type else by)
     repository.publish()
     device.trust.refresh()
@@ -135,7 +135,7 @@ def test_roots_are_rotated_in_order(role: str, device: Device, repository: Signe
 def test_metadata_signed_with_a_revoked_key_is_refused(role: str, device: Device, repository: SignedRepository) -> None:
     stolen = repository.signers[role][0]
     repository.root.version = 2
-    repository.exchange(role)
+    repository.replace_key(role)
     repository.publish_root()
     repository.publish()
     device.trust.refresh()

@@ -14,7 +14,7 @@ from firstline_core.routing.drift import (
     bins_of,
     histogram,
     population_stability_index,
-    word,
+    size_word,
 )
 
 SCORES = st.lists(st.integers(0, 30).map(lambda step: step / 30), min_size=1, max_size=200)
@@ -93,9 +93,9 @@ def test_other_scores_are_drift_and_chance_is_not() -> None:
 
     same = [index(random.random(500)) for _ in range(200)]
     assert np.quantile(same, 0.95) < 0.1
-    assert word(index(random.random(500) ** 2)) == "large"
-    assert word(index(random.random(500) ** 1.5)) == "moderate"
-    assert (word(0.0), word(0.1), word(0.25)) == ("stable", "moderate", "large")
+    assert size_word(index(random.random(500) ** 2)) == "large"
+    assert size_word(index(random.random(500) ** 1.5)) == "moderate"
+    assert (size_word(0.0), size_word(0.1), size_word(0.25)) == ("stable", "moderate", "large")
     assert beyond_chance(1.0, 20, 650, 100) is None
 
 

@@ -18,7 +18,7 @@ from firstline_core.units import DAY_S, HOUR_S
 from firstline_edge.budgets.from_settings import budgets_of, conditions_of, open_spending, tariff_of
 from firstline_edge.hardware.sampler import Sampler
 from firstline_edge.settings.settings import BudgetSection, CostsSection, EdgeSettings, LinkSection
-from firstline_edge.telemetry.link_traffic import count
+from firstline_edge.telemetry.link_traffic import count_traffic
 
 SAMPLER = Sampler(Sensors(Tree(Path("never"))), 1.0, SimulatedClock())
 
@@ -56,7 +56,7 @@ def test_spending_continues_after_a_restart(opened: Path) -> None:
     for expected in (400, 800):
         spending = open_spending(settings, opened, SimulatedClock(), links=list, sampler=SAMPLER)
         with spending.paid(request(UNSURE), "http"):
-            count("http", sent=400)
+            count_traffic("http", sent=400)
         spending.save()
         assert spent(spending) == expected
 

@@ -20,7 +20,7 @@ from firstline_core.routing.budget import Ledger
 from firstline_core.types import AuditNote
 from firstline_core.units import DAY_S
 from firstline_edge.budgets.spending import SAVE_EVERY_S, Spending, SpendingFile, StoredSpending
-from firstline_edge.telemetry.link_traffic import count
+from firstline_edge.telemetry.link_traffic import count_traffic
 
 AUDIT = AuditNote(propensity=0.5, epsilon=0.05, threshold=0.8, edge_digest="e" * 64)
 
@@ -32,14 +32,14 @@ class TestPaid:
         spending = limited_spending()
         with spending.paid(self.asked, "http"):
             assert spent(spending) > 100
-            count("http", sent=304, received=96)
+            count_traffic("http", sent=304, received=96)
         assert spent(spending) == 400
 
     def test_every_try_counts(self) -> None:
         spending = limited_spending()
         with spending.paid(self.asked, "http"):
-            count("http", sent=300)
-            count("mqtt", sent=250, received=50)
+            count_traffic("http", sent=300)
+            count_traffic("mqtt", sent=250, received=50)
         assert spent(spending) == 600
 
     def test_a_link_that_counts_nothing_is_taken_at_the_estimate(self) -> None:
@@ -57,7 +57,7 @@ class TestPaid:
     def test_bytes_of_a_failed_call_are_spent(self) -> None:
         spending = limited_spending()
         with pytest.raises(LinkDownError), spending.paid(self.asked, "http"):
-            count("http", sent=304)
+            count_traffic("http", sent=304)
             raise LinkDownError("gone")
         assert spent(spending) == 304
 
@@ -67,7 +67,7 @@ class TestPaid:
         async def call(sent: int) -> None:
             with spending.paid(self.asked, "http"):
                 await turns.wait()
-                count("http", sent=sent)
+                count_traffic("http", sent=sent)
 
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(call(100))
@@ -78,7 +78,7 @@ class TestPaid:
     def test_an_empty_budget_refuses_with_retry_after(self) -> None:
         spending = limited_spending(2200.0)
         with spending.paid(self.asked, "http"):
-            count("http", sent=300, received=200)
+            count_traffic("http", sent=300, received=200)
         with (
             pytest.raises(BudgetExceededError, match="budget for bytes/day") as refused,
             spending.paid(self.asked, "http"),
@@ -90,16 +90,16 @@ class TestPaid:
     def test_the_estimate_learns_the_overhead_of_a_payload(self) -> None:
         spending = limited_spending(100_000.0)
         with spending.paid(self.asked, "http"):
-            count("http", sent=3000, received=1004)
+            count_traffic("http", sent=3000, received=1004)
         with spending.paid(self.asked, "http"):
             assert spent(spending) == 4004 + 4004
 
     def test_a_retransmission_does_not_change_the_estimate(self) -> None:
         spending = limited_spending(100_000.0)
         with spending.paid(self.asked, "http"):
-            count("http", sent=30_000)  # over a connection that had been closed
-            count("http", sent=30_000)
-            count("http", received=1004)
+            count_traffic("http", sent=30_000)  # over a connection that had been closed
+            count_traffic("http", sent=30_000)
+            count_traffic("http", received=1004)
         assert spent(spending) == 61_004
         with spending.paid(self.asked, "http"):
             assert spent(spending) == 61_004 + 31_004
@@ -110,21 +110,21 @@ class TestPaid:
         with pytest.raises(BudgetExceededError, match="money/day"), spending.paid(self.asked, "lte"):
             pytest.fail("it was paid")
         with spending.paid(self.asked, "wifi"):
-            count("wifi", sent=5000)
+            count_traffic("wifi", sent=5000)
         assert spent(spending) == 0
 
     def test_costs_are_those_of_the_link_that_was_taken(self) -> None:
         links = {"http": LinkTariff(0.5, 0.25), "mqtt": LinkTariff(2.0, 1.0)}
         spending = limited_spending(resource="joules/day", tariff=Tariff(links))
         with spending.paid(self.asked, "http"):
-            count("mqtt", sent=100, received=10)
+            count_traffic("mqtt", sent=100, received=10)
         assert spent(spending) == 210
 
     def test_money_is_spent_per_answer_and_metered_byte(self) -> None:
         links = {"http": LinkTariff(money_per_byte=0.5, metered=True)}
         spending = limited_spending(resource="money/day", tariff=Tariff(links, money_per_request=7.0))
         with spending.paid(self.asked, "http"):
-            count("http", sent=100, received=10)
+            count_traffic("http", sent=100, received=10)
         assert spent(spending) == 55 + 7
 
     def test_audits_leave_room_for_demanded_escalations(self) -> None:
@@ -145,7 +145,7 @@ class TestPaid:
         spending.charge_runs(900)
         for _ in range(2):  # of 20 joules, and 50 are theirs
             with spending.paid(audit, "http"):
-                count("http", sent=2000)
+                count_traffic("http", sent=2000)
         with pytest.raises(BudgetExceededError, match="audits"), spending.paid(audit, "http"):
             pytest.fail("it was paid")
 
@@ -175,7 +175,7 @@ class TestKeep:
         spending = limited_spending(file=file, clock=clock)
         async with running(spending):
             with spending.paid(TestPaid.asked, "http"):
-                count("http", sent=300, received=100)
+                count_traffic("http", sent=300, received=100)
             await settled(clock)
             await clock.advance(SAVE_EVERY_S)
             await written(file)
@@ -204,7 +204,7 @@ class TestKeep:
         spending = limited_spending(file=file, clock=clock)
         async with running(spending):
             with spending.paid(TestPaid.asked, "http"):
-                count("http", sent=300)
+                count_traffic("http", sent=300)
             await settled(clock)
             await clock.advance(SAVE_EVERY_S)
 
@@ -234,7 +234,7 @@ class TestKeep:
         spending.sense = sense
         async with running(spending):
             with spending.paid(TestPaid.asked, "http"):
-                count("http", sent=300)
+                count_traffic("http", sent=300)
             await settled(clock)
             with monkeypatch.context() as patched:
                 patched.setattr(asyncio, "to_thread", refuse)

@@ -25,7 +25,7 @@ from firstline_edge.cloud.chain import LinkChain
 from firstline_edge.cloud.http_link import HttpLink
 from firstline_edge.cloud.link import LinkBusyError, MessageRefusedError
 from firstline_edge.settings.settings import BreakerSection, LinkSection
-from firstline_edge.telemetry.link_traffic import counted
+from firstline_edge.telemetry.link_traffic import counting_traffic
 
 Reader, Writer = asyncio.StreamReader, asyncio.StreamWriter
 Script = Callable[[Reader, Writer], Awaitable[None]]
@@ -184,7 +184,7 @@ async def test_bytes_of_a_truncated_answer_count(server: Server, link: HttpLink)
         await writer.drain()
 
     server.script = half
-    with counted() as traffic, pytest.raises(errors.LinkError):
+    with counting_traffic() as traffic, pytest.raises(errors.LinkError):
         await link.infer(request(), 5.0)
     received = sum(received for _, _, received in traffic.crossed)
     assert 45_000 < received < 46_000

@@ -401,7 +401,7 @@ async def test_a_trial_goes_on_while_the_disk_refuses_its_commit(
     assert device.state[0] is S.COMMITTED
     device.updater.receive([third])
     with monkeypatch.context() as patch:
-        patch.setattr(device.serving, "exchange", refuse)
+        patch.setattr(device.serving, "replace", refuse)
         await reached(device, S.TRIAL)
     assert await device.step() > 0
     assert device.state[0] is S.TRIAL and device.installed.in_trial
