@@ -70,8 +70,7 @@ async def _only_tightens(
         remaining = list(events)
         while True:
             with scene_in(folder, on_alarm) as scene:
-                monitored = scene.certificates.find(scene.held)
-                assert monitored is not None
+                monitored = scene.monitored
                 await scene.infer(*asked)  # all of them are in the cache from here on
                 while remaining and remaining[0][0] != "restart":
                     kind, first, second, propensity = remaining.pop(0)
@@ -163,8 +162,7 @@ def test_a_local_only_input_is_never_audited(asked: list[tuple[float, dict[str, 
             scene.clock._now_s += 600  # type: ignore[attr-defined]
             for value, wishes in asked:
                 await scene.answer(request(value, privacy=Privacy.LOCAL_ONLY, **wishes))
-            monitored = scene.certificates.find(scene.held)
-            assert monitored.record.drawn == 0
+            assert scene.monitored.record.drawn == 0
             assert scene.cloud.requests == []
             scene.samples.close()
             await scene.close()

@@ -46,7 +46,7 @@ from firstline_core.types import (
 from firstline_edge.adaptation.variants import VariantChooser
 from firstline_edge.audits.audit_sender import AuditSender
 from firstline_edge.audits.auditor import Auditor
-from firstline_edge.audits.certificate_states import CertificateStates
+from firstline_edge.audits.certificate_states import CertificateStates, MonitoredCertificate
 from firstline_edge.audits.samples import SampleLog
 from firstline_edge.budgets.spending import Spending
 from firstline_edge.cache.results import ResultCache
@@ -325,6 +325,13 @@ class Scene:
         """A request that has just arrived; without a deadline it has two seconds."""
         deadline_s = self.clock.monotonic_s() + 2 if request.deadline_s is None else request.deadline_s
         return RequestContext(request, deadline_s)
+
+    @property
+    def monitored(self) -> MonitoredCertificate:
+        """The certificate in the field, of a scene with audits."""
+        assert self.certificates is not None
+        (found,) = self.certificates
+        return found
 
     @property
     def sent_rows(self) -> list[list[float]]:

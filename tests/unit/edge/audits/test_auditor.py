@@ -20,7 +20,6 @@ from firstline_core.routing.certificate import Histogram
 from firstline_core.tasks.classification import Classification
 from firstline_core.types import PROBABILITIES, ContractNotice, Privacy, Reason, Route, Tier
 from firstline_edge.audits.auditor import AuditRate
-from firstline_edge.audits.certificate_states import MonitoredCertificate
 from firstline_edge.audits.records import CertificateState
 from firstline_edge.audits.samples import read
 from firstline_edge.requests.context import content_digests, result_key
@@ -70,12 +69,6 @@ async def ended(scene: Scene, count: int) -> list[str]:
     return [each.outcome for each in scene.ended_audits]
 
 
-def monitored_in(scene: Scene) -> MonitoredCertificate:
-    monitored = scene.certificates.find(scene.held)
-    assert monitored is not None
-    return monitored
-
-
 async def test_an_accepted_answer_is_audited_under_its_own_id(scene: Scene) -> None:
     response = await scene.infer(SURE)
     assert answer_of(response).certified
@@ -114,7 +107,7 @@ async def test_only_accepted_rows_of_a_batch_are_audited_one_by_one(scene: Scene
 async def test_private_answers_are_never_audited_or_counted(scene: Scene, wish: dict[str, Any]) -> None:
     for _ in range(5):
         await scene.infer(SURE, **wish)
-    monitored = monitored_in(scene)
+    monitored = scene.monitored
     assert (monitored.record.drawn, scene.cloud.requests, sum(monitored.scores.counts)) == (0, [], 0)
     assert list(read(scene.samples_path)) == []
 
@@ -152,7 +145,7 @@ async def test_a_stricter_device_audits_all_covered_answers(make_scene: MakeScen
 
 
 async def test_an_alarm_that_an_audit_brings_back_begins_a_test_without_it(scene: Scene) -> None:
-    monitored = monitored_in(scene)
+    monitored = scene.monitored
     scene.cloud.agrees = lambda value: value > 0.9
     for _ in range(60):  # enough to say from where on answers are good
         await scene.infer(SURE)
@@ -188,7 +181,7 @@ async def test_lost_audits_are_counted_and_not_tried_again(scene: Scene) -> None
     await scene.infer(SURE)
     assert await ended(scene, 2) == ["lost", "lost"]
     assert len(scene.cloud.requests) == 1
-    monitored = monitored_in(scene)
+    monitored = scene.monitored
     assert (monitored.record.drawn, monitored.record.unanswered, monitored.record.events[""].test.audits) == (2, 2, 0)
     assert list(read(scene.samples_path)) == []
 
@@ -217,13 +210,13 @@ async def test_an_answer_that_was_drawn_is_not_given_back_later_than_others(scen
     scene.cloud.gate = asyncio.Event()  # the audit hangs
     for _ in range(100):
         assert answer_of(await scene.infer(SURE)).reason is Reason.CONFIDENT
-    monitored = monitored_in(scene)
+    monitored = scene.monitored
     assert monitored.record.drawn == 64  # the queue is full, and none is drawn any more
     assert scene.ended_audits == []
 
 
 async def test_after_an_alarm_audits_go_on_without_a_note_while_budgets_are_ample(scene: Scene) -> None:
-    monitored = monitored_in(scene)
+    monitored = scene.monitored
     monitored.record.state = CertificateState("broken_on_device", tightened=0.9)
     scene.cloud.agrees = lambda _: True
     await scene.infer(SURE)
@@ -266,7 +259,7 @@ async def test_a_loss_that_fails_counts_as_1_and_leaves_the_answers(
 async def test_denied_and_granted_escalations_are_sampled_alike(make_scene: MakeScene) -> None:
     everything = msgspec.structs.replace(ALL, escalations_per_hour=1.0)
     scene = make_scene(everything)
-    monitored = monitored_in(scene)
+    monitored = scene.monitored
     monitored.record.state = CertificateState("broken_on_device", tightened=0.97)
     monitored.quota = 1.0
     scene.cloud.agrees = lambda _: True
@@ -289,7 +282,7 @@ async def test_the_auditor_keeps_the_budget_of_audits(make_scene: MakeScene) -> 
         scene.clock._now_s += 30  # type: ignore[attr-defined]
         await scene.infer(SURE)
         await asyncio.sleep(0)
-    assert 10 < monitored_in(scene).record.drawn <= 21
+    assert 10 < scene.monitored.record.drawn <= 21
 
 
 def test_a_budget_of_audits_holds_over_a_day_of_requests() -> None:

@@ -21,7 +21,7 @@ from firstline_core.routing.certificate import Histogram
 from firstline_core.storage.files import DAMAGED
 from firstline_core.types import PROBABILITIES, ContractAlarm, ContractNotice, Privacy, Reason, Status, Tier
 from firstline_edge.audits import certificate_reports, records
-from firstline_edge.audits.certificate_states import CertificateStates, MonitoredCertificate
+from firstline_edge.audits.certificate_states import CertificateStates
 from firstline_edge.audits.samples import Comparison, Sample
 from firstline_edge.settings.settings import AuditSection
 
@@ -61,22 +61,16 @@ def states_of(scene: Scene) -> CertificateStates:
     return scene.certificates
 
 
-def monitored_in(scene: Scene) -> MonitoredCertificate:
-    found = states_of(scene).find(scene.held)
-    assert found is not None
-    return found
-
-
 def audited(scene: Scene, score: float, agree: float) -> None:
     """One audit ends that was drawn at the threshold in use."""
-    monitored = monitored_in(scene)
+    monitored = scene.monitored
     sample = Sample(monitored.key, "m", "3", 0.0, score, agree, 1.0, kept=True)
     states_of(scene).audited(monitored, sample, threshold=monitored.threshold)
 
 
 def feed(scene: Scene, *results: tuple[float, float]) -> int:
     """Results of audits, as (score, agree); returns after how many there was an alarm, 0 for none."""
-    monitored = monitored_in(scene)
+    monitored = scene.monitored
     for number, (score, agree) in enumerate(results, 1):
         audited(scene, score, agree)
         if monitored.record.state.alarmed:
@@ -115,7 +109,7 @@ async def test_graded_losses_are_tested_by_their_mean(make_scene: MakeScene) -> 
     assert feed(scene, *[(SURE, 0.97)] * 300) == 0
     answer = answer_of(await scene.infer(SURE))
     assert (answer.certified, answer.reason) == (True, Reason.CONFIDENT)
-    monitored = monitored_in(scene)
+    monitored = scene.monitored
     assert (monitored.record.agreed, monitored.record.disagreed) == (0, 300)
     monitored.certificate = msgspec.structs.replace(monitored.certificate, graded=True)
     assert 10 < feed(scene, *[(SURE, 0.8), (0.85, 0.6)] * 300) < 200
@@ -127,13 +121,13 @@ def test_a_comparison_keeps_the_loss(scene: Scene, monkeypatch: pytest.MonkeyPat
     task, outputs = scene.held.manifest.task, {PROBABILITIES: np.eye(10, dtype=np.float32)[[3]]}
     monkeypatch.setattr(type(task), "loss", lambda *_: np.array([0.25], np.float32))
     compared = Comparison.of(scene.held, outputs, outputs)
-    sample = monitored_in(scene).sample(0.0, SURE, compared, 1.0, kept=True)
+    sample = scene.monitored.sample(0.0, SURE, compared, 1.0, kept=True)
     assert (compared.agree, sample.agree, sample.loss("")) == (False, 0.75, 0.25)
 
 
 async def test_an_alarm_ends_certification_and_accepts_only_audited_scores(scene: Scene) -> None:
     assert 10 < feed(scene, *WORSE) < len(WORSE)
-    monitored = monitored_in(scene)
+    monitored = scene.monitored
     assert monitored.record.state.tightened == 0.96 and not monitored.record.state.escalates_all
     kept = answer_of(await scene.infer(0.97))
     assert (kept.certified, kept.reason, kept.status) == (False, Reason.CONFIDENT, Status.FINAL)
@@ -143,7 +137,7 @@ async def test_an_alarm_ends_certification_and_accepts_only_audited_scores(scene
 async def test_after_an_alarm_cached_answers_escalate_within_the_quota(scene: Scene) -> None:
     assert answer_of(await scene.infer(SURE)).certified  # in the cache from now on
     assert feed(scene, *[(SURE, 0)] * 20)
-    assert monitored_in(scene).record.state.escalates_all
+    assert scene.monitored.record.state.escalates_all
     denied = answer_of(await scene.infer(SURE))
     assert (denied.tier, denied.reason, denied.status) == (Tier.CACHE, Reason.BUDGET, Status.FINAL)
     assert not denied.certified
@@ -170,19 +164,19 @@ async def test_escalations_from_before_an_alarm_need_no_quota(
     scene = make_scene(msgspec.structs.replace(CAREFUL, escalations_per_hour=0.0), **before)
     assert answer_of(await scene.infer(value)).tier is Tier.CLOUD
     assert feed(scene, *WORSE)
-    assert monitored_in(scene).record.state.tightened == 0.96
+    assert scene.monitored.record.state.tightened == 0.96
     assert answer_of(await scene.infer(value + 0.001)).tier is Tier.CLOUD
 
 
 async def test_on_alarm_escalate_keeps_nothing(make_scene: MakeScene) -> None:
     scene = make_scene(msgspec.structs.replace(CAREFUL, on_alarm="escalate"))
     assert feed(scene, *WORSE)
-    assert monitored_in(scene).record.state.escalates_all
+    assert scene.monitored.record.state.escalates_all
 
 
 async def test_a_second_alarm_tightens_further_and_never_loosens(scene: Scene) -> None:
     feed(scene, *WORSE)
-    monitored = monitored_in(scene)
+    monitored = scene.monitored
     first, cause = monitored.threshold, monitored.record.state.cause
     for _ in range(30):
         audited(scene, 0.96, 0)
@@ -195,7 +189,7 @@ PROMISED = {"missed a": 0.05, "invented b": 0.1}
 
 def feed_events(scene: Scene, *results: tuple[float, dict[str, float]]) -> None:
     """Results of audits, as (score, losses of the events that can occur)."""
-    monitored = monitored_in(scene)
+    monitored = scene.monitored
     for score, events in results:
         if monitored.record.state.alarmed:
             return
@@ -212,40 +206,40 @@ async def test_only_audits_in_which_an_event_can_occur_test_its_promise(make_sce
     found = {name: (each["epsilon"], each["counted"], each["lost"]) for name, each in described["events"].items()}
     assert found == {"missed a": (0.05, 1, 1), "invented b": (0.1, 1, 0)}
     assert described["e_value"] == described["events"]["missed a"]["e_value"] > 1
-    assert states_of(scene).level(monitored_in(scene)) == monitored_in(scene).certificate.delta / 2
+    assert states_of(scene).level(scene.monitored) == scene.monitored.certificate.delta / 2
 
 
 async def test_a_broken_event_alarms_by_name_however_rare_it_is(make_scene: MakeScene) -> None:
     scene = make_scene(events=PROMISED)
     found = 0
-    while not monitored_in(scene).record.state.alarmed:
+    while not scene.monitored.record.state.alarmed:
         feed_events(scene, *[(SURE, {})] * 999, (SURE, {"missed a": 1.0}))
         found += 1
     assert found < 10
-    record = monitored_in(scene).record
+    record = scene.monitored.record
     cause = f"in {found} of {found} audits on this device in which it can occur"
     assert record.state.cause == f"missed a: {cause}"
     answer = answer_of(await scene.infer(SURE))
     assert not answer.certified
     again = await restarted(scene, make_scene, events=PROMISED)
-    assert monitored_in(again).record.state.cause == record.state.cause
+    assert again.monitored.record.state.cause == record.state.cause
     fresh = await restarted(again, make_scene, events=PROMISED | {"missed a": 0.06})
-    assert not monitored_in(fresh).record.state.alarmed
+    assert not fresh.monitored.record.state.alarmed
 
 
 async def test_an_event_tightens_by_the_audits_in_which_it_can_occur(make_scene: MakeScene) -> None:
     scene = make_scene(events=PROMISED)
     low = [(0.9, {"missed a": 0.0})] * 4 + [(0.82, {"missed a": 1.0}), (0.82, {}), (0.95, {"invented b": 0.0})]
     feed_events(scene, *low * 100)
-    assert monitored_in(scene).record.state.cause.startswith("missed a: ")
-    digest = monitored_in(scene).certificate.edge_digest
+    assert scene.monitored.record.state.cause.startswith("missed a: ")
+    digest = scene.monitored.certificate.edge_digest
     assert states_of(scene).alarm_of(scene.held) == ContractAlarm(digest, "missed a")
-    assert monitored_in(scene).threshold == 0.9
-    assert all(each.test == audit.begin(PROMISED[name]) for name, each in monitored_in(scene).record.events.items())
+    assert scene.monitored.threshold == 0.9
+    assert all(each.test == audit.begin(PROMISED[name]) for name, each in scene.monitored.record.events.items())
     rare = make_scene(events=PROMISED, certified=0.81)
     feed_events(rare, *[(0.95, {"missed a": 0.0}), (0.95, {"invented b": 1.0})] * 60)
-    assert monitored_in(rare).record.state.cause.startswith("invented b: ")
-    assert monitored_in(rare).threshold == math.inf  # its own audits support no score
+    assert rare.monitored.record.state.cause.startswith("invented b: ")
+    assert rare.monitored.threshold == math.inf  # its own audits support no score
 
 
 async def test_the_gateways_alarm_names_the_event(make_scene: MakeScene) -> None:
@@ -253,8 +247,8 @@ async def test_the_gateways_alarm_names_the_event(make_scene: MakeScene) -> None
     feed_events(scene, *[(0.9, {"missed a": 0.0})] * 60, *[(0.82, {"invented b": 1.0})] * 2)
     notice = ContractNotice(True, escalations_per_hour=None, event="missed a")
     states_of(scene).apply_notice(scene.held, notice)
-    assert monitored_in(scene).record.state.cause.startswith("missed a: the audits of all devices")
-    assert monitored_in(scene).threshold == 0.9
+    assert scene.monitored.record.state.cause.startswith("missed a: the audits of all devices")
+    assert scene.monitored.threshold == 0.9
     assert states_of(scene).alarm_of(scene.held) is None  # it is not reported back
 
 
@@ -265,7 +259,7 @@ async def test_the_gateways_alarm_is_as_good_as_ones_own(scene: Scene) -> None:
     assert answer_of(await scene.infer(SURE)).certified
     scene.cloud.notice = ContractNotice(alarm=True, escalations_per_hour=None)
     await scene.infer(0.61)
-    monitored = monitored_in(scene)
+    monitored = scene.monitored
     assert (
         monitored.record.state.alarmed and monitored.record.state.escalates_all
     )  # no audits here say what may be kept
@@ -280,21 +274,21 @@ async def test_the_gateways_alarm_is_as_good_as_ones_own(scene: Scene) -> None:
 async def test_devices_of_a_fleet_alarm_later_by_themselves(make_scene: MakeScene) -> None:
     alone = feed(make_scene(), *[(SURE, 0)] * 50)
     scene = make_scene(msgspec.structs.replace(CAREFUL, fleet_devices=1000))
-    monitored_in(scene).record.events[""].test = audit.begin(0.05)
+    scene.monitored.record.events[""].test = audit.begin(0.05)
     assert feed(scene, *[(SURE, 0)] * 50) > alone > 0
 
 
 async def test_the_number_of_auditing_devices_never_falls(make_scene: MakeScene) -> None:
     scene = make_scene(msgspec.structs.replace(CAREFUL, fleet_devices=5))
-    delta = monitored_in(scene).certificate.delta
-    assert states_of(scene).level(monitored_in(scene)) == delta / 5
+    delta = scene.monitored.certificate.delta
+    assert states_of(scene).level(scene.monitored) == delta / 5
     for told, tested in ((3, 5), (40, 40), (7, 40), (1, 40)):
         states_of(scene).apply_notice(scene.held, ContractNotice(False, None, devices=told))
-        assert states_of(scene).level(monitored_in(scene)) == delta / tested
+        assert states_of(scene).level(scene.monitored) == delta / tested
     again = await restarted(scene, make_scene)  # with a setting of 1
-    assert states_of(again).level(monitored_in(again)) == delta / 40
+    assert states_of(again).level(again.monitored) == delta / 40
     fresh = await restarted(again, make_scene, certified=0.82)
-    assert states_of(fresh).level(monitored_in(fresh)) == delta  # another promise, of which nothing was told yet
+    assert states_of(fresh).level(fresh.monitored) == delta  # another promise, of which nothing was told yet
 
 
 async def test_weak_evidence_stays_weak_when_the_fleet_shrinks(make_scene: MakeScene) -> None:
@@ -312,17 +306,17 @@ async def test_a_quota_that_the_gateway_takes_back_is_this_devices_own_again(mak
     told = states_of(scene)
     told.apply_notice(scene.held, ContractNotice(alarm=False, escalations_per_hour=7.0))
     told.apply_notice(scene.held, None)  # an older gateway, with nothing to say
-    assert told.quota_per_hour(monitored_in(scene)) == 7.0
+    assert told.quota_per_hour(scene.monitored) == 7.0
     again = await restarted(scene, make_scene)
     states_of(again).apply_notice(again.held, ContractNotice(alarm=False, escalations_per_hour=None))
-    assert states_of(again).quota_per_hour(monitored_in(again)) == CAREFUL.escalations_per_hour
+    assert states_of(again).quota_per_hour(again.monitored) == CAREFUL.escalations_per_hour
 
 
 async def test_the_devices_own_alarm_is_sent_with_each_request(make_scene: MakeScene) -> None:
     scene = make_scene()
     await scene.infer(UNSURE)
     feed(scene, *WORSE)
-    certificate = monitored_in(scene).certificate
+    certificate = scene.monitored.certificate
     await scene.infer(0.61)
     await scene.infer(0.62, privacy=Privacy.LOCAL_ONLY)
     assert [sent.alarm for sent in scene.cloud.requests] == [None, ContractAlarm(certificate.edge_digest)]
@@ -337,23 +331,23 @@ async def test_the_devices_own_alarm_is_sent_with_each_request(make_scene: MakeS
 async def test_an_alarm_and_the_evidence_survive_a_restart(make_scene: MakeScene) -> None:
     scene = make_scene()
     feed(scene, (0.85, 0), (0.97, 1))
-    evidence = monitored_in(scene).record.events[""].test
+    evidence = scene.monitored.record.events[""].test
     again = await restarted(scene, make_scene)
-    assert monitored_in(again).record.events[""].test == evidence
+    assert again.monitored.record.events[""].test == evidence
     feed(again, *WORSE)
     once_more = await restarted(again, make_scene)
-    assert monitored_in(once_more).record.state == monitored_in(again).record.state
-    assert monitored_in(once_more).record.state.alarmed
+    assert once_more.monitored.record.state == again.monitored.record.state
+    assert once_more.monitored.record.state.alarmed
     kept = answer_of(await once_more.infer(0.97))
     assert (kept.reason, kept.certified) == (Reason.CONFIDENT, False)
 
 
 async def test_audits_in_progress_at_a_restart_are_lost(make_scene: MakeScene) -> None:
     scene = make_scene()
-    monitored_in(scene).record.drawn = 3
+    scene.monitored.record.drawn = 3
     feed(scene, (SURE, 1))
     again = await restarted(scene, make_scene)
-    record = monitored_in(again).record
+    record = again.monitored.record
     assert (record.drawn, record.agreed, record.unanswered) == (3, 1, 2)
 
 
@@ -361,10 +355,10 @@ async def test_another_certificate_starts_a_new_test(make_scene: MakeScene) -> N
     scene = make_scene()
     feed(scene, *[(SURE, 0)] * 20)
     again = await restarted(scene, make_scene, certified=0.82)
-    assert not monitored_in(again).record.state.alarmed
+    assert not again.monitored.record.state.alarmed
     assert answer_of(await again.infer(SURE)).certified
     back = await restarted(again, make_scene)
-    assert monitored_in(back).record.state.alarmed  # a folder that comes back brings its alarm with it
+    assert back.monitored.record.state.alarmed  # a folder that comes back brings its alarm with it
 
 
 @pytest.mark.parametrize(
@@ -385,9 +379,9 @@ async def test_a_record_that_cannot_be_read_is_put_aside_and_nothing_is_certifie
     again = await restarted(scene, make_scene)
     assert not answer_of(await again.infer(SURE)).certified
     assert states_of(again).problem == ""
-    assert monitored_in(again).threshold == 0.8
+    assert again.monitored.threshold == 0.8
     states_of(again).apply_notice(again.held, ContractNotice(alarm=True, escalations_per_hour=None))
-    assert monitored_in(again).record.state.escalates_all  # what audits show still tightens
+    assert again.monitored.record.state.escalates_all  # what audits show still tightens
     fresh = await restarted(again, make_scene, certified=0.82)
     assert answer_of(await fresh.infer(SURE)).certified
 
@@ -404,7 +398,7 @@ async def test_a_lost_record_is_not_forgotten_by_a_process_that_dies_before_it_h
     async with saving(scene):
         await turns_until((tmp_path / "certificates.json").exists)
     again = make_scene()
-    assert (states_of(again).problem, monitored_in(again).record.state.alarmed) == ("", True)
+    assert (states_of(again).problem, again.monitored.record.state.alarmed) == ("", True)
 
 
 @pytest.mark.parametrize(("lacks", "problem"), [("room", "cannot be written"), ("threads", "can't start new thread")])
@@ -441,14 +435,14 @@ async def test_scores_are_compared_with_the_certificates_and_survive_a_restart(m
     scene = make_scene(histogram=histogram)
     for number in range(300):
         await scene.infer((0.6, 0.85, 0.95, 0.96)[number % 4] + number / 1e5)
-    monitored = monitored_in(scene)
+    monitored = scene.monitored
     assert (monitored.stability_index() or 0) < 0.1
     for number in range(600):
         await scene.infer(0.95 + number / 1e5)
     index = monitored.stability_index()
     assert index is not None and index > 0.25
     again = await restarted(scene, make_scene, histogram=histogram)
-    assert monitored_in(again).stability_index() == pytest.approx(index)
+    assert again.monitored.stability_index() == pytest.approx(index)
 
 
 async def test_records_are_saved_soon_and_a_refusal_is_logged_once(
@@ -467,7 +461,7 @@ async def test_records_are_saved_soon_and_a_refusal_is_logged_once(
 
 
 async def test_an_alarm_stays_with_the_certificate_whichever_version_carries_it(make_scene: MakeScene) -> None:
-    certificate = monitored_in(make_scene()).certificate
+    certificate = make_scene().monitored.certificate
     old = records.new_record({}, "m", "3", certificate)
     assert not old.state.alarmed
     old.state, old.drawn = records.CertificateState("broken_on_device", "broken", tightened=0.9), 7
@@ -486,7 +480,7 @@ def test_only_the_latest_records_are_kept() -> None:
 
 
 def test_another_promise_makes_another_key(make_scene: MakeScene) -> None:
-    certificate = monitored_in(make_scene()).certificate
+    certificate = make_scene().monitored.certificate
     others = [msgspec.structs.replace(certificate, **{name: 0.81}) for name in ("threshold", "audit_epsilon")]
     assert len({records.key_of("m", "3", each) for each in (certificate, *others)}) == 3
 
