@@ -234,12 +234,7 @@ class EdgeAgent:
         if self._fleet_state is not None:
             from firstline_edge.fleet.report import FleetCounts
 
-            self._counts = FleetCounts(
-                self.models,
-                lambda device_model: self.certificates.of(device_model).alarmed,
-                self.certificates.alarm_of,
-                escalation_mj(settings, self._usable_links),
-            )
+            self._counts = FleetCounts(self.models, self.certificates, escalation_mj(settings, self._usable_links))
         self.recorder = Recorder(
             metrics=self.metrics,
             decisions_path=state.decisions_path,

@@ -32,9 +32,10 @@ from firstline_core.hardware.readings import Snapshot, measured
 from firstline_core.hardware.sensors import machine_memory
 from firstline_core.tasks.base import Task
 from firstline_core.tasks.field import field_occurrences
-from firstline_core.types import Answer, ContractAlarm, InferRequest, InferResponse, RowAnswer, Status, Tier
+from firstline_core.types import Answer, InferRequest, InferResponse, RowAnswer, Status, Tier
 from firstline_core.units import MIB
 from firstline_edge.audits.auditor import Auditor
+from firstline_edge.audits.certificate_states import CertificateStates
 from firstline_edge.cloud.chain import LinkChain
 from firstline_edge.cloud.link import LinkStatus
 from firstline_edge.fleet.fleet_state import FleetState
@@ -230,14 +231,12 @@ class FleetCounts:
 
     Args:
         models: of the agent.
-        alarmed: returns whether a model's contract has an alarm.
-        alarm_of: returns the alarm that this device's own audits raised.
+        certificates: their states in the field.
         escalation_mj: returns the stated energy of sending a row, by its bytes.
     """
 
     models: Models
-    alarmed: Callable[[DeviceModel], bool]
-    alarm_of: Callable[[DeviceModel], ContractAlarm | None]
+    certificates: CertificateStates
     escalation_mj: Callable[[float], float]
     _sums: dict[_Key, _Sums] = field(default_factory=dict, init=False)
 
@@ -301,10 +300,10 @@ class FleetCounts:
         return tuple(self._counts_of(key, self._sums[key], loaded.get(key)) for key in keys[:_LIMIT])
 
     def _counts_of(self, key: _Key, sums: _Sums, device_model: DeviceModel | None) -> ModelCounts:
-        alarm = device_model is not None and self.alarmed(device_model)
-        found = {**msgspec.structs.asdict(sums), "name": key[0], "version": int(key[1]), "alarm": alarm}
+        found = {**msgspec.structs.asdict(sums), "name": key[0], "version": int(key[1])}
         if device_model is not None:
-            found["device_alarm"] = self.alarm_of(device_model)
+            found["alarm"] = self.certificates.of(device_model).alarmed
+            found["device_alarm"] = self.certificates.alarm_of(device_model)
         return msgspec.convert(found, ModelCounts)
 
     def _sums_of(self, name: str, version: str) -> _Sums:

@@ -35,6 +35,7 @@ from firstline_core.hardware.readings import NOTHING_READ, Absent, Measured, Sna
 from firstline_core.protocol.mqtt_messages import Message, Topics
 from firstline_core.storage.files import with_checksum
 from firstline_core.types import ContractAlarm
+from firstline_edge.audits.records import VALID, CertificateState
 from firstline_edge.cloud.chain import no_budget
 from firstline_edge.cloud.link import LinkReport, LinkStatus
 from firstline_edge.fleet.escalation_limiter import EscalationLimiter
@@ -130,9 +131,13 @@ def test_a_stored_state_is_read_and_damage_is_detected(tmp_path: Path, content: 
     assert read_stored(path, Desired, "desired state") is None
 
 
+VALID_CERTIFICATES = SimpleNamespace(of=lambda _: VALID, alarm_of=lambda _: None)
+
+
 async def test_rows_are_counted_by_the_tier_of_the_final_answer() -> None:
     scene = Scene(certified=0.8)
-    counts = FleetCounts(scene.models, lambda _: True, lambda _: OWN, lambda size_bytes: size_bytes / 10)
+    alarmed = SimpleNamespace(of=lambda _: CertificateState("broken_on_device"), alarm_of=lambda _: OWN)
+    counts = FleetCounts(scene.models, alarmed, lambda size_bytes: size_bytes / 10)
     for values in ((SURE,), (UNSURE,), (UNSURE,), (SURE, UNSURE, 0.61)):
         asked = request(*values)
         context = scene.context(asked)
@@ -150,7 +155,7 @@ async def test_rows_are_counted_by_the_tier_of_the_final_answer() -> None:
 
 async def test_audits_are_counted_by_the_events_that_can_occur() -> None:
     scene = Scene(certified=0.8)
-    counts = FleetCounts(scene.models, lambda _: False, lambda _: None, lambda _: 0.0)
+    counts = FleetCounts(scene.models, VALID_CERTIFICATES, lambda _: 0.0)
     for outcome, loss, events in (
         ("agreed", 0.0, {"missed yes": 0.0, "invented yes": 0.0}),
         ("disagreed", 0.25, {"missed no": 1.0, "invented yes": 1.0}),
@@ -169,7 +174,7 @@ async def test_audits_are_counted_by_the_events_that_can_occur() -> None:
 
 async def test_client_errors_count_against_no_model() -> None:
     scene = Scene(certified=0.8)
-    counts = FleetCounts(scene.models, lambda _: True, lambda _: None, lambda _: 0.0)
+    counts = FleetCounts(scene.models, VALID_CERTIFICATES, lambda _: 0.0)
     errors: tuple[FirstlineError, ...] = (
         InvalidTensorError("no"),
         PayloadTooLargeError("no"),
