@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Sequence
 from types import FrameType
 
-from firstline_core.command_line import Parser
+from firstline_core.command_line import Parser, run_with_output
 from firstline_core.errors import ConfigError, FirstlineError, missing_package
 from firstline_gateway import __version__
 
@@ -33,13 +33,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             gc.enable()
         arguments = commands.parse_args(argv)
         command: Callable[[argparse.Namespace], int] = arguments.command
-        return command(arguments)
+        return run_with_output(lambda: command(arguments), _report)
     except ModuleNotFoundError as error:
-        lacking = missing_package(error, "firstline-gateway", "gateway")
-        print(f"firstline-gateway: {lacking.message}", file=sys.stderr)  # noqa: T201
+        _report(missing_package(error, "firstline-gateway", "gateway").message)
         return 2
     except FirstlineError as error:
-        print(f"firstline-gateway: {error.message}", file=sys.stderr)  # noqa: T201
+        _report(error.message)
         return 2 if isinstance(error, ConfigError) else 1
     except KeyboardInterrupt:
         return 130
@@ -62,6 +61,11 @@ def parser() -> Parser:
     authority.add_commands(commands)
     backup.add_commands(commands)
     return root
+
+
+def _report(sentence: str) -> None:
+    """Writes the reason of a failure to stderr."""
+    print(f"firstline-gateway: {sentence}", file=sys.stderr)  # noqa: T201
 
 
 def _ignore(_number: int, _frame: FrameType | None) -> None:

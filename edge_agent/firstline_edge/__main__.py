@@ -14,6 +14,7 @@ from collections.abc import Callable
 from importlib import import_module
 from types import FrameType
 
+from firstline_core.command_line import run_with_output
 from firstline_core.errors import ConfigError, FirstlineError, missing_package
 from firstline_edge.cli.output import print_error
 from firstline_edge.cli.parser import FAILED, OK, USAGE, parse
@@ -34,20 +35,15 @@ def main() -> int:
         command: Callable[[argparse.Namespace], int] = import_module(f"firstline_edge.cli.{arguments.module}").command
         gc.freeze()
         gc.enable()
-        code = command(arguments)
-        sys.stdout.flush()
+        return run_with_output(lambda: command(arguments), print_error)
     except ModuleNotFoundError as error:
         print_error(missing_package(error, arguments.command, "edge").message)
         return USAGE
     except FirstlineError as error:
         print_error(error.message)
         return USAGE if isinstance(error, ConfigError) else FAILED
-    except BrokenPipeError:  # the reader of our output has enough, as `| head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
-        return OK
     except KeyboardInterrupt:
         return _INTERRUPTED
-    return code
 
 
 def _stop(_number: int, _frame: FrameType | None) -> None:

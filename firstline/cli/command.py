@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from copy import copy
 from dataclasses import MISSING, fields, is_dataclass
+from functools import partial
 from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
@@ -23,6 +24,7 @@ from typer.core import TyperArgument, TyperCommand, TyperGroup
 
 from firstline.cli import interrupt
 from firstline.cli.output import Output, OutputOption, print_json, print_table
+from firstline_core.command_line import run_with_output
 from firstline_core.errors import ConfigError, FirstlineError, did_you_mean
 from firstline_core.telemetry.wording import wanted_value
 
@@ -74,6 +76,9 @@ class Group(TyperGroup):
         except FirstlineError as error:
             typer.echo(error.message, err=True)
             ctx.exit(EXIT_USAGE if isinstance(error, ConfigError) else EXIT_FAILED)
+        except UnicodeEncodeError as error:  # of an argument that a request names
+            typer.echo(f"{error.object!a} is not text in UTF-8, so no gateway knows it; write it again.", err=True)
+            ctx.exit(EXIT_USAGE)
         except typer.BadParameter as error:
             error.message = _reworded(error)
             raise
@@ -156,11 +161,15 @@ def command_group(explanation: str = "") -> typer.Typer:
 
 def run_command_line(app: typer.Typer) -> int:
     """Runs the command line of this process and returns its exit code."""
-    try:
-        app()
-    except SystemExit as end:
-        return end.code if isinstance(end.code, int) else EXIT_FAILED
-    return 0
+
+    def run() -> int:
+        try:
+            app()
+        except SystemExit as end:
+            return end.code if isinstance(end.code, int) else EXIT_FAILED
+        return 0
+
+    return run_with_output(run, partial(typer.echo, err=True))
 
 
 def command(

@@ -1,11 +1,13 @@
-"""Parsers of the command lines of both tiers: nouns and verbs, an example each, and what to type instead."""
+"""Command lines: output that cannot be written; for both tiers parsers of nouns and verbs, with an example each."""
 
 from __future__ import annotations
 
 import argparse
+import errno
+import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import takewhile
 from typing import Any, NoReturn, TypeAlias
 
@@ -18,6 +20,36 @@ _CHOICES = re.compile(r"(.*invalid choice: '([^']*)') \(choose from (.*)\)", re.
 _NUMBER = re.compile(r"(.*)invalid (int|float) value: (.*)", re.DOTALL)
 _REQUIRED = re.compile(r"the following arguments are required: (.*)|one of the arguments (.*) is required", re.DOTALL)
 _VALUELESS = re.compile(r"argument (.*): expected (?:one|at least one) argument")
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+
+
+def run_with_output(run: Callable[[], int], report: Callable[[str], object]) -> int:
+    """Runs a command, and writes all its output before it returns.
+
+    If stdout is closed, the output is discarded; likewise if its reader has enough, as `| head` does.
+
+    Args:
+        run: the command; returns its exit code.
+        report: gets a sentence if a disk refuses the output.
+
+    Returns:
+        The exit code; 1 if a disk refused.
+    """
+    if sys.stdout is None:
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115, PTH123 (until this process ends)
+    try:
+        code = run()
+        sys.stdout.flush()
+        return code
+    except OSError as error:
+        has_enough = isinstance(error, BrokenPipeError)
+        if not has_enough and (error.errno not in _FULL or error.filename is not None):
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
+        if has_enough:
+            return 0
+        report(f"The output cannot be written: {error.strerror}. Free some space, or write it elsewhere.")
+        return 1
 
 
 class Parser(argparse.ArgumentParser):

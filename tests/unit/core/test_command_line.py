@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -81,3 +83,36 @@ def test_help_loads_no_large_package(module: str) -> None:
     """In a process of its own, because this one has loaded them."""
     script = f"import sys, {module} as m; m.parser().format_help(); print([n for n in {_HEAVY} if n in sys.modules])"
     assert subprocess.run([sys.executable, "-c", script], capture_output=True, text=True).stdout == "[]\n"
+
+
+COMMANDS = {
+    "edge-agent purge --set agent.state_dir=never-used": "firstline_edge",
+    "firstline-gateway key list": "firstline_gateway",
+    "firstline context list": "firstline",
+}
+
+
+@pytest.mark.parametrize("line", COMMANDS)
+@pytest.mark.parametrize(("redirection", "code"), [(">/dev/full", 1), (">&-", 0), ("| head -c 0", 0)])
+def test_output_that_cannot_be_written_is_no_traceback(tmp_path: Path, line: str, redirection: str, code: int) -> None:
+    command = f"{shlex.quote(sys.executable)} -m {COMMANDS[line]} {line.partition(' ')[2]} {redirection}"
+    environment = os.environ | {"XDG_CONFIG_HOME": str(tmp_path)}
+    found = subprocess.run(
+        ["/bin/sh", "-c", command], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    assert found.returncode == code
+    assert "Traceback" not in found.stderr and "Exception ignored" not in found.stderr
+    if code:
+        assert "No space left on device. Free some space" in found.stderr
+
+
+def test_an_argument_that_is_not_text_is_named(tmp_path: Path) -> None:
+    environment = os.environ | {"FIRSTLINE_GATEWAY": "http://127.0.0.1:9", "FIRSTLINE_TOKEN": "x"}
+    found = subprocess.run(
+        [sys.executable, "-m", "firstline", "rollout", "get", b"r\xff"],
+        env=environment,
+        capture_output=True,
+        check=False,
+    )
+    assert found.returncode == 2
+    assert found.stderr.startswith(b"'r\\udcff' is not text in UTF-8")
