@@ -49,6 +49,10 @@ class Timed(ExecutorWithoutFiles):
         self.batches: list[int] = []
         self.dropped: list[ModelKey] = []
 
+    def seconds(self, rows: int) -> float:
+        """What a batch takes."""
+        return rows * self.row_s
+
     def stop(self) -> None:
         self._goes_on.clear()
 
@@ -59,7 +63,7 @@ class Timed(ExecutorWithoutFiles):
         rows = sum(map(row_count, inputs))
         self.batches.append(rows)
         async with self._free:
-            await self._clock.sleep(rows * self.row_s)
+            await self._clock.sleep(self.seconds(rows))
             await self._goes_on.wait()
         if (error := self.errors_of.get(key, self.error)) is not None:
             raise error

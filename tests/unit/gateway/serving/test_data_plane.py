@@ -122,6 +122,9 @@ def digits_request(**fields: object) -> InferRequest:
     return replace(request, inputs=(Tensor("image", request.inputs[0].array),))
 
 
+IMAGES = digits_request()
+
+
 async def until_held(executor: GatedExecutor) -> None:
     while not executor.held:  # noqa: ASYNC110 (nothing here waits for time)
         await asyncio.sleep(0)
@@ -165,6 +168,7 @@ async def test_an_escalation_for_this_full_model_is_answered(bench: Bench, repos
         ),
         (digits_request(version="2"), UnknownModelError, "no version '2'"),
         (request_of(1, model="digits"), InvalidTensorError, "takes one input, 'image'; the request has: 'x'"),
+        (replace(IMAGES, inputs=IMAGES.inputs * 2), InvalidTensorError, "takes one input"),
         (digits_request(outputs=(RequestedOutput("logits"),)), InvalidTensorError, "no output 'logits'"),
     ],
 )
@@ -175,12 +179,6 @@ async def test_an_impossible_request_is_refused_before_it_queues(
         await bench.plane.infer(request_)
     assert type(caught.value) is kind
     assert not bench.executor.batches
-
-
-async def test_a_second_input_is_refused(bench: Bench) -> None:
-    request = digits_request()
-    with pytest.raises(InvalidTensorError, match="takes one input"):
-        await bench.plane.infer(replace(request, inputs=request.inputs * 2))
 
 
 async def test_draining_finishes_what_is_in_flight_and_refuses_the_rest(bench: Bench) -> None:
@@ -200,16 +198,6 @@ async def test_draining_finishes_what_is_in_flight_and_refuses_the_rest(bench: B
     await drained
     found: Array = (await task).output("probabilities")
     assert found.dtype == np.float32
-
-
-async def test_a_gateway_without_models_is_live_and_not_ready(tmp_path: Path) -> None:
-    empty = Bench(Repository({}), tmp_path)
-    plane = empty.plane
-    assert plane.live()
-    assert not plane.ready()
-    with pytest.raises(UnknownModelError, match="it serves: none"):
-        plane.model_ready("digits", "")
-    empty.opened.close()
 
 
 async def test_an_answers_log_line_has_tier_and_reason(bench: Bench) -> None:
@@ -246,12 +234,14 @@ async def test_edge_outputs_of_an_audit_are_checked(bench: Bench, edge_outputs: 
 
 
 @pytest.mark.parametrize(("looks_after_fleet", "expected"), [(True, True), (False, False)])
-def test_a_gateway_without_a_model_is_ready_if_it_manages_a_fleet(
+def test_a_gateway_without_a_model_is_live_and_ready_if_it_manages_a_fleet(
     tmp_path: Path, looks_after_fleet: bool, expected: bool
 ) -> None:
     repository = Repository({})
     found = Bench(repository, tmp_path, looks_after_fleet=looks_after_fleet)
-    assert found.plane.ready() is expected
+    assert found.plane.live() and found.plane.ready() is expected
+    with pytest.raises(UnknownModelError, match="it serves: none"):
+        found.plane.model_ready("digits", "")
     repository.away[ModelKey("digits", 1)] = "It was unloaded."
     assert not found.plane.ready()
     found.opened.close()

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncIterator, Awaitable
 from typing import TypeVar, cast
 
 import pytest
-from support.executor import ExecutorWithoutFiles
-from support.executors import SERVED, M
-from support.gateway import Doubler, doubled, request_of
+from support.executors import SERVED, M, Timed
+from support.gateway import Doubler, request_of
 from support.waiting import result_of
 
 from firstline_core.bundle.loading import LoadedModel
 from firstline_core.clock import SimulatedClock
 from firstline_core.errors import DeadlineExceededError, InferenceError, InvalidTensorError, NotReadyError
-from firstline_core.types import Arrays, ModelKey
-from firstline_gateway.executors.base import ModelOnExecutor, Outcome
+from firstline_core.types import Arrays
+from firstline_gateway.executors.base import ModelOnExecutor
 from firstline_gateway.executors.dispatch.dispatcher import Dispatcher
 from firstline_gateway.executors.dispatch.member import Member
 from firstline_gateway.executors.local import LocalExecutor
@@ -44,27 +43,10 @@ class Small(Doubler):
         pass
 
 
-class Far(ExecutorWithoutFiles):
-    """Takes ten milliseconds, or for ever."""
-
-    def __init__(self, clock: SimulatedClock) -> None:
-        super().__init__()
-        self._clock = clock
-        self.goes_on = asyncio.Event()
-        self.goes_on.set()
-        self.batches = 0
-
-    async def run(self, key: ModelKey, inputs: Sequence[Arrays], deadlines_s: Sequence[float | None]) -> list[Outcome]:
-        self.batches += 1
-        await self._clock.sleep(0.01)
-        await self.goes_on.wait()
-        return [doubled(each) for each in inputs]
-
-
 class Site:
     def __init__(self) -> None:
         self.clock = SimulatedClock()
-        self.model, self.far = Small(self.clock), Far(self.clock)
+        self.model, self.far = Small(self.clock), Timed(self.clock, 0.01)
         self.local = LocalExecutor({M: cast(LoadedModel, self.model)}, sessions=1, max_batch_rows=32, clock=self.clock)
         self.members = [
             Member("here", self.local, sessions=1),
@@ -116,7 +98,7 @@ async def test_a_local_failure_is_retried_elsewhere_and_ejects(site: Site, caplo
         assert (await site.ask(3.0))["probabilities"].tolist() == [[6.0]]
     assert site.batches("here") == {"answered": 1, "failed": 3}
     assert "It failed; it is tried again in" in site.here.problem
-    assert site.far.batches == 20
+    assert len(site.far.batches) == 20
     assert told_of_being_left_alone(caplog) == [site.model.error.message]
 
 
@@ -124,22 +106,22 @@ async def test_a_wrong_request_is_refused_without_a_retry(site: Site) -> None:
     with pytest.raises(InvalidTensorError):
         await site.ask(-1.0)
     assert site.batches("here") == {"refused": 1}
-    assert site.far.batches == 0
+    assert site.far.batches == []
 
 
 async def test_a_retried_batch_is_answered_by_its_deadline_and_at_abandon(site: Site) -> None:
     site.model.error = InferenceError("no kernel")
-    site.far.goes_on.clear()
+    site.far.stop()
     with pytest.raises(DeadlineExceededError):
         await site.ask(timeout_s=0.05)
     assert site.late == 1
     waits = asyncio.ensure_future(site.batcher.submit(M, request_of(1.0)))
-    while site.far.batches < 2:  # noqa: ASYNC110 (the executor has no event for it)
+    while len(site.far.batches) < 2:  # noqa: ASYNC110 (the executor has no event for it)
         await asyncio.sleep(0)
     site.batcher.abandon(NotReadyError("ends"))
     with pytest.raises(NotReadyError):
         await waits
-    site.far.goes_on.set()
+    site.far.go_on()
 
 
 async def test_an_unexpected_error_reaches_the_caller_and_counts(site: Site, caplog: pytest.LogCaptureFixture) -> None:

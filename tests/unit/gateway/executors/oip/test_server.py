@@ -256,28 +256,6 @@ async def test_a_server_that_shuts_down_is_left_before_it_is_gone() -> None:
         assert far.slots == 8
 
 
-async def test_a_server_that_only_fails_is_ejected_and_tried_again_later() -> None:
-    async with site(3) as far:
-        await far.warm()
-        far.servers[0].error = FirstlineError("It broke.")
-        for _ in range(60):
-            (outcome,) = await far.ask((0.5,))
-            assert values(outcome) == [row(0.5)]
-        assert far.asked[0] == 3
-        assert far.slots == 16
-        report = far.pool.report()
-        assert report.batches["http://far-0", "failed"] == 3
-        assert report.up["http://far-0",] == 0
-        assert report.repeats["retry",] == 3
-        far.servers[0].error = None
-        await far.clock.advance(10)
-        for _ in range(5):
-            await far.ask((0.5,))
-            await far.clock.advance(2)
-        assert far.asked[0] > 3
-        assert far.slots == 24
-
-
 async def test_the_servers_of_an_executor_are_reported_as_one() -> None:
     async with site(2, name="far") as far:
         far.servers[0].error = FirstlineError("It broke.")

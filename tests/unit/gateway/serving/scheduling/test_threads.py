@@ -10,18 +10,16 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import cast
 
-import pytest
 from support.gateway import Doubler, pool_of, request_of
 
 from firstline_core.bundle.loading import LoadedModel
 from firstline_core.clock import SimulatedClock
-from firstline_core.errors import DeadlineExceededError, NotReadyError
 from firstline_core.types import Arrays, InferRequest, ModelKey
 from firstline_gateway.executors.local import LocalExecutor
 from firstline_gateway.serving.scheduling.admission import Bounds
 from firstline_gateway.serving.scheduling.batcher import Batcher
 
-M, N = ModelKey("m", 1), ModelKey("n", 1)
+M = ModelKey("m", 1)
 
 
 class Held(Doubler):
@@ -43,24 +41,21 @@ class Held(Doubler):
 
 
 class Bench:
-    """A batcher over threads of its own, all of one model that the test holds."""
+    """A batcher over threads of its own, of a model that the test holds."""
 
-    def __init__(self, sessions: int, concurrency: int) -> None:
+    def __init__(self, sessions: int) -> None:
         self.clock = SimulatedClock()
         self.model = Held(0.013)
-        loaded = cast(LoadedModel, self.model)
-        self.executor = LocalExecutor({M: loaded, N: loaded}, sessions=sessions, max_batch_rows=4, clock=self.clock)
-        self.rows_run: list[int] = []
+        models = {M: cast(LoadedModel, self.model)}
+        self.executor = LocalExecutor(models, sessions=sessions, max_batch_rows=4, clock=self.clock)
         self.batcher = Batcher(
-            pool_of(self.executor, M, N, clock=self.clock),
+            pool_of(self.executor, M, clock=self.clock),
             clock=self.clock,
             bounds=Bounds(requests=100, size_bytes=1 << 20, seconds=100.0, batch_rows=4),
-            concurrency_of={M.name: concurrency},
-            on_batch=self.rows_run.append,
         )
 
-    async def submit(self, request: InferRequest, key: ModelKey = M) -> asyncio.Task[Arrays]:
-        task = asyncio.create_task(self.batcher.submit(key, request))
+    async def submit(self, request: InferRequest) -> asyncio.Task[Arrays]:
+        task = asyncio.create_task(self.batcher.submit(M, request))
         for _ in range(2):
             await asyncio.sleep(0)
         return task
@@ -73,8 +68,8 @@ class Bench:
 
 
 @asynccontextmanager
-async def bench_of(sessions: int = 1, concurrency: int = 0) -> AsyncIterator[Bench]:
-    bench = Bench(sessions, concurrency)
+async def bench_of(sessions: int = 1) -> AsyncIterator[Bench]:
+    bench = Bench(sessions)
     try:
         yield bench
     finally:
@@ -97,17 +92,6 @@ async def test_a_more_urgent_request_gets_the_next_free_thread() -> None:
         await asyncio.gather(*running)
 
 
-async def test_a_later_request_that_is_due_earlier_goes_first() -> None:
-    async with bench_of() as bench:
-        running = [await bench.submit(request_of(1))]
-        assert await bench.begins() == 1
-        running += [await bench.submit(request_of(2)), await bench.submit(request_of(3, priority=1))]
-        for value in (1, 3, 2):
-            bench.end(value)
-        assert [await bench.begins() for _ in range(2)] == [3, 2]
-        await asyncio.gather(*running)
-
-
 async def test_nothing_runs_for_a_caller_that_left() -> None:
     async with bench_of() as bench:
         first = await bench.submit(request_of(1))
@@ -121,41 +105,3 @@ async def test_nothing_runs_for_a_caller_that_left() -> None:
         assert await bench.begins() == 3
         await asyncio.gather(first, third)
         assert bench.model.runs == [1, 1]
-
-
-async def test_a_request_that_expires_before_a_thread_is_free_never_starts() -> None:
-    async with bench_of() as bench:
-        first = await bench.submit(request_of(1))
-        assert await bench.begins() == 1
-        second = await bench.submit(request_of(2, deadline_s=bench.clock.monotonic_s() + 60))
-        await bench.clock.advance(61)
-        with pytest.raises(DeadlineExceededError):
-            await second
-        bench.end(1)
-        await first
-        assert bench.model.runs == [1]
-
-
-async def test_a_model_keeps_its_limit_of_concurrent_batches() -> None:
-    async with bench_of(sessions=2, concurrency=1) as bench:
-        tasks = [await bench.submit(request_of(1)), await bench.submit(request_of(2), N)]
-        assert sorted([await bench.begins(), await bench.begins()]) == [1, 2]
-        tasks.append(await bench.submit(request_of(3)))
-        bench.end(2)
-        await tasks[1]
-        assert bench.model.begun.empty()
-        bench.end(1)
-        assert await bench.begins() == 3
-        bench.end(3)
-        await asyncio.gather(*tasks)
-
-
-async def test_a_shutdown_answers_waiting_batches() -> None:
-    async with bench_of() as bench:
-        tasks = [await bench.submit(request_of(float(value))) for value in (1, 2)]
-        assert await bench.begins() == 1
-        bench.batcher.abandon(NotReadyError("later"))
-        assert [type(found) for found in await asyncio.gather(*tasks, return_exceptions=True)] == [NotReadyError] * 2
-        bench.end(1)
-        assert await bench.executor.close(10)
-        assert bench.model.runs == [1]
