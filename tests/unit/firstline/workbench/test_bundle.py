@@ -267,20 +267,16 @@ def test_independent_labels_need_no_sum(tmp_path: Path) -> None:
     assert check.outcome == "failed" and "`independent_labels = true`" in check.detail
 
 
-def test_second_softmax_gives_a_warning(tmp_path: Path) -> None:
-    warnings: list[str] = []
-    file = linear_model(tmp_path / "m.onnx", pixels=4, classes=3, softmax=True)
-    create_bundle(_bare(file, 3), tmp_path / "out", warn=warnings.append)
-    assert len(warnings) == 1
-    assert "drop softmax" in warnings[0]
-
-
-def test_background_class_gives_a_warning(tmp_path: Path) -> None:
-    warnings: list[str] = []
-    spec = _bare(linear_model(tmp_path / "m.onnx", pixels=4, classes=3), 3)
-    create_bundle(replace(spec, labels=("background", "cat", "dog")), tmp_path / "out", warn=warnings.append)
-    assert len(warnings) == 1
-    assert "label_offset:1" in warnings[0]
+@pytest.mark.parametrize(
+    ("softmax", "labels", "advice"),
+    [(True, ("bird", "cat", "dog"), "drop softmax"), (False, ("background", "cat", "dog"), "label_offset:1")],
+)
+def test_second_softmax_or_background_class_gives_a_warning(
+    tmp_path: Path, softmax: bool, labels: tuple[str, ...], advice: str
+) -> None:
+    spec = _bare(linear_model(tmp_path / "m.onnx", pixels=4, classes=3, softmax=softmax), 3)
+    create_bundle(replace(spec, labels=labels), tmp_path / "out", warn=(warnings := list[str]()).append)
+    assert len(warnings) == 1 and advice in warnings[0]
 
 
 def test_one_of_several_outputs_must_be_named(tmp_path: Path) -> None:

@@ -368,7 +368,7 @@ def test_audit_bound_of_harm_is_the_observed_disagreement(rows: Evidence) -> Non
 @pytest.fixture(scope="module")
 def masks() -> Evidence:
     """Masks of four pixels, labelled with the class 0: the models lose a part of most of them."""
-    random, n = np.random.default_rng(3), 3000
+    random, n = np.random.default_rng(3), 1500
     scores = random.random(n)
     task = Segmentation(("floor", "crack"), width=4, height=1, counted=("floor",))
     wrong = {

@@ -98,8 +98,7 @@ def test_verify_refuses_a_bundle(tmp_path: Path) -> None:
     assert "create the bundle again, which runs it with one row at a time" in said
 
 
-@pytest.mark.parametrize("command", ["certify", "compress"])
-def test_a_bundle_that_needs_batch_1_is_neither_certified_nor_compressed(tmp_path: Path, command: str) -> None:
+def test_a_bundle_that_needs_batch_1_is_neither_certified_nor_compressed(tmp_path: Path) -> None:
     quantised = tmp_path / "dynamic.onnx"
     quantize_dynamic(DIGITS / "artefacts/edge.onnx", quantised, weight_type=QuantType.QUInt8)
     steps = ("--preprocess", "decode:L,resize:8x8,scale:0:255", "--postprocess", "softmax", "--threshold", 0.9)
@@ -110,13 +109,13 @@ def test_a_bundle_that_needs_batch_1_is_neither_certified_nor_compressed(tmp_pat
     assert "DynamicQuantizeLinear" in said
     promise = ("--data", DIGITS / "heldout", "--epsilon", 0.1, "--delta", 0.1)
     before = without_batch(open_bundle(out))
-    refused = run(command, before.path, *promise, code=2)
-    assert "Model 'quick' answers row" in refused and "DynamicQuantizeLinear" in refused
-    assert "create the bundle again, which runs it with one row at a time" in refused
+    for command in ("certify", "compress"):
+        refused = run(command, before.path, *promise, code=2)
+        assert "Model 'quick' answers row" in refused and "DynamicQuantizeLinear" in refused
+        assert "create the bundle again, which runs it with one row at a time" in refused
     run("bundle", "create", "--name", "d", *models, *files, *steps, "--out", out, "--force", code=0)
     assert [model.batch for model in open_bundle(out).manifest.models] == [1, None, None]
-    if command == "certify":
-        assert "ertified" in run(command, out, *promise, code=0)
+    assert "ertified" in run("certify", out, *promise, code=0)
 
 
 def test_create_and_verify_say_how_many_rows_ran(tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ def counted(connection: Connection, principal: str) -> records.Usage:
 def test_usage_equals_a_count_and_its_rows_stay_few(database: Database) -> None:
     rng = random.Random(1)
     known: list[tuple[str, str]] = []
-    for at in range(400):
+    for at in range(200):
         with database.begin() as connection:
             doing = rng.random()
             if doing < 0.5 or not known:
