@@ -23,7 +23,7 @@ from firstline_core.fleet.profiles import (
     entry_of,
 )
 from firstline_core.fleet.rest import LATE_AFTER_S
-from firstline_core.fleet.twin import REQUESTS, DesiredProfile, ProfilingState
+from firstline_core.fleet.twin import REQUESTS, DesiredProfile, Profiling, ProfilingState
 from firstline_core.ids import new_request_id
 from firstline_core.profile.profile import decode
 from firstline_core.protocol.enrolment import device_principal
@@ -226,11 +226,9 @@ def request_of(device: StoredDevice, request: DesiredProfile, now_s: float) -> P
         now_s: wall time.
     """
     profiles = device.reported.profiles if device.reported is not None else ()
-    reported = next((one for one in profiles if one.id == request.id), None)
+    sent = Profiling(request.id, request.bundle, ProfilingState.SENT, message=f"{device.name} has not received it yet.")
+    reported = next((one for one in profiles if one.id == request.id), sent)
     offline = _offline(device, now_s)
-    if reported is None:
-        message = offline or f"{device.name} has not received it yet."
-        return ProfileRequest(device.name, request, ProfilingState.SENT, message=message)
     message = offline if offline and not reported.state.ended else reported.message
     return ProfileRequest(
         device.name, request, reported.state, reported.version, reported.done, reported.total, message

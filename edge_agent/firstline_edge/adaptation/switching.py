@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from firstline_core.adaptation.controller import LadderPosition
 from firstline_core.clock import Clock, end_tasks
 from firstline_core.errors import FirstlineError
 from firstline_core.hardware.readings import Snapshot
@@ -58,29 +57,22 @@ class VariantSwitcher:
         await end_tasks(*self._loading.values())
 
     def _update(self, device_model: DeviceModel, variants: BundleVariants, snapshot: Snapshot) -> None:
-        before, reported = variants.position, variants.reported_place
+        before, reported, now_s = variants.position, variants.reported_place, self.clock.monotonic_s()
         after = variants.update(snapshot)
         if variants.reported_place != reported:
             self.switches[after.verdict.guard if after.verdict is not None else ""] += 1
             self._report(device_model, variants, reported)
-        elif after.next_share and self._begins_to_split(variants, before):
+        elif after.next_share and not before.next_share and now_s >= variants.split_reported_s + _REPORT_S:
+            variants.split_reported_s = now_s
             self._report(device_model, variants, reported)
         if after.unload:
             self._unload(variants)
         if variants.current is not device_model:
             self.models.put(variants.current)
-        may_retry = self.clock.monotonic_s() >= variants.retry_s
-        if variants.missing_rung is not None and variants not in self._loading and may_retry:
+        if variants.missing_rung is not None and variants not in self._loading and now_s >= variants.retry_s:
             task = asyncio.get_running_loop().create_task(self._load(device_model, variants, variants.missing_rung))
             self._loading[variants] = task
             task.add_done_callback(lambda _: self._loading.pop(variants))
-
-    def _begins_to_split(self, variants: BundleVariants, before: LadderPosition) -> bool:
-        now_s = self.clock.monotonic_s()
-        if before.next_share or now_s < variants.split_reported_s + _REPORT_S:
-            return False
-        variants.split_reported_s = now_s
-        return True
 
     def _unload(self, variants: BundleVariants) -> None:
         released = variants.unload_above()

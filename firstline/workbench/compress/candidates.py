@@ -174,7 +174,7 @@ def _candidate(work: Work, technique: str, parameters: dict[str, str], make: Cal
                 source=source.id,
                 source_digest=source.digest,
                 parameters={**work.data, **parameters},
-                libraries={"firstline": version("firstline")} | _TECHNIQUES[source.runtime].libraries(),
+                libraries={name: version(name) for name in ("firstline", *_TECHNIQUES[source.runtime].LIBRARIES)},
             ),
         )
         with closing(load_model(bundle, model, RuntimeOptions())) as loaded:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
-from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,8 @@ from firstline_core.runtime.onnx import OnnxRuntime
 from firstline_core.runtime.select import CPU
 from firstline_core.types import Array
 
+LIBRARIES = ("onnx", "onnxruntime")
+"""Packages that make the files."""
 QUANTISED = ("Conv", "Gemm", "MatMul")
 """Operators whose weights can be quantised."""
 DISAGREES = 0.01
@@ -209,11 +210,6 @@ def _answers(file: Path, rows: Array, output: str) -> Array:
         name = pick_port(runtime.outputs, output, f"Model {file.name}", "output").name
         found = run_in_batches({runtime.inputs[0].name: rows}, min(_BATCH_ROWS, len(rows)), runtime.run)
     return found[name].reshape(len(rows), -1)
-
-
-def libraries() -> dict[str, str]:
-    """Returns the versions of the libraries that make the files."""
-    return {name: version(name) for name in ("onnx", "onnxruntime")}
 
 
 def _current(model: Any) -> Any:

@@ -9,7 +9,6 @@ import io
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr
-from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,8 @@ import numpy as np
 from firstline_core.errors import ConfigError
 from firstline_core.types import Array
 
+LIBRARIES = ("ai-edge-quantizer", "ai-edge-litert")
+"""Packages that make the files."""
 _SIGNATURE = "serving_default"
 _BUFFER_ALIGNMENT_BYTES = 16
 """Required by the schema (`force_align: 16` on Buffer.data), but missing in the generated writer."""
@@ -88,11 +89,6 @@ TECHNIQUES: dict[str, Callable[[Path, Array, Path], None]] = {
     "dynamic-int8": dynamic_int8,
     "int8-weights": int8_weights,
 }
-
-
-def libraries() -> dict[str, str]:
-    """Returns the versions of the libraries that make the files."""
-    return {name: version(name) for name in ("ai-edge-quantizer", "ai-edge-litert")}
 
 
 def _quantised(content: bytes, wanted: Any, out: Path, seen: Any = None) -> None:
