@@ -109,9 +109,8 @@ class AuditSender:
     _queue: asyncio.Queue[Audit] = field(default_factory=lambda: asyncio.Queue(_WAITING), init=False)
     _waiting_bytes: int = field(default=0, init=False)
 
-    @property
     def has_room(self) -> bool:
-        """Whether one more audit may wait."""
+        """Returns whether one more audit may wait."""
         return self.chain.linked and not self._queue.full() and self._waiting_bytes <= _WAITING_BYTES
 
     def add(self, audit: Audit) -> None:

@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 import random
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from msgspec.structs import replace
 
@@ -88,12 +88,14 @@ class AuditRate:
     Args:
         settings: the limits of audits.
         clock: for the budget.
+        has_room: whether one more audit may wait.
     """
 
-    def __init__(self, settings: AuditSection, clock: Clock) -> None:
+    def __init__(self, settings: AuditSection, clock: Clock, has_room: Callable[[], bool] = lambda: True) -> None:
         self._allowance = _allowance_of(settings)
         self._spacing_s = settings.spacing_s
         self._clock = clock
+        self._has_room = has_room
         self._budget = AuditBudget(clock.monotonic_s())
         self._propensity = 0.0
         self._propensity_until_s = -math.inf
@@ -117,7 +119,7 @@ class AuditRate:
         limits = {"audit.per_hour": self._allowance.per_hour, "audit.bytes_per_hour": self._allowance.bytes_per_hour}
         return next((name for name, limit in limits.items() if not limit), "")
 
-    def propensity(self, *, has_room: bool) -> float:
+    def propensity(self) -> float:
         """Returns the share of answers that are audited now; 0 without room for an audit.
 
         It is computed after a draw, after new settings and otherwise every 0.1 s, so it may stay 0 for 0.1 s after room
@@ -125,20 +127,17 @@ class AuditRate:
         """
         now_s = self._clock.monotonic_s()
         if now_s >= self._propensity_until_s:
-            self._find_propensity(now_s, has_room=has_room)
+            self._find_propensity(now_s)
         return self._propensity
 
-    def chance_of_next(self, source: str, size_bytes: int, *, has_room: bool) -> tuple[float, float]:
+    def chance_of_next(self, source: str, size_bytes: int) -> tuple[float, float]:
         """Returns the probability of drawing the next answer now, and its propensity; counts that answer as traffic."""
-        now_s = self._clock.monotonic_s()
-        if now_s >= self._propensity_until_s:
-            self._find_propensity(now_s, has_room=has_room)
-        share = self._propensity
+        share = self.propensity()
         self._uncounted_rows += 1
         self._uncounted_bytes += size_bytes
         if not self._spacing_s:
             return share, share
-        number = int(now_s * _SLOTS / self._spacing_s)
+        number = int(self._clock.monotonic_s() * _SLOTS / self._spacing_s)
         known = self._sources.get(source)
         if known is None:
             if not self._make_place(number):
@@ -163,13 +162,13 @@ class AuditRate:
             known.drawn = known.slots[-1].number
         self._propensity_until_s = -math.inf
 
-    def _find_propensity(self, now_s: float, *, has_room: bool) -> None:
+    def _find_propensity(self, now_s: float) -> None:
         """Finds the propensity that the budget allows, and that leaves the busiest source enough pauses."""
         budget = sampling.add_answers(self._budget, self._uncounted_rows, self._uncounted_bytes)
         self._uncounted_rows = self._uncounted_bytes = 0
         self._budget = sampling.after_time(budget, now_s, self._allowance)
         self._peak, self._most_answers = self._peak.with_number(self._most_answers, now_s), 0
-        share = sampling.propensity(self._budget, self._allowance) if has_room else 0.0
+        share = sampling.propensity(self._budget, self._allowance) if self._has_room() else 0.0
         self._propensity = min(share, max(1 / max(1, self._peak.value), _LEAST_SHARE * share))
         self._propensity_until_s = now_s + _PROPENSITY_S
 
@@ -215,7 +214,7 @@ class Auditor:
     ) -> None:
         self._sender = sender
         self._certificates = certificates
-        self.rate = AuditRate(settings, clock)
+        self.rate = AuditRate(settings, clock, sender.has_room)
         self._clock = clock
         self._rng = rng
         self._certifies = certifies
@@ -298,7 +297,7 @@ class Auditor:
             covered: whether the threshold in use covers it.
         """
         size_bytes = _row_bytes(request, model.full_inputs, row.position)
-        draw, propensity = self.rate.chance_of_next(request.source, size_bytes, has_room=self._sender.has_room)
+        draw, propensity = self.rate.chance_of_next(request.source, size_bytes)
         if self._rng.random() >= draw:
             return
         escalation = escalation_of(
@@ -340,7 +339,7 @@ class Auditor:
                 continue
             if monitored.is_auditable(row.score, model.group(row.edge)):  # already drawn, or not, as an audit
                 continue
-            propensity = self.rate.propensity(has_room=self._sender.has_room)
+            propensity = self.rate.propensity()
             if self._rng.random() < propensity:
                 compared = Comparison.of(model, row.edge.outputs, row.output.outputs)
                 sample = monitored.sample(self._clock.wall_s(), row.score, compared, propensity, kept=False)

@@ -291,7 +291,7 @@ def test_a_budget_of_audits_holds_over_a_day_of_requests() -> None:
     clock._now_s += 600  # the budget fills
     for _ in range(24 * 120):
         clock._now_s += 30
-        if rate.chance_of_next("gate", 1, has_room=True)[0]:
+        if rate.chance_of_next("gate", 1)[0]:
             rate.charge("gate", 1)
             drawn_at_s.append(clock.monotonic_s())
     assert len(drawn_at_s) > 0.6 * 20 * 24
@@ -352,7 +352,7 @@ def drawn_in_bursts(seed: int, cycles: int, **settings: Any) -> Iterator[tuple[i
         for phase, (lasts_s, per_s) in enumerate(BURSTS):
             for _ in range(round(lasts_s * per_s)):
                 clock._now_s += 1 / per_s
-                draw, propensity = rate.chance_of_next("gate", 1, has_room=True)
+                draw, propensity = rate.chance_of_next("gate", 1)
                 if rng.random() < draw:
                     rate.charge("gate", 1)
                     yield phase, propensity
@@ -402,7 +402,7 @@ def test_rare_bursts_are_audited_in_proportion_to_their_answers() -> None:
             for phase, (answers, every_s) in enumerate(((120, 0.5), (537, 20.0))):
                 for _ in range(answers):
                     clock._now_s += every_s
-                    draw, _ = rate.chance_of_next("gate", 1, has_room=True)
+                    draw, _ = rate.chance_of_next("gate", 1)
                     if rng.random() < draw:
                         rate.charge("gate", 1)
                         audits[phase] += cycle > 0
@@ -419,7 +419,7 @@ def test_a_busy_source_does_not_count_less_than_its_traffic(max_share: float) ->
     for number in range(80_000):
         source = "quiet" if number % 10 == 0 else "busy"
         clock._now_s += 0.1
-        draw, propensity = rate.chance_of_next(source, 1, has_room=True)
+        draw, propensity = rate.chance_of_next(source, 1)
         if rng.random() < draw:
             assert 0 < propensity <= draw
             rate.charge(source, 1)
@@ -435,12 +435,12 @@ def test_a_burst_of_one_source_does_not_end_the_audits_of_the_others() -> None:
     rate = rate_at(clock, spacing_s=10.0, max_share=0.05)
     for _ in range(20_000):
         clock._now_s += 5 / 20_000
-        rate.chance_of_next("busy", 1, has_room=True)
-    assert rate.chance_of_next("quiet", 1, has_room=True)[1] == pytest.approx(0.05 / 100)
+        rate.chance_of_next("busy", 1)
+    assert rate.chance_of_next("quiet", 1)[1] == pytest.approx(0.05 / 100)
     shares = list[float]()
     for _ in range(3):
         clock._now_s += 86_400
-        shares.append(rate.chance_of_next("quiet", 1, has_room=True)[1])
+        shares.append(rate.chance_of_next("quiet", 1)[1])
     assert shares[-1] == 0.05
 
 
@@ -449,14 +449,14 @@ def test_a_new_spacing_forgets_the_pauses_of_the_old_one(spacing_s: float) -> No
     clock = SimulatedClock()
     settings = msgspec.structs.replace(ALL, spacing_s=10.0, max_share=0.1)
     rate = rate_at(clock, spacing_s=10.0, max_share=0.1)
-    rate.chance_of_next("gate", 1, has_room=True)
+    rate.chance_of_next("gate", 1)
     rate.charge("gate", 1)
     for _ in range(1000):
-        assert rate.chance_of_next("gate", 1, has_room=True)[0] == 0
+        assert rate.chance_of_next("gate", 1)[0] == 0
     rate.adopt(settings)
-    assert rate.chance_of_next("gate", 1, has_room=True)[0] == 0
+    assert rate.chance_of_next("gate", 1)[0] == 0
     rate.adopt(msgspec.structs.replace(settings, spacing_s=spacing_s))
-    assert rate.chance_of_next("gate", 1, has_room=True) == (0.1, 0.1)
+    assert rate.chance_of_next("gate", 1) == (0.1, 0.1)
 
 
 def test_the_remembered_sources_are_bounded() -> None:
@@ -464,12 +464,12 @@ def test_the_remembered_sources_are_bounded() -> None:
     rate = rate_at(clock, spacing_s=10.0)
     drawn = 0
     for number in range(2000):
-        if rate.chance_of_next(f"lane {number}", 1, has_room=True)[0]:
+        if rate.chance_of_next(f"lane {number}", 1)[0]:
             drawn += 1
             rate.charge(f"lane {number}", 1)
     assert drawn == 1024
     clock._now_s += 12  # silent sources are forgotten
-    assert rate.chance_of_next("another", 1, has_room=True)[0] == 1
+    assert rate.chance_of_next("another", 1)[0] == 1
 
 
 async def test_an_audit_of_events_names_them(make_scene: MakeScene) -> None:
