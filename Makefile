@@ -25,9 +25,12 @@ test: export PYTHONDONTWRITEBYTECODE :=
 test: rewritten check mosquitto postgres prometheus kubectl node chromium .venv-browser/stamp .venv-clients/stamp .venv-typescript/stamp $(TFLITE) ## format, lint, types, layers and every test
 	$(BIN)/pytest $(PYTEST_ARGS) $(PARALLEL)
 
-# In the background, because the check leaves a core idle: otherwise each pytest process would rewrite every test.
+# In the background, because the check leaves a core idle: otherwise each pytest process would rewrite every test, and
+# make the table of characters that Hypothesis keeps, for two seconds.
 rewritten: .venv/test.stamp
-	@$(BIN)/pytest -q --collect-only -p no:cacheprovider </dev/null >/dev/null 2>&1 &
+	@($(BIN)/pytest -q --collect-only -p no:cacheprovider; \
+	  $(BIN)/python -c 'from hypothesis import given, strategies; given(strategies.text())(lambda text: None)()' \
+	) </dev/null >/dev/null 2>&1 &
 
 tflite: .venv-tflite/stamp
 	files=$$(grep -rl 'mark\.tflite' tests --include='test_*.py'); \

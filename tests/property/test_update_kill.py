@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import random
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from support.forks import run_forked
 from support.updates import Cut, Device, HastyClock, Registry, bundle_at, cut_after
 
 from firstline_core.fleet.update import ENDED, UpdateState
@@ -17,6 +17,8 @@ from firstline_core.fleet.update import ENDED, UpdateState
 LOAD_THAT_KILLS = """
 import asyncio, random, sys
 from pathlib import Path
+
+sys.path += sys.argv[3:]
 from support.updates import Device, HastyClock, Registry
 
 registry = Registry(random.Random(0))
@@ -27,7 +29,7 @@ asyncio.run(device.run(registry.add(Path(sys.argv[2]))))
 print(device.version, *device.state)
 """
 """A process of a device that version 2 kills while it is loaded, before its trial."""
-SEEDS = int(os.environ.get("FIRSTLINE_SEEDS", "100"))
+SEEDS = int(os.environ.get("FIRSTLINE_SEEDS", "20"))
 """`make -C tests update-kill` takes five hundred."""
 
 
@@ -119,12 +121,11 @@ def test_a_model_that_kills_the_agent_while_it_is_loaded_is_rejected_after_the_t
     device = Device(tmp_path / "device", Registry(random.Random(0)), HastyClock())
     bundle_at(device.setup, 1)
 
+    script = tmp_path / "load.py"
+    script.write_text(LOAD_THAT_KILLS)
+
     def process() -> tuple[int, str]:
-        command = [sys.executable, "-c", LOAD_THAT_KILLS, str(device.folder), str(bundles[0])]
-        path = os.pathsep.join(path for path in sys.path if path)
-        ended = subprocess.run(
-            command, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, timeout=60
-        )
+        ended = run_forked(str(script), device.folder, bundles[0], *sys.path)
         return ended.returncode, ended.stdout.strip()
 
     for tries in range(1, device.tries + 1):
