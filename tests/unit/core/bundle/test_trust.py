@@ -210,11 +210,6 @@ def test_expired_metadata_of_any_role_is_refused(role: str, tmp_path: Path, repo
     device.trust.refresh()
 
 
-def test_metadata_that_expired_before_the_time_floor_is_refused(device: Device) -> None:
-    device.now = datetime.fromtimestamp(max(0.0, (START + 3 * DAY).timestamp()), START.tzinfo)
-    device.refused(MetadataExpiredError)
-
-
 @pytest.mark.parametrize("name", ["targets", "snapshot"])
 def test_genuine_metadata_of_another_moment_is_refused(name: str, device: Device, repository: SignedRepository) -> None:
     older = repository.files[f"2.{name}.json"]

@@ -170,8 +170,9 @@ async def test_a_closed_fresh_connection_is_a_link_down(connect: Connect) -> Non
             await post(client)
 
 
-async def test_a_refused_connection_is_a_link_error(connect: Connect) -> None:
-    client = connect("http://127.0.0.1:1")
+@pytest.mark.parametrize("url", ["http://127.0.0.1:1", "http://\u4f8b.invalid:9"])  # sent in its ASCII form
+async def test_a_server_that_cannot_be_reached_is_a_link_error(connect: Connect, url: str) -> None:
+    client = connect(url)
     with pytest.raises(LinkDownError, match="it cannot be reached"):
         await post(client)
     await client.close()
@@ -483,13 +484,6 @@ def test_kept_connections_probe_the_far_end() -> None:
 def test_an_impossible_host_name_is_refused_at_once(connect: Connect, host: str) -> None:
     with pytest.raises(ConfigError, match="cannot be used"):
         connect(f"http://{host}:9")
-
-
-async def test_international_host_names_are_sent_in_their_ascii_form(connect: Connect) -> None:
-    client = connect("http://\u4f8b.invalid:9")
-    with pytest.raises(LinkDownError, match="it cannot be reached"):
-        await post(client)
-    await client.close()
 
 
 def test_httpcore_imports_sniffio_in_each_request() -> None:
