@@ -32,15 +32,11 @@ LEAVES = {leaf.prog: leaf for make in PROGRAMS.values() for leaf in _leaves(make
 
 
 @pytest.mark.parametrize("prog", LEAVES)
-def test_the_example_of_a_command_is_taken(prog: str) -> None:
+def test_the_example_of_a_command_is_taken_and_it_answers_in_json(prog: str) -> None:
     command = shlex.split(LEAVES[prog].example.partition(" > ")[0])
     assert command[: len(prog.split())] == prog.split()
     PROGRAMS[command[0]]().parse_args(command[1:])
     assert LEAVES[prog].example in LEAVES[prog].format_help()
-
-
-@pytest.mark.parametrize("prog", LEAVES)
-def test_a_command_answers_in_json(prog: str) -> None:
     assert "json}" in LEAVES[prog].format_usage()
 
 

@@ -37,12 +37,6 @@ def test_the_events_of_a_note_are_json_in_a_parameter() -> None:
     assert (note.bounds, NOTE.bounds) == (note.events, {"": 0.05})
 
 
-@pytest.mark.parametrize("value", [7, "", "[]", '{"missed person": 1}', '{"missed person": "0.1"}', "[" * 10_000])
-def test_invalid_events_of_a_note_are_refused_by_name(value: object) -> None:
-    with pytest.raises(RequestError, match="'audit_events"):
-        read_note(note_parameters(NOTE) | {"audit_events": value}, rows=1)
-
-
 def test_whole_numbers_are_numbers() -> None:
     assert read_note(note_parameters(NOTE) | {"audit_propensity": 1, "audit_threshold": -7}, rows=1) == replace(
         NOTE, propensity=1.0, threshold=-7.0
@@ -64,6 +58,7 @@ def test_whole_numbers_are_numbers() -> None:
         ("edge_digest", "0A" * 32),
         ("edge_digest", "0a" * 31),
         ("edge_digest", 7),
+        *(("events", value) for value in (7, "", "[]", '{"missed a": 1}', '{"missed a": "0.1"}', "[" * 10_000)),
     ],
 )
 def test_an_invalid_audit_parameter_is_refused_by_name(name: str, value: object) -> None:

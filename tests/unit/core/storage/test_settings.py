@@ -132,6 +132,8 @@ def test_an_invalid_variable_or_flag_is_named() -> None:
         load(Settings, environ={"X_API__PRT": "1"}, prefix="X_")
     with pytest.raises(ConfigError, match=r"the command line, 'api.port', is 'many'; use an integer"):
         load(Settings, overrides={"api.port": "many"})
+    with pytest.raises(ConfigError, match="the command line has an unknown key 'port'"):  # without a section
+        load(Settings, overrides={"port": "9000"})
 
 
 @pytest.mark.parametrize(
@@ -141,11 +143,6 @@ def test_an_invalid_variable_or_flag_is_named() -> None:
 def test_a_list_in_a_variable_is_json(environ: dict[str, str]) -> None:
     with pytest.raises(ConfigError, match=r"use a list of .*, as JSON such as '\[.*\]'"):
         load(Settings, environ=environ, prefix="X_")
-
-
-def test_a_flag_without_a_section_is_an_unknown_key() -> None:
-    with pytest.raises(ConfigError, match="the command line has an unknown key 'port'"):
-        load(Settings, overrides={"port": "9000"})
 
 
 def test_variables_of_kubernetes_are_ignored() -> None:
