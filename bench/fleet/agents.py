@@ -14,6 +14,7 @@ import random
 from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 from bench.fleet.population import BUNDLE, NEW, Device, DeviceReport
@@ -21,7 +22,7 @@ from bench.fleet.shelf import Shelf
 from bench.simulation.simulated_time import LoopClock
 from firstline_core.bundle.store import open_bundle
 from firstline_core.bundle.trust import Trust
-from firstline_core.errors import FirstlineError, LinkDownError, NotFoundError, UpdateError
+from firstline_core.errors import FirstlineError, LinkDownError, NotFoundError
 from firstline_core.fleet.target import Hardware
 from firstline_core.fleet.telemetry import Telemetry
 from firstline_core.fleet.twin import Desired, Reported
@@ -33,7 +34,7 @@ from firstline_edge.fleet.fleet_state import note_start
 from firstline_edge.fleet.report import running_models
 from firstline_edge.fleet.updater import Updater
 from firstline_edge.fleet.updates.installation import Installer, manifest_sha256
-from firstline_edge.fleet.updates.model_store import ModelStore
+from firstline_edge.fleet.updates.model_store import ModelStore, load_installed
 from firstline_edge.fleet.updates.state_machine import UpdateServices
 from firstline_edge.fleet.updates.trial import AgentServing
 from firstline_edge.models.copies import BundleCopies
@@ -99,16 +100,6 @@ class _Serving(AgentServing):
         self._agent.expect_crash()
 
 
-class _NoStandings:
-    """Contracts are looked after by no process here: audits are drawn."""
-
-    def watch(self, held: DeviceModel) -> None:
-        """See `CertificateStates`."""
-
-    def unwatch(self, held: DeviceModel) -> None:
-        """See `CertificateStates`."""
-
-
 class Agent:
     """One device.
 
@@ -150,18 +141,13 @@ class Agent:
 
     def _held(self) -> DeviceModel:
         """What runs from the first moment on; a slot that does not verify makes way for what ran before."""
-        while (path := self.store.running(BUNDLE)) is not None:
-            try:
-                found = self._load_bundle(path)
-                if found.edge is None:
-                    raise UpdateError(found.problem)
-                return found
-            except UpdateError as error:
-                self.store.file(BUNDLE).roll_back("damaged", error.message, self._clock.wall_s())
-        return self._load_bundle(self._setup)
+        opened = load_installed(self.store, self._load_bundle, self._clock)
+        path = self.store.running(BUNDLE)
+        return self._load_bundle(self._setup) if path is None else opened[path]
 
     def _updates(self) -> Updater:
-        certificates, copies = cast(CertificateStates, _NoStandings()), cast(BundleCopies, None)
+        unwatched = SimpleNamespace(watch=lambda _: None, unwatch=lambda _: None)
+        certificates, copies = cast(CertificateStates, unwatched), cast(BundleCopies, None)
         reloading = Reloading(self.models, certificates, [self._setup], self._load_bundle, copies)
         path = self.store.running(BUNDLE)
         if path is not None:
