@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Protocol
 
+from msgspec.structs import replace
 from sqlalchemy import select
 
 from bench.fleet.population import BUNDLE, NEW, DeviceReport
@@ -90,9 +91,11 @@ class Driven:
 
     def _pass(self, hours: float) -> None:
         with self.database.begin() as connection:
-            rows = connection.execute(select(devices.DEVICES.c.name, devices.DEVICES.c.desired)).all()
+            columns = devices.DEVICES.c.name, devices.DEVICES.c.desired, devices.REVISION
+            rows = connection.execute(select(*columns)).all()
+            desired = {row.name: replace(row.desired, revision=row.revision) for row in rows}
         now_s = self.clock.wall_s()
-        reports = self.fleet.pass_time(hours, {row.name: row.desired for row in rows}, now_s)
+        reports = self.fleet.pass_time(hours, desired, now_s)
         with self.database.begin() as connection:
             for each in reports:
                 devices.report(connection, each.name, each.reported, now_s, accept=True)
