@@ -196,10 +196,11 @@ def _texts(name: str, array: Array) -> Array:
 def _onnxruntime() -> ModuleType:
     try:
         import onnxruntime
+        from google.protobuf import __version__  # noqa: F401 (`onnx_file.py` needs it, `edge-core` does not install it)
     except ImportError as error:
         raise ModelLoadError(
-            f"ONNX models need onnxruntime, which cannot be imported ({error}): pip install 'firstline[edge]', or on a "
-            "Jetson NVIDIA's onnxruntime-gpu."
+            f"ONNX models need onnxruntime and protobuf, and one cannot be imported ({error}): pip install "
+            "'firstline[edge]', or on a Jetson NVIDIA's onnxruntime-gpu and protobuf."
         ) from error
     module: ModuleType = onnxruntime
     return module

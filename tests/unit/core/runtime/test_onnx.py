@@ -94,8 +94,9 @@ def test_a_silent_fallback_to_the_cpu_is_an_error(tmp_path: Path, monkeypatch: p
     assert created == [["CUDAExecutionProvider"]]
 
 
-def test_a_missing_onnxruntime_names_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+@pytest.mark.parametrize("package", ["onnxruntime", "google.protobuf"])
+def test_a_missing_package_names_the_command(package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(ModelLoadError, match=r"pip install 'firstline\[edge\]'"):
         load(tmp_path / "m.onnx")
 
