@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import hmac
 from collections import defaultdict
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeVar
 
-from sqlalchemy import Connection, Row, Table, select
+import msgspec
+from sqlalchemy import Connection, Table, select
 
+from firstline_core.telemetry.logs import logger
 from firstline_gateway.identity.tables import API_KEYS, CERTIFICATES, DEVICES, VERSION
 from firstline_gateway.store import service_clock
 
 _INDEX_CHARACTERS = 16
+
+_T = TypeVar("_T", bound=NamedTuple)
+
+log = logger(__name__)
 
 
 class RevokedCertificate(NamedTuple):
@@ -44,27 +50,68 @@ class ApiKey(NamedTuple):
     person: str
 
 
+class StoredDevice(NamedTuple):
+    """A row of the enrolled devices; see the tables for all columns."""
+
+    name: str
+    revoked_s: float | None
+
+
+class StoredCertificate(NamedTuple):
+    """A row of the certificates."""
+
+    serial: str
+    device: str
+    not_after_s: float
+    revoked_s: float | None
+    retained_until_service_s: float
+
+
+class StoredKey(NamedTuple):
+    """A row of the API keys."""
+
+    name: str
+    sha256: str
+    kind: str
+    scopes: str
+    expires_s: float | None
+    requests_per_s: float | None
+    person: str
+    revoked_s: float | None
+
+
 class Changes(NamedTuple):
     """The rows that were changed since a version, and the store's service time in seconds."""
 
     version: int
     service_s: float
-    devices: list[Row[Any]]
-    certificates: list[Row[Any]]
-    api_keys: list[Row[Any]]
+    devices: list[StoredDevice]
+    certificates: list[StoredCertificate]
+    api_keys: list[StoredKey]
 
 
 def read_changes(connection: Connection, since: int) -> Changes:
-    """Returns the changes after version `since`; 0 returns everything."""
+    """Returns the changes after version `since`; 0 returns everything.
+
+    A damaged row is left out, so that its device or key is refused, and is logged.
+    """
     version = connection.execute(select(VERSION.c.version)).scalar_one()
 
-    def changed(table: Table) -> list[Row[Any]]:
+    def changed(table: Table, kind: type[_T]) -> list[_T]:
         if version == since:
             return []
-        return list(connection.execute(select(table).where(table.c.changed > since)))
+        rows = []
+        for row in connection.execute(select(*(table.c[name] for name in kind._fields)).where(table.c.changed > since)):
+            try:
+                rows.append(msgspec.convert(tuple(row), kind))
+            except msgspec.ValidationError as error:
+                effect = "it is refused; revoke it and create another"
+                log.error("credential damaged", table=table.name, name=ascii(row[0]), error=str(error), effect=effect)
+        return rows
 
     service_s = service_clock.read(connection)
-    return Changes(version, service_s, changed(DEVICES), changed(CERTIFICATES), changed(API_KEYS))
+    devices, certificates = changed(DEVICES, StoredDevice), changed(CERTIFICATES, StoredCertificate)
+    return Changes(version, service_s, devices, certificates, changed(API_KEYS, StoredKey))
 
 
 class Credentials:
@@ -74,7 +121,7 @@ class Credentials:
         self.version = 0
         self._service_s = 0.0
         self._devices: dict[str, bool] = {}  # whether it was revoked, and has not enrolled again since
-        self._certificates: dict[str, Row[Any]] = {}
+        self._certificates: dict[str, StoredCertificate] = {}
         self._serials: defaultdict[str, set[str]] = defaultdict(set)  # by device
         self._keys: dict[str, ApiKey] = {}
         self._device_keys: dict[str, str] = {}  # by device, the index of its key
@@ -115,7 +162,7 @@ class Credentials:
             if one.revoked_s is not None
         ]
 
-    def certificate(self, serial: str) -> Row[Any] | None:
+    def certificate(self, serial: str) -> StoredCertificate | None:
         """Returns a certificate that was issued here."""
         return self._certificates.get(serial)
 
@@ -131,28 +178,28 @@ class Credentials:
         Returns:
             Serial numbers of the certificates that are revoked now and were not before.
         """
-        for row in changes.devices:
-            self._devices[row.name] = row.revoked_s is not None
+        for device in changes.devices:
+            self._devices[device.name] = device.revoked_s is not None
         newly_revoked = []
-        for row in changes.certificates:
-            before = self._certificates.get(row.serial)
-            if row.revoked_s is not None and (before is None or before.revoked_s is None):
-                newly_revoked.append(row.serial)
-            self._certificates[row.serial] = row
-            self._serials[row.device].add(row.serial)
-        for row in changes.api_keys:
-            index = row.sha256[:_INDEX_CHARACTERS]
-            if row.revoked_s is not None:
+        for certificate in changes.certificates:
+            before = self._certificates.get(certificate.serial)
+            if certificate.revoked_s is not None and (before is None or before.revoked_s is None):
+                newly_revoked.append(certificate.serial)
+            self._certificates[certificate.serial] = certificate
+            self._serials[certificate.device].add(certificate.serial)
+        for key in changes.api_keys:
+            index = key.sha256[:_INDEX_CHARACTERS]
+            if key.revoked_s is not None:
                 self._keys.pop(index, None)
-                if row.kind == "device" and self._device_keys.get(row.name, "") == index:
-                    del self._device_keys[row.name]
+                if key.kind == "device" and self._device_keys.get(key.name, "") == index:
+                    del self._device_keys[key.name]
             else:
-                scopes = frozenset(row.scopes.split())
+                scopes = frozenset(key.scopes.split())
                 self._keys[index] = ApiKey(
-                    row.sha256, row.name, row.kind, scopes, row.expires_s, row.requests_per_s, row.person
+                    key.sha256, key.name, key.kind, scopes, key.expires_s, key.requests_per_s, key.person
                 )
-                if row.kind == "device":
-                    self._device_keys[row.name] = index
+                if key.kind == "device":
+                    self._device_keys[key.name] = index
         self.version = max(self.version, changes.version)
         self._service_s = max(self._service_s, changes.service_s)
         return newly_revoked

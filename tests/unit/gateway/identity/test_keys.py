@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
 import pytest
-from sqlalchemy import select
+from sqlalchemy import literal_column, select, update
+from support.databases import sqlite_store
 
 from firstline_core.clock import SimulatedClock
 from firstline_core.errors import ConfigError, RateLimitedError, UnauthorizedError
@@ -16,6 +18,7 @@ from firstline_gateway.identity.gatekeeper import Gatekeeper
 from firstline_gateway.identity.tables import API_KEYS
 from firstline_gateway.store.database import Database
 from firstline_gateway.store.store import Readers
+from firstline_gateway.tables import open_database
 
 NOW_S = 1_800_000_000.0
 
@@ -69,6 +72,22 @@ async def test_a_key_expires(database: Database) -> None:
     await clock.advance(10)
     with pytest.raises(UnauthorizedError, match="'shop' expired on 2027-01-15T08:00:10"):
         await gatekeeper.authenticate_key(text)
+
+
+@pytest.mark.parametrize("column", ["expires_s", "requests_per_s", "revoked_s"])
+async def test_a_damaged_key_is_refused_and_others_go_on(
+    tmp_path: Path, column: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with closing(open_database(sqlite_store(tmp_path))) as database:
+        with database.begin() as on:
+            damaged, whole = (keys.create_key(on, name, ("infer",), now_s=NOW_S) for name in ("shop", "kiosk"))
+            on.execute(update(API_KEYS).where(API_KEYS.c.name == "shop").values({column: literal_column("'x'")}))
+        gatekeeper = open_gatekeeper(database)
+        assert not gatekeeper.holds(damaged) and gatekeeper.holds(whole)
+        with pytest.raises(UnauthorizedError, match="not valid here"):
+            await gatekeeper.authenticate_key(damaged)
+        assert (await gatekeeper.authenticate_key(whole)).name == "kiosk"
+    assert "credential damaged" in caplog.text and "shop" in caplog.text
 
 
 async def test_a_key_may_be_used_so_often(database: Database) -> None:
