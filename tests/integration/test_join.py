@@ -74,7 +74,9 @@ async def test_token_is_read_from_stdin(gateway: TlsSite, device: Device) -> Non
     assert json.loads(out)["device"] == "press-7"
 
 
-async def test_a_second_join_prints_the_identity(gateway: TlsSite, device: Device) -> None:
+async def test_a_token_joins_one_device_once(
+    gateway: TlsSite, device: Device, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     token = await gateway.token_file("press-7")
     await device.join(gateway.url, "--token-file", token)
     before = device.files.device.read_bytes()
@@ -83,6 +85,11 @@ async def test_a_second_join_prints_the_identity(gateway: TlsSite, device: Devic
     assert "already joined" in out
     assert "the token was not used; --force joins again" in out
     assert device.files.device.read_bytes() == before
+    other = Device(tmp_path / "other", capsys)
+    code, _, stderr = await other.join(gateway.url, "--token-file", token)
+    assert code == 1
+    assert "the join token is not valid here" in stderr.lower()
+    assert other.files.read() is None
 
 
 async def test_an_interrupted_join_gets_the_same_certificate(gateway: TlsSite, device: Device) -> None:
@@ -97,18 +104,6 @@ async def test_an_interrupted_join_gets_the_same_certificate(gateway: TlsSite, d
     code, out, _ = await device.join(gateway.url, "--token-file", token)
     assert code == 0, out
     assert device.files.device.read_text() == certificate
-
-
-async def test_a_used_token_admits_no_other_device(
-    gateway: TlsSite, device: Device, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    token = await gateway.token_file("press-7")
-    await device.join(gateway.url, "--token-file", token)
-    other = Device(tmp_path / "other", capsys)
-    code, _, stderr = await other.join(gateway.url, "--token-file", token)
-    assert code == 1
-    assert "the join token is not valid here" in stderr.lower()
-    assert other.files.read() is None
 
 
 async def test_an_impostor_receives_no_token(gateway: TlsSite, device: Device, tmp_path: Path) -> None:

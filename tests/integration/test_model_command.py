@@ -26,12 +26,6 @@ def key_files(pattern: str) -> list[Path]:
     return sorted(Path("keys").glob(pattern))
 
 
-async def test_a_push_warns_of_a_bundle_whose_rollout_no_alarm_can_stop(site: RegistrySite, tmp_path: Path) -> None:
-    await run(site, "keys", "init")
-    bare = await run(site, "model", "push", uncertified_digits(tmp_path))
-    assert "mind: digits version 1 has no certificate that audits can test" in bare.stderr
-
-
 async def test_keys_push_alias_and_removal(site: RegistrySite, tmp_path: Path) -> None:
     made = json.loads((await run(site, "keys", "init", "-o", "json")).stdout)
     assert len(made["keys"]) == 4 and all(mode(key) == 0o600 for key in made["keys"])
@@ -71,9 +65,12 @@ async def test_keys_push_alias_and_removal(site: RegistrySite, tmp_path: Path) -
     assert (await run(site, "alias", "delete", "digits", "champion")).stdout.endswith("points to nothing.\n")
 
 
-async def test_a_push_with_the_keys_of_another_fleet_names_the_folder(site: RegistrySite, tmp_path: Path) -> None:
+async def test_a_push_warns_of_what_alarms_cannot_stop_and_names_the_keys_of_another_fleet(
+    site: RegistrySite, tmp_path: Path
+) -> None:
     await run(site, "keys", "init")
-    await run(site, "model", "push", DIGITS)
+    bare = await run(site, "model", "push", uncertified_digits(tmp_path))
+    assert "mind: digits version 1 has no certificate that audits can test" in bare.stderr
     (tmp_path / "online.json").write_bytes((await site.client.get("/fleet/v1/registry/online-key")).content)
     await run(site, "keys", "init", "--online-key", tmp_path / "online.json", "--keys", "others")
     refused = await run(site, "model", "push", DIGITS, "--keys", "others", code=1)
