@@ -24,25 +24,22 @@ def test_data():
 
 def test_data_fixture(shared_data):
     pass
-"""
-
-
-CLIENTS = """
-import pytest
 
 @pytest.mark.clients
-def test_marked():
+def test_clients():
     pass
 
-def test_fixture(clients_python):
+def test_clients_fixture(clients_python):
     pass
 """
 
 
-def outcome(folder: Path, sample: str = SAMPLE, **environment: str) -> str:
+def outcome(checkout: Path, **environment: str) -> str:
     """Run a sample under this suite's conftest; pytest's closing line without its duration."""
+    folder = checkout / "tests"
+    folder.mkdir()
     (folder / "conftest.py").write_text((TESTS / "conftest.py").read_text())
-    (folder / "test_sample.py").write_text(sample)
+    (folder / "test_sample.py").write_text(SAMPLE)
     (folder / "pytest.ini").write_text(
         f"[pytest]\npythonpath = {TESTS}\nmarkers =\n  mosquitto: x\n  shared_data: x\n  clients: x\n"
     )
@@ -67,24 +64,16 @@ def outcome(folder: Path, sample: str = SAMPLE, **environment: str) -> str:
     return done.stdout.strip().splitlines()[-1].rpartition(" in ")[0]
 
 
-def test_without_a_broker_a_person_s_tests_skip(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("ci", "summary"), [({}, "6 skipped"), ({"CI": "true"}, "2 skipped, 4 errors")])
+def test_without_what_they_need_a_person_s_tests_skip_and_ci_fails(
+    tmp_path: Path, ci: dict[str, str], summary: str
+) -> None:
     absent = str(tmp_path / "absent")
-    assert outcome(tmp_path, FIRSTLINE_MOSQUITTO=absent, FIRSTLINE_SHARED_DATA=absent) == "4 skipped"
-
-
-def test_without_a_broker_ci_fails(tmp_path: Path) -> None:
-    absent = str(tmp_path / "absent")
-    summary = outcome(tmp_path, FIRSTLINE_MOSQUITTO=absent, FIRSTLINE_SHARED_DATA=absent, CI="true")
-    assert summary == "2 skipped, 2 errors"
+    assert outcome(tmp_path, FIRSTLINE_MOSQUITTO=absent, FIRSTLINE_SHARED_DATA=absent, **ci) == summary
 
 
 @pytest.mark.mosquitto
 def test_with_all_there_they_run(tmp_path: Path) -> None:
-    assert outcome(tmp_path, FIRSTLINE_SHARED_DATA=str(tmp_path), CI="true") == "4 passed"
-
-
-def test_missing_clients_skip_locally_and_fail_in_ci(tmp_path: Path) -> None:
-    folder = tmp_path / "checkout" / "tests"
-    folder.mkdir(parents=True)
-    assert outcome(folder, CLIENTS) == "2 skipped"
-    assert outcome(folder, CLIENTS, CI="true") == "2 errors"
+    (tmp_path / ".venv-clients" / "bin").mkdir(parents=True)
+    (tmp_path / ".venv-clients" / "bin" / "python").touch()
+    assert outcome(tmp_path, FIRSTLINE_SHARED_DATA=str(tmp_path), CI="true") == "6 passed"
