@@ -92,8 +92,10 @@ def test_a_generated_client_calls_the_tier(
     running: Line, documents: dict[str, Path], clients_python: Path, tmp_path: Path, tier: str
 ) -> None:
     document, tools = documents[tier], clients_python.parent
-    options = ("--meta", "none", "--fail-on-warning", "--output-path", tmp_path / "generated")
-    succeeds(tools / "openapi-python-client", "generate", "--path", document, *options, folder=tools)
+    (tmp_path / "config.yml").write_text("post_hooks: []\n")  # linting takes as long as the rest
+    options = ("--meta", "none", "--fail-on-warning", "--config", tmp_path / "config.yml")
+    generate = ("generate", "--path", document, *options, "--output-path", tmp_path / "generated")
+    succeeds(tools / "openapi-python-client", *generate, folder=tools)
     at = running.tiers[tier]
     token = at.headers.get("Authorization", "").removeprefix("Bearer ") or "none"
     call = {"agent": "get_v2", "gateway": "server_metadata_v2_get"}[tier]
