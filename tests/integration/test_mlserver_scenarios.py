@@ -11,10 +11,10 @@ https://github.com/SeldonIO/MLServer/tree/master/tests
 | rest: infer, with and without a version | `test_clients.py` |
 | rest: infer_headers (x-foo comes back) | left out: a header that a client sends is its own; the id is what is echoed |
 | rest: infer_error (an unknown model's sentence and 404); grpc: the same as NOT_FOUND | `test_clients.py` |
-| rest: infer_invalid_datatype_error | `test_an_invalid_datatype` (400, Triton's status, where MLServer says 422) |
+| rest: infer_invalid_datatype_error | `e2e/test_wrong_inputs.py` (400, Triton's status, where MLServer says 422) |
 | rest: generate, generate_stream, infer_stream | left out: they are for models that write text |
 | rest: model_repository_index; grpc/test_model_repository: index | `test_clients.py` |
-| rest: model_repository_load, unload; grpc: load, unload | `test_unload_and_load` |
+| rest: model_repository_load, unload; grpc: load, unload | `test_model_repository.py`, `test_clients.py` |
 | rest: model_repository_load_error; grpc: load_error (404, NOT_FOUND) | `test_clients.py` |
 | grpc/test_servicers: model_infer; grpc/test_converters | `test_clients.py` |
 | grpc/test_model_infer: a message over MLServer's limit | `test_grpc.py` |
@@ -37,7 +37,7 @@ from typing import Any
 import httpx
 import pytest
 from support.either_tier import either_tier
-from support.grpc_calls import Call, calling, refusal
+from support.grpc_calls import Call, calling
 from support.small_models import ROW, put
 
 from firstline_core.protocol.grpc.schema import message
@@ -89,36 +89,6 @@ async def test_both_transports_describe_server_and_model(tier: Tier) -> None:
     assert [list(each.shape) for each in over_grpc.inputs] == [[-1, 4]]
 
 
-async def test_an_invalid_datatype(tier: Tier) -> None:
-    wrong = {"inputs": [ROW["inputs"][0] | {"datatype": "FP31"}]}
-    reply = await tier.rest.post(f"/v2/models/{NAME}/infer", content=json.dumps(wrong))
-    assert reply.status_code == 400
-    assert "FP31" in reply.json()["error"]
-    made = asked("ModelInferRequest", model_name=NAME)
-    made.inputs.add(name="image", datatype="FP31", shape=(1, 4))
-    made.raw_input_contents.append(bytes(16))
-    assert (await refusal(tier.rpc("ModelInfer", made)))[0] == "INVALID_ARGUMENT"
-
-
-@pytest.mark.parametrize("transport", ["rest", "grpc"])
-async def test_unload_and_load(tier: Tier, transport: str) -> None:
-    await change(tier, "Unload", transport)
-    assert (await tier.rest.get(f"/v2/models/{NAME}")).status_code == 404
-    assert (await refusal(tier.rpc("ModelMetadata", asked("ModelMetadataRequest", name=NAME))))[0] == "NOT_FOUND"
-    assert (await tier.rest.post("/v2/repository/index", content=b'{"ready": true}')).json() == []
-    await change(tier, "Load", transport)
-    assert (await tier.rest.get(f"/v2/models/{NAME}")).status_code == 200
-    assert len(await infer(tier)) == 3
-
-
-async def change(tier: Tier, order: str, transport: str) -> None:
-    if transport == "grpc":
-        await tier.rpc(f"RepositoryModel{order}", asked(f"RepositoryModel{order}Request", model_name=NAME))
-    else:
-        reply = await tier.rest.post(f"/v2/repository/models/{NAME}/{order.lower()}")
-        assert reply.status_code == 200, reply.text
-
-
 async def test_requests_are_counted(tier: Tier) -> None:
     for _ in range(3):
         await infer(tier)
@@ -139,7 +109,8 @@ async def test_requests_are_counted(tier: Tier) -> None:
 async def test_versions(tier: Tier) -> None:
     first = await infer(tier)
     put(tier.folder / "2", version=2, seed=2)
-    await change(tier, "Load", "rest")
+    loaded = await tier.rest.post(f"/v2/repository/models/{NAME}/load")
+    assert loaded.status_code == 200, loaded.text
     assert (await tier.rest.get(f"/v2/models/{NAME}")).json()["versions"] in (["1", "2"], ["2"])
     assert await infer(tier) != first
     assert await infer(tier, f"/v2/models/{NAME}/versions/1/infer") == first
