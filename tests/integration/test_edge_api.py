@@ -219,50 +219,20 @@ async def test_state_directory_is_used_by_one_agent(tmp_path: Path) -> None:
         pass
 
 
-class TestWithGateway:
-    @pytest.fixture
-    async def pair(self, tmp_path: Path) -> AsyncIterator[tuple[EdgeAgent, httpx.AsyncClient]]:
-        """An agent whose gateway runs the full model."""
-        async with serving_gateway(tmp_path, auth__mode="off") as (_, gateway_url):
-            settings = edge_settings(tmp_path / "state", links=[{"kind": "http", "url": gateway_url}])
-            async with serving_agent(settings) as (agent, url), httpx.AsyncClient(base_url=url) as http:
-                yield agent, http
-
-    async def test_file_inference_by_a_model_of_the_gateway_alone(
-        self, tmp_path: Path, sure_and_unsure: tuple[bytes, bytes]
-    ) -> None:
-        async with serving_gateway(tmp_path, auth__mode="off") as (_, gateway_url):
-            links = [{"kind": "http", "url": gateway_url}]
-            settings = edge_settings(tmp_path / "state", models__directories=[], links=links)
-            async with serving_agent(settings) as (agent, url), httpx.AsyncClient(base_url=url) as http:
-                reply = (await http.post(SHORT, content=sure_and_unsure[0])).json()
-                assert (reply["tier"], reply["reason"], reply["status"]) == ("cloud", "heavy", "final")
-                assert reply["label"] in set("0123456789")
-                in_process = await agent.data_plane.infer_file("digits", sure_and_unsure[0])
-                assert in_process.answer.reason.value == "heavy"
-                unknown = await http.post("/firstline/v1/models/nobody/infer", content=b"x")
-                assert (unknown.status_code, unknown.json()["code"]) == (404, "unknown_model")
-
-    async def test_wait_first_is_corrected_under_the_same_id(
-        self, pair: tuple[EdgeAgent, httpx.AsyncClient], sure_and_unsure: tuple[bytes, bytes]
-    ) -> None:
-        agent, http = pair
-        first = (await http.post(SHORT, params={"wait": "first"}, content=sure_and_unsure[1])).json()
-        assert (first["status"], first["reason"], first["tier"]) == ("provisional", "requested", "edge")
-        path = f"/firstline/v1/answers/{first['request_id']}"
-
-        async def corrected() -> bool:
-            return (await http.get(path)).json()["status"] != "provisional"
-
-        await until(corrected)
-        await until(lambda: len(find(agent.state.decisions_path, first["request_id"])) == 2)
-        last = (await http.get(path)).json()
-        assert (last["status"], last["tier"], last["certified"]) == ("final", "cloud", True)
-        v2 = (await http.get(path, params={"form": "v2"})).json()
-        assert v2["parameters"]["status"] == "final" and len(v2["outputs"][0]["data"]) == 10
-        lines = find(agent.state.decisions_path, first["request_id"])
-        story = "\n".join(sentence for line in lines for sentence in describe(line))
-        assert "provisional; a correction will come" in story and "Corrected by the gateway" in story
+async def test_file_inference_by_a_model_of_the_gateway_alone(
+    tmp_path: Path, sure_and_unsure: tuple[bytes, bytes]
+) -> None:
+    async with serving_gateway(tmp_path, auth__mode="off") as (_, gateway_url):
+        links = [{"kind": "http", "url": gateway_url}]
+        settings = edge_settings(tmp_path / "state", models__directories=[], links=links)
+        async with serving_agent(settings) as (agent, url), httpx.AsyncClient(base_url=url) as http:
+            reply = (await http.post(SHORT, content=sure_and_unsure[0])).json()
+            assert (reply["tier"], reply["reason"], reply["status"]) == ("cloud", "heavy", "final")
+            assert reply["label"] in set("0123456789")
+            in_process = await agent.data_plane.infer_file("digits", sure_and_unsure[0])
+            assert in_process.answer.reason.value == "heavy"
+            unknown = await http.post("/firstline/v1/models/nobody/infer", content=b"x")
+            assert (unknown.status_code, unknown.json()["code"]) == (404, "unknown_model")
 
 
 @pytest.mark.mosquitto
