@@ -73,19 +73,6 @@ async def test_token_enrols_one_key_and_repeats_its_certificate(at: TlsSite) -> 
     assert "it was used" in refused.json()["error"] and token not in refused.text
 
 
-async def test_one_of_many_users_of_a_token_is_enrolled(at: TlsSite) -> None:
-    (token,) = await invite(at.operator, "press-7")
-    replies = await asyncio.gather(*(at.device(f"thief-{number}").enrol(token) for number in range(8)))
-    assert sorted(reply.status_code for reply in replies) == [200] + [401] * 7
-
-
-async def test_newer_invitation_invalidates_the_older(at: TlsSite) -> None:
-    (first,) = await invite(at.operator, "press-7")
-    (second,) = await invite(at.operator, "press-7")
-    assert (await at.device().enrol(first)).status_code == 401
-    assert (await at.device().enrol(second)).status_code == 200
-
-
 async def test_enrolling_a_name_again_ends_its_older_certificates(at: TlsSite) -> None:
     before = await at.enrolled()
     async with before.client() as client:

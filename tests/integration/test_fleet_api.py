@@ -19,7 +19,6 @@ from firstline_core.fleet.twin import Brake, Desired, DesiredModel, Reported, Ru
 from firstline_core.profile.profile import encode
 from firstline_gateway import audit_log
 from firstline_gateway.app import Gateway
-from firstline_gateway.fleet import totals
 
 REPORTED = Reported("session-1", 1, models=(RunningModel("digits", 1),), agent_version="0.1.0")
 WANTED = DesiredModel("digits", 2, "0" * 64)
@@ -46,14 +45,6 @@ async def test_operators_see_a_devices_report_and_its_age(cam: httpx.AsyncClient
     shown = (await operator.get("/fleet/v1/devices/cam")).json()
     assert shown["reported"]["models"][0]["version"] == 1
     assert shown["accepted"] and shown["online"] and 0 <= shown["last_seen_age_s"] < 60
-
-
-async def test_counts_of_reports_are_added_up(gateway: Gateway, cam: httpx.AsyncClient) -> None:
-    for sequence in (1, 2, 2):
-        telemetry = Telemetry("session-1", sequence, 60.0 * sequence, (ModelCounts("digits", 1, rows=10 * sequence),))
-        assert (await cam.post("/fleet/v1/twin/telemetry", **json(telemetry))).status_code == 204
-    with gateway.store.database.reading() as connection:
-        assert totals.totals_of(connection, ["cam"])["cam"].models[0].rows == 20
 
 
 async def test_the_history_of_answers_by_tier(

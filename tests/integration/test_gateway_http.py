@@ -17,7 +17,7 @@ from support.databases import sqlite_store
 from support.gateway import GatedExecutor, client_of, gated_gateway, serving, serving_gateway
 from support.images import grey, images
 from support.inference import digits_request, infer, post
-from support.keys import bearer, create_key, revoke_key
+from support.keys import bearer, create_key
 from support.waiting import until
 
 from firstline_core.errors import CapacityError, QueueFullError
@@ -38,7 +38,7 @@ def make_token(tmp_path: Path) -> Callable[[str, str], dict[str, str]]:
 async def client(tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
     """An application's client of a gateway that serves the digits."""
     async with (
-        serving_gateway(tmp_path, api__body_limit_bytes=100_000, auth__refresh_s=0.1) as (gateway, url),
+        serving_gateway(tmp_path, api__body_limit_bytes=100_000) as (gateway, url),
         client_of(gateway, url) as found,
     ):
         yield found
@@ -63,20 +63,6 @@ async def test_unauthenticated_request_is_refused_before_its_body(client: httpx.
     for address in (V2, "/v2/models/digits/versions/1/infer", SHORT, "/v2/repository/index"):
         refused = await client.post(address, content=b"x" * 200_000, headers={"Authorization": "Bearer flt_wrong"})
         assert (refused.status_code, refused.json()["code"]) == (401, "unauthorized"), address
-
-
-async def test_a_revoked_key_is_refused_without_a_restart(
-    client: httpx.AsyncClient, make_token: Callable[[str, str], dict[str, str]], tmp_path: Path
-) -> None:
-    headers = make_token("guest", "application")
-    assert (await client.get("/v2", headers=headers)).status_code == 200
-    for _ in range(3):  # also where the key and all of the head are known
-        await infer(client, digits_request(images(grey())), **headers)
-    revoke_key(sqlite_store(tmp_path), "guest")
-    async with asyncio.timeout(10):
-        while (await client.get("/v2", headers=headers)).status_code != 401:  # noqa: ASYNC110 (what is awaited is in the server)
-            await asyncio.sleep(0.01)
-        assert (await client.post(V2, content=b"{", headers=headers)).status_code == 401
 
 
 async def test_v2_describes_server_and_models(client: httpx.AsyncClient) -> None:
