@@ -6,9 +6,9 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
-import pytest
 from typer.core import TyperGroup
 from typer.main import get_command
 from typer.testing import CliRunner
@@ -35,32 +35,34 @@ def _leaves(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[st
         yield path, command
 
 
-LEAVES = dict(_leaves(get_command(app)))
+@cache
+def leaves() -> dict[tuple[str, ...], Any]:
+    """Returns all commands by path, which take half a second to make."""
+    return dict(_leaves(get_command(app)))
 
 
 def test_help_loads_no_large_package() -> None:
     """In a process of its own, because this one has loaded them."""
-    paths = "\n".join(["", *PANELS["Operate"], *(" ".join(path) for path in LEAVES)])
+    paths = "\n".join(["", *PANELS["Operate"], *(" ".join(path) for path in leaves())])
     done = subprocess.run([sys.executable, "-c", _SCRIPT], input=paths, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr.splitlines()[-1]
 
 
-@pytest.mark.parametrize("path", LEAVES, ids=" ".join)
-def test_the_example_of_a_command_is_taken(path: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    command = LEAVES[path]
-    program, *words = shlex.split(command.epilog.split("Example:\n  ")[1].partition("\n")[0].partition(" > ")[0])
-    assert (program, tuple(words[: len(path)])) == ("firstline", path)
-    command.make_context(path[-1], words[len(path) :])
+def test_the_example_of_each_command_is_taken() -> None:
+    for path, command in leaves().items():
+        program, *words = shlex.split(command.epilog.split("Example:\n  ")[1].partition("\n")[0].partition(" > ")[0])
+        assert (program, tuple(words[: len(path)])) == ("firstline", path)
+        command.make_context(path[-1], words[len(path) :])
 
 
 def test_every_command_answers_in_json() -> None:
-    options = {path: {option for each in command.params for option in each.opts} for path, command in LEAVES.items()}
+    options = {path: {option for each in command.params for option in each.opts} for path, command in leaves().items()}
     assert [path for path, known in options.items() if not {"-o", "--output"} <= known] == []
 
 
 def test_every_option_is_explained() -> None:
     """A help text is found by the name of its parameter, so a wrong name would lose it."""
-    assert [(path, each.name) for path, command in LEAVES.items() for each in command.params if not each.help] == []
+    assert [(path, each.name) for path, command in leaves().items() for each in command.params if not each.help] == []
 
 
 def test_commands_are_listed_by_panel() -> None:

@@ -14,7 +14,6 @@ from typer.testing import CliRunner
 
 from firstline.cli.app import app
 from firstline.console.accounts import Accounts
-from firstline.console.service import check_key, listening_socket
 from firstline.console.settings import Settings
 from firstline.fleet.client import Fleet, _name_person
 from firstline_core.errors import ConfigError
@@ -53,6 +52,8 @@ def test_invalid_options_are_refused_with_a_sentence(
     ("host", "clients"), [("::", ("127.0.0.1", "::1")), ("[::1]", ("::1",)), ("0.0.0.0", ("127.0.0.1",))]
 )
 def test_all_addresses_of_a_host_are_served(host: str, clients: tuple[str, ...]) -> None:
+    from firstline.console.service import listening_socket  # only here, because it imports NiceGUI
+
     accounts = Accounts(shared="x" * 12)
     settings = Settings("http://127.0.0.1", "key", host=host, port=0, accounts=accounts, plain_http=True)
     with listening_socket(settings) as listening:
@@ -69,6 +70,8 @@ def test_missing_packages_are_named_in_the_error() -> None:
 
 @pytest.mark.parametrize(("status", "code"), [(403, "forbidden"), (503, "unavailable"), (200, "")])
 def test_a_key_that_may_not_act_for_persons_is_refused_at_the_start(status: int, code: str) -> None:
+    from firstline.console.service import check_key  # only here, because it imports NiceGUI
+
     asked: list[httpx.Request] = []
 
     def gateway(request: httpx.Request) -> httpx.Response:

@@ -295,10 +295,6 @@ def test_one_of_several_outputs_must_be_named(tmp_path: Path) -> None:
         ({"policy": PolicySpec(temperature=0.0)}, "The temperature 0 is not valid: it is a number from 0.01 to 100."),
         ({"policy": PolicySpec(temperature=math.inf)}, "The temperature inf is not valid"),
         ({"policy": PolicySpec("energi")}, "'energi' is not one of this task's; use one of max_probability"),
-        (
-            {"policy": PolicySpec("margin", threshold=1.5)},
-            "The threshold 1.5 is not valid: margin is from 0 to 1, such as 0.9.",
-        ),
         ({"policy": PolicySpec(Path("graph.onnx"), threshold=math.inf)}, "The threshold inf is not valid"),
         (
             {"full": replace(_model("full.onnx"), preprocess=parse_preprocess("decode:L,scale:nan:1"))},
@@ -309,7 +305,6 @@ def test_one_of_several_outputs_must_be_named(tmp_path: Path) -> None:
             {"full": replace(_model("full.onnx"), measured={"accuracy": math.nan})},
             "The figure 'accuracy' of full.onnx",
         ),
-        ({"labels": ("one",)}, "has 1 label, but a bundle needs at least two"),
         (
             {"full": ModelSpec(_DIGITS / "artefacts/full.onnx", parse_preprocess("graph:gone.onnx"))},
             "gone.onnx does not exist",

@@ -10,7 +10,6 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from onnxruntime.quantization import QuantType, quantize_dynamic
 from support.cli import in_one_line
 from support.cli import run as run_command
 from support.impure_models import (
@@ -99,6 +98,8 @@ def test_verify_refuses_a_bundle(tmp_path: Path) -> None:
 
 
 def test_a_bundle_that_needs_batch_1_is_neither_certified_nor_compressed(tmp_path: Path) -> None:
+    from onnxruntime.quantization import QuantType, quantize_dynamic  # only here, because it imports for long
+
     quantised = tmp_path / "dynamic.onnx"
     quantize_dynamic(DIGITS / "artefacts/edge.onnx", quantised, weight_type=QuantType.QUInt8)
     steps = ("--preprocess", "decode:L,resize:8x8,scale:0:255", "--postprocess", "softmax", "--threshold", 0.9)

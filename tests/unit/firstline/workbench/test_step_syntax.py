@@ -80,7 +80,6 @@ def test_graph_path_is_relative_to_the_folder(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("softmax", "'softmax' is not a preprocessing step"),
-        ("decode:GBR", "'GBR' is not a mode; use one of BGR, L, RGB; did you mean 'BGR'?"),
         ("resize:8:letterbox=left", "'left' is not a letterbox; use one of center, corner"),
         ("resize:8:pad=114", "'pad' needs 'letterbox'"),
         ("resize:8:nearest:corner", "too many arguments"),

@@ -16,8 +16,6 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from alembic.autogenerate import compare_metadata
-from alembic.runtime.migration import MigrationContext
 from sqlalchemy import text
 from support.broker import free_port
 
@@ -58,6 +56,9 @@ def opening(store: StoreSettings) -> subprocess.Popen[str]:
 
 @pytest.mark.filterwarnings("ignore:.*expression-based index")  # SQLite does not show them
 def test_the_migrations_create_the_declared_tables(empty_store: StoreSettings) -> None:
+    from alembic.autogenerate import compare_metadata  # only here, because these imports take a tenth of a second
+    from alembic.runtime.migration import MigrationContext
+
     with opening(empty_store) as process:
         process.communicate("go\n")
     assert process.returncode == 0

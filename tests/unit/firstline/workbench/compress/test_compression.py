@@ -349,8 +349,6 @@ def test_a_model_without_an_axis_of_rows_is_refused() -> None:
         (("--of", "edge-tflite-int8"), "is int8; models in fp32 are compressed"),
         (("--of", "edge-tflite-float", "--student", "edge-onnx", "--train", "1"), "learns the logits of an ONNX model"),
         (("--epsilon", "1.5"), "epsilon"),
-        (("--student", "nobody", "--train", "1"), "has no model 'nobody'"),
-        (("--student", "edge-onnx", "--train", "1"), "cannot teach itself"),
         (("--train", "1"), "needs --student; add --student MODEL"),
         (("--limit", "50"), "give 100 or more"),
     ],

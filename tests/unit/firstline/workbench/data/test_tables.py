@@ -97,14 +97,10 @@ def test_rows_of_equal_inputs_have_equal_digests(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        ("carat,x\n1,2\n,2\n", r"rows\.csv:3, column 'carat', is empty"),
         ("carat\n1\nmany\n", r"rows\.csv:3, column 'carat', is 'many'; write a number, .*: the model takes FP32"),
-        ('carat\n"[1, 2]"\n', r"rows\.csv:2, column 'carat', has shape \[2\], and the model takes \[1\] in each row"),
         ('carat\n"[1, ""a""]"\n', r"rows\.csv:2, column 'carat', is \['1', 'a'\]|is \[1, 'a'\]"),
         ('carat\n"[1"\n', r"rows\.csv:2, column 'carat', is '\[1'; write a number, .*: the model takes FP32"),
-        ('carat\n"1\n', r":2 opens a quote that is not closed; close it\."),
         ("carat,x\n1,2,\n1,5,2\n", r"rows\.csv:3 has more than 2 cells"),
-        ("carat\n1e400\n", r"rows\.csv:2, column 'carat', is '1e400', which does not fit into FP32"),
     ],
 )
 def test_csv_error_names_line_and_column(tmp_path: Path, content: str, says: str) -> None:
