@@ -121,9 +121,9 @@ class Model(Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def digest(self) -> str:
-        """Returns the sha256 over everything that can change this model's outputs.
+        """Returns the sha256 of the model: its bytes, its processing, and how its rows run.
 
-        That is its bytes, its processing, and how its rows run.
+        Answers and certificates name a full model by `Manifest.full_digest`, which covers the task too.
         """
         fields: list[object] = [
             self.artefact.sha256,

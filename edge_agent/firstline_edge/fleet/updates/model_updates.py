@@ -22,13 +22,12 @@ from firstline_core.telemetry.logs import logger
 from firstline_edge.fleet.updates.installation import UNFINISHED, Installer, SlotFiles, manifest_sha256, required_files
 from firstline_edge.fleet.updates.installed import UpdateRecord
 from firstline_edge.fleet.updates.model_store import ModelStore, Slot
-from firstline_edge.fleet.updates.state_machine import UpdateStateMachine
+from firstline_edge.fleet.updates.state_machine import COMPLETE, UpdateStateMachine
 from firstline_edge.fleet.updates.trial import AgentServing
 
 log = logger(__name__)
 
 _S = UpdateState
-_COMPLETE = (_S.VERIFIED, _S.STAGED)
 _delete = partial(shutil.rmtree, ignore_errors=True)
 
 
@@ -142,7 +141,7 @@ class ModelUpdates(UpdateStateMachine[Slot, DesiredModel]):
             await self._free_space(record.state)
 
     def _ends_on_disk_error(self, record: UpdateRecord[DesiredModel]) -> bool:
-        return record.state not in _COMPLETE  # a complete bundle waits until the disk takes a small file
+        return record.state not in COMPLETE  # a complete bundle waits until the disk takes a small file
 
     async def _end(self, state: UpdateState, reason: str, message: str) -> None:
         """Ends an update that was not tried, and frees the disk space that it took."""

@@ -46,7 +46,7 @@ CHECK_S = 60.0
 """Longest wait for a wall time in seconds, because the wall clock may be set meanwhile."""
 
 _S = UpdateState
-_COMPLETE = frozenset({_S.VERIFIED, _S.STAGED})
+COMPLETE = frozenset({_S.VERIFIED, _S.STAGED})
 _IDLE_S = 3600.0
 _TRIAL_CHECK_S = 5.0
 _RETRY_S, _RETRY_MAX_S = 30.0, 3600.0
@@ -266,7 +266,7 @@ class UpdateStateMachine(ABC, Generic[Version, Target]):
             await self._end(_S.EXPIRED, "expired", "It expired before it was tried.")
             return 0.0
         try:
-            if record.state in _COMPLETE:
+            if record.state in COMPLETE:
                 return await self._stage(record, desired)
             await self._install(record, desired)
         except SupersededError:
