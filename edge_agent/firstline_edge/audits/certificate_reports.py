@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
@@ -34,7 +35,7 @@ def describe(certificates: CertificateStates, model: DeviceModel) -> dict[str, o
     return {
         "alarm": state.alarmed,
         "cause": state.cause or None,
-        "since": _shown(state.alarmed_wall_s) if state.alarmed else None,
+        "since": iso_time(state.alarmed_wall_s).replace("+00:00", "Z") if state.alarmed else None,
         "tightened": state.tightened,
         "escalates_all": state.escalates_all,
         "escalations_per_hour": certificates.quota_per_hour(monitored) if state.alarmed else None,
@@ -120,19 +121,12 @@ def _by_contract(
 
 def _by_event(certificates: CertificateStates, read: Callable[[EventRecord], float]) -> dict[tuple[str, ...], float]:
     """Returns the values of each model's events; of a model with many events, of those with most evidence."""
-    worst: dict[tuple[str, str], dict[str, EventRecord]] = {}
-    for monitored in certificates:
-        known = worst.setdefault((monitored.record.model, monitored.record.version), {})
-        for event, each in monitored.record.events.items():
-            held = known.get(event)
-            if event != ALL_ROWS and (held is None or audit.e_value(each.test) > audit.e_value(held.test)):
-                known[event] = each
-    return {
-        (*version, event): read(each)
-        for version, by_event in worst.items()
-        for event, each in sorted(by_event.items(), key=lambda item: -audit.e_value(item[1].test))[:_EVENTS_SHOWN]
-    }
-
-
-def _shown(wall_s: float) -> str:
-    return iso_time(wall_s).replace("+00:00", "Z")
+    found: dict[tuple[str, ...], float] = {}
+    shown = Counter[tuple[str, str]]()
+    tested = [(each.record, *event) for each in certificates for event in each.record.events.items()]
+    for record, event, tests in sorted(tested, key=lambda one: audit.e_value(one[2].test), reverse=True):
+        labels = (record.model, record.version, event)
+        if event != ALL_ROWS and labels not in found and shown[record.model, record.version] < _EVENTS_SHOWN:
+            found[labels] = read(tests)
+            shown[record.model, record.version] += 1
+    return found
