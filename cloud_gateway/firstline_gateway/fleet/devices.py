@@ -39,8 +39,11 @@ DEVICES = sa.Table(
     sa.Column("reported", JsonColumn(Reported)),
     sa.Column("desired", JsonColumn(Desired), nullable=False),  # without revision and brake, see `REVISION`
     sa.Column("revision", sa.BigInteger, nullable=False),  # counts the changes of `desired`
-    sa.Column("published", sa.BigInteger, nullable=False),  # the revision at the broker; -1 for none
+    # The revision at the broker (-1 for none) minus `revision`; below the number of the brake, there is a newer one.
+    sa.Column("lead", sa.BigInteger, nullable=False),
     sa.Index(None, "last_seen_s"),
+    # Publishers look for devices every few seconds, and an operator waits until accepted devices are counted.
+    sa.Index(None, "lead", "name", "accepted_s"),
 )
 BRAKE = sa.Table(
     "fleet_brake",
@@ -56,9 +59,6 @@ _EARLIER = 8  # sessions whose late messages are recognised
 _AT_ONCE = 500  # rows that are read together, of which most may not match
 _C = DEVICES.c
 
-_LEAD = _C.published - _C.revision  # of unpublished documents it is below the number of the brake
-# Publishers look for such documents every few seconds, and an operator waits until accepted devices are counted.
-sa.Index("ix_fleet_devices_lead", _LEAD, _C.name, _C.accepted_s)
 _BRAKES = sa.func.coalesce(sa.select(BRAKE.c.number).scalar_subquery(), 0)
 REVISION = (_C.revision + _BRAKES).label("revision")
 """The revision of a device's desired document: each change of the document or of the brake is a new one."""
@@ -151,13 +151,12 @@ def report(connection: sa.Connection, name: str, reported: Reported, now_s: floa
     values = {"sequence": reported.sequence, "reported": reported}
     if connection.execute(sa.update(DEVICES).where(*newer).values(**values)).rowcount == 0:
         return False
-    differs = sa.or_(reported.revision > REVISION, _C.published > reported.revision)
+    differs = sa.or_(reported.revision > REVISION, _C.revision + _C.lead > reported.revision)
     revision = connection.execute(sa.select(REVISION).where(_C.name == name, differs)).scalar()
     if revision is None or reported.revision >= _REVISION_LIMIT:
         return True
-    values = {"published": -1}
-    if revision < reported.revision:
-        values["revision"] = _C.revision + (reported.revision + 1 - revision)
+    missing = reported.revision + 1 - revision if revision < reported.revision else 0
+    values = {"revision": _C.revision + missing, "lead": -1 - _C.revision - missing}
     connection.execute(sa.update(DEVICES).where(_C.name == name).values(**values))
     return True
 
@@ -183,7 +182,8 @@ def desire(connection: sa.Connection, names: Iterable[str], change: Callable[[st
                 changed.append({"one": row.name, "document": after, "number": row.revision + 1})
     if changed:
         mine = sa.update(DEVICES).where(_C.name == sa.bindparam("one"))
-        connection.execute(mine.values(desired=sa.bindparam("document"), revision=sa.bindparam("number")), changed)
+        new = {"desired": sa.bindparam("document"), "revision": sa.bindparam("number"), "lead": _C.lead - 1}
+        connection.execute(mine.values(new), changed)
     return [each["one"] for each in changed]
 
 
@@ -310,18 +310,19 @@ def forget(connection: sa.Connection, name: str) -> bool:
 
 def unpublished(connection: sa.Connection, limit: int) -> list[tuple[str, Desired]]:
     """Returns the desired documents of accepted devices that are not at the broker yet, the oldest revisions first."""
-    due = (_LEAD < _BRAKES, _C.accepted_s.is_not(None))
+    due = (_C.lead < _BRAKES, _C.accepted_s.is_not(None))
     query: sa.Select[Any] = sa.select(_C.name, _C.desired, REVISION, _BRAKE)
-    rows = connection.execute(query.where(*due).order_by(_LEAD, _C.name).limit(limit))
+    rows = connection.execute(query.where(*due).order_by(_C.lead, _C.name).limit(limit))
     return [(row.name, _desired(row)) for row in rows]
 
 
 def mark_published(connection: sa.Connection, revisions: Mapping[str, int]) -> None:
     """Notes which revisions are at the broker."""
     rows = [{"one": name, "number": revision} for name, revision in sorted(revisions.items())]
-    older = (_C.name == sa.bindparam("one"), _C.published < sa.bindparam("number"))
+    lead: sa.ColumnElement[int] = sa.bindparam("number") - _C.revision
+    older = (_C.name == sa.bindparam("one"), _C.lead < lead)
     if rows:
-        connection.execute(sa.update(DEVICES).where(*older).values(published=sa.bindparam("number")), rows)
+        connection.execute(sa.update(DEVICES).where(*older).values(lead=lead), rows)
 
 
 def brake(connection: sa.Connection) -> Brake | None:
@@ -364,7 +365,7 @@ def _ensure(connection: sa.Connection, name: str, accepted_s: float | None) -> N
         "sequence": -1,
         "desired": Desired(0),
         "revision": 0,
-        "published": -1,
+        "lead": -1,
     }
     insert_missing(connection, DEVICES, new)
 

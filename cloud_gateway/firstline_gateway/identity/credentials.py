@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hmac
 from collections import defaultdict
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 from sqlalchemy import Connection, Table, select
@@ -54,7 +54,7 @@ class StoredDevice(NamedTuple):
     """A row of the enrolled devices; see the tables for all columns."""
 
     name: str
-    revoked_s: float | None
+    revoked_s: Any  # a damaged time of a revocation is one, too
 
 
 class StoredCertificate(NamedTuple):

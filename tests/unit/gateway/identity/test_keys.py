@@ -7,7 +7,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from sqlalchemy import literal_column, select, update
+from sqlalchemy import insert, literal_column, select, update
 from support.databases import sqlite_store
 
 from firstline_core.clock import SimulatedClock
@@ -15,7 +15,7 @@ from firstline_core.errors import ConfigError, RateLimitedError, UnauthorizedErr
 from firstline_gateway.identity import keys
 from firstline_gateway.identity.authorities import AuthorityFolder
 from firstline_gateway.identity.gatekeeper import Gatekeeper
-from firstline_gateway.identity.tables import API_KEYS
+from firstline_gateway.identity.tables import API_KEYS, DEVICES, VERSION
 from firstline_gateway.store.database import Database
 from firstline_gateway.store.store import Readers
 from firstline_gateway.tables import open_database
@@ -88,6 +88,14 @@ async def test_a_damaged_key_is_refused_and_others_go_on(
             await gatekeeper.authenticate_key(damaged)
         assert (await gatekeeper.authenticate_key(whole)).name == "kiosk"
     assert "credential damaged" in caplog.text and "shop" in caplog.text
+
+
+def test_a_device_with_a_damaged_time_of_revocation_stays_revoked(tmp_path: Path) -> None:
+    with closing(open_database(sqlite_store(tmp_path))) as database:
+        with database.begin() as on:
+            on.execute(insert(DEVICES).values(name="cam", enrolled_s=NOW_S, revoked_s=literal_column("'x'"), changed=1))
+            on.execute(update(VERSION).values(version=1))
+        assert open_gatekeeper(database).credentials.is_revoked("cam")
 
 
 async def test_a_key_may_be_used_so_often(database: Database) -> None:

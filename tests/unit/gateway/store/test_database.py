@@ -54,7 +54,6 @@ def opening(store: StoreSettings) -> subprocess.Popen[str]:
     return subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
-@pytest.mark.filterwarnings("ignore:.*expression-based index")  # SQLite does not show them
 def test_the_migrations_create_the_declared_tables(empty_store: StoreSettings) -> None:
     from alembic.autogenerate import compare_metadata  # only here, because these imports take a tenth of a second
     from alembic.runtime.migration import MigrationContext
