@@ -625,6 +625,21 @@ def test_a_dropped_write_leaves_no_older_value(directory: Path) -> None:
     again.close()
 
 
+@pytest.mark.usefixtures("patient")
+def test_a_dropped_write_is_a_miss_while_an_older_value_is_on_its_way(directory: Path, cache: DiskCache) -> None:
+    cache.put(b"a" * 32, b"alone")
+    written(cache)
+    with Held(directory):
+        cache.put(KEY, b"older")
+        put_group(cache, 0, puts=63)
+        cache.put(KEY, b"newer")
+        for number in range(64, 64 + 1024):
+            cache.put(number.to_bytes(32), b"v")
+        assert cache.get(KEY) is None
+    written(cache)
+    assert KEY not in keys_on_disk(directory)
+
+
 @pytest.mark.parametrize("goes", ["with the next group", "when the cache is closed"])
 def test_a_group_that_the_disk_refuses_leaves_no_older_value_behind(
     directory: Path, cache: DiskCache, goes: str
@@ -698,6 +713,8 @@ def test_refused_results_that_the_disk_never_had_are_forgotten(directory: Path, 
         for number in range(300):
             cache.put(number.to_bytes(32), b"refused")
             written(cache)
+        sweep(cache)
+        assert cache.problem  # there was nothing to write, which the disk does not refuse
         cache.put(KEY, b"newer")
         written(cache)
     assert KEY in cache._outdated
