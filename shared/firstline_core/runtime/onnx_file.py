@@ -25,10 +25,13 @@ def parse_model(content: bytes) -> Any:
 
     Raises:
         ValueError: the content is not one.
+        MemoryError: there is too little memory for a copy of the content.
     """
     try:
         return _MODEL.FromString(content)
     except DecodeError as error:
+        if "alloc failed" in str(error):
+            raise MemoryError from error
         raise ValueError("not an ONNX file") from error
 
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import subprocess
+import sys
 from importlib import resources
 from pathlib import Path
 
@@ -34,6 +36,24 @@ def test_messages_are_read_in_the_order_of_the_graph(tmp_path: Path) -> None:
 def test_a_file_that_is_not_onnx_is_refused() -> None:
     with pytest.raises(ValueError, match="not an ONNX file"):
         parse_model(b"hello")
+
+
+_PARSE_WITH_LITTLE_MEMORY = """
+import resource
+from firstline_core.runtime.onnx_file import parse_model
+content = b"\\x12\\x80\\x80\\x80\\x20" + bytes(1 << 26)  # a long name of the producer
+used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + (1 << 25),) * 2)
+try:
+    parse_model(content)
+except MemoryError:
+    print("MemoryError")
+"""
+
+
+def test_too_little_memory_is_no_damage() -> None:
+    found = subprocess.run([sys.executable, "-c", _PARSE_WITH_LITTLE_MEMORY], capture_output=True, text=True)
+    assert found.stdout == "MemoryError\n", found.stderr
 
 
 def test_a_name_that_is_not_utf_8_is_text() -> None:
