@@ -1,14 +1,17 @@
-"""Which executor a batch goes to, whatever they are like."""
+"""Which executor a batch goes to, whatever they are like, and the share of its time that probes take."""
 
 from __future__ import annotations
 
 from collections import Counter
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from firstline_gateway.executors.dispatch.member import (
+    PROBE_SAVED_S,
+    PROBE_SHARE,
     Candidate,
+    ProbeBudget,
     earliest_completion,
     free_s,
 )
@@ -75,3 +78,23 @@ def test_equal_executors_share_equally() -> None:
         )
         given_to[chosen.executor] += 1
     assert set(given_to.values()) == {3}
+
+
+@given(st.lists(st.tuples(st.floats(0, 100), st.floats(0, 50)), max_size=60))
+@example([(0.0, 1.0)] * 20)
+def test_probes_stay_within_their_share(asked: list[tuple[float, float]]) -> None:
+    copies, now_s, taken_s, longest_s = ProbeBudget(), 0.0, 0.0, 0.0
+    for pause_s, seconds in asked:
+        now_s += pause_s
+        if copies.may(now_s):
+            now_s += seconds
+            copies.took(seconds, now_s)
+            taken_s, longest_s = taken_s + seconds, max(longest_s, seconds)
+        assert taken_s <= PROBE_SAVED_S + PROBE_SHARE * now_s + longest_s + 1e-6
+
+
+@given(st.floats(0, 100))
+def test_the_probe_budget_refills(seconds: float) -> None:
+    copies = ProbeBudget()
+    copies.took(seconds, 0.0)
+    assert copies.may(seconds / PROBE_SHARE + 1.0)
