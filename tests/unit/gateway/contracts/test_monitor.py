@@ -239,7 +239,6 @@ def test_a_detector_that_reports_nothing_alarms_however_rare_objects_are(make_be
     assert broken_pool.level(bench.settings.delta) == bench.settings.delta / 3  # known even without its bundle
 
 
-@EITHER
 def test_devices_that_err_together_are_found_together(bench: Bench) -> None:
     with captured_lines() as lines:
         notices = [bench.audit(f"cam{number}", label=4) for number in range(8)]
@@ -317,7 +316,6 @@ async def test_an_alarm_ends_with_its_pool_or_with_a_new_version(bench: Bench) -
     assert bench.monitor.end(ModelKey("digits", 1), "application:ops").result() == 0
 
 
-@EITHER
 def test_a_damaged_pool_stops_no_gateway_and_can_be_ended(bench: Bench) -> None:
     broken(bench)
     with bench.opened.database.begin() as connection:
@@ -333,7 +331,6 @@ def test_a_damaged_pool_stops_no_gateway_and_can_be_ended(bench: Bench) -> None:
 # Notices about other devices, and devices' reports about themselves.
 
 
-@EITHER
 def test_a_device_learns_how_many_devices_audit_its_promise(bench: Bench) -> None:
     def auditing(device: str) -> int:
         notice = bench.answer(request_from(device))
@@ -479,7 +476,6 @@ def take(connection: Connection, alarm: ContractAlarm) -> None:
 DOG, CAT = ContractAlarm("a" * 64, "missed dog"), ContractAlarm("a" * 64, "missed cat")
 
 
-@EITHER
 async def test_alternating_alarms_are_stored_from_time_to_time(bench: Bench) -> None:
     stored = Stored(bench)
     assert await stored.after(0, DOG) == [("missed dog", False)]
@@ -490,7 +486,6 @@ async def test_alternating_alarms_are_stored_from_time_to_time(bench: Bench) -> 
     assert await stored.after(0.1, None) == [("missed cat", True)]
 
 
-@EITHER
 async def test_an_alarm_without_room_is_tried_from_time_to_time(bench: Bench) -> None:
     stored = Stored(bench)
     stored.raise_others(f"{number:064}" for number in range(64))
@@ -579,7 +574,6 @@ def test_only_devices_audit(bench: Bench) -> None:
     assert bench.shares(5)[0].device == "anybody"
 
 
-@EITHER
 def test_a_request_counts_once(bench: Bench) -> None:
     request = request_from("cam", note_of(bench.served()), 4)
     for _ in range(20):
@@ -621,7 +615,6 @@ async def test_a_jump_gives_no_device_more_of_an_hour_and_no_pool_closer_audits(
     assert bench.counted() == 5
 
 
-@EITHER
 async def test_a_device_has_its_share_of_an_hour(make_bench: MakeBench) -> None:
     bench = make_bench(Contracts(audits_per_device_hour=5))
     for _ in range(50):
@@ -697,7 +690,6 @@ def test_only_promises_of_the_bundle_are_tested(bench: Bench) -> None:
     assert bench.skipped(Skipped.NOT_PROMISED) == 30
 
 
-@EITHER
 def test_a_liar_shows_by_name(bench: Bench) -> None:
     for number in range(5):
         bench.audit(f"cam{number}")
