@@ -31,7 +31,6 @@ class _Fleet:
         self._told: list[Telemetry | None] = [None] * len(devices)
         self._totals = [Totals()] * len(devices)
         self._past = list(self._totals)
-        self._start = list(self._totals)
         self.live(24.0)
 
     def live(self, hours: float) -> None:

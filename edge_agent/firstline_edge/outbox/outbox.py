@@ -32,6 +32,7 @@ from firstline_core.storage.seals import Seal
 from firstline_core.telemetry.logs import logger
 from firstline_core.telemetry.metrics import RequestMetrics
 from firstline_core.types import InferResponse, Privacy
+from firstline_core.units import HOUR_S
 from firstline_edge.outbox import database
 from firstline_edge.outbox.database import (
     SQLITE_ERRORS,
@@ -72,7 +73,8 @@ __all__ = ["Completion", "Outbox", "OutboxItem", "PromiseWaiters"]
 _T = TypeVar("_T")
 
 _DEFAULTS = OutboxSection()
-_CHECKSUM = Seal()
+_RETRY_S = 30.0  # until the next try to open the file
+_STORED = 64
 
 Completion = asyncio.Future[InferResponse | None]
 """The final or expired answer of a promise, or None if the promise ended without any."""
@@ -444,7 +446,7 @@ class Outbox:
                 await self.delete_old_answers()
             with contextlib.suppress(CapacityError):
                 await self.pending(1)
-            await self.clock.sleep(_EXPIRE_EVERY_S)
+            await self.clock.sleep(HOUR_S)
 
     def close(self) -> None:
         """Closes the outbox after everything that was put is on the disk; the file can then be opened again."""
@@ -614,11 +616,6 @@ class Outbox:
     def _note_unannounced(self) -> None:
         for event in self._to_announce.values():
             event.set()
-
-
-_RETRY_S = 30.0
-_STORED = 64
-_EXPIRE_EVERY_S = 3600.0
 
 
 def open_outbox(settings: EdgeSettings, path: Path, clock: Clock, reporting: asyncio.Event | None) -> Outbox:
