@@ -21,6 +21,12 @@ def _own_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.chdir(tmp_path)
 
 
+@pytest.fixture
+def brief_row_checks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Real models take longer for the check of rows, which has tests of its own, than for all else in a test."""
+    monkeypatch.setattr("firstline.workbench.row_checks._LIMIT_S", 0.1)
+
+
 @pytest.fixture(params=["http", pytest.param("mqtt", marks=pytest.mark.mosquitto)])
 def broker(request: pytest.FixtureRequest) -> Broker | None:
     """None for HTTP: the test runs once over each transport."""

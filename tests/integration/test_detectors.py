@@ -19,7 +19,7 @@ from firstline_core.errors import ConfigError
 
 _MODELS = Path(__file__).parents[2] / "models"
 
-pytestmark = pytest.mark.shared_data
+pytestmark = [pytest.mark.shared_data, pytest.mark.usefixtures("brief_row_checks")]
 
 
 @pytest.mark.parametrize("name", AP50)

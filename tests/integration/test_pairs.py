@@ -21,7 +21,7 @@ from firstline_core.errors import ConfigError
 from firstline_core.tasks.arrays import LABEL
 from firstline_core.tasks.classification import Classification
 
-pytestmark = pytest.mark.shared_data
+pytestmark = [pytest.mark.shared_data, pytest.mark.usefixtures("brief_row_checks")]
 
 _MODELS = Path(__file__).parents[2] / "models"
 

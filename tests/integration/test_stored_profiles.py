@@ -98,7 +98,10 @@ async def test_changes_are_in_the_audit_log(operator: httpx.AsyncClient) -> None
 
 
 async def test_the_command_pushes_lists_shows_and_removes(run: Command, tmp_path: Path) -> None:
+    assert "There is no profile at" in (await run("profile", "push", tmp_path / "none.json", code=2)).output
     file = tmp_path / "digits@bench.json"
+    file.write_text("{}")
+    assert "is not a profile" in (await run("profile", "push", file, code=2)).output
     file.write_bytes(encode(profile(1.0, 2.0)))
     assert "digits version 1 on bench: 2 points" in (await run("profile", "push", file)).stdout
     (listed,) = json.loads((await run("profile", "list", "digits", "-o", "json")).stdout)
@@ -122,12 +125,6 @@ async def test_a_stored_profile_shows_its_pareto_front(run: Command, operator: h
     shown = (await run("profile", "get", DIGITS, "1", "bench")).stdout
     assert " % +" in shown and "on the Pareto front" in shown
     assert "on the Pareto front" in (await run("profile", "get", "digits", "1", "knows")).stdout
-
-
-async def test_invalid_profile_is_not_sent(run: Command, tmp_path: Path) -> None:
-    assert "There is no profile at" in (await run("profile", "push", tmp_path / "none.json", code=2)).output
-    (tmp_path / "other.json").write_text("{}")
-    assert "is not a profile" in (await run("profile", "push", tmp_path / "other.json", code=2)).output
 
 
 async def test_a_prediction_uses_a_stored_profile(

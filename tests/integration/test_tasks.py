@@ -14,7 +14,6 @@ from ai_edge_litert.interpreter import Interpreter
 from PIL import Image
 
 from bench.tasks import forecast
-from firstline.workbench import row_checks
 from firstline.workbench.bundle import create_bundle
 from firstline.workbench.data.dataset import open_dataset
 from firstline.workbench.spec import read_recipe
@@ -23,7 +22,7 @@ from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.tasks.segmentation import MASK
 from firstline_core.types import join_rows
 
-pytestmark = pytest.mark.shared_data
+pytestmark = [pytest.mark.shared_data, pytest.mark.usefixtures("brief_row_checks")]
 
 _RECIPE = Path(__file__).parents[2] / "models" / "pascal-segmentation-cascade" / "recipe.toml"
 _SIDE, _IMAGES = 513, 8
@@ -47,10 +46,7 @@ def _overlap(ours: Any, theirs: Any) -> float:
     return float(np.mean([((ours == c) & (theirs == c)).sum() / ((ours == c) | (theirs == c)).sum() for c in classes]))
 
 
-def test_masks_are_those_of_models_driven_by_hand(
-    shared_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(row_checks, "_LIMIT_S", 0.1)  # else the check of rows, which has tests, takes the longest
+def test_masks_are_those_of_models_driven_by_hand(shared_data: Path, tmp_path: Path) -> None:
     data, dev = shared_data / "pascal-segmentation-cascade", tmp_path / "dev"
     labelled = sorted((data / "dev" / "masks").iterdir())[:_IMAGES]
     for mask in labelled:

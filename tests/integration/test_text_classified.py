@@ -13,7 +13,7 @@ from firstline.workbench.spec import read_recipe
 
 pytest.importorskip("tokenizers", reason="the extra text is not installed")
 
-pytestmark = pytest.mark.shared_data
+pytestmark = [pytest.mark.shared_data, pytest.mark.usefixtures("brief_row_checks")]
 
 _RECIPE = Path(__file__).parents[2] / "models" / "clinc-cascade" / "recipe.toml"
 _V2 = "/v2/models/clinc-cascade/infer"
