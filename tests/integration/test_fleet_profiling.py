@@ -123,8 +123,8 @@ async def site_at(folder: Path, broker: Broker | None = None, *, bytes_by_http: 
 @pytest.fixture(autouse=True)
 def short_points(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a point tells does not matter here."""
-    monkeypatch.setattr("firstline_core.profile.measure.QUICK_S", 0.5)
-    monkeypatch.setattr("firstline_core.profile.measure.QUICK_BATCHES", (1,))
+    for name, value in {"QUICK_S": 0.5, "_SHORTEST_S": 0.01, "QUICK_BATCHES": (1,)}.items():
+        monkeypatch.setattr(f"firstline_core.profile.measure.{name}", value)
 
 
 @pytest.fixture
