@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import glob
 import hashlib
 import os
@@ -78,6 +77,8 @@ def locked_folder(path: Path) -> Iterator[None]:
     Raises:
         OSError: the folder cannot be opened.
     """
+    import fcntl  # Windows, on which the Python client imports this module, lacks it
+
     folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         with contextlib.suppress(OSError):
