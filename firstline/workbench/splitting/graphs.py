@@ -25,19 +25,16 @@ def lone_tensors(
         source: the graph's input.
         targets: its outputs.
     """
-    made, last = (
-        {source: -1},
-        dict[str, int](),
-    )  # tensors that depend on the input: where they are made, and needed last
+    moving, last = {source}, dict[str, int]()  # tensors that depend on the input, and the operator that needs each last
     for at, (needs, makes) in enumerate(operators):
-        if moving := [tensor for tensor in needs if tensor in made]:
-            made |= dict.fromkeys(makes, at)
-            last |= dict.fromkeys(moving, at)
+        if taken := moving.intersection(needs):
+            moving.update(makes)
+            last |= dict.fromkeys(taken, at)
     last |= dict.fromkeys(targets, len(operators))
-    found = []
-    for at in range(len(operators)):
-        alive = [tensor for tensor in made if made[tensor] <= at < last.get(tensor, 0)]
-        if len(alive) == 1 and alive[0] not in (source, *targets):
+    alive, found = {source}, list[str]()
+    for at, (_, makes) in enumerate(operators):
+        alive = {tensor for tensor in alive.union(moving.intersection(makes)) if last.get(tensor, -1) > at}
+        if len(alive) == 1 and alive.isdisjoint((source, *targets)):
             found += alive
     return list(dict.fromkeys(found))
 

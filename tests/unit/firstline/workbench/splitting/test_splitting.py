@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import msgspec
@@ -64,6 +65,13 @@ def test_two_crossing_tensors_are_not_a_cut() -> None:
 
 def test_an_unused_tensor_does_not_prevent_a_cut() -> None:
     assert lone_tensors([(["x"], ["a", "unused"]), (["a"], ["y"])], "x", ["y"]) == ["a"]
+
+
+@pytest.mark.timeout(10)
+def test_the_search_for_cuts_takes_time_in_proportion_to_the_operators() -> None:
+    tensors = ["x", *(f"t{number}" for number in range(20_000)), "y"]
+    operators = [([before], [after]) for before, after in itertools.pairwise(tensors)]
+    assert lone_tensors(operators, "x", ["y"]) == tensors[1:-1]
 
 
 def test_a_malformed_model_is_refused() -> None:
