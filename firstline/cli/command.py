@@ -76,7 +76,10 @@ class Group(TyperGroup):
         except FirstlineError as error:
             typer.echo(error.message, err=True)
             ctx.exit(EXIT_USAGE if isinstance(error, ConfigError) else EXIT_FAILED)
-        except UnicodeEncodeError as error:  # of an argument that a request names
+        except UnicodeEncodeError as error:
+            if error.encoding != "utf-8":  # of the terminal, which cannot show a letter of the output
+                raise
+            # Of an argument that a request names.
             typer.echo(f"{error.object!a} is not text in UTF-8, so no gateway knows it; write it again.", err=True)
             ctx.exit(EXIT_USAGE)
         except typer.BadParameter as error:

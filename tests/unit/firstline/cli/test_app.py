@@ -14,6 +14,8 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from firstline.cli.app import PANELS, app
+from firstline.cli.command import command as register
+from firstline.cli.command import command_group
 
 _HEAVY = ("numpy", "httpx", "onnxruntime", "PIL", "tuf", "cryptography", "sqlalchemy", "nicegui", "rich", "asyncio")
 _SCRIPT = f"""
@@ -53,6 +55,17 @@ def test_the_example_of_each_command_is_taken() -> None:
         program, *words = shlex.split(command.epilog.split("Example:\n  ")[1].partition("\n")[0].partition(" > ")[0])
         assert (program, tuple(words[: len(path)])) == ("firstline", path)
         command.make_context(path[-1], words[len(path) :])
+
+
+def test_a_letter_that_the_terminal_lacks_is_not_taken_for_an_argument() -> None:
+    group, lacking = command_group(), UnicodeEncodeError("latin-1", "\u0141", 0, 1, "ordinal not in range(256)")
+
+    @register(group, "show", example="firstline show")
+    def show() -> object:
+        """Show a letter."""
+        raise lacking
+
+    assert CliRunner().invoke(group, ["show"]).exception is lacking
 
 
 def test_every_command_answers_in_json() -> None:
