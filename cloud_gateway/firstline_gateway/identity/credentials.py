@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hmac
+import math
 from collections import defaultdict
+from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
@@ -80,6 +82,16 @@ class StoredKey(NamedTuple):
     revoked_s: float | None
 
 
+_REVOKED = {
+    "not_after_s": math.inf,
+    "revoked_s": 0.0,
+    "retained_until_service_s": math.inf,
+    "expires_s": None,
+    "requests_per_s": None,
+}
+"""Numbers of a damaged row."""
+
+
 class Changes(NamedTuple):
     """The rows that were changed since a version, and the store's service time in seconds."""
 
@@ -93,7 +105,8 @@ class Changes(NamedTuple):
 def read_changes(connection: Connection, since: int) -> Changes:
     """Returns the changes after version `since`; 0 returns everything.
 
-    A damaged row is left out, so that its device or key is refused, and is logged.
+    A damaged row is logged and counts as revoked, because it may have been valid before. It is left out if it does not
+    tell whose it is.
     """
     version = connection.execute(select(VERSION.c.version)).scalar_one()
 
@@ -107,6 +120,9 @@ def read_changes(connection: Connection, since: int) -> Changes:
             except msgspec.ValidationError as error:
                 effect = "it is refused; revoke it and create another"
                 log.error("credential damaged", table=table.name, name=ascii(row[0]), error=str(error), effect=effect)
+                revoked = [_REVOKED.get(name, value) for name, value in zip(kind._fields, row, strict=True)]
+                with suppress(msgspec.ValidationError):
+                    rows.append(msgspec.convert(revoked, kind))
         return rows
 
     service_s = service_clock.read(connection)

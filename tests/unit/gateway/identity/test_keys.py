@@ -15,7 +15,7 @@ from firstline_core.errors import ConfigError, RateLimitedError, UnauthorizedErr
 from firstline_gateway.identity import keys
 from firstline_gateway.identity.authorities import AuthorityFolder
 from firstline_gateway.identity.gatekeeper import Gatekeeper
-from firstline_gateway.identity.tables import API_KEYS, DEVICES, VERSION
+from firstline_gateway.identity.tables import API_KEYS, CERTIFICATES, DEVICES, VERSION
 from firstline_gateway.store.database import Database
 from firstline_gateway.store.store import Readers
 from firstline_gateway.tables import open_database
@@ -88,6 +88,31 @@ async def test_a_damaged_key_is_refused_and_others_go_on(
             await gatekeeper.authenticate_key(damaged)
         assert (await gatekeeper.authenticate_key(whole)).name == "kiosk"
     assert "credential damaged" in caplog.text and "shop" in caplog.text
+
+
+async def test_a_damaged_key_can_be_revoked_while_gateways_run(tmp_path: Path) -> None:
+    with closing(open_database(sqlite_store(tmp_path))) as database:
+        with database.begin() as on:
+            text = keys.create_key(on, "shop", ("infer",), now_s=NOW_S)
+        gatekeeper = open_gatekeeper(database)
+        with database.begin() as on:
+            on.execute(update(API_KEYS).values(expires_s=literal_column("'x'")))
+            keys.revoke_key(on, "shop", NOW_S)
+        await gatekeeper.refreshed()
+        assert not gatekeeper.holds(text)
+
+
+def test_a_damaged_certificate_stays_on_the_list_of_revoked_ones(tmp_path: Path) -> None:
+    with closing(open_database(sqlite_store(tmp_path))) as database:
+        with database.begin() as on:
+            row = {"serial": "0a", "device": "cam", "issued_s": NOW_S, "revoked_s": NOW_S, "changed": 1}
+            damaged = {"not_after_s": literal_column("'x'"), "retained_until_service_s": NOW_S}
+            on.execute(insert(CERTIFICATES).values(row | damaged))
+            on.execute(update(VERSION).values(version=1))
+        credentials = open_gatekeeper(database).credentials
+        credentials.remove_expired(NOW_S, 0.0)
+        assert [one.serial for one in credentials.revoked_certificates()] == ["0a"]
+        assert not credentials.admits("cam", NOW_S)
 
 
 def test_a_device_with_a_damaged_time_of_revocation_stays_revoked(tmp_path: Path) -> None:
