@@ -60,10 +60,12 @@ def test_the_example_of_each_command_is_taken() -> None:
 def test_a_letter_that_the_terminal_lacks_is_not_taken_for_an_argument() -> None:
     group, lacking = command_group(), UnicodeEncodeError("latin-1", "\u0141", 0, 1, "ordinal not in range(256)")
 
-    @register(group, "show", example="firstline show")
     def show() -> object:
         """Show a letter."""
         raise lacking
+
+    for name in ("show", "list"):  # a single command would be no group
+        register(group, name, example=f"firstline {name}")(show)
 
     assert CliRunner().invoke(group, ["show"]).exception is lacking
 
