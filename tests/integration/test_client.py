@@ -165,11 +165,6 @@ async def test_missing_token_is_unauthorized(running: Line, kind: str, token: st
         await ask.close()
 
 
-async def test_misspelt_option_sends_nothing(agent: Asker) -> None:
-    with pytest.raises(TypeError, match="privcy"):
-        await agent("infer_file", "digits", noise(), privcy="local_only")
-
-
 async def test_correction_is_found_by_its_id(agent: Asker, running: Line, unsure: tuple[bytes, np.ndarray]) -> None:
     scan, expected = unsure
     # Unlike any scan before it, so that no cache knows it; PNG readers stop at the end of the image.

@@ -51,16 +51,6 @@ def test_first_answer_comes_soon_and_costs_little(config: Path) -> None:
         assert rss_kib < RSS_LIMIT_KIB
 
 
-def test_ready_line_names_the_address(config: Path) -> None:
-    process = ForkedProcess("firstline_edge", "run", "--config", config, "--port", "0")
-    try:
-        assert process.stdout is not None
-        assert process.stdout.readline().startswith("listening on http://127.0.0.1:")
-    finally:
-        process.kill()
-        process.communicate()
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_signal_stops_the_agent(agent: TierProcess, number: signal.Signals) -> None:
     assert httpx.get(f"{agent.url}/v2/health/ready", trust_env=False).status_code == 200

@@ -111,12 +111,6 @@ async def test_metrics_count_answers_and_errors(client: httpx.AsyncClient) -> No
     assert "firstline_gateway_queue_depth 0.0" in text
 
 
-async def test_metrics_may_need_no_token(tmp_path: Path) -> None:
-    async with serving_gateway(tmp_path, api__open_metrics=True) as (_, url), httpx.AsyncClient() as stranger:
-        assert (await stranger.get(f"{url}/metrics")).status_code == 200
-        assert (await stranger.get(f"{url}/v2")).status_code == 401
-
-
 async def test_the_description_covers_every_address(gated: tuple[Gateway, GatedExecutor]) -> None:
     app = gated[0].control_plane()
     described = {(path, method.upper()) for path, methods in app.openapi()["paths"].items() for method in methods}

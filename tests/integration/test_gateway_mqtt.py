@@ -258,19 +258,6 @@ async def test_a_request_is_acknowledged_once_it_is_answered(mosquitto: Broker, 
         assert (await device.got.get()).correlation_data == asked[1].correlation_data
 
 
-async def test_a_drained_gateway_has_published_its_answers(mosquitto: Broker, tmp_path: Path) -> None:
-    executor = GatedExecutor()
-    rows = Tensor("image", np.ones((1, 1), np.float32))
-    async with gateway_at(mosquitto, tmp_path, executor) as gateway, device_at(mosquitto, "press-7") as device:
-        asking = asyncio.create_task(device.ask(device.publication(request_of(inputs=(rows,)))))
-        await until(lambda: executor.held == 1)
-        draining = asyncio.create_task(gateway.drain(10))
-        await until(lambda: not gateway.plane.ready())
-        executor.release()
-        assert await draining
-        assert (await asking).answer is not None
-
-
 async def test_a_draining_replica_leaves_new_requests_to_the_others(mosquitto: Broker, tmp_path: Path) -> None:
     executor = GatedExecutor()
     rows = Tensor("image", np.ones((1, 1), np.float32))

@@ -231,9 +231,3 @@ def test_status_of_an_unreachable_gateway_is_one_line() -> None:
     status = run_here("status", "http://127.0.0.1:9")
     assert status.returncode == 1
     assert "http://127.0.0.1:9 does not answer as a gateway" in status.stdout
-
-
-def test_version_is_that_of_the_distribution() -> None:
-    from importlib.metadata import version
-
-    assert run("--version").stdout == f"firstline-gateway {version('firstline')}\n"

@@ -196,17 +196,6 @@ async def test_refused_password_is_an_error(start_mosquitto: Callable[..., Broke
     assert "right" not in repr(settings(broker, password="right"))
 
 
-async def test_acl_refusal_keeps_the_connection(
-    start_mosquitto: Callable[..., Broker],
-) -> None:
-    broker = start_mosquitto(users={"cam": "pw"}, acl="user cam\ntopic readwrite mine/#\n")
-    async with connected(settings(broker, username="cam", password="pw")) as client:
-        with pytest.raises(errors.UnauthorizedError, match="other/x"):
-            await client.publish(Publication("other/x", b""))
-        await client.publish(Publication("mine/x", b""))
-        assert client.connected
-
-
 async def test_publication_over_the_brokers_limit_is_refused(start_mosquitto: Callable[..., Broker]) -> None:
     broker = start_mosquitto(settings=["max_packet_size 20000"])
     async with connected(settings(broker)) as client:
@@ -219,15 +208,6 @@ async def test_publication_over_the_brokers_limit_is_refused(start_mosquitto: Ca
                 break
         assert client.connected
         assert size > 19_930
-
-
-async def test_message_over_the_brokers_unannounced_limit_fails_alone(start_mosquitto: Callable[..., Broker]) -> None:
-    broker = start_mosquitto(settings=["message_size_limit 1000"])
-    async with connected(settings(broker)) as client:
-        with pytest.raises(errors.PayloadTooLargeError, match="reason code 149"):
-            await client.publish(Publication("a", b"x" * 2000))
-        await client.publish(Publication("a", b"x" * 900))
-        assert client.connected
 
 
 async def test_packets_may_be_as_large_as_mqtt_has_them(mosquitto: Broker) -> None:

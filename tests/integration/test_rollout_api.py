@@ -138,13 +138,6 @@ async def test_an_invalid_definition_is_refused(operator: httpx.AsyncClient) -> 
         assert refused.status_code == 400 and refused.json()["detail"], change
 
 
-async def test_unknown_rollouts_and_commands_are_refused(operator: httpx.AsyncClient) -> None:
-    assert (await operator.get(f"{ROLLOUTS}/nothing")).status_code == 404
-    assert (await operator.post(f"{ROLLOUTS}/nothing/pause")).status_code == 404
-    refused = await operator.post(f"{ROLLOUTS}/nothing/explode")
-    assert refused.status_code == 400 and "rollback" in refused.json()["detail"]
-
-
 async def test_the_audit_log_is_a_chain_with_a_signed_head(operator: httpx.AsyncClient) -> None:
     made = (await operator.post(ROLLOUTS, json=DEFINITION)).json()
     await operator.post(f"{ROLLOUTS}/{made['id']}/abort")
