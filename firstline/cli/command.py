@@ -79,8 +79,8 @@ class Group(TyperGroup):
         except UnicodeEncodeError as error:
             if error.encoding != "utf-8":  # of the terminal, which cannot show a letter of the output
                 raise
-            # Of an argument that a request names.
-            typer.echo(f"{error.object!a} is not text in UTF-8, so no gateway knows it; write it again.", err=True)
+            # Of an argument that a request or JSON names.
+            typer.echo(f"{error.object!a} is not text in UTF-8; use a name that is.", err=True)
             ctx.exit(EXIT_USAGE)
         except typer.BadParameter as error:
             error.message = _reworded(error)

@@ -496,17 +496,17 @@ def create_initial(file: Path, text: str, folder: str) -> None:
     Raises:
         ConfigError: the file exists, its folder does not, or one of the two cannot be written.
     """
-    if not file.parent.exists():
-        raise ConfigError(
-            f"--config: The folder {file.parent} does not exist; create it, or name a file in another folder."
-        )
     try:
+        if not file.parent.exists():
+            raise ConfigError(
+                f"--config: The folder {file.parent} does not exist; create it, or name a file in another folder."
+            )
         if not file.exists():
             (file.parent / folder).mkdir(exist_ok=True)
         with file.open("x", encoding="utf-8") as stream:
             stream.write(text)
     except OSError as error:
-        if file.exists():
+        if isinstance(error, FileExistsError) and error.filename == str(file):
             why = f"{file} exists and was not changed; edit it, or name another file with --config."
         else:
             reason = files.system_reason(error)

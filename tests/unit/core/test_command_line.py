@@ -112,3 +112,17 @@ def test_an_argument_that_is_not_text_is_named(tmp_path: Path) -> None:
     )
     assert found.returncode == 2
     assert found.stderr.startswith(b"'r\\udcff' is not text in UTF-8")
+
+
+@pytest.mark.parametrize("package", ["firstline_edge", "firstline_gateway"])
+def test_a_first_configuration_may_have_any_name_that_the_disk_takes(tmp_path: Path, package: str) -> None:
+    def init(name: bytes) -> subprocess.CompletedProcess[bytes]:
+        command = [sys.executable, "-m", package, "init", "--config", name]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, check=False)
+
+    named = init(b"caf\xe9.toml")
+    assert named.returncode == 0 and b"caf\\udce9.toml" in named.stdout
+    assert (tmp_path / "caf\udce9.toml").is_file()
+    again, long = init(b"caf\xe9.toml"), init(b"x" * 300)
+    assert (again.returncode, long.returncode) == (2, 2)
+    assert b"exists and was not changed" in again.stderr and b"File name too long" in long.stderr
