@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 import sqlalchemy as sa
-from msgspec import Struct
+from msgspec import Struct, convert
 from msgspec.structs import replace
 
 from firstline_core.fleet.telemetry import GROUPS_LIMIT, ModelCounts, Telemetry
@@ -177,7 +177,7 @@ def count(connection: sa.Connection, device: str, report: Telemetry, now_s: floa
     if stored is not None:
         totals = stored.totals
         if stored.session == report.session:
-            if report.sequence <= stored.sequence:
+            if report.sequence <= convert(stored.sequence, int):  # refuses a damaged number
                 return None
             before = stored.latest
     after = added(totals, before, report)

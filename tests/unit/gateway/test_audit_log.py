@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import stat
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
 import msgspec
 import pytest
 import sqlalchemy as sa
+from support.databases import sqlite_store
 
 from firstline_core.errors import ConfigError, StoreUnavailableError
 from firstline_core.fleet.audit_log import FIRST, verify_log
 from firstline_gateway import audit_log
 from firstline_gateway.identity import audit_head
 from firstline_gateway.store.database import Database
+from firstline_gateway.tables import open_database
 
 
 def add(database: Database, subject: str, **details: object) -> None:
@@ -63,6 +66,14 @@ def test_a_failed_action_leaves_no_entry(database: Database) -> None:
     add(database, "kept")
     with database.reading() as connection:
         assert [entry.subject for entry in audit_log.page(connection, audit_log.EntryFilter(0), 9)] == ["kept"]
+
+
+def test_a_damaged_head_is_damage_of_the_store(tmp_path: Path) -> None:
+    with closing(open_database(sqlite_store(tmp_path))) as database:
+        with database.begin() as connection:
+            connection.execute(sa.update(audit_log.HEAD).values(number=sa.literal_column("'x'")))
+        with pytest.raises(StoreUnavailableError, match="is damaged"):
+            add(database, "refused")
 
 
 def test_a_lost_head_is_damage_of_the_store(database: Database) -> None:

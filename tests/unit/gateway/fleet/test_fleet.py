@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from pathlib import Path
 
 import pytest
 from sqlalchemy import Connection, text
-from support.databases import OpenStore, PostgreSql
+from support.databases import OpenStore, PostgreSql, sqlite_store
 from support.waiting import wait_until
 
 from firstline_core.clock import SimulatedClock
+from firstline_core.errors import StoreUnavailableError
 from firstline_core.fleet.telemetry import EndedPromise, Telemetry
 from firstline_core.fleet.twin import Brake, Reported
 from firstline_gateway.fleet import answers
@@ -89,3 +91,12 @@ async def test_a_damaged_brake_forbids_escalation_and_reports_go_on(
         assert caplog.text.count("brake damaged") == 1
         await fleet.set_brake(brake, "application:ops")
         assert (await fleet.desired("cam")).brake == brake
+
+
+async def test_a_damaged_number_of_a_report_is_damage_of_the_store(tmp_path: Path) -> None:
+    with OpenStore(sqlite_store(tmp_path)) as opened:
+        fleet = fleet_on(opened)
+        await fleet.take_telemetry("cam", Telemetry("s", 1))
+        await opened.store.write(lambda on: on.execute(text("UPDATE fleet_counts SET sequence = 'x'")))
+        with pytest.raises(StoreUnavailableError, match="is damaged"):
+            await fleet.take_telemetry("cam", Telemetry("s", 2))
