@@ -57,7 +57,7 @@ class ContractMetrics:
         )
 
     def counted(self, model: ModelKey, lost: Sequence[bool]) -> None:
-        """Counts an audit; `lost` says of each pool that counted it whether it has a loss; empty without an event."""
+        """Counts an audit; `lost` is whether it has a loss, by pool that counted it, and is empty without an event."""
         result = "disagrees" if any(lost) else "agrees" if lost else "no_event"
         self._audits.labels(model.name, str(model.version), result).inc()
 

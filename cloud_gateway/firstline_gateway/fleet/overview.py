@@ -1,4 +1,4 @@
-"""The state of all devices at one moment: what is read of each, and the sums that the API shows."""
+"""The state of all devices at one moment: the fields that are read of each, and the sums that the API shows."""
 
 from __future__ import annotations
 

@@ -211,8 +211,8 @@ def _check_targets(found: Metadata[Any], root: Root, now: SignedMetadata | None)
     _verify(root, Targets.type, found, "The targets are not signed by a key that the root names for them")
     if now is not None and found.signed.version <= now.version:
         raise ConflictError(
-            f"Targets of version {found.signed.version} were sent, and {now.version} is current: somebody has "
-            "published since; take up theirs and sign anew."
+            f"Targets of version {found.signed.version} were sent, and {now.version} is current: another person "
+            "has published since; fetch the current targets and sign again."
         )
     if found.signed.delegations is not None:
         raise RequestError("The targets delegate to other roles; this registry publishes none.")

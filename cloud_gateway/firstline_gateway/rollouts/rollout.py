@@ -1,4 +1,4 @@
-"""A rollout: what it brings, its rules and stages, the devices of each stage, and its states and those of its devices.
+"""A rollout: its content, rules and stages, the devices of each stage, and its states and those of its devices.
 
 Chance divides the devices: each has a place in [0, 1) by a hash of the rollout's salt and its name. A stage takes the
 devices with the lowest places, so that a growing share keeps its devices, and devices that join later have a place too.

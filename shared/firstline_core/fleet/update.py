@@ -17,7 +17,7 @@ from types import MappingProxyType
 
 
 class UpdateKind(StrEnum):
-    """What an update or a rollout brings to devices."""
+    """The content that an update or a rollout brings to devices."""
 
     MODEL = "model"
     CONFIGURATION = "configuration"
