@@ -289,8 +289,9 @@ class Segmentation(ConfiguredTask, frozen=True, tag="segmentation"):
         intersection over union of L is below `iou`. "invented L" counts the same of the edge model's mask.
         """
         ours, theirs = (self._present(outputs[MASK], self.least_share) for outputs in (edge, full))
-        lost = np.array([both / np.maximum(either, 1) < self.iou for both, either in self._overlaps(edge, full)])
-        return (theirs, lost), (ours, lost)
+        lost = [both / np.maximum(either, 1) < self.iou for both, either in self._overlaps(edge, full)]
+        rows = np.array(lost, np.bool_).reshape(theirs.shape)  # so that no rows have columns too
+        return (theirs, rows), (ours, rows)
 
     def truth_loss(self, outputs: Arrays, truth: Arrays) -> Scores:
         known = (truth[MASK] != IGNORED).any(axis=(1, 2))

@@ -100,6 +100,12 @@ def test_events_name_a_class() -> None:
         TASK.events_of(["missed cow"], edge, full)
 
 
+def test_no_rows_have_no_events() -> None:
+    none = {MASK: np.zeros((0, 2, 4), np.uint8), CONFIDENCE: np.zeros(0, np.float32)}
+    missed, invented = TASK.events_of(["missed cat", "invented cat"], none, none).values()
+    assert not len(missed.counts) and not len(invented.counts)
+
+
 def evidence(*rows: tuple[list[float], list[float]]) -> dict[str, Array]:
     return {
         name: np.array([row[index] for row in rows], np.float32) for index, name in enumerate((CLASS_IOU, CLASS_BEST))
