@@ -172,7 +172,7 @@ class Client(BaseClient[httpx.Client]):
 
         Args:
             model: the bundle's name.
-            file: its path, or its content as bytes: an encoded image, or JSON for a model of numbers.
+            file: its path, or its content as bytes: an image, a recording, text, or JSON for numbers.
             **options: see `FileOptions`.
 
         Returns:

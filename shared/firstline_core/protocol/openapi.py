@@ -179,7 +179,7 @@ def file_infer(**query: dict[str, Any]) -> dict[str, Any]:
     """
     return operation(
         "inference",
-        "Send a file (an image, or JSON numbers) and read what the model found.",
+        "Send a file (an image, a recording, text, or JSON) and read what the model found.",
         MODEL,
         *({"name": name, "in": "query", "schema": schema} for name, schema in query.items()),
         *VIEW,
