@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import shutil
+import socket
 import sqlite3
 import time
 from collections.abc import Callable
@@ -138,6 +139,14 @@ async def test_an_unknown_authority_of_the_gateway_is_named_once(tmp_path: Path)
     assert finding.detail.startswith(f"The certificate of {site.url} is not trusted (")
     assert finding.detail.endswith("authorities.pem, in tls_ca_file of this link.")
     assert "_ssl.c" not in finding.detail
+
+
+async def test_a_silent_gateway_is_reported_once(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        link = {"kind": "http", "url": f"http://127.0.0.1:{silent.getsockname()[1]}"}
+        [finding], _ = await link_findings(edge_settings(tmp_path / "state", links=[link]))
+    assert finding.severity is Severity.ERROR
+    assert "did not answer within 3 s" in finding.detail
 
 
 async def test_a_silent_ipv6_address_hides_no_gateway(tmp_path: Path) -> None:

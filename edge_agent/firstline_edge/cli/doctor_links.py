@@ -64,7 +64,7 @@ async def link_findings(
             findings.append(failure)
             continue
         findings.append(await _round_trip_finding(subject, probe, settings))
-        if section.kind == "http":
+        if section.kind == "http" and findings[-1].severity is not Severity.ERROR:
             access, measured_s = await _access_findings(subject, section, settings, credentials)
             findings += access
             offset_s = measured_s if measured_s is not None else offset_s
@@ -225,9 +225,7 @@ async def _access_findings(
             if finding.severity is Severity.OK:
                 findings += await served_findings(subject, client, settings)
     except (*HTTP_FAILURES, OSError) as error:
-        if untrusted(error, section.url, ""):  # the round trip's finding reports it
-            return [], None
-        return [problem(f"{subject} token", f"the gateway did not answer: {error}")], None
+        return [problem(f"{subject} token", f"the gateway did not answer: {str(error) or type(error).__name__}")], None
     date = response.headers.get("date")
     try:
         offset_s = time.time() - parsedate_to_datetime(date).timestamp() if date else None
