@@ -13,6 +13,7 @@ from firstline_core.adaptation.ladder import EnergyPrices, Rung, choose_rung
 from firstline_core.clock import Clock
 from firstline_core.hardware.readings import Snapshot
 from firstline_core.runtime.base import runs_on_loop
+from firstline_core.telemetry.wording import rounded
 from firstline_core.types import InferRequest, Privacy, Route
 from firstline_edge.cloud.client import CloudClient
 from firstline_edge.models.models import DeviceModel, EdgeModel, VariantChoice, VariantSet
@@ -126,9 +127,8 @@ class BundleVariants:
         elif wait_ms + runs_ms[0] <= left_ms:
             why = f"queue: {workers.busy:.0%} of the threads are busy, and this request has more time than others"
         else:
-            why = (
-                f"deadline: {variant_id(usable[0])} would take {wait_ms + runs_ms[0]:.3g} ms of the {left_ms:.0f} left"
-            )
+            best, needed = variant_id(usable[0]), rounded(wait_ms + runs_ms[0])
+            why = f"deadline: {best} would take {needed} ms of the {left_ms:.0f} left"
         return VariantChoice(device_model, variant_id(device_model), why, shed_reason)
 
     def describe(self) -> dict[str, Any]:

@@ -20,8 +20,9 @@ from firstline_core.bundle.store import open_bundle
 from firstline_core.errors import ConfigError, FirstlineError, LinkDownError, RemoteTimeoutError
 from firstline_core.protocol.happy_eyeballs import DELAY_S
 from firstline_core.protocol.http import error_from
-from firstline_core.protocol.http_client import HTTP_FAILURES, open_async_client, untrusted
+from firstline_core.protocol.http_client import HTTP_FAILURES, open_async_client
 from firstline_core.protocol.mqtt_messages import Publication, Topics, handshake_problem
+from firstline_core.telemetry.wording import rounded
 from firstline_edge.cli.findings import Finding, Severity, hint_if, ok, problem, warning
 from firstline_edge.cloud.http_link import HttpLink, client_settings, tls_context, token_of
 from firstline_edge.cloud.links import mqtt_settings
@@ -199,7 +200,7 @@ async def _round_trip_finding(subject: str, probe: _Probe, settings: EdgeSetting
     p50_ms = statistics.median(spent_ms)
     is_slow = p50_ms > settings.policy.default_timeout_ms / 2
     advice = "raise policy.default_timeout_ms: half of it goes to one round trip"
-    return hint_if(is_slow, subject, f"answers in {p50_ms:.3g} ms (p50)", advice)
+    return hint_if(is_slow, subject, f"answers in {rounded(p50_ms)} ms (p50)", advice)
 
 
 async def _access_findings(

@@ -16,7 +16,7 @@ from firstline_core.bundle.manifest import (
 from firstline_core.bundle.store import Bundle, open_bundle
 from firstline_core.errors import ConfigError, FirstlineError, IntegrityError
 from firstline_core.runtime.select import RuntimeOptions, check_options
-from firstline_core.telemetry.wording import counted
+from firstline_core.telemetry.wording import counted, rounded
 from firstline_edge.audits import records
 from firstline_edge.audits.records import CertificateRecord, key_of
 from firstline_edge.cli.findings import Finding, Severity, hint, hint_if, ok, problem, warning
@@ -86,7 +86,7 @@ def _bundle_findings(bundle: Bundle, options: RuntimeOptions, timeout_ms: int) -
             findings.append(problem(subject, error.message, _INSTALL[model.runtime]))
             continue
         used = used or model.id
-        pace = f"{p50_ms:.3g} ms a row (p50)" if p50_ms is not None else "loads; not measured, its sizes are free"
+        pace = f"{rounded(p50_ms)} ms a row (p50)" if p50_ms is not None else "loads; not measured, its sizes are free"
         role = f"the one in use; {_certification(manifest, model)}" if used == model.id else "a spare"
         is_slow = used == model.id and p50_ms is not None and p50_ms > timeout_ms / 2
         advice = "use a smaller edge model, or raise policy.default_timeout_ms"

@@ -9,6 +9,7 @@ from typing import Any
 
 from firstline_core.errors import BudgetExceededError, UnauthorizedError
 from firstline_core.telemetry.decisions import find
+from firstline_core.telemetry.wording import rounded
 from firstline_core.types import HEDGED, Reason, Status, Wait
 from firstline_edge.cli.output import explained_refusal, print_error, show
 from firstline_edge.cli.parser import FAILED, OK, load_settings
@@ -60,7 +61,7 @@ def _described(line: dict[str, Any]) -> list[str]:
     time_text = datetime.fromtimestamp(line["at"], UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
     if line.get("event") == "refused":
         name = " ".join(filter(None, [line["model"], line["version"]]))
-        sentences = [f"{time_text}  {name}: refused after {line['ms']:.3g} ms ({line['code']}). {line['error']}"]
+        sentences = [f"{time_text}  {name}: refused after {rounded(line['ms'])} ms ({line['code']}). {line['error']}"]
         return sentences + [_attempt(attempt) for attempt in line["attempts"]]
     if line.get("event") == "audited":
         return [f"{time_text}  {_audited(line)}"]
@@ -71,7 +72,7 @@ def _described(line: dict[str, Any]) -> list[str]:
             refused = line["reason"] == Reason.CLOUD_ERROR
             return [f"{time_text}  {_REFUSED if refused else _STATUSES[Status.EXPIRED]}{_cause(line)}"]
         return [f"{time_text}  Corrected by {source}{_CHANGED[line.get('changed')]}. {_STATUSES[Status.FINAL]}"]
-    sentences = [f"{time_text}  {line['model']} {line['version']}: answered in {line['ms']:.3g} ms by {source}."]
+    sentences = [f"{time_text}  {line['model']} {line['version']}: answered in {rounded(line['ms'])} ms by {source}."]
     sentences += [_attempt(attempt) for attempt in line["attempts"]]
     sentences += _variant(line)
     sentences.append(f"  {_why(line)}{_cause(line)}")
@@ -144,7 +145,7 @@ def _attempt(attempt: dict[str, Any]) -> str:
         outcome = "was not asked (budget_exceeded)"
     if attempt["outcome"] == UnauthorizedError.code:
         outcome = "refused this device's token (unauthorized)"
-    return f"  {_TIERS[attempt['tier']]} {outcome} after {attempt['ms']:.3g} ms"
+    return f"  {_TIERS[attempt['tier']]} {outcome} after {rounded(attempt['ms'])} ms"
 
 
 def _scores(line: dict[str, Any]) -> str:

@@ -21,6 +21,7 @@ from firstline_core.profile import profile
 from firstline_core.profile.files import bundled_profiles, profile_of_machine
 from firstline_core.profile.profile import Profile
 from firstline_core.storage.files import naming, read_limited
+from firstline_core.telemetry.wording import rounded
 from firstline_edge.cli.agent_api import agent_status
 from firstline_edge.cli.output import show
 from firstline_edge.cli.parser import OK, load_settings
@@ -135,7 +136,7 @@ def with_measurements(stated: Link, status: Mapping[str, Any]) -> tuple[Link, li
             notes.append(f"The gateway does not say what of '{name}' is its own time, so the round trip is not known.")
         else:
             notes.append(
-                f"The round trip, {round_trip_ms:.3g} ms, was measured by the running agent over '{name}': {what}."
+                f"The round trip, {rounded(round_trip_ms)} ms, was measured by the running agent over '{name}': {what}."
             )
     if bytes_per_s is None:
         bytes_per_s = rate

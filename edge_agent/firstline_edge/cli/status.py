@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from firstline_core.errors import CapacityError
-from firstline_core.telemetry.wording import counted
+from firstline_core.telemetry.wording import counted, rounded
 from firstline_edge.cli.agent_api import NOT_AN_AGENT, agent_status
 from firstline_edge.cli.output import print_error, show
 from firstline_edge.cli.parser import OK
@@ -40,7 +40,7 @@ def describe(url: str, status: dict[str, Any]) -> list[str]:
         if model["edge"] is None:
             lines.append(f"model   {model['name']} {model['version']}: all goes to the cloud. {model['problem']}")
         else:
-            pace = f"{model['row_ms']:.3g} ms a row" if model["row_ms"] is not None else "not measured"
+            pace = f"{rounded(model['row_ms'])} ms a row" if model["row_ms"] is not None else "not measured"
             lines.append(
                 f"model   {model['name']} {model['version']}: {model['edge']} on {model['provider']}, {pace}, "
                 f"{_acceptance(model['threshold'])}{_classes(model.get('certificate'))}"
@@ -144,9 +144,9 @@ def _pace(link: dict[str, Any]) -> str:
     if timing is None:
         return ""
     service_ms = timing["service_p50_ms"]
-    service = f", {service_ms:.3g} of them in the gateway" if service_ms is not None else ""
+    service = f", {rounded(service_ms)} of them in the gateway" if service_ms is not None else ""
     behind = f", sent after {ahead} bytes of other requests" if (ahead := timing.get("typical_ahead_bytes")) else ""
     return (
-        f", {timing['total_p50_ms']:.3g} ms (95 %: {timing['total_p95_ms']:.3g}){service}, "
+        f", {rounded(timing['total_p50_ms'])} ms (95 %: {rounded(timing['total_p95_ms'])}){service}, "
         f"for a request of {timing['typical_bytes']} bytes{behind}"
     )

@@ -19,6 +19,7 @@ from firstline.workbench.sequences import Sequences
 from firstline_core.errors import ConfigError
 from firstline_core.routing.contracts import EventsResult
 from firstline_core.storage.files import naming
+from firstline_core.telemetry.wording import rounded
 
 _PICTURES = 12
 
@@ -166,7 +167,7 @@ def summary_lines(report: PairReport, measured: Measured) -> Iterator[str]:
             f"At the edge: {report.share_at_edge:.1%} of {rows} rows; to the full model: {report.bytes_sent:,} of "
             f"{total:,} bytes."
         )
-    times = ", ".join(f"{name} {value:.3g} ms" for name, value in report.latency_ms.items() if value is not None)
+    times = ", ".join(f"{name} {rounded(value)} ms" for name, value in report.latency_ms.items() if value is not None)
     yield f"Median times on this machine: {times}."
     if report.quality is not None:
         known = {name: value for name, value in report.quality.items() if value is not None}

@@ -16,6 +16,7 @@ from firstline_core.hardware.catalogue import Catalogue
 from firstline_core.hardware.readings import Absent, Reading
 from firstline_core.planning.split import SplitEnvironment, Splits, Stretch, Way, best, stretches, ways
 from firstline_core.profile.profile import Point, PointKey, Profile, of_one_row, sweet_spot
+from firstline_core.telemetry.wording import rounded
 
 _AS_GOOD = 1.05
 """More threads have to be faster by more than this, because other models need threads too."""
@@ -249,10 +250,10 @@ def plan_lines(plan: Plan) -> list[str]:
     if plan.batch is not None:
         lines.append(f"  batch     {plan.batch} {'row' if plan.batch == 1 else 'rows'}: larger ones win under 5 %")
     if plan.hot_ms is not None:
-        lines.append(f"  hot       {plan.hot_ms:.3g} ms a row under sustained load")
+        lines.append(f"  hot       {rounded(plan.hot_ms)} ms a row under sustained load")
     if (full := plan.full) is not None:
         if full.way is not None and full.latency_ms is not None:
-            lines.append(f"  full      {describe_way(full.way)}: {full.latency_ms:.3g} ms over the stated link")
+            lines.append(f"  full      {describe_way(full.way)}: {rounded(full.latency_ms)} ms over the stated link")
         lines += [
             f"  by link   {describe_bandwidths(stretch)}: {describe_way(stretch.way)}" for stretch in full.by_bandwidth
         ]
@@ -279,9 +280,9 @@ def describe_bandwidths(stretch: Stretch) -> str:
 def _describe(one: Candidate) -> str:
     threads = "as many threads as the runtime likes" if not one.threads else f"{one.threads} thread(s)"
     kept = "no valid certificate" if one.kept is None else f"keeps {one.kept:.0%} under its certificate"
-    expected = "" if one.expected_ms is None else f", {one.expected_ms:.3g} ms expected with escalations"
+    expected = "" if one.expected_ms is None else f", {rounded(one.expected_ms)} ms expected with escalations"
     return (
-        f"{one.variant} by {one.provider}, {threads}: {one.row_ms:.3g} ms a row (p99 {one.worst_ms:.3g}), "
+        f"{one.variant} by {one.provider}, {threads}: {rounded(one.row_ms)} ms a row (p99 {rounded(one.worst_ms)}), "
         f"{one.rows_per_s:.0f} rows/s, {_energy(one.energy_mj)}; {kept}{expected}"
     )
 

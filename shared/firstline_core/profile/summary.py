@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from firstline_core.bundle.manifest import Manifest
 from firstline_core.hardware.readings import Absent, Reading, short
 from firstline_core.profile.profile import Point, PointKey, Profile, QueryBytes, sweet_spot
-from firstline_core.telemetry.wording import counted
+from firstline_core.telemetry.wording import counted, rounded
 from firstline_core.types import Sha256
 
 COLUMNS = (
@@ -57,7 +57,7 @@ def notes(profile: Profile) -> Iterator[str]:
     yield "* the smallest batch with 95 % of the best rate. A query is that many samples; its decoding is part of it."
     for variant in dict.fromkeys(point.key.variant for point in profile.points):
         point = next(one for one in _ordered(profile) if one.key.variant == variant)
-        times = f"loads in {point.load_ms:.3g} ms, first query {point.first_ms:.3g} ms"
+        times = f"loads in {rounded(point.load_ms)} ms, first query {rounded(point.first_ms)} ms"
         yield f"{variant}: {times}; a query moves {_moves(point.moved)}"
     absent = {point.energy_mj.reason for point in profile.points if isinstance(point.energy_mj, Absent)}
     yield from (f"Energy: {reason}" for reason in sorted(absent))

@@ -1,4 +1,4 @@
-"""Text for people in messages, logs and tables: counts, durations and times."""
+"""Text for people in messages, logs and tables: counts, numbers, durations and times."""
 
 from __future__ import annotations
 
@@ -16,6 +16,11 @@ _UNITS = ((86_400.0, "days"), (3600.0, "hours"), (60.0, "minutes"))
 def counted(number: int, thing: str, things: str = "") -> str:
     """Returns a number with its noun: "1 device", "10,000 devices"; `things` is an irregular plural."""
     return f"{number:,} {thing if number == 1 else things or f'{thing}s'}"
+
+
+def rounded(value: float) -> str:
+    """Returns the value with three digits, and without an exponent if it is large: "0.533", "81.5", "2,040"."""
+    return f"{value:.3g}" if abs(value) < 999.5 else f"{value:,.0f}"
 
 
 def wanted_value(text: str) -> str:
