@@ -509,6 +509,8 @@ def create_initial(file: Path, text: str, folder: str) -> None:
         if isinstance(error, FileExistsError) and error.filename == str(file):
             why = f"{file} exists and was not changed; edit it, or name another file with --config."
         else:
+            if error.filename is None:  # the disk took a part of the text, or none
+                file.unlink(missing_ok=True)
             reason = files.system_reason(error)
-            why = f"{error.filename} cannot be written: {reason}; name a file in another folder with --config."
+            why = f"{error.filename or file} cannot be written: {reason}; name a file in another folder with --config."
         raise ConfigError(why) from error

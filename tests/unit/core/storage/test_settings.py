@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import resource
 from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
@@ -210,3 +211,14 @@ def test_toml_that_is_too_deep_or_long_is_refused(tmp_path: Path, text: str) -> 
 def test_a_too_deeply_nested_variable_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"FIRSTLINE_LINKS, 'links', is .*; use a list"):
         load(Settings, environ={"FIRSTLINE_LINKS": "[" * 100_000})
+
+
+def test_a_first_configuration_that_a_full_disk_refuses_leaves_no_file(tmp_path: Path) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+    try:
+        with pytest.raises(ConfigError, match=r"a\.toml cannot be written: File too large"):
+            settings.create_initial(tmp_path / "a.toml", "[api]\n", "models")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert not (tmp_path / "a.toml").exists()
