@@ -79,7 +79,7 @@ def job_routes(jobs: Jobs, files: FileRoute, identity: Identity, access: Access)
 
     @router.get("/{request_id}", openapi_extra={"parameters": [*VIEW, _WAIT]})
     async def fetch(request: Request, principal: Principal, request_id: str, form: Form = "short") -> Response:
-        """The answer of a job (202 while it waits or runs), on an agent to a promised request; only for its caller."""
+        """The answer of a job (gateway; 202 while it waits or runs) or of a promise (agent). Only for its caller."""
         wait_s = _wait_s(request)
         if not wait_s:
             return response_of(_job_reply(files, await jobs.find(request_id, principal), form, request))
@@ -98,7 +98,7 @@ def job_routes(jobs: Jobs, files: FileRoute, identity: Identity, access: Access)
         openapi_extra={"parameters": [*VIEW, _LAST_EVENT_ID]},
     )
     async def follow(request: Request, principal: Principal, request_id: str, form: Form = "short") -> Response:
-        """The same as server-sent events: on a gateway one, on an agent the present answer and the last one."""
+        """The answer as server-sent events: a gateway sends one, an agent the present answer and then the final one."""
         last_event = http.last_event_id(request.headers)
         with ExitStack() as resources:
             ending = resources.enter_context(jobs.waiters.watch(request_id, principal))

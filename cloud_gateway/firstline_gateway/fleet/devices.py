@@ -39,7 +39,8 @@ DEVICES = sa.Table(
     sa.Column("reported", JsonColumn(Reported)),
     sa.Column("desired", JsonColumn(Desired), nullable=False),  # without revision and brake, see `REVISION`
     sa.Column("revision", sa.BigInteger, nullable=False),  # counts the changes of `desired`
-    # The revision at the broker (-1 for none) minus `revision`; below the number of the brake, there is a newer one.
+    # The revision at the broker (-1 for none) minus `revision`. If it is below the number of the brake, the
+    # broker lacks the newest document.
     sa.Column("lead", sa.BigInteger, nullable=False),
     sa.Index(None, "last_seen_s"),
     # Publishers look for devices every few seconds, and an operator waits until accepted devices are counted.
