@@ -77,7 +77,7 @@ class Group(TyperGroup):
             typer.echo(error.message, err=True)
             ctx.exit(EXIT_USAGE if isinstance(error, ConfigError) else EXIT_FAILED)
         except UnicodeEncodeError as error:
-            if error.encoding != "utf-8":  # of the terminal, which cannot show a letter of the output
+            if error.encoding != "utf-8":  # of a library, such as a host's name in the encoding `idna`
                 raise
             # Of an argument that a request or JSON names.
             typer.echo(f"{error.object!a} is not text in UTF-8; use a name that is.", err=True)

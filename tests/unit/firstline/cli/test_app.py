@@ -57,11 +57,11 @@ def test_the_example_of_each_command_is_taken() -> None:
         command.make_context(path[-1], words[len(path) :])
 
 
-def test_a_letter_that_the_terminal_lacks_is_not_taken_for_an_argument() -> None:
-    group, lacking = command_group(), UnicodeEncodeError("latin-1", "\u0141", 0, 1, "ordinal not in range(256)")
+def test_a_text_that_another_encoding_lacks_is_not_taken_for_an_argument() -> None:
+    group, lacking = command_group(), UnicodeEncodeError("idna", "a..b", 2, 3, "label empty")
 
     def show() -> object:
-        """Show a letter."""
+        """Look for a host."""
         raise lacking
 
     for name in ("show", "list"):  # a single command would be no group
