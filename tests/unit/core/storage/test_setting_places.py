@@ -24,10 +24,8 @@ engine = "oip"
 @pytest.mark.parametrize(
     ("message", "named"),
     [
-        ("api.host is 0.0.0.0, but api.token_file is empty.", "agent.toml:2: api.host is"),
         ("api.token_file is empty, but api.host is 0.0.0.0.", "agent.toml:2: api.token_file is"),
         ("api.token_file is empty.", "agent.toml:1: api"),
-        ("links[0].url is ''.", "agent.toml:4: links"),
         ("executors.gpu-1.engine is 'oip'.", "agent.toml:8: executors"),
         ("tls.hosts is empty.", "agent.toml: tls"),
         ("e.g. this names no setting.", "agent.toml: e.g."),

@@ -134,7 +134,6 @@ def test_case_and_spaces_of_an_event_matter_only_where_labels_differ_by_them(nam
 @pytest.mark.parametrize(
     ("texts", "says"),
     [
-        (["missed person"], "not in the form 'EVENT SHARE% at CONFIDENCE%', such as 'missed person 5% at 90%'"),
         (["missed person 0.05 at 0.9"], "not in the form"),
         (["missed person 0% at 90%"], "share of the promise .* is 0%, but must be above 0% and below 100%, such as 5%"),
         (["missed person 5% at 100%"], "confidence .* is 100%, but must be above 0% and below 100%, such as 90%"),

@@ -135,9 +135,3 @@ def test_split_prints_the_fastest_way_by_bandwidth(tmp_path: Path) -> None:
     found = json_of(*command, "--at", "pixels")
     assert found["bundle"] == "digits"
     assert found["cuts"][0]["forms"][0]["name"] == "fp32"
-
-
-def test_an_unknown_tensor_is_refused_with_the_known_ones() -> None:
-    bundle, dataset = open_bundle(_DIGITS / "bundle"), open_dataset(_DIGITS / "heldout", 1)
-    with pytest.raises(ConfigError, match="cannot be cut at 'nowhere'; name one of pixels"):
-        measure_splits(bundle, dataset, at="nowhere")
