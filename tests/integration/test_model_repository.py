@@ -64,7 +64,8 @@ async def test_unloaded_model_is_not_served(tier: tuple[Asking, Path]) -> None:
     assert (state, reason.startswith("unloaded")) == ("UNAVAILABLE", True)
     status, _ = await asking.post("/v2/models/small/infer", ROW)
     assert status in (404, 503)  # an agent has no gateway here to send it to
-    assert (await asking.client.get("/v2/models/small/ready")).status_code == 404
+    for address in ("/v2/models/small", "/v2/models/small/ready"):
+        assert (await asking.client.get(address)).status_code == 404
     assert (await asking.post(UNLOAD.format("small")))[0] == 404
     assert (await asking.post(LOAD.format("small")))[0] == 200
     assert (await asking.index())["small", "1"] == ("READY", "")
@@ -137,6 +138,11 @@ async def test_gateway_repository_over_grpc_needs_an_operator(tmp_path: Path) ->
         assert (await call("RepositoryModelUnload", asked["Unload"])).isUnloaded
         status, sentence, _ = await refusal(call("RepositoryModelUnload", asked["Unload"]))
         assert (status, "is not served: unloaded" in sentence, sentence[-1]) == ("NOT_FOUND", True, ".")
+        described = call("ModelMetadata", message("ModelMetadataRequest")(name="small"))
+        assert (await refusal(described))[0] == "NOT_FOUND"
+        for ready, count in ((False, 1), (True, 0)):
+            index = await call("RepositoryIndex", message("RepositoryIndexRequest")(ready=ready))
+            assert len(index.models) == count
         # KServe's clients have the model's name where Triton has the repository's.
         assert (
             await call("RepositoryModelLoad", message("RepositoryModelLoadRequest")(repository_name="small"))

@@ -132,10 +132,11 @@ INVALID: list[dict[str, Any]] = [
 ]
 
 
-async def test_an_invalid_definition_is_refused(operator: httpx.AsyncClient) -> None:
+async def test_invalid_definitions_and_commands_for_no_rollout_are_refused(operator: httpx.AsyncClient) -> None:
     for change in INVALID:
         refused = await operator.post(ROLLOUTS, json=DEFINITION | change)
         assert refused.status_code == 400 and refused.json()["detail"], change
+    assert (await operator.post(f"{ROLLOUTS}/nothing/pause")).status_code == 404
 
 
 async def test_the_audit_log_is_a_chain_with_a_signed_head(operator: httpx.AsyncClient) -> None:

@@ -24,6 +24,7 @@ from firstline_core.errors import (
     MetadataExpiredError,
     ProtocolError,
     RateLimitedError,
+    SignatureError,
 )
 from firstline_core.storage.artefact import SignedFile
 from firstline_edge.fleet.http_client import FleetHttp
@@ -79,6 +80,11 @@ def test_each_refusal_has_its_own_error_and_keeps_trusted_metadata(tmp_path: Pat
     with pytest.raises(RateLimitedError) as limited:
         look(tmp_path, repository, _Refusing(RateLimitedError("slowly", retry_after_s=7.5)))
     assert limited.value.retry_after_s == 7.5
+    changed = repository.files["timestamp.json"].replace(b"2027-01-02", b"2027-01-03")
+    assert changed != repository.files["timestamp.json"]
+    repository.files["timestamp.json"] = changed
+    with pytest.raises(SignatureError):
+        look(tmp_path, repository)
     assert (tmp_path / "timestamp.json").read_bytes() == trusted
 
 
