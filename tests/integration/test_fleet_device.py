@@ -22,6 +22,7 @@ from firstline_core.fleet.twin import Brake, DesiredModel
 from firstline_core.fleet.update import UpdateState
 from firstline_core.types import Privacy, Reason, Status
 from firstline_edge.app import EdgeAgent
+from firstline_edge.cli.status import describe
 from firstline_edge.fleet.updates.registry import HTTP_REQUIRED
 from firstline_edge.settings.settings import EdgeSettings
 from firstline_gateway.app import Gateway
@@ -117,6 +118,8 @@ async def test_a_braked_device_answers_alone_also_without_the_gateway(fleet: Fle
         brake = Brake(0.0, "the gateway is being moved")
         await fleet.gateway.fleet.set_brake(brake, "application:ops")
         await brake_is(True, agent)
+        shown = describe("http://device", agent.operations.status())
+        assert "fleet   braked: 0 of 0 escalations of this hour used; the gateway is being moved" in shown
         answer = (await agent.data_plane.infer_file("digits", noise(side=28))).answer
         assert (answer.status, answer.reason, answer.certified) == (Status.FINAL, Reason.BUDGET, False)
 

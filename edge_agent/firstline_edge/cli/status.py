@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from firstline_core.errors import CapacityError
-from firstline_core.telemetry.wording import counted, rounded
+from firstline_core.telemetry.wording import counted, rounded, time_text
 from firstline_edge.cli.agent_api import NOT_AN_AGENT, agent_status
 from firstline_edge.cli.output import print_error, show
 from firstline_edge.cli.parser import OK
@@ -63,8 +63,11 @@ def describe(url: str, status: dict[str, Any]) -> list[str]:
     lines += [_link_line(name, link) for name, link in status["links"].items()]
     if not status["links"]:
         lines.append("link    none configured")
-    if (configuration := (status.get("fleet") or {}).get("configuration")) is not None:
+    fleet = status.get("fleet") or {}
+    if (configuration := fleet.get("configuration")) is not None:
         lines.append(f"fleet   configuration {configuration['name']} version {configuration['version']}")
+    if (brake := fleet.get("brake")) is not None:
+        lines.append(_brake_line(brake))
     if (policy := status.get("policy", "certified")) != "certified":
         lines.append(f"policy  {policy}")
     lines += [_budget_line(budget) for budget in status.get("budgets", ())]
@@ -72,6 +75,14 @@ def describe(url: str, status: dict[str, Any]) -> list[str]:
     lines.append(f"outbox  {counted(outbox['items'], 'correction')} to come, {counted(outbox['size_bytes'], 'byte')}")
     lines.append(f"cache   {counted(cache['entries'], 'result')} in memory, {counted(cache['size_bytes'], 'byte')}")
     return lines
+
+
+def _brake_line(brake: dict[str, Any]) -> str:
+    until = f" until {time_text(brake['until_s'])}" if brake["until_s"] else ""
+    return (
+        f"fleet   braked{until}: {brake['used']} of {brake['escalations_per_hour']:g} escalations of this hour used; "
+        f"{brake['reason'] or 'no reason was given'}"
+    )
 
 
 def _budget_line(budget: dict[str, Any]) -> str:
