@@ -19,6 +19,7 @@ import base64
 import hashlib
 from collections.abc import Iterable
 from itertools import pairwise
+from pathlib import Path
 
 from firstline_gateway.settings.settings import BROKER_AUTHORITIES_FILE, BROKER_USER, Settings
 
@@ -45,9 +46,8 @@ def configuration(settings: Settings) -> str:
     broker, folder = settings.broker, settings.broker.seen_folder
     tls = f"certfile {folder / CERTIFICATE}\nkeyfile {folder / KEY}\ntls_version tlsv1.2"
     packet_bytes = settings.limits.body_bytes + _PACKET_OVERHEAD_BYTES
-    pid_file = (
-        f"\n# By it the gateway tells of revocations (SIGHUP).\npid_file {broker.pid_file}\n" if broker.pid_file else ""
-    )
+    pid_path = Path(broker.pid_file).absolute()  # the broker may start in another folder
+    pid_file = f"\n# By it the gateway tells of revocations (SIGHUP).\npid_file {pid_path}\n" if broker.pid_file else ""
     return f"""\
 # Written by the gateway from [broker] in gateway.toml: change it there.
 # The broker reads access list, revocations and certificates again on SIGHUP.

@@ -56,6 +56,8 @@ def test_limits_come_from_the_settings() -> None:
     assert "max_connections 5\n" in text
     assert "pid_file /run/p\n" in text
     assert "pid_file" not in configuration(Settings(broker=Broker(directory=str(FOLDER))))
+    here = configuration(Settings(broker=Broker(directory=str(FOLDER), pid_file="p")))
+    assert f"pid_file {Path.cwd() / 'p'}\n" in here
 
 
 def test_a_gateway_with_the_brokers_folder_needs_no_credentials_beside(tmp_path: Path) -> None:
