@@ -10,10 +10,15 @@ from typing import TYPE_CHECKING
 
 from firstline_core.command_line import Commands, add_group
 from firstline_core.errors import ConfigError
-from firstline_gateway.commands.base import add_action, settings_of, show
+from firstline_core.telemetry.wording import counted, iso_time
+from firstline_core.units import DAY_S
+from firstline_gateway.commands.base import add_action, settings_of, show, transaction
 
 if TYPE_CHECKING:
     from firstline_gateway.identity.ca import Authority
+    from firstline_gateway.settings.settings import Settings
+
+_NAMED = 3
 
 
 def add_commands(commands: Commands) -> None:
@@ -26,8 +31,13 @@ def add_commands(commands: Commands) -> None:
     _add_files(add("init", "create the authority now, instead of when it is first needed"))
     add("get", "show the trusted authorities and their expiry")
     _add_files(add("prepare", "add a trusted authority that will sign later", " --certificate ca.pem --key ca.key"))
-    add("switch", "sign with the next authority from now on")
-    add("retire", "stop trusting the previous authority")
+    for name, purpose in (
+        ("switch", "sign with the next authority from now on"),
+        ("retire", "stop trusting the previous authority"),
+    ):
+        add(name, purpose).add_argument(
+            "--force", action="store_true", help="even if devices have not renewed yet, which then have to join again"
+        )
 
 
 def _add_files(parser: argparse.ArgumentParser) -> None:
@@ -42,7 +52,10 @@ def _run(verb: str, arguments: argparse.Namespace) -> int:
     from firstline_core.protocol.enrolment import public_key_hash
     from firstline_gateway.identity import authorities
 
-    directory = Path(settings_of(arguments).identity.directory)
+    settings = settings_of(arguments)
+    directory = Path(settings.identity.directory)
+    if verb in ("switch", "retire") and not arguments.force:
+        _check_renewed(settings, directory, retiring=verb == "retire")
     _change(verb, arguments, directory)
     trusted = authorities.open_authorities(directory, time.time())
     rows = [
@@ -83,6 +96,30 @@ def _change(verb: str, arguments: argparse.Namespace, directory: Path) -> None:
             authorities.switch(directory)
         case "retire":
             authorities.retire(directory)
+
+
+def _check_renewed(settings: Settings, directory: Path, *, retiring: bool) -> None:
+    """Checks that no device would lose its way to the gateway.
+
+    Raises:
+        ConfigError: devices have not renewed since the authority that is to replace the other one is there.
+    """
+    from firstline_gateway.identity import authorities
+    from firstline_gateway.identity.enrolment import not_renewed_since
+
+    since_s = authorities.followed_s(directory, retiring=retiring)
+    if since_s is None or not authorities.had_store(settings.identity):
+        return
+    with transaction(settings) as connection:
+        usable_s = time.time() - settings.identity.renew_grace_days * DAY_S
+        names = not_renewed_since(connection, since_s, usable_s)
+    if names:
+        more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+        raise ConfigError(
+            f"{counted(len(names), 'device')} ({', '.join(names[:_NAMED])}{more}) renewed no certificate since "
+            f"{iso_time(since_s)}, and would have to join again. Wait, or revoke those that do not return; --force "
+            "goes on without them."
+        )
 
 
 def _imported(arguments: argparse.Namespace) -> Authority | None:

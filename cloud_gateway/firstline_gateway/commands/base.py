@@ -5,14 +5,16 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from firstline_core.command_line import Commands, Parser, add_command
 
 if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
     from firstline_gateway.settings.settings import Settings
 
 
@@ -52,6 +54,19 @@ def naming_sources(
     from firstline_gateway.settings.load import naming_sources
 
     return naming_sources(arguments.config, os.environ, flags or {})
+
+
+@contextmanager
+def transaction(settings: Settings) -> Iterator[Connection]:
+    """Opens the store and yields one transaction that writes."""
+    from firstline_gateway.identity.authorities import had_store
+    from firstline_gateway.tables import open_database
+
+    with (
+        closing(open_database(settings.store, must_exist=had_store(settings.identity))) as database,
+        database.begin() as connection,
+    ):
+        yield connection
 
 
 def show(arguments: argparse.Namespace, text: str, value: object) -> None:

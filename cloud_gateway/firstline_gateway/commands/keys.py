@@ -5,8 +5,6 @@ from __future__ import annotations
 import argparse
 import os
 import time
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
 from getpass import getuser
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -14,7 +12,7 @@ from firstline_core.command_line import Commands, add_group
 from firstline_core.errors import ConfigError
 from firstline_core.telemetry.wording import iso_time
 from firstline_core.units import DAY_S
-from firstline_gateway.commands.base import add_action, settings_of, show
+from firstline_gateway.commands.base import add_action, settings_of, show, transaction
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -61,7 +59,7 @@ def _create(arguments: argparse.Namespace) -> int:
     kind: Literal["application", "device"] = "device" if arguments.device else "application"
     now_s = time.time()
     expires_s = None if days is None else now_s + days * DAY_S
-    with _transaction(arguments) as connection:
+    with transaction(settings_of(arguments)) as connection:
         text = keys.create_key(
             connection,
             arguments.name,
@@ -82,7 +80,7 @@ def _create(arguments: argparse.Namespace) -> int:
 def _list(arguments: argparse.Namespace) -> int:
     from firstline_gateway.identity import keys
 
-    with _transaction(arguments) as connection:
+    with transaction(settings_of(arguments)) as connection:
         rows = [
             {
                 "name": row.name,
@@ -107,7 +105,7 @@ def _list(arguments: argparse.Namespace) -> int:
 def _revoke(arguments: argparse.Namespace) -> int:
     from firstline_gateway.identity import keys
 
-    with _transaction(arguments) as connection:
+    with transaction(settings_of(arguments)) as connection:
         now_s = time.time()
         keys.revoke_key(connection, arguments.name, now_s)
         _note(connection, "key.revoke", arguments.name, now_s, {})
@@ -124,20 +122,6 @@ def _note(connection: Connection, action: str, name: str, now_s: float, details:
     except (KeyError, OSError):  # a container's user without an entry in passwd; OSError from Python 3.13 on
         user = f"uid:{os.getuid()}"
     audit_log.add(connection, now_s, f"user:{user}", action, f"key:{name}", **details)
-
-
-@contextmanager
-def _transaction(arguments: argparse.Namespace) -> Iterator[Connection]:
-    """Opens the store and yields one transaction that writes."""
-    from firstline_gateway.identity.authorities import had_store
-    from firstline_gateway.tables import open_database
-
-    settings = settings_of(arguments)
-    with (
-        closing(open_database(settings.store, must_exist=had_store(settings.identity))) as database,
-        database.begin() as connection,
-    ):
-        yield connection
 
 
 def _date(wall_s: float | None) -> str | None:

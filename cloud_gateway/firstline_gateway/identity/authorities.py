@@ -45,6 +45,9 @@ _RENEW_BEFORE_S = 30 * 86_400.0
 # A certificate is valid for `identity.certificate_days` and can be renewed for `renew_grace_days`: 825 each at most.
 _LISTED_S = 2 * 825 * 86_400.0
 
+# Running gateways look at the folder within this time.
+_FOLLOWED_AFTER_S = 10.0
+
 log = logger(__name__)
 
 
@@ -141,6 +144,18 @@ def prepare_next(directory: Path, authority: Authority, now_s: float) -> None:
         _store(directory / _NEXT, authority)
 
 
+def followed_s(directory: Path, *, retiring: bool) -> float | None:
+    """Returns the wall time from which running gateways have used the next authority, or the present one if retiring.
+
+    A device that renewed its certificate later trusts it. None if there is no authority to switch to, or to retire.
+    """
+    try:
+        changed_s = (directory / (_PREVIOUS if retiring else _NEXT)).stat().st_mtime
+    except FileNotFoundError:
+        return None
+    return changed_s + _FOLLOWED_AFTER_S
+
+
 def switch(directory: Path) -> None:
     """Makes the next authority the one that signs; the one before it is still trusted.
 
@@ -153,6 +168,7 @@ def switch(directory: Path) -> None:
         if (directory / _PREVIOUS).exists():
             raise ConfigError("The authority before the present one is still believed; `ca retire` ends that.")
         _rename(directory / _ACTIVE, directory / _PREVIOUS)
+        os.utime(directory / _PREVIOUS)  # see `followed_s`
         _rename(directory / _NEXT, directory / _ACTIVE)
 
 

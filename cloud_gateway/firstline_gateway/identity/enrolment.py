@@ -231,6 +231,24 @@ def list_devices(connection: Connection, after: str, limit: int, now_s: float) -
     return [DeviceState(*row) for row in connection.execute(query)]
 
 
+def not_renewed_since(connection: Connection, since_s: float, usable_s: float) -> list[str]:
+    """Returns the devices whose newest usable certificate was issued before a wall time, by name.
+
+    Args:
+        connection: within a transaction.
+        since_s: the wall time.
+        usable_s: certificates that ended before this wall time can no longer be renewed.
+    """
+    query = (
+        select(CERTIFICATES.c.device)
+        .where(CERTIFICATES.c.revoked_s.is_(None), CERTIFICATES.c.not_after_s > usable_s)
+        .group_by(CERTIFICATES.c.device)
+        .having(func.max(CERTIFICATES.c.issued_s) < since_s)
+        .order_by(CERTIFICATES.c.device)
+    )
+    return list(connection.execute(query).scalars())
+
+
 def delete_expired(connection: Connection, now_s: float, retention_s: float) -> None:
     """Deletes certificates and join tokens that ended long ago; after another change.
 

@@ -14,9 +14,14 @@ from pathlib import Path
 
 import pytest
 
+from firstline_core.units import DAY_S
 from firstline_gateway.__main__ import main
 from firstline_gateway.commands import keys
-from firstline_gateway.identity import ca
+from firstline_gateway.identity import ca, enrolment
+from firstline_gateway.identity.authorities import CRL_FILE
+from firstline_gateway.identity.enrolment import Issued
+from firstline_gateway.settings.load import load
+from firstline_gateway.tables import open_database
 
 
 @pytest.fixture
@@ -83,6 +88,30 @@ def test_the_authority_is_made_shown_and_exchanged(config: str, capsys: pytest.C
     (second, _) = shown("prepare")[1]
     assert shown("switch") == [(second, True), (first, False)]
     assert shown("retire") == [(second, True)]
+
+
+@pytest.mark.parametrize("verb", ["switch", "retire"])
+def test_an_authority_is_not_replaced_before_devices_renewed(
+    config: str, capsys: pytest.CaptureFixture[str], verb: str
+) -> None:
+    for each in ("init", "prepare", *(["switch"] if verb == "retire" else [])):
+        assert main(["ca", each, "--config", config]) == 0
+    settings = load(Path(config), environ={})
+    (Path(settings.identity.directory) / CRL_FILE).touch()  # a gateway has used the authority
+    now_s, later_s = time.time(), time.time() + 60
+
+    def issue(serial: str) -> Issued:
+        return Issued(serial, "pem", now_s + DAY_S)
+
+    with closing(open_database(settings.store)) as database, database.begin() as on:
+        for device in ("press-7", "press-8"):
+            enrolment.invite(on, [(device, device)], by="", now_s=now_s, expires_s=later_s)
+            enrolment.redeem(on, device, "key", issue, now_s, address="")
+        enrolment.renew(on, "press-8", "press-8", lambda device: issue(f"{device}-next"), later_s)
+    capsys.readouterr()
+    assert main(["ca", verb, "--config", config]) == 2
+    assert "1 device (press-7) renewed no certificate since" in capsys.readouterr().err
+    assert main(["ca", verb, "--force", "--config", config]) == 0
 
 
 def test_an_operators_own_authority_is_imported(
