@@ -135,6 +135,8 @@ class CertificateStates:
         for model in models:
             for variant in model.every:
                 self.watch(variant)
+        if self._file.loss:
+            self._doubt_all()
 
     def __iter__(self) -> Iterator[MonitoredCertificate]:
         return iter(self._monitored.values())
@@ -309,9 +311,6 @@ class CertificateStates:
         key = key_of(name, model.version, certificate)
         record = self._records.pop(key, None) or new_record(self._records, name, model.version, certificate)
         self._records[key] = record  # the last ones are the newest
-        if self._file.loss and not record.state.alarmed:
-            record.state = CertificateState("unknown", _LOST_RECORD, alarmed_wall_s=self._clock.wall_s())
-            self.save()
         if record.state.alarmed:
             log.warning("certificate voided by alarm", model=name, version=model.version, cause=record.state.cause)
         scores = None
@@ -326,6 +325,15 @@ class CertificateStates:
             scores=scores,
             quota_at_s=self._clock.monotonic_s(),
         )
+
+    def _doubt_all(self) -> None:
+        """Makes all present certificates unknown: the file that was lost may have held an alarm of any of them."""
+        state = CertificateState("unknown", _LOST_RECORD, alarmed_wall_s=self._clock.wall_s())
+        for monitored in self:
+            monitored.record.state = state
+            name, version = monitored.record.model, monitored.record.version
+            log.warning("certificate voided by alarm", model=name, version=version, cause=state.cause)
+        self.save()
 
     def unwatch(self, model: DeviceModel) -> None:
         """Stops testing the certificate of a variant; the findings stay for when the variant comes back."""

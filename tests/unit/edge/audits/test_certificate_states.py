@@ -384,6 +384,15 @@ async def test_a_record_that_cannot_be_read_is_put_aside_and_nothing_is_certifie
     assert answer_of(await fresh.infer(SURE)).certified
 
 
+async def test_a_certificate_that_comes_after_the_loss_of_records_is_valid(
+    make_scene: MakeScene, tmp_path: Path
+) -> None:
+    (tmp_path / "certificates.json").write_bytes(b"{")
+    scene, newer = make_scene(), Scene(certified=0.82).held
+    states_of(scene).watch(newer)
+    assert (states_of(scene).of(scene.held).name, states_of(scene).of(newer).name) == ("unknown", "valid")
+
+
 async def test_a_lost_record_is_not_forgotten_by_a_process_that_dies_before_it_has_written(
     make_scene: MakeScene, tmp_path: Path
 ) -> None:
