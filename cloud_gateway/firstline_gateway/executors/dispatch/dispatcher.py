@@ -1,8 +1,8 @@
 """The pool of executors: starts each batch on one of them, and repeats it on another if it fails or is late.
 
-A batch may run twice, because inference has no effect: it is counted, audited and recorded once, before or after. The
-number of repeats is bounded, or they would add to the load in which everything fails. Executors that are idle or
-ejected are probed: they run a copy of one request.
+A batch may run twice, because inference has no side effects: the caller of the pool counts, audits and records each
+request once. The number of repeats is limited: while everything fails, they would add to the load. An executor that
+gets no work, or that was ejected, is probed: it runs a copy of one request.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ from firstline_gateway.executors.dispatch.placement import ExecutorSnapshot, pro
 from firstline_gateway.executors.dispatch.reports import execution_report
 from firstline_gateway.models.repository import ServedModel
 
-# Each batch allows a share of a repeat, and so many repeats are saved up for the death of an executor.
+# Repeats that each new batch allows; and repeats that may be saved up, for the death of an executor.
 _REPEATS_PER_BATCH, _MOST_REPEATS = 0.1, 64.0
-# A batch runs on at most so many executors, and on so many servers of each.
+# Maximum number of executors that one batch is tried on, and of servers of each of them.
 _MOST_EXECUTORS, _MOST_SERVERS = 3, 3
-# A batch is late once it has taken so many times what was expected, and at least so much longer.
+# Time after which a batch is late: a multiple of its expected time, and the least seconds beyond that time.
 _LATE, _LATE_S = 3.0, 0.02
-# Expected time of a batch that was never measured on an executor: a multiple of the longest time on another one; so
-# many seconds if there is none. It only has to be longer than a third of what a healthy executor takes.
+# Expected time of a batch that was never measured on an executor: a multiple of the longest time on another one, or
+# these seconds if there is none. It only has to be longer than a third of what a healthy executor takes.
 _UNKNOWN_TIMES, _UNKNOWN_S = 4.0, 0.5
-# A probe is given up after so many times its expected time, and after at least so long. Its time counts against
+# Time after which a probe is given up: a multiple of its expected time, and the least seconds. It counts against
 # `PROBE_SHARE`: the longer a probe may hang, the longer an executor that has recovered waits for the next one.
 _PROBE_LATE, _PROBE_S = 20.0, 0.25
 

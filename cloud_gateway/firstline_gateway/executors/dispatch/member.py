@@ -28,23 +28,26 @@ from firstline_core.types import ModelKey
 from firstline_gateway.executors.base import Executor, InProcess, PreparesHere
 from firstline_gateway.models.repository import ServedModel
 
-# Weight of the newest batch where the one before has just ended; and the time in which what is known halves in worth.
+# Weight of the newest batch in the pace if the one before has just ended; seconds in which the earlier weight halves.
 _NEWEST, _HALF_LIFE_S = 0.2, 2.0
-# A batch counts as at most so many times slower than expected: one short disturbance moves no traffic for long.
+# Largest factor by which one batch counts as slower than expected: a short disturbance moves no traffic for long.
 _MOST_SLOWER = 4.0
-# Batches of one size that establish the usual time, if nothing else does; as many of them outweigh earlier knowledge,
-# and the newest never counts less than one of so many.
+# Batches of one size that establish its usual time, and outweigh earlier knowledge; and the number of batches of which
+# the newest one counts as one part at least.
 _LEARNING, _MOST = 8, 64
 
+# Failures in a row that eject an executor.
 _FAILURES = 3
-# After so many batches the share of failures is compared with that of the others, and may exceed it by so much.
+# Batches after which the share of failures is compared with that of the other executors, and the largest difference.
 _COMPARED, _MORE_FAILURES = 50, 0.2
+# Seconds of the first ejection, and of the longest.
 _FIRST_S, _LONGEST_S = 0.5, 30.0
+# Answers in a row that end an ejection.
 _ANSWERS = 2
-# After so many answers in a row earlier ejections no longer count.
+# Answers in a row after which earlier ejections no longer count.
 _FORGIVEN = 100
 _PROBE_EVERY_S = 2.0
-# Hedges saved up for a short disturbance of one server.
+# Hedges that may be saved up, for a short disturbance of one server.
 _MOST_HEDGES = 5.0
 PROBE_SHARE, PROBE_SAVED_S = 0.02, 2.0
 """The share of an executor's time that probes may take, and the seconds of it that may be saved up."""
@@ -439,7 +442,7 @@ class Member:
         return self.models[key].forecast.worthwhile_rows(max_rows)
 
     def rows_per_s(self, key: ModelKey, rows: int) -> float:
-        """Returns its throughput of a model, in batches of at most so many rows; 0 if nothing is known."""
+        """Returns its throughput of a model, in batches of at most `rows` rows; 0 if nothing is known."""
         size = self.worthwhile_rows(key, max(1, rows))
         seconds = self.seconds(key, size)
         return self.side_by_side * size / seconds if seconds else 0.0

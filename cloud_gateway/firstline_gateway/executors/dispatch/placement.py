@@ -51,8 +51,8 @@ class Lane(NamedTuple):
 class BatchForecast(NamedTuple):
     """The completion of batches of one size, on slots side by side of which one may be faster than another.
 
-    Each batch goes where it completes first. So a slow slot takes part only if so much work waits for the fast ones
-    that they would not complete earlier, and one that hangs takes no part until its batch should have ended. The number
+    Each batch goes where it completes first. So a slow slot takes part only if the fast ones, with the work that waits
+    for them, would not complete earlier. A slot that hangs takes no part until its batch should have ended. The number
     of batches that have ended by some time follows without placing them one by one.
 
     Args:
@@ -69,7 +69,7 @@ class BatchForecast(NamedTuple):
         return self.lanes[0][0]
 
     def done(self, work_s: float) -> tuple[float, float]:
-        """Returns when a batch after so much work completes, and the work that is done in a second by then."""
+        """Returns when a batch completes that comes after `work_s` of work, and the work done in a second by then."""
         at_s, speed = self.lanes[0]
         for ends_s, more in self.lanes[1:]:
             meanwhile_s = speed * (ends_s - at_s)
@@ -81,7 +81,7 @@ class BatchForecast(NamedTuple):
         return at_s + work_s / speed, speed
 
     def wait_s(self, work_s: float) -> float:
-        """Returns how long a batch waits that comes after so much work and runs where work is counted."""
+        """Returns how long a batch waits that comes after `work_s` of work and runs where work is counted."""
         return max(0.0, self.done(work_s)[0] - self.seconds)
 
 
@@ -107,7 +107,7 @@ class CompletionForecast:
         self.times = lanes[0].times if len(lanes) == 1 else max(lanes, key=rows_per_s).times
 
     def of(self, rows: int) -> BatchForecast:
-        """Returns the forecast of batches of so many rows."""
+        """Returns the forecast of batches of `rows` rows."""
         batch_s = self.times.seconds(rows)
         lanes = []
         for wait_s, times in self.lanes:
@@ -202,9 +202,10 @@ class ExecutorSnapshot:
     def _idle_share(
         self, best: Candidate[Member], key: ModelKey, rows: int, least_rows: int, sizes: Mapping[Member, int]
     ) -> Placement | None:
-        """Returns the idle executor that completes most rows in a second, and a batch for it.
+        """Returns the idle executor that completes most rows in a second, and a batch for it; None if none is worth it.
 
-        The busy executors would complete the backlog later than that batch. If possible, even their next one.
+        The batch is the largest that the idle executor completes before the busy ones complete their next batch. If
+        there is no such batch, it is the largest that completes before they would complete the whole backlog.
         """
         others = [each for each in sizes if each is not best.executor and each.takes_now(key)]
         idle = [each for each in others if each.has_room()]
@@ -237,9 +238,9 @@ class ExecutorSnapshot:
         return 2 if size == 1 < most and not member.models[key].forecast.has_tried(2) else size
 
     def _even_rows(self, best: Member, key: ModelKey, rows: int, least: int, sizes: Mapping[Member, int]) -> int:
-        """Returns the rows with which the slots that are free complete the backlog together.
+        """Returns the rows of a batch with which all free slots complete the backlog at the same time.
 
-        The most rows, if that is not notably earlier.
+        Returns the largest batch instead if sharing the backlog would not complete it notably earlier.
         """
         most, all_rows_per_s = sizes[best], 0.0
         for each in sizes:
