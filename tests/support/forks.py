@@ -201,6 +201,8 @@ def _serve(listener: socket.socket) -> dict[str, Any] | None:
                     selector.close()  # as garbage it would close a file of the child later
                     for number, file in enumerate(files):
                         os.dup2(file, number)
+                    # The server's stdout is a device that can seek.
+                    sys.stdout = open(1, "w", encoding=sys.stdout.encoding, closefd=False)  # noqa: SIM115
                     os.closerange(3, max(8192, *files))
                     found: dict[str, Any] = json.loads(content)
                     return found
