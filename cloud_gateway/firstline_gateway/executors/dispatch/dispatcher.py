@@ -36,7 +36,7 @@ from firstline_core.telemetry.logs import logger
 from firstline_core.telemetry.trace import CURRENT
 from firstline_core.types import ModelKey, row_count
 from firstline_gateway.executors.base import Deadlines, ExecutionReport, Inputs, Outcome, SplitsBatches
-from firstline_gateway.executors.dispatch.member import Attempt, Member, earliest_completion
+from firstline_gateway.executors.dispatch.member import BatchAttempt, Member, earliest_completion
 from firstline_gateway.executors.dispatch.placement import ExecutorSnapshot, problem_with
 from firstline_gateway.executors.dispatch.reports import execution_report
 from firstline_gateway.models.repository import ServedModel
@@ -187,7 +187,7 @@ class Dispatcher:
 
     # Attempts.
 
-    def settle(self, attempt: Attempt, ran: Running) -> None:
+    def settle(self, attempt: BatchAttempt, ran: Running) -> None:
         """Learns from an attempt that is over; gives up one that is not."""
         if ran.done() and not ran.cancelled():
             error = ran.exception()
@@ -205,7 +205,7 @@ class Dispatcher:
             ran.add_done_callback(lambda ended: None if ended.cancelled() else ended.exception())
             self.notify()
 
-    def note(self, attempt: Attempt, outcomes: Sequence[Outcome]) -> str:
+    def note(self, attempt: BatchAttempt, outcomes: Sequence[Outcome]) -> str:
         """Learns from the outcomes of an attempt.
 
         Returns:
@@ -229,7 +229,7 @@ class Dispatcher:
         self.notify()
         return ""
 
-    def failed(self, attempt: Attempt, message: str) -> None:
+    def failed(self, attempt: BatchAttempt, message: str) -> None:
         """Records a failure of the executor."""
         attempt.member.end(attempt, "failed", self.clock.monotonic_s())
         self.count_failure(attempt.member, attempt.key, message)
@@ -252,7 +252,7 @@ class Dispatcher:
             left_s = health.left_s(now_s)
             log.warning("executor ejected", executor=member.name, model=key.name, seconds=left_s, last=message)
 
-    def _free(self, attempt: Attempt) -> None:
+    def _free(self, attempt: BatchAttempt) -> None:
         """Gives back the slot of an attempt that counts for nothing, or was counted before."""
         attempt.member.free(attempt, self.clock.monotonic_s())
         self.notify()
@@ -362,7 +362,7 @@ class BatchRun:
         # Requests that failed and may be at fault themselves, by the executor, and its error.
         self._unclear: dict[Member, tuple[Sequence[int], str]] = {}
         self._tried: list[Member] = []
-        self._running: dict[Running, Attempt] = {}
+        self._running: dict[Running, BatchAttempt] = {}
         self._late: Timer | None = None
         self.ended: FutureOutcomes = asyncio.get_running_loop().create_future()
         self.ended.add_done_callback(self._give_up)
@@ -388,7 +388,7 @@ class BatchRun:
                 late_s = max(_LATE * (attempt.wait_s + presumed_s), attempt.wait_s + presumed_s + _LATE_S)
             self._late_in(late_s)
 
-    def _run(self, attempt: Attempt) -> Running:
+    def _run(self, attempt: BatchAttempt) -> Running:
         """Gives an attempt to its executor. Requests that failed elsewhere one by one are not repeated one by one."""
         inputs = [self._inputs[at] for at in attempt.positions]
         deadlines_s = [self._deadlines_s[at] for at in attempt.positions]
@@ -406,7 +406,7 @@ class BatchRun:
             return failed
         return ran if isinstance(ran, Future) else asyncio.ensure_future(ran)
 
-    def take(self, attempt: Attempt, outcomes: Sequence[Outcome]) -> None:
+    def take(self, attempt: BatchAttempt, outcomes: Sequence[Outcome]) -> None:
         """Takes the outcomes of an attempt; failed requests go to another executor."""
         if attempt.member not in self._tried:
             self._tried.append(attempt.member)

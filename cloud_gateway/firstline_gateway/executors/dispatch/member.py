@@ -90,7 +90,7 @@ class Forecast:
         """Returns whether a batch of the size of these rows ran, or was measured."""
         return self._usual.has_tried(rows)
 
-    def observe(self, batch: Attempt, now_s: float) -> None:
+    def observe(self, batch: BatchAttempt, now_s: float) -> None:
         """Learns from a batch that ended now."""
         took_s, run_s = now_s - batch.started_s, self._usual.seconds(batch.rows) * batch.pace
         expected_s = batch.wait_s + run_s
@@ -107,7 +107,7 @@ class Forecast:
             self._usual.scale(batch.rows, math.exp(over))
             self._learn_pace(found - over, now_s)
 
-    def observe_abandoned(self, batch: Attempt, now_s: float) -> None:
+    def observe_abandoned(self, batch: BatchAttempt, now_s: float) -> None:
         """Learns from a batch that was given up now: it would have taken longer."""
         waited_s, expected_s = now_s - batch.started_s, batch.wait_s + self._usual.seconds(batch.rows) * batch.pace
         if self._usual.known and waited_s > expected_s > 0:
@@ -122,7 +122,7 @@ class Forecast:
         self._learned_s = now_s
 
 
-class Attempt(Struct, eq=False):
+class BatchAttempt(Struct, eq=False):
     """Some requests of a batch on one executor.
 
     Args:
@@ -367,7 +367,7 @@ class Member:
         self.load = load
         self.profiled = profiled
         self.models: dict[ModelKey, PlacedModel] = {}
-        self.running: list[Attempt] = []
+        self.running: list[BatchAttempt] = []
         self.outcomes: Counter[str] = Counter()
         self.in_process = executor if isinstance(executor, InProcess) else None
         self.prepares_here = executor if isinstance(executor, PreparesHere) else None
@@ -469,11 +469,11 @@ class Member:
 
     def begin(
         self, key: ModelKey, rows: int, now_s: float, positions: Sequence[int] = (), *, is_probe: bool = False
-    ) -> Attempt:
+    ) -> BatchAttempt:
         """Records that a batch starts."""
         placed = self.models[key]
         run_s, pace = placed.forecast.seconds(rows), placed.forecast.pace
-        attempt = Attempt(self, key, rows, self.free_for_s(now_s)[0], run_s, pace, now_s, positions, is_probe)
+        attempt = BatchAttempt(self, key, rows, self.free_for_s(now_s)[0], run_s, pace, now_s, positions, is_probe)
         placed.health.used(now_s)
         self.running.append(attempt)
         return attempt
@@ -487,7 +487,7 @@ class Member:
             and self._probe_budget.may(now_s)
         )
 
-    def end(self, attempt: Attempt, outcome: Literal["answered", "refused", "failed"], now_s: float) -> None:
+    def end(self, attempt: BatchAttempt, outcome: Literal["answered", "refused", "failed"], now_s: float) -> None:
         """Records the end of a batch; see `outcomes`. `Dispatcher.count_failure` decides on the health."""
         self.free(attempt, now_s)
         self.outcomes[outcome] += 1
@@ -503,7 +503,7 @@ class Member:
         health.answered()
         health.used(now_s)
 
-    def cut_off(self, attempt: Attempt, now_s: float, *, runs_on: bool = False) -> None:
+    def cut_off(self, attempt: BatchAttempt, now_s: float, *, runs_on: bool = False) -> None:
         """Records a batch that was given up.
 
         Args:
@@ -517,7 +517,7 @@ class Member:
         if (placed := self.models.get(attempt.key)) is not None:
             placed.forecast.observe_abandoned(attempt, now_s)
 
-    def free(self, attempt: Attempt, now_s: float) -> None:
+    def free(self, attempt: BatchAttempt, now_s: float) -> None:
         """Gives back the slot of a batch."""
         self.running.remove(attempt)
         if attempt.is_probe:

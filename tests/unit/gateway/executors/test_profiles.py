@@ -15,7 +15,7 @@ from firstline_core.hardware.readings import Absent, Measured, Reading
 from firstline_core.profile.profile import Point, PointKey, Profile, QueryBytes, distribution, encode
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.types import ModelKey
-from firstline_gateway.executors.dispatch.member import Attempt, Forecast, Member
+from firstline_gateway.executors.dispatch.member import BatchAttempt, Forecast, Member
 from firstline_gateway.executors.factory import open_executors
 from firstline_gateway.executors.profiles import batch_seconds, profiles_near, read
 from firstline_gateway.models.repository import Repository, ServedModel
@@ -90,7 +90,7 @@ def observe(forecast: Forecast, rows: int, took_s: float, now_s: float, wait_s: 
     """Ends a batch now that took so long."""
     key, run_s = ModelKey("m", 1), forecast.seconds(rows)
     member = Member("", ExecutorWithoutFiles(), sessions=1)
-    forecast.observe(Attempt(member, key, rows, wait_s, run_s, forecast.pace, now_s - took_s), now_s)
+    forecast.observe(BatchAttempt(member, key, rows, wait_s, run_s, forecast.pace, now_s - took_s), now_s)
 
 
 def test_observed_times_outweigh_a_profile_per_size() -> None:
