@@ -49,7 +49,6 @@ def test_an_empty_configuration_changes_nothing() -> None:
         ("[audit]\nmax_share = 1.5\n", "max_share"),
         ("[policy]\nkind = 'mine'\n", "kind"),
         ("[policy]\nmin_threshold = nan\n", "no number"),
-        ("[policy\n", "not valid TOML"),
         ("#" * LIMIT_BYTES, "more than"),
     ],
 )

@@ -9,9 +9,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from firstline_core.errors import ConfigError, IntegrityError
+from firstline_core.errors import IntegrityError
 from firstline_core.storage.files import (
-    check_folder,
     copy_whole,
     erase,
     erase_all,
@@ -191,13 +190,3 @@ def test_a_copy_is_private(tmp_path: Path) -> None:
     copy_whole(tmp_path / "from", tmp_path / "to")
     assert (tmp_path / "to").read_bytes() == b"model" * 1000
     assert stat.S_IMODE((tmp_path / "to").stat().st_mode) == 0o600
-
-
-def test_a_file_in_the_place_of_a_folder_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "note").write_text("")
-    check_folder(tmp_path / "new" / "folder", "store.folder")
-    for path in (tmp_path / "note", tmp_path / "note" / "folder"):
-        with pytest.raises(
-            ConfigError, match=r"store\.folder: .* cannot be a folder, because .* is a file; name another\."
-        ):
-            check_folder(path, "store.folder")
