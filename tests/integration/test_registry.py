@@ -311,9 +311,15 @@ async def test_rotated_keys_are_accepted_by_devices(begun: RegistrySite) -> None
         assert (versions["root"], versions["targets"]) == (4, 3)
         assert registry.status().online_key == online.keyid
 
+    def exchanging_online(registry: Registry) -> str:
+        keyring.name_online(registry.online_key(fresh=True), begun.now_s())
+        publishing.publish(keyring, registry, begun.now_s())
+        return str(registry.status().online_key)
+
     device = await begun.with_registry(lambda registry: trust_of(begun, registry))
     await begun.with_registry(lambda registry: trust_of(begun, registry).refresh())
     await begun.with_registry(exchanging)
+    assert len({await begun.with_registry(exchanging_online) for _ in range(3)}) == 3, "no replaced key returns"
     files = await begun.with_registry(lambda registry: trust_of(begun, registry).refresh())
     assert find_bundle(files, "digits", 1)
     assert device is not None

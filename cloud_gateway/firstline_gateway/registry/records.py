@@ -70,6 +70,12 @@ def numbered(connection: sa.Connection, role: str, version: int) -> SignedMetada
     return _document(connection, sa.select(SIGNED).where(_M.role == role, _M.version == version))
 
 
+def roots(connection: sa.Connection) -> list[SignedMetadata]:
+    """Returns every root that was published, the oldest first."""
+    rows = connection.execute(sa.select(SIGNED).where(_M.role == "root").order_by(_M.version))
+    return [SignedMetadata(*row) for row in rows]
+
+
 def heads(connection: sa.Connection) -> dict[str, RoleHead]:
     """Returns the head of each role."""
     newest_of = sa.select(_M.role, sa.func.max(_M.version).label("version")).group_by(_M.role).subquery()

@@ -195,9 +195,10 @@ class Registry:
                 log.info("unlisted files deleted", files=deleted)
 
     async def online_key(self, *, fresh: bool) -> wire.OnlineKey:
-        """Returns the public key that a root must name for snapshot and timestamp; `fresh` for one not in use yet."""
-        used = await self._online_keys()
-        return await asyncio.to_thread(signing.offered_key, self.folder.directory, fresh=fresh, used=used)
+        """Returns the public key that a root must name for snapshot and timestamp; `fresh` for one never named yet."""
+        roots = await self.store.read(records.roots) if fresh else []
+        used = set().union(*(signing.online_keys(signing.root_of(root.content)) for root in roots))
+        return await asyncio.to_thread(signing.offered_key, self.folder.directory, used)
 
     async def expiries(self) -> dict[str, float]:
         """Returns when each role's metadata, and the devices' authority, expire (wall time, seconds)."""

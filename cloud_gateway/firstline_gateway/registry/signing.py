@@ -265,19 +265,18 @@ def signer_for(directory: Path, keyids: set[str]) -> CryptoSigner:
     )
 
 
-def offered_key(directory: Path, *, fresh: bool, used: set[str]) -> OnlineKey:
+def offered_key(directory: Path, used: set[str]) -> OnlineKey:
     """Returns the public half of the key that a root is to name; creates the key if missing.
 
     Args:
         directory: the identity folder.
-        fresh: return a key that is not in use, for a rotation.
-        used: the ids that the current root names.
+        used: ids of keys that are not to be returned.
 
     Raises:
         ConfigError: the folder cannot be written.
     """
     with authorities.locked(directory):
-        usable = [signer for signer in signers(directory) if not (fresh and signer.public_key.keyid in used)]
+        usable = [signer for signer in signers(directory) if signer.public_key.keyid not in used]
         signer = usable[-1] if usable else _create_key(directory)
     return OnlineKey(signer.public_key.keyid, signer.public_key.to_dict())
 
