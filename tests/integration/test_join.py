@@ -13,11 +13,13 @@ from unittest.mock import patch
 
 import pytest
 import pytest_asyncio
+from msgspec.structs import replace
 from support.tls_site import TlsSite, tls_site
 
 from firstline_core.clock import SYSTEM_CLOCK
 from firstline_edge.__main__ import main
-from firstline_edge.identity.credentials import Credentials
+from firstline_edge.cli.doctor_links import link_findings
+from firstline_edge.identity.credentials import Credentials, DeviceIdentity
 from firstline_edge.identity.files import IdentityFiles
 from firstline_edge.settings.load import load
 
@@ -124,6 +126,17 @@ async def test_another_gateway_needs_force(gateway: TlsSite, device: Device, tmp
         assert (code, "--force" in stderr) == (2, True)
         code, out, _ = await device.join(second.url, "--token-file", token, "--force")
         assert (code, "as line-2" in out) == (0, True)
+
+
+async def test_a_device_of_another_authority_is_told_to_join_again(
+    gateway: TlsSite, device: Device, tmp_path: Path
+) -> None:
+    await device.join(gateway.url, "--token-file", await gateway.token_file("press-7"))
+    settings = load(None, environ={}, overrides={"agent.state_dir": str(device.state_dir)})
+    async with tls_site(tmp_path / "second") as second:
+        moved = replace(settings, links=(replace(settings.links[0], url=second.url),))
+        [finding], _ = await link_findings(moved, DeviceIdentity(moved, SYSTEM_CLOCK).credentials)
+    assert finding.detail.endswith("in tls_ca_file of this link, or join the gateway again with --force.")
 
 
 @pytest.mark.parametrize(

@@ -174,7 +174,8 @@ class _Pool:
         except LinkError as error:
             if type(error) is RemoteTimeoutError:  # the caller's whole time, not what was left of it
                 raise RemoteTimeoutError(f"{url} did not answer within {timeout_s:.3g} s.") from error
-            message = untrusted(error.__cause__, url, "in tls_ca_file of this link")
+            again = ", or join the gateway again with --force" if self._credentials is not None else ""
+            message = untrusted(error.__cause__, url, f"in tls_ca_file of this link{again}")
             raise type(error)(message or f"{url}: {error.message}.") from error
         finally:
             self._free.release()
