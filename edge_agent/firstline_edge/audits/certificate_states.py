@@ -333,7 +333,7 @@ class CertificateStates:
             monitored.record.state = state
             name, version = monitored.record.model, monitored.record.version
             log.warning("certificate voided by alarm", model=name, version=version, cause=state.cause)
-        self.save()
+            self.save()  # not without a certificate: an empty file would end the doubt
 
     def unwatch(self, model: DeviceModel) -> None:
         """Stops testing the certificate of a variant; the findings stay for when the variant comes back."""

@@ -393,6 +393,20 @@ async def test_a_certificate_that_comes_after_the_loss_of_records_is_valid(
     assert (states_of(scene).of(scene.held).name, states_of(scene).of(newer).name) == ("unknown", "valid")
 
 
+async def test_a_lost_record_is_not_forgotten_by_a_start_without_certificates(
+    make_scene: MakeScene, tmp_path: Path
+) -> None:
+    path = tmp_path / "certificates.json"
+    path.write_bytes(b"{")
+    scene = make_scene(certified=None)
+    async with saving(scene):
+        for _ in range(20):
+            await asyncio.sleep(0.005)
+    await states_of(scene).close()
+    assert not path.exists()
+    assert states_of(again := make_scene()).of(again.held).name == "unknown"
+
+
 async def test_a_lost_record_is_not_forgotten_by_a_process_that_dies_before_it_has_written(
     make_scene: MakeScene, tmp_path: Path
 ) -> None:
