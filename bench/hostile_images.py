@@ -84,7 +84,7 @@ def steady(port: int, key: str, body: bytes, rate: float, seconds: float) -> tup
 
 
 def flood(server: Server, key: str, image: bytes, seconds: float, on: Cores) -> Load:
-    """Sends an image again and again over some connections, for so long."""
+    """Sends an image repeatedly over some connections, for `seconds`."""
     with tempfile.TemporaryDirectory(prefix="firstline-images-") as folder:
         headers = {"Authorization": f"Bearer {key}"}
         script = plan(Path(folder), "hostile", _PATH, Body({}, image), headers)

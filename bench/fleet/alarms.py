@@ -66,7 +66,7 @@ class BoundedContract:
         self._pool = new_pool(KEY, 0.0)
 
     def audit(self, audits: int) -> bool:
-        """Counts so many audits; returns whether the contract alarms."""
+        """Counts `audits` audits; returns whether the contract alarms."""
         for disagrees in self._rng.random(audits) < KEY.epsilon:
             self._pool = with_audit(self._pool, _NOTE, float(disagrees), now_s=0.0, delta=CONTRACTS.delta)
         return self._pool.alarmed_s is not None

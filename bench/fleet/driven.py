@@ -102,7 +102,7 @@ class Driven:
                 totals.count(connection, each.name, each.telemetry, now_s)
 
     async def run(self, found: Definition, hours: int) -> RolloutSummary:
-        """Starts a rollout, and lets so many hours pass, or as many as it takes to its end."""
+        """Starts a rollout, and lets `hours` hours pass, or fewer if it ends earlier."""
         made = await self.rollouts.create(found, "application:ops")
         await self.rollouts.command(made.id, Command.START, "application:ops")
         await self.driver.drive()

@@ -47,7 +47,7 @@ class _Fleet:
         Args:
             treated: the devices that run the new version from now on.
             hours: of observation.
-            every: evaluations that take place, of so many.
+            every: one of this many evaluations takes place.
         """
         before = [between(BUNDLE, was, now) for was, now in zip(self._past, self._totals, strict=True)]
         self._past = start = list(self._totals)

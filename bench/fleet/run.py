@@ -178,7 +178,7 @@ def _simulated(effort: Effort) -> dict[str, Any]:
 
 
 def simulated(name: str, devices: int) -> dict[str, Any]:
-    """One of `CASES` on so many agents; how the rollout ended, and what each device comes up with."""
+    """Runs one of `CASES` on `devices` agents; returns how the rollout ended, and what each device runs then."""
     logs.configure("critical")
     return asyncio.run(_simulate(CASES[name], devices))
 

@@ -97,7 +97,7 @@ class World:
 
 @asynccontextmanager
 async def world(devices: int, seed: int, effect: Effect, *, corrupt: bool = False) -> AsyncIterator[World]:
-    """So many devices with the old version, on a disk in memory where there is one; their time passes in threads.
+    """Yields devices with the old version, on a disk in memory if there is one; their time passes in threads.
 
     Args:
         devices: how many.

@@ -1,4 +1,4 @@
-"""Bundles to load a gateway with: one whose rows take about so many milliseconds each, and one that takes none."""
+"""Bundles to load a gateway with: one whose rows take a given time each, and one whose rows take almost none."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ class RawAsgi:
 
     Args:
         path: the ONNX model: one input with rows first, one output.
-        threads: 0 runs the model on the event loop; otherwise on so many threads, each run on one core.
+        threads: number of threads that run the model, each run on one core; 0 runs it on the event loop.
     """
 
     def __init__(self, path: Path, threads: int = 0) -> None:

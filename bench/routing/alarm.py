@@ -80,7 +80,7 @@ class Watch:
         return float(np.isfinite(self.delays).mean())
 
     def delay(self, quantile: float) -> float | None:
-        """Audits to the alarm at this quantile of the streams; None where not so many alarmed."""
+        """Audits to the alarm at this quantile of the streams; None if a smaller share of them alarmed."""
         at = float(np.sort(self.delays)[min(int(len(self.delays) * quantile), len(self.delays) - 1)])
         return at if np.isfinite(at) else None
 

@@ -48,12 +48,12 @@ class Population:
         return float(self.thresholds[passing[-1]]) if passing.size else None
 
 
-_SURE = 0.01  # a promise counts as broken when so many failures have less than this probability
+_SURE = 0.01  # a promise counts as broken if its failures, or more, have less than this probability
 
 
 def most(trials: int, rate: float) -> int:
     """The largest number of failures that a true rate of `rate` still explains."""
-    at_least = 1 - binomial.cdf(np.arange(trials + 1) - 1, trials, rate)  # P(so many or more)
+    at_least = 1 - binomial.cdf(np.arange(trials + 1) - 1, trials, rate)  # P(this many or more)
     return int(np.flatnonzero(at_least >= _SURE)[-1])
 
 
@@ -62,8 +62,8 @@ def at_most(figure: str, failures: int, trials: int, rate: float, trial: str) ->
 
     Args:
         figure: what failed.
-        failures: of so many trials.
-        trials: how many.
+        failures: number of failures.
+        trials: number of trials.
         rate: what was promised.
         trial: what one of many is called: "calibrations".
     """

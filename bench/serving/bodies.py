@@ -67,7 +67,7 @@ def v2_answer(headers: dict[str, str], content: bytes) -> Row:
 def plan(folder: Path, name: str, path: str, body: Body, headers: dict[str, str], *, requests: int = 0) -> Path:
     """A script for wrk that posts the body to the path, and prints the outcome as a line of JSON.
 
-    With `requests`, it posts nothing after so many answers, though it lasts as long.
+    With `requests`, it posts nothing after that number of answers, but lasts as long.
     """
     content = folder / f"{name}.body"
     content.write_bytes(body.content)

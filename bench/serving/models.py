@@ -45,7 +45,7 @@ KINDS = {kind.name: kind for kind in (S, M)}
 
 
 def rows(kind: Kind, count: int = 1, seed: int = 0) -> np.ndarray[Any, np.dtype[np.float32]]:
-    """Input of so many rows: normal, to three decimals, so that a row of M is 962 KB of JSON."""
+    """Input of `count` rows: normal, to three decimals, so that a row of M is 962 KB of JSON."""
     return np.random.default_rng(seed).standard_normal((count, *kind.row)).round(3).astype(np.float32)
 
 

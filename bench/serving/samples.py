@@ -34,7 +34,7 @@ class Effort:
 
     @property
     def requests(self) -> int:
-        """At most so many in each load; 0 for no limit."""
+        """Maximum number of requests in each load; 0 for no limit."""
         return 40 if self.quick else 0
 
     def progress(self, what: str) -> None:

@@ -1,4 +1,4 @@
-"""wrk as the client: a closed loop of so many requests in flight, on a core of its own, from C.
+"""wrk as the client: a closed loop with a fixed number of requests in flight, on a core of its own, from C.
 
 What a Python client takes for a request is more than what a good server does; wrk takes a few microseconds.
 """
@@ -52,7 +52,7 @@ def available() -> bool:
 
 
 def load(server: Server, script: Path, *, in_flight: int, seconds: int, on: Cores) -> Load:
-    """Asks for so long, with `script` (see `bodies.plan`) saying what.
+    """Sends the requests of `script` (see `bodies.plan`) for `seconds`.
 
     Raises:
         subprocess.CalledProcessError: wrk could not.
