@@ -1,14 +1,14 @@
-"""One request, from top to bottom: the edge answer if it can be trusted, the full model's answer otherwise.
+"""The way of one request: the edge answer if it can be trusted, the full model's answer otherwise.
 
     policy.before -> cache -> edge model -> confidence -> router
        EDGE   -> answer
        CLOUD  -> cache -> gateway (until the deadline) -> answer
-                 no link, late, or expected to be late -> the edge answer now, the sample in the outbox, the correction
+                 no link, late, or expected to be late -> the edge answer now, the request in the outbox, the correction
                                                           later
 
-`policy.before` looks at the request alone, so it comes before the cache. A batch is decided row by row, and only
-escalated rows travel (`escalation.py`); a hedge sends every row that the edge model must compute (`hedging.py`). The
-cache stores model outputs, never decisions: the policy decides each hit.
+`policy.before` looks at the request alone, so it comes before the cache. Each row of a batch is decided separately, and
+only escalated rows are sent to the gateway (`escalation.py`). A hedge sends every row that the edge model must compute
+(`hedging.py`). The cache stores model outputs, never decisions: the policy decides each hit.
 The cascade knows no transport, no file format and no metric.
 """
 
@@ -315,25 +315,25 @@ class RowDecisions:
     clock: Clock
 
     def decide(
-        self, context: RequestContext, model: DeviceModel, decision: Decision | None, hedge: Hedge | None
+        self, context: RequestContext, model: DeviceModel, by_request: Decision | None, hedge: Hedge | None
     ) -> list[Row]:
         """Answers the rows that need no escalation, and notes the thresholds; returns the other rows.
 
         Args:
             context: the request.
             model: with the variant that ran.
-            decision: the policy's decision without the edge output; None to decide by the score.
+            by_request: the policy's decision by the request alone; None to decide by the edge output.
             hedge: the early call to the full model, if there is one.
         """
         escalated: list[Row] = []
         for row in context.rows:
-            if not self._decide_row(context, model, row, decision, hedge):
+            if not self._decide_row(context, model, row, by_request, hedge):
                 escalated.append(row)
         context.decision_record = {**self.router.record_of(model), **context.decision_record}
         return escalated
 
     def _decide_row(
-        self, context: RequestContext, model: DeviceModel, row: Row, decision: Decision | None, hedge: Hedge | None
+        self, context: RequestContext, model: DeviceModel, row: Row, by_request: Decision | None, hedge: Hedge | None
     ) -> bool:
         """Decides one row, and writes its answer; returns False if the full model must answer it.
 
@@ -344,29 +344,29 @@ class RowDecisions:
             context: the request.
             model: with the variant that ran.
             row: gains its reason, and its answer.
-            decision: the policy's decision without the edge output; None to decide by the score.
+            by_request: the policy's decision by the request alone; None to decide by the edge output.
             hedge: the early call to the full model, if there is one.
         """
         edge, router = model.edge, self.router
         terms = router.terms(model, model.group(row.edge))
-        verdict = decision or router.verdict(model, row, terms)
-        row.reason = verdict.reason
-        if verdict.tier is _EDGE and edge is not None:
-            row.accept_edge(verdict.reason, edge.loaded.digest, certified=terms.certify(verdict))
+        decision = by_request or router.decide(model, row, terms)
+        row.reason = decision.reason
+        if decision.tier is _EDGE and edge is not None:
+            row.accept_edge(decision.reason, edge.loaded.digest, certified=terms.certify(decision))
             return True
         if self._recall_full(context, model, row, hedge):
             return True
-        if decision is not None or edge is None:
+        if by_request is not None or edge is None:
             return False
-        if self._denied(context, row, verdict):
+        if self._denied(context, row, decision):
             # It is accepted by its score if only the price was against the escalation.
-            confident = row.score >= terms.threshold and not verdict.demanded
+            confident = row.score >= terms.threshold and not decision.demanded
             accepted = _CONFIDENT if confident else _DENIED
             unreachable = accepted is _DENIED and self.spending is not None and not self.spending.reachable
             reason = Reason.LINK_DOWN if unreachable else accepted.reason
             row.accept_edge(reason, edge.loaded.digest, certified=terms.certify(accepted))
             return True
-        if not router.may_escalate(model, row, verdict):
+        if not router.may_escalate(model, row, decision):
             row.accept_edge(Reason.BUDGET, edge.loaded.digest)
             return True
         return False
@@ -387,12 +387,12 @@ class RowDecisions:
             attempts.append(attempt(self.clock, _CACHE, "ok", started_s))
         return True
 
-    def _denied(self, context: RequestContext, row: Row, verdict: Decision) -> bool:
+    def _denied(self, context: RequestContext, row: Row, decision: Decision) -> bool:
         """Returns whether an escalation of the row is not worth its price, and notes why."""
         if self.spending is None or row.edge is None:
             return False
         size_bytes = context.request.size_bytes / context.request.rows
-        denial = self.spending.denial(size_bytes, row.value, demanded=verdict.demanded)
+        denial = self.spending.denial(size_bytes, row.value, demanded=decision.demanded)
         if denial is not None:
             context.denials[row.position] = denial
         return denial is not None
@@ -414,9 +414,9 @@ class AcceptanceTerms(NamedTuple):
     covered: bool
     record: Mapping[str, Any]
 
-    def certify(self, verdict: Decision) -> bool:
-        """Returns whether a valid certificate covers an edge answer that this verdict accepts."""
-        return self.covered and verdict.reason is _CONFIDENT.reason
+    def certify(self, decision: Decision) -> bool:
+        """Returns whether a valid certificate covers an edge answer that this decision accepts."""
+        return self.covered and decision.reason is _CONFIDENT.reason
 
 
 class TierRouter:
@@ -460,7 +460,7 @@ class TierRouter:
         """
         return self.terms(model, group).threshold
 
-    def verdict(self, model: DeviceModel, row: Row, terms: AcceptanceTerms) -> Decision:
+    def decide(self, model: DeviceModel, row: Row, terms: AcceptanceTerms) -> Decision:
         """Returns the policy's decision by the row's edge output; a row without one goes to the full model.
 
         A policy with a state, such as a rate of escalations, counts the decision.
@@ -498,13 +498,13 @@ class TierRouter:
         """Returns the thresholds of this model's answers for the decision log; JSON-able."""
         return self.terms(model).record
 
-    def may_escalate(self, model: DeviceModel, row: Row, verdict: Decision) -> bool:
+    def may_escalate(self, model: DeviceModel, row: Row, decision: Decision) -> bool:
         """Returns whether a row may be escalated.
 
         The escalations of an alarm have a quota, so that a fleet's alarm causes no outage. Escalations that happen
         without the alarm too need no quota.
         """
-        if self._certificates is None or verdict.reason is not Reason.UNCERTAIN:
+        if self._certificates is None or decision.reason is not Reason.UNCERTAIN:
             return True
         accepted_without_alarm = row.score >= self._without_alarm(model, model.group(row.edge))
         return not accepted_without_alarm or self._certificates.take_escalation(model)

@@ -39,8 +39,8 @@ def row(probabilities: tuple[float, float], score: float) -> Row:
 
 def decided(router: TierRouter, held: DeviceModel, seen: Row) -> tuple[Tier, bool]:
     terms = router.terms(held, held.group(seen.edge))
-    verdict = router.verdict(held, seen, terms)
-    return verdict.tier, terms.certify(verdict)
+    decision = router.decide(held, seen, terms)
+    return decision.tier, terms.certify(decision)
 
 
 def test_each_class_has_its_threshold(held: DeviceModel) -> None:
@@ -49,7 +49,7 @@ def test_each_class_has_its_threshold(held: DeviceModel) -> None:
     assert decided(router, held, row(YES, math.nextafter(0.6, 0))) == (Tier.CLOUD, False)
     assert decided(router, held, row(NO, 1.0)) == (Tier.CLOUD, False)
     assert (router.threshold(held), router.threshold(held, "yes"), router.threshold(held, "no")) == (0.6, 0.6, math.inf)
-    assert router.verdict(held, Row(0, b"", b""), router.terms(held)).reason is Reason.HEAVY
+    assert router.decide(held, Row(0, b"", b""), router.terms(held)).reason is Reason.HEAVY
 
 
 def test_a_raised_threshold_is_covered(held: DeviceModel) -> None:
