@@ -90,10 +90,10 @@ def _variant(line: dict[str, Any]) -> list[str]:
     """Returns which of several variants answered, and why not the best one."""
     if not line.get("variant"):
         return []
-    why = f"; not a better one, for {line['variant_why']}" if line.get("variant_why") else ", the best of those held"
-    sentences = [f"  Of the model's variants it was given {line['variant']}{why}."]
+    why = f", not a better one ({line['variant_why']})" if line.get("variant_why") else ", the best of those held"
+    sentences = [f"  The request was assigned the model's variant {line['variant']}{why}."]
     if line.get("sheds"):
-        sentences.append(f"  Nothing was to be computed on this device ({line['sheds']}).")
+        sentences.append(f"  This device was to compute nothing itself ({line['sheds']}).")
     return sentences
 
 

@@ -144,7 +144,7 @@ async def test_heat_uses_a_cheaper_variant_under_its_own_certificate(device: Dev
     assert (answer.model_digest, answer.certified, answer.tier) == (small.digest, True, Tier.EDGE)
     assert device.loaded == ["large", "medium", "small"], "heat needs no memory"
     story = device.story(answer.request_id)
-    assert "it was given small; not a better one, for heat: 79.0 C" in story
+    assert "variant small, not a better one (heat: 79.0 C" in story
     device.feels(hottest_c=50, for_s=300)
     assert await device.variant((7.0, 0.0)) == "large"
 
@@ -164,7 +164,7 @@ async def test_a_hot_device_splits_requests_between_two_variants(device: Device)
     assert all(response.answer is not None and response.answer.certified for response in answers)
     first = given.index(medium)
     answer = answers[first].answer
-    assert "it was given medium; not a better one, for heat: 77.5 C" in device.story(answer.request_id)
+    assert "variant medium, not a better one (heat: 77.5 C" in device.story(answer.request_id)
     assert not [line for line in lines if line["event"] == "variant switched"], "that it shares was told when it began"
     logged = list(decisions.lines(StatePaths(device.agent.settings.state_dir).decisions_path))
     (began,) = [line for line in logged if line["event"] == "switched"]
@@ -184,7 +184,7 @@ async def test_a_short_deadline_takes_the_best_variant_in_time(device: Device) -
     large.pace.factor = 1000.0  # it has become slow: it would take hundreds of milliseconds
     response = await device.asks(SURE, deadline_s=clock.monotonic_s() + 0.1)
     story = device.story(response.answer.request_id)
-    assert "it was given medium; not a better one, for deadline: large would take" in story
+    assert "variant medium, not a better one (deadline: large would take" in story
     assert await device.variant((6.0, 0.0), deadline_s=clock.monotonic_s() + 60) == "large"
 
 
