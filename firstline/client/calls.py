@@ -108,7 +108,7 @@ class FileOptions(RequestOptions, total=False):
     Attributes:
         min_score: leave out objects below this score, 0 to 1.
         classes: show only objects of these labels.
-        max_objects: show at most so many objects, best first.
+        max_objects: maximum number of objects, best first.
         masks: masks as a PNG or as run lengths.
     """
 

@@ -34,7 +34,7 @@ from firstline_core.errors import ConfigError, FirstlineError, ForbiddenError, U
 from firstline_core.fleet.persons import Person, Role
 from firstline_core.storage.files import system_reason
 
-_GATEWAY_S = 5.0  # a gateway that is silent for so long counts as away
+_GATEWAY_S = 5.0  # silence after which a gateway counts as away
 _STOP_S = 1  # for open pages, which receive no more updates
 _CONNECTIONS = 256
 _KEPT_MESSAGES = 100  # for a browser whose connection broke and comes back

@@ -118,7 +118,7 @@ def made_up_rows(loaded: LoadedModel) -> Arrays | None:
 
 
 def noise(row: Arrays, rows: int) -> dict[str, Array]:
-    """Returns so many made-up rows in the shapes and types of one, the same on every call."""
+    """Returns `rows` made-up rows in the shapes and types of one, the same on every call."""
     rng = np.random.default_rng(0)
     return {name: _noise(array, rows, rng) for name, array in row.items()}
 

@@ -370,7 +370,7 @@ def choose_score(
     """Chooses the score that best tells losses from the rest, by cross-validated AUROC.
 
     The learned one is taken unless it is worse than the best of the others by more than a standard error over the
-    folds: it is shrunk so much that it hardly ever loses, while hundreds of rows are too few to show what it wins.
+    folds: it is regularised strongly, so it hardly ever loses, while hundreds of rows are too few to show what it wins.
     Without scikit-learn, or without the evidence for features, none is learned.
 
     Args:

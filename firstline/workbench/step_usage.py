@@ -23,8 +23,8 @@ USAGE: Mapping[str, tuple[str, str]] = {
     "decode_audio": ("decode_audio", "WAV, FLAC or OGG bytes to samples from -1 to 1; needs resample"),
     "mono": ("mono", "the mean of all channels"),
     "resample": ("resample:RATE", "to RATE samples a second, from the file's own rate"),
-    "crop": ("crop:SAMPLES[:start|center|end]", "at most so many samples; the start of the clip unless named"),
-    "pad": ("pad:SAMPLES[:end|both]", "zeros up to so many samples; at the end unless named"),
+    "crop": ("crop:SAMPLES[:start|center|end]", "at most SAMPLES samples; the start of the clip unless named"),
+    "pad": ("pad:SAMPLES[:end|both]", "zeros up to SAMPLES samples; at the end unless named"),
     "windows": (
         "windows:SAMPLES:HOP[:mean|max]",
         "windows that start every HOP samples; the mean of their answers, or the maximum, is the clip's answer",

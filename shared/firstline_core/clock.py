@@ -21,7 +21,12 @@ class Timer(Protocol):
 
 
 class Clock(Protocol):
-    """The source of time. Durations use `monotonic_s`; `wall_s` is only displayed or stored."""
+    """The source of time.
+
+    Durations within a process use `monotonic_s`. `wall_s` is for times that outlive the process or that two machines
+    compare: the periods of budgets, the end of a brake, update windows, expiry, and ages in the disk cache. It may
+    jump; `docs/reference/storage.md` lists what changes then.
+    """
 
     def monotonic_s(self) -> float:
         """Returns the seconds since an arbitrary start; never goes backwards."""

@@ -70,8 +70,8 @@ class OverloadGuard:
         in_progress: requests that were not refused unread, and have not ended.
     """
 
-    # So many refused requests of a client a second are read, and get a reasoned answer: 1 % of a core. So many requests
-    # of all clients a second, and so many at the same moment, are always read: they are not what delays the loop.
+    # Requests that are always read, because they are not what delays the loop. In a second: of one client, refusals
+    # with a reason (1 % of a core), and requests of all clients. At the same moment: requests in progress.
     _READ_PER_S = _READ_TOGETHER = 20
     _LONGEST_HOLD_S = 0.1
     _PERIOD_S = 1.0

@@ -103,8 +103,8 @@ class AuditPool:
     def result(self, delta: float) -> AuditResult:
         """Returns what the audits show, where delta is the level of the contract.
 
-        The promise holds only if the mean loss of the audits is at most the promised share, and the audits are so many
-        that twice the odds of an error would have raised the alarm with a probability of 95 %.
+        The promise holds only if the mean loss of the audits is at most the promised share, and if there are enough
+        audits: twice the odds of an error would have raised the alarm with a probability of 95 %.
         """
         if self.alarmed_s is not None:
             return AuditResult.ALARMED

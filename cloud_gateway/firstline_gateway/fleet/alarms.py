@@ -34,8 +34,8 @@ DEVICE_ALARM = "contract.device_alarm"
 ALARMS_OF_ALL = 100_000
 """The largest number of stored alarms. Before another one is added, those are deleted whose report is the oldest."""
 
-_KEPT_S = 30 * DAY_S  # a device that was off for so long does not raise its alarm again
-_SETTLED_S = 900.0  # telemetry from before an alarm may arrive so late, and an alarm that returns so soon is the same
+_KEPT_S = 30 * DAY_S  # time off after which a device does not raise its alarm again
+_SETTLED_S = 900.0  # delay of telemetry from before an alarm, and time in which an alarm that returns is the same
 _ENTRIES_A_DAY = 16  # of one device, which chooses what it reports
 _ALARMS = 64  # of one device
 _MADE_ROOM = 0.01  # of all alarms, so that few reports pay for the search for the oldest

@@ -249,7 +249,7 @@ def calibrate(run: Callable[[int], object], now_s: Callable[[], float] = time.pe
     """The least that a batch takes of a few runs, by its rows; see `measure`.
 
     Args:
-        run: runs a batch of so many rows.
+        run: runs a batch with the given number of rows.
         now_s: a monotonic clock.
     """
     found: dict[int, float] = {}

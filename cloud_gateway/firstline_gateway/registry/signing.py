@@ -31,7 +31,7 @@ from firstline_gateway.identity import authorities
 from firstline_gateway.registry.records import RoleHead, SignedMetadata
 
 ONLINE_LIFE = timedelta(days=1)
-"""How long a snapshot and a timestamp are good: so long a device may be shown an old one unnoticed."""
+"""Lifetime of a snapshot and of a timestamp, which limits for how long an attacker can show a device an old one."""
 
 _SHA256 = "sha256"
 _KEY_PREFIX, _KEY_SUFFIX = "registry-", ".key"

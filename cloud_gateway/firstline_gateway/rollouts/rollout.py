@@ -83,7 +83,7 @@ class Definition(Struct, frozen=True, forbid_unknown_fields=True):
         salt: of the hash that gives devices their places; "" for `manifest_sha256`, so that the plan of a rollout has
             the devices of its start. The same salt keeps the places.
         approval: whether a second person has to approve it.
-        silent_s: a device that was last seen so long ago is away before the offer, and has failed after it.
+        silent_s: silence after which a device is away, if it has no offer yet, or has failed, if it has one.
         what: whether it brings a bundle or a configuration.
     """
 
@@ -183,8 +183,8 @@ def divide(
     """Returns a stage's devices and its control group; counts whole devices.
 
     A stage takes its share of the devices of its group, rounded up, and at least one device that no earlier stage took.
-    The share that is held back is rounded up too, but leaves one device for the stage. So any group that has two
-    devices gets a control group, and the number of devices does not depend on the salt.
+    The share that is held back is rounded up too, but leaves one device for the stage. So if `held_back` is above 0, a
+    group of two devices already has a control group. The number of devices does not depend on the salt.
 
     Args:
         salt: of the rollout.

@@ -417,7 +417,7 @@ def evaluate(changes: StepChanges, assignments: Mapping[str, Assignment], view: 
 
 
 def abort_early(changes: StepChanges, devices: Iterable[Assignment], now: StepTime) -> bool:
-    """Aborts if so many devices failed that the first evaluation would abort anyway; returns whether it did."""
+    """Aborts if enough devices failed for the first evaluation to abort in any case; returns whether it did."""
     tried = [each for each in devices if each.state not in (_S.AWAY, _S.WITHDRAWN)]
     failed = sum(each.state is _S.FAILED for each in tried)
     if not failed:

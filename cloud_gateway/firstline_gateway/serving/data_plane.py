@@ -110,7 +110,7 @@ class ServingStatistics:
     def answered(
         self, key: ModelKey, response: InferResponse, seconds: float, trace: TraceContext | None = None
     ) -> None:
-        """Counts an answer, which took so long."""
+        """Counts an answer, which took `seconds`."""
         self._metrics.observe(response, seconds, trace)
         self.of(key).answered(seconds, self._clock.wall_s())
 

@@ -12,7 +12,7 @@ from firstline_core.telemetry.metrics import RequestMetrics
 
 log = logs.logger("firstline_gateway.requests")
 
-# Of requests that there was no room for, so many a second have a line of their own: writing takes longer than refusing.
+# Refusals for lack of room that are logged one by one, in a second: writing a line takes longer than refusing.
 _REFUSALS_PER_S = 20
 
 

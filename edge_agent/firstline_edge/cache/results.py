@@ -53,8 +53,8 @@ _SETTINGS = {
 }
 # Another process may lock the database. Reads are on the event loop: they miss at once, and the writer waits longer.
 _READ_TIMEOUT_S, _WRITE_TIMEOUT_S = 0.01, 1.0
-# A result is small and a commit is not: alone it would write seven pages. So many results share a commit, and none
-# waits longer for others than until the next one after so long. That spares flash memory.
+# Number of results that share a commit, and seconds after which the next result starts a commit with those that wait.
+# A result of its own would write seven pages, so sharing spares flash memory.
 _GROUP_PUTS, _GROUP_S = 64, 60.0
 _WAITING_LIMIT = 1024  # while the disk is slow
 _OUTDATED_LIMIT = 16_384
@@ -62,8 +62,9 @@ _EVERY_KEY = b""  # among outdated keys, it means all keys; no result has it
 _RETRY_S = 60.0
 _EXPIRE_EVERY_S = 3600.0
 _ROUNDING_S = 1.0
-# Reads are on the event loop, so a disk that took longer is not read for so many times as long: those reads miss. That
-# costs a twentieth of the time at most; a thread would cost each lookup more than its read.
+# Duration of a read from which the disk is slow, and the pause after it as a multiple of that duration: until then all
+# reads miss. Reads are on the event loop, and so block it for a twentieth of the time at most. A thread would cost each
+# lookup more than its read.
 _SLOW_S, _REST_TIMES = 0.01, 20
 # The least capacity of the filter of stored keys, which takes 16 KiB. A larger cache has one for twice its entries.
 _FILTERED_KEYS = 8192
@@ -247,7 +248,7 @@ class DiskCache:
         self._group: Changes = {}  # that is being written
         self._writing: Future[None] | None = None
         self._group_limit = 1  # the first put goes alone, to see what the disk does
-        self._due_s = math.inf  # when the next group is written, however few puts it has
+        self._due_s = math.inf  # from then on, a put or an hourly `expire` writes the next group, however small it is
         self._closed = False
         self._retry_at_s = self._rests_until_s = 0.0
         self._problem = self.damage = ""

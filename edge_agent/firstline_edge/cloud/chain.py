@@ -329,7 +329,7 @@ class LinkChain:
         raise self._unanswered(error, too_large)
 
     def _unanswered(self, error: FirstlineError, too_large: int) -> FirstlineError:
-        """Returns the error of a request that was too large for so many links, with a time for the next try."""
+        """Returns the error of a request that was too large for `too_large` links, with a time for the next try."""
         if isinstance(error, PayloadTooLargeError) and too_large < len(self._links):
             error = LinkDownError(f"{error.message} Another link may carry it, but does not work at the moment.")
         if error.retryable and error.retry_after_s is None:

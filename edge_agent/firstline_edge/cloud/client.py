@@ -156,7 +156,7 @@ class LiveTraffic:
     """Counts the escalations in progress, for which background transfers wait; a context manager for each.
 
     Args:
-        limit: audits wait while so many are in progress.
+        limit: number of escalations in progress at which audits wait.
     """
 
     def __init__(self, limit: int = 4) -> None:
@@ -221,7 +221,7 @@ class CloudClient:
         return can_be_promised(error) or self.refusals.is_temporary(model.manifest.name, model.version, error)
 
     def predicted_s(self, request: InferRequest, rows: int) -> float | None:
-        """Returns the seconds within which most requests with so many rows are answered; None if unknown."""
+        """Returns the seconds within which most requests with `rows` rows are answered; None if unknown."""
         return self.chain.predicted_s(request.size_bytes * rows // request.rows)
 
     def check_time(self, request: InferRequest, model: DeviceModel, rows: Sequence[Row], deadline_s: float) -> None:
@@ -347,7 +347,7 @@ class CloudClient:
     async def _call(
         self, request: InferRequest, deadline_s: float, attempts: list[Attempt], outputs: DeclaredOutputs | None = None
     ) -> InferResponse:
-        """One escalation over whichever link answers; every link tried leaves an attempt."""
+        """Sends one escalation over the first link that answers; adds an attempt for each link that was tried."""
         if not self.linked:  # no Retry-After: time does not change it
             raise LinkDownError(
                 "The full model alone can answer this, and this device has no link to a gateway, so trying again does "

@@ -90,7 +90,7 @@ SHIFTED_AT_ONCE = 32
 
 _BUSY_TIMEOUT_S = 5.0
 _ROWS_LIMIT = 1 << 62
-"""No outbox lives for so many rows; near 2**63 SQLite has no number left and refuses each new row."""
+"""Largest row number, which no outbox reaches; near 2**63 SQLite has no number left and refuses each new row."""
 _MARK = ".mark"
 _MARK_SYNC_S = 1.0
 _MARK_CONTENT = struct.Struct(">QQ")

@@ -119,7 +119,10 @@ def open_or_recover(path: Path, seal: Seal, now_wall_s: float) -> OpenedOutbox:
 
 
 def _begin(path: Path) -> None:
-    """Makes the first outbox under another name, then renames it: so an empty file in its place was cut off."""
+    """Creates the first outbox under another name, and renames it once it is complete.
+
+    So if the file of the outbox is empty, it was cut off: no interrupted start leaves one behind.
+    """
     begun = path.with_name(path.name + _BEGUN)
     for suffix in ("", *_JOURNALS):
         begun.with_name(begun.name + suffix).unlink(missing_ok=True)

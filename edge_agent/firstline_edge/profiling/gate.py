@@ -126,7 +126,7 @@ class DeviceGate(Gate):
         latest: returns the latest sensor readings.
         bounds: to keep.
         report: receives why measuring waits, in a sentence, and "" once it continues.
-        pause: waits for so many seconds; an exception that it raises ends the measurement.
+        pause: waits for the given seconds; an exception that it raises ends the measurement.
         used_s: returns the processor time that the agent's own work has used; points are measured in other processes.
     """
 

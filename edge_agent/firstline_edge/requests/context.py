@@ -48,7 +48,7 @@ _FIRST, _FINAL = Wait.FIRST, Status.FINAL
 _DISTANCE = {Tier.CACHE: 0, Tier.EDGE: 1, Tier.CLOUD: 2}
 _NOT_HELD: Mapping[str, Any] = MappingProxyType({"threshold": None})
 
-_ELEMENTS_LIMIT = 2**31 - 1  # what was stored was within the limits before
+_ELEMENTS_LIMIT = 2**31 - 1  # of a stored output: no real limit, because the output kept the limits when it was stored
 
 
 class _StoredOutput(Struct, frozen=True, array_like=True):

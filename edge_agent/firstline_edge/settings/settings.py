@@ -235,7 +235,7 @@ class AdaptationSection(Section, frozen=True, kw_only=True):
     enabled: bool = False
     """Hold several of a bundle's edge variants, and answer with the best that heat, memory, battery and time allow."""
     variants_limit: Annotated[int, Meta(ge=2, le=16)] = 3
-    """So many of a bundle's variants are held at most: the best, the cheapest, then those between."""
+    """Maximum number of a bundle's variants that are held: the best, the cheapest, then those between."""
     heat_margin_c: Annotated[float, Meta(ge=0.5, le=40)] = 3.0
     """Degrees Celsius below costs.heat_limit_c at which a cheaper variant is used."""
     memory_reserve_bytes: NotNegative = 64 * MIB

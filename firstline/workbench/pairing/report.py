@@ -32,7 +32,7 @@ class TestedContract(Struct, frozen=True):
         n: observations.
         kept: share of them that is accepted at the edge.
         risk_upper: upper bound; None if it is not proved.
-        n_needed: without so many additional observations nothing is proved; 0 if there are enough.
+        n_needed: number of additional observations without which no promise can be proved; 0 if there are enough.
     """
 
     event: str

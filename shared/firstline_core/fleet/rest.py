@@ -160,7 +160,7 @@ class AuditResult(StrEnum):
     """The result of the audits of a promise."""
 
     HOLDS = "holds"
-    """Errors are at most as frequent as promised, in so many audits that twice the odds would have alarmed (95 %)."""
+    """Errors are at most as frequent as promised, and there are enough audits: twice the odds would alarm (95 %)."""
     ALARMED = "alarmed"
     TOO_LITTLE_EVIDENCE = "too_little_evidence"
     NOT_AUDITED = "not_audited"
@@ -197,7 +197,8 @@ class ContractState(Struct, frozen=True):
         promise: in a sentence.
         state: the result of the audits.
         audits: number of counted audits.
-        audits_needed: after so many, the alarm has come with 95 % if the odds of an error are twice the promised ones.
+        audits_needed: number of audits by which an alarm is raised with a probability of 95 % if the odds of an error
+            are twice the promised ones.
         level: the probability with which a promise that holds may ever alarm, its part of delta.
         variant: id of the edge variant; None if its bundle is not served any more.
         event: for example "missed person"; None for a promise about all accepted answers.

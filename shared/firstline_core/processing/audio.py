@@ -244,7 +244,7 @@ def decode(encoded: bytes, where: str) -> NDArray[np.float32]:
 
 
 def window_count(samples: int, step: Windows) -> int:
-    """Returns how many windows cover so many samples; the last one may reach beyond the end."""
+    """Returns how many windows cover `samples` samples; the last one may reach beyond the end."""
     return 1 + max(0, -(-(samples - step.samples) // step.hop))
 
 
@@ -286,7 +286,7 @@ def _applied(
 
 
 def fitted(samples: NDArray[np.float32], length: int) -> NDArray[np.float32]:
-    """Returns exactly so many samples: resamplers may give one more or less than the ratio of the rates says."""
+    """Returns exactly `length` samples: resamplers may give one more or less than the ratio of the rates says."""
     if len(samples) >= length:
         return samples[:length]
     return np.pad(samples, [(0, length - len(samples)), *[(0, 0)] * (samples.ndim - 1)])

@@ -24,9 +24,9 @@ from firstline_core.runtime.priority import use_low_priority_in_thread
 from firstline_core.types import Array, Arrays, row_count
 
 LIGHT_PIXELS, _LIGHT_S = 65_536, 0.001
-"""Decoding so many takes a millisecond at most."""
+"""Number of pixels of which the decoding takes a millisecond at most, and that time."""
 
-_OF_RUN = 4.0  # images may take so many times the model's run
+_OF_RUN = 4.0  # decoding time that images may take, as a multiple of the model's run
 
 _OVERHEAD_PIXELS = 8192  # are decoded in the time that reading a file of any size takes
 

@@ -31,7 +31,7 @@ JPEG_PIECES_LIMIT = 4096
 JPEG_JUNK_LIMIT_BYTES = 1024
 """Outside of segments: padding, and markers without content. Encoders write few or none.
 
-In scan data so many bytes of padding in a row: libjpeg reads them from the first one again with each block of the file.
+In scan data this limits the padding in a row: libjpeg reads it from its first byte again with each block of the file.
 """
 
 JPEG_SCANS_LIMIT = 32
@@ -79,7 +79,7 @@ _OTHER_FORMATS = {
 _RECORDINGS = (b"RIFF", b"fLaC", b"OggS")
 _HEIF_BRANDS = {b"avif": "AVIF", b"avis": "AVIF", b"heic": "HEIC", b"heix": "HEIC", b"mif1": "HEIC"}
 _BASE64_STARTS = (b"iVBORw0KGgo", b"/9j/", b"R0lGOD", b"UklGR", b"data:")
-_DAMAGE_SURE_BYTES = 2048  # so many bytes of compressed data without any line break are not a coincidence
+_DAMAGE_SURE_BYTES = 2048  # length of compressed data that is without any line break only if the file is damaged
 
 _ORIENTATION = 0x0112
 _TIFF_SIZES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8, 13: 4, 16: 8}
@@ -243,7 +243,7 @@ def check_limits(header: ImageHeader, limits: DecodingLimits, where: str) -> Non
 
     Raises:
         InvalidTensorError: it has no pixels, or ends early.
-        PayloadTooLargeError: more pixels, or a longer side, than `limits` allow; or too many scans for so many pixels.
+        PayloadTooLargeError: more pixels, or a longer side, than `limits` allow; or too many scans for its pixels.
     """
     size = f"{header.width}x{header.height} pixels"
     if not header.pixels:
@@ -293,7 +293,7 @@ def measure(
 
 
 def _decoding_bytes(header: ImageHeader, channels: int) -> int:
-    """Estimates the most memory that is held until an image is upright, opaque and has so many channels."""
+    """Estimates the most memory that is held until an image is upright, opaque and has `channels` channels."""
 
     def held(bytes_per_pixel: int) -> int:
         return _held(header.width, header.height, bytes_per_pixel)

@@ -237,15 +237,15 @@ class IdleLimit:
         self._suspected_s: float | None = None
 
     def doubts(self, idle_s: float) -> bool:
-        """Returns whether no connection was ever answered after it had been idle for so long."""
+        """Returns whether no connection was ever answered after it had been idle for `idle_s`."""
         return idle_s > self._survived_s
 
     def silent(self, idle_s: float) -> None:
-        """Records that a kept connection gave no byte after so many seconds without use."""
+        """Records that a kept connection gave no byte after `idle_s` seconds without use."""
         self._suspected_s = idle_s
 
     def answered(self, idle_s: float, *, new: bool) -> None:
-        """Records an answer, over a new connection or after so many seconds without use."""
+        """Records an answer, over a new connection or after `idle_s` seconds without use."""
         if not new:
             self._survived_s = min(max(self._survived_s, idle_s), self.limit_s)
         elif self._suspected_s is not None:

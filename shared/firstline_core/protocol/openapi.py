@@ -165,7 +165,7 @@ VIEW = (
         {"type": "array", "items": {"type": "string"}},
         "Show only objects of these labels; separated by commas, or repeated.",
     ),
-    _query("max_objects", {"type": "integer", "minimum": 1, "maximum": 1000}, "Show so many objects, best first."),
+    _query("max_objects", {"type": "integer", "minimum": 1, "maximum": 1000}, "Maximum number of objects, best first."),
     _query("masks", {"enum": ["png", "rle"]}, "Masks as PNG in base64, or as run lengths."),
 )
 """Query parameters about the description of an answer; see `firstline_core/file_route.py`."""

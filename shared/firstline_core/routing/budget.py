@@ -126,7 +126,7 @@ _FAIR_MOST = 4.0  # of an offer: bounds how fast a price falls with much budget 
 _UNKNOWN, _KNOWN = 0.4, 0.5  # factors on the forecast before the end of the first period, and after it
 _SPARE = 0.05  # of the budget
 _FORECASTS_PER_PERIOD = 2000  # of a period: validity of a forecast
-_LONGEST_AHEAD = 1  # maximum number of periods that a clock that was set back may wait
+_LONGEST_AHEAD = 1  # periods by which a clock may be set back and keep the period that it left
 
 
 @dataclass(frozen=True, slots=True)

@@ -260,8 +260,8 @@ class EventResult:
     """The result of a promise about one event; see `EventRows` and `CertificationResult`.
 
     Attributes:
-        n_needed: without so many additional rows with a score no threshold proves the promise, even if no row is lost;
-            0 if there are enough.
+        n_needed: number of additional rows with a score without which no threshold proves the promise, even if no row
+            is lost; 0 if there are enough.
     """
 
     epsilon: float

@@ -17,13 +17,13 @@ _RETRY_BATCHES = 500
 WINDOW = 32
 """Batches in threads that are looked at together."""
 
-# A model that became too slow for the loop is tried there again after so long, if it was quick when it was loaded.
+# Pause before a model that became too slow for the loop is tried there again, if it was quick when it was loaded.
 _RETRY_S = 10.0
 # A longer run is not due to a disturbance of the machine: the model has become slow.
 _SLOW_S = 0.1
 # A model comes to the loop only with a margin, so that one at the limit stays where it is.
 _RETURN_S = 0.8 * LOOP_LIMIT_S
-# So many of the window have to be that quick. Not most: in a thread a batch may wait for the interpreter's lock.
+# Batches of the window that have to be that quick. Not most: in a thread a batch may wait for the interpreter's lock.
 _QUICK = WINDOW // 4
 
 

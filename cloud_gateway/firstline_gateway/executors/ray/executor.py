@@ -31,7 +31,7 @@ _EVERY_S = 2.0
 _WHILE_AWAY_S = 0.5
 # A replica that could not be started is tried again, because the bundle may have been repaired.
 _DEPLOY_AGAIN_S = 30.0
-# The last reported state holds for so long without a new one: Serve's controller restarts while replicas answer.
+# Seconds for which the last reported state holds without a new one: Serve's controller restarts while replicas answer.
 _BELIEVED_S = 10.0
 # A replica that died takes its batches with it; inference has no effects, so another one runs them.
 _ATTEMPTS = 4

@@ -224,7 +224,7 @@ def finite(value: float) -> float | None:
 
 
 def _installations(accepted: float, installed: int, failed: int, level: float) -> FindingState:
-    """Returns the exact binomial test: so many failures or more, at the accepted rate."""
+    """Returns the exact binomial test: the probability of `failed` failures or more, at the accepted rate."""
     tried = installed + failed
     # The probability of so few successes: computed as 1 minus the opposite, a small tail would vanish.
     p_value = max(float(cdf(installed, tried, 1 - accepted)), _SMALLEST) if failed else 1.0

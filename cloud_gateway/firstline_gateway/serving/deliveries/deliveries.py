@@ -31,7 +31,7 @@ from firstline_gateway.settings.settings import Store as StoreSettings
 from firstline_gateway.store.service_clock import ServiceClock, advance
 from firstline_gateway.store.store import Readers, Store, limited_wait
 
-# After a refusal the store is not used for so long, and no model runs for deliveries that could not be recorded.
+# Pause after a refusal of the store. No model runs meanwhile for deliveries, which could not be recorded.
 _REST_S = 1.0
 _RETRY_AFTER_S = 5.0
 

@@ -43,7 +43,7 @@ from firstline_gateway.executors.dispatch.placement import BatchForecast, Comple
 _FIRST_RETRY_S = 1.0
 # The share of what a request allows that its own batch may take; the rest is for waiting.
 _BATCH_SHARE = 0.25
-# On an idle machine a model that seems too slow is tried again after so many times its batch time.
+# Pause before a model that seems too slow is tried again on an idle machine, as a multiple of its batch time.
 _PROBE_PAUSES = 10.0
 # The quantile of the delays of predictions for which room is kept free, and the least and most of it.
 _QUANTILE = 0.99
@@ -53,7 +53,7 @@ _LEAST_SHARE, _MOST_SHARE = 0.5, 0.75
 _LEAVES, _AUDITS_SHARE = 0.75, 0.5
 
 EXPECTED_S = 10.0
-"""After a request the next one of its client, or level, is expected for so long."""
+"""Time after a request for which the next one of its client, or level, is expected."""
 
 
 DEFAULT_LEVEL = 2

@@ -200,14 +200,14 @@ class Batcher:
         return {other: snapshot.part(key, other) for other in self._queue.rows}
 
     def _is_at_limit(self, key: ModelKey, more: int = 1) -> bool:
-        """Whether a model may not run so many more batches."""
+        """Whether `more` additional batches of a model would exceed its limit of batches that run together."""
         limit = self.concurrency_of.get(key.name, self.concurrency)
         return 0 < limit < more + sum([batch.key == key for batch in self._running.values()])
 
     # The event loop as an executor.
 
     def _loop_times(self, key: ModelKey, rows: int, now_s: float) -> tuple[LoopTimes | None, float]:
-        """Returns the times of a model on the event loop if a batch of so many rows may run there, and its seconds."""
+        """Returns the times of a model on the event loop if a batch of `rows` rows may run there, and its seconds."""
         times = self.dispatcher.loop_times(key)
         if times is None or (self._running and self._is_at_limit(key)):
             return None, 0.0

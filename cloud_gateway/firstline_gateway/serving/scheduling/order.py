@@ -91,9 +91,9 @@ def _first(
 ) -> PendingRequest:
     """Returns the first request of the batch.
 
-    It is the earliest of the highest level, or the earliest of all if the former would make one before it late. One
-    that its placement does not complete in time goes first only if there is no other: a better executor may become
-    free.
+    It is the earliest due request of the highest level. If that one would make an earlier due request late, it is the
+    earliest due request of all. A request that its placement would complete too late is first only if all are late: a
+    better executor may become free.
     """
     in_time, key, rows, ends_s = [], None, 0, 0.0
     for item in waiting:

@@ -425,7 +425,7 @@ class UpdateStateMachine(ABC, Generic[Version, Target]):
 
     @abstractmethod
     def _trial_failed(self) -> bool:
-        """Returns whether requests have failed so often since the trial began that it must end."""
+        """Returns whether the trial must end, because too many requests have failed since it began."""
 
     @abstractmethod
     async def _run_previous(self) -> None:

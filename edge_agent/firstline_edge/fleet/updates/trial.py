@@ -22,7 +22,7 @@ SLOWDOWN_LIMIT = 10.0
 """Largest factor by which a row may take longer than with the running model, if it takes more than `QUICK_MS`."""
 QUICK_MS = 20.0
 LEAST_ROWS, FAILED_SHARE = 20, 0.5
-"""The share of rows without an answer that fails a trial of at least so many rows."""
+"""The number of rows from which a trial is judged, and the share of rows without an answer that fails it."""
 
 
 @dataclass(eq=False, kw_only=True)
@@ -73,7 +73,7 @@ class AgentServing:
         await self.reloading.replace(name, prepared, None if own or prepared is None else prepared.bundle.path)
 
     def failed(self, name: str) -> bool:
-        """Returns whether the running model has failed so often since it was replaced that it must be rolled back."""
+        """Returns whether the model must be rolled back, because too many rows have failed since it was installed."""
         device_model = self.running(name)
         return device_model is not None and has_failed(self._before.get(name, (0, 0)), self.answered(device_model))
 
