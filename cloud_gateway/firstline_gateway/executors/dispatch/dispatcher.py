@@ -3,6 +3,35 @@
 A batch may run twice, because inference has no side effects: the caller of the pool counts, audits and records each
 request once. The number of repeats is limited: while everything fails, they would add to the load. An executor that
 gets no work, or that was ejected, is probed: it runs a copy of one request.
+
+An attempt (`BatchAttempt`) is some requests of a batch on one executor. `Member.outcomes` counts it once, by its end:
+
+    state      what leads to it                             function                       counted as
+    running    the batch starts, or requests are repeated   `BatchRun.begin`               not yet; takes a slot
+    answered   no request has an error                      `Dispatcher.end_attempt`       "answered"
+    refused    an error of a request, or no room            `Dispatcher.end_attempt`       "refused"
+    failed     the executor is at fault                     `Dispatcher.end_failed`        "failed"
+    unclear    a `RuntimeFailure`: the executor or a        `Dispatcher.end_attempt`       not yet; frees its slot
+               request is at fault
+     -> failed   another executor answers such a request    `BatchRun.take_outcomes`       "failed"
+     -> refused  the batch ends without such an answer      `BatchRun._on_batch_ended`     "refused"
+    cut off    its batch ends first, or it is cancelled     `Dispatcher.end_or_cut_off`    "cut_off"
+
+Only an answered attempt counts for the health of its executor, and only a failed one against it (`count_failure`). The
+forecast learns from answered attempts, and from those that are cut off after their expected time. An attempt that is
+cut off in a thread keeps its slot until the thread ends. A batch that is answered on the event loop makes no attempt:
+`Member.answered_on_loop` counts it.
+
+A batch (`BatchRun`) starts its first attempt in `begin`. Four events move it until `BatchRun.ended` is done:
+
+    event                          function             what follows
+    an attempt has outcomes        `take_outcomes`      failed requests are repeated; the batch ends once each request
+                                                        has an answer, or no attempt runs
+    an attempt is cancelled, or    `_on_attempt_done`   the batch is cancelled, or ends with that error
+    raises an unexpected error
+    an attempt is late             `_repeat_if_late`    requests without an answer are repeated, if another executor
+                                                        answers sooner; a probe is cancelled
+    the caller cancels `ended`     `_on_batch_ended`    the attempts that still run are cut off, as after each other end
 """
 
 from __future__ import annotations
@@ -142,13 +171,13 @@ class Dispatcher:
         try:
             outcomes = member.in_process.run_on_loop(key, inputs, deadlines_s)
         except Exception as error:
-            self.failed(member.begin(key, sum(map(row_count, inputs)), started_s), str(error))
+            self.end_failed(member.begin(key, sum(map(row_count, inputs)), started_s), str(error))
             raise
         if not [outcome for outcome in outcomes if isinstance(outcome, FirstlineError)]:
             member.answered_on_loop(key, self.clock.monotonic_s())
             return outcomes
         run = BatchRun(self, key, inputs, deadlines_s)
-        run.take(member.begin(key, run.rows(run.all), started_s, run.all), outcomes)
+        run.take_outcomes(member.begin(key, run.rows(run.all), started_s, run.all), outcomes)
         return run.ended.result() if run.ended.done() else self._follow(run)
 
     def run_on(self, member: Member, key: ModelKey, inputs: Inputs, deadlines_s: Deadlines) -> FutureOutcomes:
@@ -185,40 +214,22 @@ class Dispatcher:
         expected_s = (member.seconds(key, rows) for member in self.members if key in member.models)
         return max((_UNKNOWN_TIMES * each for each in expected_s if each is not None), default=_UNKNOWN_S)
 
-    # Attempts.
+    # The ends of an attempt; see the table above.
 
-    def settle(self, attempt: BatchAttempt, ran: Running) -> None:
-        """Learns from an attempt that is over; gives up one that is not."""
-        if ran.done() and not ran.cancelled():
-            error = ran.exception()
-            if error is not None and not isinstance(error, FirstlineError):
-                self.failed(attempt, str(error))
-            elif self.note(attempt, ran.result() if error is None else [error] * len(attempt.positions)):
-                attempt.member.outcomes["refused"] += 1
-            return
-        runs_on = not ran.cancel() and isinstance(ran, Future) and not ran.done()  # a thread cannot be stopped
-        attempt.member.cut_off(attempt, self.clock.monotonic_s(), runs_on=runs_on)
-        if runs_on:
-            _call_at_end(ran, lambda _: self._free(attempt))
-        else:
-            # An executor that closes meanwhile ends the attempt with an error.
-            ran.add_done_callback(lambda ended: None if ended.cancelled() else ended.exception())
-            self.notify()
-
-    def note(self, attempt: BatchAttempt, outcomes: Sequence[Outcome]) -> str:
-        """Learns from the outcomes of an attempt.
+    def end_attempt(self, attempt: BatchAttempt, outcomes: Sequence[Outcome]) -> str:
+        """Ends an attempt that has outcomes: it is answered, refused, failed or unclear.
 
         Returns:
-            The message of an error that is either the executor's or the request's: the caller counts the attempt once
-            it knows which. "" if the attempt is counted.
+            The message of the error if the attempt is unclear: the caller counts it once it knows whether the executor
+            or a request is at fault. Otherwise "".
         """
         now_s, member, key = self.clock.monotonic_s(), attempt.member, attempt.key
         errors = [each for each in outcomes if isinstance(each, FirstlineError)]
         if at_fault := [each for each in errors if is_executor_fault(each)]:
-            self.failed(attempt, at_fault[0].message)
+            self.end_failed(attempt, at_fault[0].message)
             return ""
         if unclear := [each for each in errors if isinstance(each, RuntimeFailure)]:
-            self._free(attempt)
+            self._free_slot(attempt)
             return unclear[0].message
         if tracing.active:  # in the context of the batch, which the callback of its end has kept
             tracing.record("execute", CURRENT.get(), now_s - attempt.started_s, executor=member.name)
@@ -229,19 +240,43 @@ class Dispatcher:
         self.notify()
         return ""
 
-    def failed(self, attempt: BatchAttempt, message: str) -> None:
-        """Records a failure of the executor."""
-        attempt.member.end(attempt, "failed", self.clock.monotonic_s())
+    def end_failed(self, attempt: BatchAttempt, message: str) -> None:
+        """Ends an attempt that failed because of its executor."""
+        attempt.member.free_slot(attempt, self.clock.monotonic_s())
         self.count_failure(attempt.member, attempt.key, message)
         self.notify()
 
+    def end_or_cut_off(self, attempt: BatchAttempt, ran: Running) -> None:
+        """Ends an attempt of a batch that has ended, or ends now: by its outcomes; cuts it off if it has none."""
+        if ran.done() and not ran.cancelled():
+            error = ran.exception()
+            if error is not None and not isinstance(error, FirstlineError):
+                self.end_failed(attempt, str(error))
+            elif self.end_attempt(attempt, ran.result() if error is None else [error] * len(attempt.positions)):
+                attempt.member.outcomes["refused"] += 1
+            return
+        runs_on = not ran.cancel() and isinstance(ran, Future) and not ran.done()  # a thread cannot be stopped
+        attempt.member.cut_off(attempt, self.clock.monotonic_s(), runs_on=runs_on)
+        if runs_on:
+            _call_at_end(ran, lambda _: self._free_slot(attempt))
+        else:
+            # An executor that closes meanwhile ends the attempt with an error.
+            ran.add_done_callback(lambda ended: None if ended.cancelled() else ended.exception())
+            self.notify()
+
+    def _free_slot(self, attempt: BatchAttempt) -> None:
+        """Gives back the slot of an attempt that is counted later, or was counted before."""
+        attempt.member.free_slot(attempt, self.clock.monotonic_s())
+        self.notify()
+
     def count_failure(self, member: Member, key: ModelKey, message: str) -> None:
-        """Counts a failure against an executor, and logs its ejection.
+        """Counts a failed attempt, for the metrics and against the executor; logs its ejection.
 
         At most half of the executors that have the model and are not away are ejected: if more of them fail, the cause
         is elsewhere.
         """
         now_s = self.clock.monotonic_s()
+        member.outcomes["failed"] += 1
         if member.problem_with(key) or len(self.members) == 1:
             return  # the executor itself reports when it is unavailable and when it is back
         health = member.models[key].health
@@ -251,11 +286,6 @@ class Dispatcher:
         if health.failed(now_s, [each for each in peers if each is not None], may_eject=may_eject):
             left_s = health.left_s(now_s)
             log.warning("executor ejected", executor=member.name, model=key.name, seconds=left_s, last=message)
-
-    def _free(self, attempt: BatchAttempt) -> None:
-        """Gives back the slot of an attempt that counts for nothing, or was counted before."""
-        attempt.member.free(attempt, self.clock.monotonic_s())
-        self.notify()
 
     # Probes: copies of one request, which measure an executor without work.
 
@@ -359,26 +389,24 @@ class BatchRun:
         self._clock = dispatcher.clock
         self._outcomes: dict[int, Outcome] = {}
         self._errors: dict[int, FirstlineError] = {}
-        # Requests that failed and may be at fault themselves, by the executor, and its error.
+        # By the executor of an unclear attempt: its requests that failed, and the message of the error.
         self._unclear: dict[Member, tuple[Sequence[int], str]] = {}
         self._tried: list[Member] = []
         self._running: dict[Running, BatchAttempt] = {}
         self._late: Timer | None = None
         self.ended: FutureOutcomes = asyncio.get_running_loop().create_future()
-        self.ended.add_done_callback(self._give_up)
+        self.ended.add_done_callback(self._on_batch_ended)
 
-    def rows(self, positions: Sequence[int]) -> int:
-        """Returns the rows of some of its requests, at least 1."""
-        return max(1, sum([row_count(self._inputs[at]) for at in positions]))
+    # The start of an attempt.
 
     def begin(self, member: Member, positions: Sequence[int]) -> None:
         """Starts some of the requests on an executor."""
         rows, now_s = self.rows(positions), self._clock.monotonic_s()
         attempt = member.begin(self._key, rows, now_s, positions, is_probe=self._is_probe)
-        ran = self._run(attempt)
+        ran = self._call_executor(attempt)
         self._tried.append(member)
         self._running[ran] = attempt
-        _call_at_end(ran, self._done)
+        _call_at_end(ran, self._on_attempt_done)
         if len(self._dispatcher.members) > 1:
             run_s = attempt.run_s
             presumed_s = self._dispatcher.presumed_s(self._key, rows) if run_s is None else run_s
@@ -386,10 +414,10 @@ class BatchRun:
                 late_s = max(_PROBE_S, presumed_s if run_s is None else _PROBE_LATE * run_s / attempt.pace)
             else:
                 late_s = max(_LATE * (attempt.wait_s + presumed_s), attempt.wait_s + presumed_s + _LATE_S)
-            self._late_in(late_s)
+            self._set_late_timer(late_s)
 
-    def _run(self, attempt: BatchAttempt) -> Running:
-        """Gives an attempt to its executor. Requests that failed elsewhere one by one are not repeated one by one."""
+    def _call_executor(self, attempt: BatchAttempt) -> Running:
+        """Calls the executor of an attempt. Requests that failed elsewhere one by one are not repeated one by one."""
         inputs = [self._inputs[at] for at in attempt.positions]
         deadlines_s = [self._deadlines_s[at] for at in attempt.positions]
         was_split = any(isinstance(self._errors.get(at), RuntimeFailure) for at in attempt.positions)
@@ -406,15 +434,58 @@ class BatchRun:
             return failed
         return ran if isinstance(ran, Future) else asyncio.ensure_future(ran)
 
-    def take(self, attempt: BatchAttempt, outcomes: Sequence[Outcome]) -> None:
-        """Takes the outcomes of an attempt; failed requests go to another executor."""
+    def _set_late_timer(self, seconds: float) -> None:
+        """Sets when the newest attempt is late; replaces the earlier time."""
+        if self._late is not None:
+            self._late.cancel()
+        self._late = self._clock.call_at(self._clock.monotonic_s() + seconds, self._repeat_if_late)
+
+    # Events: an attempt is late, or ends.
+
+    def _repeat_if_late(self) -> None:
+        """Runs a late batch on a second executor, if that one is expected to end sooner; else waits as long again.
+
+        A late probe is given up. Requests that wait for the executor of a late batch are placed again.
+        """
+        if self._is_probe:
+            self.ended.cancel()
+        if self.ended.done():  # otherwise in this turn of the event loop; `_on_batch_ended` has yet to stop the timer
+            return
+        started_s = [each.started_s for each in self._running.values()]
+        now_s = self._clock.monotonic_s()
+        if not self._repeat("late", self._unanswered(), now_s - max(started_s)):
+            self._set_late_timer(max(_LATE_S, now_s - min(started_s)))
+        self._dispatcher.notify()
+
+    def _on_attempt_done(self, ran: Running) -> None:
+        """Takes the outcomes of an attempt; any other error, or a cancelled attempt, ends the batch."""
+        attempt = self._running.pop(ran, None)
+        if attempt is None:
+            return
+        if self.ended.done():  # in the same turn of the event loop, `_on_batch_ended` comes later
+            self._dispatcher.end_or_cut_off(attempt, ran)
+            return
+        error = asyncio.CancelledError() if ran.cancelled() else ran.exception()
+        if error is None:
+            self.take_outcomes(attempt, ran.result())
+        elif isinstance(error, FirstlineError):
+            self.take_outcomes(attempt, [error] * len(attempt.positions))
+        else:  # the executor closes, or has a fault: this ends the batch
+            self._dispatcher.end_or_cut_off(attempt, ran)
+            if isinstance(error, asyncio.CancelledError):
+                self.ended.cancel()
+            else:
+                self.ended.set_exception(error)
+
+    def take_outcomes(self, attempt: BatchAttempt, outcomes: Sequence[Outcome]) -> None:
+        """Ends an attempt, keeps the first answer of each request, and repeats failed requests on another executor."""
         if attempt.member not in self._tried:
             self._tried.append(attempt.member)
-        unclear = self._dispatcher.note(attempt, outcomes)
-        failed = []
+        unclear_message = self._dispatcher.end_attempt(attempt, outcomes)
+        unclear = []
         for at, outcome in zip(attempt.positions, outcomes, strict=True):
             if isinstance(outcome, RuntimeFailure):
-                failed.append(at)
+                unclear.append(at)
             if at in self._outcomes:
                 continue
             if isinstance(outcome, FirstlineError) and may_succeed_elsewhere(outcome):
@@ -422,40 +493,18 @@ class BatchRun:
                     self._errors[at] = outcome
             else:
                 self._outcomes[at] = outcome
-        if unclear:
-            self._unclear[attempt.member] = failed, unclear
+        if unclear_message:
+            self._unclear[attempt.member] = unclear, unclear_message
         for member, (mine, message) in tuple(self._unclear.items()):
             if any(at in self._outcomes for at in mine):  # another executor has answered one of its requests
                 del self._unclear[member]
-                member.outcomes["failed"] += 1
                 self._dispatcher.count_failure(member, self._key, message)
         elsewhere = {at for each in self._running.values() for at in each.positions}
-        self._repeat("retry", [at for at in self._open() if at not in elsewhere])
-        if not self._running or not self._open():
-            self._end()
+        self._repeat("retry", [at for at in self._unanswered() if at not in elsewhere])
+        if not self._running or not self._unanswered():
+            self._end_batch()
 
-    def _done(self, ran: Running) -> None:
-        attempt = self._running.pop(ran, None)
-        if attempt is None:
-            return
-        if self.ended.done():  # in the same turn of the event loop, `_give_up` comes later
-            self._dispatcher.settle(attempt, ran)
-            return
-        error = asyncio.CancelledError() if ran.cancelled() else ran.exception()
-        if error is None:
-            self.take(attempt, ran.result())
-        elif isinstance(error, FirstlineError):
-            self.take(attempt, [error] * len(attempt.positions))
-        else:  # the executor closes, or has a fault: this ends the batch
-            self._dispatcher.settle(attempt, ran)
-            if isinstance(error, asyncio.CancelledError):
-                self.ended.cancel()
-            else:
-                self.ended.set_exception(error)
-
-    def _open(self) -> list[int]:
-        """Returns the requests without an answer."""
-        return [at for at in self.all if at not in self._outcomes]
+    # Repeats of requests without an answer.
 
     def _repeat(self, reason: Repeat, positions: Sequence[int], within_s: float = math.inf) -> bool:
         """Starts requests that are not overdue on another executor, if one may answer within the time.
@@ -496,27 +545,10 @@ class BatchRun:
             if each not in self._tried and servers[each.name] < _MOST_SERVERS and (may_add or servers[each.name])
         ]
 
-    def _late_in(self, seconds: float) -> None:
-        if self._late is not None:
-            self._late.cancel()
-        self._late = self._clock.call_at(self._clock.monotonic_s() + seconds, self._repeat_if_late)
+    # The end of the batch.
 
-    def _repeat_if_late(self) -> None:
-        """Runs a late batch on a second executor, if that one is expected to end sooner; else waits as long again.
-
-        A late probe is given up. Requests that wait for the executor of a late batch are placed again.
-        """
-        if self._is_probe:
-            self.ended.cancel()
-        if self.ended.done():  # otherwise in this turn of the event loop; `_give_up` has yet to stop the timer
-            return
-        started_s = [each.started_s for each in self._running.values()]
-        now_s = self._clock.monotonic_s()
-        if not self._repeat("late", self._open(), now_s - max(started_s)):
-            self._late_in(max(_LATE_S, now_s - min(started_s)))
-        self._dispatcher.notify()
-
-    def _end(self) -> None:
+    def _end_batch(self) -> None:
+        """Sets the outcomes of the batch, or its error if every executor was away."""
         by_preference = self._errors | self._outcomes
         found = [by_preference[at] for at in self.all if at in by_preference]
         away = [each for each in found if isinstance(each, EngineUnavailableError)]
@@ -525,8 +557,8 @@ class BatchRun:
         else:
             self.ended.set_result(found)
 
-    def _give_up(self, _ended: object) -> None:
-        """Gives up the attempts that still run: another executor was faster, or the caller has left."""
+    def _on_batch_ended(self, _ended: object) -> None:
+        """Counts the unclear attempts, and cuts off those that run: others were faster, or the caller has left."""
         for member in self._unclear:  # no other executor has answered those requests
             member.outcomes["refused"] += 1
         self._unclear.clear()
@@ -534,7 +566,17 @@ class BatchRun:
             self._late.cancel()
         running, self._running = self._running, {}
         for ran, attempt in running.items():
-            self._dispatcher.settle(attempt, ran)
+            self._dispatcher.end_or_cut_off(attempt, ran)
+
+    # Its requests.
+
+    def rows(self, positions: Sequence[int]) -> int:
+        """Returns the rows of some of its requests, at least 1."""
+        return max(1, sum([row_count(self._inputs[at]) for at in positions]))
+
+    def _unanswered(self) -> list[int]:
+        """Returns the requests without an answer."""
+        return [at for at in self.all if at not in self._outcomes]
 
 
 def _call_at_end(ran: Running, callback: Callable[[Any], None]) -> None:

@@ -487,9 +487,9 @@ class Member:
             and self._probe_budget.may(now_s)
         )
 
-    def end(self, attempt: BatchAttempt, outcome: Literal["answered", "refused", "failed"], now_s: float) -> None:
-        """Records the end of a batch; see `outcomes`. `Dispatcher.count_failure` decides on the health."""
-        self.free(attempt, now_s)
+    def end(self, attempt: BatchAttempt, outcome: Literal["answered", "refused"], now_s: float) -> None:
+        """Records an attempt that was answered or refused; `Dispatcher.end_failed` records one that failed."""
+        self.free_slot(attempt, now_s)
         self.outcomes[outcome] += 1
         placed = self.models.get(attempt.key)
         if outcome == "answered" and placed is not None:
@@ -509,15 +509,15 @@ class Member:
         Args:
             attempt: the batch.
             now_s: the present.
-            runs_on: a thread cannot be stopped: the batch keeps its slot until `free`.
+            runs_on: a thread cannot be stopped: the batch keeps its slot until `free_slot`.
         """
         if not runs_on:
-            self.free(attempt, now_s)
+            self.free_slot(attempt, now_s)
         self.outcomes["cut_off"] += 1
         if (placed := self.models.get(attempt.key)) is not None:
             placed.forecast.observe_abandoned(attempt, now_s)
 
-    def free(self, attempt: BatchAttempt, now_s: float) -> None:
+    def free_slot(self, attempt: BatchAttempt, now_s: float) -> None:
         """Gives back the slot of a batch."""
         self.running.remove(attempt)
         if attempt.is_probe:

@@ -55,9 +55,25 @@ class BatchForecast(NamedTuple):
     for them, would not complete earlier. A slot that hangs takes no part until its batch should have ended. The number
     of batches that have ended by some time follows without placing them one by one.
 
+    Work is counted in seconds of the lane that does most of it; see `CompletionForecast.times`. With batches of 0.25 s
+    there, ten batches are 2.5 s of work. A lane with batches of 1 s then does 0.25 s of work in a second:
+
+    >>> forecast = BatchForecast(seconds=0.25, lanes=[(0.25, 1.0), (1.0, 0.25)])  # both lanes are free now
+    >>> forecast.done(0.0)  # no work before it: the fast lane runs the batch at once
+    (0.25, 1.0)
+    >>> forecast.done(0.5)  # after two batches: the fast lane runs all three, and does 1 s of work in a second
+    (0.75, 1.0)
+    >>> forecast.done(1.0)  # after four batches: the fast lane has completed four by then, and the slow one the fifth
+    (1.0, 1.25)
+    >>> forecast.done(1.625)  # after six and a half: six on the fast lane and one and a half on the slow one, with it
+    (1.5, 1.25)
+    >>> forecast.wait_s(1.625)  # the time until it starts, if it runs on the fast lane
+    1.25
+
     Args:
-        seconds: of a batch where work is counted.
-        lanes: of each, when it would have run one batch, and the work that it does in a second; the first comes first.
+        seconds: of a batch on the lane where work is counted.
+        lanes: (seconds until it completes a batch that starts there next, work that it does in a second) of each lane,
+            in this order.
     """
 
     seconds: float
@@ -71,13 +87,13 @@ class BatchForecast(NamedTuple):
     def done(self, work_s: float) -> tuple[float, float]:
         """Returns when a batch completes that comes after `work_s` of work, and the work done in a second by then."""
         at_s, speed = self.lanes[0]
-        for ends_s, more in self.lanes[1:]:
+        for ends_s, lane_speed in self.lanes[1:]:
             meanwhile_s = speed * (ends_s - at_s)
             if meanwhile_s >= work_s:
                 break
             # By then that lane has done one whole batch; from then on it does its part of every second.
             work_s = max(0.0, work_s - meanwhile_s - self.seconds)
-            at_s, speed = ends_s, speed + more
+            at_s, speed = ends_s, speed + lane_speed
         return at_s + work_s / speed, speed
 
     def wait_s(self, work_s: float) -> float:
@@ -122,7 +138,7 @@ class Placement(Struct, frozen=True):
     Args:
         member: the executor with the earliest predicted completion.
         key: the model.
-        most_rows: of the batch.
+        most_rows: of the batch: one of the three limits in `ExecutorSnapshot.place`.
         is_free: whether it can start there now; else it waits for that executor.
         idle: another executor, which completes the last requests of the backlog before the busy ones would.
     """
@@ -173,6 +189,13 @@ class ExecutorSnapshot:
     ) -> Placement | EngineUnavailableError:
         """Returns where the next batch of a model runs, or why it cannot run anywhere.
 
+        The rows of the batch have one of three limits:
+
+            largest   the rows that gain by running together there (`Member.worthwhile_rows`), or all that wait if they
+                      are fewer; at least those of the first request
+            even      the share of one of several free slots, if they complete the backlog notably earlier together
+            in time   what an idle executor completes before the busy ones complete their next batch, or the backlog
+
         Args:
             key: its model.
             rows: of the backlog.
@@ -187,72 +210,79 @@ class ExecutorSnapshot:
                 f"{problem_with(self._members, key)}",
                 retry_after_s=_RETRY_AFTER_S,
             )
-        sizes = {member: max(least_rows, min(rows, member.worthwhile_rows(key, max_rows))) for member in available}
-        best = earliest_completion(self._candidate(member, key, most) for member, most in sizes.items())
+        largest = {member: max(least_rows, min(rows, member.worthwhile_rows(key, max_rows))) for member in available}
+        best = earliest_completion(self._candidate(member, key, each) for member, each in largest.items())
         assert best is not None  # noqa: S101 (at least one is available)
-        member, most = best.executor, sizes[best.executor]
+        member, most_rows = best.executor, largest[best.executor]
         is_full = rows >= member.worthwhile_rows(key, max_rows) and member not in self._reserved_s
         if not member.has_room(is_full=is_full and best.run_s is not None):
-            idle = self._idle_share(best, key, rows, least_rows, sizes)
-            return Placement(member, key, most, is_free=False, idle=idle)
+            idle = self._place_idle(best, key, rows, least_rows, largest)
+            return Placement(member, key, most_rows, is_free=False, idle=idle)
         if may_share_slots and best.run_s is not None and member.has_room():
-            most = self._even_rows(member, key, rows, least_rows, sizes)
-        return Placement(member, key, most)
+            most_rows = self._even_rows(member, key, rows, least_rows, largest)
+        return Placement(member, key, most_rows)
 
-    def _idle_share(
-        self, best: Candidate[Member], key: ModelKey, rows: int, least_rows: int, sizes: Mapping[Member, int]
+    def _even_rows(self, best: Member, key: ModelKey, rows: int, least: int, largest: Mapping[Member, int]) -> int:
+        """Returns the rows of a batch with which all free slots complete the backlog at the same time.
+
+        Returns the largest batch instead if sharing the backlog would not complete it notably earlier. Example: 8 rows
+        wait, two equal slots are free, and a batch of 8 rows takes 20 ms. If one of 4 rows takes 12 ms, each slot gets
+        4 rows. If it takes 19.5 ms, one slot gets all 8 rows: the gain is below `GAIN`.
+        """
+        largest_rows, all_rows_per_s = largest[best], 0.0
+        for each in largest:
+            if each is best or each.takes_now(key):
+                free = each.free_for_s(self._now_s)
+                all_rows_per_s += each.rows_per_s(key, rows) * free.count(0.0) / len(free)
+        mine_per_s = best.rows_per_s(key, rows) / best.side_by_side
+        even = max(least, math.ceil(rows * mine_per_s / all_rows_per_s - 1e-9)) if all_rows_per_s else largest_rows
+        if even >= largest_rows:
+            return largest_rows
+        even_s, largest_s = (self._candidate(best, key, each).done_s for each in (even, largest_rows))
+        return even if GAIN * even_s <= largest_s else largest_rows
+
+    def _place_idle(
+        self, best: Candidate[Member], key: ModelKey, rows: int, least_rows: int, largest: Mapping[Member, int]
     ) -> Placement | None:
         """Returns the idle executor that completes most rows in a second, and a batch for it; None if none is worth it.
 
         The batch is the largest that the idle executor completes before the busy ones complete their next batch. If
         there is no such batch, it is the largest that completes before they would complete the whole backlog.
+
+        Example: 320 rows wait. The busy executor is free in 0.1 s and takes 0.1 s for its largest batch of 32 rows. It
+        completes the next one after 0.2 s, and the last one after 1.1 s. An idle executor that takes 0.1 s and 0.02 s
+        for each row gets 4 rows (0.18 s). One that takes five times as long completes no batch within 0.2 s, and gets
+        4 rows because of the 1.1 s (0.9 s). One that takes ten times as long gets none (1.2 s for one row).
         """
-        others = [each for each in sizes if each is not best.executor and each.takes_now(key)]
+        others = [each for each in largest if each is not best.executor and each.takes_now(key)]
         idle = [each for each in others if each.has_room()]
         if not idle:
             return None
         busy = [best.executor, *(each for each in others if each not in idle)]
-        most = sizes[best.executor]
-        batches = self._completion(busy, key, most).of(most)
-        all_s = batches.done((rows - most) / most * batches.seconds)[0]
+        busy_rows = largest[best.executor]
+        batches = self._completion(busy, key, busy_rows).of(busy_rows)
+        all_s = batches.done((rows - busy_rows) / busy_rows * batches.seconds)[0]
         found = []
         for member in idle:
-            within = self._largest_batch(member, key, least_rows, sizes[member], best.done_s)
-            part = within or self._largest_batch(member, key, least_rows, sizes[member], all_s)
-            if part:
-                done_s = self._candidate(member, key, part).done_s
-                found.append((done_s / part, member.name, Placement(member, key, part)))
+            before_next = self._rows_in_time(member, key, least_rows, largest[member], best.done_s)
+            in_time = before_next or self._rows_in_time(member, key, least_rows, largest[member], all_s)
+            if in_time:
+                done_s = self._candidate(member, key, in_time).done_s
+                found.append((done_s / in_time, member.name, Placement(member, key, in_time)))
         return min(found, key=lambda each: each[:2])[2] if found else None
 
-    def _largest_batch(self, member: Member, key: ModelKey, least: int, most: int, within_s: float) -> int:
+    def _rows_in_time(self, member: Member, key: ModelKey, least: int, largest_rows: int, within_s: float) -> int:
         """Returns the rows of the largest batch that an executor completes within the time; 0 if there is none.
 
         For a size that was never tried, no gain by batching is assumed. So two rows are tried where the answer would be
         one; otherwise the executor would always get single rows.
         """
-        size = most
+        size = largest_rows
         while self._candidate(member, key, size).done_s > within_s:
             if size <= least:
                 return 0
             size = max(least, size // 2)
-        return 2 if size == 1 < most and not member.models[key].forecast.has_tried(2) else size
-
-    def _even_rows(self, best: Member, key: ModelKey, rows: int, least: int, sizes: Mapping[Member, int]) -> int:
-        """Returns the rows of a batch with which all free slots complete the backlog at the same time.
-
-        Returns the largest batch instead if sharing the backlog would not complete it notably earlier.
-        """
-        most, all_rows_per_s = sizes[best], 0.0
-        for each in sizes:
-            if each is best or each.takes_now(key):
-                free = each.free_for_s(self._now_s)
-                all_rows_per_s += each.rows_per_s(key, rows) * free.count(0.0) / len(free)
-        mine_per_s = best.rows_per_s(key, rows) / best.side_by_side
-        even = max(least, math.ceil(rows * mine_per_s / all_rows_per_s - 1e-9)) if all_rows_per_s else most
-        if even >= most:
-            return most
-        evenly_s, at_most_s = (self._candidate(best, key, each).done_s for each in (even, most))
-        return even if GAIN * evenly_s <= at_most_s else most
+        return 2 if size == 1 < largest_rows and not member.models[key].forecast.has_tried(2) else size
 
     def reserve(self, key: ModelKey, placement: Placement, rows: int) -> None:
         """Reserves the busy executors for a backlog that waits for them: other models come after it there."""

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import doctest
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.executors import SERVED, M, Timed
 
+from firstline_core.clock import SimulatedClock
 from firstline_core.runtime.batch_times import BatchTimes
-from firstline_gateway.executors.dispatch.placement import CompletionForecast, Lane
+from firstline_gateway.executors.dispatch.member import Member
+from firstline_gateway.executors.dispatch.placement import (
+    BatchForecast,
+    CompletionForecast,
+    ExecutorSnapshot,
+    Lane,
+    Placement,
+)
 
 
 def times(row_s: float) -> BatchTimes:
@@ -28,6 +39,39 @@ def ends_s(lanes: list[tuple[float, float]], batches: int) -> float:
 
 def of(*lanes: tuple[float, float]) -> CompletionForecast:
     return CompletionForecast([Lane(wait_s, times(run_s)) for wait_s, run_s in lanes], 1)
+
+
+def executor(name: str, seconds: dict[int, float], slots: int = 1) -> Member:
+    """An executor of known times of batches, by their rows."""
+    member = Member(name, Timed(SimulatedClock(), 0.0, slots), sessions=0)
+    member.place(SERVED, seconds)
+    return member
+
+
+def test_the_example_of_the_forecast_holds() -> None:
+    runner = doctest.DocTestRunner()
+    for found in doctest.DocTestFinder().find(BatchForecast, globs={"BatchForecast": BatchForecast}):
+        runner.run(found)
+    assert runner.summarize(verbose=False) == (0, 6)
+
+
+@pytest.mark.parametrize(("slowness", "rows"), [(1, 4), (5, 4), (10, None)])
+def test_an_idle_executor_gets_the_rows_of_the_documented_example(slowness: int, rows: int | None) -> None:
+    busy = executor("busy", {1: 0.04, 2: 0.05, 4: 0.06, 8: 0.07, 16: 0.08, 32: 0.1})
+    idle = executor("idle", {each: slowness * (0.1 + 0.02 * each) for each in (1, 2, 4, 8, 16, 32)})
+    busy.begin(M, 32, 0.0)
+    found = ExecutorSnapshot([busy, idle], 0.0).place(M, 320, 32)
+    assert isinstance(found, Placement)
+    assert (found.member, found.most_rows, found.is_free) == (busy, 32, False)
+    assert (found.idle.most_rows if found.idle else None) == rows
+
+
+@pytest.mark.parametrize(("four_s", "rows"), [(0.012, 4), (0.0195, 8)])
+def test_free_slots_share_a_backlog_as_in_the_documented_example(four_s: float, rows: int) -> None:
+    two_slots = executor("two", {1: four_s - 0.002, 2: four_s - 0.001, 4: four_s, 8: 0.02}, slots=2)
+    found = ExecutorSnapshot([two_slots], 0.0).place(M, 8, 8, may_share_slots=True)
+    assert isinstance(found, Placement)
+    assert (found.most_rows, found.is_free) == (rows, True)
 
 
 def test_alike_slots_share_the_work() -> None:
