@@ -57,8 +57,8 @@ T = TypeVar("T")
 Answered = TypeVar("Answered", bound=InferResponse | Prediction)
 """An answer as tensors, or as the class of its task."""
 
-Inputs: TypeAlias = Mapping[str, ArrayLike | bytes | Sequence[bytes]]
-"""Arrays with rows on the first axis, or bytes (one or a list) for encoded images, by the inputs' names."""
+Inputs: TypeAlias = Mapping[str, ArrayLike | bytes | Sequence[bytes | str]]
+"""Arrays with rows on the first axis, or bytes or text (one or a list), by the inputs' names."""
 
 _WAIT_S = 5
 _TIMEOUT_LIMIT_MS = 24 * 60 * 60 * 1000
@@ -346,11 +346,14 @@ def _check_text(text: str, name: str) -> None:
         raise InvalidTensorError(f"{name} is {text!a:.80}, which cannot be sent as text; use a string.") from error
 
 
-def _tensor(name: str, value: ArrayLike | bytes | Sequence[bytes]) -> Tensor:
-    if isinstance(value, bytes):
+def _tensor(name: str, value: ArrayLike | bytes | Sequence[bytes | str]) -> Tensor:
+    if isinstance(value, bytes | str):
         value = [value]
-    if isinstance(value, list | tuple) and value and all(isinstance(element, bytes) for element in value):
-        return Tensor(name, object_array(value))
+    if isinstance(value, list | tuple) and value and all(isinstance(element, bytes | str) for element in value):
+        for element in value:
+            if isinstance(element, str):
+                _check_text(element, f"Input '{name}'")
+        return Tensor(name, object_array([each.encode() if isinstance(each, str) else each for each in value]))
     try:
         array = np.ascontiguousarray(value)
     except ValueError as error:

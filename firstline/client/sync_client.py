@@ -82,7 +82,7 @@ class Client(BaseClient[httpx.Client]):
 
         Args:
             model: the bundle's name.
-            inputs: by name; arrays with rows on the first axis, or bytes (one or a list) for encoded images.
+            inputs: by name; arrays with rows on the first axis, or bytes or text (one or a list).
             version: "" for the current one.
             id: your own id of the request, returned with the answer.
             outputs: names of the outputs to return; all by default.

@@ -95,13 +95,21 @@ class TestInfer:
     def test_bytes_are_accepted_in_every_form(self, value: Any) -> None:
         assert list(sent(calls.infer("m", {"image": value}, {})).inputs[0].array) == [b"png"]
 
+    @pytest.mark.parametrize("value", ["grüß", ["grüß"], ("grüß",), ["grüß".encode()]])
+    def test_text_is_sent_as_utf8(self, value: Any) -> None:
+        assert list(sent(calls.infer("m", {"text": value}, {})).inputs[0].array) == ["grüß".encode()]
+
+    def test_text_that_is_no_unicode_is_refused(self) -> None:
+        with pytest.raises(InvalidTensorError, match="cannot be sent as text"):
+            calls.infer("m", {"text": ["\ud800"]}, {})
+
     @pytest.mark.parametrize("dtype", ["uint8", "int64", "float16", "float64", "bool"])
     def test_numeric_arrays_keep_their_dtype(self, dtype: str) -> None:
         found = sent(calls.infer("m", {"x": np.ones((2, 3), dtype)[:, ::2]}, {})).inputs[0].array
         assert (found.dtype, found.shape) == (np.dtype(dtype), (2, 2))
 
     @pytest.mark.parametrize(
-        "value", [["text"], [[1], [1, 2]], np.ones(2, ">f4"), np.array(["2026-01-01"], "datetime64[D]"), [1j]]
+        "value", [[["text"]], [[1], [1, 2]], np.ones(2, ">f4"), np.array(["2026-01-01"], "datetime64[D]"), [1j]]
     )
     def test_unsupported_inputs_are_refused(self, value: Any) -> None:
         with pytest.raises(InvalidTensorError, match="'x'"):
