@@ -17,7 +17,6 @@ from firstline_core.clock import SYSTEM_CLOCK
 from firstline_core.errors import (
     InferenceError,
     InvalidTensorError,
-    NotAcceptableError,
     PayloadTooLargeError,
     RequestError,
 )
@@ -78,13 +77,6 @@ def sideways() -> bytes:
 )
 def test_callers_accept_pictures_by_name(accept: str, wants: bool) -> None:
     assert wants_picture({"accept": accept}) is wants
-
-
-def test_callers_of_other_pictures_are_refused() -> None:
-    with pytest.raises(
-        NotAcceptableError, match="Accept is 'image/png', which is not offered; accept image/jpeg or application/json"
-    ):
-        wants_picture({"accept": "image/png"})
 
 
 class Plane:
