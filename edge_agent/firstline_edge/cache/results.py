@@ -54,7 +54,7 @@ _SETTINGS = {
 # Another process may lock the database. Reads are on the event loop: they miss at once, and the writer waits longer.
 _READ_TIMEOUT_S, _WRITE_TIMEOUT_S = 0.01, 1.0
 # Number of results that share a commit, and seconds after which the next result starts a commit with those that wait.
-# A result of its own would write seven pages, so sharing spares flash memory.
+# A commit of one result writes seven pages, so shared commits spare flash memory.
 _GROUP_PUTS, _GROUP_S = 64, 60.0
 _WAITING_LIMIT = 1024  # while the disk is slow
 _OUTDATED_LIMIT = 16_384
