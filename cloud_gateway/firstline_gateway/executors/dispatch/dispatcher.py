@@ -19,8 +19,8 @@ An attempt (`BatchAttempt`) is some requests of a batch on one executor. `Member
 
 Only an answered attempt counts for the health of its executor, and only a failed one against it (`count_failure`). The
 forecast learns from answered attempts, and from those that are cut off after their expected time. An attempt that is
-cut off in a thread keeps its slot until the thread ends. A batch that is answered on the event loop makes no attempt:
-`Member.answered_on_loop` counts it.
+cut off in a thread keeps its slot until the thread ends. An attempt that becomes unclear after the end of its batch is
+refused at once. A batch that is answered on the event loop makes no attempt: `Member.answered_on_loop` counts it.
 
 A batch (`BatchRun`) starts its first attempt in `begin`. Four events move it until `BatchRun.ended` is done:
 

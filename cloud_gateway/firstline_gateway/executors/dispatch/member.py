@@ -7,6 +7,12 @@ times as long. It is one number for all sizes, so that one batch of any size sho
 The rest of an error belongs to the size: the profile's machine may have gained less by batches than this one does.
 Each size learns it as from a sample in which the earlier knowledge counts as a few batches. So it outweighs a wrong
 profile, while a slow moment, which all sizes share and which ends, changes little.
+
+    Forecast                    the times of one model's batches on the executor, learned from those that ended
+    BatchAttempt                some requests of a batch on the executor, from `Member.begin` until it frees its slot
+    Health                      the executor's failures with one model: ejection, and when the next probe is due
+    ProbeBudget, HedgeBudget    the limits of probes and of repeats because of lateness
+    Member                      the executor: joins all of the above, and answers "when would this batch complete?"
 """
 
 from __future__ import annotations
@@ -61,6 +67,13 @@ OpensMember = Callable[..., "Member"]
 class Forecast:
     """The times of one model's batches on one executor.
 
+    Example: a profile says 0.1 s for 1 row and 0.4 s for 8 rows. It counts as 8 batches of each size. A batch of 1 row
+    takes 0.1 s as expected; the next one, which starts at once, takes 0.2 s. It is the tenth of its size, so a tenth of
+    its error belongs to the size: 1 row now usually takes 0.107 s. The rest belongs to the pace, in which the newest
+    batch has a weight of at least 0.2: it becomes 1.17. The next batches are expected to take 0.126 s (1 row) and
+    0.469 s (8 rows). If the slow batch ends 10 s after the one before, that one counts for little, and the pace becomes
+    1.84.
+
     Args:
         seconds: measured seconds of batches, by rows; empty if none was measured.
         batch: see `BatchTimes`.
@@ -101,6 +114,7 @@ class Forecast:
             self._usual.observe(batch.rows, took_s * share / batch.pace, now_s)
             self._learned_s = now_s
         else:
+            # In logarithms: the pace by this batch alone, and the part of the difference that belongs to its size.
             found = math.log(max(took_s, 1e-6) / max(expected_s, 1e-6)) + math.log(batch.pace)
             self._seen[size] = min(_MOST, self._seen[size] + 1)
             over = max(-math.log(_MOST_SLOWER), min(math.log(_MOST_SLOWER), found - self._log_pace)) / self._seen[size]
@@ -116,6 +130,7 @@ class Forecast:
                 self._learn_pace(least, now_s)
 
     def _learn_pace(self, log_pace: float, now_s: float) -> None:
+        """Moves the pace towards that of the newest batch; the older the last one is, the further."""
         earlier = (1 - _NEWEST) * 0.5 ** (max(0.0, now_s - self._learned_s) / _HALF_LIFE_S)
         newest = min(log_pace, self._log_pace + math.log(_MOST_SLOWER))
         self._log_pace = earlier * self._log_pace + (1 - earlier) * newest
@@ -447,7 +462,7 @@ class Member:
         seconds = self.seconds(key, size)
         return self.side_by_side * size / seconds if seconds else 0.0
 
-    def free_for_s(self, now_s: float) -> list[float]:
+    def until_free_s(self, now_s: float) -> list[float]:
         """Returns the seconds until each of its slots is free, the least first."""
         return free_s([each.left_s(now_s) for each in self.running], self.side_by_side)
 
@@ -459,7 +474,7 @@ class Member:
             run_s *= 1 + len(self.running)
         return Candidate(
             executor=self,
-            wait_s=self.free_for_s(now_s)[0] + reserved_s,
+            wait_s=self.until_free_s(now_s)[0] + reserved_s,
             run_s=run_s,
             under_way=len(self.running),
             trusted=placed.health.trusted,
@@ -473,7 +488,7 @@ class Member:
         """Records that a batch starts."""
         placed = self.models[key]
         run_s, pace = placed.forecast.seconds(rows), placed.forecast.pace
-        attempt = BatchAttempt(self, key, rows, self.free_for_s(now_s)[0], run_s, pace, now_s, positions, is_probe)
+        attempt = BatchAttempt(self, key, rows, self.until_free_s(now_s)[0], run_s, pace, now_s, positions, is_probe)
         placed.health.used(now_s)
         self.running.append(attempt)
         return attempt

@@ -150,9 +150,11 @@ class Placement(Struct, frozen=True):
     idle: Placement | None = None
 
     def seconds(self, rows: int) -> float:
+        """Returns the expected seconds of a batch on the executor; 0 if nothing is known."""
         return self.member.seconds(self.key, rows) or 0.0
 
     def worthwhile_rows(self, max_rows: int) -> int:
+        """Returns the most rows of the batch, but at most `max_rows`."""
         return min(max_rows, self.most_rows)
 
 
@@ -232,7 +234,7 @@ class ExecutorSnapshot:
         largest_rows, all_rows_per_s = largest[best], 0.0
         for each in largest:
             if each is best or each.takes_now(key):
-                free = each.free_for_s(self._now_s)
+                free = each.until_free_s(self._now_s)
                 all_rows_per_s += each.rows_per_s(key, rows) * free.count(0.0) / len(free)
         mine_per_s = best.rows_per_s(key, rows) / best.side_by_side
         even = max(least, math.ceil(rows * mine_per_s / all_rows_per_s - 1e-9)) if all_rows_per_s else largest_rows
@@ -308,7 +310,7 @@ class ExecutorSnapshot:
         for member in members:
             times = Placement(member, key, member.worthwhile_rows(key, _ANY_ROWS))
             reserved_s = self._reserved_s.get(member, 0.0)
-            lanes += [Lane(wait_s + reserved_s, times) for wait_s in member.free_for_s(self._now_s)]
+            lanes += [Lane(wait_s + reserved_s, times) for wait_s in member.until_free_s(self._now_s)]
         return CompletionForecast(lanes or [Lane(0.0, BatchTimes())], max_rows)
 
     def alone_s(self, key: ModelKey, rows: int) -> float | None:

@@ -111,10 +111,10 @@ def _first(
 
 def _filled(first: PendingRequest, fitting: Sequence[PendingRequest], room: _Room) -> list[PendingRequest]:
     """Returns the largest batch of the first request and of those that follow which makes no request late."""
-    times, most = room.times, room.times.worthwhile_rows(room.max_rows)
+    times, worthwhile_rows = room.times, room.times.worthwhile_rows(room.max_rows)
     batch, rows = [first], first.rows
     for item in fitting:
-        if rows + item.rows > most:
+        if rows + item.rows > worthwhile_rows:
             break
         batch.append(item)
         rows += item.rows

@@ -93,6 +93,16 @@ def observe(forecast: Forecast, rows: int, took_s: float, now_s: float, wait_s: 
     forecast.observe(BatchAttempt(member, key, rows, wait_s, run_s, forecast.pace, now_s - took_s), now_s)
 
 
+@pytest.mark.parametrize(("pause_s", "pace"), [(0.2, 1.17), (10.0, 1.84)])
+def test_a_slow_batch_changes_the_forecast_as_documented(pause_s: float, pace: float) -> None:
+    forecast = Forecast({1: 0.1, 8: 0.4})
+    observe(forecast, 1, 0.1, 100.0)
+    observe(forecast, 1, 0.2, 100.0 + pause_s)
+    assert forecast.pace == pytest.approx(pace, abs=0.005)
+    assert forecast.seconds(1) == pytest.approx(0.107 * forecast.pace, abs=0.001)
+    assert forecast.seconds(8) == pytest.approx(0.4 * forecast.pace)
+
+
 def test_observed_times_outweigh_a_profile_per_size() -> None:
     """The machine of the profile gains by batches, this one does not: it takes twice as long for large ones."""
     forecast, now_s = Forecast({1: 0.01, 8: 0.04}), 0.0
