@@ -85,6 +85,10 @@ class _Source:
 class AuditRate:
     """Decides with which probability the next answer is drawn: by past traffic, source and budget, not by the answer.
 
+    `audit.per_hour`, `audit.bytes_per_hour` and `audit.max_share` limit it; a burst of one source lowers it for all
+    sources. It is 0 while the sender has no room, for a source whose latest audit is less than a pause ago, and for
+    further sources beyond 1,024.
+
     Args:
         settings: the limits of audits.
         clock: for the budget.
@@ -187,6 +191,10 @@ def _allowance_of(settings: AuditSection) -> Allowance:
 
 class Auditor:
     """Draws answers at random, and gives them to the sender.
+
+    It draws no answer to a `local_only` request, and none that was not decided by its score (`_BY_SCORE`). A model
+    without a certificate on which the policy relies (`certifies`) is audited only for a rollout. While a budget has a
+    price (`Spending.ample`), it draws only answers that test a promise, and so none at a raised threshold.
 
     Args:
         sender: asks the full model.
