@@ -73,7 +73,7 @@ def read_audio(given: AudioFile) -> object:
     before_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     try:
         processing = AudioProcessing(given.steps, _LIMITS)
-        costs = processing.checked_costs(tensor)
+        costs = processing.check_and_measure(tensor)
         cost = DecodingCost((costs,))
         assert cost.memory_bytes <= _LIMITS.memory_bytes, "over the limit of memory"
         samples = processing.run(tensor, costs)

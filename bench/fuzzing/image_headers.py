@@ -53,7 +53,7 @@ def read_image(given: ImageFile) -> object:
     """
     tensor = Tensor("image", object_array([given.content]))
     whole = ImageProcessing(given.step, (), _LIMITS)
-    costs = whole.checked_costs(tensor)
+    costs = whole.check_and_measure(tensor)
     cost = DecodingCost((costs,))
     assert cost.pixels <= _LIMITS.pixels, "over the limit of pixels"
     assert cost.memory_bytes <= _LIMITS.memory_bytes, "over the limit of memory"

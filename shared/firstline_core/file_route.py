@@ -148,7 +148,7 @@ class FileRoute:
         scale = SIDE_LIMIT / max(width, height)
         smaller = (Resize(max(1, round(width * scale)), max(1, round(height * scale))),) if scale < 1 else ()
         processing = ImageProcessing(Decode("RGB"), smaller, self._limits, _BYTES_PER_PIXEL)
-        return PendingPicture(image, processing, processing.checked_costs(image))
+        return PendingPicture(image, processing, processing.check_and_measure(image))
 
     async def _picture(
         self, sketch: PendingPicture, request: InferRequest, response: InferResponse, query: Mapping[str, str]

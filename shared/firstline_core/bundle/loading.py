@@ -214,7 +214,7 @@ class LoadedModel:
             InvalidTensorError, PayloadTooLargeError: see `prepare`, as far as the headers tell.
         """
         files = [
-            each.pre.decoder.checked_costs(each.check(inputs))
+            each.pre.decoder.check_and_measure(each.check(inputs))
             for each in self._decoders
             if each.pre.decoder is not None
         ]

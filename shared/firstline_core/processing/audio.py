@@ -70,8 +70,8 @@ class AudioProcessing:
         self._windows = next((step for step in steps if isinstance(step, Windows)), None)
         self._limits = limits
 
-    def checked_costs(self, tensor: Tensor) -> tuple[MeasuredClip, ...]:
-        """Returns what each clip of a request costs, from its header.
+    def check_and_measure(self, tensor: Tensor) -> tuple[MeasuredClip, ...]:
+        """Checks the clips of a request against the limits, and returns what each costs; reads only their headers.
 
         Raises:
             InvalidTensorError: not a clip that can be decoded, as far as its header says.
@@ -102,13 +102,13 @@ class AudioProcessing:
 
         Args:
             tensor: encoded clips.
-            costs: from `checked_costs`, of this tensor; None to read the headers now.
+            costs: from `check_and_measure`, of this tensor; None to read the headers now.
 
         Raises:
             InvalidTensorError: a row that is not a clip, or of another length than the others.
-            PayloadTooLargeError: see `checked_costs`.
+            PayloadTooLargeError: see `check_and_measure`.
         """
-        costs = self.checked_costs(tensor) if costs is None else costs
+        costs = self.check_and_measure(tensor) if costs is None else costs
         done: list[Array] = []
         for row, (element, clip) in enumerate(zip(tensor.array, costs, strict=True)):
             where = f"Row {row} of input '{tensor.name}'"

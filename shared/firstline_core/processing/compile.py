@@ -98,7 +98,7 @@ class Preprocess(NamedTuple):
 
         Args:
             tensor: a checked bundle input.
-            costs: from `decoder.checked_costs`, of this tensor; None to read the headers now.
+            costs: from `decoder.check_and_measure`, of this tensor; None to read the headers now.
             needs: names of the side arrays, that it `gives`: `GEOMETRY`, `STANDARDIZATION` and `OBSERVED`.
             shared: with the other inputs of the model, of this request.
 
@@ -107,7 +107,7 @@ class Preprocess(NamedTuple):
         """
         array, side = tensor.array, dict[str, Array]()
         if (decoder := self.images or self.audio) is not None:
-            measured: Sequence[Any] = decoder.checked_costs(tensor) if costs is None else costs
+            measured: Sequence[Any] = decoder.check_and_measure(tensor) if costs is None else costs
             array = decoder.run(tensor, measured)
             if self.images is not None and GEOMETRY in needs:
                 side[GEOMETRY] = self.images.geometry(tensor, measured)

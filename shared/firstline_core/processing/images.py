@@ -96,8 +96,10 @@ class ImageProcessing:
         self._limits = limits
         self._later_bytes = later_bytes
 
-    def checked_costs(self, tensor: Tensor) -> tuple[image_header.MeasuredImage, ...]:
-        """Returns what each image of a request costs, from its header; () for pixels that need no step.
+    def check_and_measure(self, tensor: Tensor) -> tuple[image_header.MeasuredImage, ...]:
+        """Checks the images of a request against the limits, and returns what each costs; reads only their headers.
+
+        Returns () for pixels that need no step.
 
         Raises:
             InvalidTensorError: an image that cannot be decoded, as far as its header says.
@@ -130,13 +132,13 @@ class ImageProcessing:
 
         Args:
             tensor: images, or pixels.
-            costs: from `checked_costs`, of this tensor; None to read the headers now.
+            costs: from `check_and_measure`, of this tensor; None to read the headers now.
 
         Raises:
             InvalidTensorError: a row that is not an image, or of another size than the others.
-            PayloadTooLargeError: see `checked_costs`.
+            PayloadTooLargeError: see `check_and_measure`.
         """
-        images = self.checked_costs(tensor) if costs is None else costs
+        images = self.check_and_measure(tensor) if costs is None else costs
         if not tensor.array.dtype.hasobject and self._passes(tensor.array):
             return tensor.array
         done: list[Pixels] = []
@@ -158,7 +160,7 @@ class ImageProcessing:
 
         Args:
             tensor: images, or pixels.
-            costs: from `checked_costs`, of this tensor.
+            costs: from `check_and_measure`, of this tensor.
         """
         if costs:
             return geometry([image.header.upright_size for image in costs], self._steps)

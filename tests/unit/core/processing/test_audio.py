@@ -177,22 +177,22 @@ def test_memory_and_the_clips_of_a_request_are_limited() -> None:
     with pytest.raises(PayloadTooLargeError, match=r"decoding\.memory_limit_bytes"):
         run(*START, of=minute, limits=DecodingLimits(memory_bytes=1 << 20))
     with pytest.raises(PayloadTooLargeError, match="more than 60000000 samples or 4096 windows by row 125"):
-        compiled(*START).audio.checked_costs(clips(*[minute] * 200))
+        compiled(*START).audio.check_and_measure(clips(*[minute] * 200))
     with pytest.raises(PayloadTooLargeError, match="by row 0"):
-        compiled(*START, Windows(4, 1)).audio.checked_costs(clips(minute))
+        compiled(*START, Windows(4, 1)).audio.check_and_measure(clips(minute))
 
 
 def test_silence_after_short_clips_counts_as_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     prepared = compiled(*START, Windows(8, 8))
     long, short = clip(np.zeros(8 * 1000)), clip([0.5])
     tensor = clips(long, *[short] * 3)
-    costs = prepared.audio.checked_costs(tensor)
+    costs = prepared.audio.check_and_measure(tensor)
     assert DecodingCost((costs,)).memory_bytes >= prepared.audio.run(tensor, costs).nbytes == 4 * 1000 * 8 * 4
     with pytest.raises(PayloadTooLargeError, match="4096 windows by row 4"):
-        prepared.audio.checked_costs(clips(*[short] * 4, long))
+        prepared.audio.check_and_measure(clips(*[short] * 4, long))
     monkeypatch.setattr(audio, "TOTAL_SAMPLES_LIMIT", 4 * 8000 - 1)
     with pytest.raises(PayloadTooLargeError, match="samples or 4096 windows by row 3"):
-        prepared.audio.checked_costs(tensor)
+        prepared.audio.check_and_measure(tensor)
 
 
 @pytest.mark.parametrize("at", [12, -1], ids=["before", "after"])

@@ -57,7 +57,7 @@ def test_the_picture_is_where_geometry_says(letterbox: str, width: int, height: 
     step = Resize(64, 64, letterbox=letterbox, pad=114)  # type: ignore[arg-type]
     processing = ImageProcessing(Decode(), (step,))
     tensor = images(encode(np.full((height, width, 3), 255, np.uint8)))
-    costs = processing.checked_costs(tensor)
+    costs = processing.check_and_measure(tensor)
     pixels = processing.run(tensor, costs)[0, :, :, 0]
     assert set(np.unique(pixels)) <= {114, 255}
     rows, columns = np.nonzero(pixels == 255)
@@ -69,10 +69,10 @@ def test_the_picture_is_where_geometry_says(letterbox: str, width: int, height: 
 def test_geometry_refers_to_the_upright_image() -> None:
     tensor = images(turned(np.zeros((20, 40, 3), np.uint8)))
     processing = ImageProcessing(Decode(), (Resize(10, 10),))
-    assert processing.geometry(tensor, processing.checked_costs(tensor)).tolist() == [[20, 40, 0.5, 0.25, 0, 0]]
+    assert processing.geometry(tensor, processing.check_and_measure(tensor)).tolist() == [[20, 40, 0.5, 0.25, 0, 0]]
 
 
 def test_pixels_that_need_no_step_have_a_geometry() -> None:
     processing = ImageProcessing(Decode(), ())
     tensor = Tensor("image", np.zeros((2, 4, 6, 3), np.uint8))
-    assert processing.geometry(tensor, processing.checked_costs(tensor)).tolist() == [[6, 4, 1, 1, 0, 0]] * 2
+    assert processing.geometry(tensor, processing.check_and_measure(tensor)).tolist() == [[6, 4, 1, 1, 0, 0]] * 2

@@ -89,7 +89,7 @@ def test_images_of_common_encoders_are_decoded(options: dict[str, object]) -> No
 
 
 def test_the_cost_counts_the_bytes_of_the_file() -> None:
-    cost = DecodingCost((ImageProcessing(Decode(), ()).checked_costs(images(PNG, JPEG)),))
+    cost = DecodingCost((ImageProcessing(Decode(), ()).check_and_measure(images(PNG, JPEG)),))
     assert cost.encoded_bytes == len(PNG) + len(JPEG)
 
 
@@ -200,12 +200,12 @@ def test_wide_greyscale_with_alpha_is_checked_like_that_without() -> None:
 )
 def test_declared_sizes_over_a_limit_are_refused(content: bytes, message: str) -> None:
     with pytest.raises(PayloadTooLargeError, match=message):
-        ImageProcessing(Decode(), (Resize(224, 224),)).checked_costs(images(content))
+        ImageProcessing(Decode(), (Resize(224, 224),)).check_and_measure(images(content))
 
 
 def test_the_largest_photo_within_the_limits_costs_as_much_as_allowed() -> None:
     content = JPEG[: JPEG.index(b"\xff\xc0")] + segment(0xC0, struct.pack(">BHHB", 8, 8000, 8000, 3) + bytes(9))
-    cost = DecodingCost((ImageProcessing(Decode(), (Resize(224, 224),)).checked_costs(images(content)),))
+    cost = DecodingCost((ImageProcessing(Decode(), (Resize(224, 224),)).check_and_measure(images(content)),))
     assert cost.pixels == 64_000_000
     assert 256_000_000 < cost.memory_bytes <= 256 << 20
 
@@ -213,17 +213,17 @@ def test_the_largest_photo_within_the_limits_costs_as_much_as_allowed() -> None:
 def test_a_larger_limit_of_one_image_replaces_that_of_all_rows() -> None:
     larger, fewer = (ImageProcessing(Decode("L"), (Resize(8, 8),), DecodingLimits(most)) for most in (10**9, 10**8))
     content = png(16_000, 12_500)
-    assert DecodingCost((larger.checked_costs(images(content)),)).pixels == 200_000_000
+    assert DecodingCost((larger.check_and_measure(images(content)),)).pixels == 200_000_000
     with pytest.raises(PayloadTooLargeError, match="at most 100000000 are decoded"):
-        fewer.checked_costs(images(content))
+        fewer.check_and_measure(images(content))
     with pytest.raises(PayloadTooLargeError, match="more than 160000000 pixels by row 1"):
-        fewer.checked_costs(images(png(9000, 9000), png(9000, 9000)))
+        fewer.check_and_measure(images(png(9000, 9000), png(9000, 9000)))
 
 
 def test_headers_that_were_read_are_not_read_again() -> None:
     processing = ImageProcessing(Decode(), ())
     tensor = images(PNG, JPEG, PNG)
-    costs = processing.checked_costs(tensor)
+    costs = processing.check_and_measure(tensor)
     np.testing.assert_array_equal(processing.run(tensor, costs), processing.run(tensor))
     turned = costs[0]._replace(header=replace(costs[0].header, orientation=3))
     found = processing.run(images(PNG, JPEG), (turned, costs[1]))
@@ -231,7 +231,7 @@ def test_headers_that_were_read_are_not_read_again() -> None:
 
 
 def test_rows_that_are_done_count_while_others_are_processed() -> None:
-    costs = ImageProcessing(Decode("L"), (Resize(100, 100),), later_bytes=8).checked_costs(images(PNG, JPEG, PNG))
+    costs = ImageProcessing(Decode("L"), (Resize(100, 100),), later_bytes=8).check_and_measure(images(PNG, JPEG, PNG))
     cost, largest = DecodingCost((costs,)), max(image.working_bytes for image in costs)
     assert cost.memory_bytes == largest + 3 * 10 * 100 * 100
     assert cost.take([2]).memory_bytes == costs[2].working_bytes

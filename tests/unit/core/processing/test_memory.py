@@ -120,7 +120,7 @@ def test_steps_on_numbers_hold_what_is_counted(steps: tuple[PreStep, ...], shape
 def test_steps_of_audio_hold_what_is_counted(steps: tuple[PreStep, ...], rows: int) -> None:
     of = clips(*[clip(RNG.uniform(-0.5, 0.5, (30_000, 2)), rate_hz=16_000) for _ in range(rows)])
     prepared = compiled(steps, AUDIO)
-    costs = prepared.audio.checked_costs(of)
+    costs = prepared.audio.check_and_measure(of)
     cost, measured = DecodingCost((costs,)), peak_bytes(lambda: prepared.run(of, costs))
     assert measured <= cost.memory_bytes + 40_000
     assert cost.memory_bytes <= 6 * measured
