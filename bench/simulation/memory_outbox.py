@@ -48,7 +48,7 @@ class MemoryOutbox:
             for request_id, item in self._items.items()
             if request_id not in skip_ids
             and (item.request.model, item.request.version) not in skip_models
-            and not (skip_reached_gateway and item.reached_gateway)
+            and not (skip_reached_gateway and item.may_have_reached_gateway)
         )
         return list(islice(found, limit))
 

@@ -37,8 +37,8 @@ from firstline_edge.state import is_refusal
 
 log = logger(__name__)
 
-# `reached_gateway` is 0 for promises whose request the gateway never received. No seal covers the times: damage to them
-# shows in an index.
+# `reached_gateway` is 0 for promises whose request the gateway certainly never received, and 1 if it may have. No seal
+# covers the times: damage to them shows in an index.
 _SCHEMA = """
     CREATE TABLE items (
         sequence INTEGER PRIMARY KEY AUTOINCREMENT,

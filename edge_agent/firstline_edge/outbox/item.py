@@ -62,7 +62,7 @@ class OutboxItem:
     created_wall_s: float
 
     @property
-    def reached_gateway(self) -> bool:
+    def may_have_reached_gateway(self) -> bool:
         """Whether the gateway may have received the request before: an attempt ended otherwise than by the link."""
         answer = self.provisional.answer
         return answer is not None and any(
@@ -110,7 +110,7 @@ def pack(item: OutboxItem, seal: Seal) -> StoredItem:
         *(request_id, principal, model, version, rows),
         seal.close(request, _about(_REQUEST, request_id, principal, model, version, rows)),
         seal.close(pack_response(item.provisional), _about(PROVISIONAL, request_id, principal)),
-        item.reached_gateway,
+        item.may_have_reached_gateway,
     )
 
 

@@ -265,7 +265,7 @@ class Outbox:
             limit: of promises.
             skip_ids: ids to skip.
             skip_models: names and versions to skip.
-            skip_reached_gateway: whether to skip promises whose request the gateway received before.
+            skip_reached_gateway: whether to skip promises whose request the gateway may have received before.
 
         Raises:
             CapacityError: the disk refuses.

@@ -149,7 +149,7 @@ class RetryQueue:
         request_id = item.request.request_id
         if request_id in self._items.waiting() or self._is_early(item):  # it may have failed since it was read
             return False
-        again = item.reached_gateway or request_id in self._items.failing()
+        again = item.may_have_reached_gateway or request_id in self._items.failing()
         return not again or self._retries.may_retry()
 
     def is_failing(self, model: Model) -> bool:
@@ -181,7 +181,7 @@ class RetryQueue:
     def _is_early(self, item: OutboxItem) -> bool:
         """Whether the gateway may still be working on the request of this promise."""
         request_id, answer = item.request.request_id, item.provisional.answer
-        late = answer is not None and answer.reason is Reason.DEADLINE and item.reached_gateway
+        late = answer is not None and answer.reason is Reason.DEADLINE and item.may_have_reached_gateway
         if not late or request_id in self._items:
             return False
         wait_s = self._rng.uniform(0, _LATE_S) - self._outbox.age_s(item)
