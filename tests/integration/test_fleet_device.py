@@ -138,6 +138,17 @@ async def test_a_braked_device_answers_alone_also_without_the_gateway(fleet: Fle
         await brake_is(False, agent)
 
 
+async def test_status_says_that_no_report_arrives(tmp_path: Path) -> None:
+    settings = edge_settings(tmp_path, links=[{"kind": "http", "url": "http://127.0.0.1:9"}], fleet__enabled=True)
+    async with EdgeAgent(settings) as agent:
+        await until(
+            lambda: any(
+                line.startswith("problem fleet: no report reaches the gateway. ")
+                for line in describe("http://device", agent.operations.status())
+            )
+        )
+
+
 @pytest.mark.mosquitto
 @pytest.mark.parametrize("broker", ["mqtt"], indirect=True)
 async def test_a_device_with_only_mqtt_reports_the_missing_link(fleet: Fleet) -> None:

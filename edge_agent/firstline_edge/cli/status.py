@@ -63,11 +63,7 @@ def describe(url: str, status: dict[str, Any]) -> list[str]:
     lines += [_link_line(name, link) for name, link in status["links"].items()]
     if not status["links"]:
         lines.append("link    none configured")
-    fleet = status.get("fleet") or {}
-    if (configuration := fleet.get("configuration")) is not None:
-        lines.append(f"fleet   configuration {configuration['name']} version {configuration['version']}")
-    if (brake := fleet.get("brake")) is not None:
-        lines.append(_brake_line(brake))
+    lines += _fleet_lines(status.get("fleet") or {})
     if (policy := status.get("policy", "certified")) != "certified":
         lines.append(f"policy  {policy}")
     lines += [_budget_line(budget) for budget in status.get("budgets", ())]
@@ -77,12 +73,19 @@ def describe(url: str, status: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _brake_line(brake: dict[str, Any]) -> str:
-    until = f" until {time_text(brake['until_s'])}" if brake["until_s"] else ""
-    return (
-        f"fleet   braked{until}: {brake['used']} of {brake['escalations_per_hour']:g} escalations of this hour used; "
-        f"{brake['reason'] or 'no reason was given'}"
-    )
+def _fleet_lines(fleet: dict[str, Any]) -> list[str]:
+    lines = []
+    if (configuration := fleet.get("configuration")) is not None:
+        lines.append(f"fleet   configuration {configuration['name']} version {configuration['version']}")
+    if (brake := fleet.get("brake")) is not None:
+        until = f" until {time_text(brake['until_s'])}" if brake["until_s"] else ""
+        lines.append(
+            f"fleet   braked{until}: {brake['used']} of {brake['escalations_per_hour']:g} escalations of this hour "
+            f"used; {brake['reason'] or 'no reason was given'}"
+        )
+    if fleet.get("problem"):
+        lines.append(f"problem fleet: no report reaches the gateway. {fleet['problem']}")
+    return lines
 
 
 def _budget_line(budget: dict[str, Any]) -> str:
