@@ -25,12 +25,13 @@ if TYPE_CHECKING:
 
     from firstline.fleet import wording
     from firstline.fleet.rollouts import Rollouts
-    from firstline_core.fleet.rollout import Look, Plan, RolloutSummary
+    from firstline_core.fleet.rollout import Look, Plan, RolloutDevice, RolloutSummary
     from firstline_core.storage.files import read_text
 
 EXIT_ENDED_OTHERWISE = 1
 EXIT_NEEDS_DECISION = 3
 _POLL_S = 2.0
+_FAILED_SHOWN = 20
 _LIVE = ("running", "rolling_back")
 _FILE_BYTES = 256 * 1024
 _DURATIONS_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
@@ -216,10 +217,14 @@ def watch(rollout: IdArgument, gateway: GatewayOptions) -> Report:
 
 def _report(rollouts: Rollouts, summary: RolloutSummary, exit_code: int = 0) -> Report:
     looks = rollouts.looks(summary.id)
-    return Report({"rollout": summary, "looks": looks}, _rollout_text(summary, looks), exit_code)
+    failed = rollouts.devices(summary.id, "failed", _FAILED_SHOWN) if summary.devices.get("failed") else ()
+    value = {"rollout": summary, "looks": looks, "failed": failed}
+    return Report(value, _rollout_text(summary, looks, failed), exit_code)
 
 
-def _rollout_text(rollout: RolloutSummary, looks: Sequence[Look]) -> Iterator[str | Table]:
+def _rollout_text(
+    rollout: RolloutSummary, looks: Sequence[Look], failed: Sequence[RolloutDevice]
+) -> Iterator[str | Table]:
     yield f"{_subject(rollout)} {rollout.version}: {rollout.state}\n{rollout.sentence}\n{_counts(rollout)}"
     for command_name, sentence in rollout.consequences.items():
         yield f"{command_name}: {sentence}"
@@ -229,6 +234,10 @@ def _rollout_text(rollout: RolloutSummary, looks: Sequence[Look]) -> Iterator[st
             for look in looks
         )
         yield table(">stage", ">look", "when", "verdict", "rule", "why", rows=rows)
+    if failed:
+        yield table("failed", "why", rows=((one.device, one.reason) for one in failed))
+    if (more := rollout.devices.get("failed", 0) - len(failed)) > 0:
+        yield f"and {counted(more, 'more device')}"
 
 
 def _watched(rollouts: Rollouts, rollout: RolloutSummary) -> RolloutSummary:

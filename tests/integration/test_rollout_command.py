@@ -97,6 +97,18 @@ async def test_rollout_from_plan_to_rollback(site: FleetSite) -> None:
     assert "cannot pause" in refused.output, refused.output
 
 
+async def test_failed_devices_are_named_with_the_reason(site: FleetSite) -> None:
+    await site.device_says("cam", 1)
+    started = await site("rollout", "create", "digits", "2", "--file", definition(site.folder), *OPTIONS)
+    rollout = started.stdout.strip()
+    await site.gateway.rollout_driver.drive()
+    refused = Update("digits", 2, UpdateState.REJECTED, reason="self_test_failed", rollout=rollout)
+    await site.device_says("cam", 1, refused)
+    await site.gateway.rollout_driver.drive()
+    shown = await site("rollout", "get", rollout)
+    assert ["cam", "self_test_failed"] in [line.split() for line in shown.stdout.splitlines()], shown.output
+
+
 async def test_rollout_without_devices_gives_a_warning(site: FleetSite) -> None:
     await site.device_says("cam", 1)
     options = ("--file", definition(site.folder), *OPTIONS, "--selector", "site=atlantis")
