@@ -198,7 +198,7 @@ class RateSettings:
     Args:
         begin_per_s: initial rate, in deliveries per second; a fleet that has just returned sends at this rate together.
         least_per_s: minimum rate, however many deliveries are refused.
-        burst: deliveries that may go at once at the start: so few cause no thundering herd.
+        burst: deliveries that may go at once at the start; few enough to cause no thundering herd.
         target_s: accepted delay of an answer beyond the shortest seen time; at least that shortest time is accepted.
         gain: relative increase of the rate for an answer without delay; less for a later answer.
         slowest: least factor for a late answer.
