@@ -139,13 +139,13 @@ def kills(effort: Effort, seed: int) -> list[Figure]:
         Figure("corrected, and not on the gateway's record", seen.unrecorded, "", "0", not seen.unrecorded),
         Figure("deliveries or corrections with more than one effect", seen.repeated, "", "0", not seen.repeated),
     ]
-    found.append(Figure("errors and tracebacks in the logs of all lives", seen.alarms, "", "0", not seen.alarms))
+    found.append(Figure("errors and tracebacks in the logs of all processes", seen.alarms, "", "0", not seen.alarms))
     if seen.announced:
         again = sum(seen.announced.values()) - len(seen.announced)
         found += [
             Figure("corrections announced over MQTT", len(seen.announced), ""),
-            Figure("of these, announced again after a kill, alike", again, ""),
-            Figure("announced again, and not alike", seen.unlike, "", "0", not seen.unlike),
+            Figure("of these, announced again after a kill with the same answer", again, ""),
+            Figure("announced again with another answer", seen.unlike, "", "0", not seen.unlike),
         ]
     return found
 
