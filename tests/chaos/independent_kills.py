@@ -286,7 +286,7 @@ class Campaign:
         self._failures: list[BaseException] = []
 
     def run(self, kills: int) -> Report:
-        """Kills so many processes, and counts what became of the requests."""
+        """Kills `kills` processes, and counts what became of the requests."""
         began_s = time.monotonic()
         try:
             for victim in self._victims:

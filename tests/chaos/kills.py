@@ -84,7 +84,7 @@ class Campaign:
 async def campaign(
     kills: int, seed: int, *, mqtt: bool = True, tell: Callable[[Campaign], None] = lambda seen: None
 ) -> Campaign:
-    """Kills so many processes, half of them agents, one house after the other."""
+    """Kills `kills` processes, half of them agents, one house after the other."""
     seen = Campaign(seed)
     began_s = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="firstline-kills-", ignore_cleanup_errors=True) as folder:

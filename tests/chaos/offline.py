@@ -57,14 +57,14 @@ class Hour:
 
 
 class _LongBook(Book):
-    """Counts what the file holds at the end, and not after each of so many commits."""
+    """Counts what the file holds at the end, and not after each commit."""
 
     def committed(self, connection: object) -> None:
         pass
 
 
 def hour_offline(requests: int, seed: int, tell: Callable[[float], None] = lambda share: None) -> Hour:
-    """So many requests without a link, then one that works. Raises `Violation` where anything is lost."""
+    """Sends `requests` requests without a link, then has one that works. Raises `Violation` if anything is lost."""
     with tempfile.TemporaryDirectory(prefix="firstline-offline-") as folder, quiet():
         return simulate(_hour(requests, seed, Path(folder), tell))
 

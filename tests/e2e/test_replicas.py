@@ -176,7 +176,7 @@ class Load:
         self._tasks = [asyncio.create_task(each) for each in [*asking, *near, self._hand_in()]]
 
     async def more(self, answers: int, promises: int) -> None:
-        """Waits for so many more answers, and promises of each device."""
+        """Waits for `answers` more answers, and `promises` promises of each device."""
         wanted = len(self.answers) + answers
         least = {device: len(made) + promises for device, made in self.promises.items()}
         async with asyncio.timeout(60):
@@ -304,7 +304,7 @@ async def jobs_are_done(found: Site, jobs: list[str]) -> None:
     """Each is answered by whichever replica is asked, and those of the dead one are taken up by another."""
     assert jobs
     async with httpx.AsyncClient(base_url=found.balancer.url, headers=bearer(found.key), timeout=20) as client:
-        async with asyncio.timeout(30 + LEASE_S):  # what it had begun is left to it for so long
+        async with asyncio.timeout(30 + LEASE_S):  # until its lease ends, other replicas leave to it what it had begun
             for job in jobs:
                 while (reply := await client.get(job)).status_code == 202:  # noqa: ASYNC110 (another process)
                     await asyncio.sleep(0.1)

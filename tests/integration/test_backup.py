@@ -28,7 +28,7 @@ from firstline_gateway.app import open_gateway
 from firstline_gateway.settings.load import load
 
 LOAD = 8
-ALONE = 4  # promises without callers: so many are delivered at once when the gateway is back, more would be paced
+ALONE = 4  # promises without callers, all delivered at once when the gateway is back; more would be paced
 SOON = {"breaker.open_ms": 100, "breaker.open_max_ms": 500}
 TLS = """
 [api]

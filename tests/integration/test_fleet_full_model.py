@@ -374,7 +374,7 @@ def _json(definition: Definition) -> dict[str, object]:
 
 
 class Later(SystemClock):
-    """The monotonic clock of a gateway that has run for so much longer."""
+    """The monotonic clock of a gateway that has run for longer."""
 
     def __init__(self, ahead_s: float) -> None:
         self._ahead_s = ahead_s

@@ -183,7 +183,7 @@ async def test_caller_that_ignores_refusals_is_refused_unread(tmp_path: Path) ->
         calling(port, key=keys[0]) as flood,
         calling(port, key=keys[1]) as shop,
     ):
-        # All of its refusals that are read, and so many seconds of them: the test has no hurry.
+        # Its refusals that are read may be held for a minute: the test has no hurry.
         gateway.overload._queue_wait_s = lambda: 1e9
         with patch.object(gateway.overload, "_LONGEST_HOLD_S", 60.0):
             first = asyncio.ensure_future(flood("ModelInfer", digits_message()))

@@ -52,7 +52,7 @@ async def test_requests_in_flight_delay_the_prediction(tmp_path: Path) -> None:
         alone_s, alone_took_s = median_s(), await ask()
         sent = [asyncio.create_task(ask()) for _ in range(_DEPTH)]
         await asyncio.sleep(0)
-        behind_s = median_s()  # no request ever waited behind so many
+        behind_s = median_s()  # no request ever waited behind this many
         took_s = await ask()
         await asyncio.gather(*sent)
         await chain.close()

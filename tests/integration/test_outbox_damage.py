@@ -34,7 +34,7 @@ from firstline_edge.outbox.outbox import Outbox
 
 # A page holds a few small records, and parts of two that are larger than it.
 A_PAGE = 12
-# So many small records, or parts of larger ones, are in the log before SQLite moves it into the database.
+# Small records, or parts of larger ones, that the log holds before SQLite moves it into the database.
 IN_THE_LOG = 8
 
 

@@ -96,7 +96,7 @@ async def test_answers_do_not_depend_on_how_their_requests_arrive(tmp_path: Path
 
 
 async def answers(url: str, packets: Sequence[bytes], count: int) -> list[bytes]:
-    """Sends packets one after another on a new connection, and returns so many answers with their heads."""
+    """Sends packets one after another on a new connection, and returns `count` answers with their heads."""
     async with connected(url) as (reader, writer):
         for packet in packets:
             writer.write(packet)

@@ -91,7 +91,7 @@ class Fleet:
         await until(observed, 60)
 
     async def reported(self, *, audits: int) -> None:
-        """Asks each device until it has reported an answer, and so many audits of the version that it runs."""
+        """Asks each device until it has reported an answer, and `audits` audits of the version that it runs."""
         asked = Counter(dict.fromkeys(self.agents, 0))
 
         async def enough() -> bool:

@@ -168,7 +168,7 @@ def test_certificate_follows_from_the_calibration_scans(name: str, heldout: Data
         if part is calibration:
             assert (claimed["certified_on"], kept.mean()) == (len(kept), pytest.approx(claimed["kept"], abs=0.005))
             assert binom.cdf(differs.sum(), kept.sum(), routing["epsilon"]) <= routing["delta"]
-            # A risk of `risk_upper` would show so few errors with a probability of delta.
+            # A risk of `risk_upper` would show this few errors with a probability of delta.
             chance = binom.cdf(differs.sum(), kept.sum(), claimed["risk_upper"])
             assert chance == pytest.approx(routing["delta"], abs=0.01)
         else:

@@ -54,7 +54,7 @@ async def lived(folder: Path, bundles: list[Path], seed: int, patch: pytest.Monk
         device.breaks = {wanted.version} if bad else set()
         registry.cuts = rng.choice((0.0, 0.2))
         good |= {wanted.version}
-        # Before it is killed for the last time it never runs for longer than so many operations of the disk.
+        # Before it is killed for the last time it never runs for longer than this number of operations of the disk.
         for _ in range(rng.randint(0, 4)):
             with cut_after(rng.randint(0, 60), patch):
                 try:

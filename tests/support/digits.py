@@ -24,7 +24,7 @@ HELDOUT = DIGITS.parent / "heldout"
 
 @cache
 def scans(count: int) -> tuple[bytes, ...]:
-    """So many held-out scans, as PNG."""
+    """Returns `count` held-out scans, as PNG."""
     return tuple(open_dataset(HELDOUT, count).contents())
 
 

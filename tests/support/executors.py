@@ -116,7 +116,7 @@ class Site:
         return await run_earliest(self.dispatcher, key, inputs, [due_s] * len(inputs))
 
     async def go(self, seconds: float, clients: int = 2) -> list[float]:
-        """Clients that ask without a pause for so long; what each request took. Each has the right answer."""
+        """Has clients ask without a pause for `seconds`; returns what each request took. Checks each answer."""
         end_s, took_s = self.clock.monotonic_s() + seconds, []
 
         async def client(value: float) -> None:

@@ -11,7 +11,7 @@ from bench.support.onnx_models import float_graph
 
 
 def laborious(path: Path, classes: int = 2, *, rounds: int = 0, width: int = 256) -> Path:
-    """`probabilities = softmax(x)`, with x [n, classes], after so many products of `width` x `width`.
+    """`probabilities = softmax(x)`, with x [n, classes], after `rounds` products of `width` x `width`.
 
     They change nothing, and take some microseconds each.
     """

@@ -59,7 +59,7 @@ class Load:
             number += 1
 
     async def more(self, count: int) -> None:
-        """Waits for so many more answers."""
+        """Waits for `count` more answers."""
         wanted = len(self.answers) + count
         await until(lambda: len(self.answers) >= wanted, 60)
 

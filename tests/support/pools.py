@@ -13,7 +13,7 @@ NOW_S = 1_800_000_000.0
 
 
 def pool_of(losses: int, key: PoolKey = KEY, **changes: object) -> AuditPool:
-    """One that saw so many audits, all of which disagreed."""
+    """A pool of `losses` audits, all of which disagreed."""
     state = audit.begin(key.epsilon)
     for _ in range(losses):
         state = audit.update(state, 1.0)

@@ -35,7 +35,7 @@ class Network:
         stalled: nothing moves; what was under way goes on afterwards.
         black_hole: everything is taken and nothing comes out, on new connections too.
         refused: there is no listener.
-        truncate_bytes: what comes back is cut off after so many bytes, and the connection closed; None for all.
+        truncate_bytes: bytes after which what comes back is cut off, and the connection closed; None for no limit.
     """
 
     delay_s: float = 0.0
@@ -264,7 +264,7 @@ def _abort(writer: asyncio.StreamWriter) -> None:
 
 
 def drawn(seed: int, length_s: float, mean_s: float = 0.7) -> list[tuple[float, Network | str]]:
-    """A script of so many seconds: half of the time fine, else anything that this proxy can do; fine at its end."""
+    """A script of `length_s` seconds: half of the time fine, else anything that this proxy can do; fine at its end."""
     rng = random.Random(seed)
     script: list[tuple[float, Network | str]] = []
     at_s = 0.0

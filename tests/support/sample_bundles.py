@@ -72,7 +72,7 @@ def number_bundle(root: Path, **fields: Any) -> Bundle:
 
 
 class Labour(NamedTuple):
-    """So many products of `width` x `width`, and the share of rows that its certificate keeps."""
+    """The number of products of `width` x `width`, and the share of rows that its certificate keeps."""
 
     rounds: int
     kept: float

@@ -120,7 +120,7 @@ class Load:
         )
 
     async def warm(self, *sizes: int) -> None:
-        """Lets it learn how long batches of so many rows take."""
+        """Lets it learn how long batches of these sizes take."""
         for key in self.executor._seconds:
             for rows in sizes:
                 await self.play([Asked(0.0, key, rows)])

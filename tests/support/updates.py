@@ -246,7 +246,7 @@ class Device:
 
     @property
     def fails(self) -> bool:
-        """Whether requests fail so often that a trial must end."""
+        """Whether a trial must end, because too many requests fail."""
         return self.serving.fails
 
     @fails.setter

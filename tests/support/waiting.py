@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 def work_for(seconds: float) -> None:
-    """Keeps this thread's processor busy for so many seconds of its time."""
+    """Keeps this thread's processor busy for `seconds` of its time."""
     end_s = time.thread_time() + seconds
     while time.thread_time() < end_s:
         pass

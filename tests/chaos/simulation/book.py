@@ -329,7 +329,7 @@ class Book:
         shown = any(self._is_before_start(began_s, jump.at_s) for jump in ahead)
         # It was made before it was on the disk, and its caller was told after that.
         told_s = 3 * self._plan.fsync_s + 0.001
-        # A life that takes no notice of a short jump stores all that comes after it so much too early.
+        # A life that takes no notice of a short jump stores all that comes after it too early by the jump.
         unnoticed_s = sum(jump.by_s for jump in self._plan.jumps if 0 < jump.by_s <= LEAST_JUMP_S)
         old = age_s >= self._plan.max_age_s - told_s - unnoticed_s or shown
         self.holds(old, "{} expired after {:.1f} of {:.0f} s", request_id, age_s, self._plan.max_age_s)

@@ -114,7 +114,7 @@ class SimulatedLink:
         await self._cross("down", _HEAD_BYTES, ends_s)
 
     async def _cross(self, way: str, size_bytes: int, ends_s: float) -> None:
-        """Returns once so many bytes have arrived.
+        """Returns once `size_bytes` bytes have arrived.
 
         Raises:
             RemoteTimeoutError: they have not by `ends_s`.

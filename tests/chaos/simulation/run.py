@@ -110,7 +110,7 @@ class _Simulation:
         )
 
     def _check_step(self, main: asyncio.Task[Outcome]) -> None:
-        try:  # `contextlib.suppress` takes longer, so often
+        try:  # `contextlib.suppress` takes longer, which matters in each step
             self._cloud.check_bounds()
             if self._device.up:
                 self._book.step(self._device.outbox.depth)
@@ -236,7 +236,7 @@ def run_seeds(seeds: Iterable[int]) -> Tally:
 
 
 def run_many(first: int, count: int, processes: int, tell: Callable[[Tally], None] = lambda tally: None) -> Tally:
-    """`count` seeds from `first` on, on so many cores."""
+    """Runs `count` seeds from `first` on, in `processes` processes."""
     total, at_once = Tally(), 50
     parts = [range(begin, min(begin + at_once, first + count)) for begin in range(first, first + count, at_once)]
     with ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn")) as workers:

@@ -251,7 +251,7 @@ THRIFTY = EnergyPrices((15.0, 6.0, 2.0), (0.0, 0.2, 0.4), 10.0)
     ("left_ms", "link_ms", "rung"),
     [
         (300, 10, 2),
-        # Of the 270 and 295 ms left, a quarter and a third are to spare: so many times as dear is asking.
+        # Of the 270 and 295 ms left, a quarter and a third are to spare: the price of asking rises by these factors.
         (300, 200, 1),
         (300, 235, 0),  # a seventh and a fifth
         (300, 262, 2),  # the best has no time for it, and the next one hardly any

@@ -40,7 +40,7 @@ def versions(trust: Trust) -> dict[str, int]:
 
 
 def with_keys(repository: SignedRepository, role: str, keys: str, threshold: int, signed_by: str) -> None:
-    """The root names these of `SIGNERS` for a role, so many of which must sign; these do."""
+    """The root names `keys` of `SIGNERS` for a role, of which `threshold` must sign; `signed_by` do."""
     repository.root.roles[role].keyids.clear()
     for key in keys:
         repository.root.add_key(SIGNERS[int(key)].public_key, role)

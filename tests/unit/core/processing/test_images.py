@@ -132,7 +132,7 @@ def test_truncated_images_are_refused_without_other_errors(content: bytes) -> No
 
 
 def png(width: int, height: int, colour: int = 0, bits: int = 8, *, data_bytes: int = 0, interlace: int = 0) -> bytes:
-    """A PNG whose compressed data are so many zeros."""
+    """A PNG whose compressed data are `data_bytes` zeros."""
     head = struct.pack(">IIBBBBB", width, height, bits, colour, 0, 0, interlace)
     data = zlib.compress(bytes(data_bytes))
     return PNG[:8] + chunk(b"IHDR", head) + chunk(b"IDAT", data) + chunk(b"IEND", b"")

@@ -66,7 +66,7 @@ def test_a_stall_does_not_tilt_the_line() -> None:
 
 
 def behind(found: TimesBySize, per_s: float, carried_per_s: float) -> None:
-    """Feeds calls that do not wait for each other, by a link that carries so many, each after the other."""
+    """Feeds calls that do not wait for each other, by a link that carries one after the other, `carried_per_s`."""
     size_bytes, rng, at_s, free_s, under_way = 30_000, random.Random(3), 0.0, 0.0, list[tuple[float, float, int]]()
     for _ in range(600):
         at_s += rng.expovariate(per_s)

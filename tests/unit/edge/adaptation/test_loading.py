@@ -44,7 +44,7 @@ def profiled(
 
 
 async def given(agent: EdgeAgent, left_s: float) -> str:
-    """Which variant answers a request with so much time left."""
+    """Which variant answers a request with `left_s` left."""
     tensor = Tensor("x", np.array([(9.0, 0.0)], np.float32))
     deadline_s = agent._clock.monotonic_s() + left_s
     request = InferRequest("small", (tensor,), request_id=new_request_id(), principal="local", deadline_s=deadline_s)

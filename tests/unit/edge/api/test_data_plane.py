@@ -27,7 +27,7 @@ class ManualClock:
 
 
 class Desk:
-    """Requests that each take so long, on the event loop itself."""
+    """Requests that each take a given time, on the event loop itself."""
 
     def __init__(self, limit: int = 1000, work_s: float = 0.005) -> None:
         self.clock, self.work_s = ManualClock(), work_s

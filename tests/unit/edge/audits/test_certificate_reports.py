@@ -12,7 +12,7 @@ from firstline_edge.audits.records import CertificateRecord, EventRecord
 
 
 def monitored(**losses: int) -> SimpleNamespace:
-    """A variant's certificate with so many losses of each event, one of them about all rows."""
+    """A variant's certificate with the given number of losses of each event, one of them about all rows."""
     events = {ALL_ROWS: EventRecord(audit.begin(0.05), counted=99)}
     for name, count in losses.items():
         test = audit.begin(0.05)

@@ -170,7 +170,7 @@ async def test_a_hanging_driver_expires_its_last_reading() -> None:
         driver.answers.clear()
         driver.tree.reading = "sys/class/hwmon/hwmon0/curr1_input"
         await clock.advance(29.0)
-        assert isinstance(sampler.latest.cpu_busy_share, Measured)  # an old one is better than none, for so long
+        assert isinstance(sampler.latest.cpu_busy_share, Measured)  # for a while an old reading is better than none
         await clock.advance(31.0)
         found = sampler.latest.cpu_busy_share
         assert isinstance(found, Absent)

@@ -13,7 +13,7 @@ SETTINGS = RateSettings()
 
 
 class Line:
-    """Deliveries one after the other, to a gateway that answers within so long."""
+    """Deliveries one after the other, to a gateway that answers within a given time."""
 
     def __init__(self) -> None:
         self.clock = SimulatedClock()

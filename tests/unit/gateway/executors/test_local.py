@@ -93,7 +93,7 @@ async def test_a_real_bundle_answers_each_request_with_its_own_rows(tmp_path: Pa
 
 
 class Taking(Doubler):
-    """A model whose batches take so long, as a simulated clock has it; notes which were run on the event loop."""
+    """A model whose batches take a given time of a simulated clock; notes which were run on the event loop."""
 
     def __init__(self, clock: SimulatedClock, loaded_s: float, takes_s: float) -> None:
         super().__init__(batch_s={1: loaded_s})

@@ -87,7 +87,7 @@ def test_points_without_a_time_and_missing_profiles_give_no_seconds() -> None:
 
 
 def observe(forecast: Forecast, rows: int, took_s: float, now_s: float, wait_s: float = 0.0) -> None:
-    """Ends a batch now that took so long."""
+    """Ends a batch now that took `took_s`."""
     key, run_s = ModelKey("m", 1), forecast.seconds(rows)
     member = Member("", ExecutorWithoutFiles(), sessions=1)
     forecast.observe(BatchAttempt(member, key, rows, wait_s, run_s, forecast.pace, now_s - took_s), now_s)

@@ -83,7 +83,7 @@ async def site(database: Database, settings: Webhook, clock: SharedClock) -> Asy
 
 
 async def eventually(site: Site, count: int, arrived: list[object], step_s: float = 1.0) -> None:
-    """Lets time pass until so many messages have arrived."""
+    """Lets time pass until `count` messages have arrived."""
 
     async def enough() -> bool:
         if len(arrived) < count:

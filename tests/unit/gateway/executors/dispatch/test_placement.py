@@ -28,7 +28,7 @@ def times(row_s: float) -> BatchTimes:
 
 
 def ends_s(lanes: list[tuple[float, float]], batches: int) -> float:
-    """When the last of so many batches ends, each of which goes where it is done first: (waits, takes) by lane."""
+    """When the last of `batches` batches ends, each of which goes where it is done first: (waits, takes) by lane."""
     free_s, last_s = [wait_s for wait_s, _ in lanes], 0.0
     for _ in range(batches):
         at = min(range(len(lanes)), key=lambda at: free_s[at] + lanes[at][1])

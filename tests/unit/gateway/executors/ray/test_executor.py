@@ -43,7 +43,7 @@ class FakeCluster:
         self._clock = clock
         self.there = True
         self.seconds = 0.01
-        self.dying = 0  # so many of the next batches lose their replica
+        self.dying = 0  # number of the next batches that lose their replica
         self.breaks: Exception | None = None
         self.starts = True  # else replicas do not come up
         self.deployed: dict[str, Deployment] = {}

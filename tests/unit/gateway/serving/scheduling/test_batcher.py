@@ -55,7 +55,7 @@ class Bench:
         return task
 
     async def warm(self, *sizes: int) -> None:
-        """Has batches of so many rows run, so that it is known what batches bring."""
+        """Has batches of these sizes run, so that the gain by batching is known."""
         for rows in sizes:
             task = await self.submit(request_of(*[0.0] * rows))
             await self.release()
