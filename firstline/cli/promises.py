@@ -93,6 +93,12 @@ def caveats(certification: Certification) -> Iterator[str]:
             f"The full model answers {answer} in {percent(usual.share)} of the rows: a model that always does would "
             "keep this promise. Name an event with --promise, such as one missed."
         )
+    rows = len(certification.selection.rest)
+    if certification.clustered and certification.result.n < rows:
+        yield (
+            "Rows of one group, such as a series or a clip, depend on each other, so one of each is evidence: "
+            f"{certification.result.n:,} of {counted(rows, 'row')}. More groups prove more."
+        )
     if sequences is not None:
         yield (
             f"The rows may depend on each other: {sequences.sign} suggest sequences. Then they count as about "

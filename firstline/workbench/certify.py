@@ -149,6 +149,7 @@ class Certification:
         terms: that were tested.
         certificate: the variant's certificate; None if nothing is certified.
         sequences: see `Evidence`; None for audits.
+        clustered: whether the data names rows that depend on each other, of which one each is evidence.
         graded: whether losses lie between 0 and 1, so that what is bounded is their mean and no share of answers.
         usual: the answer that a model could always give and still keep a promise about all accepted answers together.
         unpromised: the observations of events without a promise, by event, if the contract is about events.
@@ -161,6 +162,7 @@ class Certification:
     terms: Terms
     certificate: Certificate | None = None
     sequences: Sequences | None = None
+    clustered: bool = False
     graded: bool = False
     usual: UsualAnswer | None = None
     unpromised: Mapping[str, Unpromised] = field(default_factory=dict)
@@ -246,6 +248,7 @@ def _certify_events(bundle: Bundle, evidence: Evidence, terms: Terms, placing: E
         replace(found, kept=kept, n=len(evidence.units(rest, seed))),
         terms,
         sequences=evidence.sequences,
+        clustered=bool(evidence.clusters),
         unpromised=unpromised(evidence, rest, promises, seed),
         broken={
             name: test.broken(name, bound)
@@ -608,7 +611,15 @@ def _targets(evidence: Evidence, *, labelled: bool) -> NDArray[np.int64] | None:
 
 def _found(evidence: Evidence, selection: Selection, result: CertificationResult, terms: Terms) -> Certification:
     graded = is_graded(evidence.losses(terms.contract))
-    return Certification(evidence.variant, selection, result, terms, sequences=evidence.sequences, graded=graded)
+    return Certification(
+        evidence.variant,
+        selection,
+        result,
+        terms,
+        sequences=evidence.sequences,
+        clustered=bool(evidence.clusters),
+        graded=graded,
+    )
 
 
 def _with_certificate(

@@ -16,6 +16,7 @@ from support.cli import in_one_line, json_of, run
 from firstline.cli.certify import groups_text
 from firstline.cli.command import Report, print_report
 from firstline.cli.output import Output
+from firstline.cli.promises import caveats
 from firstline.workbench.certify import (
     GroupsResult,
     Terms,
@@ -440,6 +441,14 @@ def test_known_groups_are_proved_separately(rows: Evidence) -> None:
     assert isinstance(result, GroupsResult)
     assert list(result.groups) == ["north", "south"] and result.certified and result.n == 6000
     assert {site: group.n for site, group in result.groups.items()} == {"north": 4000, "south": 2000}
+
+
+def test_it_is_said_that_one_row_of_each_group_counts(rows: Evidence) -> None:
+    clips = replace(rows, clusters=tuple(f"clip {at % 40}" for at in range(6000)))
+    terms = Terms(0.3, 0.1, score="bundle", select_fraction=0)
+    assert not list(caveats(certify_bundle(_OPENED, rows, terms)))
+    (sentence,) = caveats(certify_bundle(_OPENED, clips, terms))
+    assert "one of each is evidence: 40 of 6,000 rows" in sentence
 
 
 def test_groups_are_read_from_a_file(tmp_path: Path) -> None:
