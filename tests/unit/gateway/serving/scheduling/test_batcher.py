@@ -6,6 +6,7 @@ from typing import Literal
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from support.executor import single_executor
 from support.gateway import GatedExecutor, request_of, served_as
 
@@ -373,6 +374,21 @@ async def test_a_batch_is_filled_by_level_and_then_in_order() -> None:
         await bench.release()
     assert bench.batches == [[[1]], [[5], [3]], [[2], [4]]]
     await asyncio.gather(*tasks)
+
+
+@pytest.mark.parametrize(("principals", "order"), [("aaaaab", [0, 1, 5, 2, 3, 4]), ("aaabbb", [0, 1, 3, 2, 4, 5])])
+async def test_without_deadlines_clients_take_turns(principals: str, order: list[int]) -> None:
+    bench = Bench(rows=1, batch=1)
+    measured = await bench.submit(request_of(0))
+    await bench.clock.advance(1.0)
+    await bench.release()
+    await measured
+    for position, principal in enumerate(principals):
+        await bench.submit(replace(request_of(float(position)), principal=principal))
+    for _ in principals:
+        await bench.clock.advance(1.0)
+        await bench.release()
+    assert [batch[0][0] for batch in bench.batches[1:]] == order
 
 
 async def test_a_model_at_its_limit_leaves_slots_to_others() -> None:
