@@ -10,6 +10,7 @@ _PLAIN = {
     "a valid integer": "a whole number",
     "a valid number": "a number",
 }
+_LAST_S = 253_402_300_799.0  # the end of the year 9999, after which `datetime` has no times
 _UNITS = ((86_400.0, "days"), (3600.0, "hours"), (60.0, "minutes"))
 
 
@@ -38,8 +39,8 @@ def duration_text(seconds: float) -> str:
 
 
 def time_text(wall_s: float) -> str:
-    """Returns a wall time in UTC, to the minute."""
-    return datetime.fromtimestamp(wall_s, UTC).strftime("%Y-%m-%d %H:%M UTC")
+    """Returns a wall time in UTC, to the minute; a later one than the year 9999 as its last minute."""
+    return datetime.fromtimestamp(min(wall_s, _LAST_S), UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 
 def iso_time(wall_s: float) -> str:

@@ -1,10 +1,10 @@
-"""Numbers for people."""
+"""Numbers and times for people."""
 
 from __future__ import annotations
 
 import pytest
 
-from firstline_core.telemetry.wording import rounded
+from firstline_core.telemetry.wording import rounded, time_text
 
 
 @pytest.mark.parametrize(
@@ -12,3 +12,8 @@ from firstline_core.telemetry.wording import rounded
 )
 def test_large_numbers_have_no_exponent(value: float, text: str) -> None:
     assert rounded(value) == text
+
+
+def test_a_time_after_the_last_year_is_shown() -> None:
+    """A brake may end at any time up to 1e12 s."""
+    assert time_text(1e12) == "9999-12-31 23:59 UTC"
