@@ -148,12 +148,13 @@ def followed_s(directory: Path, *, retiring: bool) -> float | None:
     """Returns the wall time from which running gateways have used the next authority, or the present one if retiring.
 
     A device that renewed its certificate later trusts it. None if there is no authority to switch to, or to retire.
+
+    Raises:
+        ConfigError: the folder cannot be read.
     """
-    try:
-        changed_s = (directory / (_PREVIOUS if retiring else _NEXT)).stat().st_mtime
-    except FileNotFoundError:
-        return None
-    return changed_s + _FOLLOWED_AFTER_S
+    file = directory / (_PREVIOUS if retiring else _NEXT)
+    with naming(file):
+        return file.stat().st_mtime + _FOLLOWED_AFTER_S if file.exists() else None
 
 
 def switch(directory: Path) -> None:
@@ -167,8 +168,9 @@ def switch(directory: Path) -> None:
             raise ConfigError("No authority is prepared; `firstline-gateway ca prepare` makes one.")
         if (directory / _PREVIOUS).exists():
             raise ConfigError("The authority before the present one is still believed; `ca retire` ends that.")
+        with naming(directory / _ACTIVE, "written"):
+            os.utime(directory / _ACTIVE)  # see `followed_s`; before it moves, because a switch may be interrupted
         _rename(directory / _ACTIVE, directory / _PREVIOUS)
-        os.utime(directory / _PREVIOUS)  # see `followed_s`
         _rename(directory / _NEXT, directory / _ACTIVE)
 
 

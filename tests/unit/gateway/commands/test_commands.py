@@ -103,11 +103,15 @@ def test_an_authority_is_not_replaced_before_devices_renewed(
     def issue(serial: str) -> Issued:
         return Issued(serial, "pem", now_s + DAY_S)
 
+    def expired(serial: str) -> Issued:
+        return Issued(serial, "pem", now_s - (settings.identity.renew_grace_days + 1) * DAY_S)
+
     with closing(open_database(settings.store)) as database, database.begin() as on:
-        for device in ("press-7", "press-8"):
+        for device in ("press-7", "press-8", "revoked", "expired"):
             enrolment.invite(on, [(device, device)], by="", now_s=now_s, expires_s=later_s)
-            enrolment.redeem(on, device, "key", issue, now_s, address="")
+            enrolment.redeem(on, device, "key", expired if device == "expired" else issue, now_s, address="")
         enrolment.renew(on, "press-8", "press-8", lambda device: issue(f"{device}-next"), later_s)
+        enrolment.revoke(on, "revoked", "", now_s)
     capsys.readouterr()
     assert main(["ca", verb, "--config", config]) == 2
     assert "1 device (press-7) renewed no certificate since" in capsys.readouterr().err

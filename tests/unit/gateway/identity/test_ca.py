@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import subprocess
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -166,6 +168,27 @@ def test_one_authority_takes_over_from_another(tmp_path: Path) -> None:
     assert [one.pem for one in open_authorities(tmp_path, NOW_S)] == [second.pem]
     with pytest.raises(ConfigError, match="no previous authority"):
         authorities.retire(tmp_path)
+
+
+def test_devices_have_renewed_only_since_the_switch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    open_authorities(tmp_path, NOW_S)
+    authorities.prepare_next(tmp_path, ca.create_authority(ca.new_key(), NOW_S), NOW_S)
+    os.utime(tmp_path / "ca.key", (1.0, 1.0))
+
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "utime", refuse)
+        with pytest.raises(ConfigError, match=r"ca\.key cannot be written"):
+            authorities.switch(tmp_path)
+    assert (tmp_path / "ca.key").exists() and authorities.followed_s(tmp_path, retiring=True) is None
+    authorities.switch(tmp_path)
+    assert (authorities.followed_s(tmp_path, retiring=True) or 0.0) > time.time() - 60
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "stat", refuse)
+        with pytest.raises(ConfigError, match=r"previous\.key cannot be read"):
+            authorities.followed_s(tmp_path, retiring=True)
 
 
 def test_a_switch_that_was_cut_short_is_ended(tmp_path: Path) -> None:
