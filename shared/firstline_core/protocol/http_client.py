@@ -177,10 +177,13 @@ def untrusted(error: BaseException | None, url: str, where: str) -> str:
     """
     if not isinstance(error, Exception) or "CERTIFICATE_VERIFY_FAILED" not in str(error):
         return ""  # httpx hands on no more than OpenSSL's words
-    return (
-        f"The certificate of {url} is not trusted{connection_fault(error, url).partition('trusted')[2]}; name the "
-        f"certificate of the authority that signed it, such as the gateway's authorities.pem, {where}."
-    )
+    fault = connection_fault(error, url).partition("trusted")[2]
+    remedy = f"name the certificate of the authority that signed it, such as the gateway's authorities.pem, {where}"
+    if "mismatch" in fault:
+        remedy = "use a name that the certificate has, or add this one to tls.hosts of the gateway"
+    elif "expired" in fault or "not yet valid" in fault:
+        remedy = "correct the clock of this machine, or renew the certificate"
+    return f"The certificate of {url} is not trusted{fault}; {remedy}."
 
 
 def link_error(error: Exception) -> errors.LinkError:

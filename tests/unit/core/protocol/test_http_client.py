@@ -28,12 +28,29 @@ from firstline_core.protocol.http_client import (
     IdleLimit,
     open_async_client,
     open_client,
+    untrusted,
 )
 from firstline_gateway.executors.oip.http_transport import Transport
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nX-Kind: a\r\n\r\nhi"
 Says = Callable[[int, int], bytes | None]  # number of the connection and of the request on it; None closes
 Connect = Callable[[str], HttpClient]
+
+
+@pytest.mark.parametrize(
+    ("fault", "remedy"),
+    [
+        ("self-signed certificate in certificate chain", "authorities.pem, with --ca."),
+        ("Hostname mismatch, certificate is not valid for 'b'.", "or add this one to tls.hosts of the gateway."),
+        ("IP address mismatch, certificate is not valid for '::1'.", "or add this one to tls.hosts of the gateway."),
+        ("certificate has expired", "correct the clock of this machine, or renew the certificate."),
+        ("certificate is not yet valid", "correct the clock of this machine, or renew the certificate."),
+    ],
+)
+def test_the_remedy_of_an_untrusted_certificate_fits_its_fault(fault: str, remedy: str) -> None:
+    error = httpx.ConnectError(f"[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed: {fault} (_ssl.c:1006)")
+    sentence = untrusted(error, "https://b", "with --ca")
+    assert sentence.startswith("The certificate of https://b is not trusted (") and sentence.endswith(remedy)
 
 
 def connecting(over: str = "httpx", *, doubts_idle: bool = False, **settings: Any) -> Connect:
