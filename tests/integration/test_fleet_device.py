@@ -143,7 +143,7 @@ async def test_status_says_that_no_report_arrives(tmp_path: Path) -> None:
     async with EdgeAgent(settings) as agent:
         await until(
             lambda: any(
-                line.startswith("problem fleet: no report reaches the gateway. ")
+                line.startswith("problem fleet: the latest report did not reach the gateway. ")
                 for line in describe("http://device", agent.operations.status())
             )
         )

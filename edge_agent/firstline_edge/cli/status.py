@@ -84,7 +84,7 @@ def _fleet_lines(fleet: dict[str, Any]) -> list[str]:
             f"used; {brake['reason'] or 'no reason was given'}"
         )
     if fleet.get("problem"):
-        lines.append(f"problem fleet: no report reaches the gateway. {fleet['problem']}")
+        lines.append(f"problem fleet: the latest report did not reach the gateway. {fleet['problem']}")
     return lines
 
 

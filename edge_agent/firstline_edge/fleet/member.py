@@ -61,7 +61,6 @@ class FleetMember:
     Attributes:
         desired: the desired state; None if the fleet never sent one, or the file cannot be used. The gateway then sends
             it again.
-        problem: why no report reaches the gateway; "" if reports do.
     """
 
     state: FleetState
@@ -74,13 +73,19 @@ class FleetMember:
     clock: Clock
     rng: random.Random
     desired: Desired | None = field(init=False)
-    problem: str = field(default="", init=False)
+    _report_problem: str = field(default="", init=False)
+    _telemetry_problem: str = field(default="", init=False)
     _sequence: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
         self.desired = read_stored(self._path, Desired, "desired state")
         if self.desired is not None:
             self._apply(self.desired)
+
+    @property
+    def problem(self) -> str:
+        """Why the latest report or the latest telemetry did not reach the gateway; "" if both did."""
+        return self._report_problem or self._telemetry_problem
 
     async def run(self) -> None:
         """Works until it is cancelled."""
@@ -160,10 +165,11 @@ class FleetMember:
             if now != reported or self.clock.monotonic_s() >= repeat_s:
                 try:
                     await self.transport.report(replace(state, sequence=self._next()))
-                    reported, failures, self.problem = now, 0, ""
+                    reported, failures, self._report_problem = now, 0, ""
                     repeat_s = self.clock.monotonic_s() + _REPEAT_S * self.rng.uniform(0.5, 1.0)
                 except FirstlineError as error:
-                    self._failed(error)
+                    self._log_first(error)
+                    self._report_problem = error.message
                     failures += 1
                     pause_s = full_jitter_s(self.rng, failures, base_s=_RETRY_S, max_s=_RETRY_MAX_S)
                     await self.clock.sleep(pause_s)
@@ -176,8 +182,10 @@ class FleetMember:
             await self.clock.sleep(self.state.own.fleet.telemetry_s * self.rng.uniform(0.5, 1.0))
             try:
                 await self._send_telemetry()
+                self._telemetry_problem = ""
             except FirstlineError as error:  # counts only grow: the next report includes them
-                self._failed(error)
+                self._log_first(error)
+                self._telemetry_problem = error.message
 
     async def _send_telemetry(self, ended: tuple[EndedPromise, ...] = ()) -> None:
         """Reports the counts, and promises that have ended; raises FirstlineError if the report did not arrive."""
@@ -206,7 +214,6 @@ class FleetMember:
         self._sequence += 1
         return self._sequence
 
-    def _failed(self, error: FirstlineError) -> None:
+    def _log_first(self, error: FirstlineError) -> None:
         if not self.problem:
             log.warning("reports not delivered", error=error.message)
-        self.problem = error.message

@@ -211,7 +211,7 @@ def test_unknown_conditions_are_absent(tmp_path: Path) -> None:
 
 
 class FakeTransport:
-    """A gateway that hears, unless it is `away`, and says what the test puts."""
+    """A gateway that hears, unless it is `away` or loses counts, and says what the test puts."""
 
     session = "s"
 
@@ -219,7 +219,7 @@ class FakeTransport:
         self.documents: asyncio.Queue[Desired] = asyncio.Queue()
         self.reports: list[Reported] = []
         self.counts: list[Telemetry] = []
-        self.away = False
+        self.away = self.loses_counts = False
         self.connections = 1
 
     async def desired(self, revision: int) -> Desired:
@@ -230,11 +230,11 @@ class FakeTransport:
         self.reports.append(reported)
 
     async def send_telemetry(self, telemetry: Telemetry) -> None:
-        self._check()
+        self._check(lost=self.loses_counts)
         self.counts.append(telemetry)
 
-    def _check(self) -> None:
-        if self.away:
+    def _check(self, *, lost: bool = False) -> None:
+        if self.away or lost:
             raise LinkDownError("No gateway answers.")
 
 
@@ -263,7 +263,7 @@ async def test_a_twin_applies_the_desired_state_and_reports_changes(tmp_path: Pa
     applied = updater.received
     so = Reported("-", 0, agent_version="1")
     state = SimpleNamespace(
-        own=EdgeSettings(fleet=FleetSection(telemetry_s=300)),
+        own=EdgeSettings(fleet=FleetSection(telemetry_s=60)),
         folder=tmp_path,
         limiter=EscalationLimiter(tmp_path / "brake", clock),
         changes=asyncio.Event(),
@@ -299,7 +299,12 @@ async def test_a_twin_applies_the_desired_state_and_reports_changes(tmp_path: Pa
     transport.connections += 1  # to a broker that may have lost all
     await clock.advance(10)
     assert len(transport.reports) == reports + 1 and transport.reports[-1].revision == 4
-    reports = len(transport.reports)
+    reports, transport.loses_counts = len(transport.reports), True
+    await clock.advance(60)
+    assert made.problem == "No gateway answers."
+    transport.loses_counts = False
+    await clock.advance(60)
+    assert made.problem == "" and len(transport.reports) == reports  # the counts that arrived ended it
     await clock.advance(900)
     assert len(transport.reports) in (reports + 1, reports + 2)  # repeated, because a broker may have dropped it
     assert replace(transport.reports[-1], sequence=0) == replace(transport.reports[reports - 1], sequence=0)
