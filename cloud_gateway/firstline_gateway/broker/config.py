@@ -46,8 +46,10 @@ def configuration(settings: Settings) -> str:
     broker, folder = settings.broker, settings.broker.seen_folder
     tls = f"certfile {folder / CERTIFICATE}\nkeyfile {folder / KEY}\ntls_version tlsv1.2"
     packet_bytes = settings.limits.body_bytes + _PACKET_OVERHEAD_BYTES
-    pid_path = Path(broker.pid_file).absolute()  # the broker may start in another folder
-    pid_file = f"\n# By it the gateway tells of revocations (SIGHUP).\npid_file {pid_path}\n" if broker.pid_file else ""
+    pid_file = ""
+    if broker.pid_file:
+        path = Path(broker.pid_file).absolute()  # the broker may start in another folder
+        pid_file = f"\n# By it the gateway tells of revocations (SIGHUP).\npid_file {path}\n"
     return f"""\
 # Written by the gateway from [broker] in gateway.toml: change it there.
 # The broker reads access list, revocations and certificates again on SIGHUP.

@@ -60,6 +60,12 @@ def test_limits_come_from_the_settings() -> None:
     assert f"pid_file {Path.cwd() / 'p'}\n" in here
 
 
+def test_without_a_pid_file_the_working_directory_may_be_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    tmp_path.rmdir()
+    assert "pid_file" not in configuration(Settings(broker=Broker(directory=str(FOLDER))))
+
+
 def test_a_gateway_with_the_brokers_folder_needs_no_credentials_beside(tmp_path: Path) -> None:
     file = tmp_path / "gateway.toml"
     file.write_text(
