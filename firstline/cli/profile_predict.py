@@ -12,6 +12,7 @@ from firstline.cli.command import Report
 from firstline.cli.options import GatewayOptions
 from firstline.cli.output import percent
 from firstline_core.errors import ConfigError, listed
+from firstline_core.telemetry.wording import rounded
 
 if TYPE_CHECKING:
     from firstline.cli.profile_source import load_profile
@@ -114,7 +115,8 @@ def _sentence(prediction: Prediction) -> str:
     load = f"Load: {percent(round(prediction.utilisation, 3))} of what can be answered"
     if prediction.utilisation >= _FULL:
         return f"{load}, so that the queue grows without end."
-    return f"{load}; p50 {prediction.p50_ms:.3g} ms, mean {prediction.mean_ms:.3g} ms, p99 {prediction.p99_ms:.3g} ms."
+    p50, mean, p99 = map(rounded, (prediction.p50_ms, prediction.mean_ms, prediction.p99_ms))
+    return f"{load}; p50 {p50} ms, mean {mean} ms, p99 {p99} ms."
 
 
 def _disturbed(streams: Sequence[Stream]) -> str:

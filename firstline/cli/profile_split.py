@@ -12,6 +12,7 @@ from firstline.cli.command import Report
 from firstline.cli.options import DATA_HELP, BundleArgument, DataReading, LimitOption, ThreadsOption, require_bundle
 from firstline.cli.output import progress, size, table
 from firstline_core.errors import ConfigError
+from firstline_core.telemetry.wording import rounded
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -76,9 +77,9 @@ def _write(found: Splits, bundle: Bundle, out: Path) -> None:
 def _text(found: Splits, around: SplitEnvironment) -> Iterator[str | Table]:
     yield (
         f"{found.bundle} version {found.version}, full model '{found.model}' ({found.runtime}, threads: "
-        f"{found.threads}) on {found.rows} images: {found.prepare_ms:.3g} ms to prepare one, {found.model_ms:.3g} ms "
-        f"to run the model, {size(round(found.input_bytes))} an image. One tensor alone crosses at {found.points} "
-        f"places; measured: {len(found.cuts)}."
+        f"{found.threads}) on {found.rows} images: {rounded(found.prepare_ms)} ms to prepare one, "
+        f"{rounded(found.model_ms)} ms to run the model, {size(round(found.input_bytes))} an image. One tensor alone "
+        f"crosses at {found.points} places; measured: {len(found.cuts)}."
     )
     columns = ("cut at", "shape", ">head ms", ">tail ms", "form", ">sent", ">pack ms", ">disagree", ">accuracy lost")
     rows = []

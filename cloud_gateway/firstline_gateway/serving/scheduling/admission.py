@@ -34,7 +34,7 @@ from msgspec import Struct
 from firstline_core.clock import Timer
 from firstline_core.errors import DeadlineExceededError, QueueFullError
 from firstline_core.routing.quantiles import DecayedQuantiles
-from firstline_core.telemetry.wording import counted
+from firstline_core.telemetry.wording import counted, rounded
 from firstline_core.types import LOWEST_PRIORITY, Arrays, InferRequest, ModelKey, payload_bytes
 from firstline_gateway.executors.base import Outcome
 from firstline_gateway.executors.dispatch.placement import BatchForecast, CompletionForecast, Times
@@ -421,8 +421,8 @@ class Admission:
         room_s = self.shares.of_level(item.level) * room_s - (first_s - batches.seconds)
         if not self.shares.allows(batches.done(mine_s)[0] - first_s, done_s - first_s, room_s):
             raise QueueFullError(
-                f"There are {done_s - batches.seconds:.3g} s of work before this request, which allows "
-                f"{item.latest_s - now_s:.3g} s; come back later.",
+                f"There are {rounded(done_s - batches.seconds)} s of work before this request, which allows "
+                f"{rounded(item.latest_s - now_s)} s; come back later.",
                 retry_after_s=max(0.0, done_s - first_s - max(0.0, room_s / self.shares.clients)),
             )
 
@@ -439,8 +439,8 @@ def _check_possible(item: PendingRequest, now_s: float, alone_s: float) -> None:
     """Checks whether its model could complete it in the time that it allows, if it were alone."""
     if item.request.deadline_s is not None and item.request.deadline_s - now_s < alone_s:
         raise DeadlineExceededError(
-            f"The model takes some {alone_s:.3g} s for this request, which allows "
-            f"{max(0.0, item.request.deadline_s - now_s):.3g} s; allow more time."
+            f"The model takes some {rounded(alone_s)} s for this request, which allows "
+            f"{rounded(max(0.0, item.request.deadline_s - now_s))} s; allow more time."
         )
 
 
