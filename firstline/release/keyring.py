@@ -187,8 +187,18 @@ class Keyring:
         return file
 
     def name_online(self, online: OnlineKey, now_s: float) -> None:
-        """Replaces the online key in the next root."""
-        root = roles.next_root(self.root(), now_s)
+        """Replaces the online key in the next root.
+
+        Raises:
+            ConfigError: the root names this key already: the gateway does not know the root.
+        """
+        before = self.root()
+        if any(online.keyid in before.signed.roles[role].keyids for role in roles.ONLINE):
+            raise ConfigError(
+                "The gateway offers the online key that the root names already, because it does not have this root; "
+                "`firstline keys publish` brings it there."
+            )
+        root = roles.next_root(before, now_s)
         self._no_draft()
         new = roles.public_key(online)
         for role in roles.ONLINE:

@@ -304,6 +304,8 @@ async def test_rotated_keys_are_accepted_by_devices(begun: RegistrySite) -> None
             old = keyring.root().signed.roles[role].keyids[0]
             keyring.replace_key(role, old, begun.now_s(), never=old)
             (keyring.folder / f"{role}-{short(old)}.key").unlink()
+        with pytest.raises(ConfigError, match="names already"):
+            keyring.name_online(registry.online_key(), begun.now_s())
         online = registry.online_key(fresh=True)
         assert online.keyid != registry.status().online_key
         keyring.name_online(online, begun.now_s())
