@@ -347,13 +347,14 @@ def _check_text(text: str, name: str) -> None:
 
 
 def _tensor(name: str, value: ArrayLike | bytes | Sequence[bytes | str]) -> Tensor:
-    if isinstance(value, bytes | str):
-        value = [value]
-    if isinstance(value, list | tuple) and value and all(isinstance(element, bytes | str) for element in value):
-        for element in value:
-            if isinstance(element, str):
-                _check_text(element, f"Input '{name}'")
-        return Tensor(name, object_array([each.encode() if isinstance(each, str) else each for each in value]))
+    elements: object = [value] if isinstance(value, bytes | str) else value
+    if isinstance(value, np.ndarray) and value.ndim == 1 and value.dtype.kind in "UO":
+        elements = value.tolist()
+    if isinstance(elements, list | tuple) and elements and all(isinstance(each, bytes | str) for each in elements):
+        for each in elements:
+            if isinstance(each, str):
+                _check_text(each, f"Input '{name}'")
+        return Tensor(name, object_array([each.encode() if isinstance(each, str) else each for each in elements]))
     try:
         array = np.ascontiguousarray(value)
     except ValueError as error:
@@ -361,7 +362,7 @@ def _tensor(name: str, value: ArrayLike | bytes | Sequence[bytes | str]) -> Tens
     if array.dtype not in DATATYPES.values():
         raise InvalidTensorError(
             f"Input '{name}' has dtype {array.dtype}, which V2 cannot carry; "
-            f"use bytes or one of {', '.join(str(dtype) for dtype in DATATYPES.values())}."
+            f"use text, bytes, or one of {', '.join(str(dtype) for dtype in DATATYPES.values())}."
         )
     return Tensor(name, array)
 

@@ -95,7 +95,9 @@ class TestInfer:
     def test_bytes_are_accepted_in_every_form(self, value: Any) -> None:
         assert list(sent(calls.infer("m", {"image": value}, {})).inputs[0].array) == [b"png"]
 
-    @pytest.mark.parametrize("value", ["grüß", ["grüß"], ("grüß",), ["grüß".encode()]])
+    @pytest.mark.parametrize(
+        "value", ["grüß", ["grüß"], ("grüß",), ["grüß".encode()], np.array(["grüß"]), np.array(["grüß"], object)]
+    )
     def test_text_is_sent_as_utf8(self, value: Any) -> None:
         assert list(sent(calls.infer("m", {"text": value}, {})).inputs[0].array) == ["grüß".encode()]
 
