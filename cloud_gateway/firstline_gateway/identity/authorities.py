@@ -86,8 +86,7 @@ def open_authorities(directory: Path, now_s: float) -> Authorities:
     with locked(directory):
         active, following, previous = (directory / name for name in (_ACTIVE, _NEXT, _PREVIOUS))
         bundle = directory / BUNDLE_FILE
-        if not active.exists() and previous.exists() and following.exists():
-            _rename(following, active)
+        _complete_switch(directory)
         if not active.exists():
             if bundle.exists():
                 raise ConfigError(
@@ -164,10 +163,11 @@ def switch(directory: Path) -> None:
         ConfigError: none is prepared, an earlier one is still trusted, or the folder cannot be written.
     """
     with locked(directory):
-        if not (directory / _NEXT).exists():
-            raise ConfigError("No authority is prepared; `firstline-gateway ca prepare` makes one.")
+        _complete_switch(directory)
         if (directory / _PREVIOUS).exists():
             raise ConfigError("The authority before the present one is still believed; `ca retire` ends that.")
+        if not (directory / _NEXT).exists():
+            raise ConfigError("No authority is prepared; `firstline-gateway ca prepare` makes one.")
         with naming(directory / _ACTIVE, "written"):
             os.utime(directory / _ACTIVE)  # see `followed_s`; before it moves, because a switch may be interrupted
         _rename(directory / _ACTIVE, directory / _PREVIOUS)
@@ -182,6 +182,7 @@ def retire(directory: Path) -> None:
     """
     previous = directory / _PREVIOUS
     with locked(directory):
+        _complete_switch(directory)
         try:
             previous.unlink()
         except FileNotFoundError as error:
@@ -345,6 +346,13 @@ def _load(file: Path) -> Authority:
 
 def _store(file: Path, authority: Authority) -> None:
     write(file, ca.key_pem(authority.key) + authority.pem.encode(), private=True)
+
+
+def _complete_switch(directory: Path) -> None:
+    """Completes a switch that was interrupted between its two steps."""
+    active, following, previous = (directory / name for name in (_ACTIVE, _NEXT, _PREVIOUS))
+    if not active.exists() and previous.exists() and following.exists():
+        _rename(following, active)
 
 
 def _rename(old: Path, new: Path) -> None:
