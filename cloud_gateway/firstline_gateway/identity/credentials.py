@@ -105,8 +105,8 @@ class Changes(NamedTuple):
 def read_changes(connection: Connection, since: int) -> Changes:
     """Returns the changes after version `since`; 0 returns everything.
 
-    A damaged row is logged and counts as revoked, because it may have been valid before. It is left out if it does not
-    tell whose it is.
+    A damaged row is logged and counts as revoked, because it may have been valid before. A row without a readable
+    owner is left out.
     """
     version = connection.execute(select(VERSION.c.version)).scalar_one()
 

@@ -66,7 +66,7 @@ class Queue(NamedTuple):
     Attributes:
         suffix: of the name under which the position of a webhook is stored.
         last: returns the number of the newest message; 0 if there is none.
-        page: returns the oldest messages after a number, at most as many as the limit.
+        page: returns the oldest messages after a number, up to a limit.
     """
 
     suffix: str

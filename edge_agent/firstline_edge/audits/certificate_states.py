@@ -2,7 +2,7 @@
 
     state              begins with                                         edge answers are accepted from
     valid              a certificate without a record (`watch`)            the certificate's threshold, certified
-    unknown            a file of records that is unreadable (`watch`)      the certificate's threshold
+    unknown            the loss of the records (`_doubt_all`)              the certificate's threshold
     broken_on_device   audits of this device (`_test`)                     a raised threshold, or none is accepted
     broken_in_fleet    a notice of the gateway (`apply_notice`)            a raised threshold, or none is accepted
 
@@ -68,10 +68,8 @@ class MonitoredCertificate:
     @property
     def threshold(self) -> float:
         """The score from which answers are accepted: the certificate's, or that of an alarm."""
-        state = self.record.state
-        if state.escalates_all:
-            return EVERYTHING
-        return self.certificate.threshold if state.tightened is None else state.tightened
+        raised = self.record.state.threshold
+        return self.certificate.threshold if raised is None else raised
 
     def is_auditable(self, score: float, group: str | None) -> bool:
         """Returns whether audits test an answer: one above the threshold of the certificate or of an alarm.
