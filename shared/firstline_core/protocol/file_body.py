@@ -88,7 +88,10 @@ def form_fields(body: bytes, content_type: str, limits: Limits) -> list[tuple[st
         )
     header = Message()
     header["Content-Type"] = content_type
-    boundary = header.get_boundary()
+    try:
+        boundary = header.get_boundary()
+    except ValueError:  # `boundary*=` is in an encoding that cannot decode it, such as "idna"
+        boundary = None
     if not boundary:
         raise InvalidTensorError("The Content-Type of the form has no boundary; let your HTTP client write the header.")
     most = limits.rows + 1

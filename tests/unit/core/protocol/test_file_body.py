@@ -87,6 +87,8 @@ def test_any_bytes_are_a_form_or_refused(body: bytes) -> None:
     ("body", "content_type", "says"),
     [
         (b"--b--", "multipart/form-data; boundary=b" + ";" * 1000, "has more than 1 KiB"),
+        (b"--b--", "multipart/form-data; boundary*=idna''b", "has no boundary"),
+        (b"--b--", "multipart/form-data; boundary*=punycode''%ff", "has no boundary"),
         (b"--c--", "multipart/form-data; boundary=b", "does not end with its boundary"),
         (b"--b\r\nX: y\r\n\r\na", "multipart/form-data; boundary=b", "does not end with its boundary"),
         (b"--b\r\nX: y\r\n\r\na\r\n--b--", "multipart/form-data; boundary=b", "has no name in its Content-Disposition"),
