@@ -9,7 +9,9 @@ from firstline_core.errors import InvalidTensorError
 # Decoding a sample of OGG takes as long as decoding four pixels; of the other formats, less than one.
 _OGG_PIXELS, _PIXELS = 4, 1
 
-_FORMATS = ((b"fLaC", 0), (b"OggS", 0), (b"WAVE", 8))
+_FLAC, _OGG = b"fLaC", b"OggS"
+# Other formats may have `WAVE` at the same place, and libsndfile would read them.
+_RIFF, _WAVE = (b"RIFF", b"RIFX", b"RF64"), b"WAVE"
 _OTHER_FORMATS = {b"ID3": "MP3", b"\xff\xfb": "MP3", b"\xff\xf3": "MP3", b"FORM": "AIFF", b".snd": "AU", b"caff": "CAF"}
 
 
@@ -56,7 +58,8 @@ def check_format(encoded: bytes, where: str) -> None:
     """
     if not isinstance(encoded, bytes):
         raise InvalidTensorError(f"{where} is of type {type(encoded).__name__}; encoded audio is bytes.")
-    if not any(encoded[at : at + len(magic)] == magic for magic, at in _FORMATS):
+    is_wave = encoded.startswith(_RIFF) and encoded.startswith(_WAVE, 8)
+    if not (is_wave or encoded.startswith((_FLAC, _OGG))):
         names = [name for magic, name in _OTHER_FORMATS.items() if encoded.startswith(magic)]
         found = f"{names[0]}" if names else "not an audio file" if encoded else "empty"
         raise InvalidTensorError(f"{where} is {found}; send WAV, FLAC or OGG.")

@@ -149,6 +149,13 @@ def test_a_damaged_clip_is_refused_by_its_row(encoded: bytes, reason: str) -> No
         assert reason in refused.value.message
 
 
+def test_a_file_of_another_format_is_not_opened_because_it_says_wave() -> None:
+    disguised = bytearray(clip([0.5], form="AU"))
+    disguised[8:12] = b"WAVE"  # where AU has the size of its samples
+    with pytest.raises(InvalidTensorError, match="Row 0 is AU; send WAV, FLAC or OGG"):
+        audio.read_header(bytes(disguised), "Row 0")
+
+
 def test_a_wav_of_unknown_length_is_read_to_its_end() -> None:
     raw = np.array([16384, -16384], "<i2")
     np.testing.assert_array_equal(run(*START, of=wav(raw.tobytes(), size=0xFFFF_FFFF)), [[0.5, -0.5]])
