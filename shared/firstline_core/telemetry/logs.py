@@ -201,14 +201,25 @@ _PLAIN_TYPES = frozenset({str, int, float, bool, type(None)})
 _BELOW = ("stack", "exception")  # fields with lines of their own
 _HEAD = "%(timestamp)s [%(level)-9s] %(event)s [%(logger)s]"
 _NOT_FACTS = frozenset({"timestamp", "level", "event", "logger", *_BELOW})
+# Characters with which a caller's text could steer a terminal.
+_CONTROLS = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"}
 
 
 def _render_json(_logger: WrappedLogger, _method: str, event: EventDict) -> str:
     return orjson.dumps(event, default=repr).decode()
 
 
+def _escaped(event: EventDict) -> EventDict:
+    """Returns an event with its control characters as text."""
+    return {
+        name: value.translate(_CONTROLS) if isinstance(value, str) and not value.isprintable() else value
+        for name, value in event.items()
+    }
+
+
 def _render_text(_logger: WrappedLogger, _method: str, event: EventDict) -> str:
     """Renders as structlog's `ConsoleRenderer` without colours, in a fraction of its time: each request has a line."""
+    event = _escaped(event)
     names, form = _facts_form(tuple(event))
     facts = form % event
     if not _is_plain(facts, len(names)) or not _PLAIN_TYPES.issuperset(map(type, event.values())):
@@ -254,7 +265,11 @@ def configure(level: str = "info", format: Literal["text", "json"] = "text") -> 
     render: Processor = _render_json if format == "json" else _render_text
     if format == "text" and sys.stderr.isatty():
         # A plain traceback: with local variables in it it would show payloads.
-        render = structlog.dev.ConsoleRenderer(pad_event_to=0, exception_formatter=structlog.dev.plain_traceback)
+        console = structlog.dev.ConsoleRenderer(pad_event_to=0, exception_formatter=structlog.dev.plain_traceback)
+
+        def render(logger: WrappedLogger, method: str, event: EventDict) -> str:
+            return console(logger, method, _escaped(event))
+
     root = logging.getLogger()
     root.handlers = [_Handler(sys.stderr, render)]
     root.setLevel(level.upper())

@@ -5,6 +5,7 @@ import contextlib
 import io
 import json
 import logging
+import re
 import subprocess
 import sys
 import textwrap
@@ -45,6 +46,27 @@ def test_text_line_equals_that_of_structlogs_console_renderer(facts: dict[str, A
     assert second.partition(" ")[2].startswith(f"[error    ] broken [{NAME}] ")
     assert traceback.startswith("Traceback (most recent call last):\n")
     assert traceback.endswith("ZeroDivisionError: division by zero\n")
+
+
+class _Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("stream", [io.StringIO(), _Terminal()], ids=["file", "terminal"])
+def test_text_of_callers_cannot_steer_a_terminal(stream: io.StringIO) -> None:
+    with contextlib.redirect_stderr(stream):
+        logs.configure()
+        logs.logger(NAME).info("refused", model="\x1b]0;owned\x07", note="\x9b2J two")
+        logging.getLogger("some.library").warning("said \x1b[2J\r")
+        try:
+            raise ValueError("\x1b[2J")
+        except ValueError:
+            logs.logger(NAME).exception("broken")
+    text = re.sub(r"\x1b\[\d+m", "", stream.getvalue())  # structlog's own colours
+    assert text.replace("\n", "").isprintable()
+    for shown in (r"\x1b]0;owned\x07", r"\x9b2J two", r"said \x1b[2J\x0d", r"ValueError: \x1b[2J"):
+        assert shown in text.replace("\\\\", "\\")
 
 
 def test_context_facts_are_in_each_line() -> None:
