@@ -117,14 +117,17 @@ class IdentityFiles:
             raise self._refused(error) from error
 
     def _give_to_owner(self) -> None:
-        """Gives files that root wrote to the owner of the state directory, as whom the agent runs."""
+        """Gives files that root wrote to the owner of the state directory, as whom the agent runs.
+
+        That user could have put a link to a file of root there, so links are not followed.
+        """
         if os.geteuid() != 0:
             return
         owner = self.folder.parent.stat()
-        for path in (self.folder, *self.folder.iterdir()):
-            # Root in a container may lack the right, and is the agent's user then; or the agent has renamed the file.
+        for path in (self.folder, self.authorities, self.device, self._identity, self.time):
+            # Root in a container may lack the right, and is the agent's user then; or there is no such file yet.
             with contextlib.suppress(OSError):
-                os.chown(path, owner.st_uid, owner.st_gid)
+                os.chown(path, owner.st_uid, owner.st_gid, follow_symlinks=False)
 
     def _refused(self, error: OSError) -> CapacityError:
         return CapacityError(
