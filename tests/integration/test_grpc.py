@@ -15,9 +15,9 @@ import pytest
 from support.agent import edge_settings, serving_agent
 from support.broker import free_port
 from support.gateway import GatedExecutor, gateway_of, gateway_settings
-from support.grpc_calls import Call, calling, digits_message, refusal
+from support.grpc_calls import Call, calling, digits_message, refusal, streaming
 from support.identities import Device
-from support.keys import create_key
+from support.keys import create_key, revoke_key
 from support.logs import captured_lines
 from support.memory import growth_below
 from support.tls_site import tls_site
@@ -29,6 +29,7 @@ from firstline_edge.api import server as edge_server
 from firstline_edge.api.access import access_of
 from firstline_gateway.app import Gateway, open_gateway
 from firstline_gateway.identity import ca
+from firstline_gateway.identity.credentials import ApiKey
 from firstline_gateway.settings.load import load
 from firstline_gateway.settings.settings import Settings
 
@@ -122,6 +123,49 @@ async def test_errors_have_the_sentence_and_code_of_rest(call: Call) -> None:
         assert (status, trailers["firstline-code"]) == ("INVALID_ARGUMENT", "invalid_tensor")
     assert (await refusal(call("ModelMetadata", b"\xff")))[0] == "INVALID_ARGUMENT"
     assert (await refusal(call("ModelMetadata", b"\x0a\xf0\xa2\x04" + b"a" * 70_000)))[0] == "INVALID_ARGUMENT"
+
+
+@pytest.mark.parametrize("answered", [0, 1], ids=["unused", "used"])
+async def test_an_open_stream_ends_when_its_key_is_revoked(
+    answered: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("firstline_core.protocol.grpc.service._FRESH_S", 0.0)
+    settings = settings_of(tmp_path)
+    key, gateway = create_key(settings.store, "shop", "application"), open_gateway(settings)
+    gatekeeper, authenticated = gateway.identity.gatekeeper, asyncio.Event()
+    authenticate = gatekeeper.authenticate_key
+
+    async def watched(text: str) -> ApiKey:
+        found = await authenticate(text)
+        authenticated.set()
+        return found
+
+    monkeypatch.setattr(gatekeeper, "authenticate_key", watched)
+    async with listening(gateway) as port, streaming(port, key) as stream:
+        await stream.wait_for_connection()
+        await authenticated.wait()
+        for _ in range(answered):
+            await stream.write(digits_message())
+            assert (await stream.read()).infer_response.model_name == "digits"
+        revoke_key(settings.store, "shop")
+        await gatekeeper.refreshed()
+        await stream.write(digits_message())
+        assert (await refusal(stream.read()))[0] == "UNAUTHENTICATED"
+
+
+@pytest.mark.parametrize("fresh_s", [0.0, 20.0])
+async def test_each_request_of_a_stream_counts_against_the_rate_of_its_key(
+    fresh_s: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("firstline_core.protocol.grpc.service._FRESH_S", fresh_s)
+    settings = settings_of(tmp_path)
+    key = create_key(settings.store, "shop", "application", requests_per_s=0.001)
+    async with listening(open_gateway(settings)) as port, streaming(port, key) as stream:
+        await stream.write(digits_message())
+        assert (await stream.read()).infer_response.model_name == "digits"
+        for _ in range(2):
+            await stream.write(digits_message())
+            assert (await stream.read()).infer_response.parameters["code"].string_param == "rate_limited"
 
 
 async def test_large_messages_are_refused_also_when_compressed(call: Call) -> None:

@@ -42,6 +42,18 @@ async def calling(
         yield call
 
 
+@asynccontextmanager
+async def streaming(port: int, key: str) -> AsyncIterator[Any]:
+    """A stream of inferences: `write` takes messages, `read` returns answers."""
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        made = channel.stream_stream(
+            f"/{SERVICE.full_name}/ModelStreamInfer",
+            request_serializer=lambda asked: asked.SerializeToString(),
+            response_deserializer=message("ModelStreamInferResponse").FromString,
+        )
+        yield made(timeout=20, metadata=(("authorization", f"Bearer {key}"),))
+
+
 def digits_message(rows: int = 1, **fields: Any) -> Any:
     """A ModelInferRequest of empty pictures."""
     made = message("ModelInferRequest")(model_name="digits", **fields)

@@ -20,7 +20,14 @@ from msgspec.structs import replace
 
 from firstline_core import errors
 from firstline_core.clock import SYSTEM_CLOCK, Clock
-from firstline_core.errors import FirstlineError, InvalidTensorError, LinkDownError, QueueFullError, RemoteTimeoutError
+from firstline_core.errors import (
+    FirstlineError,
+    InvalidTensorError,
+    LinkDownError,
+    QueueFullError,
+    RateLimitedError,
+    RemoteTimeoutError,
+)
 from firstline_core.ids import new_request_id
 from firstline_core.protocol import extensions, http
 from firstline_core.protocol.data_plane import DataPlane
@@ -33,6 +40,8 @@ from firstline_core.types import TensorSpec, TraceContext
 
 # Time limit of one message, as for HTTP bodies.
 READ_TIMEOUT_S = 60.0
+# Time after which the first request of a stream no longer relies on the authentication at its start.
+_FRESH_S = 1.0
 # Size limit of a message that is not an inference and has only a few names.
 _SMALL_BYTES = 65_536
 
@@ -167,19 +176,37 @@ class InferenceService:
         return encoded
 
     async def _stream_infer(self, _messages: Messages, context: Context) -> AsyncIterator[bytes]:
-        """Answers requests one after the other, in their order; an error ends only its own request."""
+        """Answers requests one after the other, in their order; an error ends only its own request.
+
+        Each request is authenticated, because access may end while a stream is open, and rates count requests. The
+        start of the stream, before a byte is read, counts as its first request.
+        """
         try:
             caller = await self._hooks.authorize(context, INFER)
         except FirstlineError as error:
             _refuse(context, error)
             return
+        started_s, is_first = self._clock.monotonic_s(), True
         while (sent := await context.read()) is not grpc.aio.EOF:
             arrived_s = self._clock.monotonic_s()
             metadata = _CallMetadata(None, _trace_of_call(context))
             journal = _Journal(self._hooks.record, self._clock, arrived_s, caller.principal)
+            limited: RateLimitedError | None = None
+            try:
+                if not is_first or arrived_s > started_s + _FRESH_S:
+                    await self._hooks.authorize(context, INFER)
+            except RateLimitedError as error:
+                limited = None if is_first else error  # the start counts as the first request
+            except FirstlineError as error:
+                self._hooks.record("", caller.principal, 0.0, error)
+                _refuse(context, error)
+                return
+            is_first = False
             reply = message("ModelStreamInferResponse")()
             try:
                 with journal.recorded("ModelStreamInfer"), self._hooks.share(caller.principal) as take:
+                    if limited is not None:
+                        raise limited
                     take(len(sent))
                     reply.infer_response.CopyFrom(await self._answer(sent, caller, arrived_s, metadata, journal))
                 # Triton's marker for models with several responses; here there is always one.
