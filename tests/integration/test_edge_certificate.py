@@ -61,6 +61,8 @@ async def test_device_uses_and_reports_the_certified_threshold_until_the_score_c
     assert story[-1].endswith(f"It is certified: {PROMISE}.")
     (finding, *_) = model_findings(settings)
     assert finding.detail.endswith(f"certified: {PROMISE}")
+    (finding, *_) = model_findings(edge_settings(tmp_path, models__directories=[str(bundle)], policy__kind="edge_only"))
+    assert finding.detail.endswith("not certified: policy.kind is edge_only, which no certificate covers")
 
     # The cache has what was certified.
     manifest["policy"]["score"]["temperature"] = 0.5

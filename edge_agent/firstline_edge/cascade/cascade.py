@@ -480,16 +480,16 @@ class TierRouter:
 
     def uncertified(self, model: DeviceModel) -> str:
         """Returns why answers of this model are not certified, as part of a sentence; "" if they are."""
-        if not self.policy.certifies:
-            return f"policy.kind is {self.policy.kind}, which no certificate covers"
+        if unusable := self.policy.uncertified():
+            return unusable
         monitored = self._certificates.find(model) if self._certificates is not None else None
         if monitored is not None and monitored.record.state.alarmed:
             return f"an alarm voids its certificate: {monitored.record.state.cause}"
         certificate = model.edge.certificate if model.edge is not None else None
         if certificate is None:
             return model.edge.uncertified if model.edge is not None else ""
-        if certificate.contract not in self.policy.certifies:
-            return f"policy.kind is {self.policy.kind}, and its certificate on the stream needs policy.kind = certified"
+        if unusable := self.policy.uncertified(certificate.contract):
+            return unusable
         if not policy.covered(_CONFIDENT, self._without_alarm(model, None), certificate):
             return "policy.min_threshold is above its threshold, and its certificate on the stream holds only at that"
         return ""

@@ -72,6 +72,7 @@ def _package_dependent_findings(settings: EdgeSettings) -> Iterator[Finding]:
     yield from doctor_models.contract_findings(settings)
     yield from doctor_device.identity_findings(identity)
     yield from links
+    yield from doctor_device.budget_findings(settings)
     yield from doctor_device.fleet_findings(settings)
     yield from doctor_device.state_findings(settings)
     yield from doctor_device.outbox_findings(settings)

@@ -26,7 +26,7 @@ from firstline_core.storage.files import DAMAGED, system_reason
 from firstline_core.storage.seals import CREDENTIAL, read_keys
 from firstline_core.storage.secrets import read_secret
 from firstline_edge.api.access import parse_tokens
-from firstline_edge.budgets.from_settings import device_sensors
+from firstline_edge.budgets.from_settings import budgets_of, device_sensors, tariff_of
 from firstline_edge.cli.agent_api import agent_status
 from firstline_edge.cli.findings import Finding, hint, hint_if, ok, problem, warning, warning_if
 from firstline_edge.fleet.updates.registry import HTTP_REQUIRED
@@ -214,6 +214,10 @@ def _sensor_findings(settings: EdgeSettings, tree: Tree) -> Iterator[Finding]:
         return
     yield sensor_finding(now, limit_c)
     yield from limit_findings(zones, now, limit_c)
+    absent = [name for name in settings.hardware.power_rails if name not in now.power_w]
+    if absent:
+        detail = f"there is no rail {absent[0]!a} here; there are: {', '.join(now.power_w) or 'none'}"
+        yield problem("hardware.power_rails", detail, "name rails that `edge-agent hardware get` shows, or none")
     yield ok("power", f"{describe(now.device_power_w)}{' W' if known(now.device_power_w) is not None else ''}")
 
 
@@ -285,6 +289,25 @@ def engine_findings(catalogue: Catalogue | None, providers: tuple[str, ...]) -> 
         for engine in tried
         if not engine.works
     ]
+
+
+def budget_findings(settings: EdgeSettings) -> Iterator[Finding]:
+    """Checks whether something is counted for each budget; one that nothing is charged to limits nothing."""
+    tariff = tariff_of(settings)
+    links = tariff.links.values()
+    counted = {
+        "bytes": True,
+        "joules": tariff.joules_per_run
+        or any(link.joules_per_byte_sent or link.joules_per_byte_received for link in links),
+        "money": tariff.money_per_request or any(link.money_per_byte for link in links),
+    }
+    advice = {
+        "joules": "set costs.joules_per_run, or joules_per_mib_sent and joules_per_mib_received of a link",
+        "money": "set costs.money_per_request, or costs.money_per_mib and metered = true of a link",
+    }
+    for resource in sorted({name.partition("/")[0] for name in budgets_of(settings.budget)}):
+        if not counted[resource]:
+            yield warning("budget", f"no cost in {resource} is stated, so this budget limits nothing", advice[resource])
 
 
 def fleet_findings(settings: EdgeSettings) -> Iterator[Finding]:

@@ -15,10 +15,12 @@ from firstline_core.bundle.manifest import (
 )
 from firstline_core.bundle.store import Bundle, open_bundle
 from firstline_core.errors import ConfigError, FirstlineError, IntegrityError
+from firstline_core.routing.policy import Policy
 from firstline_core.runtime.select import RuntimeOptions, check_options
 from firstline_core.telemetry.wording import counted, rounded
 from firstline_edge.audits import records
 from firstline_edge.audits.records import CertificateRecord, key_of
+from firstline_edge.cascade.cascade import policy_from
 from firstline_edge.cli.findings import Finding, Severity, hint, hint_if, ok, problem, warning
 from firstline_edge.fleet.updates.model_store import current_bundles
 from firstline_edge.models.loading import bundle_paths, quickest_ms
@@ -64,11 +66,11 @@ def model_findings(settings: EdgeSettings) -> Iterator[Finding]:
             advice = f"copy the bundle again, whole: rsync -a --delete BUNDLE/ {path}/"
             yield problem(f"bundle {path.name}", error.message, advice)
             continue
-        yield from _bundle_findings(bundle, options, settings.policy.default_timeout_ms)
+        yield from _bundle_findings(bundle, options, settings)
 
 
-def _bundle_findings(bundle: Bundle, options: RuntimeOptions, timeout_ms: int) -> list[Finding]:
-    manifest = bundle.manifest
+def _bundle_findings(bundle: Bundle, options: RuntimeOptions, settings: EdgeSettings) -> list[Finding]:
+    manifest, policy, timeout_ms = bundle.manifest, policy_from(settings.policy), settings.policy.default_timeout_ms
     name = f"model {manifest.name} {manifest.version}"
     try:
         load_scorer(bundle, options)
@@ -87,7 +89,7 @@ def _bundle_findings(bundle: Bundle, options: RuntimeOptions, timeout_ms: int) -
             continue
         used = used or model.id
         pace = f"{rounded(p50_ms)} ms a row (p50)" if p50_ms is not None else "loads; not measured, its sizes are free"
-        role = f"the one in use; {_certification(manifest, model)}" if used == model.id else "a spare"
+        role = f"the one in use; {_certification(manifest, model, policy)}" if used == model.id else "a spare"
         is_slow = used == model.id and p50_ms is not None and p50_ms > timeout_ms / 2
         advice = "use a smaller edge model, or raise policy.default_timeout_ms"
         findings.append(hint_if(is_slow, subject, f"{pace} on {provider}, {role}", advice))
@@ -99,10 +101,12 @@ def _bundle_findings(bundle: Bundle, options: RuntimeOptions, timeout_ms: int) -
     ]
 
 
-def _certification(manifest: Manifest, model: Model) -> str:
+def _certification(manifest: Manifest, model: Model, policy: Policy) -> str:
     certificate = valid_certificate(manifest, model)
     if certificate is None:
         return f"not certified: {certificate_problem(manifest, model)}"
+    if unusable := policy.uncertified(certificate.contract):
+        return f"not certified: {unusable}"
     return f"certified: {certificate.promise}"
 
 

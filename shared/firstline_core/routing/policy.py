@@ -237,6 +237,18 @@ class Policy(NamedTuple):
     decide: Callable[[RowEvidence, PolicyState], Decision]
     certifies: tuple[Contract, ...]
 
+    def uncertified(self, contract: Contract | None = None) -> str:
+        """Returns why a certificate covers none of its answers, as part of a sentence; "" if one may cover them.
+
+        Args:
+            contract: of the certificate; None for any contract.
+        """
+        if not self.certifies:
+            return f"policy.kind is {self.kind}, which no certificate covers"
+        if contract is not None and contract not in self.certifies:
+            return f"policy.kind is {self.kind}, and its certificate on the stream needs policy.kind = certified"
+        return ""
+
 
 def certified(evidence: RowEvidence, _state: PolicyState) -> Decision:
     """Accepts an edge answer if and only if its score reaches the threshold in use."""

@@ -112,8 +112,8 @@ def _check_bound(own: EdgeSettings, name: str, before: object, value: object) ->
         return
     if section == "budget" and before and (not value or value > before):
         raise ConfigError(
-            f"It sets {name} to {value:g}{'' if value else ', which is no limit'}; this device's own file allows "
-            f"{before:g}, and the fleet may only set less."
+            f"It sets {name} to {value:.10g}{'' if value else ', which is no limit'}; this device's own file allows "
+            f"{before:.10g}, and the fleet may only set less."
         )
     if name == "policy.min_threshold" and value < before:
         raise ConfigError(

@@ -18,6 +18,7 @@ from firstline_core.hardware.readings import Absent
 from firstline_core.hardware.sensors import Sensors
 from firstline_core.hardware.survey import describe_device, thermal_zones
 from firstline_edge.cli.doctor_device import (
+    budget_findings,
     engine_findings,
     fleet_findings,
     hardware_findings,
@@ -97,6 +98,17 @@ def test_power_is_reported_or_how_to_measure_it(tmp_path: Path, name: str, words
     assert (power.severity, words in power.detail) == (Severity.OK, True)
 
 
+def test_a_rail_that_is_not_there_is_an_error(tmp_path: Path) -> None:
+    with board("jetson-orin-nano", tmp_path / "root"):
+        settings = edge_settings(
+            tmp_path / "state", hardware__root=str(tmp_path / "root"), hardware__power_rails=["VDD_IN", "VDD_INN"]
+        )
+        found = list(hardware_findings(settings))
+    (rail,) = (one for one in found if one.subject == "hardware.power_rails")
+    assert rail.severity is Severity.ERROR
+    assert rail.detail.startswith("there is no rail 'VDD_INN' here; there are: ") and "VDD_IN" in rail.detail
+
+
 def test_a_hanging_driver_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ends, text = threading.Event(), Tree.text
 
@@ -142,6 +154,27 @@ async def test_an_agent_without_sensors_logs_it(tmp_path: Path) -> None:
 
 MQTT = {"kind": "mqtt", "host": "broker"}
 HTTP = {"kind": "http", "url": "http://gateway:8080"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "unlimited"),
+    [
+        ({"budget__bytes_per_day": 1}, []),
+        ({"budget__joules_per_day": 1, "budget__joules_per_hour": 1, "budget__money_per_day": 1}, ["joules", "money"]),
+        ({"budget__joules_per_day": 1, "costs__joules_per_core_second": 1}, ["joules"]),
+        ({"budget__joules_per_day": 1, "costs__joules_per_run": 1}, []),
+        ({"budget__joules_per_day": 1, "links": [HTTP | {"joules_per_mib_sent": 1}]}, []),
+        ({"budget__money_per_day": 1, "costs__money_per_request": 1}, []),
+        ({"budget__money_per_day": 1, "costs__money_per_mib": 1, "links": [HTTP]}, ["money"]),
+        ({"budget__money_per_day": 1, "costs__money_per_mib": 1, "links": [HTTP | {"metered": True}]}, []),
+    ],
+)
+def test_a_budget_without_a_cost_limits_nothing(tmp_path: Path, changes: dict[str, Any], unlimited: list[str]) -> None:
+    findings = list(budget_findings(edge_settings(tmp_path, **changes)))
+    assert [finding.detail for finding in findings] == [
+        f"no cost in {resource} is stated, so this budget limits nothing" for resource in unlimited
+    ]
+    assert all(finding.severity is Severity.WARNING and "costs." in finding.advice for finding in findings)
 
 
 def states(tmp_path: Path, links: list[dict[str, Any]], **fleet: Any) -> list[tuple[str, Severity]]:

@@ -40,6 +40,7 @@ def test_only_the_set_keys_change(tmp_path: Path) -> None:
     ("text", "why"),
     [
         ("[budget]\nbytes_per_day = 1001\n", "allows 1000, and the fleet may only set less"),
+        ("[budget]\nbytes_per_day = 20_000_000\n", "sets budget.bytes_per_day to 20000000; this"),
         ("[budget]\nbytes_per_day = 0\n", "which is no limit"),
         ("[policy]\nmin_threshold = 0.4\n", "demands 0.5, and the fleet may only set more"),
         ("[audit]\nper_hour = 1\n", "keeps to itself"),
