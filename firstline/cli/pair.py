@@ -48,8 +48,8 @@ class PairDecisions:
     """Properties that the user names, and that files and data need not decide.
 
     Attributes:
-        promise: What to certify, such as 'missed person 5% at 90%'; may be repeated. Default: 5% at 90% of
-            disagreement, or of missing what the full model reports most often.
+        promise: What to certify, such as 'missed person 5% at 90%', which may be repeated, or '2% at 95%' of
+            disagreement. Default: 5% at 90% of disagreement, or of missing what the full model reports most often.
         labels: Text file, one label a line; found in or near the models by default.
         tolerance: Of models that answer with numbers: 2.5, 5% of the value, or 0.25sd of the row's deviation. Default:
             the full model's median error on labelled data.

@@ -21,7 +21,7 @@ from firstline_core.tasks.base import MISSED, Task
 EXAMPLE = "missed person 5% at 90%"
 
 _NUMBER = r"(\d+(?:\.\d+)?)\s*%"
-_PROMISE = re.compile(rf"\s*(\S.*?)\s+{_NUMBER}\s+at\s+{_NUMBER}\s*")
+_PROMISE = re.compile(rf"\s*(?:(\S.*?)\s+)?{_NUMBER}\s+at\s+{_NUMBER}\s*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,15 +74,16 @@ class UsualAnswer:
     share: float
 
 
-def parse_promises(texts: Sequence[str], task: Task) -> dict[str, EventBound]:
-    """Returns the promises by event.
+def parse_promises(texts: Sequence[str], task: Task, *, all_answers: bool = False) -> dict[str, EventBound]:
+    """Returns the promises by event; the only one has the event "" if it is about all answers.
 
     Args:
         texts: such as "missed person 5% at 90%": event, share of the rows in which it can occur, confidence.
         task: has the events.
+        all_answers: whether a promise without an event, such as "5% at 90%", is about all answers.
 
     Raises:
-        ConfigError: a promise is not in this form, names an unknown event, or names one twice.
+        ConfigError: a promise is not in this form, names an unknown event, names one twice, or none.
     """
     found: dict[str, EventBound] = {}
     for text in texts:
@@ -92,10 +93,17 @@ def parse_promises(texts: Sequence[str], task: Task) -> dict[str, EventBound]:
             raise ConfigError(
                 f"The promise '{text}' is not in the form 'EVENT SHARE% at CONFIDENCE%', such as '{example}'."
             )
-        event = _event(match[1], task)
+        share, confidence = float(match[2]), float(match[3])
+        if match[1] is None and not all_answers:
+            raise ConfigError(
+                f"The promise '{text}' names no event; state one about all answers with "
+                f"--epsilon {share / 100:.10g} --delta {1 - confidence / 100:.10g}."
+            )
+        if match[1] is None and len(texts) > 1:
+            raise ConfigError(f"The promise '{text}' is about all answers; make no other promise, or name its event.")
+        event = "" if match[1] is None else _event(match[1], task)
         if event in found:
             raise ConfigError(f"There are two promises about '{event}'; make one.")
-        share, confidence = float(match[2]), float(match[3])
         for what, percent, usual in (("share", share, 5), ("confidence", confidence, 90)):
             if not 0 < percent < 100:
                 raise ConfigError(

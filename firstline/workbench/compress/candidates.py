@@ -78,7 +78,7 @@ def make_candidates(work: Work, parts: Parts) -> list[Candidate]:
     Raises:
         ConfigError: a model that a quantiser cannot read.
     """
-    work.report("Reading images")
+    work.report("Preparing rows")
     file = work.bundle.file(work.source.artefact)
     with TemporaryDirectory(prefix=".scratch-", dir=work.bundle.path) as folder:
         ready = Path(folder) / f"ready.{work.source.runtime}"

@@ -17,18 +17,20 @@ EPSILON, DELTA = 0.05, 0.1
 
 
 def certify_pair(bundle: Bundle, measured: Measured, promises: Mapping[str, EventBound]) -> Certification:
-    """Certifies promises about events, or the usual one: 5 % at 90 %.
+    """Certifies promises about events, one about all answers, or the usual one: 5 % at 90 %.
 
     Of tasks that need an event, the usual promise is about missing what the full model reports most often.
 
     Args:
         bundle: with both models.
         measured: the bundle, with evidence.
-        promises: by event; none for the usual one.
+        promises: by event, "" for all answers; none for the usual one.
 
     Raises:
-        ConfigError: the scores are the same for every row.
+        ConfigError: the scores are the same for every row, or a promise about all answers would be misleading.
     """
+    if "" in promises:
+        require_event(bundle.manifest)
     task, (edge,) = bundle.manifest.task, measured.edges
     evidence = evidence_of(measured)[edge.answers.model.id]
     bounds = promises
@@ -37,8 +39,9 @@ def certify_pair(bundle: Bundle, measured: Measured, promises: Mapping[str, Even
             require_event(bundle.manifest)
         reported = (task.occurrences(evidence.full) > 0).sum(axis=0)
         bounds = {f"{MISSED} {task.event_classes[int(reported.argmax())]}": EventBound(EPSILON, DELTA)}
-    terms = Terms(EPSILON, DELTA)
-    return certify_bundle(bundle, evidence, terms.about(bounds) if bounds else terms)
+    about_all = promises.get("", EventBound(EPSILON, DELTA))
+    terms = Terms(about_all.epsilon, about_all.delta)
+    return certify_bundle(bundle, evidence, terms.about(bounds) if bounds.keys() - {""} else terms)
 
 
 def as_certified(measured: Measured, certification: Certification) -> Measured:

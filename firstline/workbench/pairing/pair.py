@@ -59,7 +59,7 @@ class ReadPair:
         labels_source: where the labels are from, in words.
         models: by role, with sentences about what was assumed and decided.
         agreement: of both models, as a sentence; "" for one model.
-        promises: of the user, by event.
+        promises: of the user, by event; "" is about all answers.
     """
 
     task: AnyTask
@@ -146,7 +146,7 @@ def read_pair(
     recognised = _of_one_task(files, found, near)
     labelled = label(recognised, spec.labels, nearby)
     task = task_of(labelled)
-    promises = parse_promises(spec.promises, task)
+    promises = parse_promises(spec.promises, task, all_answers=True)
     readings = labelled.readings
     for role, reading in recognised.items():
         show(f"{role}: {reading.family} ({reading.sure:.0%} sure): {'; '.join(reading.assumptions)}.")

@@ -25,7 +25,7 @@ class PairSpec:
         name: of the bundle; "" derives it from the models' files.
         labels: given by the user; () to find them.
         chosen: numbers on contact sheets, by role.
-        promises: about events, such as "missed person 5% at 90%"; () for the usual one.
+        promises: such as "missed person 5% at 90%", or "5% at 90%" of all answers; () for the usual one.
         tolerance: of a regression, see `operating.read_tolerance`; "" to propose one.
         budget_s: seconds that the data may take to decide one choice.
     """

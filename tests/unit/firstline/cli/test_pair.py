@@ -86,6 +86,8 @@ def test_a_promise_on_too_few_rows_is_reported_with_what_is_missing(site: Path) 
     assert (tried["event"], tried["epsilon"], tried["delta"], tried["n"]) == ("", 0.05, 0.1, 30)
     assert (tried["certified"], tried["risk_upper"], tried["n_needed"]) == (False, None, 15)
     assert "at least 15 more rows without a single error" in in_one_line(_run(*arguments).stdout)
+    (looser,) = _json(*arguments, "--promise", "10% at 80%")["contracts"]
+    assert (looser["event"], looser["epsilon"], looser["delta"], looser["certified"]) == ("", 0.1, 0.2, True)
 
 
 def test_frames_of_one_video_are_reported_as_dependent(site: Path) -> None:
@@ -118,6 +120,12 @@ def test_a_detector_answered_by_the_full_model_alone_has_its_quality(
     arguments = (*models, *promise, "--data", tmp_path / "data", "--out", tmp_path / "out")
     found = _json(*arguments)
     assert (found["task"], found["certified"], found["share_at_edge"]) == ("detection", False, 0)
+    hidden = _run(*arguments[:-1], tmp_path / "other", "--promise", "5% at 90%", code=2).stderr
+    assert "is about all answers" in in_one_line(hidden)
+    assert (
+        "names an event"
+        in _run(*models, *arguments[-4:-1], tmp_path / "third", "--promise", "5% at 90%", code=2).stderr
+    )
     assert found["quality"]["tiered"] == found["quality"]["full"] > 0
     monkeypatch.setitem(sys.modules, "pycocotools.coco", None)
     without = _run(*arguments, "--force", "-o", "json")

@@ -124,6 +124,16 @@ def test_promises_are_read_in_the_words_of_a_user() -> None:
     assert found == {"missed person": EventBound(0.05, 0.1), "invented car": EventBound(0.005, 0.05)}
 
 
+def test_one_promise_may_be_about_all_answers() -> None:
+    assert parse_promises(["2% at 95%"], _TASK, all_answers=True) == {"": EventBound(0.02, 0.05)}
+    with pytest.raises(ConfigError, match="'2% at 95%' is about all answers; make no other promise"):
+        parse_promises(["missed person 5% at 90%", "2% at 95%"], _TASK, all_answers=True)
+    with pytest.raises(
+        ConfigError, match=r"names no event; state one about all answers with --epsilon 0\.02 --delta 0\.05"
+    ):
+        parse_promises(["2% at 95%"], _TASK)
+
+
 @pytest.mark.parametrize("name", ["missed Potted  Plant", "MISSED potted plant"])
 def test_case_and_spaces_of_an_event_matter_only_where_labels_differ_by_them(name: str) -> None:
     assert list(parse_promises([f"{name} 5% at 90%"], Detection(("potted plant", "car")))) == ["missed potted plant"]
