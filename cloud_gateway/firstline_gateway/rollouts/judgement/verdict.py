@@ -371,7 +371,7 @@ def _why_unaudited(devices: Sequence[StageDevice]) -> str:
         return f"neither model reported an object in {counted(empty, 'audit')}"
     return why or (
         "audits need requests that are not local_only, a bundle with a full model, a link, and a budget "
-        "(audit.per_hour, audit.max_share)"
+        "(audit.per_hour, audit.max_share, audit.spacing_s)"
     )
 
 
