@@ -121,7 +121,7 @@ schemas. [Protocols](protocol.md) explains inference, [who may do what](security
 _PYTHON_HEAD = """\
 # Python API
 
-The methods of `Client`. `AsyncClient` has the same ones: await them, and iterate with `async for`.
+`Client` and its methods. `AsyncClient` has the same ones: await them, and iterate with `async for`.
 [The Python client](client.md) has examples.
 """
 
@@ -161,22 +161,22 @@ async def _gateway_description(folder: Path) -> dict[str, Any]:
 def python_page() -> str:
     """Returns the page about the methods of the Python client."""
     text = [_PYTHON_HEAD]
-    for name, method in vars(Client).items():
-        if not name.startswith("_"):
-            signature = re.sub(r"(: |-> )'([^']*)'", r"\1\2", str(signature_of(method)))
-            signature = re.sub(r"^\(self(, )?", "(", signature)
-            text += [
-                f"## `{name}`",
-                "",
-                "```python",
-                name + signature,
-                "```",
-                "",
-                "```text",
-                str(getdoc(method)),
-                "```",
-                "",
-            ]
+    methods = {name: method for name, method in vars(Client).items() if not name.startswith("_")}
+    for name, method in {"Client": Client, **methods}.items():
+        signature = re.sub(r"(: |-> )'([^']*)'", r"\1\2", str(signature_of(method)))
+        signature = re.sub(r"^\(self(, )?", "(", signature)
+        text += [
+            f"## `{name}`",
+            "",
+            "```python",
+            name + signature,
+            "```",
+            "",
+            "```text",
+            str(getdoc(method)),
+            "```",
+            "",
+        ]
     for options in (RequestOptions, FileOptions):
         text += [f"## `{options.__name__}`", "", "```text", str(getdoc(options)), "```", ""]
     return "\n".join(text)
