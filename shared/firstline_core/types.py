@@ -520,7 +520,7 @@ class ModelMetadata:
 
 
 class ModelKey(NamedTuple):
-    """The name and version of a bundle, as a gateway serves it."""
+    """The name and version of a bundle, or of a configuration."""
 
     name: str
     version: int

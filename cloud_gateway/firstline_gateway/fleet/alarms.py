@@ -240,13 +240,12 @@ def take_telemetry(
     lasting = {ModelKey(*row) for row in connection.execute(query)}
     changes: list[Change] = []
     details: dict[ModelKey, dict[str, int]] = {}
-    for each in sorted(counts, key=lambda each: (each.name, each.version)):
-        model = ModelKey(each.name, each.version)
-        report = _Report(device, model, now_s, service_s)
+    for each in sorted(counts, key=lambda each: each.key):
+        report = _Report(device, each.key, now_s, service_s)
         if each.device_alarm is not None:
             changes += report.raised(connection, each.device_alarm)
-            details[model] = {"audits": each.audited, "disagreements": each.disagreed}
-        elif model in lasting:  # the telemetry may be from before an alarm that was reported since
+            details[each.key] = {"audits": each.audited, "disagreements": each.disagreed}
+        elif each.key in lasting:  # the telemetry may be from before an alarm that was reported since
             changes += report.ended(connection, service_s - _SETTLED_S)
     _enter(connection, changes, details)
     return changes

@@ -108,9 +108,8 @@ class Fleet:
             counted = totals.count(connection, device, replace(telemetry, ended=()), now_s)
             if counted is None:
                 return None, []
-            reported = {(model.name, model.version) for model in telemetry.models}
-            monitored = {key for key in reported if self.monitors(ModelKey(*key))}
-            counts = [model for model in counted.after.models if (model.name, model.version) in monitored]
+            monitored = {model.key for model in telemetry.models if self.monitors(model.key)}
+            counts = [model for model in counted.after.models if model.key in monitored]
             service_s = self.service.now_s()
             return counted, alarms.take_telemetry(connection, device, counts, now_s=now_s, service_s=service_s)
 

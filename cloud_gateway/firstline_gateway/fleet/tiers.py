@@ -13,12 +13,13 @@ from typing import NamedTuple
 import sqlalchemy as sa
 
 from firstline_core.fleet.rest import TierCounts, TierHistory
+from firstline_core.types import ModelKey
 from firstline_gateway.fleet.totals import KEPT_HOURS, Totals, difference
 from firstline_gateway.store.schema import METADATA, upsert
 
 BUCKET_S = 300.0
 _VERSIONS = 256  # versions of models in a bucket, because devices choose their names
-_OTHERS = ("", 0)
+_OTHERS = ModelKey("", 0)
 _MOST_ROWS, _MOST = 2**31, 2**40  # in one report, so that sums do not overflow: rows, and other amounts
 TIERS = sa.Table(
     "fleet_tiers",
@@ -70,7 +71,7 @@ class TierCounter:
         self.sums = dict.fromkeys(("kept", "escalated", "errors", "objects", "payload_bytes"), 0)
         self._pending: dict[BucketKey, BucketCounts] = {}
         self._bucket = 0
-        self._known: set[tuple[str, int]] = set()
+        self._known: set[ModelKey] = set()
 
     def add(self, before: Totals, after: Totals, now_s: float) -> None:
         """Adds what one device counted between two of its totals, at a wall time."""
@@ -78,10 +79,10 @@ class TierCounter:
         if bucket != self._bucket:
             self._bucket, self._known = bucket, set()
         self.sums["payload_bytes"] += max(0, after.payload_bytes - before.payload_bytes)
-        earlier = {(model.name, model.version): model for model in before.models}
+        earlier = {model.key: model for model in before.models}
         for model in after.models:
-            version = model.name, model.version
-            gain = difference(model, earlier.get(version))
+            key = model.key
+            gain = difference(model, earlier.get(key))
             rows = gain.kept, gain.escalated, gain.errors, sum(gain.latency)
             amounts = gain.latency_sum_ms, gain.saved_bytes, gain.saved_mj
             counts = BucketCounts(*(min(_MOST_ROWS, each) for each in rows), *(min(_MOST, each) for each in amounts))
@@ -90,10 +91,10 @@ class TierCounter:
             self.sums["objects"] += sum(gain.objects.values())
             if not any(counts):
                 continue
-            if version not in self._known:
-                version = version if len(self._known) < _VERSIONS else _OTHERS
-                self._known.add(version)
-            self._put(BucketKey(bucket, *version), counts)
+            if key not in self._known:
+                key = key if len(self._known) < _VERSIONS else _OTHERS
+                self._known.add(key)
+            self._put(BucketKey(bucket, *key), counts)
 
     def take(self) -> dict[BucketKey, BucketCounts]:
         """Returns all counts, and starts again at zero."""

@@ -83,11 +83,11 @@ def added(totals: Totals, before: Telemetry | None, report: Telemetry) -> Totals
         before: the latest report of the same process; None for the first.
         report: the report after it.
     """
-    sums = {(model.name, model.version): model for model in totals.models}
-    earlier = {(model.name, model.version): model for model in before.models} if before is not None else {}
+    sums = {model.key: model for model in totals.models}
+    earlier = {model.key: model for model in before.models} if before is not None else {}
     reported = set()
     for model in report.models:
-        key = model.name, model.version
+        key = model.key
         gain = difference(model, earlier.get(key))
         sums[key] = _sum(sums[key], gain) if key in sums else gain
         reported.add(key)
@@ -122,9 +122,9 @@ def gained(bundle: str, start: Totals, end: Totals, *, audits_of: int | None = N
     and the alarm of a version that no longer answers is outdated. Audits are those of the version `audits_of`, or
     without it of all versions.
     """
-    earlier = {(model.name, model.version): model for model in start.models}
+    earlier = {model.key: model for model in start.models}
     mine = (model for model in end.models if bundle in ("", model.name))
-    gains = [difference(model, earlier.get((model.name, model.version))) for model in mine]
+    gains = [difference(model, earlier.get(model.key)) for model in mine]
     if audits_of is not None:
         gains = [each if each.version == audits_of else replace(each, **_NO_AUDITS) for each in gains]
     if not gains:

@@ -11,7 +11,7 @@ import numpy as np
 
 from firstline_core.bundle.loading import LoadedModel, load_model
 from firstline_core.bundle.manifest import MANIFEST_NAME
-from firstline_core.bundle.store import declared, open_bundle
+from firstline_core.bundle.store import key_at, open_bundle
 from firstline_core.errors import ConfigError, FirstlineError, ModelLoadError
 from firstline_core.runtime.batch_times import GAIN
 from firstline_core.runtime.select import RuntimeOptions
@@ -82,7 +82,7 @@ class ModelsFolder:
         paths = [
             path
             for path in self._paths()
-            if (key.name == name if (key := _key_at(path)) is not None else name in path.parts[-2:])
+            if (key.name == name if (key := key_at(path)) is not None else name in path.parts[-2:])
         ]
         found, refused = self._read(paths, must_be_whole=self.must_be_whole)
         return list(found.values()), refused
@@ -119,7 +119,7 @@ class ModelsFolder:
                         "of them."
                     )
             except FirstlineError as error:
-                refused.append(_refused(path, error, _key_at(path)))
+                refused.append(_refused(path, error, key_at(path)))
             else:
                 found[served.key] = served
         return found, refused
@@ -158,11 +158,6 @@ def load_full(served: ServedModel, options: RuntimeOptions) -> LoadedModel:
     loaded = load_model(bundle, full, options)
     loaded.batch_s, loaded.row_s = measure(loaded), measure_row(loaded)
     return loaded
-
-
-def _key_at(path: Path) -> ModelKey | None:
-    found = declared(path)
-    return ModelKey(*found) if found is not None else None
 
 
 def find_bundles(directory: Path) -> list[Path]:

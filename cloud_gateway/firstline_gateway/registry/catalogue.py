@@ -14,6 +14,7 @@ from firstline_core.fleet.registry import BundleEntry, ConfigurationEntry
 from firstline_core.fleet.target import bundle_of_target, find_bundle, listed_bundles
 from firstline_core.fleet.update import UpdateKind
 from firstline_core.storage.artefact import SignedFile
+from firstline_core.types import ModelKey
 from firstline_gateway.registry import records, signing
 from firstline_gateway.store.store import Store
 
@@ -30,7 +31,7 @@ class Catalogue(NamedTuple):
 
     version: int
     files: Mapping[str, SignedFile]
-    bundles: Mapping[tuple[str, int], Mapping[str, SignedFile]]
+    bundles: Mapping[ModelKey, Mapping[str, SignedFile]]
     configurations: tuple[ConfigurationEntry, ...] = ()
 
 
@@ -54,7 +55,7 @@ def catalogue_of(targets: Targets) -> Catalogue:
     Raises:
         RequestError: a file is neither a bundle's nor a configuration.
     """
-    files, parted = signing.files_of(targets), dict[tuple[str, int], dict[str, SignedFile]]()
+    files, parted = signing.files_of(targets), dict[ModelKey, dict[str, SignedFile]]()
     configurations = []
     for path, file in files.items():
         if (key := bundle_of_target(path)) is not None:
@@ -77,13 +78,13 @@ def check_listed(catalogue: Catalogue) -> None:
         RequestError: they cannot use one.
     """
     try:
-        for (name, version), files in catalogue.bundles.items():
-            find_bundle(files, name, version)
+        for key, files in catalogue.bundles.items():
+            find_bundle(files, *key)
     except IntegrityError as error:
         raise RequestError(error.message) from error
 
 
-def entry_of(catalogue: Catalogue, key: tuple[str, int], aliases: tuple[str, ...]) -> BundleEntry:
+def entry_of(catalogue: Catalogue, key: ModelKey, aliases: tuple[str, ...]) -> BundleEntry:
     """Returns a bundle as the API shows it.
 
     Raises:
@@ -122,25 +123,25 @@ class CatalogueReader:
                 self._catalogue = await asyncio.to_thread(catalogue_of, targets)
         return self._catalogue
 
-    async def entries(self, after: tuple[str, int], limit: int, model: str = "") -> list[BundleEntry]:
+    async def entries(self, after: ModelKey, limit: int, model: str = "") -> list[BundleEntry]:
         """Returns bundles by name and version, from the one behind `after` on."""
         catalogue = await self.current()
         aliases = await self._store.read(lambda connection: records.aliases(connection, model))
-        named: dict[tuple[str, int], list[str]] = {}
+        named: dict[ModelKey, list[str]] = {}
         for alias in aliases:
-            named.setdefault((alias.model, alias.version or 0), []).append(alias.alias)
-        page = [key for key in catalogue.bundles if key > after and model in ("", key[0])][:limit]
+            named.setdefault(ModelKey(alias.model, alias.version or 0), []).append(alias.alias)
+        page = [key for key in catalogue.bundles if key > after and model in ("", key.name)][:limit]
         return [entry_of(catalogue, key, tuple(named.get(key, ()))) for key in page]
 
-    async def entry(self, name: str, version: int) -> BundleEntry:
+    async def entry(self, key: ModelKey) -> BundleEntry:
         """Returns one bundle.
 
         Raises:
             NotFoundError: it is not listed.
         """
         catalogue = await self.current()
-        aliases = await self._store.read(lambda connection: records.aliases(connection, name))
-        return entry_of(catalogue, (name, version), tuple(one.alias for one in aliases if one.version == version))
+        aliases = await self._store.read(lambda connection: records.aliases(connection, key.name))
+        return entry_of(catalogue, key, tuple(one.alias for one in aliases if one.version == key.version))
 
     async def listed(self, what: UpdateKind, name: str, version: int) -> ListedVersion | None:
         """Returns a model or a configuration; None if it is not listed.
@@ -150,7 +151,7 @@ class CatalogueReader:
             name: of it.
             version: likewise.
         """
-        catalogue, key = await self.current(), (name, version)
+        catalogue, key = await self.current(), ModelKey(name, version)
         if what is UpdateKind.CONFIGURATION:
             found = (one.sha256 for one in catalogue.configurations if (one.name, one.version) == key)
             return next((ListedVersion(sha256, 0) for sha256 in found), None)

@@ -159,9 +159,7 @@ class FullModels:
         """Reads which versions with a full model are signed now."""
         found = await self.catalogue.current()
         if found.version != self._signed_version:
-            manifests = {
-                ModelKey(*key): files[target_path(*key, MANIFEST_NAME)] for key, files in found.bundles.items()
-            }
+            manifests = {key: files[target_path(*key, MANIFEST_NAME)] for key, files in found.bundles.items()}
             self._signed = {key for key, manifest in manifests.items() if manifest.custom.get("full_digest")}
             self._signed_version = found.version
             self.repository.pending.offer(self._signed - self._failures.keys())

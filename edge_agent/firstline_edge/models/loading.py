@@ -20,7 +20,7 @@ import msgspec
 
 from firstline_core.bundle.loading import LoadedModel, load_edge, load_model, load_scorer
 from firstline_core.bundle.manifest import MANIFEST_NAME, Manifest, Model, certificate_problem, valid_certificate
-from firstline_core.bundle.store import Bundle, declared, open_bundle
+from firstline_core.bundle.store import Bundle, key_at, open_bundle
 from firstline_core.errors import FirstlineError, UpdateError
 from firstline_core.profile.profile import Profile
 from firstline_core.runtime.select import RuntimeOptions
@@ -71,7 +71,7 @@ def open_models(
         paths += [path for path in copies.sources(directories) if path not in known]
         copies.prune(paths)
     for path in paths:
-        if installed_names and (identity := declared(path)) is not None and identity[0] in installed_names:
+        if installed_names and (key := key_at(path)) is not None and key.name in installed_names:
             continue
         try:
             models.append(load_bundle(path))
@@ -120,7 +120,7 @@ def bundle_paths(directories: Iterable[Path]) -> list[Path]:
 
 def named_bundles(paths: Iterable[Path]) -> list[tuple[str, int, Path]]:
     """Returns name, version and folder of the bundles whose manifests can be read."""
-    return [(*identity, path) for path in paths if (identity := declared(path)) is not None]
+    return [(*key, path) for path in paths if (key := key_at(path)) is not None]
 
 
 def load_bundle(

@@ -10,6 +10,7 @@ from firstline_core.bundle.manifest import MANIFEST_LIMIT_BYTES, MANIFEST_NAME, 
 from firstline_core.errors import IntegrityError, ModelLoadError
 from firstline_core.storage.artefact import Artefact
 from firstline_core.storage.files import naming, read_limited, system_reason
+from firstline_core.types import ModelKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +69,10 @@ def manifest_in(path: Path) -> Manifest | None:
         return None
 
 
-def declared(path: Path) -> tuple[str, int] | None:
+def key_at(path: Path) -> ModelKey | None:
     """Returns the name and version in a folder's manifest; None if it cannot be read."""
     manifest = manifest_in(path)
-    return None if manifest is None else (manifest.name, manifest.version)
+    return None if manifest is None else ModelKey(manifest.name, manifest.version)
 
 
 def _check(root: Path, file: Path, artefact: Artefact) -> None:

@@ -28,7 +28,7 @@ from firstline_core.routing.policy import PolicyKind
 from firstline_core.storage import settings
 from firstline_core.storage.files import naming
 from firstline_core.storage.setting_places import Sources
-from firstline_core.types import NAME_PATTERN, Name
+from firstline_core.types import NAME_PATTERN, ModelKey, Name
 
 LIMIT_BYTES = 16 * 1024
 
@@ -141,9 +141,9 @@ def configuration_path(name: str, version: int) -> str:
     return f"configurations/{name}@{version}.toml"
 
 
-def configuration_at(path: str) -> tuple[str, int] | None:
+def configuration_at(path: str) -> ModelKey | None:
     """Returns the name and version of the configuration at a target path; None for another target."""
     match = _PATH.fullmatch(path)
     if match is None or re.match(NAME_PATTERN, match["name"]) is None:
         return None
-    return match["name"], int(match["version"])
+    return ModelKey(match["name"], int(match["version"]))

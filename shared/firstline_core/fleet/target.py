@@ -19,7 +19,7 @@ from firstline_core.bundle.manifest import MANIFEST_NAME, Manifest, Model, valid
 from firstline_core.errors import IncompatibleTargetError, IntegrityError, NotFoundError
 from firstline_core.storage.artefact import RelativePath, SignedFile
 from firstline_core.storage.structs import fault_of
-from firstline_core.types import NAME_PATTERN, Name, Sha256
+from firstline_core.types import NAME_PATTERN, ModelKey, Name, Sha256
 
 FORMAT = 1
 FULL = "full"
@@ -124,12 +124,12 @@ def target_path(name: str, version: int, file: str) -> str:
     return f"{name}/{version}/{file}"
 
 
-def bundle_of_target(path: str) -> tuple[str, int] | None:
+def bundle_of_target(path: str) -> ModelKey | None:
     """Returns the bundle and version of a target; None if it belongs to no bundle."""
     if _PATH.match(path) is None:
         return None
     name, version, _ = path.split("/", 2)
-    return name, int(version)
+    return ModelKey(name, int(version))
 
 
 def target_fields(
@@ -171,7 +171,7 @@ def _needed(manifest: Manifest, model: Model) -> dict[str, int]:
     return {artefact.file: artefact.size_bytes for artefact in (*model.artefacts, *manifest.common_artefacts)}
 
 
-def listed_bundles(paths: Iterable[str]) -> list[tuple[str, int]]:
+def listed_bundles(paths: Iterable[str]) -> list[ModelKey]:
     """Returns the bundles and versions among targets, sorted."""
     bundles = (bundle_of_target(path) for path in paths if path.endswith("/" + MANIFEST_NAME))
     return sorted({bundle for bundle in bundles if bundle is not None})
@@ -187,7 +187,7 @@ def find_bundle(files: Mapping[str, SignedFile], name: str, version: int) -> Lis
     folder = target_path(name, version, "")
     manifest = files.get(folder + MANIFEST_NAME)
     if manifest is None:
-        names = {each for each, _ in listed_bundles(files)}
+        names = {each.name for each in listed_bundles(files)}
         lacks = f"version {version} of {name}" if name in names else f"model {name!a}"
         raise NotFoundError(
             f"The gateway has no {lacks}; `firstline model list` lists what it has, and `firstline model push BUNDLE` "

@@ -14,7 +14,7 @@ from msgspec import Meta, Struct
 
 from firstline_core.fleet.twin import Version
 from firstline_core.storage.structs import FORMAT
-from firstline_core.types import ContractAlarm, Count, Name
+from firstline_core.types import ContractAlarm, Count, ModelKey, Name
 
 LATENCY_BOUNDS_MS = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0, 2000.0, 5000.0)
 """Upper bounds of the latency bins; one further bin has longer latencies."""
@@ -71,6 +71,10 @@ class ModelCounts(Struct, frozen=True):
     device_alarm: ContractAlarm | None = None
     saved_bytes: Count = 0
     saved_mj: Annotated[float, Meta(ge=0)] = 0.0
+
+    @property
+    def key(self) -> ModelKey:
+        return ModelKey(self.name, self.version)
 
     @property
     def telling_audits(self) -> int:

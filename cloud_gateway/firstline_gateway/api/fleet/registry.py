@@ -14,6 +14,7 @@ from firstline_core.fleet import registry as wire
 from firstline_core.protocol.http import limited_chunks, timed_chunks
 from firstline_core.protocol.limits import Limits
 from firstline_core.protocol.tensors import shown
+from firstline_core.types import ModelKey
 from firstline_gateway.api.auth import Access, Operator
 from firstline_gateway.api.messages import (
     NEW,
@@ -155,7 +156,7 @@ def catalogue_routes(registry: Registry | None, access: Access) -> APIRouter:
     @router.get(_BUNDLE)
     async def read_bundle(model: ModelName, version: Version) -> Response:
         """A signed bundle: variants, requirements, certificates, aliases."""
-        return answer(await _opened(registry).catalogue.entry(model, version))
+        return answer(await _opened(registry).catalogue.entry(ModelKey(model, version)))
 
     @router.get(wire.CONFIGURATIONS_PATH)
     async def list_configurations(
@@ -205,10 +206,10 @@ def alias_routes(registry: Registry | None, access: Access) -> APIRouter:
     return router
 
 
-def _cursor(after: str, what: str) -> tuple[str, int]:
+def _cursor(after: str, what: str) -> ModelKey:
     """Returns the name and version behind which a page starts."""
     name, _, version = after.partition("/")
-    return (name_of(name, what), number_of(version, "a version")) if after else ("", 0)
+    return ModelKey(name_of(name, what), number_of(version, "a version")) if after else ModelKey("", 0)
 
 
 def _opened(registry: Registry | None) -> Registry:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from firstline_core.bundle.store import declared
+from firstline_core.bundle.store import key_at
 from firstline_core.clock import Clock
 from firstline_core.errors import UnknownModelError, UpdateError
 from firstline_core.fleet.twin import DesiredModel
@@ -88,7 +88,8 @@ def current_bundles(settings: EdgeSettings) -> list[Path]:
     names = store.names if settings.fleet.enabled else []
     installed = {name: path for name in names if (path := store.running(name)) is not None}
     configured = bundle_paths(settings.models.folders)
-    return [*(path for path in configured if (declared(path) or ("", 0))[0] not in installed), *installed.values()]
+    kept = [path for path in configured if (key := key_at(path)) is None or key.name not in installed]
+    return [*kept, *installed.values()]
 
 
 def load_installed(
