@@ -117,13 +117,13 @@ def test_promise_ages_only_with_elapsed_time(lives: list[Run]) -> None:
         look(ages, promises)
         for one in promises:
             true_s = clock.true_s - one.born_s
-            assert ages.of(one.name) <= true_s + one.late_s + TOLERANCE_S
-            assert ages.of(one.name) >= clock.true_s - max(began_s, one.born_s) - TOLERANCE_S
+            assert ages.age_s(one.name) <= true_s + one.late_s + TOLERANCE_S
+            assert ages.age_s(one.name) >= clock.true_s - max(began_s, one.born_s) - TOLERANCE_S
             if clock.error_s == 0.0:  # and so are the days without power known
-                assert ages.of(one.name) >= true_s - TOLERANCE_S
-                assert one is not new or ages.of(one.name) <= true_s + TOLERANCE_S
-        due = ages.over(DAY_S, 100)
-        assert set(due) == {one.name for one in promises if ages.of(one.name) >= DAY_S}
+                assert ages.age_s(one.name) >= true_s - TOLERANCE_S
+                assert one is not new or ages.age_s(one.name) <= true_s + TOLERANCE_S
+        due = ages.at_least(DAY_S, 100)
+        assert set(due) == {one.name for one in promises if ages.age_s(one.name) >= DAY_S}
         clock.true_s += life.off_s
 
 

@@ -31,7 +31,7 @@ from firstline_core.storage.group_writer import GroupWriter
 from firstline_core.storage.seals import OVERHEAD_BYTES, Seal
 from firstline_core.telemetry.logs import logger
 from firstline_core.telemetry.wording import counted
-from firstline_edge.outbox.item import ANSWER, ITEM_OVERHEAD_BYTES, PROVISIONAL, StoredItem
+from firstline_edge.outbox.item import ANSWER, ITEM_OVERHEAD_BYTES, PROVISIONAL, ModelVersion, StoredItem
 from firstline_edge.outbox.timeline import ClockJump
 from firstline_edge.state import is_refusal
 
@@ -471,14 +471,12 @@ def _statements(connection: sqlite3.Connection) -> list[tuple[str, ...]]:
     return [(*names, " ".join(sql.split())) for *names, sql in found]
 
 
-ITEM_COLUMNS = "request_id, principal, model, version, rows, request, provisional, reached_gateway"
-
-StoredPromise = tuple[StoredItem, float]
-"""A promise, and the wall time at which it was made."""
+ITEM_COLUMNS = tuple(StoredItem.__dataclass_fields__)
+_COLUMNS = ", ".join(ITEM_COLUMNS)
 
 
 def insert_promise(
-    transaction: Transaction, stored: StoredItem, created_wall_s: float, *, limit_items: int, limit_bytes: int
+    transaction: Transaction, stored: StoredItem, *, limit_items: int, limit_bytes: int
 ) -> bool | QueueFullError:
     """Adds a promise.
 
@@ -499,10 +497,9 @@ def insert_promise(
         return QueueFullError(
             f"The outbox holds {totals.item_bytes} of {limit_bytes} bytes; {stored.size_bytes} more do not fit."
         )
-    values = (getattr(stored, name) for name in ITEM_COLUMNS.split(", "))
     inserted = connection.execute(
-        f"INSERT INTO items ({ITEM_COLUMNS}, created_wall_s) VALUES (?,?,?,?,?,?,?,?,?)",  # noqa: S608
-        (*values, created_wall_s),
+        f"INSERT INTO items ({_COLUMNS}) VALUES (?,?,?,?,?,?,?,?,?)",  # noqa: S608
+        tuple(getattr(stored, name) for name in ITEM_COLUMNS),
     )
     totals.newest = totals.newest._replace(items=inserted.lastrowid or 0)
     totals.items += 1
@@ -528,10 +525,10 @@ def oldest_promises(
     connection: sqlite3.Connection,
     limit: int,
     skip_ids: Collection[str],
-    skip_models: Collection[tuple[str, str]],
+    skip_models: Collection[ModelVersion],
     *,
     skip_reached_gateway: bool,
-) -> list[StoredPromise]:
+) -> list[StoredItem]:
     """Returns the oldest promises.
 
     It skips the given ids and models, and, if asked, promises whose request the gateway received before.
@@ -546,7 +543,7 @@ def oldest_promises(
     )
 
 
-def promises_by_id(connection: sqlite3.Connection, request_ids: Collection[str]) -> list[StoredPromise]:
+def promises_by_id(connection: sqlite3.Connection, request_ids: Collection[str]) -> list[StoredItem]:
     """Returns these promises, without those that have ended meanwhile."""
     condition = "request_id IN (SELECT value FROM json_each(?)) ORDER BY sequence"
     return _promises(connection, condition, (_json(request_ids),))
@@ -655,12 +652,12 @@ def mark_announced(transaction: Transaction, receiver: Receiver, request_ids: Co
     )
 
 
-def count_records(connection: sqlite3.Connection) -> tuple[int, int, int, int]:
-    """Returns the number of promises, their bytes, the number of answers and their bytes."""
+def read_totals(connection: sqlite3.Connection, newest: RowNumbers) -> StoredTotals:
+    """Counts the content; new rows will continue after `newest`."""
     count = "SELECT count(*), coalesce(sum({}), 0) FROM {}"
     items, item_bytes = connection.execute(count.format(ITEM_BYTES, "items")).fetchone()
     answers, answer_bytes = connection.execute(count.format(ANSWER_BYTES, "answers")).fetchone()
-    return items, item_bytes, answers, answer_bytes
+    return StoredTotals(items, item_bytes, answers, answer_bytes, newest)
 
 
 def read_times(connection: sqlite3.Connection) -> tuple[float, list[tuple[str, float]]]:
@@ -671,9 +668,9 @@ def read_times(connection: sqlite3.Connection) -> tuple[float, list[tuple[str, f
     return float(newest_wall_s or 0.0), created.fetchall()
 
 
-def _promises(connection: sqlite3.Connection, condition: str, values: tuple[object, ...]) -> list[StoredPromise]:
-    rows = connection.execute(f"SELECT {ITEM_COLUMNS}, created_wall_s FROM items WHERE {condition}", values)  # noqa: S608
-    return [(StoredItem(*columns), created_wall_s) for *columns, created_wall_s in rows]
+def _promises(connection: sqlite3.Connection, condition: str, values: tuple[object, ...]) -> list[StoredItem]:
+    rows = connection.execute(f"SELECT {_COLUMNS} FROM items WHERE {condition}", values)  # noqa: S608
+    return [StoredItem(*columns) for columns in rows]
 
 
 def _json(texts: Collection[str]) -> str:

@@ -38,7 +38,7 @@ from firstline_edge.cloud.links import Links
 from firstline_edge.models.models import DeviceModel, Models
 from firstline_edge.outbox.announcer import CONCURRENCY, Announce, Announcer
 from firstline_edge.outbox.database import Receiver
-from firstline_edge.outbox.item import OutboxItem, expire
+from firstline_edge.outbox.item import ModelVersion, OutboxItem, expire
 from firstline_edge.outbox.outbox import Outbox
 from firstline_edge.outbox.pacing import AT_ONCE, BACKOFF_MAX_S, BACKOFF_S, DeliveryRate, RateSettings, RetryQueue
 from firstline_edge.outbox.timeline import CHECK_CLOCK_EVERY_S
@@ -82,7 +82,7 @@ class CorrectionClient:
         Raises:
             FirstlineError: no answer yet; the promise must be retried.
         """
-        request_id, model, version = item.request.request_id, item.request.model, item.request.version
+        request_id, (model, version) = item.request_id, item.model
         answered = False
         try:
             correction = await self._ask(item)
@@ -114,7 +114,7 @@ class CorrectionClient:
 
     async def _ask(self, item: OutboxItem) -> InferResponse:
         """Returns the gateway's answer with the tries of this call, and applies its notice about the contract."""
-        device_model = self.models.find(item.request.model, item.request.version)
+        device_model = self.models.find(*item.model)
         alarm = self.contracts.alarm_of(device_model) if device_model is not None else None
         attempts: list[Attempt] = []
         request = replace(item.request, alarm=alarm, promised=True)
@@ -176,11 +176,11 @@ class Delivery:
     pace: RateSettings = _PACE
     on_correction: OnCorrection = lambda _answer, _cause, _trace: None
     # By model, the code of the error that its corrections wait for.
-    _waiting_for: dict[tuple[str, str], str] = field(default_factory=dict, init=False)
+    _waiting_for: dict[ModelVersion, str] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         self._recoveries = self.chain.recoveries
-        self._order = RetryQueue(self.outbox, self.chain.retries, self.clock, self.rng)
+        self._queue = RetryQueue(self.outbox, self.chain.retries, self.clock, self.rng)
         self._rate = DeliveryRate(self.clock, self.rng, self.pace)
         self._under_way: set[str] = set()  # request ids of the promises that are being sent
         self._overtaking = 0  # those of them that do not wait for their turn
@@ -193,30 +193,28 @@ class Delivery:
                 item = await self.outbox.stored.get()
                 if self._may_overtake(item):
                     self._overtaking += 1
-                    self._under_way.add(item.request.request_id)
+                    self._under_way.add(item.request_id)
                     tasks.create_task(self._overtake(item))
 
     def _may_overtake(self, item: OutboxItem) -> bool:
         """Whether a promise is sent now because its caller waits; otherwise it waits for its turn."""
-        answer, model = item.provisional.answer, (item.request.model, item.request.version)
+        answer = item.provisional.answer
         waited_for = answer is not None and answer.reason is Reason.REQUESTED
-        may_send = self.chain.available and not self._order.is_failing(model) and self._overtaking < AT_ONCE
+        may_send = self.chain.available and not self._queue.is_failing(item.model) and self._overtaking < AT_ONCE
         return waited_for and may_send and bool(self._still_waiting([item]))
 
     async def _overtake(self, item: OutboxItem) -> None:
         try:
             await self._deliver(item)
         except Exception:  # the outermost loop of a task that must not end the others
-            log.exception("outbox delivery failed unexpectedly", request_id=item.request.request_id)
+            log.exception("outbox delivery failed unexpectedly", request_id=item.request_id)
         finally:
             self._overtaking -= 1
             self.outbox.changed.set()  # the others may have been chosen without it
 
     def _still_waiting(self, items: list[OutboxItem]) -> list[OutboxItem]:
         """Returns the promises that are not being sent, and have not ended since they were read."""
-        return [
-            item for item in items if item.request.request_id not in self._under_way and self.outbox.is_waiting(item)
-        ]
+        return [item for item in items if item.request_id not in self._under_way and self.outbox.is_waiting(item)]
 
     async def _keep_working(self) -> None:
         failures = 0
@@ -244,7 +242,7 @@ class Delivery:
             return
         if self.chain.recoveries != self._recoveries:
             self._recoveries = self.chain.recoveries
-            self._order.release()
+            self._queue.release()
             self._rate.begin()
             await self.clock.sleep(self.rng.uniform(0, _SPREAD_S))
         if not self.chain.available:
@@ -253,7 +251,7 @@ class Delivery:
         if (pause_s := self._rate.wait_s) > 0:
             await self._wait(pause_s)
             return
-        pending, others_in_s = await self._order.next(self._under_way)
+        pending, others_in_s = await self._queue.next(self._under_way)
         items = self._still_waiting(pending)
         if not items:
             await self._wait(min(others_in_s, self.max_age_s))
@@ -262,23 +260,23 @@ class Delivery:
         for item in items:
             if self._rate.wait_s > 0:
                 break
-            if self._order.may_send(item):
+            if self._queue.may_send(item):
                 self._rate.sent()
                 chosen.append(item)
         await self._send(chosen)
 
     async def _send(self, items: list[OutboxItem]) -> None:
         """Delivers these promises concurrently; a model waits if all of its promises failed."""
-        self._under_way.update(item.request.request_id for item in items)
-        failures: dict[tuple[str, str], list[FirstlineError | None]] = {}
+        self._under_way.update(item.request_id for item in items)
+        failures: dict[ModelVersion, list[FirstlineError | None]] = {}
         async with asyncio.TaskGroup() as sending:
-            tasks = [(item.request, sending.create_task(self._deliver(item))) for item in items]
-        for sent, task in tasks:
-            failures.setdefault((sent.model, sent.version), []).append(task.result())
+            tasks = [(item.model, sending.create_task(self._deliver(item))) for item in items]
+        for model, task in tasks:
+            failures.setdefault(model, []).append(task.result())
         if any(isinstance(task.result(), CapacityError | RemoteTimeoutError) for _, task in tasks):
             self._rate.refused()  # once for all that were sent together; a wait does not repair a model
         for model, errors in failures.items():
-            self._order.note(model, errors)
+            self._queue.note(model, errors)
 
     async def _wait(self, retry_in_s: float = float("inf")) -> None:
         """Waits until a link is back, a promise expires, the promises have changed, or one may be retried.
@@ -294,7 +292,7 @@ class Delivery:
 
     async def _deliver(self, item: OutboxItem) -> FirstlineError | None:
         """Delivers one promise and ends it; or makes it wait, and returns the error."""
-        request_id, began_s = item.request.request_id, self.clock.monotonic_s()
+        request_id, began_s = item.request_id, self.clock.monotonic_s()
         try:
             final, cause = await self.client.correct(item)
             seconds = self.clock.monotonic_s() - began_s
@@ -303,24 +301,23 @@ class Delivery:
             await self._end(item, final, cause)
         except FirstlineError as error:
             self._warn(item, error)
-            self._order.failed(request_id, error)
+            self._queue.failed(request_id, error)
             return error
         finally:
             self._under_way.discard(request_id)
-        self._waiting_for.pop((item.request.model, item.request.version), None)
+        self._waiting_for.pop(item.model, None)
         return None
 
     def _warn(self, item: OutboxItem, error: FirstlineError) -> None:
         """Warns when a model's corrections start to wait, or wait for another reason, but not at each attempt."""
-        model = (item.request.model, item.request.version)
-        write = log.debug if self._waiting_for.get(model) == error.code else log.warning
-        self._waiting_for[model] = error.code
+        write = log.debug if self._waiting_for.get(item.model) == error.code else log.warning
+        self._waiting_for[item.model] = error.code
         write("corrections wait", model=item.request.model, waiting=self.outbox.depth, error=error.message)
 
     async def _end(self, item: OutboxItem, final: InferResponse, cause: str = "") -> None:
-        request_id = item.request.request_id
+        request_id = item.request_id
         await self.outbox.finish(request_id, final)
-        self._order.ended(request_id)
+        self._queue.ended(request_id)
         self.client.ended(request_id)
         waited_s = max(0.0, self.clock.wall_s() - item.created_wall_s)
         tracing.record("outbox", item.request.trace, waited_s, request_id=request_id)

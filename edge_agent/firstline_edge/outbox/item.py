@@ -39,6 +39,9 @@ _NO_LIMITS = Limits(
 ITEM_OVERHEAD_BYTES = 512
 """Estimated size of a promise's other columns and its share of the indexes."""
 
+ModelVersion = tuple[str, str]
+"""The name and version of a model, as requests have them."""
+
 _HEADER_LENGTH = struct.Struct(">i")
 _REQUEST = "request"
 PROVISIONAL, ANSWER = "provisional", "answer"
@@ -62,6 +65,14 @@ class OutboxItem:
     created_wall_s: float
 
     @property
+    def request_id(self) -> str:
+        return self.request.request_id
+
+    @property
+    def model(self) -> ModelVersion:
+        return self.request.model, self.request.version
+
+    @property
     def may_have_reached_gateway(self) -> bool:
         """Whether the gateway may have received the request before: an attempt ended otherwise than by the link."""
         answer = self.provisional.answer
@@ -82,6 +93,7 @@ class StoredItem:
     request: bytes
     provisional: bytes
     reached_gateway: bool
+    created_wall_s: float
 
     @property
     def size_bytes(self) -> int:
@@ -97,25 +109,26 @@ def _decoding() -> Iterator[None]:
         raise IntegrityError(f"Its columns are not as they were written: {error}.") from error
 
 
-def pack(item: OutboxItem, seal: Seal) -> StoredItem:
-    """Returns the item in its form on disk, which does not include its time.
+def pack(item: OutboxItem, created_wall_s: float, seal: Seal) -> StoredItem:
+    """Returns the item in its form on disk, with this time instead of its own.
 
     Raises:
         InvalidTensorError: an input or output that V2 cannot carry.
     """
     request = _framed(encode_request(structs.replace(item.request, deadline_s=None), binary=True, traced=True))
-    request_id, principal = item.request.request_id, item.request.principal
-    model, version, rows = item.request.model, item.request.version, orjson.dumps(item.rows).decode()
+    request_id, principal = item.request_id, item.request.principal
+    (model, version), rows = item.model, orjson.dumps(item.rows).decode()
     return StoredItem(
         *(request_id, principal, model, version, rows),
         seal.close(request, _about(_REQUEST, request_id, principal, model, version, rows)),
         seal.close(pack_response(item.provisional), _about(PROVISIONAL, request_id, principal)),
         item.may_have_reached_gateway,
+        created_wall_s,
     )
 
 
 @_decoding()
-def unpack(stored: StoredItem, created_wall_s: float, seal: Seal) -> OutboxItem:
+def unpack(stored: StoredItem, seal: Seal) -> OutboxItem:
     """Returns the item from its form on disk.
 
     Raises:
@@ -135,7 +148,7 @@ def unpack(stored: StoredItem, created_wall_s: float, seal: Seal) -> OutboxItem:
     rows = msgspec.json.decode(stored.rows, type=tuple[Annotated[int, Meta(ge=0)], ...])
     if len(rows) != request.rows:
         raise IntegrityError(f"It has {len(rows)} positions for {request.rows} rows.")
-    return OutboxItem(request, rows, provisional, created_wall_s)
+    return OutboxItem(request, rows, provisional, stored.created_wall_s)
 
 
 def seal_answer(packed: bytes, request_id: str, principal: str, seal: Seal) -> bytes:

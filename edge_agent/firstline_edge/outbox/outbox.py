@@ -39,7 +39,6 @@ from firstline_edge.outbox.database import (
     Database,
     MakeWriter,
     Receiver,
-    StoredTotals,
     Transaction,
     Writer,
     count_promises,
@@ -52,6 +51,7 @@ from firstline_edge.outbox.database import (
 from firstline_edge.outbox.item import (
     ANSWER,
     PROVISIONAL,
+    ModelVersion,
     OutboxItem,
     StoredItem,
     expire,
@@ -157,7 +157,7 @@ class Outbox:
         self.changed = asyncio.Event()
         self._to_announce = {receiver: asyncio.Event() for receiver in Receiver}
         self._note_unannounced()  # what an earlier process left
-        self._ages = Timeline(self.clock)
+        self._timeline = Timeline(self.clock)
         self._jumps: list[ClockJump] = []  # of the wall clock, which stored times are still to be corrected by
         self._shifting = False
         self._unreadable: set[str] = set()  # ids of damaged records
@@ -182,7 +182,7 @@ class Outbox:
     @property
     def oldest_s(self) -> float:
         """Age of the oldest waiting promise in seconds; 0 if there are no promises."""
-        return self._ages.oldest_s()
+        return self._timeline.oldest_s()
 
     @property
     def damage(self) -> str:
@@ -221,31 +221,28 @@ class Outbox:
             CapacityError: the disk refuses.
             RequestError: the request is `local_only`.
         """
-        request_id = item.request.request_id
+        request_id = item.request_id
         if item.request.privacy is Privacy.LOCAL_ONLY:
             raise RequestError(f"Request {request_id} is local_only and must not be queued.")
         self.check()
         self._check_clock()
-        created_wall_s = self._ages.wall_s()
-        stored = pack(item, self._seal)
-        existed, file = request_id in self._ages, self._database
+        stored = pack(item, self._timeline.wall_s(), self._seal)
+        existed, file = request_id in self._timeline, self._database
 
         def insert(transaction: Transaction) -> bool | QueueFullError:
             limit_items, limit_bytes = self.limits.limit_items, self.limits.limit_bytes
-            return database.insert_promise(
-                transaction, stored, created_wall_s, limit_items=limit_items, limit_bytes=limit_bytes
-            )
+            return database.insert_promise(transaction, stored, limit_items=limit_items, limit_bytes=limit_bytes)
 
         def note_stored(done: asyncio.Future[bool]) -> None:
             if not done.cancelled() and done.exception() is None and done.result():
                 if self._database is file:  # a purge has not replaced it meanwhile
-                    self._ages.start(request_id)  # again, if the same request was refused at the same time
+                    self._timeline.start(request_id)  # again, if the same request was refused at the same time
                 self.changed.set()
             elif not existed:
-                self._ages.remove(request_id)
+                self._timeline.remove(request_id)
 
         done = self._submit(insert)
-        self._ages.start(request_id)
+        self._timeline.start(request_id)
         done.add_done_callback(note_stored)
         await asyncio.shield(done)
         if not self.stored.full():  # otherwise it is delivered in its turn
@@ -256,7 +253,7 @@ class Outbox:
         limit: int,
         *,
         skip_ids: Collection[str] = (),
-        skip_models: Collection[tuple[str, str]] = (),
+        skip_models: Collection[ModelVersion] = (),
         skip_reached_gateway: bool = False,
     ) -> list[OutboxItem]:
         """Returns the oldest promises; ends those whose request cannot be read.
@@ -289,7 +286,7 @@ class Outbox:
             CapacityError: the disk refuses.
         """
         self._check_clock()
-        request_ids = self._ages.over(age_s, limit)
+        request_ids = self._timeline.at_least(age_s, limit)
         if not request_ids:
             return []
         return await self._readable(partial(database.promises_by_id, request_ids=request_ids))
@@ -303,7 +300,7 @@ class Outbox:
             CapacityError: the disk refuses.
         """
         self._check_clock()
-        now_wall_s = self._ages.wall_s()
+        now_wall_s = self._timeline.wall_s()
         packed = pack_response(final)
 
         def move(transaction: Transaction) -> bool:
@@ -325,7 +322,7 @@ class Outbox:
             ended = await self._write(move)
         finally:
             self._note_unannounced()
-        self._ages.remove(request_id)
+        self._timeline.remove(request_id)
         if ended:
             self.waiters.notify(request_id, final)
 
@@ -396,7 +393,7 @@ class Outbox:
             CapacityError: the disk refuses.
         """
         self._check_clock()
-        now_wall_s = self._ages.wall_s()
+        now_wall_s = self._timeline.wall_s()
         await self._write(partial(self._evict, now_wall_s=now_wall_s))
 
     async def purge(self) -> None:
@@ -414,11 +411,11 @@ class Outbox:
 
     def age_s(self, item: OutboxItem) -> float:
         """The age of a promise in seconds."""
-        return self._ages.of(item.request.request_id)
+        return self._timeline.age_s(item.request_id)
 
     def is_waiting(self, item: OutboxItem) -> bool:
         """Whether a promise has not ended yet."""
-        return item.request.request_id in self._ages
+        return item.request_id in self._timeline
 
     async def wait_pending(self) -> None:
         """Returns once there is a promise; for the task that clears `changed`."""
@@ -493,7 +490,7 @@ class Outbox:
             try:
                 self._reader = undo.enter_context(contextlib.closing(open_reader(self.path)))
                 newest_wall_s, created = database.read_times(opened.connection)
-                counts = database.count_records(opened.connection)
+                totals = database.read_totals(opened.connection, opened.newest)
                 # Last: the next start must report damage and missing records again if this one fails.
                 if opened.newest != newest_rows(opened.connection):
                     skip_rows(opened.connection, opened.newest)
@@ -503,8 +500,8 @@ class Outbox:
                 raise CapacityError(f"The outbox {self.path} cannot be read: {error}. Is the disk failing?") from error
             undo.pop_all()
         self._damage, self._read_problem = opened.damage, ""  # the latter may be of a file that a purge replaced
-        self._database = Database(opened.connection, StoredTotals(*counts, opened.newest), opened.mark)
-        self._ages.load(newest_wall_s, created)
+        self._database = Database(opened.connection, totals, opened.mark)
+        self._timeline.load(newest_wall_s, created)
         self._writer = self.writer(self._database)
 
     def _replace_files(self) -> None:
@@ -530,20 +527,20 @@ class Outbox:
 
     async def _reopen(self, open_files: Callable[[], None]) -> None:
         """Opens the file in a thread, and ends the promises that are no longer in it."""
-        before = self._ages.ids()
+        before = self._timeline.ids()
         try:
             await asyncio.to_thread(open_files)  # which looks at the whole file, while requests go on
         finally:
             self.changed.set()
-            for request_id in before.difference(self._ages.ids()):
+            for request_id in before.difference(self._timeline.ids()):
                 self.waiters.notify(request_id, None)
 
-    async def _readable(self, query: Callable[[sqlite3.Connection], list[database.StoredPromise]]) -> list[OutboxItem]:
+    async def _readable(self, query: Callable[[sqlite3.Connection], list[StoredItem]]) -> list[OutboxItem]:
         """Returns the promises that a query selects; those whose request cannot be read end."""
         items = []
-        for stored, created_wall_s in await self._read(query):
+        for stored in await self._read(query):
             try:
-                items.append(unpack(stored, created_wall_s, self._seal))
+                items.append(unpack(stored, self._seal))
             except FirstlineError as error:
                 self._report_damage("outbox item unreadable", stored.request_id, error)
                 await self._give_up(stored)
@@ -556,7 +553,7 @@ class Outbox:
             provisional = open_answer(stored.provisional, PROVISIONAL, request_id, stored.principal, self._seal)
         except FirstlineError:
             await self._write(partial(database.delete_promise, request_id=request_id))
-            self._ages.remove(request_id)
+            self._timeline.remove(request_id)
             self.waiters.notify(request_id, None)
         else:
             await self.finish(request_id, expire(provisional))
@@ -567,7 +564,7 @@ class Outbox:
 
     def _check_clock(self) -> None:
         """Corrects stored times if the wall clock was set ahead; tries again where the disk refused."""
-        jump = self._ages.check_clock()
+        jump = self._timeline.check_clock()
         if jump is not None:
             log.info("wall clock set ahead", by_s=round(jump.by_s))
             self._jumps.append(jump)

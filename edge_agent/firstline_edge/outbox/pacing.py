@@ -25,7 +25,7 @@ from firstline_core.errors import FirstlineError
 from firstline_core.protocol.backoff import full_jitter_s
 from firstline_core.types import Reason
 from firstline_edge.cloud.breaker import RetryBudget
-from firstline_edge.outbox.item import OutboxItem
+from firstline_edge.outbox.item import ModelVersion, OutboxItem
 from firstline_edge.outbox.outbox import Outbox
 
 AT_ONCE = 4
@@ -40,9 +40,6 @@ _FORGET = 1.01  # growth of the shortest seen time with each answer: the path ma
 
 
 K = TypeVar("K", bound=Hashable)
-
-Model = tuple[str, str]
-"""Name and version."""
 
 
 class Backoffs(Generic[K]):
@@ -108,7 +105,7 @@ class RetryQueue:
         self._retries = retries
         self._rng = rng
         self._items: Backoffs[str] = Backoffs(clock, rng)
-        self._models: Backoffs[Model] = Backoffs(clock, rng)
+        self._models: Backoffs[ModelVersion] = Backoffs(clock, rng)
 
     async def next(self, skip_ids: Collection[str]) -> tuple[list[OutboxItem], float]:
         """Returns promises that may be sent now: those without a failure first, those that failed last.
@@ -127,7 +124,7 @@ class RetryQueue:
         waits_s = filter(None, (*items_waiting.values(), *models_waiting.values(), retry_wait_s))
         others_in_s = min(waits_s, default=float("inf"))
         skipped = {*items_waiting, *skip_ids}
-        choices: list[tuple[Collection[str], Collection[Model]]] = []
+        choices: list[tuple[Collection[str], Collection[ModelVersion]]] = []
         if items_failing or models_failing:
             untried = items_failing | skipped
             choices = [(untried, models_failing), (untried, models_waiting)]
@@ -146,13 +143,13 @@ class RetryQueue:
 
         If the budget is empty, promises that would need it are not looked up for now.
         """
-        request_id = item.request.request_id
+        request_id = item.request_id
         if request_id in self._items.waiting() or self._is_early(item):  # it may have failed since it was read
             return False
         again = item.may_have_reached_gateway or request_id in self._items.failing()
         return not again or self._retries.may_retry()
 
-    def is_failing(self, model: Model) -> bool:
+    def is_failing(self, model: ModelVersion) -> bool:
         """Whether the latest promises of a model all failed."""
         return model in self._models.failing()
 
@@ -164,7 +161,7 @@ class RetryQueue:
         """Forgets a promise that has ended."""
         self._items.succeeded(request_id)
 
-    def note(self, model: Model, errors: Iterable[FirstlineError | None]) -> None:
+    def note(self, model: ModelVersion, errors: Iterable[FirstlineError | None]) -> None:
         """Notes the outcome of promises of one model that were sent together: the model waits if all of them failed."""
         outcomes = list(errors)
         waits_s = [error.retry_after_s or 0.0 for error in outcomes if error is not None]
@@ -180,7 +177,7 @@ class RetryQueue:
 
     def _is_early(self, item: OutboxItem) -> bool:
         """Whether the gateway may still be working on the request of this promise."""
-        request_id, answer = item.request.request_id, item.provisional.answer
+        request_id, answer = item.request_id, item.provisional.answer
         late = answer is not None and answer.reason is Reason.DEADLINE and item.may_have_reached_gateway
         if not late or request_id in self._items:
             return False

@@ -48,7 +48,7 @@ _JOURNALS = ("-wal", "-shm", "-journal")
 _SEALED = (("items", "request"), ("items", "provisional"), ("answers", "response"))
 # The last column of each is the time, which an index holds too.
 _COLUMNS = {
-    "items": ("sequence", *ITEM_COLUMNS.split(", "), "created_wall_s"),
+    "items": ("sequence", *ITEM_COLUMNS),
     "answers": ("sequence", "request_id", "principal", "response", *Receiver, "stored_wall_s"),
 }
 _UNKNOWN_TIME = -1.0
@@ -268,7 +268,7 @@ def _is_genuine(table: str, row: Row, seal: Seal) -> bool:
     A promise whose request cannot be read will end as expired.
     """
     _, request_id, principal, *rest = row
-    sealed, kind = (StoredItem(*row[1:-1]).provisional, PROVISIONAL) if table == "items" else (rest[0], ANSWER)
+    sealed, kind = (StoredItem(*row[1:]).provisional, PROVISIONAL) if table == "items" else (rest[0], ANSWER)
     try:
         open_answer(sealed, kind, request_id, principal, seal)
     except FirstlineError:

@@ -90,16 +90,16 @@ class Timeline:
     def remove(self, request_id: str) -> None:
         self._started_s.pop(request_id, None)
 
-    def of(self, request_id: str) -> float:
+    def age_s(self, request_id: str) -> float:
         """A promise's age in seconds; 0 if there is none."""
         now_s = self._clock.monotonic_s()
         return max(0.0, now_s - self._started_s.get(request_id, now_s))
 
     def oldest_s(self) -> float:
         """The age of the oldest promise in seconds; 0 if there are no promises."""
-        return self.of(next(iter(self._started_s), ""))
+        return self.age_s(next(iter(self._started_s), ""))
 
-    def over(self, age_s: float, limit: int) -> list[str]:
+    def at_least(self, age_s: float, limit: int) -> list[str]:
         """Returns the ids of promises that are at least `age_s` old, oldest first, at most `limit`."""
         latest_s = self._clock.monotonic_s() - age_s
         old = takewhile(lambda born: born[1] <= latest_s, self._started_s.items())

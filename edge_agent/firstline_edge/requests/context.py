@@ -251,7 +251,7 @@ def summarise(
     The reason of several rows is that of a provisional one if there is one, because the caller must know it; otherwise
     that of the farthest tier that answered.
     """
-    if len(row_answers) == 1:
+    if len(row_answers) == 1:  # most answers: this takes a seventh of the time
         (only,) = row_answers
         return Answer(
             request_id,

@@ -30,7 +30,6 @@ log = logger(_NAME)
 
 # A killed process loses at most the last 0.05 s or 32 answers.
 _DELAY_S, _BATCH_LIMIT = 0.05, 32
-_SCHEDULING_SIZES = (1, _BATCH_LIMIT)
 _LOCAL_ONLY = Privacy.LOCAL_ONLY
 _EDGE, _CACHE = Tier.EDGE, Tier.CACHE
 _SPANS = {Tier.CACHE: "cache", Tier.EDGE: "model", Tier.CLOUD: "escalation"}
@@ -324,13 +323,10 @@ class Recorder:
         return statistics
 
     def _add(self, entry: _Answered | dict[str, object]) -> None:
+        """Adds a pending record: the first starts the delay, and the one that fills the batch is written at once."""
         self._pending.append(entry)
-        if len(self._pending) in _SCHEDULING_SIZES:
-            self._schedule_flush()
-
-    def _schedule_flush(self) -> None:
-        """Starts the delay at the first pending record; flushes at once when the batch is full."""
-        if len(self._pending) == 1:
+        pending = len(self._pending)
+        if pending == 1:
             asyncio.get_running_loop().call_later(_DELAY_S, self.flush)
-        else:
+        elif pending == _BATCH_LIMIT:
             self.flush()
