@@ -36,7 +36,7 @@ from firstline_edge.fleet.updater import Updater
 from firstline_edge.fleet.updates.installation import Installer, manifest_sha256
 from firstline_edge.fleet.updates.model_store import ModelStore, load_installed
 from firstline_edge.fleet.updates.state_machine import UpdateServices
-from firstline_edge.fleet.updates.trial import AgentServing
+from firstline_edge.fleet.updates.trial import AgentServing, RowCounts
 from firstline_edge.models.copies import BundleCopies
 from firstline_edge.models.loading import load_bundle
 from firstline_edge.models.models import DeviceModel, Models
@@ -93,10 +93,10 @@ class _Serving(AgentServing):
         super().__init__(**named)
         self._agent = agent
 
-    async def replace(self, name: str, prepared: DeviceModel | None) -> None:
+    async def replace(self, name: str, loaded: DeviceModel | None) -> None:
         """See `Serving`."""
         self._agent.live()
-        await super().replace(name, prepared)
+        await super().replace(name, loaded)
         self._agent.expect_crash()
 
 
@@ -163,9 +163,9 @@ class Agent:
         services = UpdateServices(self._clock, self._clock.wall_s, self._rng)
         return Updater(self.store, Installer(self._line, services), serving)
 
-    def _answered(self, held: DeviceModel) -> tuple[int, int]:
+    def _answered(self, held: DeviceModel) -> RowCounts:
         counted = self.habits.models.get(held.manifest.version)
-        return (counted.rows, counted.errors) if counted is not None else (0, 0)
+        return RowCounts(counted.rows, counted.errors) if counted is not None else RowCounts()
 
     def live(self) -> None:
         """Requests are answered, until now, by the model that runs."""

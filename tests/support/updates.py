@@ -151,16 +151,18 @@ class FakeServing:
         self.kills: set[int] = set()
         self.fails = False
 
-    def place(self, name: str) -> Path | None:
+    def configured_path(self, name: str) -> Path | None:
         return self.setup if name == NAME else None
 
-    async def prepare(self, path: Path, *, trial: bool) -> Path:
+    async def load_for_trial(self, path: Path) -> Path:
         version = open_bundle(path).manifest.version
         if version in self.kills:
             os.kill(os.getpid(), signal.SIGKILL)
         if version in self.breaks:
             raise SelfTestError(f"version {version} answers otherwise than it should")
         return path
+
+    load_again = load_for_trial
 
     async def replace(self, name: str, prepared: Any | None) -> None:
         assert prepared is not None

@@ -39,6 +39,7 @@ from firstline_edge.audits.certificate_states import CertificateStates
 from firstline_edge.cloud.chain import LinkChain
 from firstline_edge.cloud.link import LinkStatus
 from firstline_edge.fleet.fleet_state import FleetState
+from firstline_edge.fleet.updates.trial import RowCounts
 from firstline_edge.hardware.surveyor import Surveyor
 from firstline_edge.identity.credentials import Credentials
 from firstline_edge.models.models import DeviceModel, Models
@@ -288,10 +289,10 @@ class FleetCounts:
                 sums.event_audits.update(ended.events.keys())
                 sums.event_losses.update(name for name, loss in ended.events.items() if loss > 0)
 
-    def answered_of(self, device_model: DeviceModel) -> tuple[int, int]:
-        """Returns the rows of a version so far, and those of them without an answer."""
-        sums = self._sums_of(device_model.manifest.name, device_model.version)
-        return sums.rows, sums.errors
+    def answered_of(self, *device_models: DeviceModel) -> RowCounts:
+        """Counts the rows of these versions."""
+        sums = [self._sums_of(model.manifest.name, model.version) for model in device_models]
+        return RowCounts(sum(one.rows for one in sums), sum(one.errors for one in sums))
 
     def counts(self) -> tuple[ModelCounts, ...]:
         """Returns the counts of every version that received requests; loaded ones come first if there are too many."""

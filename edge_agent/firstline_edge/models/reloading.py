@@ -114,20 +114,20 @@ class Reloading:
                 log.warning("unloaded model still in use", model=name, after_s=_END_S)
             await asyncio.to_thread(release_freed_memory)
 
-    async def replace(self, name: str, device_model: DeviceModel | None, replacement: Path | None) -> None:
+    async def replace(self, name: str, device_model: DeviceModel | None) -> None:
         """Makes one bundle the only one that answers for a name; requests in progress keep their model.
 
         Args:
             name: of the model.
             device_model: answers from now on; None if no model has to.
-            replacement: its folder, if it is not one of `directories`.
         """
         async with self._turn:
             present = [model for model in self._models.all if model.manifest.name == name and model is not device_model]
-            if replacement is None:
+            path = device_model.bundle.path if device_model is not None else None
+            if path is None or path == self.configured_path(name):
                 self.replacements.pop(name, None)
             else:
-                self.replacements[name] = replacement
+                self.replacements[name] = path
             if device_model is not None:
                 self._replace(device_model)
             for model in present:
@@ -138,7 +138,7 @@ class Reloading:
             del present
             await asyncio.to_thread(release_freed_memory)
 
-    def place(self, name: str) -> Path | None:
+    def configured_path(self, name: str) -> Path | None:
         """Returns the folder of the newest bundle of a name in `directories`; None if there is none."""
         versions = [found for found in named_bundles(bundle_paths(self._directories)) if found[0] == name]
         return max(versions)[2] if versions else None

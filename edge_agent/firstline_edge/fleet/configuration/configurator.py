@@ -27,8 +27,8 @@ from firstline_edge.fleet.configuration.installed_configuration import (
 from firstline_edge.fleet.updates.installation import SignedFileSource
 from firstline_edge.fleet.updates.installed import UpdateRecord
 from firstline_edge.fleet.updates.state_machine import UpdateServices, UpdateStateMachine
-from firstline_edge.fleet.updates.trial import has_failed
-from firstline_edge.models.models import DeviceModel, Models
+from firstline_edge.fleet.updates.trial import RowCounts
+from firstline_edge.models.models import Models
 from firstline_edge.settings.settings import EdgeSettings
 
 _S = UpdateState
@@ -41,26 +41,22 @@ class SettingsAdoption:
     Args:
         models: of the agent.
         live: adopts the settings.
-        answered: returns the rows of a model so far, and those without an answer.
+        answered: counts the rows of models.
     """
 
     models: Models
     live: LiveSettings
-    answered: Callable[[DeviceModel], tuple[int, int]]
-    _before: tuple[int, int] = field(default=(0, 0), init=False)
+    answered: Callable[..., RowCounts]
+    _before: RowCounts = field(default=RowCounts(), init=False)
 
     def adopt(self, settings: EdgeSettings) -> None:
         """Exchanges the settings, and begins to count failures."""
-        self._before = self._counts()
+        self._before = self.answered(*self.models.all)
         self.live.adopt(settings)
 
     def failed(self) -> bool:
         """Returns whether more than half of the rows since the latest call of `adopt` got no answer."""
-        return has_failed(self._before, self._counts())
-
-    def _counts(self) -> tuple[int, int]:
-        counts = [self.answered(device_model) for device_model in self.models.all]
-        return sum(rows for rows, _ in counts), sum(errors for _, errors in counts)
+        return self.answered(*self.models.all).has_failed_since(self._before)
 
 
 class Configurator(UpdateStateMachine[SignedConfiguration, DesiredConfiguration]):

@@ -70,7 +70,7 @@ class ModelUpdates(UpdateStateMachine[Slot, DesiredModel]):
     @property
     def _running(self) -> Path | None:
         """The folder of the bundle that runs; None if there is none."""
-        return self._store_of_models.running(self._name) or self._serving.place(self._name)
+        return self._store_of_models.running(self._name) or self._serving.configured_path(self._name)
 
     async def _runs(self, desired: DesiredModel) -> bool:
         path = self._running
@@ -85,7 +85,7 @@ class ModelUpdates(UpdateStateMachine[Slot, DesiredModel]):
         if record.state is not _S.DOWNLOADING:
             begun = replace(record, state=_S.DOWNLOADING, total_bytes=required.size_bytes, reason="", message="")
             await self._store(self._file.state.begin_install(slot, replace(begun, since_s=self._now_s())))
-        elsewhere = (self._store_of_models.path(name, "a" if slot == "b" else "b"), self._serving.place(name))
+        elsewhere = (self._store_of_models.path(name, "a" if slot == "b" else "b"), self._serving.configured_path(name))
         others = [path for path in elsewhere if path is not None]
         self._filling = filling = SlotFiles(self._folder / slot, required)
         try:
@@ -113,27 +113,27 @@ class ModelUpdates(UpdateStateMachine[Slot, DesiredModel]):
         tested = replace(before, record=replace(record, tries=record.tries + 1))
         await self._services.off_loop(write, tested)
         try:
-            prepared = await self._serving.prepare(self._folder / self._slot, trial=True)
+            loaded = await self._serving.load_for_trial(self._folder / self._slot)
         except Exception:  # the process lives
             await self._services.off_loop(write, before)
             raise
         await self._store(tested.begin_trial(self._limits.trial_tries, self._now_s()))
-        await self._serving.replace(self._name, prepared)
+        await self._serving.replace(self._name, loaded)
 
     def _trial_failed(self) -> bool:
         return self._serving.failed(self._name)
 
     async def _run_previous(self) -> None:
         """Loads the previous model; if it cannot run, the bundle that the device was set up with."""
-        prepared = None
-        for path in (self._store_of_models.running(self._name), self._serving.place(self._name)):
-            if path is None or prepared is not None:
+        loaded = None
+        for path in (self._store_of_models.running(self._name), self._serving.configured_path(self._name)):
+            if path is None or loaded is not None:
                 continue
             try:
-                prepared = await self._serving.prepare(path, trial=False)
+                loaded = await self._serving.load_again(path)
             except (FirstlineError, OSError) as error:
                 log.error("previous model not runnable", model=self._name, error=str(error))
-        await self._serving.replace(self._name, prepared)
+        await self._serving.replace(self._name, loaded)
 
     async def _retry_write(self) -> None:
         stored, record = await self._services.off_loop(self._file.retry_write), self.record

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from firstline_core.bundle.golden import deviation, inputs_of, read_golden, to_compare
 from firstline_core.bundle.manifest import Golden, Manifest
@@ -25,6 +26,18 @@ LEAST_ROWS, FAILED_SHARE = 20, 0.5
 """The number of rows from which a trial is judged, and the share of rows without an answer that fails it."""
 
 
+class RowCounts(NamedTuple):
+    """The rows of one or several models so far, and those of them without an answer."""
+
+    rows: int = 0
+    errors: int = 0
+
+    def has_failed_since(self, before: RowCounts) -> bool:
+        """Returns whether more than half of the rows since an earlier count, and of at least 20, got no answer."""
+        rows, errors = max(0, self.rows - before.rows), max(0, self.errors - before.errors)
+        return rows >= LEAST_ROWS and errors > FAILED_SHARE * rows
+
+
 @dataclass(eq=False, kw_only=True)
 class AgentServing:
     """The models of this agent: those that answer, and those that are tried.
@@ -33,64 +46,61 @@ class AgentServing:
         reloading: replaces them.
         load_bundle: opens, loads and measures one bundle; blocks.
         running: returns the model that answers for a name now.
-        answered: returns the rows of a version so far, and those of them without an answer.
+        answered: counts the rows of a version.
         read_hardware: returns the device's runtimes and capacity; blocks.
     """
 
     reloading: Reloading
     load_bundle: Callable[[Path], DeviceModel]
     running: Callable[[str], DeviceModel | None]
-    answered: Callable[[DeviceModel], tuple[int, int]]
+    answered: Callable[[DeviceModel], RowCounts]
     read_hardware: Callable[[], Hardware]
-    _before: dict[str, tuple[int, int]] = field(default_factory=dict, init=False)
+    _before: dict[str, RowCounts] = field(default_factory=dict, init=False)
 
-    def place(self, name: str) -> Path | None:
+    def configured_path(self, name: str) -> Path | None:
         """Returns the folder of the bundle that the device was set up with; None if there is none."""
-        return self.reloading.place(name)
+        return self.reloading.configured_path(name)
 
-    async def prepare(self, path: Path, *, trial: bool) -> DeviceModel:
-        """Returns a loaded bundle; with `trial`, after its self-test against the running one.
+    async def load_for_trial(self, path: Path) -> DeviceModel:
+        """Returns a loaded bundle after its self-test against the running one.
 
         Raises:
             UpdateError: it must not, or cannot, run here; SelfTestError if its answers differ from the expected ones.
         """
         device_model = await asyncio.to_thread(self.load_bundle, path)
-        if trial:
-            await asyncio.to_thread(self_test, device_model, self.running(device_model.manifest.name))
-        elif device_model.edge is None and device_model.manifest.edge:
-            raise SelfTestError(
-                f"{device_model.manifest.name} version {device_model.version} does not run here: {device_model.problem}"
-            )
+        await asyncio.to_thread(self_test, device_model, self.running(device_model.manifest.name))
         return device_model
 
-    async def replace(self, name: str, prepared: DeviceModel | None) -> None:
-        """Makes a prepared model answer new requests; None removes the model. Running requests keep their model."""
-        if prepared is not None:
-            if prepared.manifest.name != name:
-                raise IntegrityError(f"What is to answer as {name} calls itself {prepared.manifest.name}.")
-            self._before[name] = self.answered(prepared)
-        own = prepared is None or prepared.bundle.path == self.place(name)
-        await self.reloading.replace(name, prepared, None if own or prepared is None else prepared.bundle.path)
+    async def load_again(self, path: Path) -> DeviceModel:
+        """Returns a loaded bundle that ran before; raises UpdateError if it must not, or cannot, run here now."""
+        device_model = await asyncio.to_thread(self.load_bundle, path)
+        _check_runs(device_model)
+        return device_model
+
+    async def replace(self, name: str, loaded: DeviceModel | None) -> None:
+        """Makes a loaded model answer new requests; None removes the model. Running requests keep their model."""
+        if loaded is not None:
+            if loaded.manifest.name != name:
+                raise IntegrityError(f"What is to answer as {name} calls itself {loaded.manifest.name}.")
+            self._before[name] = self.answered(loaded)
+        await self.reloading.replace(name, loaded)
 
     def failed(self, name: str) -> bool:
         """Returns whether the model must be rolled back, because too many rows have failed since it was installed."""
         device_model = self.running(name)
-        return device_model is not None and has_failed(self._before.get(name, (0, 0)), self.answered(device_model))
+        before = self._before.get(name, RowCounts())
+        return device_model is not None and self.answered(device_model).has_failed_since(before)
 
     async def hardware(self) -> Hardware:
         """Returns the runtimes and the capacity of this device."""
         return await asyncio.to_thread(self.read_hardware)
 
 
-def has_failed(before: tuple[int, int], now: tuple[int, int]) -> bool:
-    """Returns whether more than half of the rows between two counts, and of at least 20, got no answer.
-
-    Args:
-        before: rows so far, and those of them without an answer, when the trial began.
-        now: the same now.
-    """
-    rows, errors = (max(0, after - at_begin) for after, at_begin in zip(now, before, strict=True))
-    return rows >= LEAST_ROWS and errors > FAILED_SHARE * rows
+def _check_runs(device_model: DeviceModel) -> None:
+    if device_model.edge is None and device_model.manifest.edge:
+        raise SelfTestError(
+            f"{device_model.manifest.name} version {device_model.version} does not run here: {device_model.problem}"
+        )
 
 
 def self_test(device_model: DeviceModel, running: DeviceModel | None) -> None:
@@ -104,11 +114,10 @@ def self_test(device_model: DeviceModel, running: DeviceModel | None) -> None:
         SelfTestError: the model does not run, takes another input, answers differently, is too slow, or a row's answer
             depends on other rows or on chance.
     """
+    _check_runs(device_model)
     name = f"{device_model.manifest.name} version {device_model.version}"
     edge = device_model.edge
     if edge is None:
-        if device_model.manifest.edge:
-            raise SelfTestError(f"{name} does not run here: {device_model.problem}")
         return
     if running is not None and not _accepts_same_inputs(device_model.manifest, running.manifest):
         raise SelfTestError(

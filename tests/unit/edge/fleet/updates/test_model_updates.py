@@ -146,12 +146,12 @@ async def test_an_update_waits_for_its_window(device: Device, wanted: DesiredMod
 async def test_a_test_that_ends_with_an_error_uses_up_no_try(
     device: Device, wanted: DesiredModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def refused(path: Path, *, trial: bool) -> Path:
+    async def refused(path: Path) -> Path:
         raise OSError(errno.EIO, "Input/output error")
 
     device.updater.receive([wanted])
     with monkeypatch.context() as within:
-        within.setattr(device.serving, "prepare", refused)
+        within.setattr(device.serving, "load_for_trial", refused)
         await reached(device, S.STAGED)
         for _ in range(device.tries + 1):
             device.clock.pass_by(await device.step())
