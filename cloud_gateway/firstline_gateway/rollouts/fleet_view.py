@@ -26,7 +26,7 @@ from firstline_gateway.fleet.totals import Totals
 from firstline_gateway.identity.enrolment import revoked_devices
 from firstline_gateway.rollouts import records
 from firstline_gateway.rollouts.device_progress import DeviceView, desired_of, model_of, update_of, version_of
-from firstline_gateway.rollouts.judgement.figures import Period
+from firstline_gateway.rollouts.judgement.figures import Baseline
 from firstline_gateway.rollouts.rollout import Definition
 from firstline_gateway.store.schema import batched
 
@@ -119,7 +119,7 @@ class FleetView:
     def totals_before(self, names: Iterable[str], at_s: float) -> dict[str, Totals]:
         return {k: v for some in batched(names) for k, v in totals.totals_before(self.connection, some, at_s).items()}
 
-    def baselines(self) -> dict[str, tuple[Period | None, Totals]]:
+    def baselines(self) -> dict[str, Baseline]:
         return records.baselines(self.connection, self.rollout_id)
 
 

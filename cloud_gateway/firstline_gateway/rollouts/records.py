@@ -13,7 +13,7 @@ from firstline_gateway import audit_log
 from firstline_gateway.fleet import devices
 from firstline_gateway.fleet.totals import Totals
 from firstline_gateway.rollouts.device_progress import with_audits, with_desired
-from firstline_gateway.rollouts.judgement.figures import Period
+from firstline_gateway.rollouts.judgement.figures import Baseline, Period
 from firstline_gateway.rollouts.rollout import LIVE, WAITING, Assignment, Rollout, RolloutState
 from firstline_gateway.rollouts.step import StepChanges
 from firstline_gateway.store.schema import METADATA, JsonColumn, batched, insert_missing, upsert
@@ -182,10 +182,7 @@ def assign(connection: sa.Connection, rollout_id: str, changed: Iterable[Assignm
 
 
 def set_baselines(
-    connection: sa.Connection,
-    rollout_id: str,
-    before: Mapping[str, Period | None],
-    start: Mapping[str, Totals],
+    connection: sa.Connection, rollout_id: str, before: Mapping[str, Period | None], start: Mapping[str, Totals]
 ) -> None:
     """Stores the periods before a stage, which restarts these devices, and the counts at the start of observation."""
     mine = (_A.rollout == rollout_id) & (_A.device == sa.bindparam("one"))
@@ -199,10 +196,10 @@ def set_baselines(
         connection.execute(sa.update(ASSIGNMENTS).where(mine).values(start=sa.bindparam("totals")), totals)
 
 
-def baselines(connection: sa.Connection, rollout_id: str) -> dict[str, tuple[Period | None, Totals]]:
-    """Returns, for each observed device, the period before its stage and its counts at the start of observation."""
+def baselines(connection: sa.Connection, rollout_id: str) -> dict[str, Baseline]:
+    """Returns the baseline of each observed device."""
     query = sa.select(_A.device, _A.before, _A.start).where(_A.rollout == rollout_id, _A.start.is_not(None))
-    return {row.device: (row.before, row.start) for row in connection.execute(query)}
+    return {row.device: Baseline(row.before, row.start) for row in connection.execute(query)}
 
 
 def add_look(connection: sa.Connection, rollout_id: str, look: Look) -> None:

@@ -33,7 +33,7 @@ from firstline_gateway.rollouts.device_progress import (
     offer,
     rollback,
 )
-from firstline_gateway.rollouts.judgement.figures import BEFORE_S, Period, StageDevice, between, compared
+from firstline_gateway.rollouts.judgement.figures import BEFORE_S, Baseline, Period, StageDevice, between, compared
 from firstline_gateway.rollouts.judgement.statistics import LOOKS_PER_STAGE
 from firstline_gateway.rollouts.judgement.verdict import Decision, Verdict, judge
 from firstline_gateway.rollouts.rollout import (
@@ -87,8 +87,8 @@ class StepView(Protocol):
         """Returns the counts of devices at a wall time."""
         ...
 
-    def baselines(self) -> Mapping[str, tuple[Period | None, Totals]]:
-        """Returns, for each observed device, the period before its stage and its counts at the start of observation."""
+    def baselines(self) -> Mapping[str, Baseline]:
+        """Returns the baseline of each observed device."""
         ...
 
 
@@ -195,10 +195,8 @@ def step(rollout: Rollout, assignments: Mapping[str, Assignment], view: StepView
             _install(changes, devices, view, now)
         elif now.service_s >= rollout.look_due_s:
             evaluate(changes, devices, view, now)
-    elif rollout.state is RolloutState.ROLLING_BACK:
-        _go_back(changes, devices, view, including_done=True)
-    elif rollout.state is RolloutState.ABORTED:
-        _go_back(changes, devices, view, including_done=False)
+    elif rollout.state in (RolloutState.ROLLING_BACK, RolloutState.ABORTED):
+        _go_back(changes, devices, view)
     _request_audits(changes, {**devices, **changes.assigned}, view)
     if changes.rollout.state not in LIVE:
         unsettled = bool(changes.audits or changes.desired or changes.more)
@@ -324,29 +322,26 @@ def _install(changes: StepChanges, assignments: Mapping[str, Assignment], view: 
         )
 
 
-def _go_back(
-    changes: StepChanges, assignments: Mapping[str, Assignment], view: StepView, *, including_done: bool
-) -> None:
-    """Sets the previous desired version of devices; of those that are done, only if they are included."""
+def _go_back(changes: StepChanges, assignments: Mapping[str, Assignment], view: StepView) -> None:
+    """Sets the previous desired version of devices; of those that are done, only in a rollback."""
     rollout, version = changes.rollout, changes.rollout.definition.version
+    is_rollback = rollout.state is RolloutState.ROLLING_BACK
     leave = {_S.RETURNING, _S.RETURNED, _S.STRANDED}
-    leave |= set() if including_done else {_S.DONE, _S.FAILED, _S.WITHDRAWN}
+    leave |= set() if is_rollback else {_S.DONE, _S.FAILED, _S.WITHDRAWN}
     affected = [each for each in assignments.values() if each.state in EVER_OFFERED - leave]
     for each in affected[:_AT_ONCE]:
         device = view.devices.get(each.device)
         replaced = device is None or device.desired is None or device.desired.rollout != rollout.id
         if replaced or each.before_version == version:
-            changes.assigned[each.device] = replace(each, state=_S.RETURNED if including_done else _S.WITHDRAWN)
+            changes.assigned[each.device] = replace(each, state=_S.RETURNED if is_rollback else _S.WITHDRAWN)
             continue
         changes.desired[each.device] = rollback(each, rollout)
-        changes.assigned[each.device] = replace(each, state=_S.RETURNING if including_done else _S.WITHDRAWN)
+        changes.assigned[each.device] = replace(each, state=_S.RETURNING if is_rollback else _S.WITHDRAWN)
     for each in assignments.values():
         if each.state is _S.WAITING:
             changes.assigned[each.device] = replace(each, state=_S.WITHDRAWN)
     changes.more = bool(affected)
-    if affected:
-        return
-    if not including_done:
+    if affected or not is_rollback:
         return
     returning = [each for each in assignments.values() if each.state is _S.RETURNING]
     silent_s = rollout.definition.silent_s
@@ -452,11 +447,10 @@ def _observed(rollout: Rollout, assignments: Mapping[str, Assignment], view: Ste
     totals = view.totals(each.device for each in observed)
     groups = _Observed([], [], [])
     for each in observed:
-        (before, start), shown = baselines[each.device], view.devices[each.device]
+        shown = view.devices[each.device]
         device = compared(
             definition.judged_bundle,
-            before,
-            start,
+            *baselines[each.device],
             totals.get(each.device),
             silent=not is_reachable(shown, definition.silent_s),
             # A device that was away or silent may have answered with the version before during the observation.
@@ -479,14 +473,7 @@ def _with_audits(device: StageDevice, shown: DeviceView, definition: Definition)
     return replace(device, variant=variant, audits_off=f"{shown.audits_off} is 0" if shown.audits_off else "")
 
 
-def _judged(
-    rollout: Rollout,
-    installed: int,
-    failed: int,
-    observed: _Observed,
-    *,
-    over: bool,
-) -> Verdict:
+def _judged(rollout: Rollout, installed: int, failed: int, observed: _Observed, *, over: bool) -> Verdict:
     definition = rollout.definition
     return judge(
         definition.rules,
@@ -495,9 +482,7 @@ def _judged(
         over=over,
         installed=installed,
         failed=failed,
-        treated=observed.treated,
-        control=observed.control,
-        running=observed.running,
+        **observed._asdict(),
         seed=(rollout.seed + 1_000_003 * rollout.stage) % 2**63,
     )
 

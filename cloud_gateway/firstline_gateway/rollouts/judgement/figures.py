@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
+from typing import NamedTuple
 
 from msgspec import Struct
 
@@ -187,6 +188,13 @@ class StageDevice(Struct, frozen=True):
     def audited(self) -> bool:
         """Returns whether any of its answers was audited."""
         return self.after is not None and self.after.counts.telling_audits > 0
+
+
+class Baseline(NamedTuple):
+    """What an observed device is compared with: the period before its stage, and its counts when observation began."""
+
+    before: Period | None
+    start: Totals
 
 
 BEFORE_S = 86_400.0

@@ -65,21 +65,21 @@ class Groups:
     board: str = ""
 
     @property
-    def stage_groups(self) -> tuple[Mask, Mask]:
+    def arms(self) -> tuple[Mask, Mask]:
         """Returns the devices that report the figure: with the model, and without."""
         reporting = self.weights > 0
         return reporting & self.treated, reporting & ~self.treated
 
     @property
     def counts(self) -> tuple[int, int]:
-        """Returns the numbers of devices of `stage_groups`."""
-        treated, control = self.stage_groups
+        """Returns the numbers of devices of `arms`."""
+        treated, control = self.arms
         return int(treated.sum()), int(control.sum())
 
     @property
     def means(self) -> tuple[float, float]:
         """Returns the weighted means of treated and control."""
-        treated, control = (_mean(self.values[arm], self.weights[arm]) for arm in self.stage_groups)
+        treated, control = (_mean(self.values[arm], self.weights[arm]) for arm in self.arms)
         return treated, control
 
 
@@ -168,7 +168,7 @@ def _table(tested: ClassGroups) -> Floats:
 def difference(groups: Groups, tolerance: float) -> float:
     """Returns how far the treated are above the control group beyond the tolerance, in units of the spread."""
     residuals, weights = adjusted(groups, tolerance), groups.weights
-    treated, control = (_mean(residuals[arm], weights[arm]) for arm in groups.stage_groups)
+    treated, control = (_mean(residuals[arm], weights[arm]) for arm in groups.arms)
     return (treated - control) / _scale(residuals, weights)
 
 
@@ -244,7 +244,7 @@ POWER = 0.9
 def standard_error(groups: Groups) -> float:
     """Returns the error of the difference of means, from the spread within the groups; infinite below two each."""
     values, weights, squares = adjusted(groups, 0.0), groups.weights, 0.0
-    for chosen in groups.stage_groups:
+    for chosen in groups.arms:
         if chosen.sum() < 2:
             return math.inf
         weight = weights[chosen] / weights[chosen].sum()
