@@ -42,7 +42,7 @@ def test_budget_holds_for_requests_without_a_price(
         if account.decide(value, Cost(joules=cost), START_S, demanded=bool(demanded)) is None:
             spent += cost * account.take(Cost(joules=cost), START_S)
     for _, cost, _ in promises:
-        spent += cost * account.take(Cost(joules=cost), START_S, priced=False)
+        spent += cost * account.take(Cost(joules=cost), START_S, audit=True)
     assert spent <= 100.0 * (1 + 1e-9)
 
 

@@ -106,7 +106,8 @@ class FleetBroker:
                 await self.fleet.take_telemetry(device, read_document(payload, Telemetry, where))
         else:
             state = read_document(payload, StateMessage, where)
-            await self.fleet.presence(device, state.session_id, online=state.state == "online")
+            take = self.fleet.take_start if state.state == "online" else self.fleet.take_end
+            await take(device, state.session_id)
 
     async def _publish(self) -> None:
         """Publishes the due documents while there is a connection.

@@ -122,14 +122,16 @@ class Fleet:
             await self.store.write(lambda on: answers.add(on, device, telemetry.ended, now_s), apart=True)
         return found is not None
 
-    async def presence(self, device: str, session: str, *, online: bool) -> bool:
-        """Notes that a process has started or ended; returns False for a late message of an earlier process."""
+    async def take_start(self, device: str, session: str) -> None:
+        """Notes that a process has started; a late message of an earlier process has no effect."""
         now_s = self.clock.wall_s()
-        if online:
-            return await self.store.write(
-                lambda on: devices.mark_seen(on, device, session, now_s, accept=self._accept), key=device
-            )
-        return await self.store.write(lambda on: devices.mark_offline(on, device, session), key=device)
+        await self.store.write(
+            lambda on: devices.mark_seen(on, device, session, now_s, accept=self._accept), key=device
+        )
+
+    async def take_end(self, device: str, session: str) -> None:
+        """Notes that a process has ended; the last will of an earlier process has no effect."""
+        await self.store.write(lambda on: devices.mark_offline(on, device, session), key=device)
 
     async def page(self, after: str, limit: int, wanted: devices.Filter, sort: Sort = Sort.NAME) -> FleetDevicePage:
         """Returns a page of devices; see `devices.page`."""

@@ -52,14 +52,14 @@ class ApiKey(NamedTuple):
     person: str
 
 
-class StoredDevice(NamedTuple):
+class DeviceRow(NamedTuple):
     """A row of the enrolled devices; see the tables for all columns."""
 
     name: str
     revoked_s: Any  # a damaged time of a revocation is one, too
 
 
-class StoredCertificate(NamedTuple):
+class CertificateRow(NamedTuple):
     """A row of the certificates."""
 
     serial: str
@@ -69,7 +69,7 @@ class StoredCertificate(NamedTuple):
     retained_until_service_s: float
 
 
-class StoredKey(NamedTuple):
+class KeyRow(NamedTuple):
     """A row of the API keys."""
 
     name: str
@@ -97,9 +97,9 @@ class Changes(NamedTuple):
 
     version: int
     service_s: float
-    devices: list[StoredDevice]
-    certificates: list[StoredCertificate]
-    api_keys: list[StoredKey]
+    devices: list[DeviceRow]
+    certificates: list[CertificateRow]
+    api_keys: list[KeyRow]
 
 
 def read_changes(connection: Connection, since: int) -> Changes:
@@ -126,8 +126,8 @@ def read_changes(connection: Connection, since: int) -> Changes:
         return rows
 
     service_s = service_clock.read(connection)
-    devices, certificates = changed(DEVICES, StoredDevice), changed(CERTIFICATES, StoredCertificate)
-    return Changes(version, service_s, devices, certificates, changed(API_KEYS, StoredKey))
+    devices, certificates = changed(DEVICES, DeviceRow), changed(CERTIFICATES, CertificateRow)
+    return Changes(version, service_s, devices, certificates, changed(API_KEYS, KeyRow))
 
 
 class Credentials:
@@ -137,7 +137,7 @@ class Credentials:
         self.version = 0
         self._service_s = 0.0
         self._devices: dict[str, bool] = {}  # whether it was revoked, and has not enrolled again since
-        self._certificates: dict[str, StoredCertificate] = {}
+        self._certificates: dict[str, CertificateRow] = {}
         self._serials: defaultdict[str, set[str]] = defaultdict(set)  # by device
         self._keys: dict[str, ApiKey] = {}
         self._device_keys: dict[str, str] = {}  # by device, the index of its key
@@ -178,7 +178,7 @@ class Credentials:
             if one.revoked_s is not None
         ]
 
-    def certificate(self, serial: str) -> StoredCertificate | None:
+    def certificate(self, serial: str) -> CertificateRow | None:
         """Returns a certificate that was issued here."""
         return self._certificates.get(serial)
 

@@ -150,7 +150,7 @@ class Spending:
         around_rows_bytes = _ROW_BYTES * (request.rows - 1)
         asked_bytes = size_bytes + around_rows_bytes
         reserved = self._estimate(asked_bytes, self.tariff.of_link(link))
-        if (audit and not account.can_spare(reserved, now_s)) or not account.take(reserved, now_s, priced=not audit):
+        if (audit and not account.can_spare(reserved, now_s)) or not account.take(reserved, now_s, audit=audit):
             short = account.short(reserved, now_s)
             raise BudgetExceededError(
                 f"Too little is left of this device's budget for {short or 'audits'}; [budget] in its configuration "

@@ -119,7 +119,7 @@ def load_or_last_good(
     if file is None:
         return load(None, overrides=overrides), None, ""
     try:
-        text = sources.read_text(file)
+        text = sources.read_configuration(file)
         present = ConfigurationFile(_name_of(file), text)
         return load(file, overrides=overrides, text=present.text), present, ""
     except ConfigError as error:

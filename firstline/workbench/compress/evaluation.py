@@ -86,13 +86,13 @@ def _refuse_copies(dataset: Dataset, inputs: Sequence[InputSpec]) -> None:
     lines = dict[PurePosixPath, int]()
     for sample in dataset.samples:
         if (first := lines.setdefault(PurePosixPath(sample.file), sample.line)) != sample.line:
-            raise ConfigError(f"{dataset.naming(sample)}, as line {first} does; {once}.")
+            raise ConfigError(f"{dataset.entry_of(sample)}, as line {first} does; {once}.")
     seen = dict[str, Sample]()
     for sample, digest in zip(dataset.samples, dataset.row_digests(inputs), strict=True):
         known = seen.setdefault(digest, sample)
         if known is not sample:
             raise ConfigError(
-                f"{dataset.naming(sample)}, which is byte for byte '{known.file}' of line {known.line}; {once}."
+                f"{dataset.entry_of(sample)}, which is byte for byte '{known.file}' of line {known.line}; {once}."
             )
 
 

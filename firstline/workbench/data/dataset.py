@@ -124,7 +124,7 @@ class Dataset:
         """
         if self.media is None:
             raise ConfigError(f"{self.path} is a table, which holds no images and no recordings.")
-        return self.media.read(self.samples, self.naming)
+        return self.media.read(self.samples, self.entry_of)
 
     def rows(self, inputs: Sequence[InputSpec]) -> Iterator[tuple[Sample, Arrays]]:
         """Yields each sample with a bundle's inputs by name, as arrays of one row.
@@ -231,8 +231,8 @@ class Dataset:
             return f"'{sample.file}' of {self.path}"
         return self.table.where(sample.row)
 
-    def naming(self, sample: Sample) -> str:
-        """Returns what names a sample, for messages: "labels.csv:3 names 'a.png'"."""
+    def entry_of(self, sample: Sample) -> str:
+        """Returns the entry that names a sample, for messages: "labels.csv:3 names 'a.png'"."""
         if self.table is not None:
             return f"{self.table.where(sample.row)} names '{sample.file}'"
         source = self.coco.path if self.coco is not None else self.path

@@ -20,9 +20,9 @@ from firstline.workbench.pairing.agreement import check_agreement
 from firstline.workbench.pairing.labels import Labelled, label, label_files
 from firstline.workbench.pairing.operating import operate
 from firstline.workbench.pairing.recipe import EDGE, FULL, recipe_text
-from firstline.workbench.pairing.settling import Judges
+from firstline.workbench.pairing.settling import Settler
 from firstline.workbench.pairing.specification import BUNDLE, PairSpec
-from firstline.workbench.pairing.surroundings import look_around, readable_image, unknown
+from firstline.workbench.pairing.surroundings import look_around, readable_image, why_unknown
 from firstline.workbench.promises import EventBound, parse_promises
 from firstline.workbench.recognition import Reading, Surroundings, recognise
 from firstline.workbench.selection import split_clusters
@@ -161,7 +161,7 @@ def read_pair(
         each.use(count)
     all_labels = dataset.truth(task, inputs)
     truth = None if all_labels is None else {name: array[order[:count]] for name, array in all_labels.items()}
-    settled = Judges(truth, spec.chosen, spec.out).settle_all(trials, readings)
+    settled = Settler(truth, spec.chosen, spec.out).settle_all(trials, readings)
     for role, reading in settled.items():
         for why in reading.assumptions[len(readings[role].assumptions) :]:
             show(f"{role}: {why}.")
@@ -267,7 +267,7 @@ def _of_one_task(
     """
     for role, readings in found.items():
         if not readings:
-            raise ConfigError(unknown(role, files[role], near[role]))
+            raise ConfigError(why_unknown(role, files[role], near[role]))
     tasks = set.intersection(*({reading.task for reading in readings} for readings in found.values()))
     if not tasks:
         kinds = ", ".join(f"the {role} model is a {readings[0].family}" for role, readings in found.items())

@@ -16,8 +16,8 @@ _MATTER = ("scaling", "rate", "standardized")
 
 
 @dataclass(frozen=True, slots=True)
-class Judges:
-    """The means by which choices are settled.
+class Settler:
+    """Settles the choices of the models of a pair.
 
     Attributes:
         truth: labels of the trials' rows; None without any.

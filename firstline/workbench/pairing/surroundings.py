@@ -77,7 +77,7 @@ def readable_image(content: bytes, where: str) -> Image.Image:
         raise ConfigError(f"{error.message} Remove the file from the data, or replace it.") from error
 
 
-def unknown(role: str, file: ModelFile, near: Surroundings) -> str:
+def why_unknown(role: str, file: ModelFile, near: Surroundings) -> str:
     """Returns why a model is not recognised, as sentences."""
     held = near.kind or "tensor"
     kinds: tuple[Kind, ...] = ("image", "audio")

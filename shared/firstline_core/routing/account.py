@@ -112,24 +112,24 @@ class Account:
         self._decided.append((demanded, value, cost, paid))
         return None if paid else Denial(value, price, cost, "" if enough else self.short(cost, now_s))
 
-    def take(self, cost: Cost, now_s: float, *, priced: bool = True) -> bool:
+    def take(self, cost: Cost, now_s: float, *, audit: bool = False) -> bool:
         """Charges a cost in advance; returns False and charges nothing if too little is left.
 
         Args:
             cost: estimate; `settle` corrects it later.
             now_s: wall clock.
-            priced: whether `decide` decided on it; audits are not priced.
+            audit: whether it is for an audit, on which `decide` does not decide.
         """
         if self.short(cost, now_s):
             return False
-        if not priced:
+        if audit:
             for at, _, meter in self._metered:
                 meter.ledger.audited += cost[at]
-        self.charge(cost, now_s, priced=priced)
+        self.charge(cost, now_s, priced=not audit)
         return True
 
     def charge(self, cost: Cost, now_s: float, *, priced: bool = True) -> None:
-        """Charges a cost that was spent already."""
+        """Charges a cost that was spent already; `priced` if `decide` decided on it."""
         for at, _, meter in self._metered:
             meter.charge(cost[at], now_s, priced=priced)
         self._refresh(now_s)

@@ -70,7 +70,7 @@ def load(cls: type[T], sources: Sources, *, warn: Warn = _log) -> T:
     """
     text = sources.text
     if text is None:
-        text = read_text(sources.file) if sources.file is not None else ""
+        text = read_configuration(sources.file) if sources.file is not None else ""
     values = parse(text, sources.file)
     _convert(cls, values, text=text, where=str(sources.file))
 
@@ -174,7 +174,7 @@ def expanded(path: str) -> Path:
     return expanded
 
 
-def read_text(file: Path) -> str:
+def read_configuration(file: Path) -> str:
     """Returns the content of a configuration file.
 
     Raises:
@@ -254,7 +254,7 @@ def _convert(cls: type[T], values: dict[str, Any], *, text: str, where: str, of_
                 table = f"{spelled(path)}." if path else ""
                 raise ConfigError(
                     f"{where}{line_of(text, [*path, key])} has an unknown key '{table}{key}'"
-                    f"{_suggest(key, _fields(_type_at(cls, path)), table)}"
+                    f"{_suggest(key, _fields(_tables_at(cls, path)), table)}"
                 ) from error
             wanted = described(_types_at(cls, [*path, key]))
             value = '"..."' if wanted.startswith(("text", "name", "path", "URL")) else "..."
@@ -263,7 +263,7 @@ def _convert(cls: type[T], values: dict[str, Any], *, text: str, where: str, of_
             ) from error
         if (named_table := _INVALID_NAME.search(str(error))) is not None:
             path = _path(cls, values, error, f"{named_table['path']}{ANY_NAME}")
-            wanted = _article(described([info.key_type for info in _type_at(cls, path[:-1])]))
+            wanted = _article(described([info.key_type for info in _tables_at(cls, path[:-1])]))
             raise ConfigError(
                 f"{where}{line_of(text, path)}: {path[-1]!a} cannot be a name in '{spelled(path[:-1])}'; use {wanted}."
             ) from error
@@ -405,7 +405,7 @@ def _described(cls: type[msgspec.Struct]) -> msgspec.inspect.Type:
     return msgspec.inspect.type_info(cls)
 
 
-def _type_at(cls: type[msgspec.Struct], path: list[str]) -> list[Any]:
+def _tables_at(cls: type[msgspec.Struct], path: list[str]) -> list[Any]:
     """Returns msgspec's descriptions of the tables at `path`: several for a union, none for an unknown path."""
     return [info for each in _types_at(cls, path) for info in _alternatives(each)]
 
@@ -447,9 +447,9 @@ def _fields(types: list[Any]) -> list[str]:
 
 def _settings(cls: type[msgspec.Struct]) -> list[tuple[str, ...]]:
     """Returns the settings that a variable can set: the top-level fields, and those of the sections."""
-    top = _fields(_type_at(cls, []))
+    top = _fields(_tables_at(cls, []))
     return [(name,) for name in top] + [
-        (section, name) for section in top for name in _fields(_type_at(cls, [section]))
+        (section, name) for section in top for name in _fields(_tables_at(cls, [section]))
     ]
 
 
