@@ -29,6 +29,7 @@ from firstline_core.tasks.classification import Classification
 from firstline_core.telemetry.decisions import find
 from firstline_core.types import InferResponse
 from firstline_edge.api import server
+from firstline_edge.api.app import ROUTES
 from firstline_edge.app import EdgeAgent
 from firstline_edge.cascade.cascade import Cascade
 from firstline_edge.cli.explain import describe
@@ -86,6 +87,16 @@ async def test_cross_origin_posts_are_refused(alone: httpx.AsyncClient) -> None:
     assert reply.status_code == 200
 
 
+async def test_hosts_other_than_this_machine_are_refused(alone: httpx.AsyncClient) -> None:
+    """A web page may have its own name resolve to 127.0.0.1; the browser then sends that name."""
+    for host in ("evil.example", "127.0.0.1.evil.example", "evil.example:80", "10.0.0.1"):
+        reply = await alone.post(SHORT, content=scan(), headers={"Host": host})
+        assert reply.status_code == 400
+        assert "This agent answers to 127.0.0.1, localhost, ::1, not to" in reply.json()["error"]
+    for host in ("localhost", "LOCALHOST:8070", "[::1]:8070", "127.0.0.1"):
+        assert (await alone.post(SHORT, content=scan(), headers={"Host": host})).status_code == 200
+
+
 async def test_bodies_share_one_budget(tmp_path: Path) -> None:
     first_half_sent = asyncio.Event()
     go_on = asyncio.Event()
@@ -123,6 +134,10 @@ async def test_a_token_is_needed_where_one_is_set(tmp_path: Path) -> None:
             assert (reply.status_code, reply.headers["WWW-Authenticate"]) == (401, "Bearer")
             allowed = await http.get(path, headers={"Authorization": "Bearer 0123456789abcdef"})
             assert allowed.status_code == 200
+        names = {"model": "digits", "version": "1", "request_id": "r"}
+        for route in ROUTES:
+            reply = await http.request(route.method, route.path.format(**names))
+            assert (reply.status_code == 401) is (route.path not in ("/v2/health/live", "/v2/health/ready")), route.path
         assert (await http.get("/v2/health/live")).status_code == 200
 
 
