@@ -15,7 +15,7 @@ import pytest
 from support.agent import edge_settings, serving_agent
 from support.broker import free_port
 from support.gateway import GatedExecutor, gateway_of, gateway_settings
-from support.grpc_calls import Call, calling, digits_message, refusal, streaming
+from support.grpc_calls import Call, calling, digits_message, refusal, sending, streaming
 from support.identities import Device
 from support.keys import create_key, revoke_key
 from support.logs import captured_lines
@@ -80,6 +80,12 @@ async def test_all_methods_but_health_need_a_key(call: Call) -> None:
     assert sentence.startswith("This gateway needs an API key")
     wrong = (("authorization", "Bearer nothing"),)
     assert (await refusal(call("ModelInfer", digits_message(), metadata=wrong)))[0] == "UNAUTHENTICATED"
+
+
+@pytest.mark.parametrize("method", ["ServerLive", "ServerReady"])
+async def test_messages_of_strangers_are_not_read(method: str, tmp_path: Path) -> None:
+    async with listening(open_gateway(settings_of(tmp_path))) as port, sending(port, method) as call:
+        assert await call  # although no message has ended
 
 
 async def test_answers_and_refusals_are_logged_with_their_trace(tmp_path: Path) -> None:

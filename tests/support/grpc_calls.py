@@ -43,6 +43,17 @@ async def calling(
 
 
 @asynccontextmanager
+async def sending(port: int, method: str) -> AsyncIterator[Any]:
+    """A call without a key that has begun, and whose message does not come."""
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        made = channel.stream_unary(
+            f"/{SERVICE.full_name}/{method}",
+            response_deserializer=message(SERVICE.methods_by_name[method].output_type.name).FromString,
+        )
+        yield made(timeout=5)
+
+
+@asynccontextmanager
 async def streaming(port: int, key: str) -> AsyncIterator[Any]:
     """A stream of inferences: `write` takes messages, `read` returns answers."""
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:

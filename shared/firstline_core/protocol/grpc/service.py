@@ -134,9 +134,10 @@ class InferenceService:
 
         async def call(_messages: Messages, context: Context) -> bytes:
             try:
+                sent = b""  # that of a call that is open to all: its message, which may be large, is not read
                 if scope:
                     await self._hooks.authorize(context, scope)
-                sent = await _first(context)
+                    sent = await _first(context)
                 if len(sent) > _SMALL_BYTES:
                     raise InvalidTensorError(f"The message is {len(sent)} bytes; a {kind} has a few names.")
                 reply = answer(codec.parse(kind, sent))
