@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import signal
@@ -164,6 +165,22 @@ def test_endless_batch_is_abandoned_when_the_drain_times_out(config: Path) -> No
     logged = [line["event"] for line in events(process)]
     assert logged[-1] == "stopped while a batch runs, or the store does not respond"
     assert "gave up on requests in flight" in logged
+
+
+def test_idle_connections_of_strangers_leave_room_for_others(config: Path) -> None:
+    process = TierProcess(
+        "firstline_gateway",
+        *("--config", config),
+        log=config.with_suffix(".log"),
+        within=lambda command: ("sh", "-c", 'ulimit -n 256; exec "$@"', "sh", *command),
+    )
+    asked = b"GET /v2/health/live HTTP/1.1\r\nHost: here\r\n\r\n"
+    with process, contextlib.ExitStack() as stack:
+        for _ in range(300):
+            stranger = stack.enter_context(socket.create_connection(("127.0.0.1", process.port), timeout=5))
+            stranger.sendall(asked)
+            assert stranger.recv(100).startswith(b"HTTP/1.1 200")
+        assert httpx.get(f"{process.url}/v2/health/live", timeout=5).status_code == 200
 
 
 def test_taken_port_is_one_error_line(config: Path) -> None:
