@@ -105,12 +105,12 @@ class Named(NamedTuple):
 
 
 def bundle_named(bundle: Path) -> Named:
-    """Returns the bundle in a folder; text that names no folder is the bundle's name.
+    """Returns the bundle in a folder; text that names no folder with a manifest is the bundle's name.
 
     Raises:
         ConfigError: the folder's manifest cannot be read, or no bundle can have that name.
     """
-    if not os.path.isdir(bundle):  # noqa: PTH112 (`is_dir` raises where no such name is possible)
+    if not os.path.exists(bundle / MANIFEST_NAME):  # noqa: PTH110 (`exists` raises where no such name is possible)
         if not is_name(str(bundle)):
             raise ConfigError(
                 f"{str(bundle)[:200]!a} is neither a bundle's folder nor the name of a bundle; name one of them."
@@ -118,7 +118,7 @@ def bundle_named(bundle: Path) -> Named:
         return Named(str(bundle))
     found = manifest_in(bundle)
     if found is None:
-        raise ConfigError(f"{bundle} is not a bundle: its {MANIFEST_NAME} cannot be read; name the bundle instead.")
+        raise ConfigError(f"{bundle} is not a bundle: its {MANIFEST_NAME} cannot be read; copy the bundle again.")
     return Named(found.name, found.version, accuracies(found))
 
 

@@ -90,7 +90,7 @@ def entry_of(catalogue: Catalogue, key: ModelKey, aliases: tuple[str, ...]) -> B
     Raises:
         NotFoundError: it is not listed.
     """
-    bundle = find_bundle(catalogue.bundles.get(key, {}), *key)
+    bundle = find_bundle(catalogue.bundles.get(key, catalogue.files), *key)  # all files tell what is there instead
     sizes = {file.sha256: file.size_bytes for file, _ in bundle.files.values()}
     return BundleEntry(
         *key,

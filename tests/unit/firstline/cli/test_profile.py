@@ -14,9 +14,11 @@ from support.cli import in_one_line, json_of, run
 from support.profiles import point
 from support.sample_bundles import variant_bundle
 
+from firstline.cli.profile_source import Named, bundle_named
 from firstline.workbench.data.dataset import open_dataset
 from firstline.workbench.evaluate import figures, measure
 from firstline_core.bundle.store import open_bundle
+from firstline_core.errors import ConfigError
 from firstline_core.profile.files import read_profile
 from firstline_core.profile.measure import ProfileOptions, measure_profile
 from firstline_core.profile.measure_point import Job
@@ -60,6 +62,17 @@ def test_the_profile_is_printed_and_written_next_to_the_bundle(folder: Path) -> 
 @pytest.mark.parametrize("more", [[], ["--on", "cam", "--gateway", "http://127.0.0.1:9"]])
 def test_an_impossible_folder_name_is_refused(more: list[str]) -> None:
     assert "n" * 30 in run("profile", "create", "n" * 300, *more, code=2).output
+
+
+def test_a_folder_without_a_bundle_does_not_hide_the_name_of_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "digits").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert bundle_named(Path("digits")) == Named("digits")
+    (tmp_path / "digits" / "manifest.json").write_text("{")
+    with pytest.raises(ConfigError, match=r"its manifest\.json cannot be read"):
+        bundle_named(Path("digits"))
 
 
 def test_a_damaged_profile_is_set_aside_and_measured_again(folder: Path, tmp_path: Path) -> None:

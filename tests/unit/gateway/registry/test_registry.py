@@ -363,8 +363,10 @@ def test_each_bundle_is_read_from_its_own_files() -> None:
     assert set(catalogue.bundles[("m", 2)]) == {"m/2/manifest.json", "m/2/a.onnx"}
     check_listed(catalogue)
     assert entry_of(catalogue, ("m", 2), ()).manifest_sha256 == f"{2:064}"
-    with pytest.raises(NotFoundError):
+    with pytest.raises(NotFoundError, match="has no version 4 of m"):
         entry_of(catalogue, ("m", 4), ())
+    with pytest.raises(NotFoundError, match="has no model 'n'"):
+        entry_of(catalogue, ("n", 1), ())
     with pytest.raises(RequestError, match="is of no bundle"):
         catalogue_of(Targets(7, expires=START, targets={"stray": TargetFile(1, {"sha256": "0" * 64}, "stray")}))
 
