@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -90,15 +91,20 @@ def executor_lines(executors: list[dict[str, Any]]) -> list[str]:
     lines = []
     for each in executors:
         share = answered[each["name"]] / max(1, sum(answered.values()))
-        models = [_on_executor(model, of_all=each["problem"]) for model in each["paces"]]
+        versions = Counter(model["model"] for model in each["paces"])
+        models = [
+            _on_executor(model, of_all=each["problem"], with_version=versions[model["model"]] > 1)
+            for model in each["paces"]
+        ]
         facts = [f"{share:.0%} of batches", f"{each['under_way']} under way", *models]
         lines.append(f"executor: {each['name']}: {each['problem'] or 'up'} ({', '.join(facts)})")
     return lines
 
 
-def _on_executor(model: dict[str, Any], *, of_all: str) -> str:
+def _on_executor(model: dict[str, Any], *, of_all: str, with_version: bool) -> str:
     """Describes one model on one executor, without a problem of all models."""
-    text = f"{model['model']} at {model['pace']:.2g} times its usual seconds"
+    version = f" {model['version']}" if with_version else ""
+    text = f"{model['model']}{version} at {model['pace']:.2g} times its usual seconds"
     if (oldest_s := model.get("oldest_s", 0.0)) >= _LONG_S:
         text += f" with a batch under way for {oldest_s:.0f} s"
     problem = "" if of_all else model.get("problem", "")

@@ -37,6 +37,13 @@ async def test_a_batch_that_hangs_is_shown_with_its_age() -> None:
         assert "under way for" not in line
 
 
+def test_two_versions_of_a_model_are_told_apart() -> None:
+    paces = [{"model": "m", "version": version, "pace": 1.0} for version in ("1", "2")]
+    paces.append({"model": "n", "version": "1", "pace": 3.0})
+    (line,) = executor_lines([{"name": "only", "batches": {}, "under_way": 0, "problem": "", "paces": paces}])
+    assert "m 1 at 1 times its usual seconds, m 2 at 1 times its usual seconds, n at 3 times" in line
+
+
 async def test_a_model_that_an_executor_is_left_alone_with_is_told_beside_those_that_run() -> None:
     async with site({"only": 0.01}) as made:
         made.add(served_as(N))
