@@ -29,6 +29,7 @@ from firstline_edge.api.access import parse_tokens
 from firstline_edge.budgets.from_settings import budgets_of, device_sensors, tariff_of
 from firstline_edge.cli.agent_api import agent_status
 from firstline_edge.cli.findings import Finding, hint, hint_if, ok, problem, warning, warning_if
+from firstline_edge.fleet.fleet_state import NO_GATEWAY
 from firstline_edge.fleet.updates.registry import HTTP_REQUIRED
 from firstline_edge.hardware.sampler import missing_kernel_files
 from firstline_edge.hardware.surveyor import Surveyor
@@ -314,7 +315,9 @@ def fleet_findings(settings: EdgeSettings) -> Iterator[Finding]:
     """Checks whether models can come from the fleet; no findings on a device that is not a member of one."""
     if not settings.fleet.enabled:
         return
-    if not any(link.kind == "http" for link in settings.links):
+    if not settings.links:  # the agent does not start
+        yield problem("fleet", *NO_GATEWAY.split("; ", 1))
+    elif not any(link.kind == "http" for link in settings.links):
         yield warning("fleet", *HTTP_REQUIRED.split("; ", 1))
     root = settings.fleet.root_file
     if not root:

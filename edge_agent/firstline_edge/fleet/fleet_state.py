@@ -16,6 +16,8 @@ from firstline_edge.fleet.updates.model_store import ModelStore
 from firstline_edge.settings.settings import EdgeSettings
 from firstline_edge.state import StatePaths, read_stored, store
 
+NO_GATEWAY = "fleet.enabled is true, but there is no way to a gateway; join one, or add [[links]]."
+
 
 class Starts(Struct, frozen=True):
     """The starts of the agent with one state directory.
@@ -55,7 +57,7 @@ class FleetState:
 
     def __init__(self, own: EdgeSettings, paths: StatePaths, clock: Clock) -> None:
         if not own.links:
-            raise ConfigError("fleet.enabled is true, but there is no way to a gateway; join one, or add [[links]].")
+            raise ConfigError(NO_GATEWAY)
         self.own = own
         self.folder = paths.fleet_path
         self.models = ModelStore(paths.updates_path)
