@@ -36,6 +36,7 @@ DEVICES = sa.Table(
     sa.Column("session", sa.String(64), nullable=False),
     sa.Column("earlier_sessions", JsonColumn(list[str]), nullable=False),  # the latest last
     sa.Column("sequence", sa.BigInteger, nullable=False),  # of `reported`
+    sa.Column("agent_version", sa.String(64), nullable=False),  # of `reported`; "" without it
     sa.Column("reported", JsonColumn(Reported)),
     sa.Column("desired", JsonColumn(Desired), nullable=False),  # without revision and brake, see `REVISION`
     sa.Column("revision", sa.BigInteger, nullable=False),  # counts the changes of `desired`
@@ -149,7 +150,7 @@ def report(connection: sa.Connection, name: str, reported: Reported, now_s: floa
     if not mark_seen(connection, name, reported.session, now_s, accept=accept):
         return False
     newer = (_C.name == name, _C.sequence < reported.sequence)
-    values = {"sequence": reported.sequence, "reported": reported}
+    values = {"sequence": reported.sequence, "reported": reported, "agent_version": reported.agent_version}
     if connection.execute(sa.update(DEVICES).where(*newer).values(**values)).rowcount == 0:
         return False
     differs = sa.or_(reported.revision > REVISION, _C.revision + _C.lead > reported.revision)
@@ -364,6 +365,7 @@ def _ensure(connection: sa.Connection, name: str, accepted_s: float | None) -> N
         "session": "",
         "earlier_sessions": [],
         "sequence": -1,
+        "agent_version": "",
         "desired": Desired(0),
         "revision": 0,
         "lead": -1,

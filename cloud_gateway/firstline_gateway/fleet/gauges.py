@@ -5,18 +5,18 @@ No metric names a device. Values of the configured tag and versions of the agent
 
 from __future__ import annotations
 
-import math
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from msgspec import Struct
-from sqlalchemy import Connection
+from sqlalchemy import Connection, Double, cast, func
 
 from firstline_core.clock import Clock
 from firstline_core.fleet.rest import Presence
 from firstline_core.telemetry.metrics import RequestMetrics
-from firstline_gateway.fleet.overview import Readings, summaries
+from firstline_gateway.fleet.overview import groups
+from firstline_gateway.fleet.totals import COUNTS
 from firstline_gateway.settings import settings
 from firstline_gateway.store.store import Store
 
@@ -31,7 +31,15 @@ LOW_DISK_SHARE = 0.05
 """Free share of a disk below which it counts as a problem."""
 # A device renews its certificate when a third of its life is left; half of that is a failing renewal.
 _EXPIRING_SHARE = 1 / 6
-_PROBLEMS = ("certificate", "disk", "heat", "link")
+_WORSE: Mapping[str, Callable[[Iterable[float]], float]] = {
+    "outbox_oldest_seconds": max,
+    "outbox_items": sum,
+    "disk_free_ratio": min,
+    "temperature_celsius": max,
+    "certificate_seconds": min,
+}
+"""The extreme of several groups of devices, by metric."""
+_C = COUNTS.c
 
 
 class FleetState(Struct, frozen=True):
@@ -144,38 +152,36 @@ def fleet_state(connection: Connection, now_s: float, *, tag: str, expiring_s: f
     """
     devices: Counter[tuple[str, str]] = Counter()
     agents: Counter[str] = Counter()
-    problems: Counter[str] = Counter(dict.fromkeys(_PROBLEMS, 0))
     extremes = {"outbox_oldest_seconds": 0.0, "outbox_items": 0.0}
-    for one in summaries(connection, now_s):
-        if not one.accepted:
+    left_s = _C.certificate_ends_s - now_s
+    counted = {
+        "certificate": left_s < expiring_s,
+        "disk": _C.disk_free_share < LOW_DISK_SHARE,
+        "heat": _C.throttled,
+        "link": _C.links_down > 0,
+    }
+    problems: Counter[str] = Counter(dict.fromkeys(counted, 0))
+    sums = {
+        "outbox_items": func.sum(cast(_C.outbox_items, Double)),
+        "outbox_oldest_seconds": func.max(_C.outbox_oldest_s),
+        "disk_free_ratio": func.min(_C.disk_free_share),
+        "temperature_celsius": func.max(_C.hottest_c),
+        "certificate_seconds": func.min(left_s),
+    } | {problem: func.count().filter(has_it) for problem, has_it in counted.items()}
+    for group in groups(connection, now_s, **sums):
+        if not group.accepted:
             continue
-        devices[one.presence, one.tags.get(tag, _UNTAGGED) if tag else _ALL] += 1
-        if one.presence is not Presence.REVOKED:
-            agents[one.agent_version or _UNKNOWN] += 1
-        if one.presence in (Presence.ONLINE, Presence.LATE) and one.readings is not None:
-            _add(one.readings, now_s, expiring_s, problems, extremes)
+        presence = Presence(group.presence)
+        devices[presence, group.tags.get(tag, _UNTAGGED) if tag else _ALL] += group.devices
+        if presence is not Presence.REVOKED:
+            agents[group.agent_version or _UNKNOWN] += group.devices
+        if presence in (Presence.ONLINE, Presence.LATE):
+            for problem in counted:
+                problems[problem] += getattr(group, problem)
+            for name, worse in _WORSE.items():
+                if (value := getattr(group, name)) is not None:
+                    extremes[name] = worse((value, extremes[name])) if name in extremes else value
     return FleetState(_by_group(devices), _bounded(agents), problems, extremes)
-
-
-def _add(
-    telemetry: Readings, now_s: float, expiring_s: float, problems: Counter[str], extremes: dict[str, float]
-) -> None:
-    """Adds the report of one device."""
-    health = telemetry.health
-    left_s = None if health.certificate_ends_s is None else health.certificate_ends_s - now_s
-    problems["certificate"] += left_s is not None and left_s < expiring_s
-    problems["disk"] += health.disk_free_share is not None and health.disk_free_share < LOW_DISK_SHARE
-    problems["heat"] += health.throttled
-    problems["link"] += health.links_down > 0
-    extremes["outbox_items"] += telemetry.outbox_items
-    for name, value, worse in (
-        ("outbox_oldest_seconds", health.outbox_oldest_s, max),
-        ("disk_free_ratio", health.disk_free_share, min),
-        ("temperature_celsius", health.hottest_c, max),
-        ("certificate_seconds", left_s, min),
-    ):
-        if value is not None and math.isfinite(value):
-            extremes[name] = worse(value, extremes.get(name, value))
 
 
 def _by_group(devices: Counter[tuple[str, str]]) -> dict[tuple[str, ...], float]:

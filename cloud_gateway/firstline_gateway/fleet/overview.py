@@ -1,83 +1,59 @@
-"""The state of all devices at one moment: the fields that are read of each, and the sums that the API shows."""
+"""The state of all devices at one moment: the sums that the API shows, which the database adds up."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
-from heapq import nlargest
-from typing import NamedTuple
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any
 
-from msgspec import Struct
-from sqlalchemy import Connection, func, select, type_coerce
+from sqlalchemy import ColumnElement, Connection, CursorResult, Label, case, func, select
 
 from firstline_core.fleet.rest import (
+    ASLEEP_AFTER_S,
     EXPIRES_SOON_S,
+    LATE_AFTER_S,
     LISTED,
     ExpiringCertificate,
     FleetOverview,
     Outbox,
     Presence,
-    presence,
 )
 from firstline_core.fleet.selector import Selector
-from firstline_core.fleet.telemetry import DeviceHealth
 from firstline_gateway.fleet.devices import DEVICES
 from firstline_gateway.fleet.totals import COUNTS
-from firstline_gateway.identity.enrolment import revoked_devices
+from firstline_gateway.identity.enrolment import REVOKED
 from firstline_gateway.identity.tables import CERTIFICATES
-from firstline_gateway.store.schema import JsonColumn
 
 _VALUES = 100  # of the tag; further values are counted together, under "..."
 _OTHERS = "..."
+_AT_ONCE = 100  # outboxes that are read together, of which most may not match
 _D, _C = DEVICES.c, COUNTS.c
 
 
-class _Reported(Struct):
-    """The part of `Reported` that is counted."""
+def groups(connection: Connection, now_s: float, **sums: ColumnElement[Any]) -> CursorResult[Any]:
+    """Returns the number of devices with equal tags, acceptance, presence and agent version, as `devices`.
 
-    agent_version: str = ""
-
-
-class Readings(Struct):
-    """The part of `Telemetry` that is counted."""
-
-    outbox_items: int = 0
-    health: DeviceHealth = DeviceHealth()
-
-
-class DeviceSummary(NamedTuple):
-    """A device as sums see it; `readings`, of which `age_s` (seconds) is the age, are None without telemetry."""
-
-    name: str
-    tags: Mapping[str, str]
-    accepted: bool
-    presence: Presence
-    agent_version: str
-    readings: Readings | None
-    age_s: float
+    Args:
+        connection: within a transaction.
+        now_s: wall time.
+        **sums: further columns, each an aggregate over the devices of a group.
+    """
+    group = (_D.tags, _D.accepted_s.is_not(None).label("accepted"), _presence(now_s), _D.agent_version)
+    named = [value.label(name) for name, value in sums.items()]
+    query = select(*group, func.count().label("devices"), *named).outerjoin(COUNTS, _C.device == _D.name)
+    return connection.execute(query.group_by(_D.tags, "accepted", "presence", _D.agent_version))
 
 
-def summaries(connection: Connection, now_s: float) -> Iterator[DeviceSummary]:
-    """Yields all devices at a wall time."""
-    revoked = revoked_devices(connection)
-    query = select(
-        _D.name,
-        _D.tags,
-        _D.accepted_s,
-        _D.online,
-        _D.last_seen_s,
-        type_coerce(_D.reported, JsonColumn(_Reported)).label("reported"),
-        type_coerce(_C.latest, JsonColumn(Readings)).label("readings"),
-        _C.at_s,
-    ).outerjoin(COUNTS, _C.device == _D.name)
-    for row in connection.execute(query):
-        age_s = None if row.last_seen_s is None else max(0.0, now_s - row.last_seen_s)
-        found = presence(age_s, online=row.online, revoked=row.name in revoked)
-        version = row.reported.agent_version if row.reported is not None else ""
-        reported_age_s = max(0.0, now_s - (row.at_s or 0.0))
-        yield DeviceSummary(
-            row.name, row.tags, row.accepted_s is not None, found, version, row.readings, reported_age_s
-        )
+def _presence(now_s: float) -> Label[str]:
+    """Returns a device's presence in the words of the database; `rest.presence` has the rules."""
+    age_s = now_s - _D.last_seen_s
+    return case(
+        (_D.name.in_(REVOKED), Presence.REVOKED.value),
+        (_D.last_seen_s.is_(None) | (age_s > ASLEEP_AFTER_S), Presence.ASLEEP.value),
+        (_D.online & (age_s <= LATE_AFTER_S), Presence.ONLINE.value),
+        else_=Presence.LATE.value,
+    ).label("presence")
 
 
 def overview(connection: Connection, tag: str, selector: Selector, now_s: float) -> FleetOverview:
@@ -91,44 +67,62 @@ def overview(connection: Connection, tag: str, selector: Selector, now_s: float)
     """
     presences, versions = Counter[Presence](), Counter[str]()
     by_tag: defaultdict[str, Counter[Presence]] = defaultdict(Counter)
-    found = [one for one in summaries(connection, now_s) if selector.matches(one.tags)]
-    accepted = [one for one in found if one.accepted]
-    for one in accepted:
-        presences[one.presence] += 1
-        value = one.tags.get(tag, "")
-        by_tag[value if value in by_tag or len(by_tag) < _VALUES else _OTHERS][one.presence] += 1
-        if one.presence is not Presence.REVOKED:
-            versions[one.agent_version] += 1
-    names = {one.name for one in found}
-    ages_s = [one.age_s for one in accepted if one.readings is not None and one.presence is not Presence.REVOKED]
-    outboxes = (
-        Outbox(one.name, one.readings.outbox_items, one.readings.health.outbox_oldest_s, one.age_s)
-        for one in found
-        if one.readings is not None and one.readings.outbox_items
-    )
-    expiring = [one for one in _expiring(connection, now_s) if one.device in names]
+    unaccepted, ages_s = 0, list[float]()
+    for group in groups(connection, now_s, first_s=func.min(_C.at_s), last_s=func.max(_C.at_s)):
+        if not selector.matches(group.tags):
+            continue
+        if not group.accepted:
+            unaccepted += group.devices
+            continue
+        found = Presence(group.presence)
+        presences[found] += group.devices
+        by_tag[group.tags.get(tag, "")][found] += group.devices
+        if found is Presence.REVOKED:
+            continue
+        versions[group.agent_version] += group.devices
+        ages_s += [max(0.0, now_s - at_s) for at_s in (group.first_s, group.last_s) if at_s is not None]
+    others = [by_tag.pop(value) for value in sorted(by_tag)[_VALUES:]]
+    for counts in others:
+        by_tag[_OTHERS] += counts
+    expiring = _expiring(connection, selector, now_s)
     return FleetOverview(
         at_s=now_s,
         devices=dict(presences),
-        unaccepted=len(found) - len(accepted),
+        unaccepted=unaccepted,
         tag=tag,
         by_tag={value: dict(counts) for value, counts in sorted(by_tag.items())},
         agent_versions=dict(versions),
-        outboxes=tuple(nlargest(LISTED, outboxes, key=lambda one: (one.oldest_s, one.items))),
+        outboxes=tuple(islice(_outboxes(connection, selector, now_s), LISTED)),
         expiring=tuple(expiring[:LISTED]),
         expiring_count=len(expiring),
         reported_s=(min(ages_s), max(ages_s)) if ages_s else None,
     )
 
 
-def _expiring(connection: Connection, now_s: float) -> list[ExpiringCertificate]:
+def _outboxes(connection: Connection, selector: Selector, now_s: float) -> Iterator[Outbox]:
+    """Yields the outboxes with items, those with the oldest items first."""
+    query = (
+        select(_D.name, _D.tags, _C.outbox_items, _C.outbox_oldest_s, _C.at_s)
+        .join(COUNTS, _C.device == _D.name)
+        .where(_C.outbox_items > 0)
+        .order_by(_C.outbox_oldest_s.desc(), _C.outbox_items.desc())
+        .execution_options(yield_per=_AT_ONCE)
+    )
+    for row in connection.execute(query):
+        if selector.matches(row.tags):
+            yield Outbox(row.name, row.outbox_items, row.outbox_oldest_s, max(0.0, now_s - row.at_s))
+
+
+def _expiring(connection: Connection, selector: Selector, now_s: float) -> list[ExpiringCertificate]:
     """Returns the devices with access whose last certificate ends soon, the first to end first."""
     ends_s = func.max(CERTIFICATES.c.not_after_s)
-    query = (
-        select(CERTIFICATES.c.device, ends_s)
+    last = (
+        select(CERTIFICATES.c.device, ends_s.label("ends_s"))
         .where(CERTIFICATES.c.revoked_s.is_(None))
         .group_by(CERTIFICATES.c.device)
         .having(ends_s < now_s + EXPIRES_SOON_S)
-        .order_by(ends_s, CERTIFICATES.c.device)
+        .subquery()
     )
-    return [ExpiringCertificate(*row) for row in connection.execute(query)]
+    query = select(last, _D.tags).join(DEVICES, _D.name == last.c.device).order_by(last.c.ends_s, last.c.device)
+    rows = (row for row in connection.execute(query) if selector.matches(row.tags))
+    return [ExpiringCertificate(row.device, row.ends_s) for row in rows]

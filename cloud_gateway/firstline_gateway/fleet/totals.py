@@ -10,7 +10,7 @@ from typing import Any
 
 import sqlalchemy as sa
 from msgspec import Struct, convert
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from firstline_core.fleet.telemetry import GROUPS_LIMIT, ModelCounts, Telemetry
 from firstline_core.units import HOUR_S
@@ -52,9 +52,17 @@ COUNTS = sa.Table(
     sa.Column("device", sa.String(64), primary_key=True),
     sa.Column("session", sa.String(64), nullable=False),
     sa.Column("sequence", sa.BigInteger, nullable=False),
+    sa.Column("at_s", sa.Double, nullable=False),
+    # Of `latest`, for sums over all devices. The long documents are last: SQLite reads a row up to the wanted column.
+    sa.Column("outbox_items", sa.BigInteger, nullable=False),
+    sa.Column("outbox_oldest_s", sa.Double, nullable=False),
+    sa.Column("links_down", sa.Integer, nullable=False),
+    sa.Column("disk_free_share", sa.Double),
+    sa.Column("hottest_c", sa.Double),
+    sa.Column("throttled", sa.Boolean, nullable=False),
+    sa.Column("certificate_ends_s", sa.Double),
     sa.Column("latest", JsonColumn(Telemetry), nullable=False),  # the report, whose counts are the session's
     sa.Column("totals", JsonColumn(Totals), nullable=False),  # of all sessions
-    sa.Column("at_s", sa.Double, nullable=False),
 )
 """What devices counted, over all their processes."""
 HISTORY = sa.Table(
@@ -183,7 +191,7 @@ def count(connection: sa.Connection, device: str, report: Telemetry, now_s: floa
     after = added(totals, before, report)
     row = {"device": device, "at_s": now_s, "totals": after}
     process = {"session": report.session, "sequence": report.sequence, "latest": report}
-    upsert(connection, COUNTS, row | process)
+    upsert(connection, COUNTS, row | process | {"outbox_items": report.outbox_items} | asdict(report.health))
     insert_missing(connection, HISTORY, row | {"hour": int(now_s // HOUR_S)})
     return Counted(totals, after)
 

@@ -12,7 +12,7 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import Connection, bindparam, delete, func, insert, select, update
+from sqlalchemy import Connection, bindparam, delete, func, insert, select, union, update
 
 from firstline_core.protocol.enrolment import DeviceState
 from firstline_gateway import audit_log
@@ -31,6 +31,18 @@ class Issued:
 
 Issue = Callable[[str], Issued]
 """Makes a certificate for the device of this name."""
+
+_ENROLLED = select(DEVICES.c.name).where(DEVICES.c.revoked_s.is_(None))
+_KEYS = select(API_KEYS.c.name).where(API_KEYS.c.kind == "device")
+REVOKED = union(
+    select(DEVICES.c.name).where(DEVICES.c.revoked_s.is_not(None)),
+    _KEYS.where(
+        API_KEYS.c.revoked_s.is_not(None),
+        API_KEYS.c.name.not_in(_KEYS.where(API_KEYS.c.revoked_s.is_(None))),
+        API_KEYS.c.name.not_in(_ENROLLED),
+    ),
+)
+"""Selects the devices that were revoked, or whose API key was, and that have no access since."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,16 +201,8 @@ def revoke_listed(connection: Connection, serials: Mapping[str, float]) -> None:
 
 
 def revoked_devices(connection: Connection) -> set[str]:
-    """Returns the devices that were revoked, or whose API key was, and that have no access since."""
-    keys = API_KEYS.c.kind == "device"
-    names = (
-        select(DEVICES.c.name).where(DEVICES.c.revoked_s.is_not(None)),
-        select(API_KEYS.c.name).where(keys, API_KEYS.c.revoked_s.is_not(None)),
-        select(API_KEYS.c.name).where(keys, API_KEYS.c.revoked_s.is_(None)),
-        select(DEVICES.c.name).where(DEVICES.c.revoked_s.is_(None)),
-    )
-    revoked, lost_key, has_key, enrolled = (set(connection.execute(query).scalars()) for query in names)
-    return revoked | (lost_key - has_key - enrolled)
+    """Returns the devices of `REVOKED`."""
+    return set(connection.execute(REVOKED).scalars())
 
 
 def list_devices(connection: Connection, after: str, limit: int, now_s: float) -> list[DeviceState]:

@@ -39,7 +39,7 @@ CERTIFICATES = sa.Table(
     sa.Column("revoked_s", sa.Double),
     sa.Column("changed", sa.BigInteger, nullable=False, index=True),
     sa.Column("retained_until_service_s", sa.Double, nullable=False),
-    sa.Index("ix_certificates_device", "device", "not_after_s"),
+    sa.Index("ix_certificates_device", "device", "not_after_s", "revoked_s"),
 )
 
 JOIN_TOKENS = sa.Table(

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
-from sqlalchemy import insert
+from itertools import product
 
-from firstline_core.fleet.rest import ExpiringCertificate, Outbox, Presence
+from sqlalchemy import insert, text
+
+from firstline_core.fleet.rest import (
+    ASLEEP_AFTER_S,
+    LATE_AFTER_S,
+    ExpiringCertificate,
+    Outbox,
+    Presence,
+    presence,
+)
 from firstline_core.fleet.selector import parse_selector
 from firstline_core.fleet.telemetry import DeviceHealth, Telemetry
 from firstline_core.fleet.twin import Reported
 from firstline_core.units import DAY_S
 from firstline_gateway.fleet import devices, totals
 from firstline_gateway.fleet.overview import overview
-from firstline_gateway.identity.tables import CERTIFICATES, DEVICES
+from firstline_gateway.identity.tables import API_KEYS, CERTIFICATES, DEVICES
 from firstline_gateway.store.database import Database
 
 NOW_S = 1.7e9
@@ -62,3 +71,65 @@ def test_devices_are_counted_by_presence_and_tag(database: Database) -> None:
     assert fleet.reported_s == part.reported_s == (5.0, 100.0)  # c has no access
     assert fleet.expiring == (ExpiringCertificate("a", NOW_S + DAY_S),) and fleet.expiring_count == 1
     assert part.devices == {Presence.ONLINE: 1, Presence.LATE: 1} and part.outboxes == (Outbox("b", 7, 90.0, 5.0),)
+
+
+def test_the_database_finds_the_presence_that_a_device_shows(database: Database) -> None:
+    shown: dict[str, Presence] = {}
+    ages_s = (None, -1.0, 0.0, LATE_AFTER_S, LATE_AFTER_S + 0.01, ASLEEP_AFTER_S, ASLEEP_AFTER_S + 0.01)
+    for number, (age_s, online, revoked) in enumerate(product(ages_s, (False, True), (False, True))):
+        name = f"d{number}"
+        with database.begin() as connection:
+            devices.accept(connection, name, NOW_S)
+            devices.tag(connection, name, {"name": name})
+            if age_s is not None:
+                devices.mark_seen(connection, name, "s", NOW_S - age_s, accept=True)
+                if not online:
+                    devices.mark_offline(connection, name, "s")
+        if revoked:
+            enrol(database, name, revoked_s=NOW_S)
+        shown[name] = presence(age_s, online=online, revoked=revoked)
+    with database.reading() as connection:
+        found = overview(connection, "name", parse_selector(""), NOW_S).by_tag
+    assert found == {name: {each: 1} for name, each in shown.items()}
+    assert set(shown.values()) == set(Presence)
+
+
+def test_a_device_with_a_revoked_key_is_revoked_until_it_has_access_again(database: Database) -> None:
+    def add_key(name: str, number: int, revoked_s: float | None, kind: str = "device") -> None:
+        values = {"sha256": f"{name}{number}", "name": name, "kind": kind, "scopes": "", "created_s": 0.0, "person": ""}
+        with database.begin() as connection:
+            connection.execute(insert(API_KEYS).values(**values, revoked_s=revoked_s, changed=1))
+
+    for name in ("lost", "another-key", "enrolled", "application"):
+        with database.begin() as connection:
+            devices.accept(connection, name, NOW_S)
+            devices.tag(connection, name, {"name": name})
+        add_key(name, 1, NOW_S, "application" if name == "application" else "device")
+    add_key("another-key", 2, None)
+    enrol(database, "enrolled")
+    with database.reading() as connection:
+        found = overview(connection, "name", parse_selector(""), NOW_S)
+    assert found.devices == {Presence.REVOKED: 1, Presence.ASLEEP: 3}
+    assert found.by_tag["lost"] == {Presence.REVOKED: 1}
+
+
+def test_values_of_the_tag_beyond_a_hundred_are_counted_together(database: Database) -> None:
+    with database.begin() as connection:
+        for number in range(103):
+            devices.accept(connection, f"d{number}", NOW_S)
+            devices.tag(connection, f"d{number}", {"site": f"s{number:03}"})
+    with database.reading() as connection:
+        found = overview(connection, "site", parse_selector(""), NOW_S).by_tag
+    assert len(found) == 101 and found["..."] == {Presence.ASLEEP: 3} and "s099" in found and "s100" not in found
+
+
+def test_sums_are_read_without_the_documents_of_devices(database: Database) -> None:
+    """A fleet of 100,000 devices has hundreds of megabytes of them."""
+    with database.begin() as connection:
+        devices.report(connection, "a", Reported("s", 1, agent_version="1.2"), NOW_S, accept=True)
+        totals.count(connection, "a", Telemetry("s", 1, outbox_items=7), NOW_S)
+        connection.execute(text("UPDATE fleet_devices SET reported = '{', desired = '{'"))
+        connection.execute(text("UPDATE fleet_counts SET latest = '{', totals = '{'"))
+    with database.reading() as connection:
+        found = overview(connection, "site", parse_selector(""), NOW_S)
+    assert found.agent_versions == {"1.2": 1} and found.outboxes == (Outbox("a", 7, 0.0, 0.0),)
