@@ -180,7 +180,7 @@ def _read(file: Path) -> bytes:
 
 def _show(file: Path, answer: Mapping[str, Any], output: Output) -> None:
     if output is Output.JSON:
-        typer.echo(msgspec.json.encode({"file": str(file), **answer}).decode())
+        typer.echo(msgspec.json.encode({"file": str(file), **answer}))
         return
     by = answer["tier"] if answer.get("confidence") is None else f"{answer['tier']}, {answer['confidence']:.3f}"
     typer.echo(f"{file}: {_said(answer)} ({by})")
@@ -200,4 +200,4 @@ def _show_failure(file: Path, error: FirstlineError, output: Output) -> None:
     message = of_file(error.message)
     typer.echo(f"{file}: {message}", err=True)
     if output is Output.JSON:
-        typer.echo(msgspec.json.encode({"file": str(file), "error": message, "code": error.code}).decode())
+        typer.echo(msgspec.json.encode({"file": str(file), "error": message, "code": error.code}))

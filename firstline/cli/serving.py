@@ -44,7 +44,7 @@ def _announce(bundle: Bundle, served: ServedBundle, output: Output) -> None:
     urls = {name: running.url for name, running in tiers.items() if running is not None}
     if output is Output.JSON:
         event = {"event": "ready", "model": bundle.manifest.name, "url": served.url, **urls, "curl": command}
-        typer.echo(msgspec.json.encode(event).decode())
+        typer.echo(msgspec.json.encode(event))
         return
     for name, url in urls.items():
         typer.echo(f"{name:<8} {url}")

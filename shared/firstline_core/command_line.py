@@ -9,6 +9,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from itertools import takewhile
 from typing import Any, NoReturn, TypeAlias
 
@@ -38,21 +39,44 @@ def run_with_output(run: Callable[[], int], report: Callable[[str], object]) -> 
     """
     if sys.stdout is None:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115, PTH123 (until this process ends)
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # names of files need not be UTF-8
+    else:
+        with suppress(io.UnsupportedOperation):  # a test's stdout is no file
+            sys.stdout = io.TextIOWrapper(
+                io.BufferedWriter(_Stdout(sys.stdout.fileno(), "w", closefd=False)),
+                encoding=sys.stdout.encoding,
+                errors="backslashreplace",  # names of files need not be UTF-8
+                line_buffering=sys.stdout.isatty(),
+            )
     try:
         code = run()
         sys.stdout.flush()
         return code
-    except OSError as error:
-        has_enough = isinstance(error, BrokenPipeError)
-        if not has_enough and (error.errno not in _FULL or error.filename is not None):
-            raise
+    except _OutputError as refusal:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
-        if has_enough:
+        if refusal.error.errno == errno.EPIPE:
             return 0
-        report(f"The output cannot be written: {error.strerror}. Free some space, or write it elsewhere.")
+        report(f"The output cannot be written: {refusal.error.strerror}. Free some space, or write it elsewhere.")
         return 1
+
+
+class _OutputError(Exception):
+    """Stdout is closed or full; not an OSError, which a command might handle as one of its own files."""
+
+    def __init__(self, error: OSError) -> None:
+        super().__init__(error)
+        self.error = error
+
+
+class _Stdout(io.FileIO):
+    """Tells failures of stdout from those of other files and connections."""
+
+    def write(self, data: Any) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            if error.errno not in (errno.EPIPE, *_FULL):
+                raise
+            raise _OutputError(error) from error
 
 
 class Parser(argparse.ArgumentParser):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import shlex
 import subprocess
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from firstline_core.command_line import Parser
+from firstline_core.command_line import Parser, run_with_output
 from firstline_edge.cli import parser as edge
 from firstline_gateway import __main__ as gateway
 
@@ -91,6 +92,44 @@ def test_output_that_cannot_be_written_is_no_traceback(tmp_path: Path, line: str
     assert "Traceback" not in found.stderr and "Exception ignored" not in found.stderr
     if code:
         assert "No space left on device. Free some space" in found.stderr
+
+
+def test_output_that_nothing_reads_ends_a_command_without_an_error() -> None:
+    """A thousand lines are more than the buffers of stdout hold."""
+    script = (
+        "import sys; from firstline_core.command_line import run_with_output; "
+        "print('started', file=sys.stderr, flush=True); sys.stdin.read(); "
+        "sys.exit(run_with_output(lambda: print(('x' * 1000 + chr(10)) * 1000) or 3, print))"
+    )
+    command = [sys.executable, "-c", script]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as running:
+        assert running.stdin is not None and running.stdout is not None and running.stderr is not None
+        running.stdout.close()
+        running.stdin.close()
+        assert running.stderr.read() == b"started\n"
+        assert running.wait() == 0
+
+
+@pytest.mark.parametrize("error", [BrokenPipeError(32, "Broken pipe"), OSError(28, "No space left on device")])
+def test_the_failure_of_another_file_is_not_taken_for_that_of_stdout(error: OSError) -> None:
+    def run() -> int:
+        print("some output")
+        raise error
+
+    with pytest.raises(OSError) as raised:
+        run_with_output(run, pytest.fail)
+    assert raised.value is error
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "iso8859-7", "utf-8"])
+def test_json_is_valid_whatever_the_encoding_of_stdout(tmp_path: Path, encoding: str) -> None:
+    empty = tmp_path / "\u00e9 \u4e2d \U0001f600.png"
+    empty.touch()
+    line = ["infer", "digits", str(empty), "--url", "http://127.0.0.1:9", "-o", "json"]
+    environment = os.environ | {"PYTHONIOENCODING": encoding}
+    command = [sys.executable, "-m", "firstline", *line]
+    found = subprocess.run(command, env=environment, capture_output=True, check=False)
+    assert json.loads(found.stdout)["file"] == str(empty), found.stderr
 
 
 def test_an_argument_that_is_not_text_is_named(tmp_path: Path) -> None:
