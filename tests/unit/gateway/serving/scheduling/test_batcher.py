@@ -391,6 +391,27 @@ async def test_without_deadlines_clients_take_turns(principals: str, order: list
     assert [batch[0][0] for batch in bench.batches[1:]] == order
 
 
+@pytest.mark.parametrize(("clients", "order"), [(9, [1, 2]), (10, [2, 1])])
+async def test_a_request_without_a_deadline_is_due_by_its_equal_part_of_the_machine(
+    clients: int, order: list[int]
+) -> None:
+    """A request of 0.1 s is due after 0.1 s for each client: before or after a request that allows 0.95 s."""
+    bench = Bench(rows=1, batch=1)
+    for client in range(clients):
+        measured = await bench.submit(replace(request_of(0), principal=f"{client}"))
+        await bench.clock.advance(0.1)
+        await bench.release()
+        await measured
+    await bench.submit(replace(request_of(0), principal="0"))
+    await bench.submit(replace(request_of(1), principal="0"))
+    due_s = bench.clock.monotonic_s() + 0.95
+    await bench.submit(replace(request_of(2, deadline_s=due_s), principal="1"))
+    for _ in range(3):
+        await bench.clock.advance(0.1)
+        await bench.release()
+    assert [batch[0][0] for batch in bench.batches[-2:]] == order
+
+
 async def test_a_model_at_its_limit_leaves_slots_to_others() -> None:
     bench = Bench(slots=3, concurrency_of={M.name: 1})
     first, second = await bench.submit(request_of(1)), await bench.submit(request_of(2))
