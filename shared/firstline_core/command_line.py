@@ -40,7 +40,7 @@ def run_with_output(run: Callable[[], int], report: Callable[[str], object]) -> 
     if sys.stdout is None:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115, PTH123 (until this process ends)
     else:
-        with suppress(io.UnsupportedOperation):  # a test's stdout is no file
+        with suppress(io.UnsupportedOperation):  # in a test, stdout may be memory
             sys.stdout = io.TextIOWrapper(
                 io.BufferedWriter(_Stdout(sys.stdout.fileno(), "w", closefd=False)),
                 encoding=sys.stdout.encoding,
