@@ -154,7 +154,7 @@ def command_changes(
 def _retried(rollout: Rollout, assignments: Mapping[str, Assignment]) -> dict[str, Assignment]:
     """Returns the new assignments of the devices that try again, in the order of their first offers."""
     again = sorted(
-        (each for each in assignments.values() if each.treated and each.state in _RETRIED), key=lambda each: each.place
+        (each for each in assignments.values() if each.treated and each.state in _RETRIED), key=lambda each: each.turn
     )
     return {
         each.device: replace(
@@ -163,8 +163,8 @@ def _retried(rollout: Rollout, assignments: Mapping[str, Assignment]) -> dict[st
             stage=rollout.stage,
             # Chance did not put a device that failed in an earlier stage into this one, so it is not compared.
             reachable=each.reachable and each.stage == rollout.stage,
-            place=place,
+            turn=turn,
             reason="",
         )
-        for place, each in enumerate(again)
+        for turn, each in enumerate(again)
     }

@@ -123,9 +123,9 @@ class RolloutDriver:
         computed = await self._read(lambda on: compute(on, rollout_id, self._caches, now))
         if computed is None:
             return False
-        seconds = self.clock.monotonic_s() - started_s
-        tracing.record("rollout step", tracing.begin(), seconds, own=True, rollout=computed[0].id)
         before, changes = computed
+        seconds = self.clock.monotonic_s() - started_s
+        tracing.record("rollout step", tracing.begin(), seconds, own=True, rollout=before.id)
 
         def carry_out(connection: Connection) -> Rollout | None:
             # The snapshot may be old: another replica may have had the lease meanwhile, and carried out the same step.

@@ -67,8 +67,8 @@ def join_changes(
     ]
     taken = busy(joining) if joining else set()
     offered = [name for name in joining if name not in taken][:_AT_ONCE]
-    for place, name in enumerate(offered, len(assignments)):
-        new = Assignment(name, rollout.stage, True, False, place, DeviceState.WAITING)
+    for turn, name in enumerate(offered, len(assignments)):
+        new = Assignment(name, rollout.stage, treated=True, reachable=False, turn=turn, state=DeviceState.WAITING)
         changes.assigned[name] = after = after_offer(new, view.devices[name], rollout, now.service_s)
         changes.desired[name] = offer(after, rollout)
     if offered:

@@ -12,7 +12,7 @@ from firstline_core.telemetry.wording import counted, duration_text
 from firstline_gateway.fleet.totals import Totals
 from firstline_gateway.rollouts.device_progress import DeviceView, is_reachable
 from firstline_gateway.rollouts.judgement import statistics
-from firstline_gateway.rollouts.judgement.figures import BEFORE_S, FIGURES, against_past, between, classes_of
+from firstline_gateway.rollouts.judgement.figures import BEFORE_S, FIGURES, ByClass, against_past, between, classes_of
 from firstline_gateway.rollouts.judgement.verdict import WITHOUT_AUDITS, Limit, finite
 from firstline_gateway.rollouts.rollout import Definition, Rollout, RolloutState, Stage, divide
 from firstline_gateway.rollouts.step import StepTime, StepView, selected
@@ -246,9 +246,9 @@ def _spreads(bundle: str, names: Sequence[str], view: StepView, now: StepTime) -
     return spreads
 
 
-def _values(by_class: Sequence[Mapping[str, tuple[float, float]]]) -> list[float]:
+def _values(by_class: Sequence[ByClass]) -> list[float]:
     """Returns a figure's values on the devices that report it; of a figure by class, those of the most frequent one."""
-    return [values[name][0] for name in classes_of(by_class)[:1] for values in by_class if name in values]
+    return [values[name].value for name in classes_of(by_class)[:1] for values in by_class if name in values]
 
 
 def _figure(

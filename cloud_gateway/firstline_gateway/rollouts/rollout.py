@@ -341,7 +341,7 @@ class Assignment(Struct, frozen=True):
         stage: in which it takes the model, or is in the control group.
         treated: whether it takes the model.
         reachable: whether it was online when the stage began.
-        place: in the order of the offers.
+        turn: in the order of the offers.
         offered_s: time of the offer; None before.
         before: its desired version until then; None if there was none.
         before_version: the version that it ran then; 0 if it did not report one.
@@ -353,7 +353,7 @@ class Assignment(Struct, frozen=True):
     stage: int
     treated: bool
     reachable: bool
-    place: int
+    turn: int
     state: DeviceState
     offered_s: float | None = None
     before: DesiredVersion | None = None
@@ -365,4 +365,4 @@ class Assignment(Struct, frozen=True):
 def stage_devices(rollout: Rollout, assignments: Mapping[str, Assignment]) -> list[Assignment]:
     """Returns the devices that take the model in the present stage, in the order of the offers."""
     treated = (each for each in assignments.values() if each.treated and each.stage == rollout.stage)
-    return sorted(treated, key=lambda each: each.place)
+    return sorted(treated, key=lambda each: each.turn)

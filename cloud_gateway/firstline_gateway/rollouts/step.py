@@ -268,8 +268,8 @@ def _begin(changes: StepChanges, assignments: Mapping[str, Assignment], view: St
         for number, name in enumerate(group):
             reachable = is_reachable(view.devices.get(name), rollout.definition.silent_s)
             changes.assigned[name] = Assignment(name, rollout.stage, state is _S.WAITING, reachable, number, state)
-    for number, each in enumerate(sorted(left, key=lambda each: (each.stage, each.place))):
-        changes.assigned[each.device] = replace(each, stage=rollout.stage, reachable=False, place=number - len(left))
+    for number, each in enumerate(sorted(left, key=lambda each: (each.stage, each.turn))):
+        changes.assigned[each.device] = replace(each, stage=rollout.stage, reachable=False, turn=number - len(left))
     names = [] if rollout.is_rest else [*treated, *control]  # the devices held back are not observed
     end, start = view.totals(names), view.totals_before(names, now.wall_s - BEFORE_S)
     bundle = rollout.definition.judged_bundle

@@ -34,6 +34,19 @@ _FEWEST_LATENCIES = 20  # a 95th percentile of fewer is their maximum
 _CRASHES_PER_DAY = 24.0  # a higher rate counts as this one
 
 
+class Weighted(NamedTuple):
+    """A figure of one device in one period, and its weight."""
+
+    value: float
+    weight: float
+
+
+ByClass = Mapping[str, Weighted]
+"""A figure by class; empty without data. `ALL` is the only class of a figure without classes; of a figure by class it
+is any class that the device does not report."""
+ALL = ""
+
+
 @dataclass(frozen=True, slots=True)
 class Period:
     """One device's counts between two reports.
@@ -51,18 +64,15 @@ class Period:
     hours: float
     crashes: int = 0
     stability_index: float | None = None
-    falls: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    rises: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    falls: ByClass = field(default_factory=dict)
+    rises: ByClass = field(default_factory=dict)
     silent: bool | None = None
 
 
-Figure = Callable[[Period], Mapping[str, tuple[float, float]]]
-"""Returns a period's value and weight by class; empty without data. `ALL` is the only class of a figure without
-classes; of a figure by class it is any class that the device does not report."""
-ALL = ""
+Figure = Callable[[Period], ByClass]
 
 
-def classes_of(values: Iterable[Mapping[str, tuple[float, float]]]) -> list[str]:
+def classes_of(values: Iterable[ByClass]) -> list[str]:
     """Returns the classes of a figure on several devices, those with most weight first."""
     weights: dict[str, float] = {}
     for by_class in values:
@@ -72,18 +82,18 @@ def classes_of(values: Iterable[Mapping[str, tuple[float, float]]]) -> list[str]
     return sorted(named, key=lambda name: (-weights[name], name)) or list(weights)
 
 
-def _plain(of: Callable[[Period], tuple[float, float] | None]) -> Figure:
+def _plain(of: Callable[[Period], Weighted | None]) -> Figure:
     """Returns a figure without classes."""
 
-    def figure(period: Period) -> Mapping[str, tuple[float, float]]:
+    def figure(period: Period) -> ByClass:
         found = of(period)
         return {ALL: found} if found is not None else {}
 
     return figure
 
 
-def _weighted_share(part: float, whole: int) -> tuple[float, float] | None:
-    return (min(1.0, part / whole), whole / (whole + _HALF_WEIGHT_ROWS)) if whole else None
+def _weighted_share(part: float, whole: int) -> Weighted | None:
+    return Weighted(min(1.0, part / whole), whole / (whole + _HALF_WEIGHT_ROWS)) if whole else None
 
 
 def _share(part: Callable[[ModelCounts], float], whole: Callable[[ModelCounts], int]) -> Figure:
@@ -93,7 +103,7 @@ def _share(part: Callable[[ModelCounts], float], whole: Callable[[ModelCounts], 
 def _event_share(direction: str) -> Figure:
     """Returns the share of audits with an event of this direction, of those in which it can occur, by class."""
 
-    def figure(period: Period) -> Mapping[str, tuple[float, float]]:
+    def figure(period: Period) -> ByClass:
         audits, losses = period.counts.event_audits, period.counts.event_losses
         mine = (name for name in audits if name.startswith(f"{direction} "))
         shares = {name.partition(" ")[2]: _weighted_share(losses.get(name, 0), audits[name]) for name in mine}
@@ -119,29 +129,29 @@ def latency_p95_ms(counts: ModelCounts) -> float | None:
     return None
 
 
-def _latency(period: Period) -> tuple[float, float] | None:
+def _latency(period: Period) -> Weighted | None:
     p95_ms = latency_p95_ms(period.counts)
     total = sum(period.counts.latency)
-    return (math.log(p95_ms), total / (total + _HALF_WEIGHT_ROWS)) if p95_ms is not None else None
+    return Weighted(math.log(p95_ms), total / (total + _HALF_WEIGHT_ROWS)) if p95_ms is not None else None
 
 
-def _crashes(period: Period) -> tuple[float, float] | None:
+def _crashes(period: Period) -> Weighted | None:
     if period.hours <= 0:
         return None
     weight = period.hours / (period.hours + _HALF_WEIGHT_HOURS)
-    return min(_CRASHES_PER_DAY, period.crashes / period.hours * 24), weight
+    return Weighted(min(_CRASHES_PER_DAY, period.crashes / period.hours * 24), weight)
 
 
-def _drift(period: Period) -> tuple[float, float] | None:
-    return (period.stability_index, 1.0) if period.stability_index is not None else None
+def _drift(period: Period) -> Weighted | None:
+    return Weighted(period.stability_index, 1.0) if period.stability_index is not None else None
 
 
-def _alarms(period: Period) -> tuple[float, float] | None:
-    return (float(period.counts.alarm), 1.0) if period.hours > 0 or period.counts.rows else None
+def _alarms(period: Period) -> Weighted | None:
+    return Weighted(float(period.counts.alarm), 1.0) if period.hours > 0 or period.counts.rows else None
 
 
-def _silence(period: Period) -> tuple[float, float] | None:
-    return (float(period.silent), 1.0) if period.silent is not None else None
+def _silence(period: Period) -> Weighted | None:
+    return Weighted(float(period.silent), 1.0) if period.silent is not None else None
 
 
 FIGURES: Mapping[str, Figure] = MappingProxyType(
@@ -245,13 +255,14 @@ def against_past(before: Period, after: Period) -> Period:
     """
     if before.hours <= 0 or after.hours <= 0:
         return after
-    falls, rises = {}, {ALL: (0.0, _rise_weight(0.0))}
+    falls, rises = {}, {ALL: Weighted(0.0, _rise_weight(0.0))}
     for name in dict.fromkeys((*before.counts.objects, *after.counts.objects)):
         expected = before.counts.objects.get(name, 0) * after.hours / before.hours
         change = math.log((after.counts.objects.get(name, 0) + 1) / (expected + 1))
-        rises[name] = max(0.0, change - math.log(RISE)), _rise_weight(expected)
+        rises[name] = Weighted(max(0.0, change - math.log(RISE)), _rise_weight(expected))
         if expected > 0:
-            falls[name] = max(0.0, math.log(FALL) - change), expected / (expected + _HALF_WEIGHT_OBJECTS)
+            weight = expected / (expected + _HALF_WEIGHT_OBJECTS)
+            falls[name] = Weighted(max(0.0, math.log(FALL) - change), weight)
     return replace(after, falls=falls, rises=rises)
 
 

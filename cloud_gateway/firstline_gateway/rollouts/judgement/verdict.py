@@ -244,7 +244,7 @@ def _groups(figure: Figure, treated: Sequence[StageDevice], control: Sequence[St
         table = np.asarray([values.get(name, values.get(ALL, (0.0, 0.0))) for values in after], np.float64).reshape(
             -1, 2
         )
-        past = np.asarray([values[name][0] if name in values else math.nan for values in before], np.float64)
+        past = np.asarray([values[name].value if name in values else math.nan for values in before], np.float64)
         found.append(statistics.Groups(table[:, 0], table[:, 1], past, is_treated, name))
         for board, there in boards.items():
             by_board.append(statistics.Groups(table[:, 0], table[:, 1] * there, past, is_treated, name, board))
