@@ -32,10 +32,9 @@ if TYPE_CHECKING:
         refuse_other_folder,
         split,
     )
-    from firstline.workbench.pairing.recipe import EDGE, FULL
     from firstline.workbench.pairing.report import PairReport, draw_disagreements, report_of, summary_lines
     from firstline.workbench.pairing.sources import open_data
-    from firstline.workbench.pairing.specification import BUNDLE, PairSpec
+    from firstline.workbench.pairing.specification import BUNDLE, EDGE, FULL, PairSpec
     from firstline.workbench.spec import read_labels
     from firstline_core.routing.contracts import EventsResult
     from firstline_core.runtime.select import RuntimeOptions

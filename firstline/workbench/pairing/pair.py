@@ -19,9 +19,9 @@ from firstline.workbench.model_file import ModelFile, read_model_file, with_outp
 from firstline.workbench.pairing.agreement import check_agreement
 from firstline.workbench.pairing.labels import Labelled, label, label_files
 from firstline.workbench.pairing.operating import operate
-from firstline.workbench.pairing.recipe import EDGE, FULL, recipe_text
+from firstline.workbench.pairing.recipe import recipe_text
 from firstline.workbench.pairing.settling import Settler
-from firstline.workbench.pairing.specification import BUNDLE, PairSpec
+from firstline.workbench.pairing.specification import BUNDLE, EDGE, FULL, PairSpec
 from firstline.workbench.pairing.surroundings import look_around, readable_image, why_unknown
 from firstline.workbench.promises import EventBound, parse_promises
 from firstline.workbench.recognition import Reading, Surroundings, recognise

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import msgspec
 
+from firstline.workbench.pairing.specification import EDGE
 from firstline.workbench.recognition import Feed, Reading
 from firstline_core.tasks import AnyTask
 from firstline_core.tasks.classification import Classification
 
-EDGE, FULL = "edge", "full"
 _WIDTH = 110
 
 

@@ -9,6 +9,9 @@ from pathlib import Path
 
 from firstline.workbench.decodings import BUDGET_S
 
+EDGE, FULL = "edge", "full"
+"""The roles of the models of a pair."""
+
 BUNDLE = "bundle"
 """Folder of the bundle below the output folder."""
 
