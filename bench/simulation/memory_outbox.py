@@ -7,8 +7,8 @@ from collections.abc import Collection
 from itertools import islice
 
 from firstline_core.clock import Clock
-from firstline_core.types import InferResponse
-from firstline_edge.outbox.item import ModelVersion, OutboxItem
+from firstline_core.types import InferResponse, ModelVersion
+from firstline_edge.outbox.item import OutboxItem
 from firstline_edge.outbox.timeline import Timeline
 
 

@@ -519,6 +519,10 @@ class ModelMetadata:
     task: object = None
 
 
+ModelVersion = tuple[str, str]
+"""The name and version of a model, as requests have them."""
+
+
 class ModelKey(NamedTuple):
     """The name and version of a bundle, or of a configuration."""
 

@@ -92,7 +92,7 @@ class VariantSwitcher:
             variants.retry_s = self.clock.monotonic_s() + _RETRY_S
             log.warning("variant not reloaded", model=device_model.manifest.name, variant=wanted, error=str(error))
             return
-        now = self.models.find(device_model.manifest.name, device_model.version)
+        now = self.models.find(*device_model.key)
         if now is None or now.variants is not variants or variants.position.rung > rung:  # no longer wanted
             edge.loaded.close()
             return
@@ -127,7 +127,7 @@ def add_gauges(metrics: RequestMetrics, models: Models, switcher: VariantSwitche
         "there are where it sheds.",
         ("model", "version"),
         lambda: {
-            (device_model.manifest.name, device_model.version): device_model.variants.depth
+            device_model.key: device_model.variants.depth
             for device_model in models.all
             if device_model.variants is not None
         },

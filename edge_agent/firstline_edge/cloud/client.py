@@ -34,6 +34,7 @@ from firstline_core.types import (
     ContractNotice,
     InferRequest,
     InferResponse,
+    ModelVersion,
     Reason,
     Status,
     Tier,
@@ -80,8 +81,8 @@ class ModelRefusals:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._errors: dict[tuple[str, str], FirstlineError] = {}
-        self._since_s: dict[tuple[str, str], float] = {}  # when the gateway first lacked the bundle
+        self._errors: dict[ModelVersion, FirstlineError] = {}
+        self._since_s: dict[ModelVersion, float] = {}  # when the gateway first lacked the bundle
 
     def record(self, model: str, version: str, error: FirstlineError) -> None:
         """Stores an error that concerns the model; warns when it is new, not for every request."""

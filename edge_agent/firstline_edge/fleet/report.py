@@ -32,7 +32,7 @@ from firstline_core.hardware.readings import Snapshot, measured
 from firstline_core.hardware.sensors import machine_memory
 from firstline_core.tasks.base import Task
 from firstline_core.tasks.field import field_occurrences
-from firstline_core.types import Answer, InferRequest, InferResponse, RowAnswer, Status, Tier
+from firstline_core.types import Answer, InferRequest, InferResponse, ModelVersion, RowAnswer, Status, Tier
 from firstline_core.units import MIB
 from firstline_edge.audits.auditor import Auditor
 from firstline_edge.audits.certificate_states import CertificateStates
@@ -52,7 +52,6 @@ _LIMIT = 64
 _LINK_FAULTS = (LinkStatus.DOWN, LinkStatus.PROBING, LinkStatus.REFUSED)
 # The names of runtimes in a bundle's manifest, with the packages that provide them.
 _RUNTIMES = {"onnx": ("onnxruntime",), "tflite": ("ai_edge_litert", "tflite_runtime")}
-_Key = tuple[str, str]
 
 
 def running_models(models: Models) -> tuple[RunningModel, ...]:
@@ -239,7 +238,7 @@ class FleetCounts:
     models: Models
     certificates: CertificateStates
     escalation_mj: Callable[[float], float]
-    _sums: dict[_Key, _Sums] = field(default_factory=dict, init=False)
+    _sums: dict[ModelVersion, _Sums] = field(default_factory=dict, init=False)
 
     def answered(self, request: InferRequest, response: InferResponse, seconds: float, rows: Sequence[Row]) -> None:
         """See `AnswerObserver`."""
@@ -247,7 +246,7 @@ class FleetCounts:
         answer = response.answer
         if device_model is None or answer is None:
             return
-        sums = self._sums_of(device_model.manifest.name, device_model.version)
+        sums = self._sums_of(device_model.key)
         _add_latency(sums, seconds)
         edges = _score_edges(device_model)
         answers = answer.rows or (answer,)
@@ -268,7 +267,7 @@ class FleetCounts:
         """See `AnswerObserver`; an error that the caller made says nothing about a model and is not counted."""
         if _is_client_error(error):
             return
-        sums = self._sums_of(request.model, version)
+        sums = self._sums_of((request.model, version))
         _add_latency(sums, seconds)
         rows = next((tensor.array.shape[0] for tensor in request.inputs if tensor.array.shape), 1)
         sums.rows += rows
@@ -277,7 +276,7 @@ class FleetCounts:
     def audited(self, ended: EndedAudit) -> None:
         """See `AnswerObserver`."""
         if ended.outcome != "lost":
-            sums = self._sums_of(ended.model, ended.version)
+            sums = self._sums_of((ended.model, ended.version))
             sums.audited += 1
             sums.disagreed += ended.outcome == "disagreed"
             sums.losses += ended.loss
@@ -291,27 +290,26 @@ class FleetCounts:
 
     def answered_of(self, *device_models: DeviceModel) -> RowCounts:
         """Counts the rows of these versions."""
-        sums = [self._sums_of(model.manifest.name, model.version) for model in device_models]
+        sums = [self._sums_of(model.key) for model in device_models]
         return RowCounts(sum(one.rows for one in sums), sum(one.errors for one in sums))
 
     def counts(self) -> tuple[ModelCounts, ...]:
         """Returns the counts of every version that received requests; loaded ones come first if there are too many."""
-        loaded = {(model.manifest.name, model.version): model for model in self.models.all}
+        loaded = {model.key: model for model in self.models.all}
         keys = sorted(self._sums, key=lambda key: key not in loaded)
         return tuple(self._counts_of(key, self._sums[key], loaded.get(key)) for key in keys[:_LIMIT])
 
-    def _counts_of(self, key: _Key, sums: _Sums, device_model: DeviceModel | None) -> ModelCounts:
+    def _counts_of(self, key: ModelVersion, sums: _Sums, device_model: DeviceModel | None) -> ModelCounts:
         found = {**msgspec.structs.asdict(sums), "name": key[0], "version": int(key[1])}
         if device_model is not None:
             found["alarm"] = self.certificates.of(device_model).alarmed
             found["device_alarm"] = self.certificates.alarm_of(device_model)
         return msgspec.convert(found, ModelCounts)
 
-    def _sums_of(self, name: str, version: str) -> _Sums:
-        key = name, version
+    def _sums_of(self, key: ModelVersion) -> _Sums:
         sums = self._sums.get(key)
         if sums is None:
-            device_model = self.models.find(name, version)
+            device_model = self.models.find(*key)
             edges = _score_edges(device_model) if device_model is not None else None
             sums = self._sums[key] = _Sums(
                 latency=[0] * (len(LATENCY_BOUNDS_MS) + 1),

@@ -28,7 +28,7 @@ from firstline_core.routing.policy import Logistic
 from firstline_core.runtime.base import runs_on_loop
 from firstline_core.runtime.select import PLATFORMS
 from firstline_core.tasks.field import field_group, field_scores
-from firstline_core.types import Arrays, InferRequest, ModelMetadata, payload_bytes, slice_rows
+from firstline_core.types import Arrays, InferRequest, ModelMetadata, ModelVersion, payload_bytes, slice_rows
 from firstline_edge.models.workers import Workers
 from firstline_edge.requests.context import ModelOutput
 
@@ -247,6 +247,10 @@ class DeviceModel:
         object.__setattr__(self, "manifest", self.bundle.manifest)
         object.__setattr__(self, "full_inputs", frozenset(self.manifest.full_inputs))
         object.__setattr__(self, "version", str(self.manifest.version))
+
+    @property
+    def key(self) -> ModelVersion:
+        return self.manifest.name, self.version
 
     @property
     def every(self) -> tuple[DeviceModel, ...]:

@@ -31,7 +31,8 @@ from firstline_core.storage.group_writer import GroupWriter
 from firstline_core.storage.seals import OVERHEAD_BYTES, Seal
 from firstline_core.telemetry.logs import logger
 from firstline_core.telemetry.wording import counted
-from firstline_edge.outbox.item import ANSWER, ITEM_OVERHEAD_BYTES, PROVISIONAL, ModelVersion, StoredItem
+from firstline_core.types import ModelVersion
+from firstline_edge.outbox.item import ANSWER, ITEM_OVERHEAD_BYTES, PROVISIONAL, StoredItem
 from firstline_edge.outbox.timeline import ClockJump
 from firstline_edge.state import is_refusal
 

@@ -31,14 +31,14 @@ from firstline_core.tasks import like
 from firstline_core.tasks.base import DeclaredOutputs, Task
 from firstline_core.telemetry import tracing
 from firstline_core.telemetry.logs import logger
-from firstline_core.types import Attempt, InferResponse, Reason, TraceContext
+from firstline_core.types import Attempt, InferResponse, ModelVersion, Reason, TraceContext
 from firstline_edge.cloud.chain import LinkChain
 from firstline_edge.cloud.client import Contracts, ModelRefusals
 from firstline_edge.cloud.links import Links
 from firstline_edge.models.models import DeviceModel, Models
 from firstline_edge.outbox.announcer import CONCURRENCY, Announce, Announcer
 from firstline_edge.outbox.database import Receiver
-from firstline_edge.outbox.item import ModelVersion, OutboxItem, expire
+from firstline_edge.outbox.item import OutboxItem, expire
 from firstline_edge.outbox.outbox import Outbox
 from firstline_edge.outbox.pacing import AT_ONCE, BACKOFF_MAX_S, BACKOFF_S, DeliveryRate, RateSettings, RetryQueue
 from firstline_edge.outbox.timeline import CHECK_CLOCK_EVERY_S
@@ -87,8 +87,9 @@ class CorrectionClient:
         try:
             correction = await self._ask(item)
             answered = True
-            held = _held(item, self.models.find(model, version))
-            merged = self.merge(item.provisional, item.rows, correction, held.task if held is not None else None)
+            manifest = _manifest_of(item, self.models.find(model, version))
+            task = manifest.task if manifest is not None else None
+            merged = self.merge(item.provisional, item.rows, correction, task)
             self.model_refusals.clear(model, version)
             return merged, ""
         except FirstlineError as error:
@@ -129,11 +130,11 @@ class CorrectionClient:
 
 def _declared_outputs(item: OutboxItem, model: DeviceModel | None) -> DeclaredOutputs:
     """Returns what the full model's outputs satisfy; the device may have replaced the bundle since the promise."""
-    held = _held(item, model)
-    return held.outputs_of(held.full) if held is not None else like(item.provisional.arrays)
+    manifest = _manifest_of(item, model)
+    return manifest.outputs_of(manifest.full) if manifest is not None else like(item.provisional.arrays)
 
 
-def _held(item: OutboxItem, model: DeviceModel | None) -> Manifest | None:
+def _manifest_of(item: OutboxItem, model: DeviceModel | None) -> Manifest | None:
     """Returns the manifest of the promise's bundle; None if the device has replaced it since the promise."""
     if model is None or model.manifest.full_digest != item.request.full_model_digest:
         return None

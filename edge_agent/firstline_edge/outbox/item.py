@@ -28,7 +28,7 @@ from firstline_core.protocol.oip import (
     encode_response,
 )
 from firstline_core.storage.seals import DECODING_ERRORS, Seal
-from firstline_core.types import InferRequest, InferResponse, Reason, Status, Tier
+from firstline_core.types import InferRequest, InferResponse, ModelVersion, Reason, Status, Tier
 
 # The agent reads back what it accepted and wrote, whatever limits are set by then.
 _ANY = 1 << 62
@@ -38,9 +38,6 @@ _NO_LIMITS = Limits(
 
 ITEM_OVERHEAD_BYTES = 512
 """Estimated size of a promise's other columns and its share of the indexes."""
-
-ModelVersion = tuple[str, str]
-"""The name and version of a model, as requests have them."""
 
 _HEADER_LENGTH = struct.Struct(">i")
 _REQUEST = "request"

@@ -31,7 +31,7 @@ from firstline_core.storage.files import erase
 from firstline_core.storage.seals import Seal
 from firstline_core.telemetry.logs import logger
 from firstline_core.telemetry.metrics import RequestMetrics
-from firstline_core.types import InferResponse, Privacy
+from firstline_core.types import InferResponse, ModelVersion, Privacy
 from firstline_core.units import HOUR_S
 from firstline_edge.outbox import database
 from firstline_edge.outbox.database import (
@@ -51,7 +51,6 @@ from firstline_edge.outbox.database import (
 from firstline_edge.outbox.item import (
     ANSWER,
     PROVISIONAL,
-    ModelVersion,
     OutboxItem,
     StoredItem,
     expire,

@@ -23,9 +23,9 @@ from typing import Generic, TypeVar
 from firstline_core.clock import Clock
 from firstline_core.errors import FirstlineError
 from firstline_core.protocol.backoff import full_jitter_s
-from firstline_core.types import Reason
+from firstline_core.types import ModelVersion, Reason
 from firstline_edge.cloud.breaker import RetryBudget
-from firstline_edge.outbox.item import ModelVersion, OutboxItem
+from firstline_edge.outbox.item import OutboxItem
 from firstline_edge.outbox.outbox import Outbox
 
 AT_ONCE = 4

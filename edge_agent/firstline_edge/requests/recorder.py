@@ -22,7 +22,7 @@ from firstline_core.telemetry.decisions import DecisionLog, about
 from firstline_core.telemetry.logs import logger
 from firstline_core.telemetry.metrics import RequestMetrics
 from firstline_core.telemetry.statistics import ModelStatistics
-from firstline_core.types import InferRequest, InferResponse, Privacy, Status, Tier, TraceContext
+from firstline_core.types import InferRequest, InferResponse, ModelVersion, Privacy, Status, Tier, TraceContext
 from firstline_edge.requests.context import RequestContext, Row
 
 _NAME = "firstline_edge"
@@ -176,7 +176,7 @@ class Recorder:
         self._decisions = DecisionLog(decisions_path, decisions_limit_bytes)
         self._log_requests = log_requests
         self._clock = clock
-        self._statistics: dict[tuple[str, str], ModelStatistics] = {}
+        self._statistics: dict[ModelVersion, ModelStatistics] = {}
         self._pending: list[_Answered | dict[str, object]] = []
         self._disk_refuses = False
         self._observer = observer
