@@ -69,14 +69,13 @@ class Announcer:
         while True:
             await self.outbox.wait_unannounced(self.receiver)
             await self.reachable()
+            succeeded = False
             try:
                 succeeded = await self._announce_oldest()
             except FirstlineError as error:
                 log.warning("announcements not noted", error=error.message)
-                succeeded = False
             except Exception:  # the outermost loop of a task that must never end
                 log.exception("announcing failed")
-                succeeded = False
             failures = 0 if succeeded else failures + 1
             if failures:
                 pause_s = full_jitter_s(self.rng, failures - 1, base_s=_BACKOFF_S, max_s=_BACKOFF_MAX_S)

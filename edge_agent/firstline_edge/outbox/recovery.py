@@ -36,7 +36,7 @@ from firstline_edge.outbox.database import (
     store_damage,
     unreported_damage,
 )
-from firstline_edge.outbox.item import ANSWER, PROVISIONAL, StoredItem, open_answer
+from firstline_edge.outbox.item import ANSWER, PROVISIONAL, open_answer
 from firstline_edge.state import is_refusal
 
 log = logger(__name__)
@@ -267,10 +267,10 @@ def _is_genuine(table: str, row: Row, seal: Seal) -> bool:
 
     A promise whose request cannot be read will end as expired.
     """
-    _, request_id, principal, *rest = row
-    sealed, kind = (StoredItem(*row[1:]).provisional, PROVISIONAL) if table == "items" else (rest[0], ANSWER)
+    record = dict(zip(_COLUMNS[table], row, strict=True))
+    sealed, kind = (record["provisional"], PROVISIONAL) if table == "items" else (record["response"], ANSWER)
     try:
-        open_answer(sealed, kind, request_id, principal, seal)
+        open_answer(sealed, kind, record["request_id"], record["principal"], seal)
     except FirstlineError:
         return False
     return True

@@ -22,7 +22,7 @@ from firstline_core.telemetry.decisions import DecisionLog, about
 from firstline_core.telemetry.logs import logger
 from firstline_core.telemetry.metrics import RequestMetrics
 from firstline_core.telemetry.statistics import ModelStatistics
-from firstline_core.types import InferRequest, InferResponse, ModelVersion, Privacy, Status, Tier, TraceContext
+from firstline_core.types import Answer, InferRequest, InferResponse, ModelVersion, Privacy, Status, Tier, TraceContext
 from firstline_edge.requests.context import RequestContext, Row
 
 _NAME = "firstline_edge"
@@ -81,19 +81,8 @@ class _Answered(Struct, frozen=True, eq=False):
         request, answer = self.request, self.response.answer
         if answer is None or not tracing.is_sampled(request.trace):
             return
-        facts = {"request_id": answer.request_id, "model": self.response.model, "version": self.response.version}
-        tier, reason, status = answer.tier.value, answer.reason.value, answer.status.value
-        tracing.record(
-            "request",
-            request.trace,
-            self.seconds,
-            ago_s=ago_s,
-            own=True,
-            tier=tier,
-            reason=reason,
-            status=status,
-            **facts,
-        )
+        facts = {"version": self.response.version, **self._facts(answer)}
+        tracing.record("request", request.trace, self.seconds, ago_s=ago_s, own=True, **facts)
         for attempt in reversed(answer.attempts):
             seconds = attempt.ms / 1000
             tracing.record(_SPANS[attempt.tier], request.trace, seconds, ago_s=ago_s, outcome=attempt.outcome)
@@ -103,17 +92,18 @@ class _Answered(Struct, frozen=True, eq=False):
         """Writes the log line."""
         answer = self.response.answer
         if answer is not None:
-            log.info(
-                "answered",
-                request_id=answer.request_id,
-                model=self.response.model,
-                tier=answer.tier.value,
-                reason=answer.reason.value,
-                status=answer.status.value,
-                rows=self.request.rows,
-                ms=self.ms,
-                **_traced(self.request.trace),
-            )
+            facts = {**self._facts(answer), "rows": self.request.rows, "ms": self.ms}
+            log.info("answered", **facts, **_traced(self.request.trace))
+
+    def _facts(self, answer: Answer) -> dict[str, str]:
+        """Returns what the log line and the span say of the answer."""
+        return {
+            "request_id": answer.request_id,
+            "model": self.response.model,
+            "tier": answer.tier.value,
+            "reason": answer.reason.value,
+            "status": answer.status.value,
+        }
 
 
 def _traced(trace: TraceContext | None) -> dict[str, str]:

@@ -346,16 +346,14 @@ def row_of(value: Any, datatype: str, shape: Sequence[int], where: str) -> Array
     sizes = tuple(shape)
     if free == 0 and array.size == math.prod(sizes):
         return array.reshape(sizes)  # a number for [1], or a flat list
-    fits = array.ndim == len(sizes) and all(want in (-1, has) for want, has in zip(sizes, array.shape, strict=True))
-    if free == 1 and not array.ndim:
-        return array.reshape([1] * len(sizes)) if set(sizes) <= {1, -1} else _refuse(array, sizes, where)
-    return array if fits else _refuse(array, sizes, where)
-
-
-def _refuse(array: Array, sizes: Sequence[int], where: str) -> Array:
-    raise ConfigError(
-        f"{where} has shape {list(array.shape)}, and the model takes {list(sizes)} in each row; give as many values."
-    )
+    if free == 1 and not array.ndim and set(sizes) <= {1, -1}:
+        return array.reshape([1] * len(sizes))
+    if array.ndim != len(sizes) or any(want not in (-1, has) for want, has in zip(sizes, array.shape, strict=True)):
+        raise ConfigError(
+            f"{where} has shape {list(array.shape)}, and the model takes {list(sizes)} in each row; give as many "
+            "values."
+        )
+    return array
 
 
 def _parsed(text: str, datatype: str, where: str) -> Any:
