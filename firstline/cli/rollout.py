@@ -217,7 +217,7 @@ def watch(rollout: IdArgument, gateway: GatewayOptions) -> Report:
 
 def _report(rollouts: Rollouts, summary: RolloutSummary, exit_code: int = 0) -> Report:
     looks = rollouts.looks(summary.id)
-    failed = rollouts.devices(summary.id, "failed", _FAILED_SHOWN) if summary.devices.get("failed") else ()
+    failed = rollouts.failed(summary, _FAILED_SHOWN)
     value = {"rollout": summary, "looks": looks, "failed": failed}
     return Report(value, _rollout_text(summary, looks, failed), exit_code)
 
@@ -235,9 +235,9 @@ def _rollout_text(
         )
         yield table(">stage", ">look", "when", "verdict", "rule", "why", rows=rows)
     if failed:
-        yield table("failed", "why", rows=((one.device, one.reason) for one in failed))
-    if (more := rollout.devices.get("failed", 0) - len(failed)) > 0:
-        yield f"and {counted(more, 'more device')}"
+        yield table("failed", "why", rows=((one.device, one.reason or one.state) for one in failed))
+    if len(failed) == _FAILED_SHOWN:
+        yield f"These are the first {_FAILED_SHOWN}."
 
 
 def _watched(rollouts: Rollouts, rollout: RolloutSummary) -> RolloutSummary:

@@ -25,9 +25,9 @@ ENTRIES: tuple[Column[Entry], ...] = (
     Column("number", "Number", lambda entry: str(entry.number), number=True),
     Column("when", "When (UTC)", lambda entry: moment(entry.at_s)),
     Column("who", "Who", lambda entry: entry.actor),
-    Column("what", "What", lambda entry: entry.action),
-    Column("subject", "To", _subject),
-    Column("said", "Details", rollouts_view.decision_text),
+    Column("action", "Action", lambda entry: entry.action),
+    Column("subject", "Subject", _subject),
+    Column("details", "Details", rollouts_view.decision_text),
 )
 
 
@@ -54,7 +54,13 @@ def add_pages(watch: Watch) -> None:
             search_form("/audit", "Choose entries", fields)
             with card(classes="mb-4"):
                 back = address("/audit", subject=subject, action=action) if before < 2**53 else ""
-                table = PagedTable("Audit log", ENTRIES, "No entry here.", "Older entries", back)
+                table = PagedTable(
+                    "Audit log",
+                    ENTRIES,
+                    "No entry matches." if subject or action else "There is no entry yet.",
+                    "Older entries",
+                    back,
+                )
             with card("Export"):
                 empty(
                     "This command writes the entries with a signed head that proves them without the gateway:",

@@ -86,6 +86,11 @@ def moment(wall_s: float | None) -> str:
     return "-" if wall_s is None else datetime.fromtimestamp(wall_s, UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 
+def utc(iso: str | None) -> str:
+    """Returns the gateway's text of a time in the form of `moment`; "-" for none."""
+    return iso.removesuffix("+00:00").replace("T", " ") if iso else "-"
+
+
 def clock(wall_s: float) -> str:
     """Returns the time of day in UTC."""
     return datetime.fromtimestamp(wall_s, UTC).strftime("%H:%M:%S")

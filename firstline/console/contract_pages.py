@@ -13,7 +13,7 @@ from firstline.console.polling import Watch
 from firstline_core.fleet.persons import Role
 from firstline_core.fleet.rest import AuditResult, ContractState, ContractStates
 
-_EMPTY = "No bundle of this gateway promises anything. `firstline certify` proves a promise."
+_EMPTY = "No bundle of this gateway promises anything. Prove a promise with: firstline certify"
 
 
 def add_pages(watch: Watch) -> None:

@@ -9,7 +9,7 @@ from nicegui import ui
 from firstline.console import audit_page
 from firstline.console import devices_view as view
 from firstline.console.cells import address, rows
-from firstline.console.dialogs import Action, carry_out, confirm_button
+from firstline.console.dialogs import Action, ConfirmButton, carry_out
 from firstline.console.page import (
     Facts,
     Frame,
@@ -52,6 +52,9 @@ def add_pages(watch: Watch) -> None:
         chosen = view.Chosen(search, selector, model, presence, accepted, sort)
         frame = Frame("Devices", "/devices")
         with frame.main:
+            if may(whole_fleet=True):
+                with ui.element("div").classes("mb-4"):
+                    button_link("Enrol devices", "/devices/enrol", "primary")
             fields = {
                 "search": ("Part of the name", search),
                 "selector": ("Tags, such as site=berlin,!test", selector),
@@ -62,9 +65,9 @@ def add_pages(watch: Watch) -> None:
             choices("Order", view.order_links(chosen))
             with card():
                 back = view.page_of(chosen) if after else ""
-                table = PagedTable("Devices", view.DEVICES, "No device here.", "More devices", back, selectable=may())
-                if may():
-                    _BulkCommands(frame, watch, table)
+                empty = "There is no device yet." if chosen.is_all else "No device matches."
+                table = PagedTable("Devices", view.DEVICES, empty, "More devices", back, selectable=may())
+                commands = _BulkCommands(frame, watch, table) if may() else None
 
         def fetch(fleet: Fleet) -> FleetDevicePage:
             name, version = view.model_of(model)
@@ -80,10 +83,12 @@ def add_pages(watch: Watch) -> None:
                 limit=ROWS,
             )
 
-        frame.follow(
-            lambda: watch.ask(("devices", after, *map(str, chosen)), fetch),
-            lambda page: table.show_page(view.device_rows(page, chosen)),
-        )
+        def show(page: FleetDevicePage) -> None:
+            table.show_page(view.device_rows(page, chosen))
+            if commands is not None:
+                commands.bar.set_visibility(bool(page.devices))
+
+        frame.follow(lambda: watch.ask(("devices", after, *map(str, chosen)), fetch), show)
 
     @ui.page("/devices/{name}")
     def _device(name: str) -> None:
@@ -102,13 +107,11 @@ class _BulkCommands:
             ui.element("div")
             .props('role="group" aria-label="Selected devices"')
             .classes("flex flex-wrap gap-3 items-center mt-4")
-        ):
+        ) as self.bar:
             self._tags = ui.input("Tags for selected devices: site=kiel test-").props("outlined dense")
             self._tags.classes("grow basis-64 max-w-md")
             button("Tag", self._tag)
             button("Accept", self._accept)
-            if may(whole_fleet=True):
-                button_link("Enrol devices", "/devices/enrol", "primary")
 
     async def _tag(self) -> None:
         try:
@@ -165,8 +168,9 @@ class _DeviceTables:
             with card("State"):
                 self._facts = Facts()
                 with ui.element("div").classes("flex flex-wrap gap-3 mt-4"):
-                    for action in _actions(name):
-                        confirm_button(frame, watch, action)
+                    self._buttons = {
+                        action: ConfirmButton(frame, watch, action) for action in (_actions(name) if may() else ())
+                    }
             with card("Health"):
                 self._health = Facts()
         with card("Models and answers", "mb-4"):
@@ -189,6 +193,9 @@ class _DeviceTables:
         """Shows the data."""
         self._facts.show(view.facts(data.device))
         self._health.show(view.health(data.device))
+        done = {"Accept": data.device.accepted, "Revoke": data.device.revoked}
+        for action, each in self._buttons.items():
+            each.show(action.question, None if done.get(action.label) else action.effect, "This is done already.")
         alarmed = view.broken(data.device, data.contracts)
         self._models.show(view.model_rows(data.device, alarmed))
         self._answers.show(view.answer_rows(data.device, alarmed))

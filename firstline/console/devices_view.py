@@ -46,6 +46,11 @@ class Chosen(NamedTuple):
     accepted: bool | None = None
     sort: Sort = Sort.NAME
 
+    @property
+    def is_all(self) -> bool:
+        """Returns whether every device belongs to it."""
+        return self == Chosen(sort=self.sort)
+
 
 def do_each(fleet: Fleet, names: Sequence[str], do: DeviceCommand) -> None:
     """Sends a command for each device, one after the other.
@@ -161,19 +166,19 @@ def facts(device: FleetDevice) -> list[tuple[str, Cell]]:
     """Returns the facts of one device, by name."""
     reported = device.reported
     found = [
-        ("Heard of", last_seen(device)),
-        ("First seen", Cell(moment(device.first_seen_s))),
+        ("Last seen", last_seen(device)),
+        ("First seen (UTC)", Cell(moment(device.first_seen_s))),
         ("Tags", Cell(wording.tags(device))),
         ("Runs", Cell(wording.runs(device))),
-        ("Is to run", Cell(wording.wanted(device))),
+        ("Desired", Cell(wording.wanted(device))),
     ]
     if reported is not None:
         knows = reported.revision >= device.desired.revision
         found += [
-            ("Knows what it is to run", Cell("yes" if knows else "not yet", tone=Tone.GOOD if knows else Tone.BUSY)),
-            ("Brake", Cell("held", tone=Tone.BUSY) if reported.braked else Cell("off")),
-            ("Agent", Cell(reported.agent_version or "-")),
-            ("Has", Cell(", ".join(_capabilities(reported.capabilities.items())) or "-")),
+            ("Desired state received", Cell("yes" if knows else "not yet", tone=Tone.GOOD if knows else Tone.BUSY)),
+            ("Limit on escalations", Cell("in force", tone=Tone.BUSY) if reported.braked else Cell("none")),
+            ("Agent version", Cell(reported.agent_version or "-")),
+            ("Capabilities", Cell(", ".join(_capabilities(reported.capabilities.items())) or "-")),
         ]
     return found
 
@@ -196,7 +201,7 @@ def health(device: FleetDevice) -> list[tuple[str, Cell]]:
         ("Reported", Cell(f"{wording.age(age_s)} ago", tone=Tone.BUSY if age_s > LATE_AFTER_S else Tone.PLAIN)),
         ("Running for", Cell(wording.duration(latest.uptime_s))),
         ("Starts", Cell(f"{latest.starts}, {latest.unclean} of them after a crash")),
-        ("Corrections waited for", waiting if latest.outbox_items else Cell("none", tone=Tone.GOOD)),
+        ("Corrections outstanding", waiting if latest.outbox_items else Cell("none", tone=Tone.GOOD)),
         ("Links down", Cell(str(state.links_down), tone=Tone.BAD if state.links_down else Tone.GOOD)),
         ("Disk free", Cell("-") if disk is None else Cell(f"{100 * disk:.0f} %", tone=_low(disk))),
         ("Hottest sensor", Cell("-" if heat is None else f"{heat:.0f} °C")),
@@ -258,9 +263,9 @@ def device_rows(page: FleetDevicePage, chosen: Chosen) -> Listing:
 
 DEVICES: tuple[Column[FleetDevice], ...] = (
     Column("device", "Device", lambda device: Cell(device.name, device_page(device.name))),
-    Column("heard", "Heard of", last_seen),
+    Column("seen", "Last seen", last_seen),
     Column("runs", "Runs", wording.runs),
-    Column("wanted", "Is to run", wording.wanted),
+    Column("desired", "Desired", wording.wanted),
     Column("update", "Update", _latest),
     Column("tags", "Tags", wording.tags),
 )
@@ -298,8 +303,8 @@ UPDATES: tuple[Column[Update], ...] = (
     ),
 )
 HARDWARE: tuple[Column[tuple[int, tuple[str, str]]], ...] = (
-    Column("what", "What", lambda fact: fact[1][0]),
-    Column("said", "It is", lambda fact: fact[1][1]),
+    Column("part", "Part", lambda fact: fact[1][0]),
+    Column("value", "Value", lambda fact: fact[1][1]),
 )
 
 

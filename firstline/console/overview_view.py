@@ -21,6 +21,8 @@ from firstline.console.cells import (
 )
 from firstline.fleet import wording
 from firstline_core.fleet.rest import (
+    ASLEEP_AFTER_S,
+    LATE_AFTER_S,
     AuditResult,
     ContractState,
     ContractStates,
@@ -44,6 +46,7 @@ AUDIT_RESULTS: dict[AuditResult, tuple[str, Tone]] = {
     AuditResult.TOO_LITTLE_EVIDENCE: ("Too little evidence", Tone.BUSY),
     AuditResult.NOT_AUDITED: ("Not audited", Tone.BUSY),
 }
+_SILENT = {Presence.LATE: LATE_AFTER_S, Presence.ASLEEP: ASLEEP_AFTER_S}
 _SHOWN = 5  # of each kind of attention
 
 
@@ -75,13 +78,23 @@ class OverviewData(NamedTuple):
 def device_tiles(fleet: FleetOverview) -> list[Tile]:
     """Returns the number of devices by presence; a number of 0 has no tone."""
     found = [
-        Tile(label, count, tone if count else Tone.PLAIN, address("/devices", presence=presence.value))
+        Tile(
+            _explained(presence, label),
+            count,
+            tone if count else Tone.PLAIN,
+            address("/devices", presence=presence.value),
+        )
         for presence, (label, tone) in PRESENCES.items()
         for count in (fleet.devices.get(presence, 0),)
     ]
     waiting = fleet.unaccepted
     found.append(Tile("Not accepted", waiting, Tone.BUSY if waiting else Tone.PLAIN, "/devices?accepted=false"))
     return found
+
+
+def _explained(presence: Presence, label: str) -> str:
+    silent_s = _SILENT.get(presence)
+    return label if silent_s is None else f"{label}: silent for {wording.duration(silent_s)}"
 
 
 def contract_tiles(contracts: ContractStates) -> list[Tile]:
@@ -236,7 +249,7 @@ def answer_figures(history: TierHistory) -> list[tuple[str, str]]:
         ("On the device", share),
         ("Mean latency", f"{number(latency_ms / requests)} ms" if requests else "-"),
         ("Without answer", f"{errors:,}"),
-        ("Not sent", _size(saved_bytes)),
+        ("Input not sent", _size(saved_bytes)),
         ("Energy saved", _joules(saved_mj / 1000) if saved_mj else "-"),
     ]
 

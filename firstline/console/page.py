@@ -73,7 +73,7 @@ class Frame:
 
     def say(self, sentence: str) -> None:
         """Shows the result of an action; "" removes it."""
-        self._notice.set_text(sentence)
+        self._notice.set_text(_plain(sentence))
 
     def name(self, title: str) -> None:
         """Sets the title of the page."""
@@ -105,7 +105,7 @@ class Frame:
 
     def _show_freshness(self, answer: Answer[_T]) -> None:
         since = clock(answer.heard_s)
-        why = answer.error.message if answer.error is not None else ""
+        why = _plain(answer.error.message) if answer.error is not None else ""
         if answer.stale:
             self._banner.set_text(f"Stale since {since} UTC: {why}")
             self._heard.set_text("")
@@ -115,6 +115,11 @@ class Frame:
         self.main.classes(add="stale") if answer.stale else self.main.classes(remove="stale")
         for handler in self._stale_handlers:
             handler(answer.stale)
+
+
+def _plain(sentence: str) -> str:
+    """Returns a message of the gateway without the backticks that mark commands."""
+    return sentence.replace("`", "")
 
 
 def _navigation(place: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 
 from nicegui import ui
@@ -72,7 +73,7 @@ def add_pages(watch: Watch) -> None:
             if summary.value is None or summary.error is not None:
                 return Answer(None, summary.heard_s, summary.error)
             question = "evidence", rollout, str(summary.value.revision)
-            evidence = await watch.ask(question, lambda fleet: _evidence(fleet, rollout), lasting=True)
+            evidence = await watch.ask(question, partial(_evidence, summary.value), lasting=True)
             if evidence.value is None:
                 return Answer(None, evidence.heard_s, evidence.error)
             return Answer((summary.value, evidence.value), summary.heard_s, None)
@@ -89,10 +90,10 @@ def add_pages(watch: Watch) -> None:
         frame.follow(ask, show)
 
 
-def _evidence(fleet: Fleet, rollout: str) -> _Evidence:
-    entries = islice(fleet.rollouts.audit_log(f"rollout:{rollout}"), _ENTRIES)
-    failed = tuple(one for state in view.FAILED_STATES for one in fleet.rollouts.devices(rollout, state))
-    return _Evidence(fleet.rollouts.looks(rollout), tuple(entries)[-view.LOOKS :], failed)
+def _evidence(summary: RolloutSummary, fleet: Fleet) -> _Evidence:
+    entries = islice(fleet.rollouts.audit_log(f"rollout:{summary.id}"), _ENTRIES)
+    looks, failed = fleet.rollouts.looks(summary.id), fleet.rollouts.failed(summary)
+    return _Evidence(looks, tuple(entries)[-view.LOOKS :], failed)
 
 
 class _Progress:
@@ -123,6 +124,7 @@ class _EvidenceTables:
             self._verdicts = Table("Looks", view.LOOK_COLUMNS, empty)
             self._choice = ui.select({}, label="Numbers of", on_change=self._numbers)
             self._choice.props("outlined dense").classes("w-64 max-w-full my-4").set_visibility(False)
+            self._units = text("p", view.UNITS).classes("text-soft text-sm mb-2")
             self._findings = Table("Numbers of a look", view.FINDINGS, "")
         with card("Decisions"):
             self._decisions = Table("Decisions", view.DECISIONS, "Nothing was decided yet.")
@@ -133,7 +135,8 @@ class _EvidenceTables:
             self._looks = evidence.looks
             self._verdicts.show(view.look_rows(evidence.looks))
             options = {_key((look,)): view.look_name(look) for look in reversed(evidence.looks[-view.LOOKS :])}
-            self._choice.set_visibility(bool(options))
+            for each in (self._choice, self._units):
+                each.set_visibility(bool(options))
             self._choice.set_options(options, value=_key(evidence.looks) if newest else self._choice.value)
             self._numbers()
         self._decisions.show(view.decision_rows(evidence.decisions))

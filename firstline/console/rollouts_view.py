@@ -27,6 +27,10 @@ from firstline_core.fleet.rollout import FindingState, Look, Plan, RolloutDevice
 _DETAILS = 300  # characters
 LOOKS = 20
 """Number of the latest evaluations and decisions shown; `firstline rollout get` and `firstline audit list` show all."""
+UNITS = (
+    "Shares are from 0 to 1. Latency is the natural logarithm of its 95th percentile in milliseconds, so 0.182 more "
+    "means 20 % slower. Objects and surplus are logarithms of a ratio too."
+)
 
 _TONES = {
     "running": Tone.BUSY,
@@ -85,11 +89,15 @@ def decision_text(entry: Entry) -> str:
         return str(details["sentence"])
     stage = [f"stage {details['stage'] + 1}"] if "stage" in details else []
     if {"bundle", "version"} <= details.keys():
-        return f"{details['bundle']} {details['version']}"
+        return f"{details['bundle']} {details['version'] or ''}".rstrip()
     words = stage + [f"{details[name]} {name}" for name in ("devices", "control") if name in details]
     if not words and entry.action.split(".")[0] != "rollout":
-        words = [f"{name}: {msgspec.json.encode(value).decode()}" for name, value in details.items()]
+        words = [f"{name}: {_plain(value)}" for name, value in details.items() if value not in ("", None)]
     return ", ".join(words)[:_DETAILS] or "-"
+
+
+def _plain(value: object) -> str:
+    return value if isinstance(value, str) else msgspec.json.encode(value).decode()
 
 
 def _stages(rollout: RolloutSummary) -> Iterable[_Stage]:
@@ -136,16 +144,16 @@ ROLLOUTS: tuple[Column[RolloutSummary], ...] = (
     Column("state", "State", state),
     Column("stage", "Stage", _stage),
     Column("devices", "Devices", counted),
-    Column("made", "Made (UTC)", lambda rollout: moment(rollout.created_s)),
+    Column("created", "Created (UTC)", lambda rollout: moment(rollout.created_s)),
     Column("by", "By", lambda rollout: rollout.created_by),
 )
 STAGES: tuple[Column[_Stage], ...] = (
     Column("stage", "Stage", lambda stage: stage.name),
-    Column("standing", "Standing", lambda stage: stage.state),
+    Column("state", "State", lambda stage: stage.state),
     Column("share", "Share of devices", lambda stage: f"{100 * stage.share:.3g} %", number=True),
-    Column("group", "Of those tagged", lambda stage: stage.group),
+    Column("group", "With the tag", lambda stage: stage.group),
     Column("soak", "Observed for", lambda stage: stage.soak),
-    Column("pace", "Told a minute", lambda stage: stage.pace, number=True),
+    Column("pace", "Devices per minute", lambda stage: stage.pace, number=True),
 )
 LOOK_COLUMNS: tuple[Column[Look], ...] = (
     Column("look", "Look", look_name),
@@ -165,25 +173,24 @@ FINDINGS: tuple[Column[FindingState], ...] = (
     ),
     Column("treated", "With the model", lambda one: number(one.treated), number=True),
     Column("control", "Without", lambda one: number(one.control), number=True),
-    Column("tolerance", "More accepted", lambda one: number(one.tolerance), number=True),
-    Column("p", "p", lambda one: number(one.p_value), number=True),
-    Column("level", "Aborts at p", lambda one: number(one.level), number=True),
-    Column("seen", "Can see", lambda one: number(one.detectable), number=True),
-    Column("find", "Is to find", lambda one: number(one.must_detect), number=True),
+    Column("tolerance", "Tolerance", lambda one: number(one.tolerance), number=True),
+    Column("p", "p-value", lambda one: number(one.p_value), number=True),
+    Column("level", "Aborts at", lambda one: number(one.level), number=True),
+    Column("seen", "Detectable", lambda one: number(one.detectable), number=True),
+    Column("find", "Must detect", lambda one: number(one.must_detect), number=True),
     Column("devices", "Devices with / without", lambda one: f"{one.devices[0]} / {one.devices[1]}", number=True),
 )
 FAILED: tuple[Column[RolloutDevice], ...] = (
     Column("device", "Device", lambda one: Cell(one.device, device_page(one.device))),
     Column("stage", "Stage", lambda one: str(one.stage + 1), number=True),
     Column("state", "State", lambda one: Cell(one.state.replace("_", " "), tone=Tone.BAD)),
-    Column("reason", "Reason", lambda one: Cell(one.reason.replace("_", " ") or "no reason given", tone=Tone.BAD)),
+    Column("reason", "Reason", lambda one: Cell(one.reason or "no reason given", tone=Tone.BAD)),
 )
-FAILED_STATES = ("failed", "silent", "stranded")
 DECISIONS: tuple[Column[Entry], ...] = (
     Column("when", "When (UTC)", lambda entry: moment(entry.at_s)),
     Column("who", "Who", lambda entry: entry.actor),
-    Column("what", "What", lambda entry: entry.action.removeprefix("rollout.")),
-    Column("said", "Saying", decision_text),
+    Column("action", "Action", lambda entry: entry.action.removeprefix("rollout.")),
+    Column("details", "Details", decision_text),
 )
 
 

@@ -25,6 +25,7 @@ from firstline.console import (
     settings_page,
 )
 from firstline.console.access import Guard
+from firstline.console.page import Frame, card, empty
 from firstline.console.polling import Watch
 from firstline.console.sessions import COOKIE, Sessions
 from firstline.console.settings import Settings
@@ -146,7 +147,19 @@ def application(watch: Watch, settings: Settings) -> ASGIApp:
         # Nothing is stored about users, so there are no sessions, and no secret to sign them.
         storage_secret=None,
     )
+    _add_missing_page()
     return app
+
+
+def _add_missing_page() -> None:
+    """Adds the page of all other addresses; it is the last, because its pattern fits every path."""
+
+    @ui.page("/{path:path}")
+    def _missing(path: str) -> None:
+        frame = Frame("Page not found", "")
+        frame.loaded()
+        with frame.main, card():
+            empty(f"The console has no page /{path}. Choose one in the menu.")
 
 
 def _end(_number: int, _frame: object) -> NoReturn:

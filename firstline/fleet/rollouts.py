@@ -12,6 +12,9 @@ from firstline_core.fleet import rollout as wire
 from firstline_core.fleet.audit_log import Entry, Head
 from firstline_core.ids import new_request_id
 
+_RETURN_STATES = ("returning", "returned")  # a device that failed before has a reason
+_FAILED_STATES = ("failed", "silent", "stranded", *_RETURN_STATES)
+
 
 class Rollouts(Api):
     """See `Fleet.rollouts`."""
@@ -58,10 +61,16 @@ class Rollouts(Api):
         headers = {"If-Match": f'"{revision}"'} if revision is not None else None
         return self._send("POST", f"{_path(rollout)}/{quote(command, safe='')}", wire.RolloutSummary, headers=headers)
 
-    def devices(self, rollout: str, state: str = "", limit: int = 100) -> tuple[wire.RolloutDevice, ...]:
-        """Returns the first devices of a rollout by name, in one state or in all."""
-        params = {"limit": limit, "state": state or None}
-        return self._send("GET", f"{_path(rollout)}/devices", wire.RolloutDevices, params=params).devices
+    def devices(self, rollout: str, state: str = "") -> Iterator[wire.RolloutDevice]:
+        """Yields the devices of a rollout by name, in one state or in all."""
+        for page in self._pages(f"{_path(rollout)}/devices", wire.RolloutDevices, {"state": state or None}):
+            yield from page.devices
+
+    def failed(self, rollout: wire.RolloutSummary, limit: int = 100) -> tuple[wire.RolloutDevice, ...]:
+        """Returns the first devices that failed; also those that have since returned to their previous version."""
+        states = (state for state in _FAILED_STATES if rollout.devices.get(state))
+        found = (one for state in states for one in self.devices(rollout.id, state))
+        return tuple(islice((one for one in found if one.reason or one.state not in _RETURN_STATES), limit))
 
     def audit_page(self, before: int = 2**53, subject: str = "", action: str = "", limit: int = 50) -> wire.AuditPage:
         """Returns a page of the audit log, the newest entries first."""

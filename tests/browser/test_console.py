@@ -185,7 +185,7 @@ def test_devices_are_found_by_tag_and_model_page_by_page(page: Page, url: str, f
     expect(rows).to_have_count(1)
     expect(rows).to_contain_text("site=berlin")
     page.goto(f"{url}/devices?model=digits+7")
-    shows(page, "No device here.")
+    shows(page, "No device matches.")
     page.goto(f"{url}/devices?selector=a+b")
     expect(page.get_by_role("alert")).to_contain_text("'a b'")
     page.goto(f"{url}/devices?after={NAMES[17]}")
@@ -242,8 +242,16 @@ def test_the_age_of_figures_is_shown(page: Page, url: str, fleet: Fleet) -> None
     fleet.count(NAMES[18], 100, 20)
     page.goto(f"{url}/devices/{NAMES[18]}")
     expect(page.get_by_text(re.compile(r"^As of \d\d:\d\d:\d\d UTC$"))).to_have_count(1)
-    health = page.locator("dl.facts").filter(has_text="Corrections waited for")
+    health = page.locator("dl.facts").filter(has_text="Corrections outstanding")
     expect(health).to_contain_text(re.compile(r"Reported\s*\d+(\.\d)? (s|min) ago"))
+    expect(page.get_by_role("button", name="Revoke…")).to_be_visible()
+    expect(page.get_by_role("button", name="Accept…")).to_be_hidden()  # it is accepted
+
+
+def test_an_unknown_address_is_named_next_to_the_menu(page: Page, url: str) -> None:
+    page.goto(f"{url}/nothing")
+    shows(page, "The console has no page /nothing.")
+    expect(page.get_by_role("navigation", name="Pages").get_by_role("link")).to_have_count(6)
 
 
 def test_the_alarm_of_a_device_is_shown_where_people_look(page: Page, url: str, fleet: Fleet) -> None:

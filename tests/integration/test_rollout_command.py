@@ -107,6 +107,9 @@ async def test_failed_devices_are_named_with_the_reason(site: FleetSite) -> None
     await site.gateway.rollout_driver.drive()
     shown = await site("rollout", "get", rollout)
     assert ["cam", "self_test_failed"] in [line.split() for line in shown.stdout.splitlines()], shown.output
+    await site("rollout", "rollback", rollout)
+    shown = await site("rollout", "get", rollout)
+    assert ["cam", "self_test_failed"] in [line.split() for line in shown.stdout.splitlines()], shown.output
 
 
 async def test_rollout_without_devices_gives_a_warning(site: FleetSite) -> None:

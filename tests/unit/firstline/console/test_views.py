@@ -91,9 +91,9 @@ def test_the_row_of_a_device() -> None:
     assert listing.following == "/devices?selector=site%3Dberlin&after=cam%2F1"
     (row,) = listing.rows
     assert row["device"] == Cell("cam/1", "/devices/cam%2F1")
-    assert {name: row[name].text for name in ("runs", "wanted", "update", "tags")} == {
+    assert {name: row[name].text for name in ("runs", "desired", "update", "tags")} == {
         "runs": "digits 1",
-        "wanted": "digits 2",
+        "desired": "digits 2",
         "update": "-",
         "tags": "site=berlin",
     }
@@ -121,7 +121,7 @@ def test_the_page_of_a_device() -> None:
         Update("digits", 2, UpdateState.ROLLED_BACK, rollout="r1", reason="tries", message="Three starts.")
     )
     told = dict(devices_view.facts(device))
-    assert told["Knows what it is to run"].text == "yes" and told["Tags"].text == "site=berlin"
+    assert told["Desired state received"].text == "yes" and told["Tags"].text == "site=berlin"
     (model,) = devices_view.model_rows(device, ())
     assert (model["digest"].text, model["certified"].text) == ("ab" * 6, "yes")
     (update,) = devices_view.update_rows(device)
@@ -137,7 +137,7 @@ def test_hardware_is_shown_as_the_device_reports_it() -> None:
     found = Catalogue("f" * 16, "Raspberry Pi 5", "6.6", processor, Memory(8 << 30), measured=True)
     device = replace(DEVICE, reported=Reported("s", 1, hardware=found))
     rows = devices_view.hardware_rows(device)
-    assert [(row["what"].text, row["said"].text) for row in rows] == catalogue_facts(found)
+    assert [(row["part"].text, row["value"].text) for row in rows] == catalogue_facts(found)
     assert len({row["key"].text for row in rows}) == len(rows)
 
 
@@ -189,7 +189,7 @@ def test_a_rollout_and_its_stages() -> None:
     assert row["devices"].text == "3 done, 1 under way, 6 in the control group"
     assert rollouts_view.progress(ROLLOUT) == (3, 4)
     rows = rollouts_view.stage_rows(ROLLOUT)
-    assert [row["standing"].text for row in rows] == ["promoted", "running: observing", "to come"]
+    assert [row["state"].text for row in rows] == ["promoted", "running: observing", "to come"]
     assert [row["share"].text for row in rows] == ["10 %", "100 %", "5 %"]
     assert [row["pace"].text for row in rows] == ["all at once", "6", "as the last stage"]
     assert rows[0]["soak"].text == "1.5 h"
@@ -205,7 +205,7 @@ def test_a_rollout_and_its_stages() -> None:
 )
 def test_the_states_of_stages_follow_the_rollout(state: str, stage: int, expected: list[str]) -> None:
     found = rollouts_view.stage_rows(replace(ROLLOUT, state=state, stage=stage, phase=""))
-    assert [row["standing"].text for row in found] == expected
+    assert [row["state"].text for row in found] == expected
 
 
 def test_evidence_has_the_numbers_and_the_rule_of_the_gateway() -> None:
@@ -233,9 +233,13 @@ def test_decisions_have_an_actor_or_a_rule() -> None:
         Entry(2, 1.7e9, "rule:order", "rollout.stage", "rollout:r1", msgspec.json.encode(details).decode(), "0" * 64),
         Entry(3, 1.7e9, "rule:latency", "rollout.abort", "rollout:r1", '{"sentence": "Worse."}', "0" * 64),
     ]
+    alarm = Entry(
+        4, 1.7e9, "rule:contract", "contract.device_alarm", "device:a", '{"model": "d", "event": ""}', "0" * 64
+    )
+    assert rollouts_view.decision_text(alarm) == "model: d"
     rows = rollouts_view.decision_rows(entries)
-    assert [row["said"].text for row in rows] == ["Worse.", "stage 1, 4 devices, 6 control", "-"]
-    assert rows[0]["who"].text == "rule:latency" and rows[0]["what"].text == "abort"
+    assert [row["details"].text for row in rows] == ["Worse.", "stage 1, 4 devices, 6 control", "-"]
+    assert rows[0]["who"].text == "rule:latency" and rows[0]["action"].text == "abort"
 
 
 def history(*points: tuple[float, int, int, int]) -> TierHistory:
@@ -286,13 +290,14 @@ def test_the_overview_counts_devices_and_promises() -> None:
     tiles = {tile.label: tile for tile in overview_view.device_tiles(OVERVIEW)}
     assert {label: tile.number for label, tile in tiles.items()} == {
         "Online": 4,
-        "Late": 2,
-        "Asleep": 0,
+        "Late: silent for 15 min": 2,
+        "Asleep: silent for 7 d": 0,
         "Revoked": 0,
         "Not accepted": 1,
     }
-    assert tiles["Late"].tone is Tone.BAD and tiles["Revoked"].tone is Tone.PLAIN
-    assert tiles["Late"].href == "/devices?presence=late"
+    late = tiles["Late: silent for 15 min"]
+    assert late.tone is Tone.BAD and tiles["Revoked"].tone is Tone.PLAIN
+    assert late.href == "/devices?presence=late"
     old = replace(PROMISE, served=False, state=AuditResult.ALARMED)
     unaudited = replace(PROMISE, state=AuditResult.NOT_AUDITED, audits=0)
     found = overview_view.contract_tiles(ContractStates((PROMISE, old), (unaudited,)))
@@ -334,7 +339,7 @@ def test_the_figures_of_all_answers() -> None:
         "On the device": "70.0 %",
         "Mean latency": "10 ms",
         "Without answer": "10",
-        "Not sent": "7.2 MB",
+        "Input not sent": "7.2 MB",
         "Energy saved": "1.5 J",
     }
     quiet = dict(overview_view.answer_figures(history()))
@@ -440,7 +445,7 @@ def test_the_health_and_the_answers_of_a_device() -> None:
     assert told["Reported"] == Cell("4 min ago")
     late = dict(devices_view.health(replace(device, latest_age_s=7200.0)))
     assert late["Reported"] == Cell("2 h ago", tone=Tone.BUSY)
-    assert told["Corrections waited for"] == Cell("4, the oldest for 1.5 min", tone=Tone.BUSY)
+    assert told["Corrections outstanding"] == Cell("4, the oldest for 1.5 min", tone=Tone.BUSY)
     assert told["Links down"].tone is told["Disk free"].tone is Tone.BAD and told["Hottest sensor"].text == "71 °C"
     (row,) = devices_view.answer_rows(device, ())
     assert (row["kept"].text, row["latency"].text, row["alarm"].text) == ("80.0 %", "5 ms", "none")
@@ -453,7 +458,7 @@ def test_the_audit_log_links_its_subjects() -> None:
     entry = Entry(7, 1.7e9, "application:ops", "device.tag", "device:cam/1", '{"tags": {"site": "kiel"}}', "0" * 64)
     listing = audit_page.entry_rows(AuditPage((entry,), 7), "", "device.")
     assert listing.following == "/audit?action=device.&before=7"
-    assert listing.rows[0]["subject"].href == "/devices/cam%2F1" and "kiel" in listing.rows[0]["said"].text
+    assert listing.rows[0]["subject"].href == "/devices/cam%2F1" and "kiel" in listing.rows[0]["details"].text
     assert audit_page.entry_rows(AuditPage((entry,), None), "", "").following == ""
 
 
