@@ -90,7 +90,7 @@ def list_devices(
         )
         for device in listed
     )
-    columns = ("device", "state", "certificate until", ">last seen", "runs", "is to run", "tags")
+    columns = ("device", "state", "certificate until", ">last seen", "runs", "desired", "tags")
     return Report(listed, table(*columns, rows=rows))
 
 
@@ -149,7 +149,7 @@ def _each(
 def _device_text(device: FleetDevice) -> Iterator[str]:
     access = " (revoked)" if device.revoked else "" if device.accepted else " (not accepted)"
     yield f"{device.name}{access}: last seen {wording.age(device.last_seen_age_s)} ago; {wording.tags(device)}"
-    yield f"runs {wording.runs(device)}; is to run {wording.wanted(device)}"
+    yield f"runs {wording.runs(device)}; desired {wording.wanted(device)}"
     reported = device.reported
     if reported is None:
         return

@@ -104,7 +104,7 @@ async def test_rollout_applies_and_reverts_a_configuration(site: RegistrySite, t
 
     assert "configuration quiet" in (await run(site, "rollout", "list")).stdout
     shown = (await run(site, "device", "get", "press-7")).stdout
-    assert "runs digits 1, configuration quiet 1; is to run configuration quiet 1" in shown
+    assert "runs digits 1, configuration quiet 1; desired configuration quiet 1" in shown
     assert "update to configuration quiet 1: committed" in shown
 
     await run(site, "rollout", "rollback", rollout)
