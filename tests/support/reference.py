@@ -11,7 +11,7 @@ import asyncio
 import html
 import re
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from inspect import getdoc
 from inspect import signature as signature_of
@@ -319,14 +319,19 @@ def _escaped(code: re.Match[str]) -> str:
 def pages_index() -> str:
     """Returns a list of all pages of the site, by section."""
     site = tomllib.loads((_DOCS.parent / "zensical.toml").read_text())["project"]
-    lines = [f"# {site['site_name']}", "", f"> {site['site_description']}"]
-    for entry in site["nav"]:
-        [(section, pages)] = entry.items() if isinstance(entry, dict) else [("", entry)]
-        lines += ["", f"## {section}", ""] if isinstance(pages, list) else [""]
-        for page in [pages] if isinstance(pages, str) else pages:
-            title = (_DOCS / page).read_text().partition("\n")[0].removeprefix("# ")
-            lines.append(f"- [{title}]({page})")
-    return "\n".join(lines) + "\n"
+    lines = [f"# {site['site_name']}", "", f"> {site['site_description']}", "", *_index(site["nav"], 2)]
+    return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip() + "\n"
+
+
+def _index(entries: Iterable[Any], level: int) -> Iterator[str]:
+    """Yields the lines of a section's pages, and of the sections in it."""
+    for entry in entries:
+        if isinstance(entry, str):
+            title = (_DOCS / entry).read_text().partition("\n")[0].removeprefix("# ")
+            yield f"- [{title}]({entry})"
+            continue
+        [(section, pages)] = entry.items()
+        yield from ("", f"{'#' * level} {section}", "", *_index(pages, level + 1), "")
 
 
 FILES: Mapping[Path, Any] = {

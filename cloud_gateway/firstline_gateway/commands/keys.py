@@ -32,9 +32,8 @@ def add_commands(commands: Commands) -> None:
         "--scope",
         action="append",
         choices=_SCOPES,
-        help="permission, may be repeated: infer (the default), fleet (load and unload models, invite, list "
-        "and revoke devices, read contracts), admin (change contracts), delegate (act for the persons who sign in to a "
-        "console)",
+        help="permission, may be repeated: infer (the default), fleet (devices, rollouts, registry, loading of models, "
+        "audit log; reads contracts), admin (change contracts), delegate (act for persons who sign in to a console)",
     )
     create.add_argument("--person", default="", help="user of the key, for the audit log")
     create.add_argument("--device", action="store_true", help="a key for the device NAME, which has no certificate")

@@ -219,5 +219,7 @@ def _opened(registry: Registry | None) -> Registry:
         NotFoundError: the gateway has none.
     """
     if registry is None:
-        raise NotFoundError("This gateway has no registry; its operator sets registry.blobs to where files are kept.")
+        raise NotFoundError(
+            "This gateway has no registry; set registry.blobs in its configuration to a folder or an S3 address."
+        )
     return registry
