@@ -29,7 +29,7 @@ LOOKS = 20
 """Number of the latest evaluations and decisions shown; `firstline rollout get` and `firstline audit list` show all."""
 UNITS = (
     "Crashes are per day. Latency is the natural logarithm of its 95th percentile in milliseconds: 0.182 more is 20 % "
-    "slower. Drift is the stability index. Objects and surplus are logarithms of a ratio. All others are shares, 0 to 1."
+    "slower. Drift is the stability index. Objects and surplus are logarithms of ratios. All others are shares, 0 to 1."
 )
 
 _TONES = {
