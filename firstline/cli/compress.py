@@ -21,6 +21,7 @@ from firstline.cli.options import (
 )
 from firstline.cli.output import percent, progress, rows_checked_sentence, size, table, warn
 from firstline_core.errors import ConfigError
+from firstline_core.telemetry.wording import rounded
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -279,5 +280,5 @@ def _row(figures: Figures, found: Compression) -> tuple[str, ...]:
     accuracies = percent(figures.accuracy), percent(found.certified_accuracy[figures.id])
     energy = ["absent" if figures.energy_mj is None else short(figures.energy_mj)] if found.target else []
     disturbed = "" if figures.known_ms is not None else "?"
-    latency = "-" if figures.latency_ms is None else f"{figures.latency_ms:.4g}{disturbed}"
+    latency = "-" if figures.latency_ms is None else f"{rounded(figures.latency_ms)}{disturbed}"
     return figures.id, *accuracies, latency, *energy, size(figures.size_bytes), kept

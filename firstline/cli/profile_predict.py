@@ -140,7 +140,7 @@ def _inexact(streams: Sequence[Stream], prediction: Prediction, factor: float | 
 def _highest_sentence(streams: Sequence[Stream], factor: float, within_ms: float | None) -> str:
     if factor == 0:
         return f"No rate keeps p99 within {within_ms:g} ms."
-    rates = ", ".join(f"{stream.point.key.variant} {factor * stream.rate_per_s:.3g}/s" for stream in streams)
+    rates = ", ".join(f"{stream.point.key.variant} {rounded(factor * stream.rate_per_s)}/s" for stream in streams)
     return f"p99 is within {within_ms:g} ms up to {rates}."
 
 

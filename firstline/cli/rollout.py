@@ -18,7 +18,7 @@ from firstline.cli.output import date, size, table
 from firstline_core.errors import CapacityError, ConfigError, FirstlineError, LinkError
 from firstline_core.storage.files import naming
 from firstline_core.storage.settings import parse
-from firstline_core.telemetry.wording import counted
+from firstline_core.telemetry.wording import counted, rounded
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -325,8 +325,8 @@ def _plan_text(plan: Plan) -> Iterator[str | Table]:
         (
             str(stage.stage + 1),
             one.figure,
-            f"{one.tolerance:.3g}",
-            *("-" if number is None else f"{number:.3g}" for number in (one.must_detect, one.detectable)),
+            rounded(one.tolerance),
+            *("-" if number is None else rounded(number) for number in (one.must_detect, one.detectable)),
             "-" if one.after_s is None else wording.duration(one.after_s),
         )
         for stage in plan.stages

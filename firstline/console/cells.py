@@ -9,6 +9,8 @@ from enum import StrEnum
 from typing import Any, Generic, NamedTuple, TypeVar
 from urllib.parse import quote, urlencode
 
+from firstline_core.telemetry.wording import rounded
+
 T = TypeVar("T")
 
 
@@ -98,7 +100,7 @@ def clock(wall_s: float) -> str:
 
 def number(value: float | None) -> str:
     """Returns a number with three digits; "-" if unknown."""
-    return "-" if value is None else f"{value:.3g}"
+    return "-" if value is None else rounded(value)
 
 
 def address(path: str, **query: str) -> str:

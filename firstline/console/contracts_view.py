@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from firstline.console.cells import Cell, Column, Row, Tone, contract_page, device_page, number, rows, utc
+from firstline.console.cells import Cell, Column, Row, Tone, contract_page, device_page, rows, utc
 from firstline.console.overview_view import AUDIT_RESULTS
 from firstline_core.fleet.rest import AuditResult, ContractState, ContractStates, Contribution, DeviceAlarm
 from firstline_core.telemetry.wording import counted
@@ -118,7 +118,7 @@ def figures(one: ContractState) -> list[tuple[str, str]]:
         ("Observed", _percent(one.risk)),
         ("Promised", _percent(one.epsilon)),
         ("Audits", f"{one.audits:,}"),
-        ("Evidence against it", f"{number(one.e_value)} of {number(1 / one.level)}"),
+        ("Evidence against it", f"{one.e_value:.3g} of {1 / one.level:.3g}"),
         ("Devices", str(one.devices)),
         ("Latest audit (UTC)", utc(one.last_audit)),
     ]

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from firstline_core.fleet.rest import FleetDevice
+from firstline_core.telemetry.wording import rounded
 
 
-def duration(seconds: float, form: str = ".3g") -> str:
+def duration(seconds: float, shown: Callable[[float], str] = rounded) -> str:
     """Returns a duration in its largest unit."""
     units = (("d", 86_400.0), ("h", 3600.0), ("min", 60.0), ("s", 1.0))
     unit, length_s = next((each for each in units if seconds >= each[1]), units[-1])
-    return f"{seconds / length_s:{form}} {unit}"
+    return f"{shown(seconds / length_s)} {unit}"
 
 
 def age(age_s: float | None) -> str:
     """Returns an age as text; "never" for None."""
-    return "never" if age_s is None else duration(age_s, ".0f")
+    return "never" if age_s is None else duration(age_s, "{:.0f}".format)
 
 
 def subject(what: str, name: str) -> str:

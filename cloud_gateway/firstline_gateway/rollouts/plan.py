@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from firstline_core.fleet.rollout import FigurePlan, Plan, StagePlan
-from firstline_core.telemetry.wording import counted, duration_text
+from firstline_core.telemetry.wording import counted, duration_text, rounded
 from firstline_gateway.fleet.totals import Totals
 from firstline_gateway.rollouts.device_progress import DeviceView, is_reachable
 from firstline_gateway.rollouts.judgement import statistics
@@ -126,7 +126,7 @@ def _detects(stages: Sequence[StagePlan], definition: Definition) -> str:
     for stage, rules in zip(stages, definition.stages, strict=True):
         elapsed_s += stage.offered_s + rules.soak_s
         seen = {figure.figure: figure.detectable for figure in stage.figures if figure.detectable is not None}
-        new = [f"{name} (+{seen[name]:.3g})" for name in unseen if name in seen]
+        new = [f"{name} (+{rounded(seen[name])})" for name in unseen if name in seen]
         if new:
             found.append(f"{', '.join(new)} in stage {stage.stage + 1}, after {duration_text(elapsed_s)}")
         unseen = [name for name in unseen if name not in seen]
@@ -191,7 +191,7 @@ def _audits(
     return (
         f"To detect {limit.must_detect:g} more disagreement, the devices of stage {stage.stage + 1} need at least "
         f"{counted(needed, 'audit')} in which an event can occur, such as of a frame with an object. At the rate of "
-        f"the last day ({telling:,} of {counted(audited, 'audit')}) they make {expected:.3g} "
+        f"the last day ({telling:,} of {counted(audited, 'audit')}) they make {rounded(expected)} "
         f"in {duration_text(soak_s)}."
     )
 

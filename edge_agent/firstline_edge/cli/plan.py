@@ -144,5 +144,5 @@ def with_measurements(stated: Link, status: Mapping[str, Any]) -> tuple[Link, li
             notes.append(f"Payloads over '{name}' were recently of much the same size, which shows no bandwidth.")
         else:
             mbit_s = bytes_per_s / MBIT
-            notes.append(f"The bandwidth, {mbit_s:.3g} Mbit/s, was measured by the running agent over '{name}'.")
+            notes.append(f"The bandwidth, {rounded(mbit_s)} Mbit/s, was measured by the running agent over '{name}'.")
     return Link(bytes_per_s, round_trip_ms), notes

@@ -36,6 +36,7 @@ from firstline_core.protocol.oip import decode_response, encode_request
 from firstline_core.protocol.tls import verifying_context
 from firstline_core.storage.secrets import read_secret
 from firstline_core.telemetry.logs import logger
+from firstline_core.telemetry.wording import rounded
 from firstline_core.types import InferRequest, InferResponse
 from firstline_edge.cloud.link import LinkBusyError, MessageRefusedError
 from firstline_edge.identity.credentials import Credentials
@@ -161,7 +162,7 @@ class _Pool:
             async with asyncio.timeout_at(ends_s):
                 await self._free.acquire()
         except TimeoutError as error:
-            busy = f"All {self._connections} connections to {url} were busy for {timeout_s:.3g} s."
+            busy = f"All {self._connections} connections to {url} were busy for {rounded(timeout_s)} s."
             raise LinkBusyError(busy) from error
 
         def count_bytes(sent: int, received: int) -> None:
@@ -173,7 +174,7 @@ class _Pool:
             return await self._client.exchange(method, path, headers, body, left_s, count=count_bytes)
         except LinkError as error:
             if type(error) is RemoteTimeoutError:  # the caller's whole time, not what was left of it
-                raise RemoteTimeoutError(f"{url} did not answer within {timeout_s:.3g} s.") from error
+                raise RemoteTimeoutError(f"{url} did not answer within {rounded(timeout_s)} s.") from error
             again = ", or join the gateway again with --force" if self._credentials is not None else ""
             message = untrusted(error.__cause__, url, f"in tls_ca_file of this link{again}")
             raise type(error)(message or f"{url}: {error.message}.") from error

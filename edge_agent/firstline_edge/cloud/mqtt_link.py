@@ -26,6 +26,7 @@ from firstline_core.protocol.limits import DEFAULT_LIMITS, Limits
 from firstline_core.protocol.mqtt import MqttClient
 from firstline_core.protocol.mqtt_messages import Message, MqttSettings, Publication, Topics
 from firstline_core.telemetry.logs import logger
+from firstline_core.telemetry.wording import rounded
 from firstline_core.types import InferRequest, InferResponse
 from firstline_edge.cloud.link import MessageRefusedError
 from firstline_edge.telemetry.link_traffic import count_traffic
@@ -121,7 +122,7 @@ class MqttLink:
                 return mqtt_messages.read_response(message, self.limits)
         except TimeoutError as error:
             raise RemoteTimeoutError(
-                f"No answer came through the MQTT broker at {self.address} within {timeout_s:.3g} s."
+                f"No answer came through the MQTT broker at {self.address} within {rounded(timeout_s)} s."
             ) from error
         finally:
             # A later answer is ignored.

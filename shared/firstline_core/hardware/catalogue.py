@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from firstline_core.hardware.readings import Absent, Reading, Readings, Snapshot, describe
 from firstline_core.storage.structs import FORMAT
-from firstline_core.telemetry.wording import counted
+from firstline_core.telemetry.wording import counted, rounded
 from firstline_core.types import Amount, Count
 from firstline_core.units import GIB
 
@@ -162,13 +162,13 @@ def catalogue_lines(found: Catalogue) -> list[str]:
 def catalogue_facts(found: Catalogue) -> list[tuple[str, str]]:
     """Returns the catalogue as names and texts; a name may occur several times."""
     cpu, memory = found.processor, found.memory
-    limit = f", of which {memory.limit_bytes / GIB:.3g} may be used" if memory.limit_bytes else ""
-    cores = f"{counted(cpu.cores, 'core')} ({cpu.usable_cores:.3g} usable)"
+    limit = f", of which {rounded(memory.limit_bytes / GIB)} may be used" if memory.limit_bytes else ""
+    cores = f"{counted(cpu.cores, 'core')} ({rounded(cpu.usable_cores)} usable)"
     facts = [
         ("board", f"{found.board or 'unknown'}, kernel {found.kernel}"),
         ("processor", f"{cpu.model or 'unknown'}, {cpu.architecture}, {cores}"),
         ("instructions", " ".join(cpu.instruction_sets) or "none that matters to inference is known"),
-        ("memory", f"{memory.total_bytes / GIB:.3g} GiB{limit}" if memory.total_bytes else "unknown"),
+        ("memory", f"{rounded(memory.total_bytes / GIB)} GiB{limit}" if memory.total_bytes else "unknown"),
     ]
     facts += [("accelerator", f"{one.name} ({one.kind}, {one.source})") for one in found.accelerators]
     facts += [("engine", _engine(engine)) for engine in found.engines]
@@ -178,7 +178,7 @@ def catalogue_facts(found: Catalogue) -> list[tuple[str, str]]:
         facts.append(("zone", f"{zone.name}{': ' if trips else ''}{trips}"))
     facts += [("power", f"{one.name} ({one.kind})") for one in found.power_sources]
     if (disk := found.storage) is not None:
-        facts.append(("disk", f"{disk.free_bytes / GIB:.3g} of {disk.total_bytes / GIB:.3g} GiB free"))
+        facts.append(("disk", f"{rounded(disk.free_bytes / GIB)} of {rounded(disk.total_bytes / GIB)} GiB free"))
     facts += [("link", f"{one.name}: {one.kind}, {'up' if one.up else 'down'}") for one in found.links]
     if not found.measured:
         facts.append(("note", "Engines were not tried: edge-agent hardware get --measure"))

@@ -12,6 +12,8 @@ from typing import TypeAlias
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from firstline_core.telemetry.wording import rounded
+
 _NAMED = ("temperature_c", "throttling", "frequency_hz", "power_w", "energy_j")
 _SHOWN = 64  # readings of a kind
 
@@ -73,7 +75,7 @@ def describe(reading: Reading) -> str:
 
 def short(reading: Reading, scale: float = 1.0) -> str:
     """Returns the reading for a cell of a table, in another unit: without a reason if it is absent."""
-    return "absent" if isinstance(reading, Absent) else _shown(reading, f"{reading.value * scale:.3g}")
+    return "absent" if isinstance(reading, Absent) else _shown(reading, rounded(reading.value * scale))
 
 
 def _shown(reading: Measured | Modelled, value: str) -> str:

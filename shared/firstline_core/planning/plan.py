@@ -273,8 +273,8 @@ def describe_bandwidths(stretch: Stretch) -> str:
     """Describes the bandwidths of a stretch."""
     low, high = stretch.from_bytes_per_s / MBIT, stretch.to_bytes_per_s / MBIT
     if low <= 0:
-        return "whatever the bandwidth" if math.isinf(high) else f"up to {high:.3g} Mbit/s"
-    return f"from {low:.3g} Mbit/s on" if math.isinf(high) else f"from {low:.3g} to {high:.3g} Mbit/s"
+        return "whatever the bandwidth" if math.isinf(high) else f"up to {rounded(high)} Mbit/s"
+    return f"from {rounded(low)} Mbit/s on" if math.isinf(high) else f"from {rounded(low)} to {rounded(high)} Mbit/s"
 
 
 def _describe(one: Candidate) -> str:
@@ -290,4 +290,4 @@ def _describe(one: Candidate) -> str:
 def _energy(reading: Reading) -> str:
     if isinstance(reading, Absent):
         return "energy not known"
-    return f"{reading.value:.3g} mJ {type(reading).__name__.lower()}"
+    return f"{rounded(reading.value)} mJ {type(reading).__name__.lower()}"

@@ -106,7 +106,7 @@ def _right(share: float | None, worth: bool) -> str:
 
 def _moves(moved: QueryBytes) -> str:
     sizes = (moved.received_bytes, moved.input_bytes, moved.output_bytes)
-    received, into, out = (f"{size / 1000:.3g} KB" if size >= 1000 else f"{size} B" for size in sizes)
+    received, into, out = (f"{rounded(size / 1000)} KB" if size >= 1000 else f"{size} B" for size in sizes)
     return f"{received} here, {into} into the model, {out} out of it"
 
 

@@ -24,6 +24,7 @@ from firstline_core.protocol.http import StaleConnectionError, read_body
 from firstline_core.protocol.http_transport import SOCKET_OPTIONS, AsyncTransport, KeepingTransport, Transport
 from firstline_core.protocol.limits import Limits
 from firstline_core.protocol.proxies import check_proxy, environment_proxy
+from firstline_core.telemetry.wording import rounded
 
 _Client = TypeVar("_Client", httpx.Client, httpx.AsyncClient)
 
@@ -386,10 +387,10 @@ class HttpClient:
         except TimeoutError as error:
             await self._transport.close_idle()
             if progress.connecting or progress.answered or idle_s < SHORTEST_IDLE_S or not is_small:
-                raise errors.RemoteTimeoutError(f"it did not answer within {timeout_s:.3g} s") from error
+                raise errors.RemoteTimeoutError(f"it did not answer within {rounded(timeout_s)} s") from error
             self._idle.silent(idle_s)
             raise StaleConnectionError(
-                f"it gave no byte within {granted_s:.3g} s over a connection that was idle for {idle_s:.3g} s"
+                f"it gave no byte within {rounded(granted_s)} s over a connection that was idle for {rounded(idle_s)} s"
             ) from error
         except errors.PayloadTooLargeError as error:
             raise errors.ProtocolError(

@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ParamSpec, TypeVar
 
 from firstline_core.errors import ConfigError, InferenceError, LinkDownError, RemoteTimeoutError
+from firstline_core.telemetry.wording import rounded
 from firstline_core.types import Arrays
 from firstline_gateway.executors.base import Outcome
 from firstline_gateway.executors.ray.deployment import Deployment, State
@@ -106,7 +107,7 @@ class RayCluster:
                     reply.cancel()
                     raise
         except TimeoutError as error:
-            raise RemoteTimeoutError(f"no replica of {name} answered within {timeout_s:.3g} s") from error
+            raise RemoteTimeoutError(f"no replica of {name} answered within {rounded(timeout_s)} s") from error
         except RayTaskError as error:
             raise InferenceError(f"A replica of {name} failed: {_reason(str(error))}") from error
         except (RayError, RayServeException) as error:

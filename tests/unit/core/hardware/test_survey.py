@@ -16,6 +16,8 @@ from firstline_core.hardware.catalogue import (
     FORMAT,
     Catalogue,
     Engine,
+    Memory,
+    Storage,
     ThermalZone,
     catalogue_facts,
     catalogue_lines,
@@ -93,6 +95,12 @@ def test_readings_are_shown_in_readable_units() -> None:
     lines = sensor_lines(Snapshot(memory_available_bytes=Measured(22984700000.0, "/proc/meminfo")))
     assert "memory      21.4 GiB left" in lines
     assert any(line.startswith("temperature absent") for line in sensor_lines(Snapshot()))
+
+
+def test_large_sizes_are_shown_without_an_exponent(tmp_path: Path) -> None:
+    found = described("raspberry-pi-4", tmp_path)
+    large = replace(found, memory=Memory(2**41), storage=Storage(total_bytes=2**43, free_bytes=2**42))
+    assert {("memory", "2,048 GiB"), ("disk", "4,096 of 8,192 GiB free")} <= set(catalogue_facts(large))
 
 
 def test_the_fingerprint_depends_on_the_board(tmp_path: Path) -> None:

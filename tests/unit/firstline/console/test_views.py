@@ -463,8 +463,10 @@ def test_the_audit_log_links_its_subjects() -> None:
 
 
 def test_formats() -> None:
-    assert [duration(seconds) for seconds in (0, 90, 5400, 172_800)] == ["0 s", "1.5 min", "1.5 h", "2 d"]
-    assert [number(value) for value in (None, 0.12345, 12345.0)] == ["-", "0.123", "1.23e+04"]
+    assert [duration(seconds) for seconds in (0, 90, 5400, 172_800, 172_800_000)] == [
+        *("0 s", "1.5 min", "1.5 h", "2 d", "2,000 d")
+    ]
+    assert [number(value) for value in (None, 0.12345, 12345.0)] == ["-", "0.123", "12,345"]
     assert address("/devices", selector="", model="a b") == "/devices?model=a+b"
 
 
