@@ -330,6 +330,22 @@ async def test_answer_of_a_job_is_an_event(tmp_path: Path) -> None:
         assert (await client.get("/firstline/v1/answers/nobody/events")).status_code == 404
 
 
+async def test_event_stream_ends_if_the_answer_has_no_such_view(tmp_path: Path) -> None:
+    executor = GatedExecutor()
+    async with running(settings_of(tmp_path), executor) as (gateway, client):
+        address = f"/firstline/v1/answers/{await submit(client)}/events"
+        async with client.stream("GET", address, params={"masks": "png"}) as stream:
+            pieces = stream.aiter_text()
+            assert await anext(pieces) == ":\n\n"
+            await until(lambda: executor.held > 0)
+            executor.release()
+            assert [piece async for piece in pieces] == []
+        refused = await client.get(address, params={"masks": "png"})
+        assert refused.status_code == 400
+        assert "does not apply to classification" in refused.json()["error"]
+        assert not gateway.jobs.waiters._waiting
+
+
 async def test_revoked_key_ends_the_wait_and_the_stream(tmp_path: Path) -> None:
     settings, executor = settings_of(tmp_path, auth__mode="tokens", auth__refresh_s=0.1), GatedExecutor()
     async with running(settings, executor) as (gateway, client):

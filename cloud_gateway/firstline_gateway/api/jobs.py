@@ -106,20 +106,23 @@ def job_routes(jobs: Jobs, files: FileRoute, identity: Identity, access: Access)
             if last_event == http.LAST_ID:
                 return Response(status_code=204)  # a browser's EventSource does not reconnect after it
 
+            first = b"" if job.status == RUNNING else _event_data(files, job, form, request)
+
             async def pieces() -> AsyncIterator[bytes]:
-                last = job
-                while last.status == RUNNING:
+                data = first
+                while not data:
                     yield http.HEARTBEAT  # the first one sends the head
                     if not await _wait_while_authorized(identity, request, ending, HEARTBEAT_S):
                         return
                     if ending.done():
                         try:
                             last = await jobs.find(request_id, principal)
-                        except FirstlineError:  # deleted, or no store: a client that reconnects gets the error
+                            if last.status == RUNNING:  # this gateway stops
+                                return
+                            data = _event_data(files, last, form, request)
+                        except FirstlineError:  # deleted, no store, or not in this form: a reconnecting client gets it
                             return
-                        if last.status == RUNNING:  # this gateway stops
-                            return
-                yield http.event(http.LAST_ID, _event_data(files, last, form, request))
+                yield http.event(http.LAST_ID, data)
 
             return _ResourceStream(pieces(), resources.pop_all())
 
@@ -205,7 +208,11 @@ def _job_reply(files: FileRoute, job: Job, form: str, request: Request) -> Reply
 
 
 def _event_data(files: FileRoute, job: Job, form: str, request: Request) -> bytes:
-    """Returns the answer of a job that has ended, as the data of an event."""
+    """Returns the answer of a job that has ended, as the data of an event.
+
+    Raises:
+        FirstlineError: the answer cannot be in this form.
+    """
     if job.status != 200:
         return job.content
     if form == "short":
