@@ -7,17 +7,16 @@ from __future__ import annotations
 
 import argparse
 import gc
-import os
 import signal
 import sys
 from collections.abc import Callable
 from importlib import import_module
 from types import FrameType
 
-from firstline_core.command_line import run_with_output
+from firstline_core.command_line import ended_by_signals, run_with_output
 from firstline_core.errors import ConfigError, FirstlineError, missing_package
 from firstline_edge.cli.output import print_error
-from firstline_edge.cli.parser import FAILED, OK, USAGE, parse
+from firstline_edge.cli.parser import FAILED, USAGE, parse
 
 _INTERRUPTED = 128 + signal.SIGINT
 
@@ -26,16 +25,11 @@ def main() -> int:
     """Runs one command; returns the exit code that `edge-agent --help` explains."""
     arguments = parse(sys.argv[1:])
     try:
-        if arguments.module == "run":
-            signal.signal(signal.SIGTERM, _stop)  # both until the server takes over
-            signal.signal(signal.SIGINT, _stop)
-            signal.signal(signal.SIGHUP, _ignore)  # the start reads the latest configuration anyway
-        # Each command is a module, so that one needs no more than it uses.
-        gc.disable()  # nothing of an import is garbage
-        command: Callable[[argparse.Namespace], int] = import_module(f"firstline_edge.cli.{arguments.module}").command
-        gc.freeze()
-        gc.enable()
-        return run_with_output(lambda: command(arguments), print_error)
+        if arguments.module != "run":
+            return _run(arguments)
+        signal.signal(signal.SIGHUP, _ignore)  # the start reads the latest configuration anyway
+        with ended_by_signals():
+            return _run(arguments)
     except ModuleNotFoundError as error:
         print_error(missing_package(error, arguments.command, "edge").message)
         return USAGE
@@ -46,12 +40,13 @@ def main() -> int:
         return _INTERRUPTED
 
 
-def _stop(_number: int, _frame: FrameType | None) -> None:
-    """Ends a start at once: every file survives a kill, and no answer was given yet.
-
-    An exception would not do: raised while a C extension is imported it is lost, and the half-imported module stays.
-    """
-    os._exit(OK)
+def _run(arguments: argparse.Namespace) -> int:
+    # Each command is a module, so that one needs no more than it uses.
+    gc.disable()  # nothing of an import is garbage
+    command: Callable[[argparse.Namespace], int] = import_module(f"firstline_edge.cli.{arguments.module}").command
+    gc.freeze()
+    gc.enable()
+    return run_with_output(lambda: command(arguments), print_error)
 
 
 def _ignore(_number: int, _frame: FrameType | None) -> None:

@@ -1,4 +1,4 @@
-"""Command lines: output that cannot be written; for both tiers parsers of nouns and verbs, with an example each."""
+"""Command lines: output that cannot be written, signals, and for both tiers parsers of nouns and verbs."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ import errno
 import io
 import os
 import re
+import signal
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from itertools import takewhile
+from types import FrameType
 from typing import Any, NoReturn, TypeAlias
 
 from firstline_core.errors import did_you_mean
@@ -77,6 +79,25 @@ class _Stdout(io.FileIO):
             if error.errno not in (errno.EPIPE, *_FULL):
                 raise
             raise _OutputError(error) from error
+
+
+@contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """Lets SIGTERM and SIGINT end the start of a server at once, until the server handles them itself."""
+    before = {number: signal.signal(number, _end) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _end(_number: int, _frame: FrameType | None) -> None:
+    """Ends a start at once: every file survives a kill, and no answer was given yet.
+
+    An exception would not do: raised while a C extension is imported it is lost, and the half-imported module stays.
+    """
+    os._exit(0)
 
 
 class Parser(argparse.ArgumentParser):

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import shutil
 import signal
 import socket
 import subprocess
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -63,6 +65,32 @@ def test_signal_stops_the_gateway(config: Path, ending: signal.Signals) -> None:
     assert "no API key and no device yet, so no caller can authenticate" in [line["event"] for line in logged]
     assert "another store" not in process.log.read_text()
     assert {line["logger"].partition(".")[0] for line in logged} <= {"firstline_core", "firstline_gateway"}
+
+
+@pytest.mark.parametrize("ending", [signal.SIGTERM, signal.SIGINT])
+def test_signal_stops_a_gateway_that_starts(tmp_path: Path, ending: signal.Signals) -> None:
+    os.mkfifo(config := tmp_path / "gateway.toml")  # the gateway waits for its configuration
+    process = subprocess.Popen(
+        [sys.executable, "-m", "firstline_gateway", "run", "--config", str(config)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+    writers: list[int] = []
+
+    def is_read() -> bool:
+        try:
+            writers.append(os.open(config, os.O_WRONLY | os.O_NONBLOCK))
+        except OSError:  # not yet
+            return False
+        return True
+
+    wait_until(is_read)
+    process.send_signal(ending)
+    out, said = process.communicate(timeout=20)
+    os.close(writers[0])
+    assert (process.returncode, out, said) == (0, "", "")
 
 
 def test_an_imported_authority_needs_no_store_yet_and_a_used_one_does(config: Path) -> None:

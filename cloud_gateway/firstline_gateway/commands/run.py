@@ -9,7 +9,7 @@ import os
 import sys
 from functools import partial
 
-from firstline_core.command_line import Commands
+from firstline_core.command_line import Commands, ended_by_signals
 from firstline_gateway.commands.base import add_action, naming_sources, settings_of, show
 
 
@@ -24,6 +24,11 @@ def add_commands(commands: Commands) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
+    with ended_by_signals():
+        return _serve(arguments)
+
+
+def _serve(arguments: argparse.Namespace) -> int:
     gc.disable()  # nothing of an import is garbage, and searching for it takes a fifth of the start
     try:
         import uvloop
