@@ -50,12 +50,12 @@ class Registry(Api):
         )
 
     def has(self, file: LocalFile) -> bool:
-        """Returns whether the registry already has a file."""
+        """Returns whether the registry already has a file; one of another size is damaged, and `send` replaces it."""
         try:
-            self._exchange("HEAD", f"{wire.BLOBS_PATH}/{file.sha256}")
+            found = self._exchange("HEAD", f"{wire.BLOBS_PATH}/{file.sha256}")
         except (NotFoundError, UnknownModelError):  # the answer to HEAD has no body that tells them apart
             return False
-        return True
+        return found.headers.get("Content-Length") in (None, str(file.size_bytes))
 
     def send(self, file: LocalFile, report: Callable[[int], None]) -> None:
         """Uploads a file; calls `report` with the size of each part.

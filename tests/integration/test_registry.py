@@ -130,6 +130,15 @@ async def test_concurrent_pushes_all_succeed(begun: RegistrySite, tmp_path: Path
     assert found == [1, 2, 3, 4]
 
 
+async def test_push_repairs_a_file_that_the_disk_cut_short(begun: RegistrySite) -> None:
+    digest = hashlib.sha256((DIGITS / "full.onnx").read_bytes()).hexdigest()
+    stored = begun.folder / "blobs" / digest[:2] / digest
+    os.truncate(stored, 1000)
+    assert (await begun.push(open_bundle(DIGITS))).sent_files == 1
+    assert hashlib.sha256(stored.read_bytes()).hexdigest() == digest
+    assert (await begun.push(open_bundle(DIGITS))).sent_files == 0
+
+
 async def test_interrupted_download_resumes(begun: RegistrySite) -> None:
     content = (DIGITS / "full.onnx").read_bytes()
     digest = hashlib.sha256(content).hexdigest()

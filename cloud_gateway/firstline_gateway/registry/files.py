@@ -186,8 +186,15 @@ class Files:
         self._incoming_bytes = 0
         self._counted_s: float | None = None
 
-    async def put(self, digest: str, parts: AsyncIterable[bytes]) -> bool:
+    async def put(self, digest: str, parts: AsyncIterable[bytes], size_bytes: int | None = None) -> bool:
         """Stores a file; returns False, without reading `parts`, if it exists already.
+
+        A file that was stored with another size is replaced: the disk has damaged it.
+
+        Args:
+            digest: its sha256.
+            parts: its content.
+            size_bytes: its size as declared; None if it is not known.
 
         Raises:
             RequestError: the content has another digest.
@@ -195,11 +202,13 @@ class Files:
             NoRoomError: the total size would be over the limit.
             StoreUnavailableError: the store refuses.
         """
-        if await self.blobs.find(digest) is not None:
+        found = await self.blobs.find(digest)
+        if found is not None and size_bytes in (None, found.size_bytes):
             return False
         if self._counted_s is None or self._clock.monotonic_s() - self._counted_s >= _COUNT_S:
             await self.all()
         await self.blobs.put(digest, self._checked(digest, parts))
+        self._stored_bytes -= found.size_bytes if found is not None else 0
         return True
 
     async def blob(self, digest: str) -> Blob:

@@ -113,7 +113,9 @@ def publication_routes(registry: Registry | None, access: Access) -> APIRouter:
         """Store a file: 201 if it is new, 200 if it exists; its body is then not read."""
         files = _opened(registry).files
         limits = Limits(body_bytes=files.blob_limit_bytes)
-        is_new = await files.put(sha256, limited_chunks(timed_chunks(request.stream()), request.headers, limits))
+        parts = limited_chunks(timed_chunks(request.stream()), request.headers, limits)
+        declared = request.headers.get("content-length")
+        is_new = await files.put(sha256, parts, None if declared is None else int(declared))
         return answer({"sha256": sha256, "new": is_new}, 201 if is_new else 200)
 
     @router.post(wire.METADATA_PATH, openapi_extra=body_schema(wire.Publication))

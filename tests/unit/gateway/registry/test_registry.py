@@ -273,6 +273,20 @@ async def test_wrong_oversized_or_truncated_uploads_are_not_stored(blobs: Blobs)
     assert await _read(blobs, digest, 0, 10) == content[:10]
 
 
+async def test_file_that_was_cut_short_is_replaced(blobs: Blobs) -> None:
+    content = os.urandom(1000)
+    digest = hashlib.sha256(content).hexdigest()
+    files = Files(blobs, RegistrySettings(limit_bytes=1500), clock=SimulatedClock())
+    await blobs.put(digest, _parts(content[:400]))
+    with pytest.raises(RequestError, match="send the file again"):
+        await files.put(digest, _parts(content[:500]), 500)
+    assert await files.put(digest, _parts(content), 1000)
+    assert await _read(blobs, digest, 0, 1000) == content
+    assert not await files.put(digest, _parts(content), 1000)
+    other = os.urandom(500)
+    assert await files.put(hashlib.sha256(other).hexdigest(), _parts(other), 500)
+
+
 async def test_concurrent_uploads_of_one_file_succeed(blobs: Blobs) -> None:
     content = os.urandom(2_000_000)
     digest = hashlib.sha256(content).hexdigest()
