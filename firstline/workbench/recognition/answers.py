@@ -79,10 +79,11 @@ def _flat(outputs: Sequence[Output]) -> list[Output]:
 def _activation(file: ModelFile, output: Output) -> tuple[str, float, str]:
     """Returns the step that makes probabilities, how sure it is, and why."""
     last = file.operators[-4:]
-    inside = any(kind.lower() == "softmax" for kind in last)
+    inside = any(kind.lower() in ("softmax", "qlinearsoftmax") for kind in last)
     if output.values is not None:
         flat = output.values.reshape(-1).astype(np.float64)
-        if output.probable:
+        # Logits of few classes often sum to about 1 too.
+        if output.sums_to_one or (inside and output.probable):
             return "", SURE, "the outputs are probabilities: a trial run gives numbers from 0 to 1 that sum to 1"
         return "softmax", SURE, f"the outputs are logits: a trial run gives {flat.min():.3g} to {flat.max():.3g}"
     if inside:

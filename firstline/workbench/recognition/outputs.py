@@ -40,11 +40,19 @@ class Output(NamedTuple):
 
     @property
     def probable(self) -> bool:
-        """Returns whether the values of the trial run are from 0 to 1 and sum to about 1."""
+        """Returns whether the values of the trial run are from 0 to 1 and sum to 1, as far as a quantised model can."""
+        return self._sums_within(0.5, 1.05)
+
+    @property
+    def sums_to_one(self) -> bool:
+        """Returns whether the values of the trial run are from 0 to 1 and sum to 1, as those of a model of floats."""
+        return self._sums_within(0.99, 1.01)
+
+    def _sums_within(self, low: float, high: float) -> bool:
         if self.values is None or not self.values.size:
             return False
         flat = self.values.reshape(-1).astype(np.float64)
-        return bool(flat.min() >= -1e-6 and flat.max() <= 1 + 1e-6 and 0.5 <= flat.sum() <= 1.05)
+        return bool(flat.min() >= -1e-6 and flat.max() <= 1 + 1e-6 and low <= flat.sum() <= high)
 
     @property
     def whole(self) -> bool:

@@ -95,6 +95,7 @@ def test_malformed_names_are_no_labels(tmp_path: Path, names: str) -> None:
     [
         ({"probabilities": np.full((1, 10), 0.1, np.float32)}, "softmax classifier", ""),
         ({"logits": np.linspace(-3, 9, 10, dtype=np.float32)[None]}, "logits classifier", "softmax"),
+        ({"logits": np.linspace(0, 0.14, 10, dtype=np.float32)[None]}, "logits classifier", "softmax"),
         ({"logits": np.linspace(-3, 9, 1000, dtype=np.float32).reshape(1, 1000, 1, 1)}, "logits classifier", "softmax"),
     ],
 )
