@@ -39,7 +39,13 @@ def trial_outputs(file: Path, described: ModelFile, image: Image.Image | None) -
     found = image_input(described)
     with closing(RowByRow(load_runtime(file, described.runtime, RuntimeOptions()), described.without_rows)) as loaded:
         if found is None or found.size is None or image is None:
-            return loaded.run(_made_up(described))
+            try:
+                return loaded.run(_made_up(described))
+            except MemoryError as error:
+                raise InferenceError(
+                    f"This machine has too little memory for one row of {described.name}; export it with smaller "
+                    "inputs."
+                ) from error
         resized = image.convert(found.mode).resize(found.size)
         return loaded.run({described.inputs[0].name: _pixels(described, resized, channels_first=found.channels_first)})
 

@@ -9,15 +9,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+from onnx import TensorProto, helper
 from PIL import Image
 from support import detector_graphs
 from support.detector_graphs import BOX, LABEL, SIDE
 from support.sample_models import linear_model
 
+from bench.support.onnx_models import write_graph
 from firstline.workbench.decodings import Trials
 from firstline.workbench.model_file import ModelFile, read_model_file, with_output_rows
 from firstline.workbench.recognition import COCO, SURE, Reading, Surroundings, Truth, recognise
 from firstline.workbench.trial import trial_outputs
+from firstline_core.errors import InferenceError
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.tasks.detection import Detection, detections
 from firstline_core.types import TensorSpec, object_array
@@ -74,6 +77,14 @@ def test_a_detector_is_recognised_and_gives_the_known_object(tmp_path: Path, nam
     )
     assert found.classes.tolist() == [LABEL]
     np.testing.assert_allclose(found.boxes, [BOX], atol=0.01)
+
+
+def test_a_row_that_no_memory_holds_is_refused(tmp_path: Path) -> None:
+    sides = ("rows", 3_000_000, 3_000_000)
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, sides) for name in "xy")
+    path = write_graph(tmp_path / "model.onnx", [helper.make_node("Identity", ["x"], ["y"])], [x], [y], [])
+    with pytest.raises(InferenceError, match="too little memory for one row of model"):
+        trial_outputs(path, read_model_file(path), None)
 
 
 def test_labels_come_from_the_exporters_metadata(tmp_path: Path) -> None:
