@@ -76,10 +76,10 @@ def _profile(
 def _bundles(settings: EdgeSettings, model: str | None) -> list[Bundle]:
     folders = bundle_paths(settings.models.folders)
     bundles = named_bundles(folders)
-    matching = [folder for name, _, folder in bundles if model in (None, name)]
+    matching = [bundle.path for bundle in bundles if model in (None, bundle.name)]
     if not matching:
         lacks = "no model" if model is None else f"no model '{model}'"
-        names = [name for name, _, _ in bundles]
+        names = [bundle.name for bundle in bundles]
         raise ConfigError(
             f"models.directories names {lacks}{listed(model or '', names, 'it names')} Name a bundle's folder there, "
             "or with --set 'models.directories=[\"FOLDER\"]'."

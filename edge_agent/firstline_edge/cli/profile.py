@@ -61,12 +61,12 @@ def _bundle(settings: EdgeSettings, name: str) -> Bundle:
     if os.path.isfile(Path(name) / MANIFEST_NAME):  # noqa: PTH113 (`is_file` raises where no such name is possible)
         return open_bundle(Path(name))
     bundles = named_bundles(bundle_paths(settings.models.folders))
-    versions = [found for found in bundles if found[0] == name]
+    versions = [bundle for bundle in bundles if bundle.name == name]
     if not versions:
-        names = sorted({found for found, _, _ in bundles})
+        names = sorted({bundle.name for bundle in bundles})
         known = listed(name, names) if names else "; name a folder, or set models.directories."
         raise ConfigError(f"'{name[:200]}' is neither a bundle's folder nor a model of models.directories{known}")
-    return open_bundle(max(versions)[2])
+    return open_bundle(max(versions).path)
 
 
 def _gate(settings: EdgeSettings) -> DeviceGate:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
 
@@ -118,9 +118,17 @@ def bundle_paths(directories: Iterable[Path]) -> list[Path]:
     return found
 
 
-def named_bundles(paths: Iterable[Path]) -> list[tuple[str, int, Path]]:
-    """Returns name, version and folder of the bundles whose manifests can be read."""
-    return [(*key, path) for path in paths if (key := key_at(path)) is not None]
+class NamedBundle(NamedTuple):
+    """A folder's bundle by the name in its manifest, which nothing has verified; the newest of a name is the max."""
+
+    name: str
+    version: int
+    path: Path
+
+
+def named_bundles(paths: Iterable[Path]) -> list[NamedBundle]:
+    """Returns the bundles whose manifests can be read."""
+    return [NamedBundle(*key, path) for path in paths if (key := key_at(path)) is not None]
 
 
 def load_bundle(

@@ -16,7 +16,7 @@ from firstline_core.protocol.tensors import shown
 from firstline_core.runtime.memory import release_freed_memory
 from firstline_core.telemetry.logs import logger
 from firstline_edge.models.copies import BundleCopies
-from firstline_edge.models.loading import bundle_paths, named_bundles
+from firstline_edge.models.loading import NamedBundle, bundle_paths, named_bundles
 from firstline_edge.models.models import DeviceModel, Models
 
 log = logger(__name__)
@@ -69,25 +69,24 @@ class Reloading:
     async def load(self, name: str) -> None:
         """See `DataPlane.load`. Versions that are no longer in the folders are unloaded."""
         async with self._turn:
-            paths = await asyncio.to_thread(self._named, name)
+            bundles = await asyncio.to_thread(self._bundles_of, name)
             present = [device_model for device_model in self._models.all if device_model.manifest.name == name]
-            if not paths and not present:
+            if not bundles and not present:
                 raise UnknownModelError(
                     f"There is no bundle {shown(name)} in models.directories"
                     f"{did_you_mean(name, {each.manifest.name for each in self._models.all})} To add it, put it "
                     "there, then load it."
                 )
-            problems = [] if paths else [f"There is no bundle {shown(name)} in models.directories any more."]
-            here: set[int] = set()
-            for path, version in paths:
-                here.add(version)
+            problems = [] if bundles else [f"There is no bundle {shown(name)} in models.directories any more."]
+            for _, version, path in bundles:
                 try:
                     self._replace(await asyncio.to_thread(self._opened, path))
                 except (UpdateError, RequestError) as error:
                     problems.append(error.message)
                     if self._models.find(name, str(version)) is None:
                         self._models.away[name, version] = error.message
-            for device_model in present if paths else ():
+            here = {bundle.version for bundle in bundles}
+            for device_model in present if here else ():
                 if device_model.manifest.version not in here:
                     self._let_go(device_model, "its bundle is no longer in models.directories")
             await asyncio.to_thread(release_freed_memory)
@@ -140,12 +139,12 @@ class Reloading:
 
     def configured_path(self, name: str) -> Path | None:
         """Returns the folder of the newest bundle of a name in `directories`; None if there is none."""
-        versions = [found for found in named_bundles(bundle_paths(self._directories)) if found[0] == name]
-        return max(versions)[2] if versions else None
+        versions = [bundle for bundle in named_bundles(bundle_paths(self._directories)) if bundle.name == name]
+        return max(versions).path if versions else None
 
-    def _named(self, name: str) -> list[tuple[Path, int]]:
+    def _bundles_of(self, name: str) -> list[NamedBundle]:
         paths = [self.replacements[name]] if name in self.replacements else bundle_paths(self._directories)
-        return [(path, version) for found, version, path in named_bundles(paths) if found == name]
+        return [bundle for bundle in named_bundles(paths) if bundle.name == name]
 
     def _opened(self, path: Path) -> DeviceModel:
         """Returns a bundle that can answer requests.
