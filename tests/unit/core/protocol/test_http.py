@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import threading
+import tracemalloc
 import zlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
@@ -224,8 +225,14 @@ async def test_long_decoding_leaves_the_event_loop_to_others(
 
 def test_a_bomb_is_inflated_no_further_than_the_limit() -> None:
     bomb = gzip.compress(bytes(50_000_000))
-    with pytest.raises(PayloadTooLargeError, match="inflates"):
-        http.decompressed({"content-encoding": "gzip"}, bomb, Limits(body_bytes=1000))
+    tracemalloc.start()
+    try:
+        with pytest.raises(PayloadTooLargeError, match="inflates"):
+            http.decompressed({"content-encoding": "gzip"}, bomb, Limits(body_bytes=1000))
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak_bytes < 1_000_000
 
 
 @pytest.mark.parametrize(
