@@ -20,6 +20,7 @@ import numpy as np
 import orjson
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from support.broker import free_port
 from support.commands import run_here
 from support.forks import run_forked
 from support.gateway import DIGITS
@@ -195,19 +196,32 @@ def test_endless_batch_is_abandoned_when_the_drain_times_out(config: Path) -> No
     assert "gave up on requests in flight" in logged
 
 
-def test_idle_connections_of_strangers_leave_room_for_others(config: Path) -> None:
-    process = TierProcess(
+def with_few_descriptors(config: Path) -> TierProcess:
+    """A gateway that may open 256 files and connections."""
+    return TierProcess(
         "firstline_gateway",
         *("--config", config),
         log=config.with_suffix(".log"),
         within=lambda command: ("sh", "-c", 'ulimit -n 256; exec "$@"', "sh", *command),
     )
+
+
+def test_idle_connections_of_strangers_leave_room_for_others(config: Path) -> None:
     asked = b"GET /v2/health/live HTTP/1.1\r\nHost: here\r\n\r\n"
-    with process, contextlib.ExitStack() as stack:
+    with with_few_descriptors(config) as process, contextlib.ExitStack() as stack:
         for _ in range(300):
             stranger = stack.enter_context(socket.create_connection(("127.0.0.1", process.port), timeout=5))
             stranger.sendall(asked)
             assert stranger.recv(100).startswith(b"HTTP/1.1 200")
+        assert httpx.get(f"{process.url}/v2/health/live", timeout=5).status_code == 200
+
+
+def test_connections_of_strangers_to_grpc_leave_descriptors_for_http(config: Path) -> None:
+    port = free_port()
+    config.write_text(f"{config.read_text()}[grpc]\nenabled = true\nport = {port}\n")
+    with with_few_descriptors(config) as process, contextlib.ExitStack() as stack:
+        for _ in range(300):
+            stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=5))
         assert httpx.get(f"{process.url}/v2/health/live", timeout=5).status_code == 200
 
 

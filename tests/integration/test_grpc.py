@@ -6,7 +6,7 @@ import asyncio
 import time
 from codecs import BOM_UTF8
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from unittest.mock import patch
 
@@ -25,6 +25,7 @@ from support.tls_site import tls_site
 from firstline_core.errors import CapacityError, ConfigError
 from firstline_core.protocol.grpc.schema import message
 from firstline_core.protocol.http import BodyBudget
+from firstline_core.protocol.http_server import ServerLimits
 from firstline_edge.api import server as edge_server
 from firstline_edge.api.access import access_of
 from firstline_gateway.app import Gateway, open_gateway
@@ -86,6 +87,20 @@ async def test_all_methods_but_health_need_a_key(call: Call) -> None:
 async def test_messages_of_strangers_are_not_read(method: str, tmp_path: Path) -> None:
     async with listening(open_gateway(settings_of(tmp_path))) as port, sending(port, method) as call:
         assert await call  # although no message has ended
+
+
+@pytest.mark.parametrize("begun", [b"", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0"], ids=["silent", "idle"])
+async def test_connections_without_a_call_are_closed(
+    begun: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits = ServerLimits(idle_s=1.0, handshake_s=1.0)
+    monkeypatch.setattr("firstline_core.protocol.grpc.server._LIMITS", limits)
+    async with listening(open_gateway(settings_of(tmp_path))) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        with closing(writer):
+            writer.write(begun)
+            async with asyncio.timeout(10):
+                await reader.read()  # up to its end
 
 
 async def test_answers_and_refusals_are_logged_with_their_trace(tmp_path: Path) -> None:

@@ -45,6 +45,10 @@ LIMITS = {
     "a client that does not read": (f"{SERVER.write_s:g} s",),
     "slow HTTP bodies": (f"{http.GRACE_S:g} s",),
     "connections at the agent": (f"{SERVER.pending:,}, and half of the descriptors",),
+    "gRPC connections": (
+        f"{SERVER.pending // 2:,}, and a quarter of the descriptors",
+        f"handshake {SERVER.handshake_s:g} s; closed after {SERVER.idle_s:g} s without a call",
+    ),
     "HTTP body": (f"{DEFAULT_LIMITS.body_bytes // MIB} MiB",),
     "JSON": (f"{DEFAULT_LIMITS.json_bytes // MIB} MiB",),
     "tensors": (

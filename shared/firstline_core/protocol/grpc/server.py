@@ -9,10 +9,12 @@ import grpc.aio
 
 from firstline_core.errors import CapacityError
 from firstline_core.protocol.grpc.service import InferenceService
+from firstline_core.protocol.http_server import ServerLimits, connections_within_descriptors
 
 METADATA_LIMIT_BYTES = 65_536
 # Names and field lengths, which a REST body does not have.
 _FRAME_BYTES = 65_536
+_LIMITS = ServerLimits()
 
 
 def address_of(peer: str) -> str:
@@ -52,6 +54,11 @@ class GrpcServer:
                 ("grpc.max_send_message_length", -1),
                 ("grpc.absolute_max_metadata_size", METADATA_LIMIT_BYTES),
                 ("grpc.max_metadata_size", METADATA_LIMIT_BYTES),
+                # Of connections, as for HTTP: any client that reaches the port can open them.
+                ("grpc.server_handshake_timeout_ms", round(1000 * _LIMITS.handshake_s)),
+                ("grpc.max_connection_idle_ms", round(1000 * _LIMITS.idle_s)),
+                # HTTP may have half of the descriptors.
+                ("grpc.max_allowed_incoming_connections", max(1, connections_within_descriptors() // 2)),
                 # Otherwise two processes could share the port, and each would get some of the calls.
                 ("grpc.so_reuseport", 0),
             ),
