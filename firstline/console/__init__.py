@@ -10,6 +10,7 @@ View models, pure functions of the gateway's answers
 
 Service
     polling              the gateway's last answer to each question, refreshed at a limited rate
+    connections          limits on what strangers may send, before a person is known
     access               allowed hosts, allowed origins, and sessions
     accounts             who may sign in, and with which role
     attempts             the rate limit of wrong passwords

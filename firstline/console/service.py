@@ -25,6 +25,7 @@ from firstline.console import (
     settings_page,
 )
 from firstline.console.access import Guard
+from firstline.console.connections import Connection
 from firstline.console.page import Frame, card, empty
 from firstline.console.polling import Watch
 from firstline.console.sessions import COOKIE, Sessions
@@ -73,6 +74,7 @@ def run(settings: Settings, ready: Callable[[str], None]) -> None:
 async def _serve(settings: Settings, fleet: Fleet, listening: socket.socket, ready: Callable[[str], None]) -> None:
     config = uvicorn.Config(
         protected(settings, fleet),
+        http=Connection,
         log_level="warning",
         access_log=False,
         server_header=False,

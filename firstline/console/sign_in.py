@@ -33,7 +33,7 @@ from firstline_core.storage.secrets import read_secret
 if TYPE_CHECKING:
     from authlib.integrations.starlette_client import OAuth
 
-_BODY_BYTES = 4096
+_BODY_BYTES, _BODY_S = 4096, 20.0
 _MOST_HASHES = 2  # at once; each takes 19 MiB of memory
 _PAGE = Path(__file__).with_name("sign_in.html").read_text()
 Note = Callable[[SignIn], None]
@@ -179,12 +179,16 @@ def _address(request: Request) -> str:
 
 
 async def _fields(request: Request) -> dict[str, str]:
-    """Returns the fields of a form; none of one that is too large."""
+    """Returns the fields of a form; none of one that is too large or too slow."""
     body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > _BODY_BYTES:
-            return {}
+    try:
+        async with asyncio.timeout(_BODY_S):
+            async for chunk in request.stream():
+                body += chunk
+                if len(body) > _BODY_BYTES:
+                    return {}
+    except TimeoutError:
+        return {}
     found = parse_qs(body.decode("utf-8", "replace"), keep_blank_values=True)
     return {name: values[0] for name, values in found.items()}
 

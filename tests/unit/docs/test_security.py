@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from firstline.client.answer_stream import EventReader
+from firstline.console import connections
 from firstline.workbench.data import boxes, files, tables
 from firstline_core.bundle import golden, manifest, trust
 from firstline_core.fleet import configuration, registry, selector, twin
@@ -45,6 +46,7 @@ LIMITS = {
     "a client that does not read": (f"{SERVER.write_s:g} s",),
     "slow HTTP bodies": (f"{http.GRACE_S:g} s",),
     "connections at the agent": (f"{SERVER.pending:,}, and half of the descriptors",),
+    "the console's connections": (f"head {connections.HEAD_BYTES // 1024} KiB and {connections.HEAD_S:g} s",),
     "gRPC connections": (
         f"{SERVER.pending // 2:,}, and a quarter of the descriptors",
         f"handshake {SERVER.handshake_s:g} s; closed after {SERVER.idle_s:g} s without a call",

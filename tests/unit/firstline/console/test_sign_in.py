@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import httpx
@@ -55,6 +55,17 @@ async def test_a_person_signs_in_and_out(site: Site) -> None:
         left = await client.post(f"{PATH}/out")
         assert left.status_code == 303 and site.sessions.person(token) is None
     assert site.noted == [SignIn(SHARED_PERSON.name, "password", "192.0.2.1")]
+
+
+async def test_a_form_that_does_not_end_is_refused(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("firstline.console.sign_in._BODY_S", 0.1)
+
+    async def slowly() -> AsyncIterator[bytes]:
+        yield b"name=anna&password="
+        await asyncio.Event().wait()
+
+    async with site.client() as client, asyncio.timeout(10):
+        assert (await client.post(PATH, content=slowly())).status_code == 401
 
 
 @pytest.mark.parametrize(
