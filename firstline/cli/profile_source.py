@@ -175,7 +175,7 @@ def followed(current: Callable[[ProfileRequest], ProfileRequest | None], found: 
                 latest = current(latest)
                 trouble = ""
             except (LinkError, CapacityError) as error:
-                trouble = _show(f"{error.message} It is asked again.", trouble)
+                trouble = _show(f"{error.message} Retrying.", trouble)
     return ""
 
 

@@ -252,7 +252,7 @@ def _watched(rollouts: Rollouts, rollout: RolloutSummary) -> RolloutSummary:
         try:
             rollout, progress = rollouts.get(rollout.id), ""
         except (LinkError, CapacityError) as error:
-            progress = f"{error.message} It is asked again."
+            progress = f"{error.message} Retrying."
     return rollout
 
 

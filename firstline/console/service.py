@@ -99,7 +99,7 @@ def check_key(fleet: Fleet) -> None:
     try:
         acting_for(Person("console", Role.VIEWER), fleet, lambda each: each.page(limit=1))
     except ForbiddenError as error:
-        raise ConfigError(f"Nobody could use the console: {error.message}") from error
+        raise ConfigError(f"The console cannot use this key for sign-in: {error.message}") from error
     except FirstlineError:
         return  # the pages say what is wrong
 

@@ -35,7 +35,7 @@ def test_an_outage_is_reported_once(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     monkeypatch.setattr("firstline.cli.profile_source._LOOK_S", 0.0)
     answers = Answers(AWAY, AWAY, AWAY, MEASURING, MEASURING, AWAY, AWAY, None)
     assert followed(answers.request, MEASURING) == ""
-    away = "The gateway cannot be reached. It is asked again."
+    away = "The gateway cannot be reached. Retrying."
     assert capsys.readouterr().err.splitlines() == ["press-7 measures digits.", away, away]
 
 

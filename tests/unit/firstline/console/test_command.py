@@ -82,7 +82,7 @@ def test_a_key_that_may_not_act_for_persons_is_refused_at_the_start(status: int,
     with httpx.Client(base_url="http://gateway", transport=httpx.MockTransport(gateway)) as client:
         client.event_hooks = {"request": [_name_person]}
         if status == 403:
-            with pytest.raises(ConfigError, match="Nobody could use the console: Use 'delegate'"):
+            with pytest.raises(ConfigError, match="The console cannot use this key for sign-in: Use 'delegate'"):
                 check_key(Fleet(client))
         else:
             check_key(Fleet(client))
