@@ -217,7 +217,7 @@ class Reason(StrEnum):
     POLICY = "policy", "The device's policy (policy.kind) decided without a look at the score."
     OUTBOX_FULL = (
         "outbox_full",
-        "The full model was not asked or was too late, and the outbox or the disk had no room for a promise.",
+        "The full model did not answer in time, and the outbox or the disk had no room for a promise.",
     )
     PARTIAL_INPUTS = (
         "partial_inputs",

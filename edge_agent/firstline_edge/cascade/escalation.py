@@ -76,7 +76,10 @@ class Escalation:
             return context.answer(model.version)
 
         if request.wait is Wait.FIRST:
-            return await self._answer_now(context, model, edge, escalated, Reason.REQUESTED, promised=True)
+            answered = await self._answer_now(context, model, edge, escalated, Reason.REQUESTED, promised=True)
+            if not any(row.answer is not None and row.answer.reason is Reason.OUTBOX_FULL for row in escalated):
+                return answered
+            context.turn_to(Tier.CLOUD, escalated[0].reason)  # no correction would follow
         reserve_s, has_answer = self._reserve(context, edge, escalated)
         asked_until_s = deadline_s - reserve_s
         try:

@@ -378,6 +378,19 @@ class TestWishes:
         assert scene.cloud.requests == [] and len(scene.promises.items) == 1
         assert answer_of(await scene.infer(SURE, wait=Wait.FIRST)).status is Status.FINAL
 
+    async def test_wait_first_asks_the_full_model_if_no_correction_can_be_promised(self, scene: Scene) -> None:
+        scene.promises.error = QueueFullError("full")
+        answer = answer_of(response := await scene.infer(UNSURE, wait=Wait.FIRST))
+        assert (answer.status, answer.tier, answer.reason) == (Status.FINAL, Tier.CLOUD, Reason.UNCERTAIN)
+        assert answer.certified and not answer.durable and yes(response) != [UNSURE]
+        await scene.infer(SURE, 0.58, wait=Wait.FIRST)
+        assert len(scene.cloud.requests) == 2
+        scene.cloud.error = LinkDownError("down")
+        answer = answer_of(await scene.infer(0.57, wait=Wait.FIRST))
+        assert (answer.status, answer.tier, answer.reason) == (Status.FINAL, Tier.EDGE, Reason.OUTBOX_FULL)
+        answer = answer_of(await scene.infer(0.56, wait=Wait.FIRST, route=Route.CLOUD))
+        assert (answer.status, answer.tier, answer.reason) == (Status.FINAL, Tier.EDGE, Reason.OUTBOX_FULL)
+
     async def test_wait_first_takes_a_final_answer_that_is_there(self, scene: Scene) -> None:
         await scene.infer(UNSURE)
         answer = answer_of(await scene.infer(UNSURE, wait=Wait.FIRST))
