@@ -52,14 +52,14 @@ def _version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
+@app.callback(help="Make pairs of models, certify them, and operate a fleet of devices that run them.")
 def firstline(
     *,
     show_version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    """Make pairs of models, certify them, and operate a fleet of devices that run them."""
+    """Declares the options of `firstline` without a command."""
 
 
 def run() -> int:

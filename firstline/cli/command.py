@@ -16,6 +16,7 @@ from copy import copy
 from dataclasses import MISSING, fields, is_dataclass
 from functools import partial
 from importlib import import_module
+from textwrap import dedent
 from types import ModuleType
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
@@ -246,7 +247,11 @@ def _options_of(group: Any) -> list[inspect.Parameter]:
 
 def _described(function_or_group: Any) -> tuple[str, dict[str, str]]:
     """Returns a docstring up to its section of arguments or attributes, and the entries of that section."""
-    text, *sections = re.split("\n\n(?:Args|Attributes):\n", inspect.getdoc(function_or_group) or "")
+    docstring = inspect.getdoc(function_or_group)
+    if sys.flags.optimize > 1 and function_or_group is not object:  # Python has removed the docstrings
+        (definition,) = ast.parse(dedent(inspect.getsource(function_or_group))).body
+        docstring = ast.get_docstring(definition)  # type: ignore[arg-type]  # a function or a class
+    text, *sections = re.split("\n\n(?:Args|Attributes):\n", docstring or "")
     entries = re.findall(r"^    (\w+): (.+(?:\n {8}.+)*)", "".join(sections), re.MULTILINE)
     return text, {name: " ".join(entry.split()) for name, entry in entries}
 

@@ -73,6 +73,15 @@ def test_help_loads_no_large_package(module: str) -> None:
     assert subprocess.run([sys.executable, "-c", script], capture_output=True, text=True).stdout == "[]\n"
 
 
+@pytest.mark.parametrize("line", [[], ["certify"], ["rollout", "start"]])
+def test_help_is_the_same_if_python_removes_docstrings(line: list[str]) -> None:
+    def help_of(*options: str) -> str:
+        command = [sys.executable, *options, "-m", "firstline", *line, "--help"]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+    assert help_of("-OO") == help_of() != ""
+
+
 COMMANDS = {
     "edge-agent purge --set agent.state_dir=never-used": "firstline_edge",
     "firstline-gateway key list": "firstline_gateway",
