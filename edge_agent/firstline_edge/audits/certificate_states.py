@@ -2,7 +2,7 @@
 
     state              begins with                                         edge answers are accepted from
     valid              a certificate without a record (`watch`)            the certificate's threshold, certified
-    unknown            the loss of the records (`_doubt_all`)              the certificate's threshold
+    unknown            the loss of the records (`_doubt_all`, `watch`)     the certificate's threshold
     broken_on_device   audits of this device (`_test`)                     a raised threshold, or none is accepted
     broken_in_fleet    a notice of the gateway (`apply_notice`)            a raised threshold, or none is accepted
 
@@ -22,6 +22,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
+from firstline_core.bundle.manifest import MANIFEST_NAME
 from firstline_core.clock import Clock
 from firstline_core.routing import audit, drift, sampling
 from firstline_core.routing.certificate import ALL_ROWS, Certificate
@@ -115,7 +116,8 @@ class CertificateStates:
         alarms: records that were just alarmed, or tightened again, until they are announced.
 
     A file that cannot be read is set aside. It may have held an alarm, so the current certificates are not relied on
-    any more; they keep their thresholds, and their tests restart.
+    any more; they keep their thresholds, and their tests restart. The same holds for a bundle that was on this device
+    before and is loaded later, also after a restart.
     """
 
     def __init__(
@@ -307,7 +309,12 @@ class CertificateStates:
             return
         name = model.manifest.name
         key = key_of(name, model.version, certificate)
-        record = self._records.pop(key, None) or new_record(self._records, name, model.version, certificate)
+        record = self._records.pop(key, None)
+        if record is None:
+            record = new_record(self._records, name, model.version, certificate)
+            if not record.state.alarmed and self._file.lost_after(model.bundle.path / MANIFEST_NAME):
+                record.state = self._unknown()
+                self.save()
         self._records[key] = record  # the last ones are the newest
         if record.state.alarmed:
             log.warning("certificate voided by alarm", model=name, version=model.version, cause=record.state.cause)
@@ -326,12 +333,15 @@ class CertificateStates:
 
     def _doubt_all(self) -> None:
         """Makes all present certificates unknown: the file that was lost may have held an alarm of any of them."""
-        state = CertificateState("unknown", _LOST_RECORD, alarmed_wall_s=self._clock.wall_s())
+        state = self._unknown()
         for monitored in self:
             monitored.record.state = state
             name, version = monitored.record.model, monitored.record.version
             log.warning("certificate voided by alarm", model=name, version=version, cause=state.cause)
             self.save()  # not without a certificate: an empty file would end the doubt
+
+    def _unknown(self) -> CertificateState:
+        return CertificateState("unknown", _LOST_RECORD, alarmed_wall_s=self._clock.wall_s())
 
     def unwatch(self, model: DeviceModel) -> None:
         """Stops testing the certificate of a variant; the findings stay for when the variant comes back."""

@@ -183,6 +183,16 @@ class RecordFile(StateFile):
             log.error("audit records unreadable", error=self.loss)
         return {}
 
+    def lost_after(self, file: Path) -> bool:
+        """Returns whether another file was on this device before records were set aside.
+
+        The system sets the compared times, unlike those of a modification, which a copy may keep.
+        """
+        try:
+            return file.stat().st_ctime <= _aside(self.path).stat().st_ctime
+        except OSError:
+            return False
+
 
 def read(path: Path) -> dict[str, CertificateRecord]:
     """Returns the records, empty if there is no file; audits in progress when it was written count as unanswered.
@@ -195,8 +205,7 @@ def read(path: Path) -> dict[str, CertificateRecord]:
     try:
         document = read_struct(path, _Document)
     except FileNotFoundError:
-        aside = path.with_name(path.name + DAMAGED)
-        if aside.exists():
+        if (aside := _aside(path)).exists():
             raise IntegrityError(f"{path} was set aside as {aside.name}, for it could not be read.") from None
         return {}
     for record in document.records.values():
@@ -209,3 +218,7 @@ def read(path: Path) -> dict[str, CertificateRecord]:
             raise IntegrityError(f"{path} cannot be read: a record has no test.")
         record.unanswered = record.drawn - record.agreed - record.disagreed
     return document.records
+
+
+def _aside(path: Path) -> Path:
+    return path.with_name(path.name + DAMAGED)

@@ -6,6 +6,7 @@ import asyncio
 import math
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ import numpy as np
 import pytest
 from support.edge import SURE, UNSURE, Scene, answer_of
 
+from firstline_core.bundle.manifest import MANIFEST_NAME
+from firstline_core.bundle.store import Bundle
 from firstline_core.clock import SimulatedClock
 from firstline_core.errors import IntegrityError
 from firstline_core.routing import audit, policy
@@ -23,6 +26,7 @@ from firstline_core.types import PROBABILITIES, ContractAlarm, ContractNotice, P
 from firstline_edge.audits import certificate_reports, records
 from firstline_edge.audits.certificate_states import CertificateStates
 from firstline_edge.audits.samples import Comparison, Sample
+from firstline_edge.models.models import DeviceModel
 from firstline_edge.settings.settings import AuditSection
 
 CAREFUL = AuditSection(per_hour=1e9, bytes_per_hour=1e12, max_share=1.0, spacing_s=0.0, escalations_per_hour=4.0)
@@ -391,6 +395,31 @@ async def test_a_certificate_that_comes_after_the_loss_of_records_is_valid(
     scene, newer = make_scene(), Scene(certified=0.82).held
     states_of(scene).watch(newer)
     assert (states_of(scene).of(scene.held).name, states_of(scene).of(newer).name) == ("unknown", "valid")
+
+
+async def test_a_bundle_that_was_here_before_the_loss_of_records_is_not_relied_on(
+    make_scene: MakeScene, tmp_path: Path
+) -> None:
+    def bundle(certified: float) -> DeviceModel:
+        folder, found = tmp_path / f"{certified}", Scene(certified=certified).held
+        folder.mkdir(exist_ok=True)
+        (folder / MANIFEST_NAME).touch()
+        return replace(found, bundle=Bundle(folder, found.manifest))
+
+    path = tmp_path / "certificates.json"
+    absent, never_loaded = bundle(0.82), bundle(0.84)
+    path.write_bytes(b"{")
+    scene = make_scene()
+    set_aside_s = path.with_name("certificates.json.damaged").stat().st_ctime
+    while (newer := bundle(0.86)).bundle.path.joinpath(MANIFEST_NAME).stat().st_ctime <= set_aside_s:
+        pass  # until the clock of the disk has moved on
+    for held in (absent, newer):
+        states_of(scene).watch(held)
+    assert [states_of(scene).of(held).name for held in (absent, newer)] == ["unknown", "valid"]
+    again = await restarted(scene, make_scene)
+    for held in (absent, newer, never_loaded):
+        states_of(again).watch(held)
+    assert [states_of(again).of(held).name for held in (absent, newer, never_loaded)] == ["unknown", "valid", "unknown"]
 
 
 async def test_a_lost_record_is_not_forgotten_by_a_start_without_certificates(
