@@ -14,6 +14,7 @@ import pytest
 import yaml
 from support import needs
 from support.readme import places
+from support.yaml_files import read_yaml
 
 from firstline_core.errors import BY_CODE
 from firstline_core.protocol.http import status_of
@@ -21,12 +22,7 @@ from firstline_core.telemetry.metrics import RequestMetrics
 
 CHECKOUT = Path(__file__).parents[2]
 RULES = CHECKOUT / "cloud_gateway" / "monitoring" / "rules.yml"
-ALERTS = {
-    rule["alert"]: rule
-    for group in yaml.safe_load(RULES.read_text())["groups"]
-    for rule in group["rules"]
-    if "alert" in rule
-}
+ALERTS = {rule["alert"]: rule for group in read_yaml(RULES)["groups"] for rule in group["rules"] if "alert" in rule}
 MINUTES = 7 * 24 * 60
 Values = Callable[[int], float]
 """The value of a series by minute."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
+from support.yaml_files import read_yaml
 
 import firstline.console.access
 import firstline.console.settings
@@ -23,7 +23,7 @@ import firstline_gateway.settings.settings
 from firstline_gateway.settings.settings import BROKER_USER
 
 CHECKOUT = Path(__file__).parents[2]
-COMPOSE: dict[str, Any] = yaml.safe_load((CHECKOUT / "docker-compose.yml").read_text())
+COMPOSE = read_yaml(CHECKOUT / "docker-compose.yml")
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
 BUILT = {service: found for service, found in SERVICES.items() if "build" in found}
 DOCKERFILES = {service: CHECKOUT / found["build"]["dockerfile"] for service, found in BUILT.items()}
@@ -70,8 +70,8 @@ def test_mounted_files_exist(service: str) -> None:
 
 def test_grafana_finds_the_dashboards_and_their_data() -> None:
     monitoring = CHECKOUT / "cloud_gateway" / "monitoring" / "grafana"
-    (provider,) = yaml.safe_load((monitoring / "dashboards.yml").read_text())["providers"]
-    (source,) = yaml.safe_load((monitoring / "datasources.yml").read_text())["datasources"]
+    (provider,) = read_yaml(monitoring / "dashboards.yml")["providers"]
+    (source,) = read_yaml(monitoring / "datasources.yml")["datasources"]
     folder = CHECKOUT / mounts("grafana")[provider["options"]["path"]]
     dashboards = [json.loads(file.read_text()) for file in folder.iterdir()]
     assert {each["uid"] for each in dashboards} == {"firstline-fleet", "firstline-contract", "firstline-gateway"}

@@ -10,18 +10,16 @@ from typing import Any
 
 import httpx
 import pytest
-import yaml
 from support.console import console
+from support.yaml_files import read_yaml
 
 from firstline.console.access import HEALTH
 from firstline_gateway.identity import ca
 
 CHECKOUT = Path(__file__).parents[2]
 PASSWORD = "correct horse battery"
-COMPOSE: dict[str, Any] = yaml.safe_load((CHECKOUT / "docker-compose.yml").read_text())["services"]["console"]
-POD: dict[str, Any] = yaml.safe_load((CHECKOUT / "cloud_gateway/console/kubernetes/deployment.yaml").read_text())[
-    "spec"
-]
+COMPOSE: dict[str, Any] = read_yaml(CHECKOUT / "docker-compose.yml")["services"]["console"]
+POD: dict[str, Any] = read_yaml(CHECKOUT / "cloud_gateway/console/kubernetes/deployment.yaml")["spec"]
 
 
 @pytest.mark.parametrize(

@@ -18,17 +18,17 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-import yaml
 from support.broker import Broker, free_port
 from support.images import encode
 from support.installed import make_environment, outside, run
+from support.yaml_files import read_yaml
 
 from firstline.fleet.client import open_fleet
 
 pytestmark = pytest.mark.mosquitto
 
 CHECKOUT = Path(__file__).parents[2]
-SERVICES: dict[str, dict[str, Any]] = yaml.safe_load((CHECKOUT / "docker-compose.yml").read_text())["services"]
+SERVICES: dict[str, dict[str, Any]] = read_yaml(CHECKOUT / "docker-compose.yml")["services"]
 # What a container has at these places is below the test's folder here.
 PLACES = re.compile(r"/(etc/firstline|var/lib/firstline-broker|var/lib/firstline|run/secrets|models)(?![\w-])")
 

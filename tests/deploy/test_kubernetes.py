@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import yaml
 from support.needs import program
+from support.yaml_files import read_yaml
 
 from firstline.console.access import HEALTH
 from firstline_gateway import app
@@ -21,12 +22,11 @@ FOLDERS = {"firstline-gateway": FOLDER, "firstline-console": CONSOLE_FOLDER}
 
 
 def kustomization(folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = yaml.safe_load((folder / "kustomization.yaml").read_text())
-    return found
+    return read_yaml(folder / "kustomization.yaml")
 
 
 def manifests(folder: Path) -> dict[str, dict[str, Any]]:
-    return {name: yaml.safe_load((folder / name).read_text()) for name in kustomization(folder)["resources"]}
+    return {name: read_yaml(folder / name) for name in kustomization(folder)["resources"]}
 
 
 MANIFESTS = manifests(FOLDER)

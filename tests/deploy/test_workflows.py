@@ -11,14 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
+from support.yaml_files import read_yaml
 
 CHECKOUT = Path(__file__).parents[2]
 WORKFLOWS = {file.stem: file for file in (CHECKOUT / ".github" / "workflows").glob("*.yml")}
 VERSION = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]["version"]
-JOBS: list[tuple[str, str]] = [
-    (name, job) for name, file in WORKFLOWS.items() for job in yaml.safe_load(file.read_text())["jobs"]
-]
+JOBS: list[tuple[str, str]] = [(name, job) for name, file in WORKFLOWS.items() for job in read_yaml(file)["jobs"]]
 # What a job may write; every other one reads the repository at most.
 WRITES = {
     "files": {"id-token", "attestations"},
@@ -29,8 +27,7 @@ WRITES = {
 
 
 def workflow(name: str) -> dict[str, Any]:
-    content: dict[str, Any] = yaml.safe_load(WORKFLOWS[name].read_text())
-    return content
+    return read_yaml(WORKFLOWS[name])
 
 
 @pytest.mark.parametrize("name", WORKFLOWS)
@@ -90,7 +87,7 @@ def test_release_waits_for_the_checks_and_publishes_last() -> None:
 def test_each_image_is_built_for_both_machines_and_attested() -> None:
     job = workflow("release")["jobs"]["images"]
     images = {entry["image"]: entry for entry in job["strategy"]["matrix"]["include"]}
-    compose = yaml.safe_load((CHECKOUT / "docker-compose.yml").read_text())["services"]
+    compose = read_yaml(CHECKOUT / "docker-compose.yml")["services"]
     built = {name: service["build"]["dockerfile"] for name, service in compose.items() if "build" in service}
     assert {name: entry["file"] for name, entry in images.items()} == built
     locks = {lock.stem for lock in (CHECKOUT / "requirements").glob("*.lock")}

@@ -33,6 +33,7 @@ from support.prometheus import RULES, alerts, prometheus
 from support.proxy import FINE, ChaosProxy, Network
 from support.registry_site import RegistrySite, registry_site
 from support.waiting import until
+from support.yaml_files import read_yaml
 
 from firstline.release import publishing
 from firstline_core.clock import SystemClock
@@ -241,12 +242,7 @@ def device(site: Site, name: str) -> EdgeAgent:
 async def test_each_fault_raises_its_alert_until_it_ends(
     mosquitto: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    names = {
-        rule["alert"]
-        for group in yaml.safe_load(RULES.read_text())["groups"]
-        for rule in group["rules"]
-        if "alert" in rule
-    }
+    names = {rule["alert"] for group in read_yaml(RULES)["groups"] for rule in group["rules"] if "alert" in rule}
     seen: set[str] = set()
     async with whole_site(tmp_path, mosquitto, monkeypatch) as site:
         await site.fires(work=site.infer)

@@ -6,12 +6,12 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import httpx
 import yaml
 from support import needs
 from support.broker import free_port
+from support.yaml_files import read_yaml
 
 MONITORING = Path(__file__).parents[2] / "cloud_gateway" / "monitoring"
 RULES = MONITORING / "rules.yml"
@@ -29,7 +29,7 @@ async def prometheus(folder: Path, gateway_url: str, key: str, rules: Path = RUL
     """
     program = needs.program("prometheus", "`make prometheus`")
     (folder / "key").write_text(key)
-    settings: dict[str, Any] = yaml.safe_load((MONITORING / "prometheus.yml").read_text())
+    settings = read_yaml(MONITORING / "prometheus.yml")
     settings["global"] = {"scrape_interval": "250ms", "evaluation_interval": "100ms"}
     settings["rule_files"] = [str(rules)]
     (job,) = settings["scrape_configs"]

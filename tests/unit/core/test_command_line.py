@@ -83,8 +83,8 @@ def test_help_is_the_same_if_python_removes_docstrings(line: list[str]) -> None:
 
 
 COMMANDS = {
-    "edge-agent purge --set agent.state_dir=never-used": "firstline_edge",
-    "firstline-gateway key list": "firstline_gateway",
+    "edge-agent init --config edge.toml": "firstline_edge",
+    "firstline-gateway init --config gateway.toml": "firstline_gateway",
     "firstline context list": "firstline",
 }
 

@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-import yaml
+from support.yaml_files import read_yaml
 
 _ROOT = Path(__file__).parents[3]
 _SOURCES = [
@@ -25,7 +25,7 @@ _CODE_IN_TEXT = re.compile(r"``[^`]*``|`[^`]*`")
 def _rules() -> dict[str, re.Pattern[str]]:
     rules = {}
     for path in sorted((_ROOT / "docs/vale/Firstline").glob("*.yml")):
-        rule = yaml.safe_load(path.read_text())
+        rule = read_yaml(path)
         if rule["level"] != "error":
             continue
         terms = "|".join(f"(?:{term})" for term in rule.get("tokens", rule.get("swap", ())))

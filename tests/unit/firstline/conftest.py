@@ -18,10 +18,10 @@ _DIGITS = Path(__file__).parents[3] / "models" / "digits"
 
 @pytest.fixture(scope="module", autouse=True)
 def _few_made_up_rows(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Each created or certified bundle is checked on an eighth of the rows; the checks' own tests run all of them."""
+    """Each created or certified bundle is checked on the fewest rows; the checks' own tests run all of them."""
     with pytest.MonkeyPatch.context() as patch:
         if request.path.name != "test_row_checks.py":
-            patch.setattr(row_checks, "_ROWS", 32)
+            patch.setattr(row_checks, "_ROWS", row_checks._FEWEST_ROWS)
         yield
 
 

@@ -20,7 +20,7 @@ from firstline_core.errors import ConfigError
 from firstline_core.runtime.select import RuntimeOptions
 from firstline_core.tasks.regression import Regression
 
-OPTIONS = RuntimeOptions(threads=2)
+OPTIONS = RuntimeOptions()
 
 
 class Case(NamedTuple):
@@ -50,14 +50,14 @@ REAL = {
         "coco-cascade/models/ssd_mobilenet_v1_quant.tflite",
         "coco-cascade/models/yolox_nano.onnx",
         "coco-cascade/dev/images",
-        4,
+        3,
         {"edge": ("decode:RGB,resize:300x300,scale:128:128", "ssd,class_map"), "full": YOLOX},
     ),
     "YOLOX for TFLite and for ONNX": Case(
         "coco-cascade/models/yolox_nano_dynamic_range.tflite",
         "coco-cascade/models/yolox_nano.onnx",
         "coco-cascade/dev/images",
-        4,
+        3,
         {"edge": YOLOX, "full": YOLOX},
     ),
     "two DeepLabs": Case(
@@ -176,7 +176,7 @@ def test_a_detector_that_its_quantisation_broke_is_refused(shared_data: Path, tm
     models = shared_data / "coco-cascade" / "models"
     data = shared_data / "coco-cascade" / "dev" / "images"
     with pytest.raises(ConfigError, match=r"ends of a quantised range: one scale was used for boxes and scores"):
-        _pair(tmp_path, models / "yolox_nano_int8.tflite", models / "yolox_nano.onnx", data, 6)
+        _pair(tmp_path, models / "yolox_nano_int8.tflite", models / "yolox_nano.onnx", data, 3)
     assert not (tmp_path / "out" / "bundle").exists()
 
 
