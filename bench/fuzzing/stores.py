@@ -31,7 +31,7 @@ from firstline_edge.outbox.outbox import Outbox, OutboxItem
 from firstline_edge.state import store
 from firstline_gateway.identity import enrolment, keys
 from firstline_gateway.identity.authorities import AuthorityFolder
-from firstline_gateway.identity.credentials import Credentials, RevokedCertificate, read_changes
+from firstline_gateway.identity.credentials import KnownCredentials, RevokedCertificate, read_changes
 from firstline_gateway.identity.enrolment import Issued
 from firstline_gateway.jobs import records as jobs
 from firstline_gateway.serving.deliveries import records as deliveries
@@ -285,7 +285,7 @@ def _filled_gateway(folder: Path) -> Iterator[None]:
 def _look_at_gateway(folder: Path) -> None:
     check(_database(folder), must_exist=True)
     with closing(open_database(_database(folder), must_exist=True)) as database, database.reading() as connection:
-        found = Credentials()
+        found = KnownCredentials()
         found.apply(read_changes(connection, 0))
         certificate = found.certificate("1a")
         assert certificate is None or certificate.revoked_s is not None

@@ -42,7 +42,7 @@ from firstline_gateway.fleet.gauges import REFRESH_S, FleetGauges
 from firstline_gateway.identity import identity
 from firstline_gateway.identity.audit_head import AuditLog
 from firstline_gateway.identity.authorities import had_store
-from firstline_gateway.identity.identity import Identity
+from firstline_gateway.identity.identity import IdentityService
 from firstline_gateway.jobs.jobs import Jobs
 from firstline_gateway.models import residency
 from firstline_gateway.models.fetched_bundles import FetchedBundles
@@ -138,7 +138,7 @@ class Gateway:
         self._folder = models_folder(settings, must_be_whole=load is not None)
         self.store = Store(_open_store(settings))
         service = ServiceClock(self.store.database, self.clock)
-        self.identity = Identity(settings, self.store, clock=self.clock)
+        self.identity = IdentityService(settings, self.store, clock=self.clock)
         self._build_serving(service, load)
         self.jobs = Jobs(self.plane, self.store, settings.jobs, metrics=self.metrics, clock=self.clock, service=service)
         # In the order of their starts.

@@ -19,7 +19,7 @@ from firstline.demo.tiers import HTTP_LINK, START_TIMEOUT_S, last_words, process
 from firstline_core.bundle.store import Bundle
 from firstline_core.errors import ConfigError
 
-Transport = Literal["http", "mqtt"]
+LinkKind = Literal["http", "mqtt"]
 
 DEVICE = "demo-device"
 
@@ -85,7 +85,7 @@ def _free_port() -> int:
 class Device:
     """A running agent, asked at `url` or through `client`; `wire` is its only way to the gateway."""
 
-    transport: Transport
+    transport: LinkKind
     url: str
     client: AsyncClient
     wire: CuttableLink
@@ -106,10 +106,10 @@ class Site:
     folder: Path
     bundle: Bundle
     gateway_url: str
-    ports: Mapping[Transport, int]
+    ports: Mapping[LinkKind, int]
 
     @asynccontextmanager
-    async def device(self, transport: Transport, settings: str = "") -> AsyncIterator[Device]:
+    async def device(self, transport: LinkKind, settings: str = "") -> AsyncIterator[Device]:
         """Starts an agent whose link uses `transport`; the next agent with that transport finds its state.
 
         Args:
@@ -139,7 +139,7 @@ async def open_site(folder: Path, bundle: Bundle, mosquitto: bool) -> AsyncItera
     Raises:
         ConfigError: a process did not start.
     """
-    ports: dict[Transport, int] = {}
+    ports: dict[LinkKind, int] = {}
     async with AsyncExitStack() as stack:
         settings = ""
         if mosquitto:

@@ -30,7 +30,7 @@ from firstline_core.bundle.manifest import (
     encode_manifest,
 )
 from firstline_core.bundle.store import Bundle, open_bundle
-from firstline_core.errors import ConfigError, FirstlineError, about, key_of
+from firstline_core.errors import ConfigError, FirstlineError, about, error_key
 from firstline_core.processing.steps import Graph, ModelInput, decoded_kind
 from firstline_core.runtime.base import RowByRow, Runtime
 from firstline_core.runtime.select import RuntimeOptions, load_runtime
@@ -225,7 +225,7 @@ def _naming(spec: BundleSpec, number: int) -> Iterator[None]:
     except FirstlineError as error:
         if spec.recipe is None:
             raise
-        key, part = spec.keys[number], key_of(error)
+        key, part = spec.keys[number], error_key(error)
         with naming_key(spec.recipe, *([f"{key}.{part}"] if part else []), *({part} & _OF_ALL_MODELS), key):
             raise
 

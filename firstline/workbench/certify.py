@@ -72,7 +72,7 @@ from firstline_core.tasks.arrays import LABEL
 from firstline_core.tasks.base import Scores
 from firstline_core.tasks.classification import Classification
 from firstline_core.types import PROBABILITIES, Arrays
-from firstline_edge.audits.records import key_of
+from firstline_edge.audits.records import record_key
 
 EdgeContract = Literal["disagreement", "harm"]
 """Contracts on accepted edge answers; see `routing.certificate.Contract`."""
@@ -502,7 +502,7 @@ def _audited_variant(manifest: Manifest, keys: set[str]) -> tuple[Model, Certifi
         certificate = valid_certificate(manifest, variant)
         if certificate is None or not certificate.audit_bounds:
             continue
-        if keys == {key_of(manifest.name, str(manifest.version), certificate)}:
+        if keys == {record_key(manifest.name, str(manifest.version), certificate)}:
             return variant, certificate
     raise ConfigError(
         f"The table is not of {manifest.name} version {manifest.version}: its column `certificate` names none of this "

@@ -275,11 +275,11 @@ def about(key: str) -> Iterator[None]:
     try:
         yield
     except FirstlineError as error:
-        error.key = key_of(error) or key
+        error.key = error_key(error) or key
         raise
 
 
-def key_of(error: BaseException | None) -> str:
+def error_key(error: BaseException | None) -> str:
     """Returns the key of an error, or of an error that it was raised from; "" if they have none."""
     while error is not None:
         if key := getattr(error, "key", ""):

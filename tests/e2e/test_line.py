@@ -15,7 +15,7 @@ from support.digits import predictions
 from support.images import noise
 from support.line import forked_site
 
-from firstline.demo.site import Device, Site, Transport
+from firstline.demo.site import Device, LinkKind, Site
 from firstline_core.errors import LinkDownError, RequestError
 from firstline_core.types import InferResponse, Reason, Status, Tier
 
@@ -48,18 +48,18 @@ def scans() -> Scans:
 
 
 @pytest.fixture(scope="module", params=["http", pytest.param("mqtt", marks=pytest.mark.mosquitto)])
-def transport(request: pytest.FixtureRequest) -> Transport:
-    chosen: Transport = request.param
+def transport(request: pytest.FixtureRequest) -> LinkKind:
+    chosen: LinkKind = request.param
     return chosen
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory, transport: Transport) -> Path:
+def folder(tmp_path_factory: pytest.TempPathFactory, transport: LinkKind) -> Path:
     return tmp_path_factory.mktemp(transport)
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def shared_site(folder: Path, transport: Transport) -> AsyncIterator[Site]:
+async def shared_site(folder: Path, transport: LinkKind) -> AsyncIterator[Site]:
     async with forked_site(folder, mosquitto=transport == "mqtt") as running:
         yield running
 
@@ -73,7 +73,7 @@ def running(shared_site: Site, folder: Path) -> Iterator[Site]:
 
 
 @pytest_asyncio.fixture(loop_scope="module")
-async def device(running: Site, transport: Transport) -> AsyncIterator[Device]:
+async def device(running: Site, transport: LinkKind) -> AsyncIterator[Device]:
     async with running.device(transport, SETTINGS) as device:
         yield device
 
@@ -167,7 +167,7 @@ async def test_offline_answers_are_corrected_after_reconnection(device: Device, 
         np.testing.assert_allclose(rows_of(final)[0], scans.full[content], atol=1e-5)
 
 
-async def test_kill_loses_no_correction(running: Site, transport: Transport, scans: Scans) -> None:
+async def test_kill_loses_no_correction(running: Site, transport: LinkKind, scans: Scans) -> None:
     promised: dict[str, bytes] = {}
     async with running.device(transport, SETTINGS) as device:
         await device.wire.cut()

@@ -12,7 +12,7 @@ from support.digits import scans
 from support.line import line
 
 from firstline.client.sync_client import Client
-from firstline.demo.site import Transport
+from firstline.demo.site import LinkKind
 from firstline_core.telemetry import decisions
 from firstline_core.types import Answer, InferResponse, Status
 from firstline_edge.state import StatePaths
@@ -33,7 +33,7 @@ def lines_of(log: Path) -> dict[str, list[dict[str, Any]]]:
 
 
 @pytest.mark.parametrize("transport", ["http", pytest.param("mqtt", marks=pytest.mark.mosquitto)])
-def test_trace_is_logged_by_both_tiers(tmp_path: Path, transport: Transport) -> None:
+def test_trace_is_logged_by_both_tiers(tmp_path: Path, transport: LinkKind) -> None:
     escalated, kept, private = (f"{number:032x}" for number in range(1, 4))
     contents = scans(150)
     with (

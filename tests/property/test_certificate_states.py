@@ -20,7 +20,7 @@ from firstline_core.routing import audit
 from firstline_core.routing.tightening import tightened
 from firstline_core.types import ContractNotice, Privacy, Reason, Route, Wait
 from firstline_edge.audits import records
-from firstline_edge.audits.records import CertificateRecord, CertificateState, EventRecord, key_of
+from firstline_edge.audits.records import CertificateRecord, CertificateState, EventRecord, record_key
 from firstline_edge.audits.samples import Sample
 from firstline_edge.settings.settings import AuditSection
 
@@ -131,7 +131,7 @@ def test_a_changed_digest_always_voids(field: str, digest: str) -> None:
         certificate = scene.held.edge.certificate
         other = msgspec.structs.replace(certificate, **{field: digest})
         same = getattr(certificate, field) == digest
-        assert (key_of("m", "3", certificate) == key_of("m", "3", other)) == same
+        assert (record_key("m", "3", certificate) == record_key("m", "3", other)) == same
 
 
 @given(st.lists(st.integers(0, 1), max_size=50), st.booleans(), SCORES)

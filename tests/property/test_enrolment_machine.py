@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from support.databases import sqlite_store
 
 from firstline_gateway.identity import enrolment
-from firstline_gateway.identity.credentials import Credentials, read_changes
+from firstline_gateway.identity.credentials import KnownCredentials, read_changes
 from firstline_gateway.identity.enrolment import Issued
 from firstline_gateway.tables import open_database
 
@@ -32,7 +32,7 @@ class Enrolment(RuleBasedStateMachine):
         super().__init__()
         self.folder = Path(tempfile.mkdtemp())
         self.database = open_database(sqlite_store(self.folder))
-        self.replicas = [Credentials(), Credentials()]
+        self.replicas = [KnownCredentials(), KnownCredentials()]
         self.now_s = 1_800_000_000.0
         self.serials = count(1)
         self.open_tokens: dict[str, str] = {}  # the one that counts, by device
@@ -121,12 +121,12 @@ class Enrolment(RuleBasedStateMachine):
 
     @invariant()
     def a_fresh_replica_agrees(self) -> None:
-        memory = Credentials()
+        memory = KnownCredentials()
         with self.database.reading() as on:
             memory.apply(read_changes(on, 0))
         self.agrees(memory)
 
-    def agrees(self, memory: Credentials) -> None:
+    def agrees(self, memory: KnownCredentials) -> None:
         certificates = memory._certificates.values()
         assert {one.serial: one.device for one in certificates if one.revoked_s is None} == self.valid
         assert {device for device in ("a", "b") if memory.is_revoked(device)} == self.revoked

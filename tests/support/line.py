@@ -15,7 +15,7 @@ from unittest.mock import patch
 from support.forks import run_forked
 from support.processes import Module, TierProcess
 
-from firstline.demo.site import DEVICE, Device, Site, Transport, open_site
+from firstline.demo.site import DEVICE, Device, LinkKind, Site, open_site
 from firstline.demo.tiers import RunningTier
 from firstline_core.bundle.store import open_bundle
 
@@ -93,7 +93,7 @@ async def forked_site(folder: Path, bundle: Path = DIGITS, *, mosquitto: bool = 
 def line(
     folder: Path,
     *,
-    transport: Transport = "http",
+    transport: LinkKind = "http",
     settings: str = "",
     environ: Mapping[str, str] | None = None,
     forked: bool = True,

@@ -23,7 +23,7 @@ from firstline_core.protocol.enrolment import application_principal, device_of_p
 from firstline_gateway.api import persons
 from firstline_gateway.identity.audit_head import AuditLog
 from firstline_gateway.identity.client_certificate import ClientCertificate
-from firstline_gateway.identity.identity import Identity
+from firstline_gateway.identity.identity import IdentityService
 from firstline_gateway.identity.principals import SCOPES, UNAUTHENTICATED, Scope
 
 
@@ -52,7 +52,7 @@ _DENIED_AGAIN_S = 3600.0
 _DENIED_KNOWN = 4096
 
 
-async def authenticate(identity: Identity, connection: HTTPConnection | asgi.Request) -> Caller:
+async def authenticate(identity: IdentityService, connection: HTTPConnection | asgi.Request) -> Caller:
     """Returns the caller, identified by its certificate if it shows one, otherwise by its API key.
 
     Args:
@@ -68,7 +68,7 @@ async def authenticate(identity: Identity, connection: HTTPConnection | asgi.Req
     return await caller_of(identity, await certificate_of(identity, connection.scope), authorization)
 
 
-async def caller_of(identity: Identity, certificate: ClientCertificate | None, authorization: str) -> Caller:
+async def caller_of(identity: IdentityService, certificate: ClientCertificate | None, authorization: str) -> Caller:
     """Returns the caller with these credentials, whatever the transport; see `authenticate`.
 
     Args:
@@ -112,7 +112,7 @@ def _caller_with(name: str, kind: str, scopes: frozenset[str], person: str) -> C
     return Caller(principal, scopes, is_device, person)
 
 
-async def authorize(identity: Identity, connection: HTTPConnection | asgi.Request, scope: str) -> Caller:
+async def authorize(identity: IdentityService, connection: HTTPConnection | asgi.Request, scope: str) -> Caller:
     """Returns the caller, which must have a scope.
 
     Raises:
@@ -125,7 +125,7 @@ async def authorize(identity: Identity, connection: HTTPConnection | asgi.Reques
     return caller
 
 
-async def is_still_authorized(identity: Identity, connection: HTTPConnection) -> bool:
+async def is_still_authorized(identity: IdentityService, connection: HTTPConnection) -> bool:
     """Returns whether an authenticated caller would still be accepted; does not count as a use of its key."""
     certificate = await certificate_of(identity, connection.scope)
     if certificate is None:
@@ -152,7 +152,7 @@ def check_scope(caller: Caller, scope: str) -> None:
         )
 
 
-def address_of(identity: Identity, connection: HTTPConnection) -> str:
+def client_address(identity: IdentityService, connection: HTTPConnection) -> str:
     """Returns the address of the client; a trusted proxy appends it to X-Forwarded-For."""
     address = connection.client.host if connection.client is not None else ""
     if not identity.trusts(address):
@@ -164,7 +164,7 @@ def address_of(identity: Identity, connection: HTTPConnection) -> str:
         return address
 
 
-async def certificate_of(identity: Identity, scope: AsgiScope) -> ClientCertificate | None:
+async def certificate_of(identity: IdentityService, scope: AsgiScope) -> ClientCertificate | None:
     """Returns the certificate that the client, or a trusted proxy, has shown; it is not judged yet.
 
     Raises:
@@ -197,7 +197,7 @@ class Access:
         open_metrics: whether all callers may read the metrics.
     """
 
-    identity: Identity
+    identity: IdentityService
     tags_of: persons.Tags
     audit_log: AuditLog
     open_metrics: bool = False

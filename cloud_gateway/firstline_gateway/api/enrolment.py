@@ -9,17 +9,17 @@ from firstline_core.errors import UnauthorizedError
 from firstline_core.protocol import enrolment as wire
 from firstline_core.protocol.limits import Limits
 from firstline_core.units import MIB
-from firstline_gateway.api.auth import Access, Operator, address_of, certificate_of
+from firstline_gateway.api.auth import Access, Operator, certificate_of, client_address
 from firstline_gateway.api.messages import DeviceName, OptionalDeviceName, answer, body_of, body_schema
 from firstline_gateway.identity.devices import Devices
-from firstline_gateway.identity.identity import Identity
+from firstline_gateway.identity.identity import IdentityService
 
 _STRANGERS = Limits(body_bytes=16 * 1024)
 _FLEET = Limits(body_bytes=2 * MIB)
 _LISTED_LIMIT = 1000
 
 
-def enrolment_routes(identity: Identity) -> APIRouter:
+def enrolment_routes(identity: IdentityService) -> APIRouter:
     """Returns the routes of devices that enrol or renew."""
     router = APIRouter(tags=["devices"])
 
@@ -33,7 +33,7 @@ def enrolment_routes(identity: Identity) -> APIRouter:
     async def enrol(request: Request) -> Response:
         """Issue a device's first certificate for the secret of a join token."""
         request_body = await body_of(request, wire.EnrolRequest, _STRANGERS)
-        return answer(await identity.devices.enrol(request_body, address_of(identity, request)))
+        return answer(await identity.devices.enrol(request_body, client_address(identity, request)))
 
     @router.post(wire.RENEW_PATH, openapi_extra=body_schema(wire.RenewRequest))
     async def renew(request: Request) -> Response:

@@ -9,14 +9,14 @@ import grpc
 
 from firstline_core.clock import Clock
 from firstline_core.errors import FirstlineError
-from firstline_core.protocol.grpc.server import GrpcServer, address_of
+from firstline_core.protocol.grpc.server import GrpcServer, peer_address
 from firstline_core.protocol.grpc.service import INFER, OPERATE, Caller, CallHooks, Context, InferenceService
 from firstline_core.protocol.http import BodyBudget
 from firstline_core.telemetry.metrics import RequestMetrics
 from firstline_gateway.api.auth import caller_of, check_scope
 from firstline_gateway.api.overload import OverloadGuard, client_key, overloaded
 from firstline_gateway.identity.client_certificate import ClientCertificate
-from firstline_gateway.identity.identity import Identity
+from firstline_gateway.identity.identity import IdentityService
 from firstline_gateway.identity.tls import ServerFiles, ServerTls
 from firstline_gateway.serving.data_plane import GatewayDataPlane
 from firstline_gateway.settings.settings import Settings
@@ -28,7 +28,7 @@ _SCOPES = {INFER: "infer", OPERATE: "fleet"}
 def grpc_server(
     settings: Settings,
     plane: GatewayDataPlane,
-    identity: Identity,
+    identity: IdentityService,
     *,
     overload: OverloadGuard,
     bodies: BodyBudget,
@@ -74,7 +74,7 @@ def grpc_server(
     )
 
 
-async def _authorize(identity: Identity, context: Context, scope: str) -> Caller:
+async def _authorize(identity: IdentityService, context: Context, scope: str) -> Caller:
     """Authenticates a call; see `auth.authorize`."""
     metadata: dict[str, str] = {}
     proxied: list[str] = []
@@ -83,7 +83,7 @@ async def _authorize(identity: Identity, context: Context, scope: str) -> Caller
             metadata[key] = value
             if key == identity.proxy_header:
                 proxied.append(value)
-    if identity.proxy_header and identity.trusts(address_of(context.peer())):
+    if identity.proxy_header and identity.trusts(peer_address(context.peer())):
         shown = await identity.proxied_certificate(proxied)
     else:
         shown = _shown_certificate(context)
@@ -92,12 +92,12 @@ async def _authorize(identity: Identity, context: Context, scope: str) -> Caller
     return Caller(caller.principal, caller.trust_request_id)
 
 
-def _client_key(identity: Identity, context: Context) -> int:
+def _client_key(identity: IdentityService, context: Context) -> int:
     """Returns the key of a call's client, the same as that of its requests over HTTP."""
     metadata = {
         key: value if isinstance(value, str) else value.hex() for key, value in context.invocation_metadata() or ()
     }
-    return client_key(identity, address_of(context.peer()), _shown_certificate(context), metadata)
+    return client_key(identity, peer_address(context.peer()), _shown_certificate(context), metadata)
 
 
 def _shown_certificate(context: Context) -> ClientCertificate | None:

@@ -27,7 +27,7 @@ from firstline_gateway.api.auth import Caller, authorize
 from firstline_gateway.api.errors import shutting_down, unexpected_failure
 from firstline_gateway.api.jobs import is_asynchronous, submit
 from firstline_gateway.api.overload import OverloadGuard, client_key, overloaded
-from firstline_gateway.identity.identity import Identity
+from firstline_gateway.identity.identity import IdentityService
 from firstline_gateway.jobs.jobs import Jobs
 from firstline_gateway.serving.data_plane import GatewayDataPlane
 from firstline_gateway.telemetry.journal import record
@@ -65,7 +65,7 @@ class InferenceApp:
     plane: GatewayDataPlane
     files: FileRoute
     jobs: Jobs
-    identity: Identity
+    identity: IdentityService
     overload: OverloadGuard
     bodies: BodyBudget
     metrics: RequestMetrics

@@ -26,7 +26,7 @@ from firstline_core.protocol.openapi import VIEW
 from firstline_core.types import InferRequest
 from firstline_gateway.api.auth import Access, Principal, authorize, is_still_authorized
 from firstline_gateway.api.messages import json_response, response_of
-from firstline_gateway.identity.identity import Identity
+from firstline_gateway.identity.identity import IdentityService
 from firstline_gateway.jobs.jobs import Jobs
 from firstline_gateway.jobs.records import RUNNING, Job
 from firstline_gateway.serving.data_plane import GatewayDataPlane
@@ -73,7 +73,7 @@ async def submit(plane: GatewayDataPlane, jobs: Jobs, request: InferRequest) -> 
     return reply
 
 
-def job_routes(jobs: Jobs, files: FileRoute, identity: Identity, access: Access) -> APIRouter:
+def job_routes(jobs: Jobs, files: FileRoute, identity: IdentityService, access: Access) -> APIRouter:
     """Returns the routes of jobs."""
     router = APIRouter(prefix="/firstline/v1/answers", tags=["answers"], dependencies=[Depends(access.scope("infer"))])
 
@@ -135,7 +135,7 @@ def job_routes(jobs: Jobs, files: FileRoute, identity: Identity, access: Access)
     return router
 
 
-async def _wait_for(jobs: Jobs, identity: Identity, request: Request, job_id: str, *, wait_s: float) -> Job:
+async def _wait_for(jobs: Jobs, identity: IdentityService, request: Request, job_id: str, *, wait_s: float) -> Job:
     """Returns the caller's job once it has ended, or after `wait_s`.
 
     Raises:
@@ -154,7 +154,7 @@ async def _wait_for(jobs: Jobs, identity: Identity, request: Request, job_id: st
 
 
 async def _wait_while_authorized(
-    identity: Identity, request: Request, ending: asyncio.Future[None], within_s: float
+    identity: IdentityService, request: Request, ending: asyncio.Future[None], within_s: float
 ) -> bool:
     """Waits for the end of a job; returns False if the caller has left or is not accepted any more.
 

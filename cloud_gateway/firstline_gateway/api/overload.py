@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 
 from firstline_core.errors import QueueFullError
 from firstline_gateway.identity.client_certificate import ClientCertificate
-from firstline_gateway.identity.identity import Identity
+from firstline_gateway.identity.identity import IdentityService
 
 
 def overloaded() -> QueueFullError:
@@ -21,7 +21,7 @@ def overloaded() -> QueueFullError:
 
 
 def client_key(
-    identity: Identity, address: str, certificate: ClientCertificate | None, headers: Mapping[str, str]
+    identity: IdentityService, address: str, certificate: ClientCertificate | None, headers: Mapping[str, str]
 ) -> int:
     """Returns a hash of a request's credentials, to tell clients apart.
 

@@ -25,7 +25,7 @@ from firstline_gateway.identity.authorities import (
     revocation_lists,
     write,
 )
-from firstline_gateway.identity.credentials import Credentials, RevokedCertificate
+from firstline_gateway.identity.credentials import KnownCredentials, RevokedCertificate
 from firstline_gateway.settings.settings import BROKER_AUTHORITIES_FILE, BROKER_PASSWORD_FILE, BROKER_USER, Settings
 
 _SALT_BYTES = 12
@@ -43,7 +43,7 @@ class BrokerFolder:
 
     settings: Settings
 
-    def refresh(self, authorities: Authorities, credentials: Credentials, now_s: float) -> set[str]:
+    def refresh(self, authorities: Authorities, credentials: KnownCredentials, now_s: float) -> set[str]:
         """Writes missing and changed files, and makes the broker reload them. Blocks.
 
         Args:

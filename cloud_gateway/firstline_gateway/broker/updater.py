@@ -20,7 +20,7 @@ from firstline_core.telemetry.logs import logger
 from firstline_gateway.background import PeriodicTask
 from firstline_gateway.broker.files import BrokerFolder
 from firstline_gateway.identity.authorities import AuthorityFolder
-from firstline_gateway.identity.credentials import Credentials
+from firstline_gateway.identity.credentials import KnownCredentials
 
 log = logger(__name__)
 
@@ -84,7 +84,7 @@ class BrokerUpdater:
 
     folder: BrokerFolder
     authorities: AuthorityFolder
-    credentials: Credentials
+    credentials: KnownCredentials
     connect: Callable[[], MqttSettings]
     refresh_s: float
     clock: Clock

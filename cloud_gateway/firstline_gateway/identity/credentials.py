@@ -130,7 +130,7 @@ def read_changes(connection: Connection, since: int) -> Changes:
     return Changes(version, service_s, devices, certificates, changed(API_KEYS, KeyRow))
 
 
-class Credentials:
+class KnownCredentials:
     """All credentials; only `apply` changes them."""
 
     def __init__(self) -> None:

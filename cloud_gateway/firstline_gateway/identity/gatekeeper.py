@@ -24,7 +24,7 @@ from firstline_gateway.background import PeriodicTask
 from firstline_gateway.identity import enrolment
 from firstline_gateway.identity.authorities import AuthorityFolder
 from firstline_gateway.identity.client_certificate import ClientCertificate
-from firstline_gateway.identity.credentials import ApiKey, Changes, Credentials, read_changes
+from firstline_gateway.identity.credentials import ApiKey, Changes, KnownCredentials, read_changes
 from firstline_gateway.identity.keys import key_hash
 from firstline_gateway.store.store import Readers
 
@@ -125,7 +125,7 @@ class Gatekeeper:
 
     def __post_init__(self) -> None:
         self.connections = TlsConnections()
-        self.credentials = Credentials()
+        self.credentials = KnownCredentials()
         self._buckets = TokenBuckets()
         self._lock = asyncio.Lock()
         self._next: asyncio.Task[None] | None = None

@@ -21,7 +21,7 @@ from firstline_gateway.settings.settings import Settings
 from firstline_gateway.store.store import Readers, Store
 
 
-class Identity:
+class IdentityService:
     """Everything that decides who may call this gateway.
 
     Args:

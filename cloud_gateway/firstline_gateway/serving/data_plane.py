@@ -65,7 +65,7 @@ from firstline_gateway.models.repository import Repository, ServedModel
 from firstline_gateway.models.residency import UNLOADING, Residency
 from firstline_gateway.serving.deliveries.deliveries import Deliveries
 from firstline_gateway.serving.request_digest import hashed
-from firstline_gateway.serving.response_cache import ResponseCache, key_of
+from firstline_gateway.serving.response_cache import ResponseCache, answer_key
 from firstline_gateway.serving.scheduling.batcher import Batcher
 
 _RETRY_WHILE_DRAINING_S = 1.0
@@ -333,7 +333,7 @@ class GatewayDataPlane:
     ) -> tuple[Arrays, ServedModel]:
         """Returns a cached output, for which no model is loaded, or that of the model, which is then cached."""
         started_s, statistics = self.clock.monotonic_s(), self.counts.of(served.key)
-        key = await hashed(request.size_bytes, partial(key_of, request, served))
+        key = await hashed(request.size_bytes, partial(answer_key, request, served))
         if key is None:
             return await self._run(request, served, inputs)
         cached = cache.get(key)

@@ -55,7 +55,7 @@ class ResponseCache:
             self.size_bytes -= _size_bytes(self._answers.popitem(last=False)[1])
 
 
-def key_of(request: InferRequest, served: ServedModel) -> bytes | None:
+def answer_key(request: InferRequest, served: ServedModel) -> bytes | None:
     """Returns the key of the answer to a request, or None if it has to be computed.
 
     The answers of audits and deliveries are always computed.

@@ -14,7 +14,7 @@ from urllib.parse import parse_qsl, urlsplit
 from msgspec.structs import replace
 
 from firstline_core.errors import ConfigError, did_you_mean
-from firstline_core.protocol.loopback import address_of, is_loopback
+from firstline_core.protocol.loopback import ip_address_of, is_loopback
 from firstline_core.storage import settings as sources
 from firstline_core.storage.setting_places import Sources, quoted
 from firstline_gateway.settings.settings import (
@@ -307,4 +307,4 @@ def _check_hosts(key: str, hosts: Iterable[str]) -> None:
 
 
 def _is_host(text: str) -> bool:
-    return address_of(text) is not None or _HOST.fullmatch(text) is not None
+    return ip_address_of(text) is not None or _HOST.fullmatch(text) is not None

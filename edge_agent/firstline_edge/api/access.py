@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from firstline_core.errors import ConfigError, ForbiddenError, RequestError, UnauthorizedError
-from firstline_core.protocol.loopback import address_of
+from firstline_core.protocol.loopback import ip_address_of
 from firstline_core.protocol.tensors import shown
 from firstline_core.storage.files import read_text, unreadable
 from firstline_edge.settings.check import LOOPBACK_NAMES
@@ -162,7 +162,7 @@ def check_local(peer: tuple[str, int] | None) -> None:
     """
     if peer is None:
         return
-    address = address_of(peer[0])  # a name is the address of no machine
+    address = ip_address_of(peer[0])  # a name is the address of no machine
     if address is None or not address.is_loopback:
         raise ForbiddenError(f"Models are loaded and unloaded from the device itself, not from {peer[0]}.")
 

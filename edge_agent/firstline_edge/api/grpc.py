@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from firstline_core.protocol.grpc.server import GrpcServer, address_of
+from firstline_core.protocol.grpc.server import GrpcServer, peer_address
 from firstline_core.protocol.grpc.service import OPERATE, Caller, CallHooks, Context, InferenceService
 from firstline_core.protocol.http import BodyBudget
 from firstline_edge.api.access import Access, check_local
@@ -23,7 +23,7 @@ def grpc_server(agent: EdgeDataPlane, access: Access, bodies: BodyBudget) -> Grp
 
     async def authorize(context: Context, scope: str) -> Caller:
         if scope == OPERATE and not context.peer().startswith("unix:"):
-            check_local((address_of(context.peer()), 0))
+            check_local((peer_address(context.peer()), 0))
         metadata = dict(context.invocation_metadata() or ())
         return Caller(access.bearer(metadata.get("authorization", "")))
 

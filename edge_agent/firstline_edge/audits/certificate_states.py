@@ -32,7 +32,7 @@ from firstline_core.telemetry.logs import logger
 from firstline_core.telemetry.wording import counted
 from firstline_core.types import ContractAlarm, ContractNotice
 from firstline_edge.audits import records
-from firstline_edge.audits.records import VALID, CertificateRecord, CertificateState, RecordFile, key_of, new_record
+from firstline_edge.audits.records import VALID, CertificateRecord, CertificateState, RecordFile, new_record, record_key
 from firstline_edge.audits.samples import Comparison, Sample, SampleLog
 from firstline_edge.models.models import DeviceModel
 from firstline_edge.settings.settings import AuditSection
@@ -308,7 +308,7 @@ class CertificateStates:
         if certificate is None or not certificate.audit_bounds:
             return
         name = model.manifest.name
-        key = key_of(name, model.version, certificate)
+        key = record_key(name, model.version, certificate)
         record = self._records.pop(key, None)
         if record is None:
             record = new_record(self._records, name, model.version, certificate)

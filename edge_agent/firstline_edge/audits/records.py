@@ -119,7 +119,7 @@ class _Document(msgspec.Struct, forbid_unknown_fields=True):
     records: dict[str, CertificateRecord]
 
 
-def key_of(model: str, version: str, certificate: Certificate) -> str:
+def record_key(model: str, version: str, certificate: Certificate) -> str:
     """Returns the sha256 of everything that a record depends on.
 
     Args:

@@ -19,7 +19,7 @@ from firstline_core.routing.policy import Policy
 from firstline_core.runtime.select import RuntimeOptions, check_options
 from firstline_core.telemetry.wording import counted, rounded
 from firstline_edge.audits import records
-from firstline_edge.audits.records import CertificateRecord, key_of
+from firstline_edge.audits.records import CertificateRecord, record_key
 from firstline_edge.cascade.cascade import policy_from
 from firstline_edge.cli.findings import Finding, Severity, hint, hint_if, ok, problem, warning
 from firstline_edge.fleet.updates.model_store import current_bundles
@@ -144,7 +144,7 @@ def _record_of(manifest: Manifest, variant: Model, stored: Mapping[str, Certific
     certificate = valid_certificate(manifest, variant)
     if certificate is None or not certificate.audit_bounds:
         return None
-    return stored.get(key_of(manifest.name, str(manifest.version), certificate))
+    return stored.get(record_key(manifest.name, str(manifest.version), certificate))
 
 
 def _contract_finding(subject: str, record: CertificateRecord) -> Finding:

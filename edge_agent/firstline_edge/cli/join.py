@@ -20,7 +20,7 @@ from firstline_edge.cli.parser import OK, load_settings
 from firstline_edge.identity.files import IdentityFiles
 from firstline_edge.identity.renewal import CHECK_S, restart_needed
 from firstline_edge.identity.time_floor import TimeFloor
-from firstline_edge.settings.identity import Identity, readable_identity
+from firstline_edge.settings.identity import IdentityDocument, readable_identity
 from firstline_edge.settings.settings import EdgeSettings
 
 _TOKEN_LIMIT_CHARS = 4096
@@ -62,7 +62,7 @@ def command(arguments: argparse.Namespace) -> int:
     return OK
 
 
-def _is_valid(identity: Identity, token: JoinToken, files: IdentityFiles) -> bool:
+def _is_valid(identity: IdentityDocument, token: JoinToken, files: IdentityFiles) -> bool:
     floor = TimeFloor(files.time, SYSTEM_CLOCK, least_s=identity.not_before_s, most_s=identity.authority_ends_s)
     return identity.authority == token.ca_hash.hex() and identity.not_after_s > floor.now_s()
 
@@ -89,7 +89,7 @@ def _token_text(file: str) -> str:
     return sys.stdin.read(_TOKEN_LIMIT_CHARS)
 
 
-def _next_step(settings: EdgeSettings, before: Identity | None, joined: Identity) -> str:
+def _next_step(settings: EdgeSettings, before: IdentityDocument | None, joined: IdentityDocument) -> str:
     """Returns the steps that make the agent use the new identity."""
     if before is not None and not restart_needed(before, joined) and agent_url(settings) is not None:
         return f"the agent that runs uses it within {CHECK_S:g} s"
@@ -97,7 +97,11 @@ def _next_step(settings: EdgeSettings, before: Identity | None, joined: Identity
 
 
 def _show(
-    arguments: argparse.Namespace, what: str, identity: Identity, settings: EdgeSettings, before: Identity | None
+    arguments: argparse.Namespace,
+    what: str,
+    identity: IdentityDocument,
+    settings: EdgeSettings,
+    before: IdentityDocument | None,
 ) -> None:
     value = {
         "event": what.replace(" ", "_"),
@@ -111,7 +115,9 @@ def _show(
     show(arguments, value, _lines(what, identity, settings, before))
 
 
-def _lines(what: str, identity: Identity, settings: EdgeSettings, before: Identity | None) -> Iterator[str]:
+def _lines(
+    what: str, identity: IdentityDocument, settings: EdgeSettings, before: IdentityDocument | None
+) -> Iterator[str]:
     yield f"{what} {identity.gateway} as {identity.device}, certificate until {time_text(identity.not_after_s)}"
     yield f"the identity is stored in {IdentityFiles(settings.state_dir).folder}"
     configured = settings.agent.device_id

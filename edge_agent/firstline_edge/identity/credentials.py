@@ -12,7 +12,7 @@ from firstline_core.telemetry.wording import time_text
 from firstline_edge.identity.files import IdentityFiles, Revision
 from firstline_edge.identity.time_floor import TimeFloor
 from firstline_edge.identity.tls import DeviceContext, device_context
-from firstline_edge.settings.identity import Identity
+from firstline_edge.settings.identity import IdentityDocument
 from firstline_edge.settings.settings import EdgeSettings
 
 log = logger(__name__)
@@ -36,7 +36,7 @@ class Credentials:
         problem: one sentence; "" if there is none.
     """
 
-    def __init__(self, files: IdentityFiles, identity: Identity, revision: Revision, clock: Clock) -> None:
+    def __init__(self, files: IdentityFiles, identity: IdentityDocument, revision: Revision, clock: Clock) -> None:
         self.files = files
         self.revision = revision
         self.identity = identity
@@ -46,7 +46,7 @@ class Credentials:
         self._server_ends_s = 0.0  # when the certificate of the latest server ends
         self.load()
 
-    def use_certificate(self, identity: Identity, revision: Revision) -> None:
+    def use_certificate(self, identity: IdentityDocument, revision: Revision) -> None:
         """Makes new connections present the certificate in the files of this revision."""
         self.identity, self.revision = identity, revision
         self.floor.extend(identity.not_before_s, identity.authority_ends_s)

@@ -39,14 +39,14 @@ from firstline_core.protocol.http_client import HTTP_FAILURES, ClientSettings, H
 from firstline_core.telemetry.wording import time_text
 from firstline_edge.identity.files import IdentityFiles
 from firstline_edge.identity.tls import device_context, unverified_context
-from firstline_edge.settings.identity import Identity
+from firstline_edge.settings.identity import IdentityDocument
 
 _TIMEOUT_S = 15.0
 _LIMIT_BYTES = 1 << 20
 _BEGIN, _END = "-----BEGIN CERTIFICATE-----", "-----END CERTIFICATE-----"
 
 
-async def join_gateway(url: str, token: JoinToken, files: IdentityFiles, *, proxy: str = "") -> Identity:
+async def join_gateway(url: str, token: JoinToken, files: IdentityFiles, *, proxy: str = "") -> IdentityDocument:
     """Gets the first certificate and stores it; an interrupted attempt continues with its key.
 
     Raises:
@@ -192,7 +192,7 @@ def authority_with(pem: str, key_hash: bytes) -> str | None:
     return next((certificate for certificate in _split(pem) if public_key_hash(certificate) == key_hash), None)
 
 
-def identity_from(answer: EnrolAnswer, key_pem: str, authority: bytes, *, gateway: str, proxy: str) -> Identity:
+def identity_from(answer: EnrolAnswer, key_pem: str, authority: bytes, *, gateway: str, proxy: str) -> IdentityDocument:
     """Checks an answer, and returns the identity that it gives.
 
     Args:
@@ -222,7 +222,7 @@ def identity_from(answer: EnrolAnswer, key_pem: str, authority: bytes, *, gatewa
         raise ProtocolError(f"{where}: it bears another name than '{answer.device}'.")
     if not any(_is_issued_by(certificate, issuer) for issuer in authorities):
         raise ProtocolError(f"{where}: none of the authorities signed it.")
-    return Identity(
+    return IdentityDocument(
         device=answer.device,
         gateway=gateway,
         proxy=proxy,

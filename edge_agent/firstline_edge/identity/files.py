@@ -18,7 +18,7 @@ import msgspec
 
 from firstline_core.errors import CapacityError, ConfigError
 from firstline_core.storage.files import locked_folder, make_folder, system_reason, with_checksum, write_whole
-from firstline_edge.settings.identity import Identity, identity_path, read_identity, readable_identity
+from firstline_edge.settings.identity import IdentityDocument, identity_path, read_identity, readable_identity
 
 _LIMIT_BYTES = 1 << 20
 
@@ -43,7 +43,7 @@ class IdentityFiles:
         self._identity = identity_path(state_dir)
         self._joining = self.folder / "joining.pem"
 
-    def read(self) -> Identity | None:
+    def read(self) -> IdentityDocument | None:
         """Returns the identity; None for a device that has not joined.
 
         Raises:
@@ -60,7 +60,7 @@ class IdentityFiles:
 
     def save(
         self,
-        identity: Identity,
+        identity: IdentityDocument,
         authorities_pem: str,
         key_pem: str,
         certificate_pem: str,

@@ -12,7 +12,7 @@ from firstline_core.protocol.backoff import full_jitter_s
 from firstline_core.telemetry.logs import logger
 from firstline_edge.identity.credentials import Credentials
 from firstline_edge.identity.files import Revision
-from firstline_edge.settings.identity import Identity
+from firstline_edge.settings.identity import IdentityDocument
 
 CHECK_S = 5.0
 """Seconds between two checks whether the device has joined again."""
@@ -27,7 +27,7 @@ _BACKOFF_MAX_S = 3600.0
 log = logger(__name__)
 
 
-def restart_needed(before: Identity, now: Identity) -> bool:
+def restart_needed(before: IdentityDocument, now: IdentityDocument) -> bool:
     """Returns whether more has changed than the certificate.
 
     Name and addresses are in topics, logs and links, and an agent trusts one authority until it ends.
@@ -158,7 +158,7 @@ class CredentialRenewal:
         await self._use(identity, revision)
         log.info("device rejoined", device=identity.device, not_after_s=identity.not_after_s)
 
-    async def _use(self, identity: Identity, revision: Revision) -> None:
+    async def _use(self, identity: IdentityDocument, revision: Revision) -> None:
         """Makes every link use the certificate in the files of this revision."""
         self.credentials.use_certificate(identity, revision)
         self.renewal_problem, self._due_s = "", self._random_due_s()

@@ -16,7 +16,7 @@ from firstline_core.storage.structs import read_struct
 from firstline_core.types import Name
 
 
-class Identity(Struct, frozen=True, kw_only=True):
+class IdentityDocument(Struct, frozen=True, kw_only=True):
     """The data that this device received when it joined or renewed its certificate. It contains no secret.
 
     Args:
@@ -45,7 +45,7 @@ def identity_path(state_dir: Path) -> Path:
     return state_dir / "identity" / "identity.json"
 
 
-def read_identity(state_dir: Path) -> Identity | None:
+def read_identity(state_dir: Path) -> IdentityDocument | None:
     """Returns the identity; None for a device that has not joined.
 
     Raises:
@@ -53,7 +53,7 @@ def read_identity(state_dir: Path) -> Identity | None:
     """
     path = identity_path(state_dir)
     try:
-        return read_struct(path, Identity)
+        return read_struct(path, IdentityDocument)
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -64,7 +64,7 @@ def read_identity(state_dir: Path) -> Identity | None:
         ) from error
 
 
-def readable_identity(state_dir: Path) -> Identity | None:
+def readable_identity(state_dir: Path) -> IdentityDocument | None:
     """Returns the identity if this user can read it and it is whole; otherwise None."""
     try:
         return read_identity(state_dir)

@@ -21,7 +21,7 @@ import httpx
 from firstline_core import errors
 from firstline_core.clock import end_tasks
 from firstline_core.protocol.http import StaleConnectionError, read_body
-from firstline_core.protocol.http_transport import SOCKET_OPTIONS, AsyncTransport, KeepingTransport, Transport
+from firstline_core.protocol.http_transport import SOCKET_OPTIONS, AsyncTransport, BlockingTransport, KeepingTransport
 from firstline_core.protocol.limits import Limits
 from firstline_core.protocol.proxies import check_proxy, environment_proxy
 from firstline_core.telemetry.wording import rounded
@@ -84,7 +84,7 @@ def open_client(settings: ClientSettings) -> httpx.Client:
     Raises:
         ConfigError: a URL, a proxy or a variable of the environment that cannot be used.
     """
-    return _without_cookies(httpx.Client(**_arguments(settings), transport=Transport(**_transport(settings))))
+    return _without_cookies(httpx.Client(**_arguments(settings), transport=BlockingTransport(**_transport(settings))))
 
 
 def open_async_client(settings: ClientSettings, transport: httpx.AsyncBaseTransport | None = None) -> httpx.AsyncClient:

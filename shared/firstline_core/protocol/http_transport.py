@@ -33,7 +33,7 @@ SOCKET_OPTIONS: tuple[tuple[int, int, int], ...] = (
 """Options of a TCP connection that is kept."""
 
 
-class Transport(httpx.HTTPTransport):
+class BlockingTransport(httpx.HTTPTransport):
     """httpx's blocking transport.
 
     `_pool` and `_network_backend` are private to httpx and httpcore: hence their upper bounds.
@@ -66,7 +66,7 @@ class KeepingTransport(httpx.AsyncBaseTransport, ABC):
 
 
 class AsyncTransport(httpx.AsyncHTTPTransport, KeepingTransport):
-    """httpx's transport for asyncio; see `Transport`.
+    """httpx's transport for asyncio; see `BlockingTransport`.
 
     Args:
         **arguments: of `httpx.AsyncHTTPTransport`.

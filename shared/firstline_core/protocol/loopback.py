@@ -7,11 +7,11 @@ from ipaddress import IPv4Address, IPv6Address, ip_address
 
 def is_loopback(host: str) -> bool:
     """Returns whether a name, or an address that may be in brackets, is reached from this machine only."""
-    address = address_of(host)
+    address = ip_address_of(host)
     return host.lower() == "localhost" if address is None else address.is_loopback
 
 
-def address_of(host: str) -> IPv4Address | IPv6Address | None:
+def ip_address_of(host: str) -> IPv4Address | IPv6Address | None:
     """Returns the address, of IPv4 if it is mapped into IPv6; None for a name."""
     try:
         address = ip_address(host.strip("[]"))

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 from urllib.request import getproxies_environment, proxy_bypass_environment  # type: ignore[attr-defined]
 
 from firstline_core.errors import ConfigError
-from firstline_core.protocol.loopback import address_of, is_loopback
+from firstline_core.protocol.loopback import ip_address_of, is_loopback
 
 
 def environment_proxy(url: str) -> str:
@@ -59,13 +59,13 @@ def check_proxy(proxy: str, name: str, otherwise: str = "") -> None:
 def is_this_machine(host: str) -> bool:
     """Returns whether a client that connects to a name or an address reaches this machine."""
     name = host.lower().rstrip(".")
-    address = address_of(name)
+    address = ip_address_of(name)
     return is_loopback(name) or name.endswith(".localhost") or (address is not None and address.is_unspecified)
 
 
 def _is_excluded(host: str, port: int, variables: dict[str, str]) -> bool:
     """Returns whether NO_PROXY excludes a server; it may contain names, addresses, and ranges of addresses."""
-    address = address_of(host)
+    address = ip_address_of(host)
     if address is None:
         return bool(proxy_bypass_environment(f"{host}:{port}", variables))
     for entry in (entry.strip() for entry in variables.get("no", "").split(",")):

@@ -43,13 +43,13 @@ def open_transports(settings: Oip, limits: Limits) -> dict[str, HttpClient]:
         url: HttpClient(
             ClientSettings(url, headers=headers, tls=tls, idle_s=_IDLE_S),
             limit_bytes=limits.body_bytes,
-            transport=Transport(tls),
+            transport=PooledTransport(tls),
         )
         for url in (url.rstrip("/") for url in settings.endpoints)
     }
 
 
-class Transport(AiohttpTransport, KeepingTransport):
+class PooledTransport(AiohttpTransport, KeepingTransport):
     """`httpx_aiohttp.AiohttpTransport` without cookies or a limit of connections, and with httpx's own exceptions.
 
     It reports new connections to the request's `trace` extension, as httpx's default transport does.

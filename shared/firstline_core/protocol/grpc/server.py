@@ -17,7 +17,7 @@ _FRAME_BYTES = 65_536
 _LIMITS = ServerLimits()
 
 
-def address_of(peer: str) -> str:
+def peer_address(peer: str) -> str:
     """Returns the address in "ipv4:127.0.0.1:1234" or "ipv6:%5B::1%5D:1234"."""
     address = peer.partition(":")[2].rpartition(":")[0]
     return address.replace("%5B", "").replace("%5D", "").strip("[]")

@@ -14,7 +14,7 @@ from firstline_core.protocol import happy_eyeballs
 from firstline_core.protocol.http_client import ClientSettings, HttpClient, open_client
 from firstline_core.protocol.mqtt_connection import Connection
 from firstline_core.protocol.mqtt_messages import MqttSettings
-from firstline_gateway.executors.oip.http_transport import Transport
+from firstline_gateway.executors.oip.http_transport import PooledTransport
 
 CONNACK = b"\x20\x03\0\0\0"
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi"
@@ -84,7 +84,7 @@ async def over_httpx(port: int) -> None:
 
 
 async def over_aiohttp(port: int) -> None:
-    client = HttpClient(ClientSettings(f"http://{NAME}:{port}"), limit_bytes=1000, transport=Transport(tls=False))
+    client = HttpClient(ClientSettings(f"http://{NAME}:{port}"), limit_bytes=1000, transport=PooledTransport(tls=False))
     assert (await client.exchange("GET", "/", {}, b"", 5)).body == b"hi"
     await client.close()
 

@@ -30,7 +30,7 @@ from firstline_core.protocol.http_client import (
     open_client,
     untrusted,
 )
-from firstline_gateway.executors.oip.http_transport import Transport
+from firstline_gateway.executors.oip.http_transport import PooledTransport
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nX-Kind: a\r\n\r\nhi"
 Says = Callable[[int, int], bytes | None]  # number of the connection and of the request on it; None closes
@@ -55,7 +55,7 @@ def test_the_remedy_of_an_untrusted_certificate_fits_its_fault(fault: str, remed
 
 def connecting(over: str = "httpx", *, doubts_idle: bool = False, **settings: Any) -> Connect:
     def connect(url: str) -> HttpClient:
-        transport = Transport(tls=False) if over == "aiohttp" else None
+        transport = PooledTransport(tls=False) if over == "aiohttp" else None
         client = ClientSettings(url, headers={"Authorization": "Bearer secret"}, tls=False, **settings)
         return HttpClient(client, limit_bytes=1000, transport=transport, doubts_idle=doubts_idle)
 

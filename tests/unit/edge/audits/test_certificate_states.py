@@ -532,7 +532,7 @@ def test_only_the_latest_records_are_kept() -> None:
 def test_another_promise_makes_another_key(make_scene: MakeScene) -> None:
     certificate = make_scene().monitored.certificate
     others = [msgspec.structs.replace(certificate, **{name: 0.81}) for name in ("threshold", "audit_epsilon")]
-    assert len({records.key_of("m", "3", each) for each in (certificate, *others)}) == 3
+    assert len({records.record_key("m", "3", each) for each in (certificate, *others)}) == 3
 
 
 def test_damage_to_the_records_is_found_wherever_it_is(tmp_path: Path) -> None:

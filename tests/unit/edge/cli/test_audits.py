@@ -15,7 +15,7 @@ from bench.support.bundles import with_certificate
 from firstline_core.bundle.manifest import MANIFEST_NAME, encode_manifest, parse_manifest
 from firstline_core.routing import audit
 from firstline_edge.audits import records
-from firstline_edge.audits.records import CertificateRecord, CertificateState, EventRecord, key_of
+from firstline_edge.audits.records import CertificateRecord, CertificateState, EventRecord, record_key
 from firstline_edge.audits.samples import Sample, SampleLog
 from firstline_edge.cli import audits
 from firstline_edge.cli.doctor_models import contract_findings
@@ -157,7 +157,7 @@ def test_doctor_reports_an_alarm_of_a_bundle_in_use(tmp_path: Path) -> None:
     settings = edge_settings(tmp_path / "state", models__directories=[str(bundle)])
     assert list(contract_findings(settings)) == []
     assert variant.certificate is not None
-    key = key_of(manifest.name, str(manifest.version), variant.certificate)
+    key = record_key(manifest.name, str(manifest.version), variant.certificate)
     record = CertificateRecord(
         model=manifest.name, version="1", events={"": EventRecord(audit.begin(0.05))}, agreed=7, disagreed=3
     )

@@ -27,7 +27,7 @@ from firstline_edge.identity import enrolment
 from firstline_edge.identity.credentials import Credentials, DeviceIdentity
 from firstline_edge.identity.files import IdentityFiles
 from firstline_edge.identity.renewal import CredentialRenewal
-from firstline_edge.settings.identity import Identity, readable_identity
+from firstline_edge.settings.identity import IdentityDocument, readable_identity
 from firstline_edge.settings.load import load
 from firstline_gateway.identity import ca
 
@@ -52,7 +52,7 @@ def authority() -> Authority:
     return Authority()
 
 
-def joined(folder: Path, authority: Authority, *, days: float = 90) -> tuple[IdentityFiles, Identity]:
+def joined(folder: Path, authority: Authority, *, days: float = 90) -> tuple[IdentityFiles, IdentityDocument]:
     files, key = IdentityFiles(folder), enrolment.new_key()
     answer = authority.answer(enrolment.signing_request(key), days=days)
     identity = enrolment.identity_from(answer, key, authority.hash, gateway=GATEWAY, proxy="")
@@ -73,8 +73,10 @@ async def no_links() -> None:
 class TestJoinAgain:
     """`join --force` while the agent runs."""
 
-    def renewal(self, files: IdentityFiles, identity: Identity) -> tuple[CredentialRenewal, list[Identity]]:
-        adopted: list[Identity] = []
+    def renewal(
+        self, files: IdentityFiles, identity: IdentityDocument
+    ) -> tuple[CredentialRenewal, list[IdentityDocument]]:
+        adopted: list[IdentityDocument] = []
         clock = SimulatedClock(wall_start_s=NOW_S)
         credentials = Credentials(files, identity, files.revision(), clock)
 
@@ -155,7 +157,7 @@ class TestJoinAgain:
         settings = load(None, overrides={"agent.state_dir": str(tmp_path)})
         read, again = IdentityFiles.read, []
 
-        def read_and_join(files: IdentityFiles) -> Identity | None:
+        def read_and_join(files: IdentityFiles) -> IdentityDocument | None:
             found = read(files)
             monkeypatch.setattr(IdentityFiles, "read", read)
             again.append(joined(tmp_path, authority, days=30)[1])
@@ -327,7 +329,7 @@ def test_an_answer_that_is_not_for_this_device_is_refused(authority: Authority) 
     good = authority.answer(enrolment.signing_request(key))
     stranger = Authority().answer(enrolment.signing_request(key))
 
-    def accept(answer: EnrolAnswer) -> Identity:
+    def accept(answer: EnrolAnswer) -> IdentityDocument:
         return enrolment.identity_from(answer, key, authority.hash, gateway=GATEWAY, proxy="")
 
     assert accept(good).device == "press-7"

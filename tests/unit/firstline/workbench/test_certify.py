@@ -38,7 +38,7 @@ from firstline_core.routing.drift import histogram
 from firstline_core.tasks.arrays import LABEL
 from firstline_core.tasks.segmentation import CONFIDENCE, MASK, Segmentation
 from firstline_core.types import PROBABILITIES
-from firstline_edge.audits.records import key_of
+from firstline_edge.audits.records import record_key
 
 _DIGITS = Path(__file__).parents[4] / "models/digits"
 _BUNDLE = (_DIGITS / "bundle", "--data", _DIGITS / "heldout", "--delta", 0.1)
@@ -219,7 +219,7 @@ def test_audits_certify_only_their_own_bundle(tmp_path: Path) -> None:
     manifest = open_bundle(first).manifest
     alarmed = valid_certificate(manifest, manifest.edge[0])
     assert alarmed is not None
-    key = key_of("digits", str(manifest.version), alarmed)
+    key = record_key("digits", str(manifest.version), alarmed)
     rows = [f"{0.5 + number / 2000},{int(number > 300)},{1 + int(number % 3 == 0)},1,{key}" for number in range(1000)]
     table = "score,agree,weight,kept,certificate\n" + "\n".join(rows) + "\n"
     field = (first, "--scores", "-", "--epsilon", 0.05, "--delta", 0.1)

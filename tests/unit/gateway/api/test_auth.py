@@ -15,7 +15,7 @@ from firstline_core.errors import ForbiddenError, UnauthorizedError
 from firstline_core.protocol.asgi import RequestInfo
 from firstline_gateway.api.auth import Caller, authenticate, authorize, certificate_of
 from firstline_gateway.identity.client_certificate import ClientCertificate
-from firstline_gateway.identity.identity import Identity
+from firstline_gateway.identity.identity import IdentityService
 from firstline_gateway.identity.principals import SCOPES
 from firstline_gateway.settings.load import load
 
@@ -23,10 +23,10 @@ INFER = frozenset({"infer"})
 
 
 @pytest.fixture
-async def identity(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[Identity]:
+async def identity(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[IdentityService]:
     overrides = {"auth.mode": getattr(request, "param", "tokens"), "identity.directory": str(tmp_path / "identity")}
     with OpenStore(sqlite_store(tmp_path)) as opened:
-        found = Identity(load(None, overrides=overrides), opened.store, clock=SYSTEM_CLOCK)
+        found = IdentityService(load(None, overrides=overrides), opened.store, clock=SYSTEM_CLOCK)
         yield found
         await found.close()
 
@@ -41,7 +41,7 @@ def connection(headers: dict[str, str] | None = None, *, presented: ClientCertif
 
 
 async def test_a_key_becomes_a_principal_and_only_a_device_keeps_its_request_ids(
-    identity: Identity, tmp_path: Path
+    identity: IdentityService, tmp_path: Path
 ) -> None:
     store = sqlite_store(tmp_path)
     device, application = create_key(store, "press-7", "device"), create_key(store, "shop")
@@ -50,7 +50,7 @@ async def test_a_key_becomes_a_principal_and_only_a_device_keeps_its_request_ids
     assert await authenticate(identity, connection(said)) == Caller("application:shop", INFER, False)
 
 
-async def test_a_scope_that_a_key_lacks_is_refused(identity: Identity, tmp_path: Path) -> None:
+async def test_a_scope_that_a_key_lacks_is_refused(identity: IdentityService, tmp_path: Path) -> None:
     store = sqlite_store(tmp_path)
     operator = connection(bearer(create_key(store, "anna", "operator")))
     application = connection(bearer(create_key(store, "shop")))
@@ -65,23 +65,23 @@ async def test_a_scope_that_a_key_lacks_is_refused(identity: Identity, tmp_path:
 
 
 @pytest.mark.parametrize("header", ["", "Bearer", "Bearer ", "Basic dXNlcjpwYXNz", "flt_x"])
-async def test_without_a_key_the_sentence_names_the_header_to_send(identity: Identity, header: str) -> None:
+async def test_without_a_key_the_sentence_names_the_header_to_send(identity: IdentityService, header: str) -> None:
     with pytest.raises(UnauthorizedError, match="send `authorization: Bearer KEY` as a header") as caught:
         await authenticate(identity, connection({"Authorization": header}))
     assert "dXNlcjpwYXNz" not in caught.value.message and "flt_x" not in caught.value.message
 
 
 @pytest.mark.parametrize("identity", ["off"], indirect=True)
-async def test_every_caller_is_served_without_authentication(identity: Identity) -> None:
+async def test_every_caller_is_served_without_authentication(identity: IdentityService) -> None:
     assert await authenticate(identity, connection()) == Caller("", frozenset(SCOPES), trust_request_id=True)
 
 
-async def test_a_valid_key_does_not_replace_an_invalid_certificate(identity: Identity, tmp_path: Path) -> None:
+async def test_a_valid_key_does_not_replace_an_invalid_certificate(identity: IdentityService, tmp_path: Path) -> None:
     headers = bearer(create_key(sqlite_store(tmp_path), "shop"))
     with pytest.raises(UnauthorizedError, match="is no device's"):
         await authenticate(identity, connection(headers, presented=ClientCertificate(None, "0", 0.0, 0.0)))
 
 
-async def test_a_proxys_own_certificate_identifies_no_client(proxied: Identity) -> None:
+async def test_a_proxys_own_certificate_identifies_no_client(proxied: IdentityService) -> None:
     proxys = connection(presented=ClientCertificate("proxy", "1", 0.0, 1e12))
     assert await certificate_of(proxied, proxys.scope) is None

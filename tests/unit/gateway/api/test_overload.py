@@ -14,7 +14,7 @@ from support.waiting import work_for
 
 from firstline_gateway.api.overload import OverloadGuard, client_key
 from firstline_gateway.identity.client_certificate import ClientCertificate
-from firstline_gateway.identity.identity import Identity
+from firstline_gateway.identity.identity import IdentityService
 
 
 class Overload:
@@ -102,7 +102,7 @@ async def test_one_pause_of_the_event_loop_is_no_overload() -> None:
     assert not guard.is_behind
 
 
-def test_only_a_trusted_proxy_speaks_for_several_clients(proxied: Identity) -> None:
+def test_only_a_trusted_proxy_speaks_for_several_clients(proxied: IdentityService) -> None:
     def keys(address: str, serial: str = "1") -> set[int]:
         certificate = ClientCertificate("press-7", serial, 0.0, 1e12)
         return {client_key(proxied, address, certificate, {"x-client-cert": text}) for text in "abc"}
@@ -112,7 +112,7 @@ def test_only_a_trusted_proxy_speaks_for_several_clients(proxied: Identity) -> N
     assert keys("192.0.2.8") != keys("192.0.2.8", serial="2")
 
 
-async def test_a_client_with_changing_keys_is_one_client(proxied: Identity, tmp_path: Path) -> None:
+async def test_a_client_with_changing_keys_is_one_client(proxied: IdentityService, tmp_path: Path) -> None:
     shop, till = (create_key(sqlite_store(tmp_path), name) for name in ("shop", "till"))
     await proxied.gatekeeper.refreshed()
 

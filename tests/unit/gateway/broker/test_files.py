@@ -14,14 +14,14 @@ import pytest
 from firstline_gateway.broker.config import ACCESS_LIST, REVOCATIONS, denied_devices, password_line
 from firstline_gateway.broker.files import BrokerFolder
 from firstline_gateway.identity.authorities import Authorities, open_authorities, parse_lists
-from firstline_gateway.identity.credentials import Changes, Credentials
+from firstline_gateway.identity.credentials import Changes, KnownCredentials
 from firstline_gateway.settings.settings import BROKER_USER, Broker, Settings
 
 NOW_S = 1_800_000_000.0
-NO_CREDENTIALS = Credentials()
+NO_CREDENTIALS = KnownCredentials()
 
 
-def refreshed(path: Path, credentials: Credentials = NO_CREDENTIALS) -> dict[str, int]:
+def refreshed(path: Path, credentials: KnownCredentials = NO_CREDENTIALS) -> dict[str, int]:
     authorities: Authorities = open_authorities(path.parent / "identity", NOW_S)
     settings = Settings(broker=Broker(directory=str(path), hosts=("127.0.0.1",)))
     BrokerFolder(settings).refresh(authorities, credentials, NOW_S)
@@ -70,9 +70,9 @@ def test_damaged_files_are_rewritten(tmp_path: Path, damage: bytes) -> None:
     assert line == password_line(BROKER_USER, password, salt)
 
 
-def credentials_of(*devices: tuple[str, str, float | None]) -> Credentials:
+def credentials_of(*devices: tuple[str, str, float | None]) -> KnownCredentials:
     """Credentials with a certificate per device: its name, serial number, and when both were revoked."""
-    found = Credentials()
+    found = KnownCredentials()
     rows: list[Any] = [
         SimpleNamespace(name=name, device=name, serial=serial, revoked_s=revoked_s, not_after_s=NOW_S + 1)
         for name, serial, revoked_s in devices

@@ -13,7 +13,7 @@ from sqlalchemy import event, func, select
 
 from firstline_core.units import DAY_S
 from firstline_gateway.identity import enrolment, keys
-from firstline_gateway.identity.credentials import Credentials, read_changes
+from firstline_gateway.identity.credentials import KnownCredentials, read_changes
 from firstline_gateway.identity.enrolment import EnrolledDevice, Issued
 from firstline_gateway.identity.tables import CERTIFICATES, JOIN_TOKENS
 from firstline_gateway.settings.settings import Store
@@ -51,8 +51,8 @@ def redeemed(
         return enrolment.redeem(on, sha256, key, issue, now_s, address="")
 
 
-def known(database: Database, found: Credentials | None = None) -> Credentials:
-    found = found or Credentials()
+def known(database: Database, found: KnownCredentials | None = None) -> KnownCredentials:
+    found = found or KnownCredentials()
     with database.reading() as on:
         found.apply(read_changes(on, found.version))
     return found

@@ -17,7 +17,7 @@ from firstline_gateway.app import Gateway, open_gateway
 from firstline_gateway.models.folder import ModelsFolder
 from firstline_gateway.models.repository import ServedModel
 from firstline_gateway.serving import data_plane, request_digest
-from firstline_gateway.serving.response_cache import ResponseCache, key_of
+from firstline_gateway.serving.response_cache import ResponseCache, answer_key
 from firstline_gateway.settings.load import load
 
 ANSWER = {PROBABILITIES: np.array([[0.25, 0.75]], np.float32)}
@@ -63,24 +63,24 @@ def test_a_key_depends_on_the_answer_and_the_principal(served: ServedModel) -> N
         replace(asked, inputs=(Tensor("image", np.array([b"ab", b"c"], np.object_)),)),
         replace(asked, inputs=(Tensor("image", np.array([b"a", b"bc"], np.object_)),)),
     ]
-    keys = {key_of(each, served) for each in (asked, *others)}
+    keys = {answer_key(each, served) for each in (asked, *others)}
     assert len(keys) == 1 + len(others)
     assert all(key is not None and len(key) == 32 for key in keys)
-    assert key_of(replace(asked, id="x", request_id="y", version="1"), served) in keys
+    assert answer_key(replace(asked, id="x", request_id="y", version="1"), served) in keys
 
 
 def test_a_key_depends_on_the_generation_of_the_processing(
     served: ServedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    earlier = key_of(request_of(1.0), served)
+    earlier = answer_key(request_of(1.0), served)
     monkeypatch.setattr("firstline_core.processing.GENERATION", GENERATION + 1)
-    assert key_of(request_of(1.0), served) != earlier
+    assert answer_key(request_of(1.0), served) != earlier
 
 
 def test_audits_and_promises_are_always_computed(served: ServedModel) -> None:
     note = AuditNote(propensity=1.0, epsilon=0.05, threshold=0.5, edge_digest="0" * 64)
-    assert key_of(request_of(1.0, audit=note), served) is None
-    assert key_of(request_of(1.0, promised=True), served) is None
+    assert answer_key(request_of(1.0, audit=note), served) is None
+    assert answer_key(request_of(1.0, promised=True), served) is None
 
 
 def gateway_of(folder: Path) -> Gateway:
@@ -111,9 +111,9 @@ async def test_a_gateway_with_a_cache_runs_an_input_once(
 
     def hashed(request: InferRequest, served: ServedModel) -> bytes | None:
         hashed_here.append(threading.current_thread() is threading.main_thread())
-        return key_of(request, served)
+        return answer_key(request, served)
 
-    monkeypatch.setattr(data_plane, "key_of", hashed)
+    monkeypatch.setattr(data_plane, "answer_key", hashed)
     if size == "large":
         monkeypatch.setattr(request_digest, "_HASHED_HERE_BYTES", 63)
     gateway = gateway_of(tmp_path)

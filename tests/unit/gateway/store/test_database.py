@@ -21,7 +21,7 @@ from support.broker import free_port
 
 import firstline_gateway
 from firstline_core.errors import CapacityError, ConfigError, StoreUnavailableError
-from firstline_gateway.identity.credentials import Credentials, read_changes
+from firstline_gateway.identity.credentials import KnownCredentials, read_changes
 from firstline_gateway.settings.settings import Store as StoreSettings
 from firstline_gateway.store import service_clock
 from firstline_gateway.store.database import Database, check, connect
@@ -190,7 +190,7 @@ def test_flipped_bits_of_rows_are_damage(file: Path) -> None:
             try:
                 with closing(connect(StoreSettings(url=f"sqlite:///{file}"))) as database, database.reading() as opened:
                     service_clock.read(opened)
-                    Credentials().apply(read_changes(opened, 0))
+                    KnownCredentials().apply(read_changes(opened, 0))
             except StoreUnavailableError as error:
                 assert "damaged" in error.message
                 raised.add(type(error.__cause__).__name__)
