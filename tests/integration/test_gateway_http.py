@@ -8,7 +8,7 @@ import os
 import signal
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from unittest.mock import AsyncMock
+from unittest.mock import AsyncMock, patch
 
 import httpx
 import pytest
@@ -133,6 +133,15 @@ async def test_the_description_covers_every_address(gated: tuple[Gateway, GatedE
                 expected = 400
             assert (await client.request(method, address)).status_code == expected
         assert (await client.get("/openapi.json")).json()["openapi"].startswith("3.")
+
+
+async def test_the_description_is_encoded_once(gated: tuple[Gateway, GatedExecutor]) -> None:
+    app = gated[0].control_plane()
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as client:
+        first = await client.get("/openapi.json")
+        assert first.json() == app.openapi()
+        with patch.object(app, "openapi", side_effect=AssertionError):
+            assert (await client.get("/openapi.json")).content == first.content
 
 
 async def test_full_queue_refuses_with_retry_after(gated: tuple[Gateway, GatedExecutor]) -> None:

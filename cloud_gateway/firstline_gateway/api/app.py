@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import cache
 from typing import Any
 
+import orjson
 from fastapi import APIRouter, Depends, FastAPI
 from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute
 from starlette.requests import Request
+from starlette.responses import Response
 
 from firstline_core.errors import FirstlineError, RequestError, listed
+from firstline_core.protocol.http import JSON_TYPE
 from firstline_core.protocol.openapi import (
     MODEL,
     PRIORITY,
@@ -41,9 +45,8 @@ def create_app(routers: Iterable[APIRouter], on_error: Callable[[FirstlineError]
         version=__version__,
         routes=list(infer_routes()),
         redirect_slashes=False,
-        # The framework's documentation pages load scripts from other hosts.
-        docs_url=None,
-        redoc_url=None,
+        # The framework's documentation pages load scripts from other hosts, and it encodes the description each time.
+        openapi_url=None,
     )
     for router in routers:
         for route in router.routes:
@@ -52,6 +55,12 @@ def create_app(routers: Iterable[APIRouter], on_error: Callable[[FirstlineError]
         app.include_router(router)
     errors.install(app, on_error)
     describe(app)
+    encoded = cache(lambda: orjson.dumps(app.openapi()))  # once, because strangers may read it
+
+    async def read_description(_request: Request) -> Response:
+        return Response(encoded(), media_type=JSON_TYPE)
+
+    app.add_route("/openapi.json", read_description, include_in_schema=False)
     return app
 
 
