@@ -335,6 +335,8 @@ class CertificateStates:
         """Makes all present certificates unknown: the file that was lost may have held an alarm of any of them."""
         state = self._unknown()
         for monitored in self:
+            if monitored.record.state.alarmed:  # `watch` did so, because the bundle was here before
+                continue
             monitored.record.state = state
             name, version = monitored.record.model, monitored.record.version
             log.warning("certificate voided by alarm", model=name, version=version, cause=state.cause)

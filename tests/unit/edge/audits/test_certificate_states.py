@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 import pytest
 from support.edge import SURE, UNSURE, Scene, answer_of
+from support.logs import captured_lines
 
 from firstline_core.bundle.manifest import MANIFEST_NAME
 from firstline_core.bundle.store import Bundle
@@ -100,6 +101,14 @@ async def saving(scene: Scene) -> AsyncIterator[None]:
     yield
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
+
+
+def stored_bundle(folder: Path, certified: float) -> DeviceModel:
+    """A loaded bundle whose manifest is written to the disk now."""
+    found = Scene(certified=certified).held
+    folder.mkdir(exist_ok=True)
+    (folder / MANIFEST_NAME).touch()
+    return replace(found, bundle=Bundle(folder, found.manifest))
 
 
 async def restarted(scene: Scene, make_scene: MakeScene, **arguments: Any) -> Scene:
@@ -401,10 +410,7 @@ async def test_a_bundle_that_was_here_before_the_loss_of_records_is_not_relied_o
     make_scene: MakeScene, tmp_path: Path
 ) -> None:
     def bundle(certified: float) -> DeviceModel:
-        folder, found = tmp_path / f"{certified}", Scene(certified=certified).held
-        folder.mkdir(exist_ok=True)
-        (folder / MANIFEST_NAME).touch()
-        return replace(found, bundle=Bundle(folder, found.manifest))
+        return stored_bundle(tmp_path / f"{certified}", certified)
 
     path = tmp_path / "certificates.json"
     absent, never_loaded = bundle(0.82), bundle(0.84)
@@ -420,6 +426,14 @@ async def test_a_bundle_that_was_here_before_the_loss_of_records_is_not_relied_o
     for held in (absent, newer, never_loaded):
         states_of(again).watch(held)
     assert [states_of(again).of(held).name for held in (absent, newer, never_loaded)] == ["unknown", "valid", "unknown"]
+
+
+async def test_the_loss_of_a_record_is_logged_once(scene: Scene, tmp_path: Path) -> None:
+    held, path = stored_bundle(tmp_path / "bundle", 0.82), tmp_path / "lost.json"
+    path.write_bytes(b"{")
+    with captured_lines() as lines:
+        CertificateStates(path, [held], scene.samples, CAREFUL, scene.clock)
+    assert [line["event"] for line in lines].count("certificate voided by alarm") == 1
 
 
 async def test_a_lost_record_is_not_forgotten_by_a_start_without_certificates(
