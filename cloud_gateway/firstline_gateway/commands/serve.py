@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 # Time to write the last answers, after `api.drain_s` for their requests.
 _SERVER_STOP_S = 2
 # At most, however many descriptors there are; a stranger may keep a connection after an answer that needs no key.
-_CONNECTIONS = 65_536
+CONNECTIONS_LIMIT = 65_536
 # Requests create no reference cycles; the default thresholds would start a collection every ten requests.
 _GC_THRESHOLDS = (10_000, 20, 20)
 
@@ -67,7 +67,7 @@ async def run_gateway(
         limits = ServerLimits(
             idle_s=gateway.settings.api.keep_alive_s,
             pending=connections_within_descriptors(),
-            connections=connections_within_descriptors(_CONNECTIONS),
+            connections=connections_within_descriptors(CONNECTIONS_LIMIT),
         )
         server = gateway.http_server(limits)
         await gateway.start()

@@ -21,6 +21,7 @@ from firstline_core.storage import secrets, setting_places
 from firstline_core.units import MIB
 from firstline_edge.fleet import report
 from firstline_edge.settings.settings import EdgeSettings
+from firstline_gateway.commands import serve
 from firstline_gateway.settings.settings import Settings
 
 CHECKOUT = Path(__file__).parents[3]
@@ -46,6 +47,7 @@ LIMITS = {
     "a client that does not read": (f"{SERVER.write_s:g} s",),
     "slow HTTP bodies": (f"{http.GRACE_S:g} s",),
     "connections at the agent": (f"{SERVER.pending:,}, and half of the descriptors",),
+    "all connections at the gateway": (f"{serve.CONNECTIONS_LIMIT:,}, and half of the descriptors",),
     "the console's connections": (f"head {connections.HEAD_BYTES // 1024} KiB and {connections.HEAD_S:g} s",),
     "gRPC connections": (
         f"{SERVER.pending // 2:,}, and a quarter of the descriptors",
