@@ -6,6 +6,7 @@ import json
 import os
 import re
 import subprocess
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ from support.needs import missing, program
 
 from firstline_edge.api.app import description
 from firstline_gateway.app import open_gateway
+
+IMAGES = Path(__file__).parents[2] / "models/digits/heldout/images.zip"
 
 
 @pytest.fixture(params=["agent", "gateway"])
@@ -77,6 +80,21 @@ def documents(running: Line, tmp_path_factory: pytest.TempPathFactory) -> dict[s
         found[name] = tmp_path_factory.mktemp("documents") / f"{name}.json"
         found[name].write_bytes(httpx.get(f"{at.url}/openapi.json", headers=at.headers).content)
     return found
+
+
+@pytest.mark.parametrize("tier", ["agent", "gateway"])
+def test_answers_and_errors_have_the_described_fields(running: Line, documents: dict[str, Path], tier: str) -> None:
+    operation = json.loads(documents[tier].read_bytes())["paths"]["/firstline/v1/models/{model}/infer"]["post"]
+    at, image = running.tiers[tier], zipfile.ZipFile(IMAGES).read("digit_0037.png")
+    kinds = {"string": str, "boolean": bool, "number": float, "array": list}
+    for body, status in ((image, "200"), (b"no image", "400")):
+        answer = httpx.post(f"{at.url}/firstline/v1/models/digits/infer", content=body, headers=at.headers).json()
+        schema = operation["responses"][status]["content"]["application/json"]["schema"]
+        assert set(schema["required"]) <= answer.keys()
+        for name in schema["properties"].keys() & answer.keys():
+            field = schema["properties"][name]
+            assert isinstance(answer[name], kinds[field["type"]]) and answer[name] in field.get("enum", [answer[name]])
+    assert "request_id" in schema["properties"] and "request_id" in answer
 
 
 @pytest.mark.clients

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from firstline_core.types import SOURCE_LIMIT
+from firstline_core.types import SOURCE_LIMIT, Reason, Status, Tier
 
 JSON = "application/json"
 
@@ -62,12 +62,41 @@ _RESPONSE = {
         "outputs": {"type": "array", "items": _TENSOR},
     },
 }
+_FILE_ANSWER = {
+    **ANY_OBJECT,
+    "description": "The fields of every answer, and those of the model's task, such as `label` or `objects`.",
+    "required": [
+        *("request_id", "status", "certified", "durable", "tier", "reason", "model_digest", "attempts"),
+        *("model", "version"),
+    ],
+    "properties": {
+        "request_id": {"type": "string"},
+        "status": {"type": "string", "enum": [status.value for status in Status]},
+        "certified": {"type": "boolean"},
+        "durable": {"type": "boolean"},
+        "tier": {"type": "string", "enum": [tier.value for tier in Tier]},
+        "reason": {"type": "string", "enum": [reason.value for reason in Reason]},
+        "confidence": {"type": "number"},
+        "model_digest": {"type": "string"},
+        "attempts": {"type": "array", "items": ANY_OBJECT},
+        "changed": {"type": "boolean"},
+        "refusal": {"type": "string"},
+        "model": {"type": "string"},
+        "version": {"type": "string"},
+        "id": {"type": "string"},
+    },
+}
 _ERROR = {
     "type": "object",
     "required": ["error", "code"],
-    "properties": {"error": {"type": "string"}, "code": {"type": "string"}},
+    "properties": {
+        "error": {"type": "string"},
+        "code": {"type": "string"},
+        "request_id": {"type": "string"},
+        "retry_after_s": {"type": "number"},
+    },
 }
-TIMEOUT = {"type": "integer", "minimum": 0, "description": "Microseconds; 0 for none."}
+TIMEOUT = {"type": "integer", "minimum": 0, "description": "Microseconds; 0 for the tier's default."}
 PRIORITY = {
     "type": "integer",
     "minimum": 0,
@@ -190,5 +219,5 @@ def file_infer(**query: dict[str, Any]) -> dict[str, Any]:
             JSON: {"schema": {}},
         },
         answer="The answer of the model's task, such as a label, or objects with boxes; or a picture of it.",
-        answers={JSON: {"schema": ANY_OBJECT}, "image/jpeg": _BYTES},
+        answers={JSON: {"schema": _FILE_ANSWER}, "image/jpeg": _BYTES},
     )
