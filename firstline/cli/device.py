@@ -154,7 +154,7 @@ def _device_text(device: FleetDevice) -> Iterator[str]:
     if reported is None:
         return
     for update in reported.updates:
-        why = f": {update.reason} {update.message}".rstrip() if update.reason else ""
+        why = (f" ({update.reason})" if update.reason else "") + (f": {update.message}" if update.message else "")
         yield f"update to {wording.subject(update.what, update.name)} {update.version}: {update.state}{why}"
     for profile in reported.profiles:
         points = f" ({profile.done} of {profile.total} points)" if profile.total else ""

@@ -115,6 +115,11 @@ async def test_rollout_applies_and_reverts_a_configuration(site: RegistrySite, t
     await driver.drive()
     assert "rolled_back" in (await run(site, "rollout", "get", rollout)).stdout
 
+    refused = Update("quiet", 2, UpdateState.REJECTED, "configuration", reason="config", message="It sets costs.worth.")
+    await device_says(site, 6, 0, refused)
+    shown = (await run(site, "device", "get", "press-7")).stdout
+    assert "update to configuration quiet 2: rejected (config): It sets costs.worth." in shown
+
 
 async def test_configurations_of_rollouts_stay_signed(site: RegistrySite, tmp_path: Path) -> None:
     """Also bundles: rollouts of bundles, rollouts of configurations and unused targets are distinguished."""
