@@ -395,7 +395,7 @@ def _timeout_s(options: RequestOptions) -> float | None:
     if not 0 < timeout_ms <= _TIMEOUT_LIMIT_MS:
         raise InvalidTensorError(
             f"timeout_ms is {timeout_ms:g}; give more than 0 and at most {_TIMEOUT_LIMIT_MS} ms (a day), or leave it "
-            "out for no deadline."
+            "out for the tier's default."
         )
     return timeout_ms / 1000
 
