@@ -159,7 +159,8 @@ def connection_fault(error: Exception, url: str) -> str:
         return "it answers without TLS; name it with http:// instead of https://"
     if "CERTIFICATE_VERIFY_FAILED" in reason:
         return f"its certificate is not trusted ({_OPENSSL.sub('', reason)})"
-    if "without sending a response" in reason:
+    is_reset = isinstance(error, httpx.ReadError | httpx.WriteError) and not str(error)
+    if is_reset or "without sending a response" in reason:
         reason = "it closed the connection without an answer"
     if "All connection attempts failed" in reason:
         reason = "it accepts no connection"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
+import struct
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -258,6 +260,13 @@ async def test_a_failed_test_says_what_to_do(made: Site, found: Receiver, status
     assert await made.problem() == ""
 
 
+async def _reset(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Reads the beginning of a request, and resets the connection."""
+    await reader.read(1)
+    writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    writer.transport.abort()
+
+
 @ON_SQLITE
 async def test_a_test_without_an_answer_says_what_to_do(
     database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -274,6 +283,9 @@ async def test_a_test_without_an_answer_says_what_to_do(
     problem, remedy = await tested(f"http://127.0.0.1:{port}/?token=t0ken")
     assert problem == "it cannot be reached: it accepts no connection"
     assert "reaches the address in webhooks.ops.url" in remedy
+    async with await asyncio.start_server(_reset, "127.0.0.1", 0) as resetting:
+        problem, _ = await tested(f"http://127.0.0.1:{resetting.sockets[0].getsockname()[1]}/")
+    assert problem.startswith("it cannot be reached: it closed the connection without an answer")
     tls, authority = server_tls(tmp_path)
     with receiver(tls=tls) as found:
         problem, remedy = await tested(found.url)
