@@ -79,7 +79,9 @@ class VideoStore:
                             return
                         sample = following
         except _errors(av) as error:
-            raise ConfigError(f"{where(sample)}, which cannot be decoded: {error}.") from error
+            raise ConfigError(
+                f"{where(sample)}, which cannot be decoded: the video is damaged there; cut it before, or leave it out."
+            ) from error
         raise ConfigError(f"{where(sample)}, which cannot be decoded: the video ends before it.")
 
     def _path(self, name: str) -> Path:
