@@ -30,7 +30,8 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 def run_with_output(run: Callable[[], int], report: Callable[[str], object]) -> int:
     """Runs a command, and writes all its output before it returns.
 
-    If stdout is closed, the output is discarded; likewise if its reader has enough, as `| head` does.
+    If stdout is closed, the output is discarded; likewise if its reader has enough, as `| head` does. If stderr is
+    closed, what is written to it is discarded, and no file of the command takes its place.
 
     Args:
         run: the command; returns its exit code.
@@ -39,6 +40,8 @@ def run_with_output(run: Callable[[], int], report: Callable[[str], object]) -> 
     Returns:
         The exit code; 1 if a disk refused.
     """
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115, PTH123 (until this process ends)
     if sys.stdout is None:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115, PTH123 (until this process ends)
     else:

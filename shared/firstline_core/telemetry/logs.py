@@ -16,6 +16,7 @@ import logging
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from contextvars import ContextVar
 from functools import lru_cache
 from typing import Any, Literal, TextIO
@@ -111,8 +112,11 @@ class _Handler(logging.Handler):
             self.flush()
 
     def flush(self) -> None:
-        """Writes the collected lines now."""
-        with self._lock:
+        """Writes the collected lines now.
+
+        Lines that a full disk or a closed pipe refuses are lost: what logs must go on, such as a thread that stores.
+        """
+        with self._lock, suppress(OSError):
             lines, self._lines = self._lines, []
             self._flush_by_s = 0.0
             if lines:

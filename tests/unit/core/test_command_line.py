@@ -103,6 +103,23 @@ def test_output_that_cannot_be_written_is_no_traceback(tmp_path: Path, line: str
         assert "No space left on device. Free some space" in found.stderr
 
 
+def test_log_lines_to_a_closed_stderr_are_lost_and_reach_no_other_file() -> None:
+    script = """
+import os, sys
+from firstline_core.command_line import run_with_output
+from firstline_core.telemetry import logs
+
+def run():
+    logs.configure()
+    logs.logger("firstline_edge").error("lost")
+    return os.open(os.devnull, os.O_RDONLY)
+
+sys.exit(run_with_output(run, print))
+"""
+    command = f"exec {shlex.quote(sys.executable)} -c {shlex.quote(script)} 2>&-"
+    assert subprocess.run(["/bin/sh", "-c", command], check=False).returncode > 2  # the file that was opened
+
+
 def test_output_that_nothing_reads_ends_a_command_without_an_error() -> None:
     """A thousand lines are more than the buffers of stdout hold."""
     script = (

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import io
 import json
 import logging
@@ -104,6 +105,25 @@ async def test_a_warning_is_written_at_once(name: str) -> None:
         logs.logger(NAME).info("first")
         (logs.logger(name) if name == NAME else logging.getLogger(name)).warning("second")
         assert [line.split()[3] for line in stream.getvalue().splitlines()] == ["first", "second"]
+
+
+def test_lines_that_a_full_disk_refuses_fail_no_caller() -> None:
+    class Full(io.StringIO):
+        full = True
+
+        def write(self, text: str) -> int:
+            if self.full:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            return super().write(text)
+
+    stream = Full()
+    with contextlib.redirect_stderr(stream):
+        logs.configure()
+        logs.logger(NAME).error("lost")
+        logging.getLogger(NAME).warning("lost")
+        stream.full = False
+        logs.logger(NAME).error("written")
+    assert [line.split()[3] for line in stream.getvalue().splitlines()] == ["written"]
 
 
 def test_the_end_of_a_process_writes_the_last_lines() -> None:
