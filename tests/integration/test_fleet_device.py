@@ -138,6 +138,47 @@ async def test_a_braked_device_answers_alone_also_without_the_gateway(fleet: Fle
         await brake_is(False, agent)
 
 
+async def test_a_device_follows_its_fleet_over_http_while_the_broker_is_away(mosquitto: Broker, tmp_path: Path) -> None:
+    async with serving_gateway(tmp_path, broker=mosquitto) as (gateway, url):
+        links = [mqtt_link(mosquitto), http_link(gateway.settings.store, url, "device-1", tmp_path)]
+        settings = edge_settings(
+            tmp_path / "state", links=links, fleet__enabled=True, fleet__poll_s=0.1, fleet__telemetry_s=0.1
+        )
+        fleet = Fleet(gateway, settings)
+
+        async def revision() -> int:
+            found = await fleet.device()
+            return found.reported.revision if found is not None and found.reported is not None else -1
+
+        async with EdgeAgent(settings) as agent:
+            (link,) = agent.links.mqtt
+
+            async def joined() -> bool:
+                return link.connected and await revision() >= 0
+
+            await until(joined)
+            before = await revision()
+            mosquitto.stop()
+            await until(lambda: not link.connected)
+            await gateway.fleet.set_brake(Brake(0.0, "the broker is being moved"), "application:ops")
+            await until(lambda: agent.operations.status()["fleet"]["brake"] is not None)
+
+            async def reported() -> bool:
+                return await revision() > before
+
+            await until(reported)
+            await agent.data_plane.infer_file("digits", noise(side=28))
+
+            async def counted() -> bool:
+                return await fleet.rows() == 1
+
+            await until(counted)
+            mosquitto.start()
+            await until(lambda: link.connected)
+            await gateway.fleet.set_brake(None, "application:ops")
+            await until(lambda: agent.operations.status()["fleet"]["brake"] is None)
+
+
 async def test_status_says_that_no_report_arrives(tmp_path: Path) -> None:
     settings = edge_settings(tmp_path, links=[{"kind": "http", "url": "http://127.0.0.1:9"}], fleet__enabled=True)
     async with EdgeAgent(settings) as agent:

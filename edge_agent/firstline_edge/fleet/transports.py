@@ -1,4 +1,4 @@
-"""The transports of a device's twin: MQTT with retained messages, or polling a gateway over HTTP."""
+"""The transports of a device's twin: MQTT with retained messages; without a broker, and while it is away, HTTP."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from firstline_core.clock import Clock
-from firstline_core.errors import FirstlineError, LinkDownError, ProtocolError
+from firstline_core.clock import Clock, first_of
+from firstline_core.errors import FirstlineError, LinkDownError, LinkError, ProtocolError
 from firstline_core.fleet import rest
 from firstline_core.fleet.telemetry import Telemetry
 from firstline_core.fleet.twin import Desired, Reported, read_document
@@ -65,7 +65,11 @@ class TwinTransport(Protocol):
 
 @dataclass(eq=False)
 class HttpTransport:
-    """Polls with jitter, which prevents a thundering herd; less often while the gateway does not answer."""
+    """Polls with jitter, which prevents a thundering herd; less often while the gateway does not answer.
+
+    Attributes:
+        instead_of: polls only while the broker of this link is away; None to poll always.
+    """
 
     connections = 0  # every message is acknowledged
 
@@ -73,6 +77,7 @@ class HttpTransport:
     poll_s: float
     clock: Clock
     rng: random.Random
+    instead_of: MqttLink | None = None
     session: str = field(default_factory=new_request_id, init=False)
     _etag: str = field(default="", init=False)
     _polled: bool = field(default=False, init=False)
@@ -81,8 +86,11 @@ class HttpTransport:
     async def desired(self, revision: int) -> Desired:
         """See `TwinTransport`."""
         while True:
-            if self._polled:
+            if self._polled or self.instead_of is not None:
                 await self.clock.sleep(self._pause_s())
+            if self.instead_of is not None and self.instead_of.connected:
+                self._failures = 0
+                continue
             self._polled = True
             try:
                 headers = {"If-None-Match": self._etag} if self._etag else {}
@@ -124,15 +132,27 @@ class MqttTransport:
     A broker's retained message may be older than the state that this device has, because the broker, or the gateway's
     database, was restored from a backup. The gateway then learns from the next report which revision this device has,
     and continues after it.
+
+    Args:
+        link: to the broker.
+        http: used while the broker is away; None without an HTTP link.
     """
 
-    def __init__(self, link: MqttLink) -> None:
+    def __init__(self, link: MqttLink, http: HttpTransport | None = None) -> None:
         self._link = link
+        self._http = http
         self._messages: asyncio.Queue[Message] = asyncio.Queue(maxsize=1)
         self._subscribed = False
 
     async def desired(self, revision: int) -> Desired:
         """See `TwinTransport`."""
+        if self._http is None:
+            return await self._received(revision)
+        ways = [asyncio.create_task(way) for way in (self._received(revision), self._http.desired(revision))]
+        await first_of(*ways)
+        return max((way.result() for way in ways if not way.cancelled()), key=lambda desired: desired.revision)
+
+    async def _received(self, revision: int) -> Desired:
         if not self._subscribed:
             self._subscribed = True  # the link renews it with each connection
             try:
@@ -167,20 +187,32 @@ class MqttTransport:
 
     async def report(self, reported: Reported) -> None:
         """See `TwinTransport`."""
-        await self._link.publish_document(self._link.topics.reported, msgspec.json.encode(reported), retain=True)
+        try:
+            await self._link.publish_document(self._link.topics.reported, msgspec.json.encode(reported), retain=True)
+        except LinkError:
+            if self._http is None:
+                raise
+            await self._http.report(reported)
 
     async def send_telemetry(self, telemetry: Telemetry) -> None:
         """See `TwinTransport`."""
-        heard = await self._link.publish_document(self._link.topics.telemetry, msgspec.json.encode(telemetry))
-        if telemetry.ended and not heard:
-            raise LinkDownError("No gateway listens to the reports at the MQTT broker.")
+        try:
+            heard = await self._link.publish_document(self._link.topics.telemetry, msgspec.json.encode(telemetry))
+            if telemetry.ended and not heard:
+                raise LinkDownError("No gateway listens to the reports at the MQTT broker.")
+        except LinkError:
+            if self._http is None:
+                raise
+            await self._http.send_telemetry(telemetry)
 
 
 def twin_transport(
     links: Links, http: FleetHttp | None, poll_s: float, clock: Clock, rng: random.Random
 ) -> TwinTransport:
     """Returns the transport of the twin."""
-    if links.mqtt:
-        return MqttTransport(links.mqtt[0])
-    assert http is not None  # noqa: S101 (a link is one or the other)
-    return HttpTransport(http, poll_s, clock, rng)
+    broker = links.mqtt[0] if links.mqtt else None
+    polling = HttpTransport(http, poll_s, clock, rng, broker) if http is not None else None
+    if broker is not None:
+        return MqttTransport(broker, polling)
+    assert polling is not None  # noqa: S101 (a link is one or the other)
+    return polling

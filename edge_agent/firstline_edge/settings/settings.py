@@ -362,7 +362,7 @@ class FleetSection(Section, frozen=True, kw_only=True):
     """Run what the gateway's fleet desires of this device, and report what runs and how well. See
     docs/concepts/fleet.md."""
     poll_s: Annotated[float, Meta(ge=0.1, le=86_400)] = 60.0
-    """Without a broker: seconds between two polls of the desired state."""
+    """Without a broker, and while it is away: seconds between two polls of the desired state over HTTP."""
     telemetry_s: Annotated[float, Meta(ge=0.1, le=86_400)] = 300.0
     """Seconds between two reports of counts, at most."""
     root_file: FilePath = ""
