@@ -261,13 +261,13 @@ def test_accepted_candidates_become_the_next_version(tmp_path: Path) -> None:
 
 @pytest.fixture
 def cells(tmp_path: Path) -> Path:
-    """A bundle of a detector of bright cells, and 150 images with 0 to 2 of them, whose boxes are labelled."""
+    """A bundle of a detector of bright cells, and 100 images with 0 to 2 of them, whose boxes are labelled."""
     pytest.importorskip("pycocotools")
     data, random = tmp_path / "data", np.random.default_rng(0)
     for folder in (tmp_path / "bundle", data / "images", data / "labels"):
         folder.mkdir(parents=True)
     (data / "labels.txt").write_text("bright\n")
-    for number in range(150):
+    for number in range(100):
         brightness = random.integers(0, 90, 16)
         found = random.choice(16, random.choice(3, p=(0.1, 0.5, 0.4)), replace=False)
         brightness[found] = random.integers(150, 256, len(found))

@@ -17,7 +17,7 @@ from firstline_core.profile.profile import Point, Profile, encode
 
 _DIGITS = Path(__file__).parents[5] / "models/digits"
 _COMMAND = ("compress", _DIGITS / "bundle", "--data", _DIGITS / "heldout")
-_run, _json = (partial(each, *_COMMAND, "--limit", 250, "--epsilon", 0.1, "--delta", 0.1) for each in (run, json_of))
+_run, _json = (partial(each, *_COMMAND, "--limit", 150, "--epsilon", 0.1, "--delta", 0.1) for each in (run, json_of))
 
 
 @pytest.fixture(scope="module")
