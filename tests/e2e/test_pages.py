@@ -34,6 +34,7 @@ def test_the_pages_are_true(reader: Reader, page: str) -> None:
     [
         "tasks/anomaly.md",
         "tasks/audio.md",
+        "tasks/classification.md",
         "reference/data.md",
         "tasks/detection.md",
         "tasks/embedding.md",
