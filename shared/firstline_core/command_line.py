@@ -64,6 +64,16 @@ def run_with_output(run: Callable[[], int], report: Callable[[str], object]) -> 
         return 1
 
 
+def announce(line: str) -> None:
+    """Writes the ready line of a server to stdout at once; a full disk costs the line, not the server."""
+    try:
+        print(line, flush=True)  # noqa: T201
+    except _OutputError as refusal:
+        if refusal.error.errno == errno.EPIPE:
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
+
+
 class _OutputError(Exception):
     """Stdout is closed or full; not an OSError, which a command might handle as one of its own files."""
 

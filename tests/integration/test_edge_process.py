@@ -77,6 +77,17 @@ def test_signal_stops_an_agent_that_starts(config: Path, tmp_path: Path, number:
     assert "Traceback" not in said
 
 
+def test_agent_runs_without_its_ready_line_if_the_disk_refuses_it(config: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "firstline_edge", "run", "--config", str(config), "--port", "0"]
+    with Path("/dev/full").open("w") as full:
+        process = subprocess.Popen(command, stdout=full, stderr=subprocess.DEVNULL)
+    wait_until((tmp_path / "state" / "last-good-configuration.json").exists)  # is written just before the line
+    url = (tmp_path / "state" / "url").read_text().strip()
+    wait_until(lambda: httpx.get(f"{url}/v2/health/live", trust_env=False).status_code == 200)
+    process.terminate()
+    assert process.wait(20) == 0
+
+
 def test_status_of_a_killed_agent_sends_no_request(agent: TierProcess, config: Path, tmp_path: Path) -> None:
     agent.kill()
     assert (tmp_path / "state" / "url").read_text().strip() == agent.url  # no process could clean up

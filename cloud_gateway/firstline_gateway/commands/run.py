@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import gc
+import json
 import logging
 import os
 import sys
 from functools import partial
 
-from firstline_core.command_line import Commands, ended_by_signals
+from firstline_core.command_line import Commands, announce, ended_by_signals
 from firstline_gateway.commands.base import add_action, naming_sources, settings_of, show
 
 
@@ -47,13 +48,14 @@ def _serve(arguments: argparse.Namespace) -> int:
     tracing.configure("firstline-gateway", settings.tracing.endpoint, settings.tracing.sample)
     bound = sockets.bind(settings.api.host, settings.api.port)
     url = sockets.url_of(bound, tls=settings.tls.enabled)
+    event = {"event": "ready", "url": url}
     sockets.raise_descriptor_limit()
     with naming_sources(arguments, flags):
         ended = uvloop.run(
             run_gateway(
                 open_gateway(settings),
                 bound,
-                lambda: show(arguments, f"listening on {url}", {"event": "ready", "url": url}),
+                lambda: announce(json.dumps(event) if arguments.output == "json" else f"listening on {url}"),
                 read,
             )
         )

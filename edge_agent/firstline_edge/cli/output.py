@@ -18,9 +18,9 @@ def print_line(text: str) -> None:
     print(text, flush=True)  # noqa: T201
 
 
-def print_json(value: object, *, indent: int | None = 2) -> None:
+def print_json(value: object) -> None:
     """Writes a value as JSON to stdout."""
-    print_line(json.dumps(value, indent=indent))
+    print_line(json.dumps(value, indent=2))
 
 
 def show(arguments: argparse.Namespace, value: object, lines: Iterable[str]) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 from functools import partial
 
+from firstline_core.command_line import announce
 from firstline_core.telemetry import logs, tracing
 from firstline_edge.app import run_agent
-from firstline_edge.cli.output import print_error, print_json, print_line
+from firstline_edge.cli.output import print_error
 from firstline_edge.cli.parser import FAILED, OK
 from firstline_edge.settings.load import load, load_or_last_good, naming_sources, store_last_good
 
@@ -21,10 +23,8 @@ def command(arguments: argparse.Namespace) -> int:
     def ready(url: str) -> None:
         if configuration is not None and not problem:
             store_last_good(settings.state_dir, configuration)
-        if arguments.output == "json":
-            print_json({"event": "ready", "url": url}, indent=None)
-        else:
-            print_line(f"listening on {url}")
+        event = json.dumps({"event": "ready", "url": url})
+        announce(event if arguments.output == "json" else f"listening on {url}")
 
     overrides = dict(arguments.overrides)
     if arguments.port is not None:

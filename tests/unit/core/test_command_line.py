@@ -120,6 +120,15 @@ sys.exit(run_with_output(run, print))
     assert subprocess.run(["/bin/sh", "-c", command], check=False).returncode > 2  # the file that was opened
 
 
+def test_ready_line_that_a_full_disk_refuses_ends_no_server() -> None:
+    script = (
+        "import sys; from firstline_core.command_line import announce, run_with_output; "
+        "sys.exit(run_with_output(lambda: announce('listening') or 3, print))"
+    )
+    with Path("/dev/full").open("w") as full:
+        assert subprocess.run([sys.executable, "-c", script], stdout=full, check=False).returncode == 3
+
+
 def test_output_that_nothing_reads_ends_a_command_without_an_error() -> None:
     """A thousand lines are more than the buffers of stdout hold."""
     script = (
