@@ -108,9 +108,10 @@ def _outboxes(connection: Connection, selector: Selector, now_s: float) -> Itera
         .order_by(_C.outbox_oldest_s.desc(), _C.outbox_items.desc())
         .execution_options(yield_per=_AT_ONCE)
     )
-    for row in connection.execute(query):
-        if selector.matches(row.tags):
-            yield Outbox(row.name, row.outbox_items, row.outbox_oldest_s, max(0.0, now_s - row.at_s))
+    with connection.execute(query) as rows:  # closed also if not all rows are read
+        for row in rows:
+            if selector.matches(row.tags):
+                yield Outbox(row.name, row.outbox_items, row.outbox_oldest_s, max(0.0, now_s - row.at_s))
 
 
 def _expiring(connection: Connection, selector: Selector, now_s: float) -> list[ExpiringCertificate]:

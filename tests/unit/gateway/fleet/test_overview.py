@@ -9,6 +9,7 @@ from sqlalchemy import insert, text
 from firstline_core.fleet.rest import (
     ASLEEP_AFTER_S,
     LATE_AFTER_S,
+    LISTED,
     ExpiringCertificate,
     Outbox,
     Presence,
@@ -121,6 +122,18 @@ def test_values_of_the_tag_beyond_a_hundred_are_counted_together(database: Datab
     with database.reading() as connection:
         found = overview(connection, "site", parse_selector(""), NOW_S).by_tag
     assert len(found) == 101 and found["..."] == {Presence.ASLEEP: 3} and "s099" in found and "s100" not in found
+
+
+def test_only_the_oldest_outboxes_are_listed_and_their_cursor_is_closed(database: Database) -> None:
+    """A cursor that stays open is a warning, and warnings fail tests."""
+    with database.begin() as connection:
+        for number in range(LISTED + 1):
+            name, health = f"d{number:02}", DeviceHealth(outbox_oldest_s=float(number))
+            devices.report(connection, name, Reported("s", 1), NOW_S, accept=True)
+            totals.count(connection, name, Telemetry("s", 1, outbox_items=1, health=health), NOW_S)
+    with database.reading() as connection:
+        found = overview(connection, "site", parse_selector(""), NOW_S).outboxes
+    assert [one.device for one in found] == [f"d{number:02}" for number in range(LISTED, 0, -1)]
 
 
 def test_sums_are_read_without_the_documents_of_devices(database: Database) -> None:
