@@ -68,7 +68,8 @@ class HttpTransport:
     """Polls with jitter, which prevents a thundering herd; less often while the gateway does not answer.
 
     Attributes:
-        instead_of: polls only while the broker of this link is away; None to poll always.
+        instead_of: polls only while the broker of this link is away, and ignores a state that is older than this device
+            knows; None to poll always.
     """
 
     connections = 0  # every message is acknowledged
@@ -105,7 +106,9 @@ class HttpTransport:
                 self._failures += 1
                 continue
             self._etag = response_headers.get("etag", "")
-            return desired
+            if self.instead_of is None or desired.revision >= revision:
+                return desired
+            log.info("outdated desired state ignored", revision=desired.revision, known=revision)
 
     def _pause_s(self) -> float:
         pause_s = self.poll_s * self.rng.uniform(1 - _SPREAD, 1 + _SPREAD)
@@ -148,9 +151,9 @@ class MqttTransport:
         """See `TwinTransport`."""
         if self._http is None:
             return await self._received(revision)
-        ways = [asyncio.create_task(way) for way in (self._received(revision), self._http.desired(revision))]
-        await first_of(*ways)
-        return max((way.result() for way in ways if not way.cancelled()), key=lambda desired: desired.revision)
+        tasks = [asyncio.create_task(each) for each in (self._received(revision), self._http.desired(revision))]
+        await first_of(*tasks)
+        return max((task.result() for task in tasks if not task.cancelled()), key=lambda desired: desired.revision)
 
     async def _received(self, revision: int) -> Desired:
         if not self._subscribed:

@@ -42,7 +42,7 @@ from firstline_edge.fleet.escalation_limiter import EscalationLimiter
 from firstline_edge.fleet.fleet_state import note_end, note_start
 from firstline_edge.fleet.member import FleetMember
 from firstline_edge.fleet.report import FleetCounts, health_of
-from firstline_edge.fleet.transports import MqttTransport
+from firstline_edge.fleet.transports import HttpTransport, MqttTransport
 from firstline_edge.settings.settings import EdgeSettings, FleetSection
 from firstline_edge.state import read_stored, store
 
@@ -341,3 +341,26 @@ async def test_an_outdated_retained_state_is_ignored() -> None:
             await asyncio.sleep(0)
         assert desired.done() == (revision == 10)
     assert (await desired).revision == 10
+
+
+async def test_an_outdated_state_is_ignored_while_the_broker_is_away_too() -> None:
+    """A gateway that does not know or accept the device under the name of its HTTP key answers with revision 0."""
+    revisions = [0, 5, 10]
+
+    class Link:
+        topics, connected = Topics("cam"), False
+
+        async def listen(self, _topic: str, _on_message: Callable[[Message], None]) -> None:
+            pass
+
+    class Http:
+        async def exchange(self, *_: object, **__: object) -> tuple[int, dict[str, str], bytes]:
+            return 200, {}, msgspec.json.encode(Desired(revisions.pop(0)))
+
+    clock, link = SimulatedClock(), Link()
+    polling = HttpTransport(Http(), 60.0, clock, random.Random(1), link)  # type: ignore[arg-type]
+    desired = asyncio.create_task(MqttTransport(link, polling).desired(9))  # type: ignore[arg-type]
+    while not desired.done():
+        await asyncio.sleep(0)
+        await clock.advance(10.0)
+    assert (await desired).revision == 10 and not revisions
