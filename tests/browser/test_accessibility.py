@@ -1,18 +1,16 @@
-"""axe-core finds no serious fault on any page of the console, in both themes, and each fits a small screen.
+"""axe-core finds no serious fault on any page of the console, in both themes, and each fits small and large screens.
 
 Only a browser can tell: contrast follows from both themes' colours, and names and roles from what Vue renders.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
 from playwright.sync_api import Browser, Page
 from support.console import console
 from support.needs import missing
-from support.showcase import Showcase, pages, showcase
+from support.showcase import pages, showcase
 
 AXE = Path(__file__).parents[2] / ".venv-browser" / "node_modules" / "axe-core" / "axe.min.js"
 PATIENT_MS = 60_000
@@ -28,51 +26,41 @@ _WIDER_TABLES = """() => [...document.querySelectorAll('.rows')].filter(each => 
   const content = each.querySelector('.q-table__middle'); return content.scrollWidth > content.clientWidth
   }).map(each => 'wider than its card: ' + each.getAttribute('aria-label'))"""
 
-
-@pytest.fixture(scope="module")
-def fleet(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Showcase]:
-    if not AXE.exists():
-        missing("axe-core is not installed: `make .venv-browser/stamp`")
-    with showcase(tmp_path_factory.mktemp("showcase")) as found:
-        yield found
+_DARK = "document.body?.classList.contains('body--dark')"
+# A change of the theme or of the size may be a transition, in which colours are between those of both themes.
+_AT_REST = "() => document.getAnimations().every(each => each.playState !== 'running')"
 
 
-@pytest.fixture(scope="module")
-def url(fleet: Showcase, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with console(fleet.gateway.url, fleet.key, tmp_path_factory.mktemp("console") / "log") as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
-def page(browser: Browser) -> Iterator[Page]:
-    """For both themes, so that the browser loads and compiles the console's scripts once."""
-    context = browser.new_context()
-    context.set_default_timeout(PATIENT_MS)
-    yield context.new_page()
-    context.close()
-
-
-def faults(page: Page, url: str, path: str) -> list[str]:
+def faults(page: Page) -> list[str]:
     """Returns axe-core's serious findings on a page, and whether it or a table is too wide."""
-    page.goto(url + path)
-    page.locator(".content").wait_for()
-    page.locator(".loading").wait_for(state="hidden")
-    page.wait_for_function("() => getComputedStyle(document.querySelector('h1')).fontWeight === '600'")
-    page.evaluate(AXE.read_text())
+    page.wait_for_function(_AT_REST)
     found: list[str] = page.evaluate(_RUN) + page.evaluate(_WIDER_TABLES)
     width = page.evaluate("document.documentElement.scrollWidth - innerWidth")
     return found + ([f"{width} pixels too wide"] if width > 0 else [])
 
 
-@pytest.mark.parametrize(("theme", "width"), [("light", 375), ("dark", 1280)])
-def test_no_page_has_a_serious_fault(page: Page, url: str, fleet: Showcase, theme: str, width: int) -> None:
-    from firstline.console.theme import COOKIE  # only here, because it imports NiceGUI
-
-    page.set_viewport_size({"width": width, "height": 900})
-    page.context.add_cookies([{"name": COOKIE, "value": theme, "url": url}])
+def test_no_page_has_a_serious_fault(browser: Browser, tmp_path: Path) -> None:
+    """A page follows the system's theme and the window's size, so each is loaded once; the chosen theme comes first."""
+    if not AXE.exists():
+        missing("axe-core is not installed: `make .venv-browser/stamp`")
     found = {}
-    for path in pages(fleet).values():
-        found[path] = faults(page, url, path)
-        if width < 400:
-            found[path] += page.evaluate(_WIDER)
+    with showcase(tmp_path) as fleet, console(fleet.gateway.url, fleet.key, tmp_path / "console.log") as url:
+        page = browser.new_page()
+        page.set_default_timeout(PATIENT_MS)
+        for path in pages(fleet).values():
+            page.emulate_media(color_scheme="light")
+            page.set_viewport_size({"width": 375, "height": 900})
+            page.goto(url + path)
+            page.locator(".content").wait_for()
+            page.locator(".loading").wait_for(state="hidden")
+            page.wait_for_function("() => getComputedStyle(document.querySelector('h1')).fontWeight === '600'")
+            page.evaluate(AXE.read_text())
+            assert not page.evaluate(_DARK), path
+            found[path, "light"] = faults(page) + page.evaluate(_WIDER)
+            page.emulate_media(color_scheme="dark")
+            page.set_viewport_size({"width": 1280, "height": 900})
+            page.wait_for_function(_DARK)
+            found[path, "dark"] = faults(page)
+        page.get_by_label("Change between light and dark").click()
+        page.wait_for_function(f"{_DARK} === false")
     assert {path: each for path, each in found.items() if each} == {}

@@ -5,24 +5,22 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-from functools import cache
 from pathlib import Path
 
 import pytest
 
 CHECKOUT = Path(__file__).parents[2]
 REQUIREMENTS = CHECKOUT / "requirements"
+_ADDRESS = re.compile(r"https://[a-z0-9-]+(\.[a-z0-9-]+)+(/[A-Za-z0-9._~-]+)*/?(#[a-z]+)?")
+"""All addresses of a bill, which are a small part of what RFC 3987 allows."""
 
 
 def test_a_bill_of_materials_is_the_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from cyclonedx.schema import SchemaVersion
-    from cyclonedx.validation.json import JsonStrictValidator  # two seconds, which every process of pytest would take
+    from cyclonedx.validation.json import JsonStrictValidator  # a second, which every process of pytest would take
     from jsonschema import Draft7Validator
 
-    # The bills name the same addresses, and to parse one takes 15 ms.
-    checkers = Draft7Validator.FORMAT_CHECKER.checkers
-    is_address, errors = checkers["iri-reference"]
-    monkeypatch.setitem(checkers, "iri-reference", (cache(is_address), errors))
+    monkeypatch.setitem(Draft7Validator.FORMAT_CHECKER.checkers, "iri-reference", (_ADDRESS.fullmatch, ()))
     # Each process would have to read the schema.
     command = ["make", "--silent", "bills", f"DIST={tmp_path}", "VALIDATE=--no-validate"]
     subprocess.run(command, cwd=CHECKOUT, check=True)

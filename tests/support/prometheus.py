@@ -30,7 +30,7 @@ async def prometheus(folder: Path, gateway_url: str, key: str, rules: Path = RUL
     program = needs.program("prometheus", "`make prometheus`")
     (folder / "key").write_text(key)
     settings = read_yaml(MONITORING / "prometheus.yml")
-    settings["global"] = {"scrape_interval": "250ms", "evaluation_interval": "100ms"}
+    settings["global"] = {"scrape_interval": "250ms", "evaluation_interval": "250ms"}
     settings["rule_files"] = [str(rules)]
     (job,) = settings["scrape_configs"]
     del job["tls_config"]

@@ -22,7 +22,7 @@ def work_for(seconds: float) -> None:
 
 def _pause_s(began_s: float) -> float:
     """A pause between two looks at a condition: what has taken long is looked at less often."""
-    return min(0.05, 0.002 + (time.monotonic() - began_s) / 50)
+    return min(0.05, 0.002 + (time.monotonic() - began_s) / 10)
 
 
 async def until(condition: Callable[[], object], timeout_s: float = 20) -> None:
