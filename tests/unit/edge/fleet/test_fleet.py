@@ -364,3 +364,31 @@ async def test_an_outdated_state_is_ignored_while_the_broker_is_away_too() -> No
         await asyncio.sleep(0)
         await clock.advance(10.0)
     assert (await desired).revision == 10 and not revisions
+
+
+async def test_a_device_with_a_broker_polls_only_while_it_is_away() -> None:
+    clock, link, polls = SimulatedClock(), SimpleNamespace(connected=True), list[str]()
+
+    class Http:
+        async def exchange(self, _method: str, path: str, **_: object) -> tuple[int, dict[str, str], bytes]:
+            polls.append(path)
+            if len(polls) <= 3:
+                raise LinkDownError("away")
+            return 200, {}, msgspec.json.encode(Desired(3))
+
+    transport = HttpTransport(Http(), 60.0, clock, random.Random(1), link)  # type: ignore[arg-type]
+    desired = asyncio.create_task(transport.desired(0))
+    await asyncio.sleep(0)  # it sleeps now
+    await clock.advance(600)
+    assert polls == []
+    link.connected = False
+    while len(polls) < 3:
+        await clock.advance(20)
+    link.connected = True
+    for _ in range(100):
+        await clock.advance(20)
+    assert len(polls) == 3
+    link.connected = False
+    for _ in range(8):
+        await clock.advance(20)
+    assert desired.done() and desired.result().revision == 3  # failures of an earlier outage delay nothing
