@@ -173,7 +173,7 @@ class Site:
 
     def _output(self, case: Command) -> str:
         program, *arguments = shlex.split(self._real(case.line))
-        out, said = io.StringIO(), io.StringIO()
+        out, said = io.TextIOWrapper(io.BytesIO(), "utf-8"), io.StringIO()  # JSON is written as bytes
         environ = {name: self._real(value) for name, value in case.environ.items()}
         with (
             patch.dict(os.environ, {"HOME": str(self.folder), "COLUMNS": "200"} | environ),
@@ -186,10 +186,11 @@ class Site:
                 code = _PROGRAMS[program]()
             except SystemExit as end:
                 code = int(end.code or 0)
-        message = said.getvalue()
-        assert code == case.code, (code, out.getvalue(), message)
+        out.seek(0)
+        printed, message = out.read(), said.getvalue()
+        assert code == case.code, (code, printed, message)
         assert "Traceback" not in message, message
-        assert not out.getvalue() or ("json" in arguments and json.loads(out.getvalue())), out.getvalue()
+        assert not printed or ("json" in arguments and json.loads(printed)), printed
         return self._plain(message.strip())
 
     async def _called(self, case: Call) -> str:
