@@ -482,7 +482,9 @@ def _judged(rollout: Rollout, installed: int, failed: int, observed: _Observed, 
         over=over,
         installed=installed,
         failed=failed,
-        **observed._asdict(),
+        treated=observed.treated,
+        control=observed.control,
+        running=observed.running,
         seed=(rollout.seed + 1_000_003 * rollout.stage) % 2**63,
     )
 
