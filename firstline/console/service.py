@@ -7,6 +7,7 @@ import signal
 import socket
 import ssl
 from collections.abc import Callable
+from http import HTTPStatus
 from typing import NoReturn
 
 import uvicorn
@@ -158,6 +159,7 @@ def _add_missing_page() -> None:
 
     @ui.page("/{path:path}")
     def _missing(path: str) -> None:
+        ui.status_code(HTTPStatus.NOT_FOUND)
         frame = Frame("Page not found", "")
         frame.loaded()
         with frame.main, card():

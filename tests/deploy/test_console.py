@@ -61,4 +61,5 @@ def test_the_console_starts_with_each_deployment_option(options: list[str], plai
         assert client.get("/").status_code == 401
         entered = client.post("/sign-in", data={"name": "anna", "password": PASSWORD}, headers={"origin": url})
         assert entered.status_code == 303 and "Firstline" in client.get(url).text
+        assert client.get("/nothing").status_code == 404
     assert (tmp_path / "log").read_text() == ""
