@@ -79,9 +79,9 @@ class VideoStore:
                             return
                         sample = following
         except _errors(av) as error:
-            raise ConfigError(
-                f"{where(sample)}, which cannot be decoded: the video is damaged there; cut it before, or leave it out."
-            ) from error
+            damaged = isinstance(error, av.error.InvalidDataError)
+            why = "the video is damaged there; cut it before, or leave it out" if damaged else str(error)
+            raise ConfigError(f"{where(sample)}, which cannot be decoded: {why}.") from error
         raise ConfigError(f"{where(sample)}, which cannot be decoded: the video ends before it.")
 
     def _path(self, name: str) -> Path:

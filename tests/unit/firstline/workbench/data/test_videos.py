@@ -60,6 +60,13 @@ def test_damaged_video_is_named(tmp_path: Path) -> None:
         list(open_dataset(tmp_path / "cut.avi", every=5).contents())
 
 
+def test_video_that_is_removed_meanwhile_is_not_called_damaged(tmp_path: Path) -> None:
+    found = open_dataset(_video(tmp_path / "clip.mp4", 2))
+    (tmp_path / "clip.mp4").unlink()
+    with pytest.raises(ConfigError, match=r"clip\.mp4@0', which cannot be decoded: .*No such file or directory"):
+        list(found.contents())
+
+
 def test_large_frames_are_refused_before_decoding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(videos, "DEFAULT_DECODING_LIMITS", DecodingLimits(pixels=64 * 47))
     with pytest.raises(ConfigError, match=r"clip\.mp4 has frames of 64x48; at most 3,008 pixels"):
