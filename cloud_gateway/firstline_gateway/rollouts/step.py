@@ -332,11 +332,12 @@ def _go_back(changes: StepChanges, assignments: Mapping[str, Assignment], view: 
     for each in affected[:_AT_ONCE]:
         device = view.devices.get(each.device)
         replaced = device is None or device.desired is None or device.desired.rollout != rollout.id
-        if replaced or each.before_version == version:
-            changes.assigned[each.device] = replace(each, state=_S.RETURNED if is_rollback else _S.WITHDRAWN)
-            continue
-        changes.desired[each.device] = rollback(each, rollout)
-        changes.assigned[each.device] = replace(each, state=_S.RETURNING if is_rollback else _S.WITHDRAWN)
+        stays = replaced or each.before_version == version
+        state = (_S.RETURNED if stays else _S.RETURNING) if is_rollback else _S.WITHDRAWN
+        reason = "" if each.state is _S.WITHDRAWN else each.reason  # an offer that expired has not failed
+        changes.assigned[each.device] = replace(each, state=state, reason=reason)
+        if not stays:
+            changes.desired[each.device] = rollback(each, rollout)
     for each in assignments.values():
         if each.state is _S.WAITING:
             changes.assigned[each.device] = replace(each, state=_S.WITHDRAWN)

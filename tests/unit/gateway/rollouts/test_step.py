@@ -254,6 +254,18 @@ def test_an_abort_stops_devices_under_way_and_leaves_those_that_are_done() -> No
     assert fleet.devices["d01"].desired == BACK
 
 
+def test_a_rollback_keeps_the_reason_of_a_failure_and_not_that_of_an_offer_that_expired() -> None:
+    fleet = simulated_fleet(4, Stage(1.0, soak_s=0))
+    fleet.install()
+    fleet.report("d00", UpdateState.FAILED)
+    fleet.report("d01", UpdateState.EXPIRED)
+    fleet.advance(1)
+    assert (fleet.assignments["d00"].state, fleet.assignments["d01"].state) == (S.FAILED, S.WITHDRAWN)
+    fleet.command(Command.ROLLBACK)
+    fleet.advance()
+    assert [fleet.assignments[name].reason for name in ("d00", "d01", "d02")] == ["failed", "", ""]
+
+
 def test_a_rollback_without_an_earlier_desired_version_undoes_the_new_one() -> None:
     fleet = simulated_fleet()
     fleet.change("d01", desired=None)
