@@ -31,7 +31,7 @@ def run_with_output(run: Callable[[], int], report: Callable[[str], object]) -> 
     """Runs a command, and writes all its output before it returns.
 
     If stdout is closed, the output is discarded; likewise if its reader has enough, as `| head` does. If stderr is
-    closed, what is written to it is discarded, and no file of the command takes its place.
+    closed, its lines are discarded, and no file of the command takes its place.
 
     Args:
         run: the command; returns its exit code.

@@ -96,7 +96,7 @@ class _Answered(Struct, frozen=True, eq=False):
             log.info("answered", **facts, **_traced(self.request.trace))
 
     def _facts(self, answer: Answer) -> dict[str, str]:
-        """Returns what the log line and the span say of the answer."""
+        """Returns the fields that the log line and the span of an answer share."""
         return {
             "request_id": answer.request_id,
             "model": self.response.model,

@@ -114,7 +114,8 @@ class _Handler(logging.Handler):
     def flush(self) -> None:
         """Writes the collected lines now.
 
-        Lines that a full disk or a closed pipe refuses are lost: what logs must go on, such as a thread that stores.
+        Lines that a full disk or a closed pipe refuses are lost, because their callers must continue: a thread that
+        stores, for example.
         """
         with self._lock, suppress(OSError):
             lines, self._lines = self._lines, []

@@ -201,7 +201,7 @@ class StageDevice(Struct, frozen=True):
 
 
 class Baseline(NamedTuple):
-    """What an observed device is compared with: the period before its stage, and its counts when observation began."""
+    """The period before an observed device's stage, and its counts when observation began, for comparison."""
 
     before: Period | None
     start: Totals
