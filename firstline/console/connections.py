@@ -12,14 +12,34 @@ HEAD_BYTES = 65_536
 
 
 class Connection(HttpToolsProtocol):
-    """uvicorn's connection, which ends if a head is slow or large: uvicorn limits neither."""
+    """uvicorn's connection, which ends if a head is slow or large: uvicorn limits neither.
+
+    If there are too many connections, the oldest one that waits for its client is closed, as at the gateway.
+    """
 
     _timer: asyncio.TimerHandle | None = None
+    opened_s = 0.0
     _head_bytes = 0  # since the start of the head that is being read
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self.opened_s = self.loop.time()
         self._begin_head()
+        if self.limit_concurrency is not None and len(self.connections) >= self.limit_concurrency:
+            self._close_oldest()
+
+    def _close_oldest(self) -> None:
+        others = [each for each in self.connections if isinstance(each, Connection) and each is not self]
+        waiting = [each for each in others if each.waits_for_client]
+        if waiting:
+            oldest = min(waiting, key=lambda each: each.opened_s)
+            self.connections.discard(oldest)
+            oldest.transport.abort()
+
+    @property
+    def waits_for_client(self) -> bool:
+        """Whether no request is complete that has no answer yet."""
+        return self.cycle is None or self.cycle.response_complete or self.cycle.more_body
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._end_head()

@@ -10,14 +10,16 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 import pytest
 import uvicorn
 from starlette.responses import PlainTextResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from firstline.console import connections
 
+HERE = PlainTextResponse("here")
 ASKED = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
 
 
 @asynccontextmanager
-async def serving() -> AsyncIterator[tuple[str, int]]:
+async def serving(most: int | None = None, app: ASGIApp = HERE) -> AsyncIterator[tuple[str, int]]:
     """The address of a server with these connections."""
 
     class Server(uvicorn.Server):
@@ -26,10 +28,11 @@ async def serving() -> AsyncIterator[tuple[str, int]]:
             yield
 
     config = uvicorn.Config(
-        PlainTextResponse("here"),
+        app,
         http=connections.Connection,
         log_level="warning",
         lifespan="off",
+        limit_concurrency=most,
         timeout_keep_alive=60,
     )
     server = Server(config)
@@ -73,6 +76,33 @@ async def test_a_large_head_ends_its_connection() -> None:
         writer.write(ASKED[:-2] + b"X: " + bytes(b"a" * 2 * connections.HEAD_BYTES))
         await ended(reader)
         writer.close()
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        pytest.param(b"", id="silent"),
+        pytest.param(ASKED, id="answered"),
+        pytest.param(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\nuser", id="slow form"),
+    ],
+)
+async def test_the_oldest_waiting_connection_gives_way(sent: bytes) -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        while (await receive()).get("more_body"):
+            pass
+        await HERE(scope, receive, send)
+
+    async with serving(4, app) as address:
+        writers = []
+        for request in (sent, sent, sent, ASKED):
+            reader, writer = await asyncio.open_connection(*address)
+            writers.append(writer)
+            writer.write(request)
+            if request == ASKED:
+                async with asyncio.timeout(10):
+                    assert (await reader.readuntil(b"\r\n")).startswith(b"HTTP/1.1 200")
+        for writer in writers:
+            writer.close()
 
 
 async def test_an_answered_connection_stays_open(monkeypatch: pytest.MonkeyPatch) -> None:
