@@ -31,6 +31,7 @@ Send = Callable[[Message], Awaitable[None]]
 AsgiApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 _NO_CONTENT = 204
+QUERY_FIELDS = 256
 _NO_PARAMETERS: Mapping[str, str] = MappingProxyType({})
 STATE_KEY = "firstline"
 """The key of a request's `RequestInfo` in the `state` of its ASGI scope."""
@@ -99,10 +100,13 @@ def query_parameters(query_string: bytes) -> dict[str, str]:
     """Returns the parameters after `?`, unquoted; the values of a repeated name are separated by `SEVERAL`.
 
     Raises:
-        RequestError: a value has the character NUL.
+        RequestError: there are too many, or a value has the character NUL.
     """
+    text = query_string.decode("latin-1")
+    if text.count("&") >= QUERY_FIELDS:
+        raise RequestError(f"The query has more than {QUERY_FIELDS} parameters; send fewer.")
     found: dict[str, str] = {}
-    for name, value in parse_qsl(query_string.decode("latin-1"), keep_blank_values=True):
+    for name, value in parse_qsl(text, keep_blank_values=True):
         if SEVERAL in value:
             raise RequestError(f"Query parameter {shown(name)} has the character NUL; send text.")
         found[name] = f"{found[name]}{SEVERAL}{value}" if name in found else value

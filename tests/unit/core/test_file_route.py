@@ -170,7 +170,11 @@ async def test_values_of_a_query_may_have_line_breaks(decoding: FileDecoding) ->
 
     found = await read(b"source=hall%0Aleft&id=a%0Ab")
     assert (found.source, found.id, found.principal) == ("hall\nleft", "a\nb", "me")
-    for query, says in ((b"source=a&source=b", "several values, 'a' and 'b'"), (b"id=%00", "character NUL")):
+    for query, says in (
+        (b"source=a&source=b", "several values, 'a' and 'b'"),
+        (b"id=%00", "character NUL"),
+        (256 * b"&source=a", "more than 256 parameters"),
+    ):
         with pytest.raises(RequestError, match=says):
             await read(query)
 

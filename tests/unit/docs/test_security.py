@@ -14,7 +14,7 @@ from firstline.workbench.data import boxes, files, tables
 from firstline_core.bundle import golden, manifest, trust
 from firstline_core.fleet import configuration, registry, selector, twin
 from firstline_core.processing import image_header, images
-from firstline_core.protocol import http, mqtt_connection, mqtt_messages
+from firstline_core.protocol import asgi, http, mqtt_connection, mqtt_messages
 from firstline_core.protocol.http_server import ServerLimits
 from firstline_core.protocol.limits import DEFAULT_DECODING_LIMITS, DEFAULT_LIMITS
 from firstline_core.storage import secrets, setting_places
@@ -43,6 +43,7 @@ LIMITS = {
         f"{SERVER.pending:,}, and half of the descriptors",
         f"TLS handshake {SERVER.handshake_s:g} s",
     ),
+    "parameters of a query": (f"{asgi.QUERY_FIELDS}",),
     "pipelined HTTP requests": (f"{SERVER.pipelined} on one connection",),
     "a client that does not read": (f"{SERVER.write_s:g} s",),
     "slow HTTP bodies": (f"{http.GRACE_S:g} s",),
