@@ -11,13 +11,21 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
 import msgspec
 
 from firstline_core.errors import CapacityError, ConfigError
-from firstline_core.storage.files import locked_folder, make_folder, system_reason, with_checksum, write_whole
+from firstline_core.storage.files import (
+    locked_folder,
+    make_folder,
+    sync_folder,
+    system_reason,
+    with_checksum,
+    write_whole,
+)
 from firstline_edge.settings.identity import IdentityDocument, identity_path, read_identity, readable_identity
 
 _LIMIT_BYTES = 1 << 20
@@ -83,15 +91,16 @@ class IdentityFiles:
             ConfigError: another revision is stored.
         """
         try:
-            make_folder(self.folder)
-            with locked_folder(self.folder):  # the agent may renew while `join` writes, and the files belong together
+            # The agent may renew while `join` writes, and the files belong together.
+            with self._opened() as folder, locked_folder(folder):
                 if replaces not in ("any", self.revision()) and readable_identity(self.state_dir) is not None:
                     raise ConfigError("The device has joined again meanwhile, and that identity is not overwritten.")
-                write_whole(self.authorities, authorities_pem.encode())
-                write_whole(self.device, (key_pem + certificate_pem).encode())
-                status = write_whole(self._identity, with_checksum(msgspec.json.encode(identity)))
-                self._joining.unlink(missing_ok=True)
-                self._give_to_owner()
+                write_whole(folder / self.authorities.name, authorities_pem.encode(), folder_owners_mode=0o600)
+                write_whole(folder / self.device.name, (key_pem + certificate_pem).encode(), folder_owners_mode=0o600)
+                status = write_whole(
+                    folder / self._identity.name, with_checksum(msgspec.json.encode(identity)), folder_owners_mode=0o600
+                )
+                (folder / self._joining.name).unlink(missing_ok=True)
         except OSError as error:
             raise self._refused(error) from error
         return _revision_of(status)
@@ -99,8 +108,10 @@ class IdentityFiles:
     def joining_key(self) -> str | None:
         """Returns the key of an unfinished enrolment; None if there is none."""
         try:
-            with self._joining.open("rb") as stream:
-                return stream.read(_LIMIT_BYTES).decode(errors="replace")
+            with self._opened() as folder:
+                file = os.open(folder / self._joining.name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+                with os.fdopen(file, "rb") as stream:
+                    return stream.read(_LIMIT_BYTES).decode(errors="replace")
         except OSError:
             return None
 
@@ -111,23 +122,37 @@ class IdentityFiles:
             CapacityError: the disk refuses.
         """
         try:
-            make_folder(self.folder)
-            write_whole(self._joining, key_pem.encode())
+            with self._opened() as folder:
+                write_whole(folder / self._joining.name, key_pem.encode())
         except OSError as error:
             raise self._refused(error) from error
 
-    def _give_to_owner(self) -> None:
-        """Gives files that root wrote to the owner of the state directory, as whom the agent runs.
+    @contextlib.contextmanager
+    def _opened(self) -> Iterator[Path]:
+        """Makes the folder, and yields its path.
 
-        That user could have put a link to a file of root there, so links are not followed.
+        Root may write here for the owner of the state directory, as whom the agent runs. That user could put a link to
+        a folder of root there: root refuses a link, and gets a path to the open folder, which no link can replace.
+
+        Raises:
+            OSError: the disk refuses, or the folder is a link.
         """
-        if os.geteuid() != 0:
+        owner = self.state_dir.stat() if os.geteuid() == 0 and self.state_dir.exists() else None
+        if owner is None or owner.st_uid == 0:
+            make_folder(self.folder)
+            yield self.folder
             return
-        owner = self.folder.parent.stat()
-        for path in (self.folder, self.authorities, self.device, self._identity, self.time):
-            # Root in a container may lack the right, and is the agent's user then; or there is no such file yet.
-            with contextlib.suppress(OSError):
-                os.chown(path, owner.st_uid, owner.st_gid, follow_symlinks=False)
+        with contextlib.suppress(FileExistsError):
+            self.folder.mkdir(mode=0o700)
+            sync_folder(self.folder.parent)
+        opened = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            with contextlib.suppress(PermissionError):  # root in a container may lack the right
+                os.fchown(opened, owner.st_uid, owner.st_gid)
+            os.fchmod(opened, 0o700)
+            yield Path(f"/proc/self/fd/{opened}")
+        finally:
+            os.close(opened)
 
     def _refused(self, error: OSError) -> CapacityError:
         return CapacityError(

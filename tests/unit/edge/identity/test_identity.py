@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import fcntl
 import os
 import random
@@ -208,7 +207,7 @@ def test_only_one_process_writes_the_files(
 ) -> None:
     files, alone = IdentityFiles(tmp_path), []
 
-    def write_and_look(path: Path, content: bytes) -> os.stat_result:
+    def write_and_look(path: Path, content: bytes, **options: Any) -> os.stat_result:
         other = os.open(files.folder, os.O_RDONLY)
         try:
             with pytest.raises(BlockingIOError):
@@ -216,7 +215,7 @@ def test_only_one_process_writes_the_files(
         finally:
             os.close(other)
         alone.append(path.name)
-        return write_whole(path, content)
+        return write_whole(path, content, **options)
 
     monkeypatch.setattr("firstline_edge.identity.files.write_whole", write_and_look)
     for _ in range(2):
@@ -224,23 +223,49 @@ def test_only_one_process_writes_the_files(
     assert alone == 2 * ["ca.pem", "device.pem", "identity.json"]
 
 
-def test_files_of_root_are_given_to_the_owner(
-    tmp_path: Path, authority: Authority, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    given: list[str] = []
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can write for another user")
 
-    def give(path: Path, _user: int, _group: int, *, follow_symlinks: bool) -> None:
-        if not path.exists():
-            raise FileNotFoundError(errno.ENOENT, "No such file or directory")
-        assert not follow_symlinks  # a link of the agent's user may lead to a file of root
-        given.append(path.name)
 
-    joined(tmp_path, authority)
-    (tmp_path / "identity" / "link").symlink_to(tmp_path)
-    monkeypatch.setattr(os, "geteuid", lambda: 0)
-    monkeypatch.setattr(os, "chown", give)
-    joined(tmp_path, authority)
-    assert sorted(given) == ["ca.pem", "device.pem", "identity", "identity.json"]
+@pytest.fixture
+def agents_state(tmp_path: Path) -> Path:
+    """The state directory of an agent that runs as another user."""
+    state = tmp_path / "state"
+    state.mkdir(mode=0o700)
+    os.chown(state, 65534, 65534)
+    return state
+
+
+@as_root
+def test_files_of_root_belong_to_the_agents_user(agents_state: Path, authority: Authority) -> None:
+    for _ in range(2):
+        files, identity = joined(agents_state, authority)
+        written = [files.folder, *files.folder.iterdir()]
+        assert sorted(path.name for path in written) == ["ca.pem", "device.pem", "identity", "identity.json"]
+        assert {(path.stat().st_uid, path.stat().st_mode & 0o77) for path in written} == {(65534, 0)}
+        assert files.read() == identity
+
+
+@as_root
+def test_root_follows_no_link_of_the_agents_user(agents_state: Path, tmp_path: Path, authority: Authority) -> None:
+    roots = tmp_path / "roots"
+    roots.mkdir(mode=0o755)
+    (agents_state / "identity").symlink_to(roots)
+    with pytest.raises(CapacityError, match="cannot be written"):
+        joined(agents_state, authority)
+    with pytest.raises(CapacityError, match="cannot be written"):
+        IdentityFiles(agents_state).save_joining_key("key")
+    assert (list(roots.iterdir()), roots.stat().st_mode & 0o777, roots.stat().st_uid) == ([], 0o755, 0)
+
+
+@as_root
+def test_root_uses_no_key_behind_a_link(agents_state: Path, tmp_path: Path) -> None:
+    files = IdentityFiles(agents_state)
+    files.save_joining_key("a key")
+    assert files.joining_key() == "a key"
+    (tmp_path / "key").write_text("of root")
+    (files.folder / "joining.pem").unlink()
+    (files.folder / "joining.pem").symlink_to(tmp_path / "key")
+    assert files.joining_key() is None
 
 
 def test_a_stored_identity_is_read(tmp_path: Path, authority: Authority) -> None:
@@ -310,7 +335,7 @@ def test_links_and_name_come_from_the_identity(tmp_path: Path, authority: Author
     ("link", "shows"),
     [
         ({"kind": "http", "url": "https://g"}, True),
-        ({"kind": "http", "url": "http://g"}, False),
+        ({"kind": "http", "url": "http://localhost"}, False),
         ({"kind": "http", "url": "https://g", "token_file": "t"}, False),
         ({"kind": "http", "url": "https://g", "tls_ca_file": "c"}, False),
         ({"kind": "mqtt", "host": "b", "port": 8883}, True),
