@@ -23,6 +23,7 @@ from support.waiting import until
 from firstline.client.answer_stream import EventReader
 from firstline.demo.cuttable_link import CuttableLink
 from firstline_core.telemetry.decisions import find
+from firstline_edge.api.access import Access, TokenAccess
 from firstline_edge.app import EdgeAgent
 
 SHORT = "/firstline/v1/models/digits/infer"
@@ -70,10 +71,13 @@ class House:
 
 
 @contextlib.asynccontextmanager
-async def device(state: Path, port: int, **overrides: Any) -> AsyncIterator[House]:
+async def device(state: Path, port: int, access: Access | None = None, **overrides: Any) -> AsyncIterator[House]:
     link = {"kind": "http", "url": f"http://127.0.0.1:{port}"}
     settings = edge_settings(state, links=[link], **(QUICK | overrides))
-    async with serving_agent(settings) as (agent, url), httpx.AsyncClient(base_url=url, timeout=20) as http:
+    async with (
+        serving_agent(settings, access=access) as (agent, url),
+        httpx.AsyncClient(base_url=url, timeout=20) as http,
+    ):
         yield House(agent, http, url)
 
 
@@ -185,6 +189,26 @@ async def test_answers_and_events_are_limited_to_the_caller_of_the_request(tmp_p
         assert (form.status_code, form.json()["code"]) == (400, "invalid_request")
         async with house.http.stream("GET", path, headers=camera) as response:
             assert response.status_code == 200
+
+
+@pytest.mark.parametrize("heartbeat_s", [pytest.param(0.05, id="silent"), pytest.param(60.0, id="final")])
+async def test_stream_ends_after_its_token_was_removed(tmp_path: Path, scans: Scans, heartbeat_s: float) -> None:
+    access = TokenAccess({"camera": "0123456789abcdef"})
+    async with (
+        gateway(tmp_path) as wire,
+        device(tmp_path, wire.port, access, api__stream_heartbeat_s=heartbeat_s) as house,
+    ):
+        house.http.headers["Authorization"] = "Bearer 0123456789abcdef"
+        await wire.cut()
+        path = events_of((await house.promised(scans.corrected))["request_id"])
+        async with house.http.stream("GET", path) as response:
+            heard = events_from(response)
+            assert (await anext(heard))[0] == 1
+            access.adopt({"camera": "another token of 16"})
+            if heartbeat_s > 1:
+                await wire.restore()
+            async with asyncio.timeout(20):
+                assert [found async for found in heard] == []
 
 
 async def test_streams_are_limited_and_released(tmp_path: Path, scans: Scans) -> None:

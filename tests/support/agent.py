@@ -9,7 +9,7 @@ from typing import Any
 
 from firstline_core.protocol.http_server import ServerLimits
 from firstline_edge.api import server
-from firstline_edge.api.access import access_of
+from firstline_edge.api.access import Access, access_of
 from firstline_edge.api.app import App
 from firstline_edge.app import EdgeAgent
 from firstline_edge.settings.load import load
@@ -35,14 +35,14 @@ def adapting_settings(folder: Path, **more: Any) -> EdgeSettings:
 
 @contextlib.asynccontextmanager
 async def serving_agent(
-    settings: EdgeSettings, limits: ServerLimits | None = None
+    settings: EdgeSettings, limits: ServerLimits | None = None, access: Access | None = None
 ) -> AsyncIterator[tuple[EdgeAgent, str]]:
     """Serves as the process does, without its signals; yields the agent and its URL."""
     with contextlib.closing(server.listen(settings.api.host, settings.api.port)) as listener:
         async with (
             EdgeAgent(settings) as agent,
             server.serving(
-                App(agent.data_plane, agent.files, agent.outbox, agent.operations, access_of(settings.api)),
+                App(agent.data_plane, agent.files, agent.outbox, agent.operations, access or access_of(settings.api)),
                 [listener],
                 limits,
             ),

@@ -189,7 +189,8 @@ class App:
                 # Not before the body was read: a slow sender must not take a stream from other callers.
                 images = image_of(inference.inputs)
                 render = partial(self.files.json, query=request.query, images=images)
-                stream = resources.enter_context(self.streams.opened(render, inference.request_id))
+                allowed = partial(self._is_allowed, request, principal)
+                stream = resources.enter_context(self.streams.opened(render, inference.request_id, is_allowed=allowed))
                 response = await plane.infer(inference)
             return stream.response(response, resources)
 
@@ -202,8 +203,16 @@ class App:
         """Streams the present answer under an id, and the final one when it arrives."""
         request_id, seen = request.parameters["request_id"], last_event_id(request.headers)
         with contextlib.ExitStack() as resources:
-            stream = resources.enter_context(self.streams.opened(self._renderer(request), request_id, seen))
+            allowed = partial(self._is_allowed, request, principal)
+            stream = resources.enter_context(self.streams.opened(self._renderer(request), request_id, seen, allowed))
             return stream.response(await self.outbox.answer(request_id, principal), resources)
+
+    def _is_allowed(self, request: Request, principal: str) -> bool:
+        """Returns whether the caller of a request is still accepted: its token may have been removed meanwhile."""
+        try:
+            return self._access.principal(request.headers) == principal
+        except RequestError:
+            return False
 
     def _renderer(self, request: Request) -> Render:
         """Returns the renderer for the form that the query asks for.

@@ -58,13 +58,16 @@ class Streams:
         self._closed = False
 
     @contextlib.contextmanager
-    def opened(self, render: Render, request_id: str, seen: int = 0) -> Iterator[Stream]:
+    def opened(
+        self, render: Render, request_id: str, seen: int = 0, is_allowed: Callable[[], bool] = lambda: True
+    ) -> Iterator[Stream]:
         """Opens a stream until the context ends; read the present answer only after that.
 
         Args:
             render: turns an answer into the data of an event.
             request_id: of the answer.
             seen: id of the last event that the caller has received.
+            is_allowed: whether the caller may go on; asked before each further piece.
 
         Raises:
             QueueFullError: too many streams are open.
@@ -80,7 +83,7 @@ class Streams:
         self._open += 1
         try:
             with self._waiters.watch(request_id) as completion:
-                yield Stream(render, seen, completion, self._heartbeat_s)
+                yield Stream(render, seen, completion, self._heartbeat_s, is_allowed)
         finally:
             self._open -= 1
 
@@ -98,6 +101,7 @@ class Stream:
     seen: int
     completion: Completion
     heartbeat_s: float
+    is_allowed: Callable[[], bool]
 
     def response(self, answer: InferResponse, resources: contextlib.ExitStack) -> Reply | Streamed:
         """Returns the stream as an HTTP answer.
@@ -123,6 +127,8 @@ class Stream:
             return
         while True:
             done, _ = await asyncio.wait({self.completion}, timeout=self.heartbeat_s)
+            if not self.is_allowed():
+                return  # a caller that reconnects receives the reason
             if done:
                 break
             yield HEARTBEAT
