@@ -472,6 +472,7 @@ _DEVICE = (
     _edge("a link without an address", '[[links]]\nkind = "http"\n'),
     _edge("a link of an unknown kind", '[[links]]\nkind = "https"\nurl = "https://gateway:8080"\n'),
     _edge("a link without http", '[[links]]\nkind = "http"\nurl = "gateway:8080"\n'),
+    _edge("a link to another machine without TLS", '[[links]]\nkind = "http"\nurl = "http://gateway:8080"\n'),
     _edge("a broker without a host", '[[links]]\nkind = "mqtt"\n'),
     _edge("a policy without a price", '[policy]\nkind = "value"\n'),
     _edge("a token file without names", '[api]\nhost = "0.0.0.0"\ntoken_file = "notes.txt"\n', _RUN),

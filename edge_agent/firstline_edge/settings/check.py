@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 
 from firstline_core.errors import ConfigError, did_you_mean
 from firstline_core.protocol.cors import ANY_ORIGIN
+from firstline_core.protocol.loopback import is_loopback
 
 if TYPE_CHECKING:
     from firstline_edge.settings.settings import EdgeSettings, LinkSection
@@ -89,6 +90,12 @@ def _check_http(where: str, link: LinkSection) -> None:
         raise ConfigError(f"{where}.url is '{link.url}', which has port {port[1]}; use 1 to {_LAST_PORT}.")
     if not _is_url(link.url):
         raise ConfigError(f"{where}.url is '{link.url}'; an http link needs a URL such as https://HOST:PORT.")
+    parts = urlsplit(link.url)
+    if parts.scheme == "http" and not (link.plain_http or is_loopback(parts.hostname or "")):
+        raise ConfigError(
+            f"{where}.url is '{link.url}', which would send tokens and pictures over the network unencrypted; use "
+            "https://, or set plain_http = true in this section where something else protects that network."
+        )
     if link.proxy:
         from firstline_core.protocol.proxies import check_proxy  # most devices do not need to import it
 

@@ -255,6 +255,8 @@ class LinkSection(Section, frozen=True, kw_only=True):
     """How the gateway is reached: http or mqtt."""
     url: str = ""
     """For http: the gateway, e.g. "https://gateway.example:8443"."""
+    plain_http: bool = False
+    """For http: allow an http:// URL beyond loopback, on a network that is protected otherwise."""
     token_file: FilePath = ""
     """For http: file with this device's token; leave it out on a device that has joined."""
     host: str = ""

@@ -153,7 +153,7 @@ async def test_an_agent_without_sensors_logs_it(tmp_path: Path) -> None:
 
 
 MQTT = {"kind": "mqtt", "host": "broker"}
-HTTP = {"kind": "http", "url": "http://gateway:8080"}
+HTTP = {"kind": "http", "url": "https://gateway:8080"}
 
 
 @pytest.mark.parametrize(

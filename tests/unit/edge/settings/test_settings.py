@@ -36,6 +36,15 @@ def test_the_uncommented_example_links_are_valid(tmp_path: Path) -> None:
     assert shown == {key.name for key in msgspec.structs.fields(LinkSection)}
 
 
+@pytest.mark.parametrize("host", ["gateway:8080", "127.0.0.1.example.com", "192.0.2.1", "[2001:db8::1]:8080"])
+def test_plain_http_beyond_loopback_is_switched_on_by_name(host: str) -> None:
+    link = {"kind": "http", "url": f"http://{host}"}
+    with pytest.raises(ConfigError, match=r"links\[0\]\.url is .* unencrypted; use https://, or set plain_http"):
+        load(None, environ={}, overrides={"links": [link]})
+    (found,) = load(None, environ={}, overrides={"links": [link | {"plain_http": True}]}).links
+    assert found.url == link["url"]
+
+
 def test_environment_and_flags_win() -> None:
     found = load(None, environ={"FIRSTLINE_EDGE_API__PORT": "9000", "OTHER": "x"}, overrides={"log.format": "json"})
     assert (found.api.port, found.log.format) == (9000, "json")
@@ -51,9 +60,9 @@ def test_environment_and_flags_win() -> None:
         ),
         *(
             ({"links": [{"kind": "http", "url": url}]}, r"links\[0\].url is ")
-            for url in ("http://h/a b", "http://h?a=b", "http://h#a", "http://h:0")
+            for url in ("https://h/a b", "https://h?a=b", "https://h#a", "https://h:0")
         ),
-        ({"links": [{"kind": "http", "url": "http://h", "proxy": "h:80"}]}, r"links\[0\].proxy is not a URL"),
+        ({"links": [{"kind": "http", "url": "https://h", "proxy": "h:80"}]}, r"links\[0\].proxy is not a URL"),
         (
             {"links": [{"kind": "mqtt", "host": "h", "tls_certificate_file": "c", "tls_key_file": "k"}]},
             r"links\[0\].tls_certificate_file is named but tls_ca_file is empty",
