@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
@@ -12,6 +13,7 @@ from PIL import Image
 from firstline.workbench.model_file import ModelFile
 from firstline.workbench.recognition import image_input, token_inputs
 from firstline_core.errors import FirstlineError, InferenceError
+from firstline_core.protocol.limits import DEFAULT_DECODING_LIMITS
 from firstline_core.runtime.base import RowByRow
 from firstline_core.runtime.select import RuntimeOptions, load_runtime
 from firstline_core.types import DATATYPES, Array, Arrays, TensorSpec
@@ -37,15 +39,17 @@ def trial_outputs(file: Path, described: ModelFile, image: Image.Image | None) -
         ModelLoadError, InferenceError, InvalidTensorError: the model does not run.
     """
     found = image_input(described)
+    too_large = InferenceError(
+        f"This machine has too little memory for one row of {described.name}; export it with smaller inputs."
+    )
     with closing(RowByRow(load_runtime(file, described.runtime, RuntimeOptions()), described.without_rows)) as loaded:
         if found is None or found.size is None or image is None:
             try:
                 return loaded.run(_made_up(described))
             except MemoryError as error:
-                raise InferenceError(
-                    f"This machine has too little memory for one row of {described.name}; export it with smaller "
-                    "inputs."
-                ) from error
+                raise too_large from error
+        if math.prod(found.size) > DEFAULT_DECODING_LIMITS.pixels:
+            raise too_large
         resized = image.convert(found.mode).resize(found.size)
         return loaded.run({described.inputs[0].name: _pixels(described, resized, channels_first=found.channels_first)})
 

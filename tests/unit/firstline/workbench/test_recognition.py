@@ -79,12 +79,17 @@ def test_a_detector_is_recognised_and_gives_the_known_object(tmp_path: Path, nam
     np.testing.assert_allclose(found.boxes, [BOX], atol=0.01)
 
 
-def test_a_row_that_no_memory_holds_is_refused(tmp_path: Path) -> None:
-    sides = ("rows", 3_000_000, 3_000_000)
+@pytest.mark.parametrize(
+    ("sides", "image"),
+    [(("rows", 3_000_000, 3_000_000), None), (("rows", 3, 10_000, 10_000), Image.new("RGB", (8, 8)))],
+)
+def test_a_row_that_no_memory_holds_is_refused(
+    tmp_path: Path, sides: tuple[str | int, ...], image: Image.Image | None
+) -> None:
     x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, sides) for name in "xy")
     path = write_graph(tmp_path / "model.onnx", [helper.make_node("Identity", ["x"], ["y"])], [x], [y], [])
     with pytest.raises(InferenceError, match="too little memory for one row of model"):
-        trial_outputs(path, read_model_file(path), None)
+        trial_outputs(path, read_model_file(path), image)
 
 
 def test_labels_come_from_the_exporters_metadata(tmp_path: Path) -> None:
