@@ -12,6 +12,7 @@ import inspect
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from copy import copy
 from dataclasses import MISSING, fields, is_dataclass
 from functools import partial
@@ -248,9 +249,10 @@ def _options_of(group: Any) -> list[inspect.Parameter]:
 def _described(function_or_group: Any) -> tuple[str, dict[str, str]]:
     """Returns a docstring up to its section of arguments or attributes, and the entries of that section."""
     docstring = inspect.getdoc(function_or_group)
-    if sys.flags.optimize > 1 and function_or_group is not object:  # Python has removed the docstrings
-        (definition,) = ast.parse(dedent(inspect.getsource(function_or_group))).body
-        docstring = ast.get_docstring(definition)  # type: ignore[arg-type]  # a function or a class
+    if sys.flags.optimize > 1:  # Python has removed the docstrings
+        with suppress(OSError, TypeError):  # there is no source, so there is no help
+            (definition,) = ast.parse(dedent(inspect.getsource(function_or_group))).body
+            docstring = ast.get_docstring(definition)  # type: ignore[arg-type]  # a function or a class
     text, *sections = re.split("\n\n(?:Args|Attributes):\n", docstring or "")
     entries = re.findall(r"^    (\w+): (.+(?:\n {8}.+)*)", "".join(sections), re.MULTILINE)
     return text, {name: " ".join(entry.split()) for name, entry in entries}

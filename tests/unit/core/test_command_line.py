@@ -82,6 +82,22 @@ def test_help_is_the_same_if_python_removes_docstrings(line: list[str]) -> None:
     assert help_of("-OO") == help_of() != ""
 
 
+def test_a_command_runs_without_docstrings_and_sources() -> None:
+    script = """
+import inspect, sys
+
+def no_source(_: object) -> str:
+    raise OSError("could not get source code")
+
+inspect.getsource = no_source
+from firstline.__main__ import main
+sys.argv = ["firstline", "certify", "--help"]
+sys.exit(main())
+"""
+    found = subprocess.run([sys.executable, "-OO", "-c", script], capture_output=True, text=True, check=False)
+    assert found.returncode == 0 and "--epsilon" in found.stdout, found.stderr
+
+
 COMMANDS = {
     "edge-agent init --config edge.toml": "firstline_edge",
     "firstline-gateway init --config gateway.toml": "firstline_gateway",
