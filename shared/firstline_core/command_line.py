@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import takewhile
 from types import FrameType
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, NoReturn, TextIO, TypeAlias
 
 from firstline_core.errors import did_you_mean
 
@@ -31,7 +31,8 @@ def run_with_output(run: Callable[[], int], report: Callable[[str], object]) -> 
     """Runs a command, and writes all its output before it returns.
 
     If stdout is closed, the output is discarded; likewise if its reader has enough, as `| head` does. If stderr is
-    closed, its lines are discarded, and no file of the command takes its place.
+    closed, its lines are discarded, and no file of the command takes its place. What stderr refuses is discarded too:
+    the exit code stays that of the command.
 
     Args:
         run: the command; returns its exit code.
@@ -42,16 +43,14 @@ def run_with_output(run: Callable[[], int], report: Callable[[str], object]) -> 
     """
     if sys.stderr is None:
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115, PTH123 (until this process ends)
+    else:
+        with suppress(io.UnsupportedOperation):  # in a test, stderr may be memory
+            sys.stderr = _text_file(sys.stderr, _Stderr, line_buffering=True)
     if sys.stdout is None:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115, PTH123 (until this process ends)
     else:
         with suppress(io.UnsupportedOperation):  # in a test, stdout may be memory
-            sys.stdout = io.TextIOWrapper(
-                io.BufferedWriter(_Stdout(sys.stdout.fileno(), "w", closefd=False)),
-                encoding=sys.stdout.encoding,
-                errors="backslashreplace",  # names of files need not be UTF-8
-                line_buffering=sys.stdout.isatty(),
-            )
+            sys.stdout = _text_file(sys.stdout, _Stdout, line_buffering=sys.stdout.isatty())
     try:
         code = run()
         sys.stdout.flush()
@@ -92,6 +91,26 @@ class _Stdout(io.FileIO):
             if error.errno not in (errno.EPIPE, *_FULL):
                 raise
             raise _OutputError(error) from error
+
+
+class _Stderr(io.FileIO):
+    """Discards what a full disk, or a reader that has left, refuses."""
+
+    def write(self, data: Any) -> int:
+        try:
+            return super().write(data)
+        except OSError:
+            return memoryview(data).nbytes
+
+
+def _text_file(stream: TextIO, raw: type[io.FileIO], *, line_buffering: bool) -> io.TextIOWrapper:
+    """Returns a stream that writes to the descriptor of another through `raw`."""
+    return io.TextIOWrapper(
+        io.BufferedWriter(raw(stream.fileno(), "w", closefd=False)),
+        encoding=stream.encoding,
+        errors="backslashreplace",  # names of files need not be UTF-8
+        line_buffering=line_buffering,
+    )
 
 
 @contextmanager

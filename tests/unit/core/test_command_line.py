@@ -119,6 +119,20 @@ def test_output_that_cannot_be_written_is_no_traceback(tmp_path: Path, line: str
         assert "No space left on device. Free some space" in found.stderr
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "firstline_edge run --config missing",
+        "firstline_gateway run --config missing",
+        "firstline bundle verify missing",
+    ],
+)
+def test_exit_code_stays_if_the_disk_refuses_the_sentence(tmp_path: Path, line: str) -> None:
+    with Path("/dev/full").open("w") as full:
+        command = [sys.executable, "-m", *line.split()]
+        assert subprocess.run(command, cwd=tmp_path, stderr=full, check=False).returncode == 2
+
+
 def test_log_lines_to_a_closed_stderr_are_lost_and_reach_no_other_file() -> None:
     script = """
 import os, sys
