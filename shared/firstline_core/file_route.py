@@ -233,7 +233,7 @@ def read_view(query: Mapping[str, str], model: str, task: Task | None) -> View:
         if name not in query:
             continue
         if task is None:
-            raise RequestError(f"Query parameter '{name}' needs a model that this device holds; it lacks '{model}'.")
+            raise RequestError(f"Query parameter '{name}' needs the model '{model}', which is not here.")
         if name not in task.view_options:
             hint = f"use {', '.join(task.view_options)}" if task.view_options else "leave it out"
             raise RequestError(

@@ -270,8 +270,8 @@ def _of_one_task(
             raise ConfigError(why_unknown(role, files[role], near[role]))
     tasks = set.intersection(*({reading.task for reading in readings} for readings in found.values()))
     if not tasks:
-        kinds = ", ".join(f"the {role} model is a {readings[0].family}" for role, readings in found.items())
-        raise ConfigError(f"Both models need the same task: {kinds}.")
+        kinds = ", ".join(f"{role} {readings[0].family}" for role, readings in found.items())
+        raise ConfigError(f"Both models need the same task; they are: {kinds}.")
     best = {
         task: {role: next(one for one in readings if one.task == task) for role, readings in found.items()}
         for task in tasks
@@ -280,7 +280,7 @@ def _of_one_task(
     for role, reading in chosen.items():
         if reading.sure < _LEAST_SURE:
             raise ConfigError(
-                f"The {role} model {files[role].name} may be a {reading.family}, but that is a guess: "
+                f"The {role} model {files[role].name} may be of the family '{reading.family}', but that is a guess: "
                 f"{'; '.join(reading.assumptions)}. If it is one, name its classes with --labels, or "
                 "write a recipe for `firstline bundle create`."
             )

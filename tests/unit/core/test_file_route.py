@@ -257,7 +257,7 @@ def test_wrong_view_is_refused(query: dict[str, str], says: str) -> None:
 
 
 def test_parameters_of_other_tasks_are_refused() -> None:
-    with pytest.raises(RequestError, match="'max_objects' needs a model that this device holds; it lacks 'pets'"):
+    with pytest.raises(RequestError, match="'max_objects' needs the model 'pets', which is not here"):
         read_view({"max_objects": "3"}, "pets", None)
     assert read_view({"wait": "first"}, "pets", None) is WHOLE
 

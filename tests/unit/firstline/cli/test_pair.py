@@ -266,7 +266,10 @@ def test_columns_that_the_data_lack_are_named(tmp_path: Path) -> None:
             "is of no family that `firstline pair` knows for images (inputs 'images' FP32 [1, 3, 96",
         ),
         (["--full", "anchors.onnx"], "gives 1916 boxes and scores of anchors, as SSD does, but not of "),
-        (["--edge", "colours.onnx", "--full", "yolo.onnx"], "Both models need the same task"),
+        (
+            ["--edge", "colours.onnx", "--full", "yolo.onnx"],
+            "need the same task; they are: edge logits classifier, full yolov8",
+        ),
     ],
 )
 def test_what_cannot_become_a_pair_is_refused(site: Path, arguments: list[str], message: str) -> None:
