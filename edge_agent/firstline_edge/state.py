@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import fcntl
 import hmac
 import os
 import sqlite3
 import threading
-import time
 from pathlib import Path
 from typing import TypeVar
 
 from msgspec import Struct
 
 from firstline_core.errors import CapacityError, ConfigError, IntegrityError
-from firstline_core.storage.files import make_folder, set_aside, system_reason, with_checksum, write_whole
+from firstline_core.storage.files import make_folder, set_aside, system_reason, take_lock, with_checksum, write_whole
 from firstline_core.storage.seals import Seal, read_keys
 from firstline_core.storage.structs import read_struct, write_struct
 from firstline_core.telemetry.logs import logger
@@ -23,10 +21,6 @@ from firstline_edge.settings.settings import EncryptionSection
 log = logger(__name__)
 
 T = TypeVar("T", bound=Struct)
-
-# `edge-agent status` holds the lock for microseconds when it checks whether an agent runs.
-_LOCK_TRIES = 20
-_LOCK_PAUSE_S = 0.01
 
 
 class StatePaths:
@@ -87,8 +81,10 @@ class StateDirectory(StatePaths):
             self._lock = os.open(self.lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             reason = f"cannot be used: {system_reason(error)}" if not path.is_file() else "is not a folder"
+            if isinstance(error, FileExistsError):
+                reason = "is a link that leads to no folder"
             raise ConfigError(f"agent.state_dir {path} {reason}; name a directory that this user may write.") from error
-        if not _locked(self._lock, tries=_LOCK_TRIES):
+        if not take_lock(self._lock):  # `edge-agent status` holds it for microseconds to check whether an agent runs
             os.close(self._lock)
             raise ConfigError(
                 f"agent.state_dir {path} is in use by another agent; stop it, or give this one a directory of its own."
@@ -257,20 +253,9 @@ def is_in_use(state_dir: Path) -> bool:
     except FileNotFoundError:
         return False
     try:
-        return not _locked(held, tries=1)
+        return not take_lock(held, tries=1)
     finally:
         os.close(held)
-
-
-def _locked(descriptor: int, tries: int) -> bool:
-    for _ in range(tries):
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            time.sleep(_LOCK_PAUSE_S)
-        else:
-            return True
-    return False
 
 
 def _remove(path: Path) -> None:

@@ -234,6 +234,13 @@ async def test_state_directory_is_used_by_one_agent(tmp_path: Path) -> None:
         pass
 
 
+async def test_state_directory_that_is_a_link_to_itself_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "state").symlink_to("state")
+    with pytest.raises(ConfigError, match="is a link that leads to no folder; name a directory"):
+        async with EdgeAgent(edge_settings(tmp_path / "state")):
+            pass
+
+
 async def test_file_inference_by_a_model_of_the_gateway_alone(
     tmp_path: Path, sure_and_unsure: tuple[bytes, bytes]
 ) -> None:

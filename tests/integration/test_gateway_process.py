@@ -108,6 +108,22 @@ def test_an_imported_authority_needs_no_store_yet_and_a_used_one_does(config: Pa
     assert store.stat().st_size == 0
 
 
+def test_second_gateway_on_one_sqlite_store_is_refused(config: Path) -> None:
+    other = config.with_name("other.toml")
+    (config.parent / "link.db").symlink_to("gateway.db")
+    other.write_text(config.read_text() + '[store]\nurl = "sqlite:///link.db"\n')
+    with gateway(config) as process:
+        for same in (config, other):
+            refused = run("run", "--config", same)
+            assert (refused.returncode, refused.stdout) == (2, "")
+            assert "is in use by another gateway; stop it, or share a store on PostgreSQL" in refused.stderr
+        assert run_here("check", "--config", config).returncode == 0
+        assert run_here("backup", config.with_name("saved.zip"), "--config", config).returncode == 0
+        process.kill()
+    with gateway(config) as process:
+        assert process.stop() == 0
+
+
 def test_keys_are_created_listed_and_revoked_while_the_gateway_runs(config: Path) -> None:
     with gateway(config) as process:
         url = process.url

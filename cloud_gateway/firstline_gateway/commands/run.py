@@ -38,6 +38,7 @@ def _serve(arguments: argparse.Namespace) -> int:
         from firstline_gateway.api import sockets
         from firstline_gateway.app import open_gateway
         from firstline_gateway.commands.serve import run_gateway
+        from firstline_gateway.store.database import used_by_one_gateway
     finally:
         gc.freeze()
         gc.enable()
@@ -50,7 +51,7 @@ def _serve(arguments: argparse.Namespace) -> int:
     url = sockets.url_of(bound, tls=settings.tls.enabled)
     event = {"event": "ready", "url": url}
     sockets.raise_descriptor_limit()
-    with naming_sources(arguments, flags):
+    with naming_sources(arguments, flags), used_by_one_gateway(settings.store):
         ended = uvloop.run(
             run_gateway(
                 open_gateway(settings),

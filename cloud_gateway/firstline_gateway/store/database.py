@@ -21,7 +21,7 @@ from sqlalchemy.exc import ArgumentError, DataError, DBAPIError, MultipleResults
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 from firstline_core.errors import ConfigError, FirstlineError, RequestError, StoreUnavailableError
-from firstline_core.storage.files import sync_folder, system_reason
+from firstline_core.storage.files import naming, sync_folder, system_reason, take_lock
 from firstline_core.storage.seals import DECODING_ERRORS
 from firstline_core.storage.secrets import read_secret
 from firstline_core.telemetry.logs import logger
@@ -148,6 +148,32 @@ def sqlite_file(found: settings.Store) -> Path | None:
     """Returns the store's file; None if the store is a server."""
     url = make_url(found.url)
     return Path(url.database or "") if url.get_backend_name() == "sqlite" else None
+
+
+@contextmanager
+def used_by_one_gateway(found: settings.Store) -> Iterator[None]:
+    """Refuses a second gateway on an SQLite file, which would run the jobs of the first; commands take no lock.
+
+    Raises:
+        ConfigError: another gateway uses the file, or the file of the lock cannot be opened.
+    """
+    if (file := sqlite_file(found)) is None:
+        yield
+        return
+    path = file.resolve()  # as SQLite names its log: two links to one file are one store
+    path = path.with_name(path.name + "-lock")
+    _make_folders(file)
+    with naming(f"store.url: {path}", "written"):
+        lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        _give_to_owner_of(path.parent, lock)
+        if not take_lock(lock):
+            raise ConfigError(
+                f"store.url: {file} is in use by another gateway; stop it, or share a store on PostgreSQL between both."
+            )
+        yield
+    finally:
+        os.close(lock)
 
 
 def open_database(found: settings.Store, tables: Tables, *, must_exist: bool = False) -> Database:
@@ -290,11 +316,8 @@ def _engine(found: settings.Store) -> Engine:
 
 def _sqlite(url: URL) -> Engine:
     path = Path(url.database or "")
+    _make_folders(path)
     try:
-        missing = [folder for folder in path.absolute().parents if not folder.exists()]
-        path.parent.mkdir(parents=True, exist_ok=True)
-        for folder in missing:  # SQLite syncs the names in the file's own folder, and none above it
-            sync_folder(folder.parent)
         if not path.exists():
             _begin(path)
         with path.open("r+b") as file:
@@ -314,6 +337,24 @@ def _sqlite(url: URL) -> Engine:
     return engine
 
 
+def _make_folders(path: Path) -> None:
+    """Makes the folders of an SQLite file, with their names on the disk: SQLite syncs those in its own folder alone."""
+    try:
+        missing = [folder for folder in path.absolute().parents if not folder.exists()]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        for folder in missing:
+            sync_folder(folder.parent)
+    except OSError as error:
+        raise ConfigError(f"store.url: {path} cannot be opened: {system_reason(error)}.") from error
+
+
+def _give_to_owner_of(folder: Path, descriptor: int) -> None:
+    """Lets an administrator's command take no file away from the gateway's user."""
+    if os.geteuid() == 0:
+        owner = folder.stat()
+        os.fchown(descriptor, owner.st_uid, owner.st_gid)
+
+
 def _begin(path: Path) -> None:
     """Makes an SQLite file under another name, then renames it: so a shorter file in its place was cut off.
 
@@ -321,9 +362,7 @@ def _begin(path: Path) -> None:
     """
     descriptor, begun = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # of mode 0600
     try:
-        if os.geteuid() == 0:  # an administrator's command must not take the file away from the gateway's user
-            owner = path.parent.stat()
-            os.fchown(descriptor, owner.st_uid, owner.st_gid)
+        _give_to_owner_of(path.parent, descriptor)
         os.close(descriptor)
         with closing(sqlite3.connect(begun)) as connection:
             connection.execute("PRAGMA journal_mode = WAL")  # writes the first page

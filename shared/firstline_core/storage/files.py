@@ -23,6 +23,7 @@ _BEGUN_BYTES = 4  # random part of its name: another writer of the same file use
 _FORGOTTEN_S = 3600.0
 """Age after which an unfinished file belongs to a writer that was killed."""
 _DIGEST_BYTES = 16
+_LOCK_PAUSE_S = 0.01
 _CHUNK_BYTES = 1 << 20
 # Some file systems have no durable names; nothing more can be done there.
 _NO_SUCH_SYNC = (errno.EINVAL, errno.ENOTSUP)
@@ -86,6 +87,20 @@ def locked_folder(path: Path) -> Iterator[None]:
         yield
     finally:
         os.close(folder)
+
+
+def take_lock(descriptor: int, tries: int = 20) -> bool:
+    """Locks an open file until it is closed; returns False if another process holds the lock at each try."""
+    import fcntl  # as above
+
+    for _ in range(tries):
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            time.sleep(_LOCK_PAUSE_S)
+        else:
+            return True
+    return False
 
 
 def sync_folder(path: Path) -> None:
