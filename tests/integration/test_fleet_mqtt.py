@@ -89,6 +89,21 @@ async def test_desired_state_is_retained_for_an_offline_device(mosquitto: Broker
         assert message.retain and msgspec.json.decode(message.payload, type=Desired).models == (WANTED,)
 
 
+async def test_document_over_the_brokers_limit_delays_no_other_device(
+    start_mosquitto: Callable[..., Broker], tmp_path: Path
+) -> None:
+    large = tuple(DesiredModel(f"model-{number}", 1, "0" * 64) for number in range(20))
+    broker = start_mosquitto(settings=["max_packet_size 2000"])
+    async with fleet_gateway(broker, tmp_path) as gateway:
+        await desire(gateway, ["cam-a"], lambda _, before: replace(before, models=large))
+        await desire(gateway, ["cam-b"], lambda _, before: replace(before, models=(WANTED,)))
+
+        async def published() -> bool:
+            return not await gateway.fleet.unpublished(10)
+
+        await until(published)
+
+
 async def test_late_will_does_not_mark_a_device_offline(mosquitto: Broker, tmp_path: Path) -> None:
     async with fleet_gateway(mosquitto, tmp_path) as gateway, device_at(mosquitto, "cam4") as cam:
         await say(cam, cam.topics.state, state("online", "before"), retain=True)

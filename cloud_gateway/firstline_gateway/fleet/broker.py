@@ -14,7 +14,7 @@ from functools import partial
 import msgspec
 
 from firstline_core.clock import Clock
-from firstline_core.errors import CapacityError, ConfigError, FirstlineError, UnauthorizedError
+from firstline_core.errors import CapacityError, ConfigError, FirstlineError, PayloadTooLargeError, UnauthorizedError
 from firstline_core.fleet.telemetry import Telemetry
 from firstline_core.fleet.twin import LIMIT_BYTES, Reported, read_document
 from firstline_core.protocol.mqtt import MqttClient
@@ -130,6 +130,8 @@ class FleetBroker:
                 await self._client.publish(Publication(topic, msgspec.json.encode(desired), retain=True))
             except ConfigError as error:  # a name that no topic can carry
                 log.error("device name not usable over MQTT", device=ascii(device), error=error.message)
+            except PayloadTooLargeError as error:  # the documents of other devices must not wait for this one
+                log.error("desired state not taken by the broker", device=device, error=error.message)
             done[device] = desired.revision
         if done:
             await self.fleet.mark_published(done)
