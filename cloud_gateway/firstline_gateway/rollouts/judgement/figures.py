@@ -27,6 +27,7 @@ _HALF_WEIGHT_HOURS = 24.0
 """Hours in service at which the crashes of a device have the weight 0.5."""
 _HALF_WEIGHT_OBJECTS = 5.0
 """Expected objects at which the fall of a class on a device has the weight 0.5; of a rise, those and one more."""
+_MOST_OBJECTS = 1e15  # a device that reports a period of almost no time would expect infinitely many
 FALL = 1 / 1.2
 RISE = 1 / FALL
 """Shares of a class's past objects to which they may fall and rise on a device."""
@@ -257,7 +258,7 @@ def against_past(before: Period, after: Period) -> Period:
         return after
     falls, rises = {}, {ALL: Weighted(0.0, _rise_weight(0.0))}
     for name in dict.fromkeys((*before.counts.objects, *after.counts.objects)):
-        expected = before.counts.objects.get(name, 0) * after.hours / before.hours
+        expected = min(_MOST_OBJECTS, before.counts.objects.get(name, 0) * after.hours / before.hours)
         change = math.log((after.counts.objects.get(name, 0) + 1) / (expected + 1))
         rises[name] = Weighted(max(0.0, change - math.log(RISE)), _rise_weight(expected))
         if expected > 0:

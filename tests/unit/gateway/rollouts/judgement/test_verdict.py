@@ -163,6 +163,16 @@ def test_a_class_whose_objects_double_or_appear_aborts_without_a_full_model(lost
     assert "on 40 devices with the model and 1" in verdict.sentence
 
 
+def test_a_past_of_almost_no_time_is_judged() -> None:
+    before = Period(ModelCounts("m", 1, rows=5, objects={"person": 5}), 1e-310)
+    after = Period(ModelCounts("m", 1, rows=5, objects={"person": 5}), 8.0)
+    devices = [StageDevice(against_past(before, after), before)] * 40
+    verdict = judge(
+        Rules(), stages=3, look=8, over=True, installed=40, failed=0, treated=devices, control=devices, seed=1
+    )
+    assert verdict.decision is not Decision.ABORT
+
+
 @pytest.mark.parametrize("invented", [0, 100])
 def test_objects_invented_on_quiet_scenes_abort_though_no_other_device_reports_any(invented: int) -> None:
     quiet = Period(ModelCounts("m", 1), 24.0)
