@@ -147,7 +147,7 @@ class IdentityFiles:
             sync_folder(self.folder.parent)
         opened = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
-            with contextlib.suppress(PermissionError):  # root in a container may lack the right
+            with contextlib.suppress(OSError):  # root in a container may lack the right, or know no such user
                 os.fchown(opened, owner.st_uid, owner.st_gid)
             os.fchmod(opened, 0o700)
             yield Path(f"/proc/self/fd/{opened}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import fcntl
 import os
 import random
@@ -243,6 +244,19 @@ def test_files_of_root_belong_to_the_agents_user(agents_state: Path, authority: 
         assert sorted(path.name for path in written) == ["ca.pem", "device.pem", "identity", "identity.json"]
         assert {(path.stat().st_uid, path.stat().st_mode & 0o77) for path in written} == {(65534, 0)}
         assert files.read() == identity
+
+
+@as_root
+def test_root_of_a_container_that_knows_no_such_user_keeps_the_files(
+    agents_state: Path, authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse_others(_file: int, user: int, _group: int) -> None:
+        if user != 0:
+            raise OSError(errno.EINVAL, "Invalid argument")
+
+    monkeypatch.setattr(os, "fchown", refuse_others)
+    files, identity = joined(agents_state, authority)
+    assert (files.read(), files.folder.stat().st_uid) == (identity, 0)
 
 
 @as_root
