@@ -152,9 +152,8 @@ async def test_a_silent_gateway_is_reported_once(tmp_path: Path) -> None:
 async def test_a_silent_ipv6_address_hides_no_gateway(tmp_path: Path) -> None:
     async with serving_gateway(tmp_path, auth__mode="off") as (_, url):
         port = httpx.URL(url).port or 0
-        settings = edge_settings(
-            tmp_path / "state", links=[{"kind": "http", "url": f"http://{NAME}:{port}"}], audit__per_hour=0.0
-        )
+        link = {"kind": "http", "url": f"http://{NAME}:{port}", "plain_http": True}
+        settings = edge_settings(tmp_path / "state", links=[link], audit__per_hour=0.0)
         with silent_ipv6(port):
             found, _ = await link_findings(settings)
             assert [finding.severity for finding in found] == [Severity.OK] * 3
