@@ -10,7 +10,7 @@ import os
 import sqlite3
 import tempfile
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -160,13 +160,15 @@ def used_by_one_gateway(found: settings.Store) -> Iterator[None]:
     if (file := sqlite_file(found)) is None:
         yield
         return
-    path = file.resolve()  # as SQLite names its log: two links to one file are one store
-    path = path.with_name(path.name + "-lock")
     _make_folders(file)
-    with naming(f"store.url: {path}", "written"):
+    with naming(f"store.url: {file}-lock", "written"):
+        # As SQLite names its log: two links to one file are one store. A link to no file is replaced by a store.
+        path = file.resolve() if file.exists() else file
+        path = path.with_name(path.name + "-lock")
         lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        _give_to_owner_of(path.parent, lock)
+        with suppress(OSError):  # root in a container may lack the right, or know no such user
+            _give_to_owner_of(path.parent, lock)
         if not take_lock(lock):
             raise ConfigError(
                 f"store.url: {file} is in use by another gateway; stop it, or share a store on PostgreSQL between both."

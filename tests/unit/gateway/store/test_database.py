@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
 import re
@@ -24,7 +25,7 @@ from firstline_core.errors import CapacityError, ConfigError, StoreUnavailableEr
 from firstline_gateway.identity.credentials import KnownCredentials, read_changes
 from firstline_gateway.settings.settings import Store as StoreSettings
 from firstline_gateway.store import service_clock
-from firstline_gateway.store.database import Database, check, connect
+from firstline_gateway.store.database import Database, check, connect, used_by_one_gateway
 from firstline_gateway.store.schema import METADATA
 from firstline_gateway.store.store import Store
 from firstline_gateway.tables import open_database
@@ -223,6 +224,30 @@ def test_a_file_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match="cannot be opened"):
         open_database(StoreSettings(url=f"sqlite:///{tmp_path / 'file' / 'gateway.db'}"))
+
+
+@pytest.mark.parametrize("target", ["store.db", "missing/store.db"], ids=["itself", "no folder"])
+def test_a_link_to_no_file_is_locked_as_the_store_that_replaces_it(tmp_path: Path, target: str) -> None:
+    found = StoreSettings(url=f"sqlite:///{tmp_path}/store.db")
+    (tmp_path / "store.db").symlink_to(target)
+    for _ in range(2):
+        with used_by_one_gateway(found):
+            open_database(found).close()
+            with pytest.raises(ConfigError, match="in use by another gateway"), used_by_one_gateway(found):
+                pass
+    assert not (tmp_path / "store.db").is_symlink()
+
+
+def test_a_store_is_locked_although_its_folders_owner_is_unknown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EINVAL, "Invalid argument")
+
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(os, "fchown", refuse)
+    with used_by_one_gateway(StoreSettings(url=f"sqlite:///{tmp_path}/store.db")):
+        pass
 
 
 def test_a_server_that_is_away_is_named() -> None:
