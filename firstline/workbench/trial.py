@@ -39,17 +39,22 @@ def trial_outputs(file: Path, described: ModelFile, image: Image.Image | None) -
         ModelLoadError, InferenceError, InvalidTensorError: the model does not run.
     """
     found = image_input(described)
-    too_large = InferenceError(
-        f"This machine has too little memory for one row of {described.name}; export it with smaller inputs."
-    )
     with closing(RowByRow(load_runtime(file, described.runtime, RuntimeOptions()), described.without_rows)) as loaded:
         if found is None or found.size is None or image is None:
             try:
                 return loaded.run(_made_up(described))
             except MemoryError as error:
-                raise too_large from error
-        if math.prod(found.size) > DEFAULT_DECODING_LIMITS.pixels:
-            raise too_large
+                raise InferenceError(
+                    f"This machine has too little memory for one row of {described.name}; export it with smaller "
+                    "inputs."
+                ) from error
+        limit = DEFAULT_DECODING_LIMITS.pixels
+        if math.prod(found.size) > limit:
+            width, height = found.size
+            raise InferenceError(
+                f"{described.name} needs images of {width}x{height}; at most {limit:,} pixels are used. Export it with "
+                "smaller inputs."
+            )
         resized = image.convert(found.mode).resize(found.size)
         return loaded.run({described.inputs[0].name: _pixels(described, resized, channels_first=found.channels_first)})
 

@@ -80,15 +80,22 @@ def test_a_detector_is_recognised_and_gives_the_known_object(tmp_path: Path, nam
 
 
 @pytest.mark.parametrize(
-    ("sides", "image"),
-    [(("rows", 3_000_000, 3_000_000), None), (("rows", 3, 10_000, 10_000), Image.new("RGB", (8, 8)))],
+    ("sides", "image", "says"),
+    [
+        (("rows", 3_000_000, 3_000_000), None, "too little memory for one row of model"),
+        (
+            ("rows", 3, 10_000, 7_000),
+            Image.new("RGB", (8, 8)),
+            "needs images of 7000x10000; at most 64,000,000 pixels are used",
+        ),
+    ],
 )
-def test_a_row_that_no_memory_holds_is_refused(
-    tmp_path: Path, sides: tuple[str | int, ...], image: Image.Image | None
+def test_a_row_that_is_too_large_is_refused(
+    tmp_path: Path, sides: tuple[str | int, ...], image: Image.Image | None, says: str
 ) -> None:
     x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, sides) for name in "xy")
     path = write_graph(tmp_path / "model.onnx", [helper.make_node("Identity", ["x"], ["y"])], [x], [y], [])
-    with pytest.raises(InferenceError, match="too little memory for one row of model"):
+    with pytest.raises(InferenceError, match=says):
         trial_outputs(path, read_model_file(path), image)
 
 
