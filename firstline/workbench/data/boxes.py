@@ -161,7 +161,7 @@ def _fault(label: str, place: Sequence[str], labels: int) -> str:
     known = class_numbers(labels)
     if not (label.isascii() and label.isdigit()):
         return f"has the class {label[:60]!a}; write its number, {known}"
-    if int(label[:9]) >= labels:
+    if len(label) > 9 or int(label) >= labels:
         return (
             f"has the class {label[:60]}, but the bundle's labels are {known}; correct the number, or delete the line"
         )

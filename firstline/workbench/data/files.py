@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import lzma
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -19,6 +20,9 @@ FILE_LIMIT_BYTES = 64 * 1024 * 1024
 
 MEMBERS_LIMIT = 1_000_000
 """Number of files of a folder or an archive."""
+
+DAMAGED_ZIP = (ValueError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error, lzma.LZMAError)
+"""What a damaged archive raises."""
 
 Where = Callable[[Sample], str]
 """Names the place of a sample, for messages: "labels.csv:3 names 'a.png'"."""
@@ -90,7 +94,7 @@ def _explained(sample: Sample, where: Where, place: Path) -> Iterator[None]:
         yield
     except (KeyError, FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
         raise ConfigError(f"{where(sample)}, which is not in {place}; put it there, or delete the line.") from error
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error, RuntimeError) as error:
+    except (OSError, *DAMAGED_ZIP) as error:
         raise ConfigError(
             f"{where(sample)}, which cannot be read from {place} ({fault_of(error)}); copy it there again."
         ) from error
@@ -100,7 +104,7 @@ def _explained(sample: Sample, where: Where, place: Path) -> Iterator[None]:
 def _opened(archive: Path) -> Iterator[zipfile.ZipFile]:
     try:
         opened = zipfile.ZipFile(archive)
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, NotImplementedError) as error:
+    except (OSError, *DAMAGED_ZIP) as error:
         raise ConfigError(f"{archive} cannot be read as a zip archive ({fault_of(error)}); make it again.") from error
     with opened:
         yield opened

@@ -6,16 +6,17 @@ import csv
 import io
 import math
 import zipfile
-import zlib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from tokenize import TokenError
 from typing import Any
 
 import msgspec
 import numpy as np
 
+from firstline.workbench.data.files import DAMAGED_ZIP
 from firstline_core.errors import ConfigError
 from firstline_core.storage.files import naming, read_limited, unreadable
 from firstline_core.storage.structs import fault_of
@@ -27,6 +28,11 @@ TABLE_LIMIT_BYTES = 256 * 1024 * 1024
 
 COLUMN_LIMIT_BYTES = 2 * 1024 * 1024 * 1024
 """Largest column of an NPZ or Parquet file, unpacked."""
+
+ROWS_LIMIT = 1 << 26
+"""Number of rows of an NPZ or Parquet file: a row may take no bytes in the file, and takes eight or more here."""
+
+_NPY_HEADER_BYTES = 1 << 16
 
 SUFFIXES = (".csv", ".jsonl", ".ndjson", ".npz", ".parquet")
 
@@ -203,13 +209,14 @@ def read_npz(path: Path, named: Collection[str] = ()) -> Table:
 
 
 _DAMAGED = (
-    ValueError,
-    EOFError,
+    *DAMAGED_ZIP,
     KeyError,
-    zipfile.BadZipFile,
-    zlib.error,
-    RuntimeError,
+    # Of headers of arrays, which NumPy parses as Python's literals.
     SyntaxError,
+    TypeError,
+    OverflowError,
+    MemoryError,
+    TokenError,
 )
 
 
@@ -219,7 +226,8 @@ def _npy_header(archive: zipfile.ZipFile, member: str, path: Path) -> tuple[int,
     Raises:
         ConfigError: the array is too large, or holds Python objects.
     """
-    with archive.open(member) as stream:
+    with archive.open(member) as content:
+        stream = io.BytesIO(content.read(_NPY_HEADER_BYTES))  # a header may declare 4 GiB
         version = np.lib.format.read_magic(stream)
         read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
         shape, _, dtype = read(stream)
@@ -232,7 +240,13 @@ def _npy_header(archive: zipfile.ZipFile, member: str, path: Path) -> tuple[int,
             f"Array '{name}' of {path} declares {needed} bytes; at most {COLUMN_LIMIT_BYTES} are read, and the file "
             f"holds {archive.getinfo(member).file_size}."
         )
+    _check_rows(shape[0] if shape else 0, f"Array '{name}' of {path}")
     return tuple(int(size) for size in shape)
+
+
+def _check_rows(rows: int, what: str) -> None:
+    if rows > ROWS_LIMIT:
+        raise ConfigError(f"{what} has {rows} rows; at most {ROWS_LIMIT} are read.")
 
 
 def _shape(archive: zipfile.ZipFile, member: str, path: Path) -> tuple[int, ...]:
@@ -266,6 +280,7 @@ def read_parquet(path: Path) -> Table:
     try:
         with ParquetFile(path) as opened:
             columns, rows = tuple(opened.schema_arrow.names), opened.metadata.num_rows
+            _check_rows(rows, str(path))
     except damaged as error:
         raise ConfigError(
             f"{path} cannot be read as a Parquet file: it is empty, damaged or not Parquet; write it again."
@@ -277,6 +292,7 @@ def read_parquet(path: Path) -> Table:
             with ParquetFile(path) as opened:
                 for batch in opened.iter_batches(columns=[name]):
                     size_bytes += batch.nbytes
+                    _check_rows(len(values) + len(batch), str(path))
                     if size_bytes > COLUMN_LIMIT_BYTES:
                         raise ConfigError(f"Column '{name}' of {path} has more than {COLUMN_LIMIT_BYTES} bytes.")
                     values += batch.column(0).to_pylist()

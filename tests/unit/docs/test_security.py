@@ -88,7 +88,7 @@ LIMITS = {
     "workbench: images": (f"{files.FILE_LIMIT_BYTES // MIB} MiB",),
     "workbench: tables": (
         f"{tables.TABLE_LIMIT_BYTES // MIB} MiB of text",
-        f"{tables.COLUMN_LIMIT_BYTES // (1024 * MIB)} GiB a column",
+        f"{tables.COLUMN_LIMIT_BYTES // (1024 * MIB)} GiB a column and {tables.ROWS_LIMIT:,} rows",
     ),
     "workbench: labelled boxes": (f"{boxes.COCO_LIMIT_BYTES // MIB} MiB",),
 }

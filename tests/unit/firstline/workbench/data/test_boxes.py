@@ -101,6 +101,7 @@ def test_yolo_text_is_the_truth_of_a_detector(tmp_path: Path) -> None:
     ("line", "fault"),
     [
         ("1 0.5 0.5 0.5", "has 3 numbers after the class; write 4"),
+        ("0000000009 0.5 0.5 0.5 0.4", "has the class 0000000009, but the bundle's labels are 0 or 1"),
         ("1 nan 0.5 0.5 0.4", "has 'nan', which is not a fraction"),
         ("0 0.5 0.5 -0.5 0.4", "has '-0.5', which is not a fraction"),
     ],

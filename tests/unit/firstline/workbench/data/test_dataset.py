@@ -136,6 +136,17 @@ def test_damaged_member_is_named(tmp_path: Path) -> None:
         list(open_dataset(folder).contents())
 
 
+def test_damaged_lzma_is_named(tmp_path: Path) -> None:
+    folder = _folder(tmp_path, "file,label\na.png,0\n", {})
+    with zipfile.ZipFile(folder / "images.zip", "w", zipfile.ZIP_LZMA) as archive:
+        archive.writestr("a.png", bytes(1000))
+    content = bytearray((folder / "images.zip").read_bytes())
+    content[39:44] = b"\xff" * 5  # the filter's properties, after a local header of 35 bytes and their own of 4
+    (folder / "images.zip").write_bytes(content)
+    with pytest.raises(ConfigError, match=r"'a\.png', which cannot be read"):
+        list(open_dataset(folder).contents())
+
+
 def test_labels_are_compared_with_those_of_the_bundle(tmp_path: Path) -> None:
     found = open_dataset(_folder(tmp_path, "file,label,name\na.png,1,dog\n", {}))
     found.truth(Classification(("cat", "dog")))

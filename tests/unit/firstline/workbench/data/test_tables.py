@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import json
+import tracemalloc
 import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -177,6 +178,11 @@ def _npy(header: str, data: bytes = b"") -> bytes:
         (_npy("{'descr': '|O', 'fortran_order': False, 'shape': (1,)}"), "holds Python objects"),
         (_npy("{'descr': '<f4', 'fortran_order': False, 'shape': ()}", b"1234"), "holds no array of rows"),
         (_npy("{'descr': '<f4', 'shape': (1,)}"), "cannot be read as an NPZ file"),
+        (_npy("{'descr': '<V0', 'fortran_order': False, 'shape': (99999999999,)}"), "at most 67108864 are read"),
+        (_npy("{'descr': '<f4', 'fortran_order': False, 'shape': (99999999999, 0)}"), "at most 67108864 are read"),
+        (_npy("{[]: 1}"), "cannot be read as an NPZ file"),
+        (_npy("'''"), "cannot be read as an NPZ file"),
+        (_npy("{'descr': '<f4', 'fortran_order': False, 'shape': (99999999999999999999, 0)}"), "at most 67108864"),
     ],
 )  # fmt: skip
 def test_npz_is_checked_before_it_is_read(tmp_path: Path, member: bytes, says: str) -> None:
@@ -221,6 +227,24 @@ def test_large_table_is_refused_before_it_is_read(tmp_path: Path, monkeypatch: p
     for path in (_npz(tmp_path), _parquet(tmp_path)):
         with pytest.raises(ConfigError, match=r"at most 10 are read|more than 10 bytes"):
             list(open_dataset(path).rows((CARAT,)))
+
+
+def test_an_npz_header_is_not_read_further_than_its_limit(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "rows.npz", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("carat.npy", b"\x93NUMPY\x02\x00\xff\xff\xff\xff" + bytes(50_000_000))
+    tracemalloc.start()
+    try:
+        with pytest.raises(ConfigError, match="cannot be read as an NPZ file"):
+            open_dataset(tmp_path / "rows.npz")
+        assert tracemalloc.get_traced_memory()[1] < 10_000_000
+    finally:
+        tracemalloc.stop()
+
+
+def test_rows_that_take_no_bytes_in_a_parquet_file_are_limited(tmp_path: Path) -> None:
+    pyarrow.parquet.write_table(pyarrow.table({"carat": pyarrow.nulls(67_108_865)}), tmp_path / "rows.parquet")
+    with pytest.raises(ConfigError, match="has 67108865 rows; at most 67108864 are read"):
+        open_dataset(tmp_path / "rows.parquet")
 
 
 def test_damaged_parquet_is_named(tmp_path: Path) -> None:
