@@ -8,7 +8,7 @@ model's own inputs; the bundle's processing is done here.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from threading import Lock
 from typing import Any
 from urllib.parse import quote
@@ -236,7 +236,14 @@ class V2Model(RemoteModel):
 
     def _outputs(self, response: InferResponse, rows: Arrays) -> Arrays:
         loaded = self._known()
-        return loaded.finish({name: _output_of(response, name) for name in loaded.output_names}, rows)
+        outputs = {name: _output_of(response, name) for name in loaded.output_names}
+        try:
+            return loaded.finish(outputs, rows)
+        except (ValueError, TypeError, IndexError) as error:  # NumPy's, for another shape or datatype than declared
+            raise ProtocolError(
+                f"Its outputs for '{self._served.key.name}' have another shape or datatype than its metadata says: "
+                f"{str(error)[:_ERROR_CHARS]}."
+            ) from error
 
     def _known(self) -> LoadedModel:
         assert self.loaded is not None  # noqa: S101 (no server gets a batch before one is known to have the model)
@@ -295,10 +302,10 @@ def _specs(metadata: bytes, key: str) -> tuple[TensorSpec, ...]:
     """
     try:
         return tuple(
-            TensorSpec(str(entry["name"]), _datatype(entry["datatype"]), tuple(map(int, entry["shape"])))
+            TensorSpec(str(entry["name"]), _datatype(entry["datatype"]), _shape(entry["shape"]))
             for entry in _json_of(metadata)[key]
         )
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise ModelLoadError(
             f"Its metadata has no '{key}' as V2 describes them: {str(error)[:_ERROR_CHARS]}."
         ) from error
@@ -308,6 +315,13 @@ def _datatype(found: object) -> str:
     if found not in DATATYPES:
         raise ValueError(f"datatype {shown(found)}")
     return str(found)
+
+
+def _shape(found: Iterable[Any]) -> tuple[int, ...]:
+    shape = tuple(map(int, found))
+    if not shape:
+        raise ValueError("a tensor without an axis of rows")
+    return shape
 
 
 def _sha256_in(config: bytes) -> str:

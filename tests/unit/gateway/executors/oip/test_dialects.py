@@ -156,6 +156,14 @@ def test_numbers_that_are_no_probabilities_are_an_error(served: ServedModel) -> 
         model.read(reply(np.zeros((1, 10), np.float32)), "r", {"pixels": np.zeros((2, 1), np.float32)})
 
 
+@pytest.mark.parametrize(
+    "logits", [np.zeros((0, 10), np.float32), np.array([[b"a"] * 10], object)], ids=["no rows", "texts"]
+)
+def test_outputs_of_another_form_than_declared_are_an_error(served: ServedModel, logits: Array) -> None:
+    with pytest.raises(ProtocolError, match="another shape or datatype than its metadata says"):
+        made(served).read(reply(logits), "r", ROW)
+
+
 def named(part: str, **changes: Any) -> dict[str, Any]:
     return METADATA | {part: [METADATA[part][0] | changes]}  # type: ignore[index]
 
@@ -166,6 +174,8 @@ def named(part: str, **changes: Any) -> dict[str, Any]:
         (questions(ready=400), "is not ready"),
         (questions({"error": "x"}), "no 'inputs' as V2 describes them"),
         (questions(named("inputs", datatype="FP8")), "FP8"),
+        (questions(named("inputs", shape=[])), "a tensor without an axis of rows"),
+        (questions(named("outputs", shape=[])), "a tensor without an axis of rows"),
         (questions(config={"parameters": {"sha256": {"string_value": "f" * 64}}}), "built from the file 'ffff"),
         (questions() | {INFER: HttpReply(404, {}, b'{"error": "unknown model"}')}, "unknown model"),
     ],
