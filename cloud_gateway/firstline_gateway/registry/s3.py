@@ -77,7 +77,11 @@ class S3Blobs:
             return
         with self._translated():
             found = await obstore.get_async(self._store, f"{_BLOBS}/{sha256}", options={"range": (start, end)})
+            left = end - start
             async for part in found.stream(min_chunk_size=PART_BYTES):
+                left -= len(part)
+                if left < 0:
+                    raise OSError("it sends more than was requested")
                 yield bytes(part)
 
     async def all(self) -> list[Blob]:

@@ -305,6 +305,24 @@ async def test_a_store_that_is_away_is_said(tmp_path: Path, monkeypatch: pytest.
     assert "\n" not in caught.value.message
 
 
+async def test_a_store_that_sends_more_than_requested_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        dated = b'Last-Modified: Wed, 01 Jan 2025 00:00:00 GMT\r\nETag: "a"\r\nConnection: close\r\n'
+        sized = b"Content-Range: bytes 0-9/10\r\nContent-Length: 1000\r\n"
+        writer.write(b"HTTP/1.1 206 Partial Content\r\n" + dated + sized + b"\r\n" + bytes(1000))
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        blobs = S3Blobs(BUCKET, endpoint=f"http://127.0.0.1:{port}", region="us-east-1")
+        with pytest.raises(StoreUnavailableError, match="sends more than was requested"):
+            [part async for part in blobs.read("0" * 64, 0, 10)]
+
+
 async def test_incomplete_uploads_are_deleted(tmp_path: Path) -> None:
     folder = LocalBlobs(tmp_path / "blobs")
     old, new = (tmp_path / "blobs" / "incoming" / name for name in ("old", "new"))
