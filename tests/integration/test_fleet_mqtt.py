@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+import sqlalchemy as sa
 from msgspec.structs import replace
 from support.broker import Broker
 from support.desired import desire
@@ -22,6 +23,7 @@ from firstline_core.fleet.telemetry import ModelCounts, Telemetry
 from firstline_core.fleet.twin import Desired, DesiredModel, Reported, RunningModel
 from firstline_core.protocol.mqtt_messages import Message, Publication
 from firstline_gateway.app import Gateway
+from firstline_gateway.fleet.devices import DEVICES
 
 pytestmark = pytest.mark.mosquitto
 
@@ -122,5 +124,8 @@ async def test_unreadable_messages_are_dropped(mosquitto: Broker, tmp_path: Path
             await cam.client.publish(Publication(cam.topics.reported, payload))
             await cam.client.publish(Publication(cam.topics.telemetry, payload))
             await cam.client.publish(Publication(cam.topics.state, payload))
+        await say(cam, cam.topics.state, state("online", "s" * 65))
         await say(cam, cam.topics.reported, Reported("s", 1))
         assert (await device_with(gateway, "cam5", lambda device: device.reported is not None)).online
+        with gateway.store.database.reading() as connection:
+            assert connection.execute(sa.select(DEVICES.c.earlier_sessions)).scalar_one() == []

@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Annotated
 
 import msgspec
 
@@ -36,7 +37,7 @@ class StateMessage(msgspec.Struct):
     """A device's `state` topic: "online", or "offline" as its last will says."""
 
     state: str
-    session_id: str
+    session_id: Annotated[str, msgspec.Meta(max_length=64)]
 
 
 @dataclass(eq=False)
